@@ -1,0 +1,71 @@
+# Everything a fresh clone is asked to do. Each target first installs what it
+# lacks (scripts/setup.sh) and says so.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Versions of Slurm that `make matrix` runs on; "installed" is the one at hand.
+MATRIX ?= installed 24.11 26.05
+# Further arguments for pytest, as in `make test ARGS='-k spool'`.
+ARGS ?=
+
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check matrix matrix-search bench soak docs setup setup-python
+.PHONY: setup-slurm setup-servers clean
+
+help: ## Show this list
+	@echo "make TARGET, where TARGET is"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: setup-slurm ## Watch Steward keep the scripts of a real Slurm cluster (KEEP=1 leaves it up)
+	@$(BIN)/steward demo $(if $(KEEP),--keep)
+
+test: setup-slurm ## Run the tests, with the Slurm at hand; under ten minutes
+	$(BIN)/pytest tests/unit tests/integration -m "not long and not servers and not database" $(ARGS)
+
+test-all: setup-slurm setup-servers ## Run every test there is, on every version of Slurm
+	$(BIN)/pytest tests/unit tests/integration $(ARGS)
+	@$(MAKE) --no-print-directory matrix MATRIX="$(filter-out installed,$(MATRIX))"
+
+check: setup-python ## Lint, format and types, changing nothing
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+matrix: setup-slurm ## Run the tests that talk to Slurm on each version of it
+	@scripts/setup.sh debootstrap
+	@ARGS='$(ARGS)' scripts/matrix.sh $(MATRIX)
+
+matrix-search: setup-slurm setup-servers ## Run the tests of search servers on their older majors
+	STEWARD_ELASTICSEARCH=8 STEWARD_OPENSEARCH=2 $(BIN)/pytest tests/integration -m search $(ARGS)
+
+bench: setup-slurm ## Measure against `cp -a`, on tmpfs or in BENCH_DIR
+	$(BIN)/python bench/run.py $(ARGS)
+	$(BIN)/python bench/queue_cost.py
+	$(BIN)/python bench/search_bench.py
+	$(BIN)/python bench/sacct_bench.py
+	$(BIN)/python bench/shim_bench.py
+	PYTHONPATH=tests:tests/integration $(BIN)/python bench/sinks_bench.py
+	PYTHONPATH=tests:tests/integration $(BIN)/python bench/nodes_bench.py
+
+soak: setup-slurm ## Run the long storm
+	$(BIN)/python bench/soak.py $(ARGS)
+
+docs: setup-slurm ## Write the output blocks of README and docs anew, from the demo
+	$(BIN)/python scripts/write_docs.py
+
+setup: setup-slurm ## Install what the other targets need, and nothing else
+
+setup-python:
+	@scripts/setup.sh python
+
+setup-slurm: setup-python
+	@scripts/setup.sh slurm
+
+setup-servers: setup-python
+	@scripts/setup.sh servers
+
+clean: ## Remove what was made here: .venv and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

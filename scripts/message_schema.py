@@ -1,0 +1,17 @@
+"""Writes the JSON Schema of a Kafka message, as the code has it, for docs/kafka.md."""
+
+import json
+from pathlib import Path
+
+from steward.messages import json_schema
+
+PATH = Path(__file__).parent.parent / "docs" / "steward.job-1.schema.json"
+
+
+def text() -> str:
+    """The schema as it is written."""
+    return json.dumps(json_schema(), indent=2, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(text(), encoding="utf-8")

@@ -1,0 +1,139 @@
+"""The tables of docs/configuration.md, made of what ``steward.config`` says of each key."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from steward.config import (
+    AccessSettings,
+    AccountingSettings,
+    ArchiveSettings,
+    ClusterSettings,
+    ConsumeSettings,
+    FilesSinkSettings,
+    ForwardSettings,
+    JournalSettings,
+    KafkaSettings,
+    KafkaSinkSettings,
+    LimitSettings,
+    MailSettings,
+    NodesSettings,
+    NotesSettings,
+    ReceiveSettings,
+    RedactSettings,
+    SearchSinkSettings,
+    Section,
+    Settings,
+    SinkSettings,
+)
+
+_SECTIONS: tuple[type[Section], ...] = (
+    Settings,
+    ClusterSettings,
+    ArchiveSettings,
+    SinkSettings,
+    FilesSinkSettings,
+    LimitSettings,
+    SearchSinkSettings,
+    KafkaSinkSettings,
+    KafkaSettings,
+    ConsumeSettings,
+    RedactSettings,
+    AccessSettings,
+    JournalSettings,
+    ReceiveSettings,
+    ForwardSettings,
+    NodesSettings,
+    AccountingSettings,
+    NotesSettings,
+    MailSettings,
+)
+_KEY = re.compile(r"^    (\w+): (.*)$")
+_TABLE = re.compile(r"^(\[[\w.]+\](?:, \[[\w.]+\])*)( with [^:]*)?: (.*)$")
+_TITLE = "## The top of the file"
+
+
+def reference() -> str:
+    """Every table of the configuration file, with its keys, defaults and meanings."""
+    return "\n".join(line for section in _SECTIONS for line in _table(section))
+
+
+def _table(section: type[Section]) -> Iterator[str]:
+    text = inspect.cleandoc(section.__doc__ or "")
+    about, _, attributes = text.partition("Attributes:\n")
+    first, _, more = about.strip().partition("\n")
+    named = _TABLE.match(first)
+    yield f"## `{named[1]}`{named[2] or ''}" if named else _TITLE
+    yield ""
+    if named:
+        yield _sentence(_markdown([named[3]]))
+        if more.strip():
+            yield ""
+            yield more.strip()
+        yield ""
+    meanings = dict(_meanings(attributes))
+    base = section.__mro__[1]
+    own = base is Section or section is Settings
+    inherited = set() if own else {field.name for field in msgspec.structs.fields(base)}
+    yield "| key | default | meaning |"
+    yield "|---|---|---|"
+    for field in msgspec.structs.fields(section):
+        if field.name in inherited:
+            continue
+        if _is_table(field) or _is_table_factory(field):
+            continue
+        yield f"| `{field.name}` | {_default(_default_of(field))} | {meanings[field.name]} |"
+    yield ""
+
+
+def _meanings(attributes: str) -> Iterator[tuple[str, str]]:
+    name, words = "", [""]
+    for line in attributes.splitlines():
+        match = _KEY.match(line)
+        if match:
+            if name:
+                yield name, _markdown(words)
+            name, words = match[1], [match[2]]
+        else:
+            words.append(line.strip())
+    yield name, _markdown(words)
+
+
+def _markdown(words: list[str]) -> str:
+    return " ".join(words).strip().replace("``", "`").replace("|", "\\|")
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _is_table(field: Any) -> bool:
+    return isinstance(field.default, Section | dict)
+
+
+def _is_table_factory(field: Any) -> bool:
+    factory = field.default_factory
+    return (
+        factory is not msgspec.NODEFAULT
+        and isinstance(factory(), dict)
+        and field.type != dict[str, str]
+    )
+
+
+def _default_of(field: Any) -> Any:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return field.default
+
+
+def _default(value: Any) -> str:
+    if value is None:
+        return "built in"
+    if value in ("", (), {}):
+        return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{msgspec.json.encode(value).decode()}`"

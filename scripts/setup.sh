@@ -1,0 +1,186 @@
+#!/bin/sh
+# Brings what Steward needs onto this machine: `setup.sh python slurm servers debootstrap`, any of them.
+#
+# What is there already is left alone, silently. Packages are installed only as
+# root and only on Debian or Ubuntu, never on a machine that has a Slurm of its
+# own; everywhere else one line says what to install.
+set -eu
+
+cd "$(dirname "$0")/.."
+venv=.venv
+python=${PYTHON:-python3}
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/opt/slurm/sbin:/opt/slurm/bin
+export PATH
+
+work=$(mktemp -d)
+guard=
+clean_up() {
+    rm -rf "$work"
+    [ -z "$guard" ] || rm -f "$guard"
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+say() { printf '%s\n' "==> $*"; }
+give_up() {
+    printf '%s\n' "setup: $*" >&2
+    exit 1
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# follow PATTERN COMMAND...: runs a command, shows one line for each of its lines that begins
+# with PATTERN, and all of its last lines where it fails.
+follow() {
+    pattern=$1
+    shift
+    {
+        code=0
+        "$@" </dev/null 2>&1 || code=$?
+        echo "$code" >"$work/code"
+    } | tee "$work/log" | sed -n "s/^$pattern \([^ ;<>=!~(]*\).*/    \1/p"
+    if [ "$(cat "$work/code")" != 0 ]; then
+        tail -n 20 "$work/log" >&2
+        return 1
+    fi
+}
+
+# apt WHY PACKAGE...: installs packages, their services kept from starting.
+apt() {
+    why=$1
+    shift
+    if [ "$(id -u)" != 0 ]; then
+        give_up "$why: as root, apt-get install $*"
+    fi
+    if [ ! -e /usr/sbin/policy-rc.d ]; then
+        guard=/usr/sbin/policy-rc.d
+        printf '#!/bin/sh\nexit 101\n' >"$guard"
+        chmod 755 "$guard"
+    fi
+    say "installing $* with apt-get; services are kept from starting"
+    DEBIAN_FRONTEND=noninteractive
+    export DEBIAN_FRONTEND
+    follow 'Nothing' apt-get -q update || give_up "apt-get update failed"
+    follow 'Setting up' apt-get -q -y install --no-install-recommends "$@" ||
+        give_up "apt-get could not install $*"
+    if [ -n "$guard" ]; then
+        rm -f "$guard"
+        guard=
+    fi
+}
+
+# Whether this machine is part of a cluster, or keeps one.
+has_own_slurm() {
+    [ ! -e /etc/slurm/slurm.conf ] || return 0
+    for comm in /proc/[0-9]*/comm; do
+        case $(cat "$comm" 2>/dev/null || :) in
+        slurmctld | slurmd | slurmdbd) return 0 ;;
+        esac
+    done
+    return 1
+}
+
+need_slurm() {
+    missing=
+    for pair in slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge; do
+        have "${pair%%:*}" || missing="$missing ${pair#*:}"
+    done
+    # What accounting is tested with: a database, and what the native parts are built with.
+    if [ "$(id -u)" = 0 ] && have apt-get; then
+        for pair in slurmdbd:slurmdbd mariadbd:mariadb-server cc:gcc lua5.1:lua5.1; do
+            have "${pair%%:*}" || missing="$missing ${pair#*:}"
+        done
+        [ -e /usr/include/slurm/spank.h ] || missing="$missing libslurm-dev"
+        [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
+    fi
+    [ -n "$missing" ] || return 0
+    if has_own_slurm; then
+        give_up "this machine has a Slurm of its own, so nothing is installed on it, but it lacks$missing: run this on another machine"
+    fi
+    if ! have apt-get; then
+        give_up "no complete Slurm in PATH: install slurmctld, slurmd, the client commands and munge (EL: dnf install slurm-slurmctld slurm-slurmd slurm munge, from EPEL)"
+    fi
+    # shellcheck disable=SC2086 # one word a package
+    apt "Slurm is needed" $missing
+}
+
+# Kafka, Elasticsearch and OpenSearch for the tests; the Python packages have to be there.
+need_servers() {
+    missing=
+    for pair in mvn:maven java:openjdk-17-jre-headless openssl:openssl setpriv:util-linux; do
+        have "${pair%%:*}" || missing="$missing ${pair#*:}"
+    done
+    "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libzstd.so.1")' 2>/dev/null ||
+        missing="$missing libzstd1"
+    if [ -n "$missing" ]; then
+        have apt-get ||
+            give_up "the servers that tests run against need Maven, Java 17 or later, openssl, setpriv and libzstd: install them"
+        # shellcheck disable=SC2086 # one word a package
+        apt "the servers that tests run against need more" $missing
+    fi
+    PYTHONPATH=tests "$venv/bin/python" -m servers.jars
+}
+
+need_debootstrap() {
+    if have debootstrap || [ "$(id -u)" != 0 ]; then
+        return 0 # without root there are no root directories, and the sandbox says so
+    fi
+    have apt-get || give_up "other versions of Slurm need debootstrap: install it"
+    apt "other versions of Slurm need debootstrap" debootstrap
+}
+
+need_python() {
+    have "$python" || give_up "$python is not there: install Python 3.11 or later, or set PYTHON"
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        give_up "$python is $("$python" -V 2>&1): Python 3.11 or later is needed; set PYTHON to one"
+    identity=$("$python" -c 'import os, sys; print(sys.version, sys.base_prefix, os.getcwd())' |
+        tr '\n' ' ')
+    packages=$("$python" -c '
+import hashlib, sys
+digest = hashlib.sha256()
+for name in sys.argv[1:]:
+    with open(name, "rb") as file:
+        digest.update(file.read())
+print(digest.hexdigest())' requirements.lock pyproject.toml)
+    made=$venv/steward-python
+    filled=$venv/steward-packages
+    if ! "$venv/bin/python" -c "import pip" 2>/dev/null ||
+        [ "$(cat "$made" 2>/dev/null)" != "$identity" ]; then
+        make_venv
+        printf '%s' "$identity" >"$made"
+    fi
+    if [ "$(cat "$filled" 2>/dev/null)" != "$packages" ]; then
+        fill_venv
+        echo "$packages" >"$filled"
+    fi
+}
+
+make_venv() {
+    if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        have apt-get || give_up "$python cannot make virtual environments: install its venv module"
+        apt "Python's venv module is needed" python3-venv
+    fi
+    say "making $venv with $("$python" -V)"
+    "$python" -m venv --clear "$venv" || give_up "$python could not make $venv"
+}
+
+fill_venv() {
+    say "installing the packages of requirements.lock into $venv"
+    pip="$venv/bin/python -m pip --disable-pip-version-check --no-input"
+    # shellcheck disable=SC2086 # several words
+    follow Collecting $pip install --require-hashes -r requirements.lock ||
+        give_up "pip could not install the packages of requirements.lock"
+    # shellcheck disable=SC2086 # several words
+    follow Nothing $pip install --no-deps --no-build-isolation -e . ||
+        give_up "pip could not install Steward itself"
+}
+
+for need in "$@"; do
+    case $need in
+    python) need_python ;;
+    slurm) need_slurm ;;
+    servers) need_servers ;;
+    debootstrap) need_debootstrap ;;
+    *) give_up "usage: scripts/setup.sh [python] [slurm] [servers] [debootstrap]" ;;
+    esac
+done

@@ -1,0 +1,114 @@
+"""Writes the output blocks of README and docs: each is what its commands print, in the demo.
+
+A block that is generated has a comment before it, which says who types it::
+
+    <!-- run as ada -->
+    ```console
+    $ steward archive list
+    ...
+    ```
+
+``ada`` and ``bela`` are the demo's users, ``operator`` is whom the daemon runs
+as, ``root`` has no configuration. ``exit 1`` behind the name is the exit code
+that the last command has to have. Lines that begin with ``$`` are the
+commands, all else is replaced by what they print. ``make docs`` does it; a
+test compares what is written with what comes out, up to numbers. The tables
+of settings are made of what the code says of them.
+"""
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from settings_reference import reference
+from steward.demo import Site
+
+ROOT = Path(__file__).parent.parent
+DIRECTORY = "/tmp/steward-demo"  # noqa: S108 - a sandbox is made there with its own checks
+"""Where the demo is in the text."""
+
+_BLOCK = re.compile(
+    r"(<!-- run as (?P<who>\w+)(?:, exit (?P<code>\d+))? -->\n```console\n)(?P<text>.*?)(?=^```$)",
+    re.MULTILINE | re.DOTALL,
+)
+
+_SETTINGS = re.compile(r"(?<=<!-- settings -->\n)(.*?)(?=<!-- end of settings -->)", re.DOTALL)
+
+Run = Callable[[str, str], tuple[int, str]]
+"""Runs a command as somebody: its exit code and what it printed."""
+
+
+class DocsError(Exception):
+    """A block does not do what it says."""
+
+
+def pages() -> list[Path]:
+    """README and every page of docs."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Who types each generated block of a page, and what it shows."""
+    for match in _BLOCK.finditer(text):
+        yield match["who"], match["text"]
+
+
+def refreshed(text: str, run: Run) -> str:
+    """A page with each generated block written anew.
+
+    Raises:
+        DocsError: A command ends in another way than its block says.
+    """
+
+    def anew(match: "re.Match[str]") -> str:
+        commands = [line[2:] for line in match["text"].splitlines() if line.startswith("$ ")]
+        shown: list[str] = []
+        for number, command in enumerate(commands, start=1):
+            code, printed = run(match["who"], command)
+            wanted = int(match["code"] or 0) if number == len(commands) else 0
+            if code != wanted:
+                raise DocsError(f"{command!r} ended with {code}, not {wanted}: {printed}")
+            shown += [f"$ {command}", *(line.rstrip() for line in printed.splitlines())]
+        return match[1] + "".join(f"{line}\n" for line in shown)
+
+    return _BLOCK.sub(anew, text)
+
+
+def with_settings(text: str) -> str:
+    """A page with its tables of settings written anew."""
+    return _SETTINGS.sub(lambda _: f"\n{reference()}\n", text)
+
+
+def running_in(site: Site) -> Run:
+    """Runs commands in a demo whose jobs are over, wherever that is."""
+    here = site.sandbox.directory
+
+    def run(who: str, command: str) -> tuple[int, str]:
+        argv = shlex.split(command.replace(DIRECTORY, here))
+        done = site.run(argv, "" if who == "operator" else who)
+        printed = (done.stdout + done.stderr).decode(errors="backslashreplace")
+        return done.returncode, printed.replace(here, DIRECTORY)
+
+    return run
+
+
+def main() -> int:
+    """Write every page anew."""
+    with Site.up(DIRECTORY) as site:
+        site.serve()
+        site.submit_all()
+        site.wait_for_jobs()
+        run = running_in(site)
+        for page in pages():
+            old = page.read_text(encoding="utf-8")
+            new = with_settings(refreshed(old, run))
+            if new != old:
+                page.write_text(new, encoding="utf-8")
+                print(f"{page.relative_to(ROOT)} is written anew")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

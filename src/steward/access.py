@@ -1,0 +1,146 @@
+"""Who asks, and what they may see: the one place that decides.
+
+Everything is decided from data that the caller hands in; this module asks
+nobody. Roles are Slurm's AdminLevel and coordinators, job records follow the
+cluster's PrivateData, scripts and environments are their owner's and the
+operators'.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from steward.config import AccessSettings
+
+
+class Asker(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks.
+
+    Attributes:
+        uid: As the kernel, MUNGE or a token says.
+        user: The name that the uid resolves to now; "" if to none.
+        how: ``socket``, ``local`` (the process itself), ``munge`` or ``token``.
+    """
+
+    uid: int
+    user: str = ""
+    how: str = "socket"
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """What one cluster's Slurm says about who stands where.
+
+    Attributes:
+        private_data: The cluster's PrivateData words, in lower case ("jobs", "usage" …).
+        admins: Names of users whose AdminLevel in slurmdbd is Operator or Administrator.
+        coordinators: For each account the names of its coordinators.
+    """
+
+    private_data: frozenset[str] = frozenset()
+    admins: frozenset[str] = frozenset()
+    coordinators: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
+
+
+class Scope(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose jobs or scripts of one cluster somebody may see, as a filter for queries.
+
+    Attributes:
+        everything: All of them; the other attributes then do not matter.
+        uid: Those of this uid …
+        user: … and, for scripts, only those submitted under this name; "" for any name.
+        accounts: Beside these, all that were charged to one of these accounts.
+    """
+
+    everything: bool = False
+    uid: int | None = None
+    user: str = ""
+    accounts: frozenset[str] = frozenset()
+
+
+class Access:
+    """The decisions.
+
+    Args:
+        settings: The configuration's [access].
+        own_uid: The uid that Steward runs as.
+        standing: What a cluster's Slurm says of who stands where; None where it was
+            never asked or never answered, which lets nobody see more than their own.
+    """
+
+    def __init__(
+        self,
+        settings: AccessSettings,
+        own_uid: int,
+        standing: Callable[[str], Standing | None],
+    ) -> None:
+        self._settings = settings
+        self._own_uid = own_uid
+        self._standing = standing
+
+    def is_operator(self, asker: Asker, cluster: str) -> bool:
+        """Whether the asker may see and do everything on ``cluster``."""
+        if asker.uid in (0, self._own_uid):
+            return True
+        if not asker.user:
+            return False
+        standing = self._standing(cluster)
+        return asker.user in self._settings.operators or (
+            standing is not None and asker.user in standing.admins
+        )
+
+    def coordinated(self, asker: Asker, cluster: str) -> frozenset[str]:
+        """The accounts of ``cluster`` that the asker coordinates."""
+        standing = self._standing(cluster)
+        if not asker.user or standing is None:
+            return frozenset()
+        return frozenset(
+            account for account, users in standing.coordinators.items() if asker.user in users
+        )
+
+    def scope(self, asker: Asker, cluster: str) -> Scope:
+        """Whose job records the asker may see: everyone's, unless PrivateData says ``jobs``."""
+        standing = self._standing(cluster)
+        is_public = standing is not None and "jobs" not in standing.private_data
+        if is_public or self.is_operator(asker, cluster):
+            return Scope(everything=True)
+        return Scope(uid=asker.uid, accounts=self.coordinated(asker, cluster))
+
+    def script_scope(self, asker: Asker, cluster: str) -> Scope:
+        """Whose scripts and environments the asker may read."""
+        if self.is_operator(asker, cluster):
+            return Scope(everything=True)
+        by_account = self._settings.coordinators_read_scripts
+        accounts = self.coordinated(asker, cluster) if by_account else frozenset()
+        # A uid that resolves to no name now owns nothing: it may have been somebody else's.
+        uid = asker.uid if asker.user else None
+        return Scope(uid=uid, user=asker.user, accounts=accounts)
+
+    def may_see_job(self, asker: Asker, cluster: str, uid: int | None, account: str) -> bool:
+        """Whether the asker may see the record of a job of this owner and account."""
+        return _covers(self.scope(asker, cluster), uid, "", account)
+
+    def may_read_script(
+        self, asker: Asker, cluster: str, *, uid: int | None, user_at_submit: str, account: str
+    ) -> bool:
+        """Whether the asker may read a job's script and environment.
+
+        Args:
+            asker: Who asks.
+            cluster: The job's cluster.
+            uid: The job's uid; None while Slurm has not confirmed one (operators only).
+            user_at_submit: The name that the uid resolved to at submit, "" if to none. The
+                owner of both is let in, so that who was given a former user's uid, or a
+                former user's name, is not.
+            account: The account the job is charged to.
+        """
+        return _covers(self.script_scope(asker, cluster), uid, user_at_submit, account)
+
+
+def _covers(scope: Scope, uid: int | None, user: str, account: str) -> bool:
+    if scope.everything:
+        return True
+    if uid is None:
+        return False
+    if scope.uid == uid and scope.user in ("", user):
+        return True
+    return bool(account) and account in scope.accounts

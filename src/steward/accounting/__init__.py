@@ -1,0 +1,1 @@
+"""Job accounting: what each job used, kept, shown, and handed to plugins."""

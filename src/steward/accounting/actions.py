@@ -1,0 +1,15 @@
+"""What the books can be asked: accounting's actions, for the registry.
+
+Their context is a :class:`steward.accounting.room.AccountingRoom`.
+"""
+
+from typing import Final
+
+from steward.accounting.gaps import GAPS
+from steward.accounting.log.asking import DUMP, EXPIRE
+from steward.accounting.page.action import JOB
+from steward.accounting.plugins.asking import PLUGINS
+from steward.accounting.sacct.action import SACCT
+from steward.actions import Action
+
+ACTIONS: Final[tuple[Action, ...]] = (SACCT, JOB, GAPS, DUMP, EXPIRE, PLUGINS)

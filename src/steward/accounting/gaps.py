@@ -1,0 +1,327 @@
+"""``steward accounting gaps``: what is missing or doubtful in the books, so that nobody trusts it.
+
+Each finding says what is not known and, where that can be told, why. What only
+has not come yet is none: nodes report once a minute, and a part that was away
+catches up.
+"""
+
+import heapq
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+import msgspec
+
+from steward.access import Asker
+from steward.accounting.errors import AccountingUsage
+from steward.accounting.page.parts import moment
+from steward.accounting.room import AccountingRoom
+from steward.actions import Action, Answer, Request, Shape
+from steward.capture.nodes.heard import Heard
+from steward.errors import Refused, Unavailable
+from steward.jobs import KeptLaunch
+from steward.lines import Line
+from steward.slurm.times import TimeError, parse_time, zone_called
+
+log = logging.getLogger(__name__)
+
+_PATIENCE: Final = timedelta(minutes=5)
+"""What is younger may still come."""
+_DEFAULT_DAYS: Final = 7
+_MOST: Final = 10_000
+SILENT_S: Final = 900.0
+LIMIT: Final = 1000
+_US: Final = 1_000_000
+_ORPHANS_S: Final = 1.0
+"""CPU time in seconds that a control group may have beyond its tasks' before that is told: the
+session manager's own, and what Slurm's launch takes."""
+
+Kind = Literal[
+    "step-no-end",
+    "step-doubtful",
+    "step-unattributed",
+    "node-silent",
+    "node-gap",
+    "run-no-steps",
+    "run-lost",
+    "job-unconfirmed",
+    "orphan-cpu",
+]
+
+
+class GapsRequest(Request, frozen=True, kw_only=True):
+    """accounting.gaps: what is missing or doubtful.
+
+    Attributes:
+        clusters: Of these clusters; of all if empty.
+        since: As Slurm's commands take times; "" for the last seven days.
+        until: Likewise; "" for now.
+        zone: IANA name of the zone that times without one are meant in; "" for the cluster's.
+        silent_s: Seconds after which a node that was not heard from is told of.
+        limit: Findings at most.
+    """
+
+    clusters: tuple[str, ...] = ()
+    since: str = ""
+    until: str = ""
+    zone: str = ""
+    silent_s: float = SILENT_S
+    limit: int = LIMIT
+
+
+class Finding(Shape, frozen=True, kw_only=True):
+    """One thing that is missing or doubtful.
+
+    Attributes:
+        kind: Of what kind.
+        cluster: The cluster's name.
+        at: When it was.
+        node: The node that it is about; "" for none, or for all of a step's.
+        job: The job, as Slurm prints it; "" for none.
+        step: The step; "" for none.
+        user: Its owner's name, or uid in digits; "" where that is not known.
+        cpu_s: CPU time that is not, or not surely, somebody's; None for other kinds.
+        lines: Facts that were lost; 0 where nobody can know.
+        words: What is missing, for people.
+    """
+
+    kind: Kind
+    cluster: str
+    at: datetime
+    node: str = ""
+    job: str = ""
+    step: str = ""
+    user: str = ""
+    cpu_s: float | None = None
+    lines: int = 0
+    words: str = ""
+
+
+class GapsAnswer(Answer, frozen=True, kw_only=True):
+    """What is missing or doubtful, oldest first.
+
+    Attributes:
+        findings: All of it, up to the limit.
+        more: Whether there was more.
+        since: Beginning of the time looked at.
+        until: Its end.
+        zones: For each cluster the IANA name of its zone; "" for the system's.
+    """
+
+    findings: tuple[Finding, ...]
+    since: datetime
+    until: datetime
+    more: bool = False
+    zones: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class _Span(msgspec.Struct, frozen=True):
+    since: datetime
+    until: datetime
+    settled: datetime
+    """What happened before is not awaited any more."""
+    limit: int
+
+
+def gaps(room: AccountingRoom, asker: Asker, request: GapsRequest) -> GapsAnswer:
+    """What is missing or doubtful in the books.
+
+    Raises:
+        Refused: The asker is no operator of every cluster: it is about everybody's jobs.
+        AccountingUsage: A time cannot be read.
+    """
+    if not room.is_operator(asker):
+        raise Refused("what is missing is about everybody's jobs: only operators may ask for it")
+    span = _span(room, request)
+    found: list[Finding] = []
+    with room.jobs.snapshot():
+        for cluster in request.clusters or room.clusters:
+            for look in _LOOKS:
+                found += look(room, cluster, span)
+    found += _silent_nodes(room, request)
+    first = heapq.nsmallest(span.limit, found, key=lambda one: (one.at, one.cluster, one.job))
+    return GapsAnswer(
+        findings=tuple(first),
+        more=len(found) > len(first),
+        since=span.since,
+        until=span.until,
+        zones={cluster: room.zone(cluster) for cluster in room.clusters},
+    )
+
+
+def _span(room: AccountingRoom, request: GapsRequest) -> _Span:
+    now = room.now()
+    zone = zone_called(request.zone or room.zone((*request.clusters, *room.clusters)[0]))
+    try:
+        since = parse_time(request.since, now, zone) if request.since else None
+        until = parse_time(request.until, now, zone) if request.until else now
+    except TimeError as error:
+        raise AccountingUsage(str(error), request) from error
+    since = since or min(now, until) - timedelta(days=_DEFAULT_DAYS)
+    settled = min(until, now - _PATIENCE)
+    return _Span(since, until, settled, max(1, min(request.limit, _MOST)))
+
+
+def _no_end(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    found = room.jobs.unended_launches(span.since, span.settled, cluster, span.limit + 1)
+    for kept in found:
+        over = kept.usage.run_end
+        if over is not None and over > span.settled:
+            continue
+        yield _of_launch(kept, "step-no-end", "the node never told that this step is over")
+
+
+def _unattributed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    for kept in room.jobs.unattributed(span.since, span.settled, cluster, span.limit + 1):
+        used = sum(task.user_us + task.system_us for task in kept.usage.tasks) / _US
+        words = "no run is known that this step was of: its CPU time is nobody's"
+        yield _of_launch(kept, "step-unattributed", words, cpu_s=used)
+
+
+def _of_launch(kept: KeptLaunch, kind: Kind, words: str, cpu_s: float | None = None) -> Finding:
+    usage = kept.usage
+    return Finding(
+        kind=kind,
+        cluster=kept.cluster,
+        at=moment(usage.launched_us),
+        node=usage.node,
+        job=str(usage.job_id),
+        step=usage.step,
+        user=str(usage.start.uid) if usage.start is not None else "",
+        cpu_s=cpu_s,
+        words=words,
+    )
+
+
+def _doubtful(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    for line in room.jobs.doubtful_steps(span.since, span.settled, cluster, span.limit + 1):
+        doubts = [doubt for doubt in line.doubts.split(",") if doubt in _DOUBTS]
+        if doubts:
+            words = "; ".join(_DOUBTS[doubt] for doubt in doubts)
+            yield _of_line(line, "step-doubtful", words)
+        more = _beyond_tasks_s(line)
+        if more > _ORPHANS_S:
+            words = "processes that were no task's used this CPU time, or outlived theirs"
+            yield _of_line(line, "orphan-cpu", words, cpu_s=more)
+
+
+_DOUBTS: Final = {
+    "no-start": "its start was not told, so what it was given is not known",
+    "tasks-missing": "fewer tasks are known than there were",
+    "lost-lines": "its node could not write down all of it",
+}
+"""Doubts of a step beside a missing end, which is told by node."""
+
+
+def _beyond_tasks_s(line: Line) -> float:
+    if line.cgroup_user_us is None:
+        return 0.0
+    cgroups = line.cgroup_user_us + (line.cgroup_system_us or 0)
+    return (cgroups - (line.user_us or 0) - (line.system_us or 0)) / _US
+
+
+def _stepless(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    if not _hears_nodes(room, cluster):
+        return
+    for line in room.jobs.stepless(span.since, span.settled, cluster, span.limit + 1):
+        yield _of_line(line, "run-no-steps", "no node has told of any step of this run")
+
+
+def _lost(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    for line in room.jobs.endless(span.since, span.settled, cluster, span.limit + 1):
+        yield _of_line(line, "run-lost", "Slurm shows it no more, and nobody told how it ended")
+
+
+def _of_line(line: Line, kind: Kind, words: str, cpu_s: float | None = None) -> Finding:
+    return Finding(
+        kind=kind,
+        cluster=line.cluster,
+        at=moment(line.end_us or line.start_us or line.submit_us),
+        node=line.nodelist,
+        job=line.label,
+        step=line.step,
+        user=line.user or ("" if line.uid is None else str(line.uid)),
+        cpu_s=cpu_s,
+        words=words,
+    )
+
+
+def _unconfirmed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    for job in room.jobs.unconfirmed(span.since, span.settled, cluster, span.limit + 1):
+        yield Finding(
+            kind="job-unconfirmed",
+            cluster=cluster,
+            at=job.first_submit,
+            job=job.label,
+            words="its script was seen, but Slurm never showed the job",
+        )
+
+
+def _told_by_nodes(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    for gap in room.jobs.gaps(span.since, span.until, cluster):
+        yield Finding(
+            kind="node-gap",
+            cluster=gap.cluster,
+            at=gap.at,
+            node=gap.node,
+            lines=gap.lines,
+            words=_GAPS.get(gap.why, gap.why),
+        )
+
+
+_GAPS: Final = {
+    "reboot": "it was rebooted, and what it had not sent yet is gone",
+    "lost": "it could not write facts down, or had no room for them",
+    "garbled": "it sent lines that cannot be read",
+}
+
+
+def _silent_nodes(room: AccountingRoom, request: GapsRequest) -> Iterator[Finding]:
+    """Nodes that reported once, and do not any more."""
+    before = room.now() - timedelta(seconds=max(0.0, request.silent_s))
+    try:
+        heard = Heard(room.settings.state_dir)
+    except Unavailable as error:
+        log.debug("no node was ever heard here: %s", error)
+        return
+    try:
+        for node in heard.silent_since(before):
+            if not request.clusters or node.cluster in request.clusters:
+                yield Finding(
+                    kind="node-silent",
+                    cluster=node.cluster,
+                    at=node.heard_at,
+                    node=node.node,
+                    words="it has not reported since",
+                )
+    finally:
+        heard.close()
+
+
+def _hears_nodes(room: AccountingRoom, cluster: str) -> bool:
+    """Whether the nodes of a cluster are meant to report at all."""
+    known = room.settings.cluster.get(cluster)
+    is_remote = known is not None and known.remote
+    return bool(room.settings.nodes.listen) or is_remote
+
+
+_LOOKS: Final[tuple[Callable[[AccountingRoom, str, _Span], Iterable[Finding]], ...]] = (
+    _no_end,
+    _unattributed,
+    _doubtful,
+    _stepless,
+    _lost,
+    _unconfirmed,
+    _told_by_nodes,
+)
+
+
+GAPS: Final = Action(
+    name="accounting.gaps",
+    help="Tell what is missing or doubtful in the books.",
+    request=GapsRequest,
+    answer=GapsAnswer,
+    run=gaps,
+    role="operator",
+)

@@ -1,0 +1,187 @@
+"""What is remarked on in a run: a closed list, with thresholds from [accounting.notes].
+
+How a run ended is always remarked on. Efficiency is only where the run was long
+enough to say something, and where the facts are whole: nobody is told to ask for
+less because a node's report was lost.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from steward.accounting.page.formulas import doubtful, signal_name
+from steward.accounting.page.shapes import Efficiency, Note, StepPart
+from steward.config import NotesSettings
+from steward.lines import Line
+
+_SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_EARLY: Final = frozenset({"FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"})
+_WHOLE: Final = frozenset({"COMPLETED", "TIMEOUT"})
+"""States of runs that had the time to use what they asked for."""
+_ONE_CPU: Final = 1.1
+"""CPUs in use on average, up to which a run was serial: beside it the batch script works."""
+
+
+def notes_on(
+    line: Line, efficiency: Efficiency, steps: Sequence[StepPart], settings: NotesSettings
+) -> tuple[Note, ...]:
+    """The notes on a run, the most important first.
+
+    Args:
+        line: The run's line.
+        efficiency: As reckoned.
+        steps: Its steps.
+        settings: The thresholds.
+    """
+    found = list(_ending(line, efficiency, settings))
+    elapsed = efficiency.elapsed_s
+    if line.end_us and elapsed is not None and elapsed >= settings.least_run_s:
+        found += _on_memory(line, efficiency, settings)
+        found += _on_cpus(line, efficiency, settings)
+        found += _on_time(line, efficiency, settings)
+        found += _on_balance(steps, settings)
+    return tuple(found)
+
+
+def _ending(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+    state, elapsed = line.state, efficiency.elapsed_s
+    if state == "OUT_OF_MEMORY":
+        words = "It ran out of memory and was killed."
+        if efficiency.memory_given_bytes:
+            given = size(efficiency.memory_given_bytes)
+            words += f" It had {given} on a node: ask for more with --mem."
+        yield Note(kind="out-of-memory", words=words)
+    if state == "TIMEOUT":
+        limit = f" of {duration(efficiency.limit_s)}" if efficiency.limit_s else ""
+        yield Note(
+            kind="timeout",
+            words=f"It was ended at its time limit{limit}: ask for more with --time, or have it "
+            "write checkpoints.",
+        )
+    if state in ("NODE_FAIL", "BOOT_FAIL"):
+        which = f" ({line.failed_node})" if line.failed_node else ""
+        yield Note(
+            kind="node-fail",
+            words=f"A node failed{which}: that was not the job's fault. It can be submitted again.",
+        )
+    if state in _EARLY and elapsed is not None and elapsed < settings.failed_within_s:
+        yield Note(
+            kind="failed-early",
+            words=f"It failed {_after(elapsed)}{_how(line)}: the end of its output tells more "
+            "than these figures.",
+        )
+
+
+def _after(elapsed: float) -> str:
+    return f"after {duration(elapsed)}" if elapsed else "within a second"
+
+
+def _how(line: Line) -> str:
+    if line.exit_signal:
+        return f", by {signal_name(line.exit_signal)}"
+    return f", with exit code {line.exit_code}" if line.exit_code else ""
+
+
+def _on_memory(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+    share, used = efficiency.memory, efficiency.memory_used_bytes
+    given = efficiency.memory_given_bytes
+    if share is None or used is None or given is None or line.state == "OUT_OF_MEMORY":
+        return
+    what = f"{size(used)} of {size(given)} ({share:.0%})"
+    where = f" on {efficiency.memory_node}" if efficiency.memory_node else ""
+    if share > settings.memory_high:
+        words = f"Memory nearly ran out: {what} was in use{where}."
+        largest = line.max_rss_bytes
+        if largest is not None and largest < used / 2:
+            words += f" Cached files may be part of that: its largest process had {size(largest)}."
+        yield Note(kind="memory-high", words=words)
+    elif efficiency.at_least or efficiency.memory_at_least or line.state not in _WHOLE:
+        return
+    elif share < settings.memory_low:
+        words = f"Much more memory was asked for than used: at most {what}{where}."
+        yield Note(kind="memory-low", words=words)
+
+
+def _on_cpus(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+    share, used, elapsed = efficiency.cpu, efficiency.cpu_used_s, efficiency.elapsed_s
+    if share is None or used is None or not elapsed or efficiency.at_least:
+        return
+    busy = used / elapsed
+    if line.cpus >= settings.serial_cpus and busy <= _ONE_CPU:
+        yield Note(
+            kind="serial",
+            words=f"It was serial on {line.cpus} CPUs: {busy:.1f} of them worked on average. Ask "
+            "for one, or see that the program starts its threads or tasks.",
+        )
+    elif share < settings.cpu_low:
+        yield Note(
+            kind="cpu-low",
+            words=f"CPUs were idle: {busy:.1f} of {line.cpus} worked on average ({share:.0%}).",
+        )
+
+
+def _on_time(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+    share, limit, elapsed = efficiency.time, efficiency.limit_s, efficiency.elapsed_s
+    if share is None or line.state != "COMPLETED":
+        return
+    what = f"it ran {duration(elapsed)} of {duration(limit)}"
+    if share < settings.time_low:
+        words = f"The time limit was far off: {what}. A nearer one lets jobs start earlier."
+        yield Note(kind="time-low", words=words)
+    elif share > settings.time_high:
+        yield Note(kind="time-high", words=f"The time limit was nearly hit: {what} ({share:.0%}).")
+
+
+def _on_balance(steps: Sequence[StepPart], settings: NotesSettings) -> Iterator[Note]:
+    for step in steps:
+        line, balance = step.line, step.balance
+        ran_s = (line.end_us - line.start_us) / 1e6 if line.end_us and line.start_us else 0.0
+        if balance is None or ran_s < settings.least_run_s or doubtful(line):
+            continue
+        if balance.ratio >= settings.imbalance:
+            yield Note(
+                kind="imbalance",
+                step=line.step,
+                words=f"The tasks of step {line.step} worked unevenly: task {balance.busiest} used "
+                f"{duration(balance.busiest_s)} of CPU time, the mean was "
+                f"{duration(balance.mean_s)}, task {balance.idlest} used "
+                f"{duration(balance.idlest_s)}.",
+            )
+
+
+def size(count: float) -> str:
+    """A size for people, in binary units: ``812 bytes``, ``1.2 GiB``."""
+    amount = float(count)
+    for unit in _SIZES:
+        if amount < 999.5 or unit == _SIZES[-1]:
+            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    raise AssertionError("the loop ends at its last unit")
+
+
+def duration(seconds: float | None) -> str:
+    """A duration for people: ``3.5 ms``, ``0.35 s``, ``12.3 s``, ``5m 20s``, ``3h 05m``.
+
+    Whole seconds have no decimals: Slurm counts a run's in these.
+    """
+    if seconds is None:
+        return "?"
+    if 0 < seconds < 0.1:
+        return f"{seconds * 1000:.1f} ms"
+    if seconds < 60 and seconds == int(seconds):
+        return f"{seconds:.0f} s"
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
+    days, hours = whole // 86400, whole % 86400 // 3600
+    return f"{days}d {hours:02}h" if hours else f"{days}d"
+
+
+def ran(seconds: float | None) -> str:
+    """How long a run lasted, of which Slurm counts whole seconds: ``less than 1 s``, ``3 s``."""
+    return "less than 1 s" if seconds == 0 else duration(seconds)

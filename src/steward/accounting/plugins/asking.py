@@ -1,0 +1,87 @@
+"""Which accounting plugins there are, which of them run, and what went wrong in them."""
+
+from typing import Final, Literal
+
+import msgspec
+
+from steward.access import Asker
+from steward.accounting.plugins.loading import known_types, third_parties, types_of
+from steward.accounting.plugins.state import Failure, failures_of
+from steward.accounting.room import AccountingRoom
+from steward.actions import Action
+from steward.errors import Refused
+from steward.sqlite import SqliteUnavailable
+
+
+class OperatorsOnly(Refused):
+    """The asker is no operator."""
+
+
+class PluginsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """accounting.plugins: all plugins."""
+
+
+class PluginLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One plugin.
+
+    Attributes:
+        type: ``jobacct/NAME``.
+        package: Name and version of the package that it is in; "" where it is not installed.
+        where: Its class, ``module:name``.
+        used: Whether the configuration names it.
+        failures: What went wrong in its hooks, the latest first.
+    """
+
+    type: str
+    package: str = ""
+    where: str = ""
+    used: bool = False
+    failures: tuple[Failure, ...] = ()
+
+
+class PluginsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The plugins, by type."""
+
+    version: Literal[1] = 1
+    plugins: tuple[PluginLine, ...]
+
+
+def plugins(room: AccountingRoom, asker: Asker, _: PluginsRequest) -> PluginsAnswer:
+    """Show the accounting plugins; operators only."""
+    if not room.is_operator(asker):
+        raise OperatorsOnly("only operators may look at the plugins", asker)
+    configured = room.settings.accounting.type
+    used = types_of(configured)
+    failing = third_parties(configured)
+    known = known_types()
+    lines = []
+    for name in sorted({*known, *used}):
+        entry = known.get(name)
+        package = entry.dist if entry else None
+        lines.append(
+            PluginLine(
+                type=name,
+                package=f"{package.name} {package.version}" if package else "",
+                where=entry.value if entry else "",
+                used=name in used,
+                failures=_failures(room, name) if name in failing else (),
+            )
+        )
+    return PluginsAnswer(plugins=tuple(lines))
+
+
+def _failures(room: AccountingRoom, plugin_type: str) -> tuple[Failure, ...]:
+    try:
+        return tuple(failures_of(room.settings.state_dir, plugin_type))
+    except SqliteUnavailable:
+        return ()
+
+
+PLUGINS: Final = Action(
+    name="accounting.plugins",
+    help="Show the accounting plugins and what went wrong in them.",
+    request=PluginsRequest,
+    answer=PluginsAnswer,
+    run=plugins,
+    role="operator",
+)

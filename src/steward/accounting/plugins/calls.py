@@ -1,0 +1,180 @@
+"""Which hooks an event stands for, and what they are given.
+
+What nodes tell reaches no hook as it is, for a node may tell anything: hooks of
+slurmd's side stand for ``step.usage``, which the books say of a launch when it is
+over and known to be of a run.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from steward.accounting.plugins.api import Job, JobAcctPlugin, Message, Rusage, Step
+from steward.accounting.plugins.guard import Guard
+from steward.accounting.plugins.sending import Sending
+from steward.events import (
+    PLUGIN_MESSAGE,
+    RUN_END,
+    RUN_START,
+    RUN_SUSPEND,
+    STEP_USAGE,
+    Event,
+)
+from steward.jobs.facts import moment
+from steward.usage import PluginMessage, RunFact, StepUsage
+
+_JOB_HOOKS: Final = {
+    RUN_START: "slurmctld_jobacct_job_start",
+    RUN_END: "slurmctld_jobacct_job_complete",
+    RUN_SUSPEND: "slurmctld_jobacct_job_suspend",
+}
+_LAUNCHED: Final = "slurmd_jobacct_jobstep_launched"
+_SMGR: Final = "slurmd_jobacct_smgr"
+_TASK: Final = "slurmd_jobacct_task_exit"
+_TERMINATED: Final = "slurmd_jobacct_jobstep_terminated"
+_OF_START: Final = (
+    *("uid", "gid", "tasks", "cpus", "memory_bytes", "name"),
+    *("array_job_id", "array_task"),
+)
+_MESSAGE: Final = "slurm_jobacct_process_message"
+
+Call = tuple[str, str, str, tuple[Any, ...]]
+"""A hook, what makes it differ from the event's other calls, its node, its arguments."""
+
+
+class Caller:
+    """Calls one plugin's hooks for events.
+
+    Args:
+        plugin_type: Whose messages are its own.
+        plugin: The plugin.
+        guard: Calls it.
+        sending: Sends its messages.
+        overridden: The hooks that do something.
+    """
+
+    def __init__(
+        self,
+        plugin_type: str,
+        plugin: JobAcctPlugin,
+        guard: Guard,
+        sending: Sending,
+        overridden: Collection[str],
+    ) -> None:
+        self._type = plugin_type
+        self._plugin = plugin
+        self._guard = guard
+        self._sending = sending
+        self._overridden = frozenset(overridden)
+        self._passed: set[tuple[int, str, str]] = set()
+        self._by_kind: dict[str, Callable[[Event], Iterator[Call]]] = {
+            **dict.fromkeys(_JOB_HOOKS, self._of_run),
+            STEP_USAGE: self._of_usage,
+            PLUGIN_MESSAGE: self._of_message,
+        }
+
+    def call(self, event: Event) -> None:
+        """Call the hooks that an event stands for.
+
+        Raises:
+            Unavailable: A hook says that what it needs is away. Called again, it is the first
+                that is: an event of thousands of tasks does not begin anew.
+        """
+        for hook, which, node, args in self._by_kind[event.kind](event):
+            passed = (event.id, hook, which)
+            if hook not in self._overridden or passed in self._passed:
+                continue
+            sent = 0
+
+            def channel(
+                to: str, data: bytes, hook: str = hook, which: str = which, node: str = node
+            ) -> None:
+                nonlocal sent
+                sent += 1
+                with self._guard.paused():
+                    self._sending.send(event, f"{hook}\n{which}\n{sent}", node, to, data)
+
+            self._plugin.channel = channel
+            try:
+                self._guard.call(hook, *args)
+            finally:
+                self._plugin.channel = None
+            self._passed.add(passed)
+        self._passed.clear()
+
+    def _of_run(self, event: Event) -> Iterator[Call]:
+        fact: RunFact = event.body
+        job = Job(
+            event_id=_id(event),
+            cluster=event.cluster,
+            job_id=fact.job_id,
+            first_submit=fact.first_submit,
+            restarts=fact.restarts,
+            at=event.at,
+            record=fact.record,
+            piece_end=fact.piece_end,
+            correction=fact.correction,
+        )
+        yield _JOB_HOOKS[event.kind], "", "", (job,)
+
+    def _of_usage(self, event: Event) -> Iterator[Call]:
+        usage: StepUsage = event.body
+        step = _step_of(event, usage)
+        node = usage.node
+        if usage.start is not None:
+            yield _LAUNCHED, "", node, (_named(step, "launched", usage.launched_us),)
+            # Nodes tell of the session manager by the launch: it starts the tasks.
+            yield _SMGR, "", node, (_named(step, "smgr", usage.launched_us),)
+        for task in usage.tasks:
+            which = str(task.task)
+            of_task = msgspec.structs.replace(_named(step, which, task.ended_us), task=task.task)
+            yield _TASK, which, node, (of_task, task.pid, task.status, Rusage.of(task))
+        over = msgspec.structs.replace(
+            _named(step, "terminated", usage.ended_us), end=usage.end, withdrawn=usage.withdrawn
+        )
+        yield _TERMINATED, "", node, (over,)
+
+    def _of_message(self, event: Event) -> Iterator[Call]:
+        body: PluginMessage = event.body
+        if body.plugin_type != self._type:
+            return
+        message = Message(
+            event_id=_id(event),
+            cluster=event.cluster,
+            to=body.to,
+            sender=body.sender,
+            data=body.data,
+            at=event.at,
+        )
+        yield _MESSAGE, "", "" if body.to == "controller" else body.to, (message,)
+
+
+def _step_of(event: Event, usage: StepUsage) -> Step:
+    step = Step(
+        event_id=_id(event),
+        cluster=event.cluster,
+        job_id=usage.job_id,
+        first_submit=usage.first_submit,
+        restarts=usage.restarts,
+        step=usage.step,
+        node=usage.node,
+        launched=moment(usage.launched_us),
+        at=event.at,
+        correction=usage.correction,
+    )
+    start = usage.start
+    if start is None:
+        return step
+    told = {field: getattr(start, field) for field in _OF_START}
+    return msgspec.structs.replace(step, **told)
+
+
+def _id(event: Event) -> str:
+    return f"{event.cluster}/{event.key}"
+
+
+def _named(step: Step, which: str, at_us: int | None) -> Step:
+    """The step for one of its event's calls, which is told from the others by its id."""
+    at = step.at if at_us is None else moment(at_us)
+    return msgspec.structs.replace(step, event_id=f"{step.event_id}#{which}", at=at)

@@ -1,0 +1,1 @@
+"""``steward sacct``: lines of accounting, chosen and printed as Slurm's sacct does."""

@@ -1,0 +1,321 @@
+"""The fields that sacct can print: names, widths, and how each is made of a line.
+
+How is written as a Python expression in which ``{column}`` stands for a column
+of the line. The expressions of a format are compiled into one function (see
+``printing``): 400,000 lines are printed a second that way, a third of that by
+one call a field. Names, widths and order are those of sacct(1), for scripts
+rely on them; what Steward alone knows comes behind.
+"""
+
+from typing import Final, Literal
+
+import msgspec
+
+from steward.accounting.errors import AccountingUsage
+
+Kind = Literal["text", "whole", "date"]
+
+
+class Field(msgspec.Struct, frozen=True):
+    """A field.
+
+    Attributes:
+        name: As its heading has it.
+        width: Letters in a table; a negative one puts the text to the left.
+        kind: ``text`` is cut where it is too long, with ``+`` at the end; ``date`` is cut;
+            what is ``whole`` (numbers, spans) is never cut.
+        run: The expression for the line of a run; "" for nothing.
+        step: The same for a step's.
+        few: Whether so few values occur that what is made of them is better kept than made
+            again: states, accounts, partitions.
+    """
+
+    name: str
+    width: int
+    kind: Kind = "text"
+    run: str = ""
+    step: str = ""
+    few: bool = False
+
+
+def _both(name: str, width: int, how: str, kind: Kind = "text", *, few: bool = False) -> Field:
+    return Field(name, width, kind, how, how, few)
+
+
+def _run(name: str, width: int, how: str = "", kind: Kind = "text", *, few: bool = False) -> Field:
+    return Field(name, width, kind, how, "", few)
+
+
+def _step(name: str, width: int, how: str = "", kind: Kind = "text") -> Field:
+    return Field(name, width, kind, "", how)
+
+
+def _maximum(what: str, column: str, widths: tuple[int, int, int], how: str) -> tuple[Field, ...]:
+    """A maximum over tasks, with its node and its task; ``how`` writes the maximum itself."""
+    size, node, task = widths
+    return (
+        _step(f"Max{what}", size, how),
+        _step(f"Max{what}Node", node, f"text({{{column}_node}})"),
+        _step(f"Max{what}Task", task, f"number({{{column}_task}})", "whole"),
+    )
+
+
+def _summed(name: str, how: str) -> Field:
+    """CPU time: a run's is the sum of its steps, which is nothing where there are none."""
+    return Field(name, 10, "text", f"cpu_time({how} or 0)", f"cpu_time({how})")
+
+
+_ELAPSED: Final = "elapsed({start_us}, {end_us}, {suspended_s})"
+# What has no nodes has not been allocated anything (yet).
+_CPUS: Final = "({cpus} if {nodelist} else 0)"
+_PLANNED: Final = "planned({eligible_us}, {start_us}, {end_us})"
+_STEP: Final = "({step} if {step}.isalnum() else text({step}))"
+_CPU_OF_STEP: Final = "total({user_us}, {system_us})"
+_TASKS: Final = (
+    "used(fs_disk=number({max_read_task}), mem=number({max_rss_task}), "
+    "pages=number({max_pages_task}))"
+)
+
+SLURMS: Final = (
+    _both("Account", 10, "text({account})", few=True),
+    _run("AdminComment", 20, "text({admin_comment})"),
+    Field("AllocCPUS", 10, "whole", _CPUS, "{cpus}"),
+    Field("AllocNodes", 10, "text", "count({nodes} if {nodelist} else 0)", "count({nodes})"),
+    _both("AllocTRES", 10, "tres({tres_allocated})", few=True),
+    _run("AssocID", 7),
+    _step("AveCPU", 10, "seconds({ave_cpu_us})"),
+    _step("AveCPUFreq", 10),
+    _step("AveDiskRead", 14, "megabytes({ave_read_bytes})"),
+    _step("AveDiskWrite", 14, "megabytes({ave_written_bytes})"),
+    _step("AvePages", 10, "size({ave_pages})"),
+    _step("AveRSS", 10, "size({ave_rss_bytes})"),
+    _step("AveVMSize", 10),
+    _run("BlockID", 16),
+    _both("Cluster", 10, "text({cluster})", few=True),
+    _run("Comment", 14, "text({comment})"),
+    _run("Constraints", 19, "text({constraints})", few=True),
+    _run("ConsumedEnergy", 14),
+    _run("ConsumedEnergyRaw", 17),
+    _both("Container", 20, "text({container})", few=True),
+    Field("CPUTime", 10, "whole", f"clock({_ELAPSED} * {_CPUS})", f"clock({_ELAPSED} * {{cpus}})"),
+    Field("CPUTimeRAW", 10, "whole", f"{_ELAPSED} * {_CPUS}", f"{_ELAPSED} * {{cpus}}"),
+    _run("DBIndex", 15),
+    _run("DerivedExitCode", 15, "exit_text({derived_exit_code}, {derived_exit_signal})", few=True),
+    _both("Elapsed", 10, f"clock({_ELAPSED})", "whole"),
+    _both("ElapsedRaw", 10, _ELAPSED, "whole"),
+    Field("Eligible", 19, "date", "date({eligible_us})", "date({start_us})"),
+    _both("End", 19, "date({end_us})", "date"),
+    _run("Exclusive", 9),
+    _both("ExitCode", 8, "exit_text({exit_code}, {exit_signal})", few=True),
+    _run("Extra", 14, "text({extra})"),
+    _run("FailedNode", 8, "text({failed_node})"),
+    _run("Flags", 19, "text({flags})", few=True),
+    _run("GID", 6, "number({gid})", "whole", few=True),
+    _run("Group", 9, "text({group})", few=True),
+    Field(
+        "JobID",
+        -12,
+        "text",
+        # What is made of letters and digits alone can be printed as it is.
+        "({label} if {label}.isalnum() else label({label}))",
+        f"({{label}} if {{label}}.isalnum() else label({{label}})) + '.' + {_STEP}",
+    ),
+    Field("JobIDRaw", -12, "text", "str({job_id})", f"str({{job_id}}) + '.' + {_STEP}"),
+    _both("JobName", 10, "text({name})", few=True),
+    _step("Layout", 9),
+    _run("Licenses", 10, "text({licenses})", few=True),
+    *_maximum("DiskRead", "max_read", (12, 15, 15), "megabytes({max_read_bytes})"),
+    *_maximum("DiskWrite", "max_written", (12, 16, 16), "megabytes({max_written_bytes})"),
+    *_maximum("Pages", "max_pages", (8, 12, 14), "size({max_pages})"),
+    *_maximum("RSS", "max_rss", (10, 10, 10), "size({max_rss_bytes})"),
+    _step("MaxVMSize", 10),
+    _step("MaxVMSizeNode", 14),
+    _step("MaxVMSizeTask", 14),
+    _run("McsLabel", 10),
+    _step("MinCPU", 10, "seconds({min_cpu_us})"),
+    _step("MinCPUNode", 10, "text({min_cpu_node})"),
+    _step("MinCPUTask", 10, "number({min_cpu_task})", "whole"),
+    Field("NCPUS", 10, "whole", _CPUS, "{cpus}"),
+    _both("NNodes", 8, "({nodes} or {requested_nodes})", "whole"),
+    Field("NodeList", 15, "text", "text({nodelist}) or 'None assigned'", "text({nodelist})"),
+    _step("NTasks", 8, "{tasks}", "whole"),
+    _run("OriginalSLUID", 14, "text({original_sluid})"),
+    _run("OverSubscribe", 13),
+    _run("Partition", 10, "text({partition})", few=True),
+    _run("Planned", 10, f"clock({_PLANNED})", "whole"),
+    _run("PlannedCPU", 10, f"clock({_PLANNED} * {{requested_cpus}})", "whole"),
+    _run("PlannedCPURAW", 13, f"{_PLANNED} * {{requested_cpus}}", "whole"),
+    _run("Priority", 10, "number({priority})", "whole"),
+    _run("QOS", 10, "text({qos})", few=True),
+    _run("QOSRAW", 6),
+    _run("QOSREQ", 10),
+    _run("Reason", 22, "text({reason}) or 'None'", few=True),
+    _step("ReqCPUFreq", 10),
+    _step("ReqCPUFreqGov", 13),
+    _step("ReqCPUFreqMax", 13),
+    _step("ReqCPUFreqMin", 13),
+    Field("ReqCPUS", 8, "whole", "{requested_cpus}", "{cpus}"),
+    _run("ReqMem", 10, "memory({tres_requested})", few=True),
+    Field("ReqNodes", 8, "text", "count({requested_nodes})", "count({nodes})"),
+    _run("ReqReservation", 20),
+    _run("ReqTRES", 10, "tres({tres_requested})", few=True),
+    _run("Reservation", 20, "text({reservation})", few=True),
+    _run("ReservationId", 8),
+    _run("Restarts", 8, "{restarts}", "whole"),
+    _run("SegmentSize", 11),
+    _both("SLUID", 14, "text({sluid})", "whole"),
+    # As Slurm has it of what was over before it began.
+    Field(
+        "Start",
+        19,
+        "date",
+        "(date({start_us}) if {start_us} or not {end_us} else 'None')",
+        "date({start_us})",
+    ),
+    _both("State", 10, "state_text({state}, {cancelled_by})", few=True),
+    _run("StdErr", 20, "text({stderr})"),
+    _run("StdIn", 20, "text({stdin})"),
+    _run("StdOut", 20, "text({stdout})"),
+    Field("Submit", 19, "date", "date({submit_us})", "date({start_us})"),
+    _both("SubmitLine", 20, "text({submit_line})"),
+    _both("Suspended", 10, "clock({suspended_s})", "whole"),
+    _run("SystemComment", 20, "text({system_comment})"),
+    _summed("SystemCPU", "{system_us}"),
+    _run("Timelimit", 10, "limit_text({time_limit_s}, started={start_us})", few=True),
+    _run("TimelimitRaw", 10, "limit_minutes({time_limit_s}, {start_us})", few=True),
+    _summed("TotalCPU", _CPU_OF_STEP),
+    _step(
+        "TRESUsageInAve",
+        14,
+        "used(cpu=seconds({ave_cpu_us}), fs_disk=number({ave_read_bytes}), "
+        "mem=size({ave_rss_bytes}), pages=number({ave_pages}))",
+    ),
+    _step(
+        "TRESUsageInMax",
+        14,
+        "used(fs_disk=number({max_read_bytes}), mem=size({max_rss_bytes}), "
+        "pages=number({max_pages}))",
+    ),
+    _step(
+        "TRESUsageInMaxNode",
+        18,
+        "used(fs_disk=text({max_read_node}), mem=text({max_rss_node}), "
+        "pages=text({max_pages_node}))",
+    ),
+    _step("TRESUsageInMaxTask", 18, _TASKS),
+    _step("TRESUsageInMin", 14, "used(cpu=seconds({min_cpu_us}))"),
+    _step("TRESUsageInMinNode", 18, "used(cpu=text({min_cpu_node}))"),
+    _step("TRESUsageInMinTask", 18, "used(cpu=number({min_cpu_task}))"),
+    _step(
+        "TRESUsageInTot",
+        14,
+        f"used(cpu=seconds({_CPU_OF_STEP}), fs_disk=number({{read_bytes}}))",
+    ),
+    _step("TRESUsageOutAve", 15, "used(fs_disk=number({ave_written_bytes}))"),
+    _step("TRESUsageOutMax", 15, "used(fs_disk=number({max_written_bytes}))"),
+    _step("TRESUsageOutMaxNode", 19, "used(fs_disk=text({max_written_node}))"),
+    _step("TRESUsageOutMaxTask", 19, "used(fs_disk=number({max_written_task}))"),
+    _step("TRESUsageOutMin", 15),
+    _step("TRESUsageOutMinNode", 19),
+    _step("TRESUsageOutMinTask", 19),
+    _step("TRESUsageOutTot", 15, "used(fs_disk=number({written_bytes}))"),
+    _run("UID", 6, "uid({uid}, {user})", "whole", few=True),
+    _run("User", 9, "text({user}) or number({uid})", few=True),
+    _summed("UserCPU", "{user_us}"),
+    _run("WCKey", 10, "text({wckey})", few=True),
+    _run("WCKeyID", 10),
+    _run("WorkDir", 20, "text({work_dir})"),
+)
+"""The fields of Slurm 22.05 to 26.05. Those without an expression are Slurm's own
+secrets (numbers of its database) or what nobody measures here; they print nothing."""
+
+FORMER: Final = (
+    _run("Reserved", 10, f"clock({_PLANNED})", "whole"),
+    _run("ResvCPU", 10, f"clock({_PLANNED} * {{requested_cpus}})", "whole"),
+    _run("ResvCPURAW", 10, f"{_PLANNED} * {{requested_cpus}}", "whole"),
+)
+"""Names that Slurm has given up, for scripts that still ask for them."""
+
+OURS: Final = (
+    _both("CgroupSystemCPU", 15, "cpu_time({cgroup_system_us})"),
+    _both("CgroupUserCPU", 13, "cpu_time({cgroup_user_us})"),
+    _both("Doubts", 20, "text({doubts})"),
+    _both("MinorFaults", 11, "number({minor_faults})", "whole"),
+    _both("PeakMem", 10, "size({peak_bytes})"),
+    _both("PeakMemNode", 12, "text({peak_node})"),
+    _both("Source", 10, "text({source})", few=True),
+)
+"""What Steward knows beside: asked for by name, never part of ALL."""
+
+DEFAULT: Final = "jobid,jobname,partition,account,alloccpus,state,exitcode"
+BRIEF: Final = "jobid,state,exitcode"
+LONG: Final = (
+    "jobid,jobidraw,jobname,partition,maxvmsize,maxvmsizenode,maxvmsizetask,avevmsize,maxrss,"
+    "maxrssnode,maxrsstask,averss,maxpages,maxpagesnode,maxpagestask,avepages,mincpu,mincpunode,"
+    "mincputask,avecpu,ntasks,alloccpus,elapsed,state,exitcode,avecpufreq,reqcpufreqmin,"
+    "reqcpufreqmax,reqcpufreqgov,reqmem,consumedenergy,maxdiskread,maxdiskreadnode,"
+    "maxdiskreadtask,avediskread,maxdiskwrite,maxdiskwritenode,maxdiskwritetask,avediskwrite,"
+    "reqtres,alloctres,tresusageinave,tresusageinmax,tresusageinmaxn,tresusageinmaxt,"
+    "tresusageinmin,tresusageinminn,tresusageinmint,tresusageintot,tresusageoutmax,"
+    "tresusageoutmaxn,tresusageoutmaxt,tresusageoutave,tresusageouttot"
+)
+COMPLETION: Final = "jobidraw,uid,jobname,partition,nnodes,nodelist,state,end"
+COMPLETION_BRIEF: Final = "jobidraw,uid,state"
+COMPLETION_LONG: Final = "jobidraw,uid,jobname,partition,nnodes,nodelist,state,start,end,timelimit"
+"""What is printed where no format is given: plain, with --brief, --long, --completion."""
+
+WIDEST: Final = 10_000
+_MOST_FIELDS: Final = 1000
+_MOST_LETTERS: Final = 100_000
+"""Of all fields of a line together."""
+
+
+def chosen(text: str) -> tuple[Field, ...]:
+    """The fields that a format names, with their widths.
+
+    A name may be cut short, as in Slurm: the first field that begins so is meant.
+    A width that is given to a field counts wherever the field stands.
+
+    Raises:
+        AccountingUsage: A field or a width is none.
+    """
+    fields: list[Field] = []
+    widths: dict[str, int] = {}
+    for item in text.split(","):
+        name, percent, width = item.strip().partition("%")
+        if not name:
+            continue
+        named = _named(name)
+        if percent:
+            widths |= dict.fromkeys((field.name for field in named), _width(width, item))
+        fields += named
+        if len(fields) > _MOST_FIELDS:
+            raise AccountingUsage(f"give at most {_MOST_FIELDS} fields to print")
+    if not fields:
+        raise AccountingUsage("the format names no field: see 'steward sacct --helpformat'")
+    wide = [
+        msgspec.structs.replace(field, width=widths.get(field.name, field.width))
+        for field in fields
+    ]
+    if sum(abs(field.width) for field in wide) > _MOST_LETTERS:
+        raise AccountingUsage(f"the fields are wider than {_MOST_LETTERS} letters together")
+    return tuple(wide)
+
+
+def _named(name: str) -> tuple[Field, ...]:
+    wanted = name.lower()
+    if "all".startswith(wanted):
+        return SLURMS
+    for field in (*SLURMS, *FORMER, *OURS):
+        if field.name.lower().startswith(wanted):
+            return (field,)
+    raise AccountingUsage(
+        f"field {name!r} is unknown: 'steward sacct --helpformat' lists what there is", name
+    )
+
+
+def _width(text: str, item: str) -> int:
+    digits = text.removeprefix("-")
+    if not digits.isdecimal() or len(digits) > 5 or int(digits) > WIDEST:
+        raise AccountingUsage(f"{item!r}: a width is a number up to {WIDEST}, as in jobid%20", item)
+    return int(text)

@@ -1,0 +1,314 @@
+"""The command line of sacct, as people and scripts type it.
+
+Short options may be bundled (``-Xnp``), long ones cut short, lists hold commas
+and may be given again, and what the environment says counts where the command
+line is silent: all as with Slurm's own.
+"""
+
+import getopt
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from steward.accounting.errors import AccountingUsage
+from steward.accounting.sacct import fields
+from steward.accounting.sacct.shapes import SacctRequest
+
+_SHORT: Final = "aA:bBcC:DeE:f:F:g:hi:I:j:k:K:lLM:nN:o:pPq:r:R:s:S:tTu:UvVW:x:X"
+_LONG: Final[dict[str, str]] = {
+    "accounts=": "A",
+    "allclusters": "L",
+    "allocations": "X",
+    "allusers": "a",
+    "associations=": "x",
+    "batch-script": "B",
+    "brief": "b",
+    "cluster=": "M",
+    "clusters=": "M",
+    "completion": "c",
+    "config=": "config",
+    "constraints=": "C",
+    "delimiter=": "delimiter",
+    "duplicates": "D",
+    "endtime=": "E",
+    "env-vars": "env-vars",
+    "federation": "L",
+    "fields=": "o",
+    "file=": "f",
+    "flags=": "F",
+    "format=": "o",
+    "gid=": "g",
+    "group=": "g",
+    "help": "h",
+    "help-fields": "e",
+    "helpformat": "e",
+    "jobs=": "j",
+    "json": "json",
+    "local": "local",
+    "long": "l",
+    "name=": "name",
+    "ncpus=": "I",
+    "nnodes=": "i",
+    "noconvert": "noconvert",
+    "nodelist=": "N",
+    "noheader": "n",
+    "parquet=": "parquet",
+    "parsable": "p",
+    "parsable2": "P",
+    "partition=": "r",
+    "qos=": "q",
+    "reason=": "R",
+    "socket=": "socket",
+    "starttime=": "S",
+    "state=": "s",
+    "timelimit-max=": "K",
+    "timelimit-min=": "k",
+    "truncate": "T",
+    "uid=": "u",
+    "units=": "units",
+    "usage": "U",
+    "use-local-uid": "use-local-uid",
+    "user=": "u",
+    "verbose": "v",
+    "version": "V",
+    "wckeys=": "W",
+    "whole-hetjob": "whole-hetjob",
+    "yaml": "yaml",
+}
+"""The long options; those that take a value end in ``=``."""
+
+_MAYBE: Final = re.compile(r"--(whole-hetjob|json|yaml)=(.*)", re.DOTALL)
+"""Long options whose value may be left out, and then stands behind a ``=`` alone."""
+
+_COMMAS: Final = re.compile(r",(?![^\[]*\])")
+"""A comma that is not one of array tasks' or nodes' in brackets."""
+
+_LISTS: Final = {
+    "A": "accounts",
+    "C": "constraints",
+    "F": "flags",
+    "M": "clusters",
+    "R": "reasons",
+    "W": "wckeys",
+    "g": "groups",
+    "j": "jobs",
+    "name": "names",
+    "q": "qos",
+    "r": "partitions",
+    "s": "states",
+    "u": "users",
+}
+_WORDS: Final = {
+    "E": "endtime",
+    "I": "ncpus",
+    "K": "timelimit_max",
+    "N": "nodelist",
+    "S": "starttime",
+    "delimiter": "delimiter",
+    "i": "nnodes",
+    "k": "timelimit_min",
+    "units": "units",
+    "whole-hetjob": "whole_hetjob",
+}
+_SWITCHES: Final[dict[str, dict[str, Any]]] = {
+    "D": {"duplicates": True},
+    "L": {"all_clusters": True},
+    "P": {"style": "parsable2"},
+    "T": {"truncate": True},
+    "X": {"allocations": True},
+    "a": {"all_users": True},
+    "local": {"all_clusters": False},
+    "noconvert": {"noconvert": True},
+    "p": {"style": "parsable"},
+    "t": {"allocations": True},
+    "use-local-uid": {"use_local_uid": True},
+}
+_OUTPUTS: Final = {"B": "script", "env-vars": "environment", "json": "json", "yaml": "yaml"}
+_TOLD: Final = {"U": "usage", "V": "version", "e": "fields", "h": "help"}
+
+Output = Literal["text", "json", "yaml", "parquet", "script", "environment"]
+Told = Literal["", "usage", "version", "fields", "help"]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command line of sacct asks for.
+
+    Attributes:
+        request: Which lines, and how they are formatted.
+        output: What comes out.
+        tell: What is to be told instead of any line.
+        header: Whether a heading is printed.
+        file: A job log to read; "" for what the Steward here knows.
+        parquet: The file to write, where the output is that.
+        verbose: How much is said of what is done.
+        config: A configuration file to ask by.
+        socket: A daemon's socket to ask at.
+    """
+
+    request: SacctRequest
+    output: Output = "text"
+    tell: Told = ""
+    header: bool = True
+    file: str = ""
+    parquet: str = ""
+    verbose: int = 0
+    config: str = ""
+    socket: str = ""
+
+
+def options(words: Sequence[str], environment: Mapping[str, str], zone: str = "") -> Options:
+    """Read a command line.
+
+    Args:
+        words: Without the command's name.
+        environment: The environment's variables.
+        zone: IANA zone in which times are typed; "" for the cluster's.
+
+    Raises:
+        AccountingUsage: It cannot be understood.
+    """
+    found = _Found()
+    for name, value in _parsed(words):
+        found.take(name, value)
+    request = {
+        "all_clusters": bool(environment.get("SACCT_FEDERATION")),
+        **found.request,
+        "format": found.format(environment.get("SACCT_FORMAT", "")),
+        "time_format": environment.get("SLURM_TIME_FORMAT", ""),
+        "zone": zone,
+    }
+    if environment.get("SACCT_LOCAL"):
+        request["all_clusters"] = False
+    if found.plain.get("output", "text") in ("script", "environment") and not request.get("jobs"):
+        raise AccountingUsage("say with --jobs whose script or environment is wanted")
+    form = {"json": "json", "yaml": "json", "parquet": "lines"}
+    request["form"] = form.get(found.plain.get("output", ""), "text")
+    try:
+        return Options(request=msgspec.convert(request, SacctRequest), **found.plain)
+    except msgspec.ValidationError as error:
+        raise AccountingUsage(_said(error)) from error
+
+
+def _parsed(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Options by their short or own names, with their values."""
+    given: list[tuple[str, str]] = []
+    plain = []
+    for word in words:
+        maybe = _MAYBE.fullmatch(word)
+        if maybe:
+            given.append((maybe[1], maybe[2]))
+        else:
+            plain.append(word)
+    try:
+        parsed, rest = getopt.gnu_getopt(plain, _SHORT, list(_LONG))
+    except getopt.GetoptError as error:
+        raise AccountingUsage(f"{error.msg} (see 'steward sacct --help')", error.opt) from error
+    for name, value in parsed:
+        long = name.removeprefix("--")
+        short = _LONG.get(long) or _LONG.get(f"{long}=") if name.startswith("--") else name[1:]
+        given.append((short or long, value))
+    if rest:
+        raise AccountingUsage(
+            f"{rest[0]!r} is no option: jobs are named with --jobs (see 'steward sacct --help')",
+            rest,
+        )
+    return given
+
+
+class _Found:
+    """What options have said so far."""
+
+    def __init__(self) -> None:
+        self.request: dict[str, Any] = {}
+        self.plain: dict[str, Any] = {}
+        self._formats: list[str] = []
+        self._switched: set[str] = set()
+
+    def take(self, name: str, value: str) -> None:
+        """Heed one option."""
+        if name in _LISTS:
+            self._add(name, value)
+        elif name in _WORDS:
+            self.request[_WORDS[name]] = _worded(name, value)
+        elif name in _SWITCHES:
+            self.request |= _SWITCHES[name]
+        elif name in _OUTPUTS:
+            self.plain["output"] = _OUTPUTS[name]
+        elif name in _TOLD:
+            self.plain["tell"] = _TOLD[name]
+        elif name == "x":
+            raise AccountingUsage(
+                "--associations takes numbers of slurmdbd's own, which Steward does not know: "
+                "choose by --accounts and --user",
+                value,
+            )
+        else:
+            self._take_other(name, value)
+
+    def _take_other(self, name: str, value: str) -> None:
+        if name == "o":
+            self._formats.append(value)
+        elif name == "n":
+            self.plain["header"] = False
+        elif name == "v":
+            self.plain["verbose"] = self.plain.get("verbose", 0) + 1
+        elif name == "f":
+            self.plain["file"] = value
+            self.request.setdefault("all_users", True)
+        elif name == "parquet":
+            self.plain |= {"output": "parquet", "parquet": value}
+        elif name in ("config", "socket"):
+            self.plain[name] = value
+        else:
+            self._switched.add(name)
+            if name == "c":
+                self.request["allocations"] = True
+
+    def _add(self, name: str, value: str) -> None:
+        words = tuple(word.strip() for word in _COMMAS.split(value) if word.strip())
+        if not words:
+            raise AccountingUsage(
+                f"{'--' if len(name) > 1 else '-'}{name} is empty: give it a value, or leave it out"
+            )
+        key = _LISTS[name]
+        if key == "users" and words == ("-1",):
+            self.request["all_users"] = True
+            return
+        self.request[key] = (*self.request.get(key, ()), *words)
+
+    def format(self, exported: str) -> str:
+        """The fields to print, by options, or else by the environment, or else as always."""
+        asked = list(self._formats)
+        completion = "c" in self._switched
+        if "b" in self._switched:
+            asked.append(fields.COMPLETION_BRIEF if completion else fields.BRIEF)
+        if "l" in self._switched:
+            asked.append(fields.COMPLETION_LONG if completion else fields.LONG)
+        if asked:
+            return ",".join(asked)
+        return fields.COMPLETION if completion else exported or fields.DEFAULT
+
+
+def _worded(name: str, value: str) -> str:
+    if name == "whole-hetjob":
+        chosen = {"": "yes", "y": "yes", "yes": "yes", "n": "no", "no": "no"}.get(value.lower())
+        if chosen is None:
+            raise AccountingUsage(f"--whole-hetjob is yes or no, not {value!r}", value)
+        return chosen
+    if name == "units":
+        if value.upper() not in tuple("KMGTP"):
+            raise AccountingUsage(f"--units is one of K, M, G, T and P, not {value!r}", value)
+        return value.upper()
+    if not value:
+        raise AccountingUsage(
+            f"{'--' if len(name) > 1 else '-'}{name} is empty: give it a value, or leave it out"
+        )
+    return value
+
+
+def _said(error: msgspec.ValidationError) -> str:
+    """What is wrong with a value, without the program's own words for it."""
+    text, _, where = str(error).partition(" - at ")
+    return f"{where.strip('`$.') or 'an option'}: {text[:1].lower()}{text[1:]}"

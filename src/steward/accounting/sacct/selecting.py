@@ -1,0 +1,263 @@
+"""From what was typed to which lines: window of time, jobs and steps, people, states."""
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime, tzinfo
+from typing import Final
+
+import msgspec
+
+from steward.access import Asker, Scope
+from steward.accounting.errors import AccountingUsage
+from steward.accounting.room import AccountingRoom
+from steward.accounting.sacct.shapes import SacctRequest
+from steward.jobs.facts import micros
+from steward.jobs.line_queries import MOST_NAMED, LineFilter, Named, Range
+from steward.jobs.names import MAX_JOB_ID, JobNameError, parse
+from steward.slurm.states import in_full
+from steward.slurm.times import parse_time, zone_called
+
+_STEPPED: Final = re.compile(r"(.+?)\.(batch|extern|interactive|[0-9]{1,10}(?:\+[0-9]{1,10})?)")
+_TASKS: Final = re.compile(r"([0-9]{1,10})_\[([0-9,:-]{1,4096})(?:%[0-9]{1,10})?\]")
+_TASK_RANGE: Final = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10})(?::([0-9]{1,10}))?)?")
+_RANGE: Final = re.compile(r"([0-9]{1,10}[kKmM]?)(?:-([0-9]{1,10}[kKmM]?))?")
+_LIMIT: Final = re.compile(
+    r"(?:(?P<days>\d{1,6})-(?P<dh>\d{1,3})(?::(?P<dm>\d{1,3})(?::(?P<ds>\d{1,3}))?)?"
+    r"|(?:(?P<h>\d{1,6}):)?(?P<m>\d{1,9})(?::(?P<s>\d{1,3}))?)"
+)
+_WORD: Final = re.compile(r"[^.]+\.[^.]*")
+_MOST_TASKS: Final = 10_000
+_MOST_WORDS: Final = 1000
+_FOREVER: Final = 2**62
+
+
+class Window(msgspec.Struct, frozen=True):
+    """The time that is looked at, both ends in µs since the epoch; 0 for its beginning."""
+
+    since_us: int
+    until_us: int
+
+
+def clusters_asked(room: AccountingRoom, request: SacctRequest) -> tuple[str, ...]:
+    """The clusters that are meant; none for all of them.
+
+    Raises:
+        AccountingUsage: There is no such cluster.
+    """
+    if request.all_clusters or "all" in request.clusters:
+        return ()
+    if not request.clusters:
+        return (room.main_cluster,)
+    unknown = [name for name in request.clusters if name not in room.clusters]
+    if unknown:
+        raise AccountingUsage(
+            f"cluster {unknown[0]!r} is unknown: there are {', '.join(room.clusters)}", unknown
+        )
+    return request.clusters
+
+
+def zone_asked(room: AccountingRoom, request: SacctRequest, clusters: tuple[str, ...]) -> tzinfo:
+    """The zone in which times are typed.
+
+    Raises:
+        TimeError: There is no such zone.
+    """
+    return zone_called(request.zone or room.zone(clusters[0] if clusters else room.main_cluster))
+
+
+def window(request: SacctRequest, now: datetime, zone: tzinfo) -> Window:
+    """The window of time, with the defaults that sacct(1) gives under DEFAULT TIME WINDOW.
+
+    Raises:
+        TimeError: A time cannot be understood.
+        AccountingUsage: The window ends before it begins.
+    """
+    since = parse_time(request.starttime, now, zone) if request.starttime else None
+    until = parse_time(request.endtime, now, zone) if request.endtime else None
+    since_us = micros(since) if since is not None else 0
+    if since is None and not request.jobs:
+        midnight = now.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0)
+        since_us = micros(now if request.states else midnight)
+    if until is not None:
+        until_us = micros(until)
+    elif request.states and since is not None:
+        until_us = since_us
+    else:
+        until_us = micros(now)
+    if until_us < since_us:
+        raise AccountingUsage(
+            "the time that is asked for ends before it begins: see --starttime and --endtime"
+        )
+    return Window(since_us, until_us)
+
+
+def line_filter(
+    asker: Asker,
+    request: SacctRequest,
+    when: Window,
+    clusters: tuple[str, ...],
+    scopes: Mapping[str, Scope] | None,
+) -> LineFilter:
+    """Which lines are meant, within what the asker may see.
+
+    Args:
+        asker: Who asks.
+        request: What was typed.
+        when: The window of time.
+        clusters: The clusters that are meant; none for all.
+        scopes: What the asker may see of each cluster; None for everything.
+
+    Raises:
+        UsageError: A job, state, number or limit cannot be understood.
+    """
+    users, uids = _people(request.users)
+    groups, gids = _people(request.groups)
+    is_own = not users and not uids and not request.all_users and asker.uid != 0
+    if is_own and not request.jobs and not request.nodelist:
+        uids = (asker.uid,)
+    # Named jobs are shown whenever they were, or are to be.
+    is_any_time = bool(request.jobs) and not request.starttime and not request.endtime
+    return LineFilter(
+        clusters=clusters,
+        scopes=scopes,
+        jobs=named_jobs(request.jobs) if request.jobs else None,
+        users=users,
+        uids=uids,
+        groups=groups,
+        gids=gids,
+        accounts=_few(account.lower() for account in request.accounts),
+        partitions=_few(request.partitions),
+        qos=_few(request.qos),
+        wckeys=_few(request.wckeys),
+        names=_few(request.names),
+        reasons=_few(request.reasons),
+        constraints=_few(request.constraints),
+        flags=_few(request.flags),
+        nodes=_range(request.nnodes, "--nnodes"),
+        cpus=_range(request.ncpus, "--ncpus"),
+        time_limit_s=_limits(request),
+        since_us=when.since_us,
+        until_us=_FOREVER if is_any_time else when.until_us,
+        states=_few(in_full(state) for state in request.states),
+        eligible_only=not request.jobs,
+        whole_hetjob={"": None, "yes": True, "no": False}[request.whole_hetjob],
+    )
+
+
+def named_jobs(texts: Iterable[str]) -> tuple[Named, ...]:
+    """The jobs and steps that texts name.
+
+    Raises:
+        JobNameError: One of them names no job.
+        AccountingUsage: They name too many array tasks.
+    """
+    found: dict[Named, None] = {}
+    tasks = 0
+    # Counted as they come: a short text names thousands.
+    for text in texts:
+        named = _named(text)
+        if named in found:
+            continue
+        found[named] = None
+        tasks += len(named.tasks)
+        if max(tasks, len(found)) > MOST_NAMED:
+            raise AccountingUsage(
+                f"more than {MOST_NAMED} jobs or array tasks are named: name whole arrays, "
+                "or ask by time"
+            )
+    return tuple(found)
+
+
+def _named(text: str) -> Named:
+    stepped = _STEPPED.fullmatch(text.strip())
+    job, step = stepped.groups() if stepped else (text.strip(), "")
+    if not stepped and _WORD.fullmatch(job):
+        # It may be a server's name, but a mistyped step must not show the whole job.
+        raise JobNameError(
+            f"{text!r} names no step: give 1.0, 1.batch, 1.extern or 1.interactive", text
+        )
+    ranged = _TASKS.fullmatch(job)
+    if ranged:
+        job_id = int(ranged[1])
+        if 0 < job_id <= MAX_JOB_ID:
+            return Named(job_id=job_id, tasks=_tasks(ranged[2], text), step=step)
+    name = parse(job)
+    tasks = () if name.task is None else (name.task,)
+    return Named(job_id=name.job_id, tasks=tasks, offset=name.offset, sluid=name.sluid, step=step)
+
+
+def _tasks(expression: str, text: str) -> tuple[int, ...]:
+    tasks: dict[int, None] = {}
+    for part in expression.split(","):
+        match = _TASK_RANGE.fullmatch(part)
+        if match is None:
+            raise JobNameError(f"{text!r} names no array tasks: give 123_[1-3,7]", text)
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if last < first or step < 1 or len(tasks) + (last - first) // step >= _MOST_TASKS:
+            raise JobNameError(
+                f"{text!r} names no array tasks, or more than {_MOST_TASKS}: give 123_[1-3,7]", text
+            )
+        tasks |= dict.fromkeys(range(first, last + 1, step))
+    return tuple(tasks)
+
+
+def _people(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Names, and the numbers among them."""
+    few = _few(texts)
+    numbers = tuple(int(text) for text in few if text.isdecimal() and len(text) <= 10)
+    return tuple(text for text in few if not text.isdecimal()), numbers
+
+
+def _few(texts: Iterable[str]) -> tuple[str, ...]:
+    """Each once, as records have them: bytes that are not UTF-8 are written as escapes."""
+    found = tuple(
+        dict.fromkeys(
+            text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            for text in texts
+        )
+    )
+    if len(found) > _MOST_WORDS:
+        raise AccountingUsage(f"{len(found)} names are too many: give at most {_MOST_WORDS}")
+    return found
+
+
+def _range(text: str, option: str) -> Range | None:
+    if not text:
+        return None
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise AccountingUsage(f"{option} takes a number or two, as in 4-16, not {text!r}", text)
+    least = _number(match[1])
+    most = _number(match[2]) if match[2] else least
+    return Range(least, most)
+
+
+def _number(text: str) -> int:
+    scale = {"k": 1024, "m": 1024 * 1024}.get(text[-1].lower())
+    return int(text[:-1]) * scale if scale else int(text)
+
+
+def _limits(request: SacctRequest) -> Range | None:
+    if not request.timelimit_min:
+        # As sacct(1) has it: a maximum alone is ignored.
+        return None
+    least = limit_s(request.timelimit_min)
+    return Range(least, limit_s(request.timelimit_max) if request.timelimit_max else least)
+
+
+def limit_s(text: str) -> int:
+    """A time limit as people type it, in seconds: minutes, ``1:30:00``, ``1-12``.
+
+    Raises:
+        AccountingUsage: It is none.
+    """
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        raise AccountingUsage(f"{text!r} is no time limit: give minutes, 1:30:00 or 1-12", text)
+    part = {name: int(value or 0) for name, value in match.groupdict().items()}
+    if match["days"]:
+        return part["days"] * 86_400 + part["dh"] * 3600 + part["dm"] * 60 + part["ds"]
+    if match["h"] and not match["s"]:
+        # Two numbers are minutes and seconds.
+        return part["h"] * 60 + part["m"]
+    return part["h"] * 3600 + part["m"] * 60 + part["s"]

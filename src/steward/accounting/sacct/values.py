@@ -1,0 +1,201 @@
+"""How Slurm's sacct writes values: spans of time, sizes, trackable resources, exit codes, times."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, tzinfo
+from typing import Final
+
+from steward.accounting.errors import AccountingUsage
+from steward.slurm.times import relative_form
+
+_STANDARD: Final = "%Y-%m-%dT%H:%M:%S"
+_DIRECTIVE: Final = re.compile(r"%[-_0^#]?[EO]?[A-Za-z%]|[^%]")
+_TRES: Final = re.compile(r"([0-9.]+)([KMGTPE]?)n?")
+_UNITS: Final = " KMGTP"
+_MOST_KNOWN: Final = 50_000
+
+
+def span(seconds: int | None) -> str:
+    """A span of time as Elapsed has it: ``01:02:03``, ``1-00:00:00``; "" for None."""
+    if seconds is None:
+        return ""
+    minutes, second = divmod(max(seconds, 0), 60)
+    hours, minute = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours:02}:{minute:02}:{second:02}"
+    return f"{hours // 24}-{hours % 24:02}:{minute:02}:{second:02}"
+
+
+def cpu_time(microseconds: int | None) -> str:
+    """CPU time as TotalCPU has it: with thousandths below an hour (``00:01.250``)."""
+    if microseconds is None:
+        return ""
+    seconds, rest = divmod(microseconds, 1_000_000)
+    if rest >= 1000 and seconds < 3600:
+        return f"{seconds // 60:02}:{seconds % 60:02}.{rest // 1000:03}"
+    return span(seconds)
+
+
+def size(number: float | None, units: str, unit: int = 0) -> str:
+    """A number with a unit's letter, as long as that is exact: ``5240K``, ``1.50G``.
+
+    Args:
+        number: So many of its unit; None is shown as "".
+        units: The letter of the unit that is wanted, ``=`` for its own, "" for what fits.
+        unit: The unit it is in: 0 for none, 1 for K, 2 for M …
+    """
+    if number is None:
+        return ""
+    if int(number) == 0:
+        return "0"
+    if units and units != "=":
+        wanted = _UNITS.index(units)
+        number, unit = number * 1024.0 ** (unit - wanted), wanted
+    elif not units:
+        # Halves count as exact: 1.50G.
+        while number >= 1024 and int(number) % 512 == 0 and unit < len(_UNITS) - 1:
+            number, unit = number / 1024, unit + 1
+    letter = _UNITS[unit].strip()
+    return f"{int(number)}{letter}" if number == int(number) else f"{number:.2f}{letter}"
+
+
+def megabytes(count: int | None, units: str) -> str:
+    """Bytes as MaxDiskRead has them: in megabytes, ``0.03M`` where they are few."""
+    if count is None:
+        return ""
+    amount = count / (1 << 20)
+    if amount > 1:
+        return size(amount, units, 2)
+    return f"{amount:.2f}M" if amount > 0 else "0"
+
+
+def tres(text: str | None, units: str) -> str:
+    """Trackable resources in sacct's order: ``billing=4,cpu=4,mem=4G,node=1``."""
+    if not text:
+        return ""
+    if "," not in text and not text.startswith("mem="):
+        return text
+    parts = sorted(part for part in text.split(",") if part)
+    return ",".join(_in_units(part, units) if units else part for part in parts)
+
+
+def _in_units(part: str, units: str) -> str:
+    name, _, amount = part.partition("=")
+    if name != "mem" and not name.startswith("bb/"):
+        return part
+    return f"{name}={size(_megabytes_of(amount), units, 2)}"
+
+
+def memory_of(text: str | None, units: str) -> str:
+    """The memory in a text of trackable resources, as ReqMem has it."""
+    for part in (text or "").split(","):
+        if part.startswith("mem="):
+            return size(_megabytes_of(part[4:]), units, 2)
+    return ""
+
+
+def _megabytes_of(amount: str) -> float | None:
+    match = _TRES.fullmatch(amount)
+    if match is None:
+        return None
+    letter = match[2]
+    return float(match[1]) * 1024.0 ** ((" KMGTPE".index(letter) if letter else 0) - 2)
+
+
+def count_of(text: str | None, name: str) -> int | None:
+    """So many of one trackable resource; None where the text does not say."""
+    for part in (text or "").split(","):
+        key, _, amount = part.partition("=")
+        if key == name and amount.isdecimal():
+            return int(amount)
+    return None
+
+
+def used(**amounts: str) -> str:
+    """Usage by resource, those that are known: ``cpu=00:00:01,mem=5240K``."""
+    return ",".join(
+        f"{name.replace('_', '/')}={amount}" for name, amount in amounts.items() if amount
+    )
+
+
+def exit_text(code: int | None, signal: int | None) -> str:
+    """``code:signal``; 0:0 while nothing is known."""
+    return f"{code or 0}:{signal or 0}"
+
+
+def state_text(state: str | None, cancelled_by: int | None) -> str:
+    """A state, with the uid of whoever cancelled it."""
+    if state == "CANCELLED" and cancelled_by is not None:
+        return f"CANCELLED by {cancelled_by}"
+    return state or ""
+
+
+def limit_text(seconds: int | None, *, started: bool) -> str:
+    """A time limit; a job that never started may wait for its partition's."""
+    if seconds is None:
+        return "UNLIMITED" if started else "Partition_Limit"
+    return span(seconds)
+
+
+class Dates:
+    """Writes times in one zone.
+
+    Args:
+        zone: The zone.
+        form: SLURM_TIME_FORMAT: "", ``standard``, ``relative``, or as strftime(3) has it.
+        now: The present moment, for ``relative``.
+
+    Raises:
+        AccountingUsage: The form cannot be used.
+    """
+
+    def __init__(self, zone: tzinfo, form: str, now: datetime) -> None:
+        self._zone = zone
+        self._form = form
+        self._now = now.astimezone(zone)
+        self._known: dict[int, str] = {}
+        if form in ("", "standard"):
+            self._write: Callable[[int], str] = self._standard
+        elif form == "relative":
+            self._write = self._relative
+        elif "".join(_DIRECTIVE.findall(form)) == form:
+            self._write = lambda seconds: self._moment(seconds).strftime(form)
+        else:
+            raise AccountingUsage(f"SLURM_TIME_FORMAT {form!r} is no form that strftime(3) has")
+
+    def __call__(self, microseconds: int | None) -> str:
+        """A time, from µs since the epoch; ``Unknown`` for 0."""
+        if not microseconds:
+            return "Unknown"
+        seconds = microseconds // 1_000_000
+        try:
+            return self._write(seconds)
+        except (OverflowError, ValueError, OSError):
+            return "Unknown"
+
+    def _moment(self, seconds: int) -> datetime:
+        return datetime.fromtimestamp(seconds, UTC).astimezone(self._zone)
+
+    def _standard(self, seconds: int) -> str:
+        minute, second = divmod(seconds, 60)
+        begun = self._known.get(minute)
+        if begun is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            moment = self._moment(minute * 60)
+            if moment.second:
+                # A zone that was seconds off, as some were before 1972.
+                return self._moment(seconds).strftime(_STANDARD)
+            begun = self._known[minute] = moment.strftime("%Y-%m-%dT%H:%M:")
+        return f"{begun}{second:02}"
+
+    def _relative(self, seconds: int) -> str:
+        moment = self._moment(seconds)
+        return moment.strftime(relative_form(moment, self._now))
+
+
+class Clock(dict[str, Dates]):
+    """What writes the times of each cluster, by its name; of all others what "" stands for."""
+
+    def __missing__(self, cluster: str) -> Dates:
+        return self[""]

@@ -1,0 +1,1 @@
+"""Every job's script and environment, kept and found again."""

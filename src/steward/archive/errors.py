@@ -1,0 +1,60 @@
+"""What can go wrong with an archive, each told in one line."""
+
+import errno
+
+from steward.errors import StewardError, Unavailable, UsageError
+
+
+class ArchiveError(StewardError):
+    """An archive is not what it should be."""
+
+
+class LayoutError(ArchiveError, UsageError):
+    """A layout in the configuration cannot be used; ``offender`` is its text."""
+
+    exit_code = 2
+
+
+class ArchiveUnavailable(ArchiveError, Unavailable):
+    """An archive cannot be written or read now; nothing is lost, it is tried again."""
+
+
+class NotArchived(ArchiveError):
+    """There is no such script in this archive; ``offender`` is its key."""
+
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: free some space",
+    errno.EDQUOT: "the quota is used up: raise it or free some space",
+    errno.EROFS: "the file system is mounted read-only: remount it read-write",
+    errno.EACCES: "permission denied: let Steward's user write there",
+    errno.EPERM: "not permitted: let Steward's user write there",
+    errno.EIO: "the disk reports an input/output error: check it",
+    errno.ESTALE: "the network file system forgot the directory: check its mount",
+    errno.ENOTCONN: "the file system is not connected: mount it again",
+    errno.ETIMEDOUT: "the file system does not answer: check its server",
+    errno.EHOSTDOWN: "the file system's server is down",
+    errno.EMFILE: "too many open files: raise the limit (LimitNOFILE)",
+    errno.ENFILE: "the system has too many open files: raise fs.file-max",
+    errno.ENOENT: "a directory vanished: check that the file system is mounted",
+    errno.ENOTDIR: "something that is no directory, or a symbolic link, is in the way: remove it",
+    errno.ELOOP: "a symbolic link is in the way, which is never followed: remove it",
+}
+
+
+def unavailable(root: str, error: OSError) -> ArchiveUnavailable:
+    """The operating system's error as ours.
+
+    Args:
+        root: The archive's root directory.
+        error: What a call on a file below it raised.
+
+    Returns:
+        The error to raise: what happened, where, and what to do.
+    """
+    reason = _ADVICE.get(error.errno or 0) or error.strerror or str(error)
+    where = root
+    if isinstance(error.filename, str) and error.filename:
+        name = error.filename
+        where = name if name.startswith("/") else f"{root} ({name!r})"
+    return ArchiveUnavailable(f"archive {where} cannot be used: {reason}", root)

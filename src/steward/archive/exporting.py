@@ -1,0 +1,175 @@
+"""The actions that go through many scripts one by one: export and secrets. Both are streams."""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+
+from steward.access import Asker
+from steward.archive.bulk_answers import (
+    ExportAnswer,
+    ExportFile,
+    ExportRequest,
+    Progress,
+    SecretLine,
+    SecretsAnswer,
+    SecretsRequest,
+)
+from steward.archive.files.names import encode_name, encode_user, fit
+from steward.archive.files.places import Which
+from steward.archive.library import Library, spooled
+from steward.archive.met import Met
+from steward.archive.selecting import every_job, job_filter, span
+from steward.archive.shapes import Selection
+from steward.errors import StewardError, UsageError
+from steward.jobs import Job, JobFilter, Script
+from steward.redact import Finding, Redactor
+
+log = logging.getLogger(__name__)
+
+_MOST_UNREADABLE = 1000
+_REPORT_EVERY = 200
+_REMEMBERED_SCRIPTS = 10_000
+
+
+def export(
+    library: Library, asker: Asker, request: ExportRequest
+) -> Iterator[ExportFile | ExportAnswer]:
+    """The files of the selected jobs whose scripts the asker may read, newest first."""
+    if request.limit < 0:
+        raise UsageError("a limit is from 1, or 0 for all", request.limit)
+    wanted = _readable(library, asker, request)
+    return _export(library, asker, request, wanted)
+
+
+def secrets(
+    library: Library, asker: Asker, request: SecretsRequest
+) -> Iterator[SecretLine | Progress | SecretsAnswer]:
+    """Where scripts that the asker may read look to hold a credential, newest first."""
+    if request.limit < 0:
+        raise UsageError("a limit is from 1, or 0 for all", request.limit)
+    wanted = _readable(library, asker, request)
+    return _secrets(library, asker, request, wanted)
+
+
+def scripts_of(
+    library: Library, asker: Asker, wanted: JobFilter, limit: int = 0, *, every: bool = False
+) -> Iterator[tuple[Job, Script]]:
+    """Each script of the selected jobs once, with the newest of its jobs.
+
+    Only those that the asker may read; at most ``limit``, 0 for all. With ``every``
+    also what is kept under a job's own id and was not what it ran.
+    """
+    with Met() as met:
+        for job in every_job(library, wanted):
+            if not library.may_read(asker, job):
+                continue
+            kept = library.jobs.scripts_of(job) if every else []
+            if job.script_key and _ref(job.cluster, job.script_key) not in met:
+                ran = library.jobs.script_of(job)
+                kept += [ran] if ran is not None else []
+            for script in kept:
+                if met.add(_ref(script.cluster, script.key)):
+                    yield job, script
+            if limit and len(met) >= limit:
+                return
+
+
+def _ref(cluster: str, key: str) -> str:
+    # A cluster's name holds no blank.
+    return f"{cluster} {key}"
+
+
+def _readable(library: Library, asker: Asker, request: Selection) -> JobFilter:
+    """The filter, so that what is wrong with a request is said before the stream begins."""
+    when = span(library, request)
+    return job_filter(request, when, library.scopes(asker, scripts=True))
+
+
+def _export(
+    library: Library, asker: Asker, request: ExportRequest, wanted: JobFilter
+) -> Iterator[ExportFile | ExportAnswer]:
+    unreadable: list[str] = []
+    jobs = files = total = 0
+    with Met() as used:
+        for job, script in scripts_of(library, asker, wanted, request.limit):
+            jobs += 1
+            stem = _unused(_stem(job, script), used)
+            for which, suffix in _wanted_files(script, request.environments):
+                try:
+                    data = library.content(script, which)
+                except StewardError as error:
+                    if len(unreadable) < _MOST_UNREADABLE:
+                        unreadable.append(str(error))
+                    continue
+                files += 1
+                total += len(data)
+                yield ExportFile(
+                    path=stem + suffix,
+                    data=data,
+                    modified=spooled(script.body.spool_mtime_ns),
+                    job=library.line(asker, job, script),
+                    script_key=script.key,
+                    sha256=hashlib.sha256(data).hexdigest(),
+                )
+    yield ExportAnswer(jobs=jobs, files=files, total_bytes=total, unreadable=tuple(unreadable))
+
+
+def _wanted_files(script: Script, environments: bool) -> Iterator[tuple[Which, str]]:
+    if script.body.script is not None:
+        yield "script", ".sh"
+    if environments and script.body.environment is not None:
+        yield "environment", ".env"
+
+
+def _stem(job: Job, script: Script) -> str:
+    record = job.record
+    user = encode_user(record.user) or (str(record.uid) if record.uid is not None else "unknown")
+    name = f"{script.body.job_id}-{encode_name(record.name)}".rstrip("-")
+    return f"{encode_name(job.cluster)}/{user}/{fit(name)}"
+
+
+def _unused(stem: str, used: Met) -> str:
+    """The stem, with a number behind it where an id was used again."""
+    found, number = stem, 1
+    while not used.add(found):
+        number += 1
+        found = f"{stem}~{number}"
+    return found
+
+
+def _secrets(
+    library: Library, asker: Asker, request: SecretsRequest, wanted: JobFilter
+) -> Iterator[SecretLine | Progress | SecretsAnswer]:
+    redactor = Redactor(library.settings.redact)
+    known: dict[str, tuple[Finding, ...]] = {}
+    scripts = suspicious = unreadable = 0
+    for job, script in scripts_of(library, asker, wanted, request.limit):
+        if script.body.script is None:
+            continue
+        digest = script.body.script.sha256
+        if digest not in known:
+            if len(known) >= _REMEMBERED_SCRIPTS:
+                known.clear()
+            try:
+                data = library.content(script, "script")
+            except StewardError as error:
+                log.warning("not looked at: %s", error)
+                unreadable += 1
+                continue
+            known[digest] = tuple(redactor.find_secrets(data))
+        scripts += 1
+        if scripts % _REPORT_EVERY == 0:
+            yield Progress(done=scripts)
+        suspicious += bool(known[digest])
+        for finding in known[digest]:
+            yield SecretLine(
+                job=library.line(asker, job, script), line=finding.line, kind=finding.what
+            )
+    when = span(library, request)
+    yield SecretsAnswer(
+        scripts=scripts,
+        suspicious=suspicious,
+        unreadable=unreadable,
+        since=when.since,
+        default_days=when.default_days,
+    )

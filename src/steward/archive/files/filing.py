@@ -1,0 +1,399 @@
+"""What each event does to the files of one archive.
+
+Whatever a crash leaves is completed or repeated when the batch comes again: a
+step that finds its work done passes on.
+"""
+
+import functools
+from collections.abc import Callable
+
+import msgspec
+
+from steward.archive.files.acl import Readers
+from steward.archive.files.copying import Source
+from steward.archive.files.layout import Layout, Place, Subject
+from steward.archive.files.manifest import (
+    VERSION,
+    Fact,
+    File,
+    Manifests,
+    identity_line,
+    kept_line,
+    line,
+)
+from steward.archive.files.owners import Owners
+from steward.archive.files.pending import Pending, Sources
+from steward.archive.files.placing import Placer, Target
+from steward.archive.files.records import (
+    MOVED,
+    PLACED,
+    UNVERIFIED,
+    WAITING,
+    Records,
+    Ref,
+    Row,
+    belongs_elsewhere,
+)
+from steward.archive.files.sharing import Sharing
+from steward.archive.files.tree import Entry, Tree
+from steward.config import Settings
+from steward.events import JOB_IDENTITY, Event, JobIdentity, JobScript
+from steward.records import JobRecord
+
+_encoder = msgspec.json.Encoder()
+_body_decoder = msgspec.json.Decoder(JobScript)
+_NOBODY = Readers()
+
+
+class Filing:
+    """Files scripts into one tree.
+
+    Args:
+        settings: The whole configuration.
+        name: The sink's name.
+        layout: Its layout.
+        tree: Its tree.
+        records: Its database.
+        owners: Whose directories are whose.
+        placer: Puts bytes into the tree.
+        sources: Where bytes come from.
+        manifests: The tree's manifests.
+        pending: The batch.
+        sharing: What files may be links to.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        layout: Layout,
+        tree: Tree,
+        records: Records,
+        owners: Owners,
+        placer: Placer,
+        sources: Sources,
+        manifests: Manifests,
+        pending: Pending,
+        sharing: Sharing,
+    ) -> None:
+        self.gids: tuple[int, ...] = ()
+        self._settings = settings
+        self._sink = settings.files_sink(name)
+        self._layout = layout
+        self._tree = tree
+        self._records = records
+        self._owners = owners
+        self._placer = placer
+        self._sources = sources
+        self._manifests = manifests
+        self._pending = pending
+        self._sharing = sharing
+        self._entries: dict[tuple[int | None, bool], tuple[Entry, Readers]] = {}
+
+    # ------------------------------------------------------------ job.script
+
+    def script(self, event: Event) -> None:
+        """A script was captured: file it, or let it wait for its job.
+
+        Raises:
+            Gone: Its bytes are not in the store.
+            OSError: The tree cannot be written.
+        """
+        ref = (event.cluster, event.key)
+        if ref in self._pending.rows:
+            return
+        body: JobScript = event.body
+        row = self._fresh_row(ref, body)
+        self._pending.fresh[ref] = body
+        if not self._layout.needs_identity:
+            self._file(row, body, None, event.source)
+        elif self._waits(event.cluster):
+            self._pending.keep(msgspec.structs.replace(row, body=_encoder.encode(body)))
+        else:
+            self.unverified(row, body, event.source)
+
+    def _fresh_row(self, ref: Ref, body: JobScript) -> Row:
+        kept, environment = body.script, body.environment
+        if not self._settings.archive.environments:
+            environment = None
+        cluster, key = ref
+        return Row(
+            key,
+            cluster,
+            body.job_id,
+            body.spool_mtime_ns,
+            WAITING,
+            0,
+            "",
+            bytes.fromhex(kept.sha256) if kept else None,
+            kept.length if kept else 0,
+            "",
+            bytes.fromhex(environment.sha256) if environment else None,
+            environment.length if environment else 0,
+            None,
+            "",
+            self._pending.now_ns,
+            "",
+            None,
+        )
+
+    # ------------------------------------------------------------ archive.resend
+
+    def waiting(self, ref: Ref, body: JobScript) -> None:
+        """A script that was put where scripts wait, by :class:`Refilling`."""
+        row = self._fresh_row(ref, body)
+        self._pending.keep(msgspec.structs.replace(row, body=_encoder.encode(body)))
+
+    def settle(self, ref: Ref, identity: JobIdentity | None) -> None:
+        """File a script that waits or is not verified, under its owner where that is known.
+
+        Raises:
+            Gone: Its bytes are not where they were.
+            OSError: The tree cannot be written.
+        """
+        row = self._pending.rows[ref]
+        waits = row.state == WAITING
+        if waits and not self._layout.needs_identity:
+            self._file(row, _body_decoder.decode(row.body or b""), None, "spool")
+        if identity is not None and (waits or belongs_elsewhere(row, identity.record)):
+            self._identify(ref, identity)
+        elif waits and self._pending.rows[ref].state == WAITING:
+            self.unverified(row)
+
+    def _waits(self, cluster: str) -> bool:
+        known = self._settings.cluster.get(cluster)
+        return self._sink.identity_wait_s > 0 and (known is None or known.slurm)
+
+    def unverified(self, row: Row, body: JobScript | None = None, source: str = "spool") -> None:
+        """File a script whose job is not known (yet) under ``unverified/``.
+
+        Raises:
+            Gone: Its bytes are not where they were.
+            OSError: The tree cannot be written.
+        """
+        body = body or _body_decoder.decode(row.body or b"")
+        # What was claimed counts for nothing: only groups may read it.
+        place = self._unverified_place(row, body)
+        entry, readers = self._who(None, hidden=True)
+        changed = msgspec.structs.replace(row, state=UNVERIFIED, body=None)
+        self._put(row, changed, body, place, entry, readers, source)
+
+    def _unverified_place(self, row: Row, body: JobScript) -> Place:
+        subject = Subject(
+            cluster=row.cluster,
+            job_id=row.job_id,
+            spool_mtime_ns=row.mtime_ns,
+            name=body.claimed_name,
+        )
+        return self._layout.unverified_place(subject, self._zone(row.cluster))
+
+    def _leave_unverified(
+        self, row: Row, body: JobScript, to: str, sources: tuple[Source | None, Source | None]
+    ) -> None:
+        """Take away what was filed there when a crash came, and is known now."""
+        place = self._unverified_place(row, body)
+        path, number = place.directory, self._records.number(place.directory)
+        claimed: Callable[[str], bool] = functools.partial(self._pending.claimed, row, number)
+        for name in self._placer.put_before(path, place.stem, *sources, claimed):
+            self._pending.unlinks[path, name] = None
+            self._pending.left.add(number)
+        if number in self._pending.left and self._manifests.about(path, row.key):
+            self._manifests.add(path, self._moved_line(row, to))
+
+    # ------------------------------------------------------------ job.identity
+
+    def identity(self, event: Event) -> None:
+        """It is known whose a script is, or more is known of its job.
+
+        Raises:
+            Gone: Its bytes are not where they were.
+            OSError: The tree cannot be written.
+        """
+        body: JobIdentity = event.body
+        ref = (event.cluster, body.script_key)
+        if ref in self._pending.rows:
+            self._identify(ref, body)
+
+    def _identify(self, ref: Ref, body: JobIdentity) -> None:
+        row = self._pending.rows[ref]
+        cluster, key = ref
+        if row.state == MOVED:
+            self._pending.later.append((JOB_IDENTITY, key, cluster, _encoder.encode(body)))
+            return
+        if belongs_elsewhere(row, body.record):
+            kept = self._pending.fresh.get(ref)
+            if kept is None and row.body:
+                kept = _body_decoder.decode(row.body)
+            self._file(row, kept, body.record, "spool")
+            row = self._pending.rows[ref]
+        elif row.holder is not None and body.record.account:
+            self._charge(row, body.record)
+        if self._layout.manifests and row.directory:
+            path = self._records.directory(row.directory)
+            self._manifests.add(path, identity_line(cluster, body, self._pending.now))
+
+    def _charge(self, row: Row, record: JobRecord) -> None:
+        """Count a script for its account, where that was not known when it was filed."""
+        unknown = (row.cluster, row.uid or 0, row.user, "")
+        if self._records.known_holder(unknown) == row.holder:
+            holder = self._records.holder((*unknown[:3], record.account))
+            self._pending.keep(msgspec.structs.replace(row, holder=holder))
+
+    def _file(
+        self, row: Row, body: JobScript | None, record: JobRecord | None, source: str
+    ) -> None:
+        uid = record.uid if record else None
+        user = record.user if record else ""
+        subject = Subject(
+            cluster=row.cluster,
+            job_id=row.job_id,
+            spool_mtime_ns=row.mtime_ns,
+            name=record.name if record else body.claimed_name if body else "",
+            account=record.account if record else "",
+            partition=record.partition if record else "",
+        )
+        zone = self._zone(row.cluster)
+        if uid is not None:
+            owner = (self._layout.owner_scope(row.cluster), uid, user)
+            is_foreign = functools.partial(self._is_foreign, uid, subject, zone)
+            directory = self._owners.directory(owner, is_foreign)
+            subject = msgspec.structs.replace(subject, user_directory=directory)
+        entry, readers = self._who(self._owners.reader(uid, user), hidden=False)
+        changed = msgspec.structs.replace(
+            row,
+            state=PLACED,
+            uid=uid,
+            user=user,
+            body=None,
+            holder=None if record is None else holder_of(self._records, row.cluster, record),
+            # Only where the files' readers are those of a directory that all of them are in.
+            shared=int(self._layout.shares and readers.uid is not None),
+        )
+        if row.state == PLACED and not self._layout.user_depth:
+            # Only its readers change: a job's name is kept as it was at submit.
+            fd = self._tree.directory(self._records.directory(row.directory))
+            self._placer.admit(fd, (row.script_name, row.env_name), readers)
+            self._pending.keep(changed)
+            return
+        self._put(row, changed, body, self._layout.place(subject, zone), entry, readers, source)
+
+    def _is_foreign(self, uid: int, subject: Subject, zone: str, name: str) -> bool:
+        depth = self._layout.user_depth
+        if not depth:
+            return False
+        place = self._layout.place(msgspec.structs.replace(subject, user_directory=name), zone)
+        found = self._tree.owner_of("/".join(place.directory.split("/")[:depth]))
+        return found is not None and found != uid
+
+    # ------------------------------------------------------------ bytes and lines
+
+    def _put(
+        self,
+        row: Row,
+        changed: Row,
+        body: JobScript | None,
+        place: Place,
+        entry: Entry,
+        readers: Readers,
+        source: str,
+    ) -> None:
+        number = self._records.number(place.directory)
+        fresh = (row.cluster, row.key) in self._pending.fresh
+        script, environment, old = self._sources.of(row, body, fresh=fresh and not row.directory)
+        claimed: Callable[[str], bool] = functools.partial(self._pending.claimed, row, number)
+        target = Target(place.directory, place.stem, entry, readers)
+        sources = self._sharing.instead(changed, script, environment)
+        if not row.directory and self._pending.may_repeat(row):
+            sources = self._placer.as_before(target, *sources, claimed)
+            if body is not None and not fresh and changed.state != UNVERIFIED:
+                self._leave_unverified(row, body, place.directory, (script, environment))
+        names = self._placer.put(target, *sources, claimed)
+        self._pending.taken.add((number, names[0]))
+        self._pending.taken.add((number, names[1]))
+        unlinks = self._pending.unlinks
+        if old:
+            for before in (script, environment):
+                if before:
+                    unlinks[old, before.name] = None
+        for name in names:
+            # It may have left this place earlier in the batch.
+            unlinks.pop((place.directory, name), None)
+        came_from = row.came_from
+        if row.directory and row.directory != number:
+            came_from = f"{came_from},{row.directory}".lstrip(",")
+            self._pending.left.add(row.directory)
+        changed = msgspec.structs.replace(
+            changed,
+            directory=number,
+            script_name=names[0],
+            env_name=names[1],
+            came_from=came_from,
+            since_ns=min(row.since_ns, self._pending.now_ns),
+        )
+        if self._layout.manifests:
+            self._tell(row, changed, body, place.directory, source)
+        self._pending.keep(changed)
+        self._sharing.add(changed, place.directory)
+
+    def _tell(self, row: Row, changed: Row, body: JobScript | None, path: str, source: str) -> None:
+        now = self._pending.now
+        names = (changed.script_name, changed.env_name)
+        if not row.directory:
+            if body is not None:
+                text = kept_line(row.key, row.cluster, body, names, now, source)
+                self._manifests.add(path, text)
+            return
+        before = self._records.directory(row.directory)
+        for text in self._earlier_lines(before, row.key, names):
+            self._manifests.add(path, text)
+        if before != path:
+            self._manifests.add(before, self._moved_line(row, path))
+
+    def _moved_line(self, row: Row, to: str) -> bytes:
+        moved = Fact(
+            fact="moved",
+            key=row.key,
+            version=VERSION,
+            cluster=row.cluster,
+            at=self._pending.now,
+            to=to,
+        )
+        return line(moved)
+
+    def _earlier_lines(self, path: str, key: str, names: tuple[str, str]) -> list[bytes]:
+        """What the manifest of the directory that a script leaves says of it, for the next one."""
+        return [line(renamed(fact, names)) for fact in self._manifests.about(path, key)]
+
+    def _who(self, uid: int | None, *, hidden: bool) -> tuple[Entry, Readers]:
+        found = self._entries.get((uid, hidden))
+        if found is None or found[0].gids != self.gids:
+            depth = 0 if hidden else self._layout.user_depth
+            entry = Entry(uid=uid, gids=self.gids, user_depth=depth, others_pass=not hidden)
+            if len(self._entries) > 4096:
+                self._entries.clear()
+            found = self._entries[uid, hidden] = (entry, Readers(uid, self.gids))
+        return found
+
+    def _zone(self, cluster: str) -> str:
+        known = self._settings.cluster.get(cluster)
+        return known.timezone if known else ""
+
+
+def holder_of(records: Records, cluster: str, record: JobRecord) -> int | None:
+    """The number of whom a job's script is counted for; None while its uid is not known."""
+    if record.uid is None:
+        return None
+    return records.holder((cluster, record.uid, record.user, record.account))
+
+
+def renamed(fact: Fact, names: tuple[str, str]) -> Fact:
+    """A ``kept`` fact with the names that its files have now; any other as it is."""
+    if fact.fact != "kept":
+        return fact
+    return msgspec.structs.replace(
+        fact, script=_as(fact.script, names[0]), environment=_as(fact.environment, names[1])
+    )
+
+
+def _as(file: File | None, name: str) -> File | None:
+    return msgspec.structs.replace(file, name=name) if file and name else None

@@ -1,0 +1,289 @@
+"""Where in the tree a script lies: presets and templates, cut by the cluster's dates.
+
+The preset ``job_archive`` is the tree of NAU's job_archive, ``sarchive`` that of
+itkovian's SArchive (its periods are YYYY, YYYYMM and YYYYMMDD): sites that come
+from these keep their paths. A script whose user is not known for certain lies
+under ``unverified/`` when its layout has a place for the user.
+"""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+
+from steward.archive.errors import LayoutError
+from steward.archive.files.names import encode_name, fit
+
+UNVERIFIED: Final = "unverified"
+
+PRESETS: Final = {
+    "default": "{cluster}/{user}/{year}/{month}/{day}/{job_id}-{name}",
+    "job_archive": "{user}/{year}/{month}/{job_id}-{name}",
+    "sliced": "{cluster}/{slice1}/{slice2}/{job_id}",
+}
+"""``sarchive`` is not here: its path depends on the period."""
+
+_SARCHIVE = {
+    "yearly": "{year}/job.{job_id}_",
+    "monthly": "{year}{month}/job.{job_id}_",
+    "daily": "{year}{month}{day}/job.{job_id}_",
+    "none": "job.{job_id}_",
+}
+_UNVERIFIED = f"{UNVERIFIED}/{{cluster}}/{{year}}/{{month}}/{{day}}/{{job_id}}-{{name}}"
+
+FIELDS: Final = (
+    "cluster",
+    "user",
+    "year",
+    "month",
+    "day",
+    "hour",
+    "job_id",
+    "name",
+    "slice1",
+    "slice2",
+    "account",
+    "partition",
+)
+_FROM_IDENTITY = frozenset({"user", "account", "partition"})
+_FIELD = re.compile(r"\{([^{}]*)\}")
+_REMEMBERED = 1024
+_QUARTER_NS = 900 * 10**9
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A directory below the archive's root, "" for the root, and a file name without suffix."""
+
+    directory: str
+    stem: str
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """What a path can be made of.
+
+    Attributes:
+        cluster: The cluster's name, as it is.
+        job_id: The job's id.
+        spool_mtime_ns: The script's time in the spool, ns since the epoch.
+        name: The job's name, as it is (claimed or verified).
+        user_directory: The user's directory as ``owners`` assigned it: safe already.
+        account: The account, as it is.
+        partition: The partition, as it is.
+    """
+
+    cluster: str
+    job_id: int
+    spool_mtime_ns: int
+    name: str = ""
+    user_directory: str = ""
+    account: str = ""
+    partition: str = ""
+
+
+@lru_cache(maxsize=64)
+def zone(name: str) -> tzinfo | None:
+    """The zone called ``name``; None, the system's own, for "".
+
+    Raises:
+        LayoutError: There is no such zone.
+    """
+    if not name:
+        return None
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise LayoutError(
+            f"timezone {name!r} is unknown: use an IANA name such as Europe/Paris", name
+        ) from error
+
+
+@lru_cache(maxsize=512)
+def _date_parts(quarter: int, zone_name: str) -> tuple[str, str, str, str]:
+    moment = datetime.fromtimestamp(quarter * 900, UTC).astimezone(zone(zone_name))
+    return (
+        f"{moment.year:04d}",
+        f"{moment.month:02d}",
+        f"{moment.day:02d}",
+        f"{moment.hour:02d}",
+    )
+
+
+class _Template:
+    """One compiled template: literal pieces and fields, directory and stem apart."""
+
+    def __init__(self, text: str) -> None:
+        head, _, tail = text.rpartition("/")
+        self.directory = _compile(head)
+        self.stem = _compile(tail)
+        # Most directories are those of scripts before: one look-up instead of a rendering.
+        self._rendered: dict[tuple[str, ...], str] = {}
+        self.directory_fields = frozenset(_FIELD.findall(head))
+
+    def render(self, subject: Subject, zone_name: str) -> Place:
+        quarter = subject.spool_mtime_ns // _QUARTER_NS
+        dates = _date_parts(quarter, zone_name)
+        what = (
+            *dates,
+            subject.cluster,
+            subject.user_directory,
+            subject.account,
+            subject.partition,
+        )
+        if self.directory_fields.isdisjoint(("job_id", "name", "slice1", "slice2")):
+            found = self._rendered.get(what)
+            if found is None:
+                if len(self._rendered) >= _REMEMBERED:
+                    self._rendered.clear()
+                found = self._rendered[what] = self._directory(subject, dates)
+            directory = found
+        else:
+            directory = self._directory(subject, dates)
+        return Place(directory, fit(_join(self.stem, subject, dates)))
+
+    def _directory(self, subject: Subject, dates: "_Dates") -> str:
+        rendered = _join(self.directory, subject, dates)
+        # A field may be empty (a job without a name), but no component may.
+        return "/".join([fit(part) or "none" for part in rendered.split("/")]) if rendered else ""
+
+
+_Dates = tuple[str, str, str, str]
+_Part = str | Callable[[Subject, _Dates], str]
+
+
+def _slice(subject: Subject, place: int) -> str:
+    # Reversed slices: the fastest digits come first and fill all directories evenly.
+    return f"{subject.job_id // 100**place % 100:02d}"
+
+
+_RENDER: dict[str, Callable[[Subject, _Dates], str]] = {
+    "cluster": lambda subject, _: encode_name(subject.cluster),
+    "user": lambda subject, _: subject.user_directory,
+    "year": lambda _, dates: dates[0],
+    "month": lambda _, dates: dates[1],
+    "day": lambda _, dates: dates[2],
+    "hour": lambda _, dates: dates[3],
+    "job_id": lambda subject, _: str(subject.job_id),
+    "name": lambda subject, _: encode_name(subject.name),
+    # A job without a name gives "123", not "123-", as job_archive has it.
+    "-name": lambda subject, _: "-" + encode_name(subject.name) if subject.name else "",
+    "slice1": lambda subject, _: _slice(subject, 0),
+    "slice2": lambda subject, _: _slice(subject, 1),
+    "account": lambda subject, _: encode_name(subject.account) or "none",
+    "partition": lambda subject, _: encode_name(subject.partition) or "none",
+}
+
+
+def _compile(text: str) -> tuple[_Part, ...]:
+    parts: list[_Part] = []
+    for index, piece in enumerate(_FIELD.split(text.replace("-{name}", "{-name}"))):
+        if index % 2:
+            parts.append(_RENDER[piece])
+        elif piece:
+            parts.append(piece)
+    return tuple(parts)
+
+
+def _join(parts: tuple[_Part, ...], subject: Subject, dates: _Dates) -> str:
+    return "".join([part if isinstance(part, str) else part(subject, dates) for part in parts])
+
+
+class Layout:
+    """A compiled layout.
+
+    Attributes:
+        name: As configured.
+        needs_identity: Whether its paths hold what only Slurm can tell (the user …).
+        manifests: Whether its directories carry a manifest.
+        suffixes: What follows the stem of a script and of an environment.
+        shares: Whether identical files of one user may be one, by link.
+        user_depth: Number of directories down to the user's own, itself included; 0
+            where no directory is one user's.
+    """
+
+    def __init__(
+        self, name: str, template: str, suffixes: tuple[str, str], manifests: bool
+    ) -> None:
+        self.name = name
+        self.template = template
+        self.suffixes = suffixes
+        self.manifests = manifests
+        fields = frozenset(_FIELD.findall(template))
+        self.needs_identity = bool(fields & _FROM_IDENTITY)
+        self.user_depth = 0
+        self.user_scope = False
+        for depth, component in enumerate(template.split("/")[:-1], start=1):
+            self.user_scope = self.user_scope or "{cluster}" in component
+            if "{user}" in component:
+                self.user_depth = depth
+                break
+        # Without a manifest a file's own time is all that says when its job came, and
+        # without a directory of its owner's each file's ACL is its own.
+        self.shares = manifests and self.user_depth > 0
+        self._template = _Template(template)
+        self._unverified = _Template(_UNVERIFIED)
+
+    def place(self, subject: Subject, zone_name: str = "") -> Place:
+        """Where a script belongs whose identity is known (or not needed)."""
+        return self._template.render(subject, zone_name)
+
+    def unverified_place(self, subject: Subject, zone_name: str = "") -> Place:
+        """Where a script lies until Slurm has said whose it is."""
+        return self._unverified.render(subject, zone_name)
+
+    def owner_scope(self, cluster: str) -> str:
+        """Within what a user's directory name is unique: a cluster, or "" for the whole tree."""
+        return cluster if self.user_scope else ""
+
+
+def compile_layout(text: str, period: str = "yearly") -> Layout:
+    """The layout that a configuration names.
+
+    Args:
+        text: A preset's name, or a template such as ``{cluster}/{user}/{job_id}-{name}``.
+        period: For ``sarchive``: yearly, monthly, daily or none.
+
+    Raises:
+        LayoutError: No such preset, an unknown field, or paths that would not be safe.
+    """
+    if text == "sarchive":
+        if period not in _SARCHIVE:
+            raise LayoutError(f"period {period!r} is unknown: use {', '.join(_SARCHIVE)}", period)
+        return Layout(text, _SARCHIVE[period], ("script", "environment"), manifests=False)
+    if text in PRESETS:
+        return Layout(text, PRESETS[text], (".sh", ".env"), manifests=text == "default")
+    _check(text)
+    return Layout(text, text, (".sh", ".env"), manifests=True)
+
+
+def _check(text: str) -> None:
+    if "{" not in text:
+        known = "default, job_archive, sarchive, sliced"
+        raise LayoutError(
+            f"layout {text!r} is unknown: use {known} or a template with {{job_id}}", text
+        )
+    unknown = [field for field in _FIELD.findall(text) if field not in FIELDS]
+    if unknown:
+        raise LayoutError(
+            f"layout {text!r}: unknown field {{{unknown[0]}}}: the fields are {', '.join(FIELDS)}",
+            text,
+        )
+    if "{" in _FIELD.sub("", text) or "}" in _FIELD.sub("", text):
+        raise LayoutError(f"layout {text!r}: a brace is not closed", text)
+    components = text.split("/")
+    if "{job_id}" not in components[-1]:
+        raise LayoutError(
+            f"layout {text!r}: the file name must hold {{job_id}}, else two jobs share a file", text
+        )
+    for component in components:
+        if component in {"", ".", "..", "MANIFEST.jsonl"} or component.startswith((".", "-")):
+            raise LayoutError(
+                f"layout {text!r}: the part {component!r} may not stand in a path", text
+            )
+        if not component.isprintable() or "~" in component or "\\" in component:
+            raise LayoutError(f"layout {text!r}: the part {component!r} has unsafe letters", text)
+    if components[0] == UNVERIFIED:
+        raise LayoutError(f"layout {text!r}: {UNVERIFIED}/ is where unknown jobs go", text)

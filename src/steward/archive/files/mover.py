@@ -1,0 +1,402 @@
+"""Moves files on to a second tree: an archive is written locally and kept elsewhere.
+
+It runs as a part of its own, for the second tree's server may hang: nothing that
+waits for it holds the sink up. A file is copied, checked against its checksum,
+made durable there, and only then removed here; a crash at any point is completed
+by the next run. What happens later to a script that was moved (its owner is
+known at last, it is purged) is done here too.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from steward.archive.errors import ArchiveError, unavailable
+from steward.archive.files.acl import Readers, group_ids
+from steward.archive.files.admitting import Admission, ask
+from steward.archive.files.copying import Gone, Source
+from steward.archive.files.counting import Counts
+from steward.archive.files.filing import Filing, renamed
+from steward.archive.files.layout import UNVERIFIED as UNVERIFIED_DIRECTORY
+from steward.archive.files.layout import compile_layout
+from steward.archive.files.leftovers import Leftovers
+from steward.archive.files.locking import TreeLock
+from steward.archive.files.manifest import VERSION, Fact, Manifests, line
+from steward.archive.files.owners import Owners
+from steward.archive.files.packing import is_packed
+from steward.archive.files.pending import HIDDEN, Pending, Sources, clear_out
+from steward.archive.files.placing import Placer, Target
+from steward.archive.files.purging import purge
+from steward.archive.files.records import MOVED, PLACED, UNVERIFIED, Records, Row, save
+from steward.archive.files.sharing import Sharing
+from steward.archive.files.tree import Entry, Tree
+from steward.config import Settings
+from steward.errors import StewardError, Unavailable
+from steward.events import ARCHIVE_PURGE, ArchivePurge, Event, JobIdentity, utc_now
+from steward.incoming import Stores
+from steward.waiting import Stop
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 200
+_IDLE_S = 5.0
+_OWNERS_EVERY_S = 5.0
+# How long what failed is left, in seconds, at first and at most.
+_AGAIN_S, _AGAIN_AT_MOST_S = 60, 3600
+# A job that Slurm never named may still be named: it is left within easy reach for a day.
+_UNVERIFIED_GRACE_NS = 86400 * 10**9
+
+_encode_row = msgspec.json.encode
+_purge_decoder = msgspec.json.Decoder(ArchivePurge)
+_identity_decoder = msgspec.json.Decoder(JobIdentity)
+
+
+class _Copy(msgspec.Struct, frozen=True):
+    """A script that was copied: its row, its row to be, and what its manifest said."""
+
+    row: Row
+    moved: Row
+    told: list[Fact]
+
+
+class Mover:
+    """Moves what the files sink ``name`` keeps on to its ``move_to``.
+
+    Args:
+        settings: The whole configuration; the sink's ``move_to`` must not be empty.
+        name: The sink's name.
+
+    Raises:
+        ArchiveError: The sink has no ``move_to``.
+        SqliteUnavailable: The state directory cannot be used now.
+    """
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self.name = f"archive.{name}.mover"
+        self._sink = settings.files_sink(name)
+        if not self._sink.move_to:
+            raise ArchiveError(f"sink {name} has no move_to: there is nothing to move", name)
+        self._layout = compile_layout(self._sink.layout, self._sink.period)
+        self._here = Tree(settings.sink_path(name))
+        self._there = Tree(self._sink.move_to)
+        self._records = Records(settings, name, moved=True)
+        self._here_records = Records(settings, name)
+        self._owners = Owners(self._records)
+        self._lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock")
+        self._here_manifests = Manifests(self._here)
+        self._manifests = Manifests(self._there)
+        self._pending = Pending(self._there, self._records, self._owners, self._manifests)
+        self._placer = Placer(self._there, self._layout)
+        self._sources = Sources(self._there, Stores(()), self._records, self._placer)
+        self._sharing = Sharing(self._there, self._records)
+        self._leftovers = Leftovers(self._there, self._records, self._manifests)
+        self._filing = Filing(
+            settings,
+            name,
+            self._layout,
+            self._there,
+            self._records,
+            self._owners,
+            self._placer,
+            self._sources,
+            self._manifests,
+            self._pending,
+            self._sharing,
+        )
+        self._unmovable: set[tuple[str, str]] = set()
+        self._admission = Admission(self._there, self._records, self._layout)
+        self._owners_at = 0.0
+
+    def run_once(self, stop: Stop) -> float:
+        """Move what is old enough, piece by piece until nothing is left or the Stop is raised.
+
+        Returns:
+            Seconds until the next call is of use.
+
+        Raises:
+            ArchiveUnavailable: One of the trees cannot be used now; nothing is lost.
+            SqliteUnavailable: The sink's database cannot be used now.
+        """
+        busy = True
+        while busy and not stop.is_set():
+            with self._usable():
+                busy = self._check_owners() | self._catch_up() | self._move(self._due())
+        return _IDLE_S
+
+    @contextlib.contextmanager
+    def _usable(self) -> "Iterator[None]":
+        where = self._here.root
+        try:
+            self._here.open(self._records.marker())
+            where = self._there.root
+            known = self._records.marker("move_to")
+            found = self._there.open(known)
+            if not known:
+                self._records.set_marker("move_to", found)
+            where = f"{self._there.root} (or {self._here.root}, which is moved there)"
+            self._pending.clear_up()
+            self._leftovers.after_a_crash()
+            yield
+        except OSError as error:
+            self._reset()
+            raise unavailable(where, error) from error
+        except BaseException:
+            self._reset()
+            raise
+
+    def _reset(self) -> None:
+        self._pending.drop()
+        self._sharing.drop()
+        self._here_manifests.drop()
+        self._here.close()
+        self._there.close()
+
+    # ------------------------------------------------------------ moving on
+
+    def _due(self) -> list[Row]:
+        now_ns = time.time_ns()
+        before = now_ns - int(self._sink.move_after_s * 1e9)
+        rows: list[Row] = []
+        for state, limit_ns in ((PLACED, before), (UNVERIFIED, before - _UNVERIFIED_GRACE_NS)):
+            rows += self._records.select(
+                "state = ? AND mtime_ns < ? AND since_ns < ? ORDER BY mtime_ns LIMIT ?",
+                state,
+                limit_ns,
+                limit_ns,
+                _AT_ONCE + len(self._unmovable),
+            )
+        return [row for row in rows if (row.cluster, row.key) not in self._unmovable]
+
+    def _move(self, rows: Sequence[Row]) -> bool:
+        if not rows:
+            return False
+        self._pending.begin({})
+        with self._records.writing() as connection:
+            # What is purged while it is copied must not be left there by a crash.
+            connection.executemany(
+                "INSERT OR REPLACE INTO moving VALUES (?, ?, ?)",
+                [(row.key, row.cluster, _encode_row(row)) for row in rows],
+            )
+        self._sharing.begin(
+            (row.holder, row.script_sha, row.env_sha) for row in rows if row.holder and row.shared
+        )
+        copied: list[_Copy] = []
+        for row in rows:
+            try:
+                copied.append(self._copy(row))
+            except FileNotFoundError:
+                # Purged or moved within the tree since it was looked up; else verify tells.
+                self._skip(row, "its files are not where they were")
+            except Gone as error:
+                self._skip(row, str(error))
+        self._manifests.flush()
+        self._there.sync()
+        with self._lock.held():
+            changed = self._settle(copied)
+        # Without the lock: the second tree may hang.
+        self._leftovers.remove(changed)
+        with self._records.writing() as connection:
+            connection.execute("DELETE FROM moving")
+        return True
+
+    def _skip(self, row: Row, why: str) -> None:
+        ref = (row.cluster, row.key)
+        if self._records.rows([ref]).get(ref) == row:
+            self._unmovable.add(ref)
+            log.error("%s leaves %s where it is: %s", self.name, row.key, why)
+
+    def _copy(self, row: Row) -> "_Copy":
+        path = self._records.directory(row.directory)
+        here = self._here.directory(path)
+        script_suffix, env_suffix = self._layout.suffixes
+        name, suffix = (
+            (row.script_name, script_suffix) if row.script_name else (row.env_name, env_suffix)
+        )
+        uid = self._owners.reader(row.uid, row.user)
+        gids = self._gids()
+        if path.split("/")[0] == UNVERIFIED_DIRECTORY:
+            entry = msgspec.structs.replace(HIDDEN, gids=gids)
+        else:
+            entry = Entry(uid=uid, gids=gids, user_depth=self._layout.user_depth)
+        target = Target(path, name[: name.rindex(suffix)], entry, Readers(uid, gids))
+        script = _source(here, row.script_name, row.script_sha)
+        environment = _source(here, row.env_name, row.env_sha)
+        if uid is not None:
+            script, environment = self._sharing.instead(row, script, environment)
+        names = self._placer.put(
+            target,
+            script,
+            environment,
+            lambda taken: self._pending.claimed(row, row.directory, taken),
+        )
+        self._pending.taken.update((row.directory, taken) for taken in names)
+        told = self._told(row)
+        for fact in told:
+            self._manifests.add(path, line(renamed(fact, names)))
+        moved = msgspec.structs.replace(
+            row, state=MOVED, script_name=names[0], env_name=names[1], body=None
+        )
+        if uid is not None:
+            self._sharing.add(moved, path)
+        return _Copy(row, moved, told)
+
+    def _told(self, row: Row) -> list[Fact]:
+        if not self._layout.manifests:
+            return []
+        return self._here_manifests.about(self._records.directory(row.directory), row.key)
+
+    def _settle(self, copied: "Sequence[_Copy]") -> list[Row]:
+        """With the lock held: remove here what was copied, if it is still the same.
+
+        Returns:
+            The copies of what is not.
+        """
+        now = self._records.rows([(copy.row.cluster, copy.row.key) for copy in copied])
+        self._here_manifests.drop()
+        done: list[_Copy] = []
+        changed: list[Row] = []
+        for copy in copied:
+            row = copy.row
+            if now.get((row.cluster, row.key)) == row and self._told(row) == copy.told:
+                done.append(copy)
+            else:
+                changed.append(copy.moved)
+        for copy in done:
+            row = copy.row
+            path = self._records.directory(row.directory)
+            for name in (row.script_name, row.env_name):
+                if name:
+                    self._here.unlink(path, name)
+            if self._layout.manifests:
+                self._here_manifests.add(path, _moved_line(row, path))
+        self._here_manifests.flush()
+        self._here.sync()
+        with self._records.writing() as connection:
+            counts = Counts()
+            for copy in done:
+                counts.remove(copy.row, moved=False)
+                counts.add(copy.moved, moved=True)
+            save(connection, [copy.moved for copy in done], now)
+            counts.write(connection)
+        clear_out(self._here, self._here_records, {copy.row.directory for copy in done})
+        self._pending.drop()
+        return changed
+
+    # ------------------------------------------------------------ what comes later
+
+    def _catch_up(self) -> bool:
+        """Do what was left to the mover: identities and purges of what was moved."""
+        found = self._records.query(
+            "SELECT number, kind, key, cluster, body, tries FROM later WHERE due_s <= ? "
+            "ORDER BY number LIMIT ?",
+            int(time.time()),
+            _AT_ONCE,
+        )
+        if not found:
+            return False
+        self._filing.gids = self._gids()
+        rows = self._records.rows({(cluster, key) for _, _, key, cluster, *_ in found})
+        # To the filing room what lies in its tree is placed, whichever tree that is.
+        self._pending.begin(
+            {
+                ref: msgspec.structs.replace(row, state=PLACED)
+                for ref, row in rows.items()
+                if row.state == MOVED
+            }
+        )
+        done: list[tuple[int]] = []
+        again: list[tuple[int, int]] = []
+        for number, kind, key, cluster, body, tries in found:
+            try:
+                self._one(kind, key, cluster, body)
+            except Unavailable:
+                raise
+            except StewardError as error:
+                if not tries:
+                    log.error(
+                        "%s cannot finish %s of %s and tries it again: %s",
+                        self.name,
+                        kind,
+                        key,
+                        error,
+                    )
+                wait_s = min(_AGAIN_S << min(tries, 16), _AGAIN_AT_MOST_S)
+                again.append((int(time.time()) + wait_s, number))
+            else:
+                done.append((number,))
+        self._pending.finish(self._sources)
+        with self._records.writing() as connection:
+            self._pending.write(connection, moved=True)
+            connection.executemany("DELETE FROM later WHERE number = ?", done)
+            connection.executemany(
+                "UPDATE later SET tries = tries + 1, due_s = ? WHERE number = ?", again
+            )
+        self._pending.written()
+        return True
+
+    def _one(self, kind: str, key: str, cluster: str, body: bytes) -> None:
+        now = utc_now()
+        decoded: ArchivePurge | JobIdentity
+        if kind == ARCHIVE_PURGE:
+            decoded = msgspec.structs.replace(_purge_decoder.decode(body), script_keys=(key,))
+        else:
+            decoded = _identity_decoder.decode(body)
+        event = Event(
+            kind=kind, cluster=cluster, key=key, at=now, seen_at=now, source="mover", body=decoded
+        )
+        if kind == ARCHIVE_PURGE:
+            purge(event, self._pending, self._there, self._records, self._manifests)
+        else:
+            self._filing.identity(event)
+
+    def _check_owners(self) -> bool:
+        if time.monotonic() >= self._owners_at:
+            self._follow_owners()
+            self._owners_at = time.monotonic() + _OWNERS_EVERY_S
+        return self._admission.waits() and self._admission.page(self._gids())
+
+    def _follow_owners(self) -> None:
+        self._owners.reload()
+        changed = self._records.query(
+            "SELECT DISTINCT uid, user, shut FROM owner WHERE shut != shut_there"
+        )
+        if not changed:
+            return
+        with self._records.writing() as connection:
+            for uid, user, shut in changed:
+                connection.execute(
+                    "UPDATE owner SET shut_there = ? WHERE uid = ? AND user = ?", (shut, uid, user)
+                )
+                ask(connection, uid, user, shut=bool(shut), moved=True)
+
+    def _gids(self) -> tuple[int, ...]:
+        return group_ids(self._sink.groups, self._sink.groups_file)
+
+    def close(self) -> None:
+        """Let go of files and the database."""
+        self._reset()
+        self._lock.close()
+        self._records.close()
+        self._here_records.close()
+
+
+def _source(fd: int, name: str, sha: bytes | None) -> Source | None:
+    if not name or sha is None:
+        return None
+    return Source(fd, name, sha, link=False, packed=is_packed(name))
+
+
+def _moved_line(row: Row, path: str) -> bytes:
+    return line(
+        Fact(
+            fact="moved",
+            key=row.key,
+            version=VERSION,
+            cluster=row.cluster,
+            at=utc_now(),
+            to=path,
+        )
+    )

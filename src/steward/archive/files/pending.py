@@ -1,0 +1,338 @@
+"""What a batch has done to the files and not yet written down in the database."""
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import msgspec
+
+from steward.archive.errors import ArchiveError
+from steward.archive.files.copying import Gone, Source
+from steward.archive.files.counting import Counts
+from steward.archive.files.manifest import NAME, Manifests
+from steward.archive.files.owners import Owners
+from steward.archive.files.packing import LONGEST, is_packed
+from steward.archive.files.placing import Placer
+from steward.archive.files.records import LOST_NS, MOVED, WAITING, Records, Ref, Row, delete, save
+from steward.archive.files.tree import Entry, Tree
+from steward.events import JobScript
+from steward.incoming import ARCHIVE_DIRECTORY, Stores
+from steward.sqlite import Connection
+
+log = logging.getLogger(__name__)
+
+WAITING_DIRECTORY = ".waiting"
+"""Links to bytes whose job is not known yet: the store may be trimmed meanwhile."""
+
+_body_decoder = msgspec.json.Decoder(JobScript)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+HIDDEN = Entry(others_pass=False)
+
+
+class Pending:
+    """The state of a batch: rows in flight, and what is to be written or removed with them.
+
+    Args:
+        tree: The tree that the batch works on.
+        records: The sink's database.
+        owners: Whose directories are whose.
+        manifests: The tree's manifests.
+    """
+
+    def __init__(self, tree: Tree, records: Records, owners: Owners, manifests: Manifests) -> None:
+        self._tree = tree
+        self._records = records
+        self._owners = owners
+        self._manifests = manifests
+        self.rows: dict[Ref, Row] = {}
+        self._before: dict[Ref, Row] = {}
+        self.fresh: dict[Ref, JobScript] = {}
+        self.taken: set[tuple[int, str]] = set()
+        self.left: set[int] = set()
+        self.unlinks: dict[tuple[str, str], None] = {}
+        self.later: list[tuple[str, str, str, bytes]] = []
+        self.now = datetime.now(UTC)
+        self.now_ns = 0
+        self.replays = False
+        self._began_ns = time.time_ns()
+        self._is_clear = False
+        # In the order of the events, which is nearly that of the keys: neighbours meet one page.
+        self._dirty: dict[Ref, None] = {}
+        self._deleted: set[Ref] = set()
+
+    def begin(self, rows: dict[Ref, Row]) -> None:
+        """Begin a batch that concerns these known scripts."""
+        self.drop()
+        self.rows = rows
+        self._before = rows.copy()
+        self.now = datetime.now(UTC)
+        self.now_ns = time.time_ns()
+
+    def drop(self) -> None:
+        """Forget what was gathered and not saved."""
+        self.rows = {}
+        self._before = {}
+        for gathered in (self.taken, self.left, self._deleted):
+            gathered.clear()
+        self._dirty.clear()
+        self.fresh.clear()
+        self.unlinks.clear()
+        self.later.clear()
+        self._manifests.drop()
+        self._records.forget_new()
+        self._owners.forget_new()
+
+    def keep(self, row: Row) -> None:
+        """A row is new or changed."""
+        ref = (row.cluster, row.key)
+        self.rows[ref] = row
+        self._dirty[ref] = None
+        self._deleted.discard(ref)
+
+    def delete(self, ref: Ref) -> None:
+        """A row is to be forgotten."""
+        del self.rows[ref]
+        self._dirty.pop(ref, None)
+        self._deleted.add(ref)
+
+    def claimed(self, row: Row, directory: int, name: str) -> bool:
+        """Whether a file name in a directory belongs to another script than the row's."""
+        return (directory, name) in self.taken or self._records.claimed(
+            row.job_id, row.key, directory, name
+        )
+
+    def may_repeat(self, row: Row) -> bool:
+        """Whether a script may have been put in its place already, before a crash."""
+        if (row.cluster, row.key) in self.fresh:
+            return self.replays
+        return not self._began_ns <= row.since_ns < LOST_NS
+
+    def clear_up(self) -> None:
+        """Remove what batches that were cut short after their commit have left behind.
+
+        Called before anything is put anywhere, so that no name was given away again.
+
+        Raises:
+            OSError: The tree cannot be written.
+        """
+        if self._is_clear:
+            return
+        moved = int(self._records.moved)
+        sql = "SELECT directory, name FROM leaving WHERE moved = ?"
+        left = self._records.query(sql, moved)
+        self._remove(left)
+        clear_out(self._tree, self._records, {self._records.number(path) for path, _ in left})
+        if not self._records.moved:
+            self._clear_waiting()
+        self._is_clear = True
+
+    def _clear_waiting(self) -> None:
+        try:
+            there = set(os.listdir(self._tree.directory(WAITING_DIRECTORY)))
+        except FileNotFoundError:
+            return
+        wanted: set[str] = set()
+        sql = "SELECT body FROM script WHERE state = ? AND body IS NOT NULL"
+        for (text,) in self._records.query(sql, WAITING) if there else ():
+            body = _body_decoder.decode(text)
+            wanted.update(kept.path for kept in (body.script, body.environment) if kept)
+        for name in there - wanted:
+            self._tree.unlink(WAITING_DIRECTORY, name)
+
+    def finish(self, sources: "Sources") -> None:
+        """Write manifests, and make all durable.
+
+        Raises:
+            OSError: The tree cannot be written.
+            Gone: Bytes that must wait for their job are not in the store.
+        """
+        for ref, body in self.fresh.items():
+            row = self.rows.get(ref)
+            if row is not None and row.state == WAITING:
+                sources.put_aside(row, body)
+        sources.settle()
+        self._manifests.flush()
+        self._tree.sync()
+        self._is_clear = not self.unlinks
+
+    def write(self, connection: Connection, *, moved: bool = False) -> None:
+        """Write what changed, inside the transaction that moves the cursor.
+
+        Args:
+            connection: In a transaction.
+            moved: The files are in the tree that files are moved on to, not in the first.
+        """
+        self._owners.save(connection)
+        rows = [self.rows[ref] for ref in self._dirty]
+        counts = Counts()
+        for row in rows:
+            counts.change(self._before.get((row.cluster, row.key)), row, moved=moved)
+        for ref in self._deleted:
+            if ref in self._before:
+                counts.remove(self._before[ref], moved=moved or self._before[ref].state == MOVED)
+        if moved:
+            rows = [msgspec.structs.replace(row, state=MOVED) for row in rows]
+        save(connection, rows, self._before)
+        delete(connection, self._deleted)
+        counts.write(connection)
+        connection.executemany(
+            "INSERT INTO later (kind, key, cluster, body) VALUES (?, ?, ?, ?)", self.later
+        )
+        # What waits is known by its rows.
+        connection.executemany(
+            "INSERT OR IGNORE INTO leaving VALUES (?, ?, ?)",
+            [(int(moved), *file) for file in self.unlinks if file[0] != WAITING_DIRECTORY],
+        )
+
+    def written(self) -> None:
+        """After the commit: remove what was replaced, and directories in which nothing is left.
+
+        Not before: a batch that is cut short is done again, from where its bytes were.
+
+        Raises:
+            OSError: The tree cannot be written.
+        """
+        self._owners.saved()
+        self._remove(self.unlinks)
+        self._is_clear = True
+        clear_out(self._tree, self._records, self.left)
+        self.drop()
+
+    def _remove(self, files: Iterable[tuple[str, str]]) -> None:
+        noted = False
+        for path, name in files:
+            try:
+                self._tree.unlink(path, name)
+            except IsADirectoryError:
+                log.error("%s/%s/%s is a directory: it is left", self._tree.root, path, name)
+            noted = noted or path != WAITING_DIRECTORY
+        if noted:
+            self._tree.sync()
+            with self._records.writing() as connection:
+                connection.execute(
+                    "DELETE FROM leaving WHERE moved = ?", (int(self._records.moved),)
+                )
+
+
+def clear_out(tree: Tree, records: Records, directories: Iterable[int]) -> None:
+    """Remove those directories in which no script lies any more, with their manifests.
+
+    Raises:
+        OSError: The tree cannot be written.
+    """
+    for number in directories:
+        if not records.is_used(number):
+            path = records.directory(number)
+            tree.unlink(path, NAME)
+            tree.prune(path)
+
+
+class Sources:
+    """Where the bytes of scripts are: in a store, waiting in the tree, or in place.
+
+    Args:
+        tree: The tree.
+        stores: The stores of incoming bytes.
+        records: The sink's database.
+        placer: Puts bytes into the tree.
+        packs: Whether what is filed is compressed; what is filed already stays as it is.
+    """
+
+    def __init__(
+        self, tree: Tree, stores: Stores, records: Records, placer: Placer, *, packs: bool = False
+    ) -> None:
+        self._tree = tree
+        self._packs = packs
+        self._stores = stores
+        self._records = records
+        self._placer = placer
+        self._fds: dict[str, tuple[int, bool]] = {}
+
+    def of(
+        self, row: Row, body: JobScript | None, *, fresh: bool
+    ) -> tuple[Source | None, Source | None, str]:
+        """A script's two files, and the directory of the tree that they are in ("" for a store).
+
+        Raises:
+            Gone: Nothing tells where they are.
+            OSError: The store or the directory cannot be opened.
+        """
+        if row.directory:
+            old = self._records.directory(row.directory)
+            # A shared file has the readers of the others that it is.
+            fd, link = self._tree.directory(old), not row.shared
+            script, environment = row.script_name, row.env_name
+        elif body is None:
+            raise Gone(f"nothing tells where the bytes of {row.key} are", row)
+        else:
+            script = body.script.path if body.script else ""
+            environment = body.environment.path if body.environment else ""
+            if fresh:
+                old = ""
+                fd, link = self._store(body.store)
+            else:
+                old = WAITING_DIRECTORY
+                fd, link = self._tree.directory(old, HIDDEN), True
+        return (
+            self._source(fd, script, row.script_sha, row, row.script_length, link=link),
+            self._source(fd, environment, row.env_sha, row, row.env_length, link=link),
+            old,
+        )
+
+    def _source(
+        self, fd: int, name: str, sha: bytes | None, row: Row, length: int, *, link: bool
+    ) -> Source | None:
+        if sha is None or not name:
+            return None
+        # What could not be unpacked again is never packed.
+        packed = is_packed(name) if row.directory else self._packs and length <= LONGEST
+        return Source(fd, one_name(name), sha, link, packed)
+
+    def put_aside(self, row: Row, body: JobScript) -> None:
+        """Keep bytes in the tree until their job is known.
+
+        Raises:
+            Gone: They are not in the store.
+            OSError: The tree cannot be written.
+        """
+        fd, link = self._store(body.store)
+        hidden = self._tree.directory(WAITING_DIRECTORY, HIDDEN)
+        for kept, sha in ((body.script, row.script_sha), (body.environment, row.env_sha)):
+            if kept is not None and sha is not None:
+                source = Source(fd, one_name(kept.path), sha, link)
+                self._placer.put_as(hidden, kept.path, source)
+        self._tree.touch(WAITING_DIRECTORY)
+
+    def settle(self) -> None:
+        """Make durable what was compressed; see :meth:`Placer.settle`."""
+        self._placer.settle()
+
+    def _store(self, name: str) -> tuple[int, bool]:
+        found = self._fds.get(name)
+        if found is None:
+            directory = self._stores.get(name).directory
+            # Linked only within this tree: a link shares its ACL, and another sink's groups
+            # are none of ours.
+            link = directory == os.path.join(self._tree.root, ARCHIVE_DIRECTORY)
+            found = self._fds[name] = (os.open(directory, _DIRECTORY), link)
+        return found
+
+    def close(self) -> None:
+        """Let go of the stores' directories."""
+        self._placer.drop()
+        for fd, _ in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+
+
+def one_name(name: str) -> str:
+    """The name of kept bytes, if it is one name and no path.
+
+    Raises:
+        ArchiveError: It is not.
+    """
+    if "/" in name or name.startswith("."):
+        raise ArchiveError(f"{name!r} is not the name of kept bytes", name)
+    return name

@@ -1,0 +1,208 @@
+"""Where an archive's files are, for those who only read: views, search, verify.
+
+Everything comes from the sink's database, opened read-only; a file that moved
+on between the look-up and the opening is looked up again.
+"""
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+from steward.archive.errors import ArchiveUnavailable, NotArchived, unavailable
+from steward.archive.files.packing import LONGEST, read_plain
+from steward.archive.files.pending import WAITING_DIRECTORY
+from steward.archive.files.records import LOST_NS, MOVED, WAITING, Records, Row
+from steward.config import Settings
+from steward.events import JobScript
+from steward.sqlite import SqliteUnavailable
+
+Which = Literal["script", "environment"]
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_body_decoder = msgspec.json.Decoder(JobScript)
+
+
+class PlacedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One archived file: absolute path; size in bytes and SHA-256 (hex) of the plain bytes."""
+
+    path: str
+    length: int
+    sha256: str
+
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one script is.
+
+    Attributes:
+        script_key: Key of the job.script event.
+        cluster: The cluster's name.
+        job_id: The id in the spool entry's name.
+        spool_mtime: Time of the script in the spool, UTC.
+        spool_mtime_ns: The same, in ns since the epoch.
+        state: ``waiting`` (for its job's identity), ``unverified``, ``placed`` or ``moved``.
+        script: The script's file; None if there was none.
+        environment: The environment's file; None if there is none.
+        uid: Whose it is; None while unknown.
+        user: The owner's name at submit; "" while unknown or unresolved.
+    """
+
+    script_key: str
+    cluster: str
+    job_id: int
+    spool_mtime: datetime
+    spool_mtime_ns: int
+    state: Literal["waiting", "unverified", "placed", "moved"]
+    script: PlacedFile | None = None
+    environment: PlacedFile | None = None
+    uid: int | None = None
+    user: str = ""
+
+
+class FilesReader:
+    """Reads what the files sink ``name`` keeps; usable beside the running sink.
+
+    Args:
+        settings: The whole configuration.
+        name: The sink's name.
+    """
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._root = settings.sink_path(name)
+        self._move_to = settings.files_sink(name).move_to
+        self._records_: Records | None = None
+
+    @property
+    def _records(self) -> Records:
+        # Opened late: a view may be asked before the daemon ran for the first time.
+        if self._records_ is None:
+            self._records_ = Records(self._settings, self._name, reading=True)
+        return self._records_
+
+    def locate(self, script_key: str, cluster: str = "") -> Placed | None:
+        """Where a script is; None if this archive does not have it.
+
+        Args:
+            script_key: Key of the job.script event.
+            cluster: Its cluster; "" where one cluster alone can be meant.
+
+        Raises:
+            SqliteUnavailable: The database cannot be read now.
+        """
+        row = self._row(script_key, cluster)
+        return self._placed(row) if row else None
+
+    def _row(self, key: str, cluster: str) -> Row | None:
+        rows = self._records.select(
+            "key = ? AND (cluster = ? OR ? = '') LIMIT 1", key, cluster, cluster
+        )
+        return rows[0] if rows and rows[0].since_ns != LOST_NS else None
+
+    def read(self, script_key: str, which: Which, cluster: str = "") -> bytes:
+        """The bytes of a script or of its environment.
+
+        Raises:
+            NotArchived: This archive does not have them.
+            ArchiveUnavailable: They cannot be read now.
+            Damaged: They are compressed, and not what was kept.
+        """
+        for last in (False, True):
+            try:
+                placed = self.locate(script_key, cluster)
+            except SqliteUnavailable as error:
+                raise ArchiveUnavailable(str(error), self._root) from error
+            file = getattr(placed, which) if placed else None
+            if file is None:
+                raise NotArchived(
+                    f"{which} of {script_key} is not in the archive {self._root}", script_key
+                )
+            try:
+                return self._read(file.path, file.length)
+            except FileNotFoundError as error:
+                if last:
+                    raise NotArchived(
+                        f"{file.path} is missing: 'steward archive verify' says what else is",
+                        script_key,
+                    ) from error
+            except OSError as error:
+                raise unavailable(self._root, error) from error
+        raise AssertionError("unreachable")
+
+    def _read(self, path: str, length: int) -> bytes:
+        try:
+            return read_file(path, length)
+        except FileNotFoundError:
+            # The mover has removed it here and not written down yet that it is there.
+            if not self._move_to or not path.startswith(self._root + "/"):
+                raise
+            return read_file(self._move_to + path.removeprefix(self._root), length)
+
+    def entries(self) -> Iterator[Placed]:
+        """All scripts of this archive, by key.
+
+        Raises:
+            SqliteUnavailable: The database cannot be read now.
+        """
+        for row in self._records.each():
+            if row.since_ns != LOST_NS:
+                yield self._placed(row)
+
+    def _placed(self, row: Row) -> Placed:
+        script, environment = self._paths(row)
+        return Placed(
+            script_key=row.key,
+            cluster=row.cluster,
+            job_id=row.job_id,
+            spool_mtime=datetime.fromtimestamp(row.mtime_ns / 1e9, UTC),
+            spool_mtime_ns=row.mtime_ns,
+            state=("waiting", "unverified", "placed", "moved")[row.state],
+            script=_file(script, row.script_length, row.script_sha),
+            environment=_file(environment, row.env_length, row.env_sha),
+            uid=row.uid,
+            user=row.user,
+        )
+
+    def _paths(self, row: Row) -> tuple[str, str]:
+        if row.state == WAITING:
+            body = _body_decoder.decode(row.body or b"")
+            base = os.path.join(self._root, WAITING_DIRECTORY)
+            names = (
+                body.script.path if body.script else "",
+                body.environment.path if body.environment else "",
+            )
+        else:
+            tree = self._move_to if row.state == MOVED and self._move_to else self._root
+            base = os.path.join(tree, self._records.directory(row.directory))
+            names = (row.script_name, row.env_name)
+        return os.path.join(base, names[0]), os.path.join(base, names[1])
+
+    def close(self) -> None:
+        """Let go of the database."""
+        if self._records_ is not None:
+            self._records_.close()
+            self._records_ = None
+
+
+def read_file(path: str, longest: int = LONGEST) -> bytes:
+    """The plain bytes of a regular file; a symbolic link in its place is not followed.
+
+    Args:
+        path: The file.
+        longest: How many plain bytes of a compressed file are believed.
+
+    Raises:
+        Damaged: It is compressed, and damaged or longer.
+        OSError: It cannot be read.
+    """
+    with os.fdopen(os.open(path, _READ), "rb") as file:
+        return read_plain(file, path, longest)
+
+
+def _file(path: str, length: int, sha: bytes | None) -> PlacedFile | None:
+    if sha is None:
+        return None
+    return PlacedFile(path=path, length=length, sha256=sha.hex())

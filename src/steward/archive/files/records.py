@@ -1,0 +1,339 @@
+"""A files sink's own database: which script lies where, and the sink's cursor.
+
+It is the sink's memory for what the files alone do not say: what still waits
+for its job's identity, which directory is whose, what was moved on, and which
+marker the tree must carry. Everything else can be read from the tree.
+"""
+
+import operator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from steward.archive.errors import ArchiveError, ArchiveUnavailable
+from steward.archive.files.schema import MIGRATIONS
+from steward.config import Settings
+from steward.records import JobRecord
+from steward.sqlite import Connection, open_database, open_reader, transaction, translated
+
+WAITING, UNVERIFIED, PLACED, MOVED = 0, 1, 2, 3
+"""States of a script: bytes in the store only; under unverified/; where it belongs; in move_to."""
+
+LOST_NS = 2**63 - 1
+"""``since_ns`` of a script that waits and whose bytes were not found: it is not tried again."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One script, as the table has it.
+
+    Attributes:
+        key: Key of the job.script event.
+        cluster: The cluster's name.
+        job_id: The id in the spool entry's name.
+        mtime_ns: The script's time in the spool, ns since the epoch.
+        state: WAITING, UNVERIFIED, PLACED or MOVED.
+        directory: Number of its directory; 0 for none.
+        script_name: Name of the script's file, "" for none.
+        script_sha: SHA-256 of the script.
+        script_length: Its size in bytes.
+        env_name: Name of the environment's file, "" for none.
+        env_sha: SHA-256 of the environment.
+        env_length: Its size in bytes.
+        uid: Whose it is; None while unknown.
+        user: The owner's name at submit, "" while the uid does not resolve.
+        since_ns: When the sink got it, ns since the epoch; LOST_NS where its bytes are lost.
+        came_from: Numbers of the directories where it lay before, joined by commas.
+        body: The job.script event's body (JSON) while it is needed for a later manifest.
+        holder: Number of the user and account that it is counted for; None while unknown.
+        shared: 1 where its files may be links to those of an identical script, else 0.
+    """
+
+    key: str
+    cluster: str
+    job_id: int
+    mtime_ns: int
+    state: int
+    directory: int
+    script_name: str
+    script_sha: bytes | None
+    script_length: int
+    env_name: str
+    env_sha: bytes | None
+    env_length: int
+    uid: int | None
+    user: str
+    since_ns: int
+    came_from: str
+    body: bytes | None
+    holder: int | None = None
+    shared: int = 0
+
+
+_SELECT = f"SELECT {', '.join(Row.__struct_fields__)} FROM script"  # noqa: S608 - our own names
+_MARKS = ", ".join("?" * len(Row.__struct_fields__))
+_ADD = f"INSERT INTO script VALUES ({_MARKS})"  # noqa: S608 - question marks alone
+_CHANGING = (
+    *("state", "directory", "script_name", "env_name", "uid", "user"),
+    *("since_ns", "came_from", "body", "holder", "shared", "env_sha", "env_length"),
+)
+"""All that changes of a script that is known. Sent again, it may come without environment."""
+_CHANGE = (
+    f"UPDATE script SET {', '.join(f'{name} = ?' for name in _CHANGING)} "  # noqa: S608 - our own names
+    "WHERE key = ? AND cluster = ?"
+)
+_changed = operator.attrgetter(*_CHANGING, "key", "cluster")
+_CHUNK = 400
+# A batch of capture fits into one look-up; what is sent again may be more.
+_AT_ONCE = 2000
+
+Ref = tuple[str, str]
+"""(cluster, key): what identifies a script."""
+
+Holder = tuple[str, int, str, str]
+"""(cluster, uid, user at submit, account at submit): whom a script's bytes are counted for."""
+
+
+class Records:
+    """The database of the sink ``name``.
+
+    Args:
+        settings: The whole configuration.
+        name: The sink's name.
+        reading: Open it for reading only.
+        moved: It is the tree that files are moved on to that is worked on.
+
+    Raises:
+        SqliteUnavailable: It cannot be opened now.
+    """
+
+    def __init__(
+        self, settings: Settings, name: str, *, reading: bool = False, moved: bool = False
+    ) -> None:
+        self.moved = moved
+        self.states = (MOVED, MOVED) if moved else (WAITING, PLACED)
+        self.path = f"{settings.state_dir}/archive-{name}.db"
+        self._connection: Connection = (
+            open_reader(self.path) if reading else open_database(self.path, MIGRATIONS)
+        )
+        self._numbers: dict[str, int] = {}
+        self._paths: dict[int, str] = {}
+        self._new_directories: dict[int, str] = {}
+        self._holders: dict[Holder, int] = {}
+
+    def query(self, sql: str, *parameters: object) -> list[Any]:
+        """Rows of a statement that only reads."""
+        with translated(self.path):
+            return list(self._connection.execute(sql, parameters))
+
+    @contextmanager
+    def writing(self) -> "Iterator[Connection]":
+        """One transaction; new directories are saved with it."""
+        with transaction(self._connection, self.path) as connection:
+            insert_new(
+                connection,
+                "INSERT OR IGNORE INTO directory VALUES (?, ?)",
+                list(self._new_directories.items()),
+            )
+            yield connection
+        self._new_directories.clear()
+
+    def cursor(self) -> int:
+        """Position of the last event put to use."""
+        return int(self.query("SELECT position FROM cursor")[0][0])
+
+    def marker(self, tree: str = "root") -> str:
+        """Id of the marker that a tree (``root`` or ``move_to``) must carry; "" if not known."""
+        found = self.query("SELECT id FROM marker WHERE tree = ?", tree)
+        return str(found[0][0]) if found else ""
+
+    def set_marker(self, tree: str, identifier: str) -> None:
+        """Remember the marker of a tree."""
+        with self.writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO marker VALUES (?, ?)", (tree, identifier))
+
+    def rows(self, refs: Iterable[Ref]) -> dict[Ref, Row]:
+        """The known ones of some scripts."""
+        by_cluster: dict[str, list[str]] = {}
+        for cluster, key in refs:
+            by_cluster.setdefault(cluster, []).append(key)
+        found: dict[Ref, Row] = {}
+        for cluster, keys in by_cluster.items():
+            for start in range(0, len(keys), _CHUNK):
+                chunk = keys[start : start + _CHUNK]
+                marks = ", ".join("?" * len(chunk))
+                sql = f"{_SELECT} WHERE key IN ({marks}) AND cluster = ?"
+                for values in self.query(sql, *chunk, cluster):
+                    row = Row(*values)
+                    found[row.cluster, row.key] = row
+        return found
+
+    def select(self, where: str, *parameters: object) -> list[Row]:
+        """Rows by a condition written in this room."""
+        return [Row(*values) for values in self.query(f"{_SELECT} WHERE {where}", *parameters)]
+
+    def each(self) -> Iterator[Row]:
+        """Every row, by key, read piece by piece so that no snapshot is held for long."""
+        last = ("", "")
+        while True:
+            page = self.select("(key, cluster) > (?, ?) ORDER BY key, cluster LIMIT 1000", *last)
+            yield from page
+            if not page:
+                return
+            last = (page[-1].key, page[-1].cluster)
+
+    def number(self, path: str) -> int:
+        """The number of a directory; a new one is saved by the next :meth:`writing`."""
+        number = self._numbers.get(path)
+        if number is not None:
+            return number
+        found = self.query("SELECT number FROM directory WHERE path = ?", path)
+        if found:
+            number = int(found[0][0])
+        else:
+            saved = self.query("SELECT max(number) FROM directory")[0][0] or 0
+            number = max(saved, *self._new_directories, 0) + 1
+            self._new_directories[number] = path
+        if len(self._numbers) > 4096:
+            # New ones are still found: they stay in _new_directories until saved.
+            self._numbers = {path: number for number, path in self._new_directories.items()}
+            self._paths.clear()
+        self._numbers[path] = number
+        return number
+
+    def directory(self, number: int) -> str:
+        """The path of a directory below the root.
+
+        Raises:
+            ArchiveError: There is no such number.
+        """
+        path = self._new_directories.get(number) or self._paths.get(number)
+        if path is None:
+            found = self.query("SELECT path FROM directory WHERE number = ?", number)
+            if not found:
+                raise ArchiveError(f"{self.path} names directory {number}, which it does not have")
+            path = self._paths[number] = str(found[0][0])
+            if len(self._paths) > 4096:
+                self._paths = {number: path}
+        return path
+
+    def holder(self, holder: Holder) -> int:
+        """The number of a holder; a new one is saved at once, for there are few.
+
+        Not to be asked within :meth:`writing`.
+        """
+        number = self._holders.get(holder) or self.known_holder(holder)
+        if number is None:
+            with transaction(self._connection, self.path) as connection:
+                connection.execute(
+                    "INSERT OR IGNORE INTO holder (cluster, uid, user, account) "
+                    "VALUES (?, ?, ?, ?)",
+                    holder,
+                )
+            number = self.known_holder(holder)
+        assert number is not None, "it was just saved"
+        return number
+
+    def known_holder(self, holder: Holder) -> int | None:
+        """The number of a holder; None where nothing was kept of it yet."""
+        number = self._holders.get(holder)
+        if number is None:
+            found = self.query(
+                "SELECT number FROM holder "
+                "WHERE cluster = ? AND uid = ? AND user = ? AND account = ?",
+                *holder,
+            )
+            if not found:
+                return None
+            if len(self._holders) > 4096:
+                self._holders.clear()
+            number = self._holders[holder] = int(found[0][0])
+        return number
+
+    def contents(self, numbers: Sequence[int]) -> dict[int, int]:
+        """Those of some contents that are known, and the id of the last job that has each."""
+        with translated(self.path):
+            return known_contents(self._connection, numbers)
+
+    def is_used(self, number: int) -> bool:
+        """Whether a script lies in a directory of this tree."""
+        sql = "SELECT 1 FROM script WHERE directory = ? AND state BETWEEN ? AND ? LIMIT 1"
+        return bool(self.query(sql, number, *self.states))
+
+    def claimed(self, job_id: int, key: str, directory: int, name: str) -> bool:
+        """Whether a file name in a directory is that of another script than ``key``."""
+        # All keys of a job's scripts begin alike: no index on names is needed.
+        sql = (
+            "SELECT 1 FROM script WHERE key >= ? AND key < ? AND key != ? AND directory = ? "
+            "AND (script_name = ? OR env_name = ?) AND state BETWEEN ? AND ? LIMIT 1"
+        )
+        first, end = f"script:{job_id}:", f"script:{job_id};"
+        return bool(self.query(sql, first, end, key, directory, name, name, *self.states))
+
+    def forget_new(self) -> None:
+        """Drop the numbers that were never saved: their batch failed."""
+        for path in self._new_directories.values():
+            self._numbers.pop(path, None)
+        self._new_directories.clear()
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._connection.close()
+
+
+def belongs_elsewhere(row: Row, record: JobRecord) -> bool:
+    """Whether what is known of a script's job now says another owner than it was filed under."""
+    if record.uid is None:
+        return False
+    # Names are kept as they were at submit: only a uid that did not resolve gets one later.
+    return row.uid != record.uid or (not row.user and bool(record.user))
+
+
+def insert_new(connection: Connection, sql: str, rows: Sequence[Sequence[object]]) -> None:
+    """Insert rows that the sink's other process may have inserted at the same moment.
+
+    Raises:
+        ArchiveUnavailable: It has: what was chosen is to be chosen again.
+    """
+    if rows and connection.executemany(sql, rows).rowcount != len(rows):
+        raise ArchiveUnavailable(
+            "the sink and its mover named a directory at the same moment: trying again"
+        )
+
+
+def known_contents(connection: Connection, numbers: Sequence[int]) -> dict[int, int]:
+    """Those of some contents that are known, and the id of the last job that has each."""
+    found: dict[int, int] = {}
+    for first in range(0, len(numbers), _AT_ONCE):
+        some = numbers[first : first + _AT_ONCE]
+        marks = ", ".join("?" * len(some))
+        sql = f"SELECT number, job_id FROM content WHERE number IN ({marks})"  # noqa: S608 - question marks alone
+        found.update(connection.execute(sql, some).fetchall())
+    return found
+
+
+def save(connection: Connection, rows: Iterable[Row], known: Collection[Ref]) -> None:
+    """Write rows inside a transaction.
+
+    Args:
+        connection: In a transaction.
+        rows: The rows.
+        known: The scripts that have a row.
+    """
+    new, old = [], []
+    for row in rows:
+        if (row.cluster, row.key) in known:
+            old.append(_changed(row))
+        else:
+            new.append(msgspec.structs.astuple(row))
+    connection.executemany(_ADD, new)
+    connection.executemany(_CHANGE, old)
+
+
+def delete(connection: Connection, refs: Iterable[Ref]) -> None:
+    """Forget scripts, inside a transaction."""
+    connection.executemany(
+        "DELETE FROM script WHERE cluster = ? AND key = ?",
+        refs,
+    )

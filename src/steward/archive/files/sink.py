@@ -1,0 +1,341 @@
+"""The sink that keeps scripts as files: a consumer that links bytes to where they belong.
+
+A script waits until its job's identity is known, or is filed under
+``unverified/``. Per batch: links and ACLs first, then the manifests' lines, one
+sync, and only then the database with the cursor.
+"""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from steward.archive.contents import contents_of
+from steward.archive.errors import ArchiveError, unavailable
+from steward.archive.files.acl import group_ids
+from steward.archive.files.admitting import Admission
+from steward.archive.files.filing import Filing
+from steward.archive.files.keeping import Keeper
+from steward.archive.files.layout import compile_layout
+from steward.archive.files.locking import TreeLock
+from steward.archive.files.manifest import Manifests
+from steward.archive.files.owners import Change, Owners
+from steward.archive.files.pending import Pending, Sources
+from steward.archive.files.placing import Placer
+from steward.archive.files.purging import incoming_names, purge
+from steward.archive.files.records import LOST_NS, WAITING, Records, Ref, Row
+from steward.archive.files.refilling import Refilling
+from steward.archive.files.retention import Retention
+from steward.archive.files.sharing import Sharing, shareable
+from steward.archive.files.tree import Tree
+from steward.config import Settings
+from steward.consumers import Append, Rejected
+from steward.errors import StewardError, Unavailable
+from steward.events import ARCHIVE_PURGE, ARCHIVE_RESEND, JOB_IDENTITY, JOB_SCRIPT, Event
+from steward.incoming import STATE_STORE, Stores
+
+log = logging.getLogger(__name__)
+
+_OWNERS_EVERY_S = 60.0
+_GROUPS_EVERY_S = 3600.0
+_TICK_S = 5.0
+_OVERDUE_AT_ONCE = 500
+_MOST_NAMED = 10
+
+
+class FilesSink:
+    """The consumer ``archive.<name>``.
+
+    Args:
+        settings: The whole configuration.
+        name: The sink's name in it.
+        stores: Where incoming bytes are.
+
+    Raises:
+        LayoutError: The layout cannot be used.
+        SqliteUnavailable: The state directory cannot be used now.
+    """
+
+    kinds = frozenset({JOB_SCRIPT, JOB_IDENTITY, ARCHIVE_PURGE, ARCHIVE_RESEND})
+    batch_events = 500
+
+    def __init__(self, settings: Settings, name: str, stores: Stores) -> None:
+        self.name = f"archive.{name}"
+        self._sink_name = name
+        self._settings = settings.files_sink(name)
+        self._layout = compile_layout(self._settings.layout, self._settings.period)
+        self._tree = Tree(settings.sink_path(name))
+        self._records = Records(settings, name)
+        self._owners = Owners(self._records)
+        self._lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock")
+        self._keeper = Keeper(settings.state_dir, self._tree.root)
+        self._manifests = Manifests(self._tree)
+        self._pending = Pending(self._tree, self._records, self._owners, self._manifests)
+        placer = Placer(self._tree, self._layout, settles=True)
+        self._stores = stores
+        self._purged: list[str] = []
+        packs = self._settings.compress == "zstd"
+        self._sources = Sources(self._tree, stores, self._records, placer, packs=packs)
+        self._sharing = Sharing(self._tree, self._records)
+        self._filing = Filing(
+            settings,
+            name,
+            self._layout,
+            self._tree,
+            self._records,
+            self._owners,
+            placer,
+            self._sources,
+            self._manifests,
+            self._pending,
+            self._sharing,
+        )
+        self._contents = contents_of(settings, stores)
+        self._refilling = Refilling(
+            self._tree,
+            self._filing,
+            self._pending,
+            self._contents,
+            environments=settings.archive.environments,
+        )
+        self._retention = Retention(self._records, name, self._settings)
+        self._admission = Admission(self._tree, self._records, self._layout)
+        self._applied = 0
+        self._lost: list[Rejected] = []
+        self._owners_at = 0.0
+        self._groups_at = 0.0
+
+    def cursor(self) -> int:
+        """Position of the last event that was put to use; 0 at first."""
+        return self._records.cursor()
+
+    def prepare(self) -> None:
+        """Make the tree's root and its marker, or make sure that they are there.
+
+        Capture writes to the tree's store only where the marker is: call this first.
+
+        Raises:
+            ArchiveUnavailable: The tree cannot be used now.
+        """
+        with self._usable():
+            pass
+
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
+        """File scripts, say whose they are, forget what is purged; then move the cursor.
+
+        Raises:
+            ArchiveUnavailable: The tree cannot be used now.
+            Rejected: The bytes of one event are gone, or something stands in its way.
+        """
+        del append
+        conflicting = self._owners.conflicting(_owners_in(events))
+        self._mark(conflicting)
+        with self._usable():
+            for uid, user, _ in conflicting:
+                self._admission.page(self._filing.gids, (uid, user))
+            self._pending.begin(self._records.rows(_refs(events)))
+            lost: list[Rejected] = []
+            self._pending.replays = self._applied < self.batch_events
+            if self._layout.shares:
+                self._sharing.begin(shareable(events, self._pending.rows, self._records))
+            for event in events:
+                try:
+                    self._one(event, lost)
+                except Unavailable:
+                    raise
+                except StewardError as error:
+                    raise Rejected(str(error), event) from error
+            self._pending.finish(self._sources)
+            with self._records.writing() as connection:
+                self._pending.write(connection)
+                # A replayed event may come with a position that was passed long ago.
+                connection.execute("UPDATE cursor SET position = max(position, ?)", (upto,))
+            self._applied += len(events)
+            self._lost += lost
+            self._pending.written()
+            self._empty_stores()
+
+    def _one(self, event: Event, lost: list[Rejected]) -> None:
+        if event.kind == JOB_SCRIPT:
+            self._filing.script(event)
+        elif event.kind == JOB_IDENTITY:
+            self._filing.identity(event)
+        elif event.body.sink not in {"", self._sink_name}:
+            return
+        elif event.kind == ARCHIVE_RESEND:
+            said = self._refilling.resend(event)
+            if said:
+                lost.append(Rejected(_in_one_line(said, len(event.body.scripts)), event))
+        else:
+            if not event.body.sink:
+                self._purged += incoming_names(event, self._pending)
+            purge(event, self._pending, self._tree, self._records, self._manifests)
+
+    def _empty_stores(self) -> None:
+        """Remove what was purged everywhere from the stores, which else is done by trimming.
+
+        Only after the commit: a batch that comes again may have to read it. Other
+        sinks' stores are theirs, and may be on a file server that is away.
+        """
+        names, self._purged = self._purged, []
+        for store in self._stores if names else ():
+            if store.name not in {self.name, STATE_STORE}:
+                continue
+            there = [name for name in names if os.path.lexists(f"{store.directory}/{name}")]
+            try:
+                if there:
+                    store.unlink(there)
+            except StewardError as error:
+                log.warning("what was purged is in %s until it is trimmed: %s", store.name, error)
+
+    def tick(self, append: Append) -> float:
+        """File what waited too long, check whose directories are whose, ask for retention.
+
+        Raises:
+            ArchiveUnavailable: The tree cannot be used now.
+            Rejected: Of what was to be sent again some is nowhere; the rest was filed.
+        """
+        if self._lost:
+            (first, *more), self._lost = self._lost, []
+            raise Rejected(str(first), first.event, more)
+        now = time.monotonic()
+        due_s = self._overdue(self._settings.identity_wait_s)
+        if now >= self._owners_at:
+            changes = self._owners.check()
+            if changes is not None:
+                self._mark(changes)
+                self._owners_at = now + _OWNERS_EVERY_S
+        is_admitting = self._admit()
+        self._retention.ask(append)
+        return 0.0 if is_admitting else min(due_s, _TICK_S)
+
+    def file_waiting(self) -> None:
+        """File all that still waits for its job's identity under ``unverified/`` now.
+
+        For a run that ends: nobody would file it later.
+
+        Raises:
+            ArchiveUnavailable: The tree cannot be used now.
+        """
+        while self._overdue(0.0) == 0.0:
+            continue
+
+    def _overdue(self, wait_s: float) -> float:
+        wait_ns = int(wait_s * 1e9)
+        before = time.time_ns() - wait_ns
+        rows = self._records.select(
+            "state = ? AND since_ns <= ? LIMIT ?", WAITING, before, _OVERDUE_AT_ONCE
+        )
+        if rows:
+            self._file_overdue(rows)
+        if len(rows) == _OVERDUE_AT_ONCE:
+            return 0.0
+        oldest = self._records.query("SELECT min(since_ns) FROM script WHERE state = ?", WAITING)
+        return max(0.0, (oldest[0][0] - before) / 1e9) if oldest[0][0] is not None else _TICK_S
+
+    def _file_overdue(self, rows: Sequence[Row]) -> None:
+        with self._usable():
+            self._pending.begin({(row.cluster, row.key): row for row in rows})
+            for row in rows:
+                try:
+                    self._filing.unverified(row)
+                except Unavailable:
+                    raise
+                except StewardError as error:
+                    # Its row stays: files of it may lie in the tree, and a purge must find them.
+                    log.error("%s cannot file %s: %s", self.name, row.key, error)
+                    self._pending.keep(msgspec.structs.replace(row, since_ns=LOST_NS))
+            self._pending.finish(self._sources)
+            with self._records.writing() as connection:
+                self._pending.write(connection)
+            self._pending.written()
+
+    def _mark(self, changes: Iterable[Change]) -> None:
+        for uid, user, shut in changes:
+            self._owners.mark(uid, user, shut=shut)
+
+    def _admit(self) -> bool:
+        if not self._admission.waits():
+            return False
+        with self._usable():
+            return self._admission.page(self._filing.gids)
+
+    @contextlib.contextmanager
+    def _usable(self) -> "Iterator[None]":
+        """The tree, opened and locked; what the system reports of it becomes one of our errors."""
+        try:
+            with self._lock.held():
+                self._open()
+                self._pending.clear_up()
+                yield
+        except OSError as error:
+            self._reset()
+            raise unavailable(self._tree.root, error) from error
+        except BaseException:
+            self._reset()
+            raise
+
+    def _open(self) -> None:
+        known = self._records.marker()
+        found = self._tree.open(known)
+        self._keeper.hold(self._tree.fd)
+        if not known:
+            self._records.set_marker("root", found)
+        now = time.monotonic()
+        if now >= self._groups_at:
+            try:
+                self._filing.gids = group_ids(self._settings.groups, self._settings.groups_file)
+            except ArchiveError as error:
+                # Readers are never more than the site says; the archive itself goes on.
+                log.error("%s: %s", self.name, error)
+            self._groups_at = now + _GROUPS_EVERY_S
+
+    def _reset(self) -> None:
+        self._purged = []
+        self._sharing.drop()
+        self._pending.drop()
+        self._sources.close()
+        self._keeper.release()
+        self._tree.close()
+
+    def close(self) -> None:
+        """Let go of files and the database."""
+        self._reset()
+        self._lock.close()
+        self._records.close()
+        self._contents.close()
+
+
+def _in_one_line(lost: Sequence[str], of: int) -> str:
+    said = "; ".join(lost[:_MOST_NAMED])
+    if len(lost) > _MOST_NAMED:
+        said += f"; and {len(lost) - _MOST_NAMED} more"
+    return f"{len(lost)} of {of} scripts are lost: {said}" if of > 1 else said
+
+
+def _owners_in(events: Iterable[Event]) -> Iterator[tuple[int, str]]:
+    for event in events:
+        if event.kind == JOB_IDENTITY and event.body.record.uid is not None:
+            yield event.body.record.uid, event.body.record.user
+        elif event.kind == ARCHIVE_RESEND:
+            for resent in event.body.scripts:
+                record = resent.identity.record if resent.identity else None
+                if record is not None and record.uid is not None:
+                    yield record.uid, record.user
+
+
+def _refs(events: Iterable[Event]) -> set[Ref]:
+    refs: set[Ref] = set()
+    for event in events:
+        if event.kind == JOB_SCRIPT:
+            refs.add((event.cluster, event.key))
+        elif event.kind == JOB_IDENTITY:
+            refs.add((event.cluster, event.body.script_key))
+        elif event.kind == ARCHIVE_RESEND:
+            refs.update((event.cluster, resent.script_key) for resent in event.body.scripts)
+        else:
+            refs.update((event.cluster, key) for key in event.body.script_keys)
+    return refs

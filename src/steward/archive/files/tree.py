@@ -1,0 +1,371 @@
+"""One archive's directory tree: every operation is relative to an open directory.
+
+No path below the root is ever resolved as a whole: components are opened one by
+one without following symbolic links, and open directories are remembered, so
+that placing a file is a single link(2). The root carries a marker; where it is
+missing, the file system is not mounted, and nothing is written.
+"""
+
+import errno
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import msgspec
+
+from steward.archive.errors import ArchiveError, ArchiveUnavailable
+from steward.archive.files import acl
+from steward.archive.files.acl import Readers
+from steward.archive.files.copying import appear
+from steward.filesystems import sync_filesystem
+from steward.incoming import MARKER
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_OPEN_DIRECTORIES = 128
+_FEW = 8
+
+# Concern one path, not the archive: nothing is won by trying the others later.
+_ONE_PATH = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ})
+
+
+class InTheWay(ArchiveError):
+    """Something that Steward did not make stands where a directory should; ``offender`` is it."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may enter a directory that is made on the way to a file.
+
+    Attributes:
+        uid: The owner, None for nobody.
+        gids: Groups that may read everything.
+        user_depth: Depth of the first directory that is the owner's; 0 for none.
+        others_pass: Whether anybody may pass through the directories above the owner's.
+    """
+
+    uid: int | None = None
+    gids: tuple[int, ...] = ()
+    user_depth: int = 0
+    others_pass: bool = True
+
+    def of(self, depth: int) -> tuple[Readers, bool]:
+        """Readers of the directory at ``depth``, and whether anybody may pass through it."""
+        if self.user_depth and depth >= self.user_depth:
+            return Readers(self.uid, self.gids), False
+        return Readers(None, self.gids), self.others_pass
+
+
+class Tree:
+    """A tree of archived files.
+
+    Args:
+        root: Absolute path of its root directory.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.acls = False
+        self._fd = -1
+        self._open: OrderedDict[str, int] = OrderedDict()
+        self._touched: set[str] = set()
+
+    @property
+    def fd(self) -> int:
+        """The open root directory; -1 where it is not open."""
+        return self._fd
+
+    def open(self, marker: str) -> str:
+        """Open the root, or make sure that it is still the one that was opened.
+
+        Args:
+            marker: The id that the marker must hold; "" where none is known yet: the
+                root is then made if its parent exists, and marked.
+
+        Returns:
+            The marker's id.
+
+        Raises:
+            ArchiveUnavailable: The marker is missing or another archive's.
+            OSError: The root cannot be used.
+        """
+        if self._fd >= 0 and not self._same():
+            self.close()
+        # A directory may have been renamed or replaced since the last batch: it is only
+        # taken for granted within one.
+        self._forget_directories()
+        if self._fd < 0:
+            if not marker:
+                self._make_root()
+            try:
+                self._fd = os.open(self.root, _DIRECTORY & ~os.O_NOFOLLOW)
+            except FileNotFoundError:
+                raise self._gone() from None
+            self.acls = acl.supported(self._fd)
+        found = self._read_marker()
+        if not found and not marker:
+            found = self._write_marker()
+        if not found:
+            self.close()
+            raise self._gone()
+        if marker and found != marker:
+            self.close()
+            raise ArchiveUnavailable(
+                f"archive {self.root} is another one (marker {found}, not {marker}): mount the "
+                "right file system there, or give this sink another name",
+                self.root,
+            )
+        return found
+
+    def open_for_reading(self) -> None:
+        """Open the root whatever its marker is.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        self.close()
+        self._fd = os.open(self.root, _DIRECTORY & ~os.O_NOFOLLOW)
+
+    def _gone(self) -> ArchiveUnavailable:
+        return ArchiveUnavailable(
+            f"archive {self.root} has no {MARKER}: is its file system mounted?", self.root
+        )
+
+    def _same(self) -> bool:
+        try:
+            here = os.stat(self.root)
+        except FileNotFoundError:
+            return False
+        opened = os.fstat(self._fd)
+        return (here.st_dev, here.st_ino) == (opened.st_dev, opened.st_ino)
+
+    def _make_root(self) -> None:
+        try:
+            os.mkdir(self.root, 0o700)
+        except FileExistsError:
+            return
+        fd = os.open(self.root, _DIRECTORY)
+        try:
+            if acl.supported(fd):
+                os.fchmod(fd, 0o711)
+        finally:
+            os.close(fd)
+
+    def _read_marker(self) -> str:
+        try:
+            fd = os.open(MARKER, _READ, dir_fd=self._fd)
+        except FileNotFoundError:
+            return ""
+        try:
+            return os.read(fd, 200).decode("ascii", "replace").strip()
+        finally:
+            os.close(fd)
+
+    def _write_marker(self) -> str:
+        identifier = os.urandom(16).hex()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        temporary = f"{MARKER}.{os.getpid()}"
+        fd = os.open(temporary, flags, 0o600, dir_fd=self._fd)
+        try:
+            os.write(fd, identifier.encode() + b"\n")
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        try:
+            marked = appear(self._fd, temporary, MARKER)
+        except FileExistsError:
+            # Another process was faster: its id counts.
+            identifier = self._read_marker()
+            marked = True
+        if marked:
+            os.unlink(temporary, dir_fd=self._fd)
+        os.fsync(self._fd)
+        return identifier
+
+    def directory(self, path: str, entry: Entry | None = None) -> int:
+        """The open directory ``path`` below the root; "" is the root.
+
+        Args:
+            path: Safe components, joined by "/".
+            entry: Who may enter directories that are missing and made; None to make none.
+
+        Raises:
+            FileNotFoundError: It does not exist and is not to be made.
+            InTheWay: Something else is in its place.
+            OSError: It cannot be used.
+        """
+        fd = self._open.get(path)
+        if fd is not None:
+            self._open.move_to_end(path)
+            return fd
+        if not path:
+            return self._fd
+        parent, _, name = path.rpartition("/")
+        parent_fd = self.directory(parent, entry)
+        try:
+            fd = self._enter(parent, parent_fd, path, name, entry)
+        except OSError as error:
+            if error.errno in _ONE_PATH:
+                raise InTheWay(
+                    f"{self.root}/{path} is no directory of the archive ({error.strerror}): "
+                    "move away what is there",
+                    path,
+                ) from error
+            raise
+        self._open[path] = fd
+        if len(self._open) > _OPEN_DIRECTORIES:
+            _, oldest = self._open.popitem(last=False)
+            os.close(oldest)
+        return fd
+
+    def _enter(self, parent: str, parent_fd: int, path: str, name: str, entry: Entry | None) -> int:
+        made = False
+        try:
+            fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
+        except FileNotFoundError:
+            if entry is None:
+                raise
+            os.mkdir(name, 0o700, dir_fd=parent_fd)
+            self._touched.add(parent)
+            made = True
+            fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
+        if entry is not None:
+            try:
+                self._admit(fd, path, entry, made=made)
+            except BaseException:
+                os.close(fd)
+                raise
+        return fd
+
+    def _admit(self, fd: int, path: str, entry: Entry, *, made: bool) -> None:
+        if not self.acls:
+            return
+        readers, others_pass = entry.of(path.count("/") + 1)
+        # A crash may have come between making it and letting its readers in.
+        passable = bool(os.fstat(fd).st_mode & stat.S_IXOTH)
+        if made or passable != others_pass or acl.readers_of(fd) != readers:
+            acl.let_enter(fd, readers, others_pass=others_pass)
+
+    def touch(self, path: str) -> None:
+        """Remember that the directory ``path`` was changed and must be synced."""
+        self._touched.add(path)
+
+    def sync(self) -> None:
+        """Make durable what was touched: few directories singly, many by one syncfs(2).
+
+        Raises:
+            OSError: The file system reports that something was not written.
+        """
+        if len(self._touched) > _FEW:
+            sync_filesystem(self._fd)
+        else:
+            for path in self._touched:
+                try:
+                    os.fsync(self.directory(path))
+                except FileNotFoundError:
+                    # Removed since (the last file in it was purged): its parent was touched too.
+                    continue
+        self._touched.clear()
+
+    def read_access(self, directory_fd: int, name: str, readers: Readers) -> None:
+        """Let ``readers`` read a file.
+
+        Raises:
+            OSError: The file is missing or cannot be changed.
+        """
+        if not self.acls:
+            return
+        fd = os.open(name, _READ, dir_fd=directory_fd)
+        try:
+            acl.let_read(fd, readers)
+        finally:
+            os.close(fd)
+
+    def owner_of(self, path: str) -> int | None:
+        """The uid that the directory ``path`` lets in by its ACL; None for nobody or no directory.
+
+        Raises:
+            OSError: It cannot be asked.
+        """
+        try:
+            return acl.readers_of(self.directory(path)).uid
+        except FileNotFoundError:
+            return None
+
+    def unlink(self, path: str, name: str) -> None:
+        """Remove a file; one that is gone already is passed over.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
+        try:
+            os.unlink(name, dir_fd=self.directory(path))
+        except FileNotFoundError:
+            return
+        self._touched.add(path)
+
+    def prune(self, path: str) -> None:
+        """Remove the directory ``path`` and its parents as far as they are empty.
+
+        Raises:
+            OSError: They cannot be removed for another reason than what is in them.
+        """
+        while path:
+            parent, _, name = path.rpartition("/")
+            try:
+                os.rmdir(name, dir_fd=self.directory(parent))
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+                    return
+                raise
+            fd = self._open.pop(path, None)
+            if fd is not None:
+                os.close(fd)
+            self._touched.discard(path)
+            self._touched.add(parent)
+            path = parent
+
+    def files(self, path: str = "") -> Iterator[tuple[str, list[str]]]:
+        """Every directory below ``path`` with the names of what is no directory in it, sorted.
+
+        Directories of Steward's own at the root (".incoming") are left out.
+
+        Raises:
+            OSError: A directory cannot be listed.
+        """
+        waiting = [path]
+        while waiting:
+            current = waiting.pop()
+            directories, names = [], []
+            try:
+                fd = self.directory(current)
+            except FileNotFoundError:
+                continue
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    if not current and entry.name.startswith("."):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        directories.append(f"{current}/{entry.name}" if current else entry.name)
+                    else:
+                        names.append(entry.name)
+            yield current, sorted(names)
+            waiting.extend(sorted(directories, reverse=True))
+
+    def _forget_directories(self) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of every directory; :meth:`open` begins anew."""
+        self._forget_directories()
+        self._touched.clear()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,193 @@
+"""Is every archived file still what was kept? Every checksum is computed anew."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import msgspec
+
+from steward.archive.errors import unavailable
+from steward.archive.files.manifest import NAME
+from steward.archive.files.packing import Damaged, plain_digest
+from steward.archive.files.records import MOVED, PLACED, UNVERIFIED, Records, Row
+from steward.archive.files.tree import Tree
+from steward.config import Settings
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """One difference.
+
+    Attributes:
+        kind: ``missing``, ``changed``, ``unreadable``, or ``unknown``: a file that nobody
+            archived.
+        path: The file's absolute path.
+        script_key: Key of the job.script event; "" for an unknown file.
+        cluster: The cluster's name; "" for an unknown file.
+        detail: One more line, "" for none.
+    """
+
+    kind: Literal["missing", "changed", "unreadable", "unknown"]
+    path: str
+    script_key: str = ""
+    cluster: str = ""
+    detail: str = ""
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a verification of one tree has come: files read, of how many, and bytes."""
+
+    files: int
+    total_files: int
+    total_bytes: int
+
+
+Report = Callable[[Checked], None]
+
+
+def verify(settings: Settings, name: str, report: Report | None = None) -> Iterator[Problem]:
+    """Compare every file of the sink ``name`` with what was kept.
+
+    Args:
+        settings: The whole configuration.
+        name: The sink's name.
+        report: Told after every directory, and once at the end.
+
+    Raises:
+        ArchiveUnavailable: A tree cannot be read.
+        SqliteUnavailable: The sink's database cannot be read.
+    """
+    for tree in trees_to_verify(settings, name):
+        for item in tree:
+            if isinstance(item, Problem):
+                yield item
+            elif report:
+                report(item)
+
+
+def trees_to_verify(settings: Settings, name: str) -> Iterator[Iterator[Problem | Checked]]:
+    """As :func:`verify`, tree by tree, and with how far it is after every directory.
+
+    Each tree's last item says what was read of it in all.
+    """
+    records = Records(settings, name, reading=True)
+    try:
+        yield _Verification(records, settings.sink_path(name), (UNVERIFIED, PLACED)).run()
+        move_to = settings.files_sink(name).move_to
+        if move_to:
+            yield _Verification(records, move_to, (MOVED, MOVED)).run()
+    finally:
+        records.close()
+
+
+class _Verification:
+    """Of one tree."""
+
+    def __init__(self, records: Records, root: str, states: tuple[int, int]) -> None:
+        self._records = records
+        self._root = root
+        self._states = states
+        self._tree = Tree(root)
+        self._files = 0
+        self._bytes = 0
+        counted = records.query(
+            "SELECT total(script_name != '') + total(env_name != '') FROM script "
+            "WHERE state BETWEEN ? AND ?",
+            *states,
+        )
+        self._total = int(counted[0][0])
+
+    def run(self) -> Iterator[Problem | Checked]:
+        visited: set[int] = set()
+        try:
+            self._tree.open_for_reading()
+            for directory, names in self._tree.files():
+                yield from self._directory(directory, names, visited)
+                yield self._so_far()
+        except OSError as error:
+            raise unavailable(self._root, error) from error
+        finally:
+            self._tree.close()
+        sql = "SELECT DISTINCT directory FROM script WHERE state BETWEEN ? AND ?"
+        for (number,) in self._records.query(sql, *self._states):
+            if number not in visited:
+                for row in self._rows(number):
+                    yield from self._missing(row, (row.script_name, row.env_name))
+        yield self._so_far()
+
+    def _so_far(self) -> Checked:
+        return Checked(files=self._files, total_files=self._total, total_bytes=self._bytes)
+
+    def _rows(self, directory: int) -> list[Row]:
+        return self._records.select(
+            "directory = ? AND state BETWEEN ? AND ?", directory, *self._states
+        )
+
+    def _directory(self, directory: str, names: list[str], visited: set[int]) -> Iterator[Problem]:
+        found = self._records.query("SELECT number FROM directory WHERE path = ?", directory)
+        known: set[str] = {NAME}
+        if found:
+            number = int(found[0][0])
+            visited.add(number)
+            for row in self._rows(number):
+                known.update((row.script_name, row.env_name))
+                yield from self._row(row)
+        for name in names:
+            if name not in known and not self._is_new(directory, name):
+                yield Problem(kind="unknown", path=os.path.join(self._root, directory, name))
+
+    def _is_new(self, directory: str, name: str) -> bool:
+        """Whether a file was archived, or taken away, since the directory's rows were read."""
+        path = os.path.join(self._root, directory, name)
+        if name.startswith(".copy.") or not os.path.lexists(path):
+            return True
+        found = self._records.query("SELECT number FROM directory WHERE path = ?", directory)
+        return bool(found) and any(
+            name in {row.script_name, row.env_name} for row in self._rows(int(found[0][0]))
+        )
+
+    def _row(self, row: Row) -> Iterator[Problem]:
+        for name, sha, length in (
+            (row.script_name, row.script_sha, row.script_length),
+            (row.env_name, row.env_sha, row.env_length),
+        ):
+            if name and sha is not None:
+                yield from self._file(row, name, sha, length)
+
+    def _file(self, row: Row, name: str, sha: bytes, length: int) -> Iterator[Problem]:
+        path = os.path.join(self._root, self._records.directory(row.directory), name)
+        try:
+            with os.fdopen(os.open(path, _READ), "rb") as file:
+                found, size = plain_digest(file, name, length)
+        except FileNotFoundError:
+            yield from self._missing(row, (name,))
+            return
+        except Damaged as error:
+            self._files += 1
+            yield self._problem("changed", row, path, str(error))
+            return
+        except OSError as error:
+            yield self._problem("unreadable", row, path, error.strerror or "")
+            return
+        self._files += 1
+        self._bytes += size
+        if found != sha:
+            detail = f"{size} bytes, was {length}" if size != length else "same size, other bytes"
+            yield self._problem("changed", row, path, detail)
+
+    def _missing(self, row: Row, names: tuple[str, ...]) -> Iterator[Problem]:
+        # It may have been moved on or purged meanwhile: only what is still claimed is missing.
+        now = self._records.rows([(row.cluster, row.key)]).get((row.cluster, row.key))
+        if now is None or (now.state, now.directory) != (row.state, row.directory):
+            return
+        for name in names:
+            if name:
+                path = os.path.join(self._root, self._records.directory(row.directory), name)
+                yield self._problem("missing", row, path)
+
+    @staticmethod
+    def _problem(
+        kind: Literal["missing", "changed", "unreadable"], row: Row, path: str, detail: str = ""
+    ) -> Problem:
+        return Problem(kind=kind, path=path, script_key=row.key, cluster=row.cluster, detail=detail)

@@ -1,0 +1,402 @@
+"""Takes over what a site kept before: trees of job_archive and SArchive, and slurmdbd's scripts.
+
+What is found becomes the same events as if it had come from the spool, under
+keys made of job id and file time: importing twice is harmless. Environments are
+redacted before a byte of them is written. A user's directory names the owner,
+unless the files in it say otherwise: the name may have been given to somebody
+else since. The trees are other programs' and
+hostile: symbolic links are not followed, and a strange file stops nothing.
+"""
+
+import logging
+import os
+import pwd
+import stat
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Literal, Protocol
+
+import msgspec
+
+from steward.archive.errors import ArchiveError, unavailable
+from steward.archive.files.acl import readers_of
+from steward.archive.files.found import FoundFile, FoundScript, named_scripts
+from steward.archive.files.layout import compile_layout
+from steward.archive.files.packing import LONGEST as _LARGEST
+from steward.archive.files.packing import Damaged, read_plain
+from steward.archive.files.tree import Tree
+from steward.archive.imported import from_job_archive, from_lines, from_sarchive
+from steward.consumers import Append
+from steward.events import (
+    JOB_SCRIPT,
+    JOB_SEEN,
+    Event,
+    JobFacts,
+    JobScript,
+    Kept,
+    script_key,
+)
+from steward.incoming import Store, kept_filename
+from steward.records import JobRecord
+
+log = logging.getLogger(__name__)
+
+TreeKind = Literal["job_archive", "sarchive"]
+
+SOURCE = "import"
+_AT_ONCE = 200
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_READERS = {"job_archive": from_job_archive, "sarchive": from_sarchive}
+
+
+class Redacted(Protocol):
+    """An environment as it may be kept: ``steward.environment.Environment`` is one."""
+
+    @property
+    def data(self) -> bytes:
+        """In the spool's format, without secrets."""
+        ...
+
+    @property
+    def redacted(self) -> tuple[str, ...]:
+        """Names of the variables that lost their value."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Job name as claimed."""
+        ...
+
+    @property
+    def directory(self) -> str:
+        """Submit directory as claimed."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """Submit host as claimed."""
+        ...
+
+
+Redact = Callable[[bytes], Redacted]
+"""Redacts an environment in the spool's format."""
+
+
+class Stored(Protocol):
+    """What slurmdbd stored of a job: ``steward.slurm.accounting.StoredScript`` is one."""
+
+    @property
+    def script(self) -> bytes | None:
+        """The script, None if it was not stored."""
+        ...
+
+    @property
+    def environment(self) -> bytes | None:
+        """The environment as lines, None if it was not stored."""
+        ...
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """What an import did.
+
+    Attributes:
+        scripts: Scripts taken over (or taken over before).
+        owned: Of these, how many came with an owner.
+        skipped: Files that were no regular files, too large, or unreadable.
+        unknown_users: Names of user directories that no uid has.
+        doubtful: Scripts without an owner since their files are another uid's.
+    """
+
+    scripts: int = 0
+    owned: int = 0
+    skipped: int = 0
+    unknown_users: tuple[str, ...] = ()
+    doubtful: int = 0
+
+
+def import_tree(
+    root: str,
+    kind: TreeKind,
+    cluster: str,
+    store: Store,
+    redact: Redact,
+    append: Append,
+    *,
+    environments: bool = True,
+    resolve: Callable[[str], int | None] | None = None,
+    report: Callable[[int], None] | None = None,
+) -> Imported:
+    """Take over a tree of job_archive or SArchive.
+
+    Args:
+        root: The tree's root directory; nothing in it is changed.
+        kind: Which program made it.
+        cluster: The cluster whose jobs these are.
+        store: Where bytes are written.
+        redact: Takes secrets out of environments.
+        append: Appends events to the journal.
+        environments: Whether to take over environments too.
+        resolve: A user name's uid, None if there is none; the system's if not given.
+        report: Told the number of scripts taken over so far.
+
+    Raises:
+        ArchiveUnavailable: The tree cannot be read.
+        StoreUnavailable: The store cannot be written.
+    """
+    work = _Import(cluster, store, redact, append, environments=environments)
+    users = _Users(resolve or _uid_of)
+    layout = compile_layout(kind)
+    tree = Tree(root)
+    try:
+        tree.open_for_reading()
+        for directory, names in tree.files():
+            path = os.path.join(root, directory)
+            for found in named_scripts(root, directory, names, path, layout):
+                _take(work, tree, kind, found, users)
+                if report and work.scripts and work.scripts % _AT_ONCE == 0:
+                    report(work.scripts)
+        work.flush()
+    except OSError as error:
+        raise unavailable(root, error) from error
+    finally:
+        tree.close()
+    if report:
+        report(work.scripts)
+    return work.result(users.unknown())
+
+
+def import_stored(
+    jobs: Iterable[tuple[JobRecord, Stored]],
+    cluster: str,
+    store: Store,
+    redact: Redact,
+    append: Append,
+    *,
+    environments: bool = True,
+    report: Callable[[int], None] | None = None,
+) -> Imported:
+    """Take over scripts that slurmdbd stored; their time is the job's submit time.
+
+    Args:
+        jobs: What sacct shows of each job, and what was stored of it.
+        cluster: The cluster whose jobs these are.
+        store: Where bytes are written.
+        redact: Takes secrets out of environments.
+        append: Appends events to the journal.
+        environments: Whether to take over environments too.
+        report: Told the number of scripts taken over so far.
+
+    Raises:
+        StoreUnavailable: The store cannot be written.
+    """
+    work = _Import(cluster, store, redact, append, environments=environments)
+    for record, stored in jobs:
+        if stored.script is None or record.submit is None:
+            work.skipped += 1
+            continue
+        # All tasks of an array and all parts of a het job have its one script.
+        job_id = record.array_job_id or record.het_job_id or record.job_id
+        mtime_ns = int(record.submit.timestamp()) * 10**9
+        environment = None if stored.environment is None else from_lines(stored.environment)
+        work.add(job_id, mtime_ns, stored.script, environment, record)
+        if report and work.scripts and work.scripts % _AT_ONCE == 0:
+            report(work.scripts)
+    work.flush()
+    if report:
+        report(work.scripts)
+    return work.result(())
+
+
+class _Import:
+    """Events gathered until their bytes are durable."""
+
+    def __init__(
+        self, cluster: str, store: Store, redact: Redact, append: Append, *, environments: bool
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._redact = redact
+        self._append = append
+        self._environments = environments
+        self._events: list[Event] = []
+        self.scripts = 0
+        self.owned = 0
+        self.skipped = 0
+        self.doubtful = 0
+
+    def add(
+        self,
+        job_id: int,
+        mtime_ns: int,
+        script: bytes | None,
+        environment: bytes | None,
+        record: JobRecord | None,
+    ) -> None:
+        """One script, with what is known of its job."""
+        kept_script = None if script is None else self._keep(job_id, mtime_ns, script, "script")
+        clean = None
+        kept_environment = None
+        if environment is not None and self._environments:
+            clean = self._redact(environment)
+            kept_environment = self._keep(job_id, mtime_ns, clean.data, "env")
+        name = clean.name if clean else ""
+        body = JobScript(
+            job_id=job_id,
+            spool_mtime_ns=mtime_ns,
+            script=kept_script,
+            environment=kept_environment,
+            store=self._store.name,
+            claimed_name=name or (record.name if record else ""),
+            claimed_dir=clean.directory if clean else "",
+            claimed_host=clean.host if clean else "",
+            redacted=clean.redacted if clean else (),
+        )
+        self._event(JOB_SCRIPT, script_key(job_id, mtime_ns), mtime_ns, body)
+        self.scripts += 1
+        if record is not None and record.uid is not None:
+            self.owned += 1
+            key = f"import:{record.job_id}:{mtime_ns}"
+            self._event(JOB_SEEN, key, mtime_ns, JobFacts(record=record))
+        if len(self._events) >= _AT_ONCE:
+            self.flush()
+
+    def _keep(self, job_id: int, mtime_ns: int, data: bytes, what: str) -> Kept:
+        filename = kept_filename(self._cluster, job_id, mtime_ns, len(data), what)
+        return self._store.write(filename, data)
+
+    def _event(self, kind: str, key: str, at_ns: int, body: object) -> None:
+        self._events.append(
+            Event(
+                kind=kind,
+                cluster=self._cluster,
+                key=key,
+                at=datetime.fromtimestamp(at_ns / 1e9, UTC),
+                seen_at=datetime.fromtimestamp(time.time(), UTC),
+                source=SOURCE,
+                body=body,
+            )
+        )
+
+    def doubt(self, found: FoundScript, uid: int) -> None:
+        """A script's files are not of the uid that its directory's name has now."""
+        if not self.doubtful:
+            log.warning(
+                "job %d of %r is not given to uid %d, for its files are another's; "
+                "so are all such jobs, without another word",
+                found.job_id,
+                found.user_directory,
+                uid,
+            )
+        self.doubtful += 1
+
+    def flush(self) -> None:
+        """Make bytes durable, then append what was gathered."""
+        if self._events:
+            self._store.sync()
+            self._append(self._events)
+            self._events = []
+
+    def result(self, unknown_users: tuple[str, ...]) -> Imported:
+        """What was done."""
+        return Imported(
+            scripts=self.scripts,
+            owned=self.owned,
+            skipped=self.skipped,
+            unknown_users=unknown_users,
+            doubtful=self.doubtful,
+        )
+
+
+class _Users:
+    """The uids of the user directories of a tree."""
+
+    def __init__(self, resolve: Callable[[str], int | None]) -> None:
+        self._resolve = resolve
+        self._uids: dict[str, int | None] = {}
+
+    def uid(self, name: str) -> int | None:
+        if name not in self._uids:
+            self._uids[name] = self._resolve(name) if name else None
+        return self._uids[name]
+
+    def unknown(self) -> tuple[str, ...]:
+        return tuple(sorted(name for name, uid in self._uids.items() if name and uid is None))
+
+
+def _uid_of(name: str) -> int | None:
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        return None
+
+
+def _take(work: _Import, tree: Tree, kind: TreeKind, found: FoundScript, users: _Users) -> None:
+    read = [_read(work, tree, file) for file in (found.script, found.environment)]
+    script, environment = (file.data if file else None for file in read)
+    if script is None and environment is None:
+        return
+    if script is not None:
+        # Both programs copied the one NUL that the spool has behind a script.
+        script = script.removesuffix(b"\0")
+    uid = users.uid(found.user_directory)
+    if uid is not None and any(file and file.owner not in {None, uid} for file in read):
+        work.doubt(found, uid)
+        uid = None
+    # Before 1970 only a broken clock's files are, and names of kept bytes have no sign.
+    spool_mtime_ns = max(0, found.spool_mtime_ns)
+    record = None
+    if uid is not None:
+        record = JobRecord(
+            job_id=found.job_id,
+            # A file's name may be no UTF-8, an event always is.
+            name=os.fsencode(found.name).decode("utf-8", "backslashreplace"),
+            uid=uid,
+            user=found.user_directory,
+            submit=datetime.fromtimestamp(spool_mtime_ns // 10**9, UTC),
+            batch=True,
+        )
+    spooled = None if environment is None else _READERS[kind](environment)
+    work.add(found.job_id, spool_mtime_ns, script, spooled, record)
+
+
+class _Read(msgspec.Struct, frozen=True):
+    """A file's bytes, and the uid whose the file itself says it is; None where it does not say."""
+
+    data: bytes
+    owner: int | None
+
+
+def _read(work: _Import, tree: Tree, file: FoundFile | None) -> _Read | None:
+    if file is None:
+        return None
+    directory, _, name = file.path.rpartition("/")
+    why = ""
+    try:
+        fd = os.open(name, _READ, dir_fd=tree.directory(directory))
+    except OSError as error:
+        why = error.strerror or str(error)
+    else:
+        with os.fdopen(fd, "rb") as opened:
+            status = os.fstat(fd)
+            if stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST:
+                try:
+                    return _Read(read_plain(opened, name, _LARGEST), _owner(fd, status))
+                except Damaged as error:
+                    why = str(error)
+            else:
+                why = "it is no regular file, or too large"
+    work.skipped += 1
+    log.warning("import passes over %r: %s", file.path, why)
+    return None
+
+
+def _owner(fd: int, status: os.stat_result) -> int | None:
+    try:
+        reader = readers_of(fd).uid
+    except ArchiveError as error:
+        # Of a newer kernel: whom it lets in cannot be said, so nobody is believed.
+        log.warning("%s", error)
+        return -1
+    # Both programs ran as root or as Slurm's user, and let the owner in by an ACL.
+    return reader if reader is not None else status.st_uid or None

@@ -1,0 +1,1 @@
+"""Sinks on other machines: Elasticsearch, OpenSearch, Kafka; one consumer, a destination each."""

@@ -1,0 +1,395 @@
+"""The consumer behind every sink on another machine: what to send, when, and in which version.
+
+Events are taken into a small database; from there documents are sent in the
+order of their events. A script waits until its job's identity is known, or for
+a set time. Its bytes stay where they are: until a document is delivered, this
+consumer has the journal keep the event, and so the bytes, that it is made of.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from steward.archive.contents import contents_of
+from steward.archive.errors import NotArchived
+from steward.archive.files.places import Which
+from steward.archive.remote.document import Destination, Document, Refusal
+from steward.archive.remote.records import (
+    DUE,
+    REFUSED,
+    SENT,
+    WAITING,
+    Records,
+    Ref,
+    Row,
+    body_of,
+    encoded,
+    identity_of,
+)
+from steward.config import Settings
+from steward.consumers import Append, Rejected
+from steward.errors import Unavailable
+from steward.events import (
+    ARCHIVE_PURGE,
+    ARCHIVE_RESEND,
+    JOB_IDENTITY,
+    JOB_SCRIPT,
+    Event,
+    JobScript,
+    Resent,
+)
+from steward.incoming import Stores
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 5.0
+_AT_ONCE = 1000
+_EXPIRE_EVERY_S = 3600.0
+_NOTHING: Final[dict[str, Any]] = {
+    "body": None,
+    "identity": None,
+    "deleted": True,
+    "has_bytes": False,
+}
+_REMEMBERED_S = 14 * 86400.0
+"""A correction that comes later is sent without the script: the other end has it."""
+
+
+class RemoteSink:
+    """The consumer ``archive.<name>``, for any destination.
+
+    Args:
+        settings: The whole configuration.
+        name: The sink's name in it.
+        stores: Where incoming bytes are.
+        make: Makes the destination, when something is to be sent; raises Unavailable while
+            that cannot be done.
+        batch_bytes: About how many bytes of scripts and environments are read at once.
+        environments: Whether environments are sent, too.
+
+    Raises:
+        SqliteUnavailable: The state directory cannot be used now.
+    """
+
+    kinds = frozenset({JOB_SCRIPT, JOB_IDENTITY, ARCHIVE_PURGE, ARCHIVE_RESEND})
+    batch_events = 500
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        stores: Stores,
+        make: Callable[[], Destination],
+        *,
+        batch_bytes: int,
+        environments: bool = True,
+    ) -> None:
+        self.name = f"archive.{name}"
+        self._sink = name
+        self._settings = settings
+        self._of = settings.archive.sink[name]
+        self._records = Records(f"{settings.state_dir}/archive-{name}.db")
+        self._contents = contents_of(settings, stores)
+        self._make = make
+        self._destination: Destination | None = None
+        self._batch_bytes = batch_bytes
+        self._environments = environments
+        self._made_ns = self._records.made_ns()
+        self._told: list[Row] = []
+        self._expire_at = self._forget_at = 0.0
+
+    def cursor(self) -> int:
+        """Position of the last event that was taken in; 0 at first."""
+        return self._records.cursor()
+
+    def needed_from(self) -> int | None:
+        """The oldest event whose bytes are still to be sent; None if all were."""
+        return self._records.oldest_event()
+
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
+        """Note what is to be sent; :meth:`tick` sends it.
+
+        Raises:
+            SqliteUnavailable: The state directory cannot be written now.
+        """
+        rows = self._records.rows(_refs(events))
+        changed: dict[Ref, Row] = {}
+        for event in events:
+            for row in self._news(event, rows):
+                rows[row.ref] = changed[row.ref] = row
+        with self._records.writing() as writer:
+            writer.save(changed.values())
+            writer.advance(upto)
+
+    def _news(self, event: Event, rows: dict[Ref, Row]) -> list[Row]:
+        if event.kind == JOB_SCRIPT:
+            return self._spooled(event, rows)
+        if event.kind == JOB_IDENTITY:
+            return self._identified(event, rows)
+        if event.kind == ARCHIVE_RESEND:
+            if event.body.sink != self._sink:
+                return []
+            return [self._resent(event, script, rows) for script in event.body.scripts]
+        if event.body.sink not in {"", self._sink}:
+            return []
+        return [
+            _changed(event, (event.cluster, key), rows, **_NOTHING)
+            for key in event.body.script_keys
+        ]
+
+    def _spooled(self, event: Event, rows: dict[Ref, Row]) -> list[Row]:
+        ref = (event.cluster, event.key)
+        known = rows.get(ref)
+        if known is not None and (known.has_bytes or known.deleted):
+            # A replay of what was delivered, and perhaps corrected, or purged since.
+            return []
+        body = encoded(event.body)
+        if known is not None and known.identity is not None:
+            return [_changed(event, ref, rows, body=body)]
+        return [_changed(event, ref, rows, body=body, state=self._first_state(event.cluster))]
+
+    def _first_state(self, cluster: str) -> int:
+        known = self._settings.cluster.get(cluster)
+        waits = self._of.identity_wait_s > 0 and (known is None or known.slurm)
+        return WAITING if waits else DUE
+
+    def _identified(self, event: Event, rows: dict[Ref, Row]) -> list[Row]:
+        ref = (event.cluster, event.body.script_key)
+        known = rows.get(ref)
+        if known is None and Document(cluster="", key=ref[1], version=0).spool_mtime_ns < (
+            self._made_ns
+        ):
+            # Archived before this sink was there: only 'resend' would bring it here.
+            return []
+        if known is not None and known.deleted:
+            return []
+        return [_changed(event, ref, rows, identity=encoded(event.body))]
+
+    def _resent(self, event: Event, script: Resent, rows: dict[Ref, Row]) -> Row:
+        return _changed(
+            event,
+            (event.cluster, script.script_key),
+            rows,
+            body=encoded(script.script),
+            identity=None if script.identity is None else encoded(script.identity),
+            deleted=False,
+            has_bytes=False,
+        )
+
+    def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's shape
+        """Send what is due, a batch a call.
+
+        Raises:
+            Unavailable: The other end, the bytes or the state directory are away.
+            Rejected: The other end will never take these documents.
+        """
+        self._forget_told()
+        self._upkeep()
+        wait_s = self.end_waits(self._of.identity_wait_s)
+        rows = self._batch(self._records.due(_AT_ONCE))
+        if rows:
+            self._send(rows)
+            self._reject()
+            return 0.0
+        self._reject()
+        return min(wait_s, _TICK_S)
+
+    def end_waits(self, wait_s: float = 0.0) -> float:
+        """Have what has waited so long for an identity be sent without one.
+
+        Returns:
+            Seconds until the next one has.
+
+        Raises:
+            SqliteUnavailable: The state directory cannot be written now.
+        """
+        oldest_ns = self._records.oldest_wait_ns()
+        if oldest_ns is None:
+            return _TICK_S
+        before_ns = time.time_ns() - int(wait_s * 1e9)
+        if oldest_ns > before_ns:
+            return (oldest_ns - before_ns) / 1e9
+        with self._records.writing() as writer:
+            writer.end_waits(before_ns)
+        return 0.0
+
+    def _batch(self, rows: Sequence[Row]) -> list[Row]:
+        """As many of the rows, from the first, as may be read into memory at once."""
+        size = 0
+        for number, row in enumerate(rows):
+            size += _bytes_of(row, environments=self._environments)
+            if number and size > self._batch_bytes:
+                return list(rows[:number])
+        return list(rows)
+
+    def _send(self, rows: Sequence[Row]) -> None:
+        documents: list[Document] = []
+        lost: list[Refusal] = []
+        for row in rows:
+            document = self._document(row)
+            if self._is_expired(document):
+                continue
+            try:
+                documents.append(self._filled(document))
+            except NotArchived as error:
+                lost.append(Refusal(document=document, why=str(error)))
+        refusals = [*lost, *(self._opened().send(documents) if documents else ())]
+        why = {(one.document.cluster, one.document.key): one.why for one in refusals}
+        with self._records.writing() as writer:
+            writer.sent([row for row in rows if row.ref not in why])
+            writer.save(
+                msgspec.structs.replace(row, state=REFUSED, error=why[row.ref])
+                for row in rows
+                if row.ref in why
+            )
+
+    def _is_expired(self, document: Document) -> bool:
+        """Whether retention is over: what the other end has dropped is not to come back."""
+        days = self._of.retention_days
+        oldest_ns = time.time_ns() - int(days * 86400e9)
+        return bool(days) and document.spool_mtime_ns < oldest_ns and not document.deleted
+
+    def _document(self, row: Row) -> Document:
+        return Document(
+            cluster=row.cluster,
+            key=row.key,
+            version=row.version,
+            body=None if row.body is None else body_of(row.body),
+            identity=None if row.identity is None else identity_of(row.identity),
+            partial=row.body is None and not row.deleted,
+            deleted=row.deleted,
+            corrects=row.has_bytes,
+        )
+
+    def _filled(self, document: Document) -> Document:
+        """The document with its bytes, or as a partial one where the other end has them."""
+        body = document.body
+        if body is None:
+            return document
+        try:
+            return msgspec.structs.replace(
+                document,
+                script=self._read(document, body, "script"),
+                environment=self._read(document, body, "environment"),
+            )
+        except NotArchived:
+            if not document.corrects or document.identity is None:
+                raise
+            return msgspec.structs.replace(document, partial=True)
+
+    def _read(self, document: Document, body: JobScript, which: Which) -> bytes | None:
+        if which == "environment" and not self._environments:
+            return None
+        return self._contents.read(document.cluster, document.key, body, which)
+
+    def _opened(self) -> Destination:
+        if self._destination is None:
+            self._destination = self._make()
+        return self._destination
+
+    def _reject(self) -> None:
+        """Have the journal set aside what was refused.
+
+        Raises:
+            Rejected: Something was. When it is called again, the journal has it.
+        """
+        self._told = self._records.refused()
+        if self._told:
+            first, *more = (Rejected(row.error, _event(row)) for row in self._told)
+            raise Rejected(str(first), first.event, more)
+
+    def _forget_told(self) -> None:
+        if self._told:
+            with self._records.writing() as writer:
+                writer.set_aside(self._told)
+            self._told = []
+
+    def _upkeep(self) -> None:
+        now = time.monotonic()
+        if now >= self._forget_at:
+            before_ns = time.time_ns() - int(_REMEMBERED_S * 1e9)
+            with self._records.writing() as writer:
+                more = writer.forget(before_ns)
+            self._forget_at = now if more else now + _EXPIRE_EVERY_S
+        if self._of.retention_days and now >= self._expire_at:
+            self._expire_at = now + _EXPIRE_EVERY_S
+            before = datetime.now(UTC) - timedelta(days=self._of.retention_days)
+            try:
+                self._opened().expire(before)
+            except Unavailable as error:
+                # Archiving must not wait for it: if nothing can be sent either, that is said.
+                log.warning("%s: what is too old stays for now: %s", self.name, error)
+
+    def close(self) -> None:
+        """Let go of the connection and the database."""
+        if self._destination is not None:
+            self._destination.close()
+            self._destination = None
+        self._contents.close()
+        self._records.close()
+
+
+def _changed(
+    event: Event,
+    ref: Ref,
+    rows: dict[Ref, Row],
+    *,
+    state: int = DUE,
+    **changes: Any,
+) -> Row:
+    """The row with news of an event in it: a higher version, to be sent."""
+    known = rows.get(ref)
+    if known is None:
+        known = Row(*ref, state=SENT, version=0, event=0, since_ns=0)
+    # Grows even where this database was lost; the same when the event comes again.
+    told_us = int(event.seen_at.timestamp() * 1e6)
+    return msgspec.structs.replace(
+        known,
+        state=state,
+        version=max(known.version + 1, told_us),
+        event=min(known.event or event.id, event.id),
+        since_ns=time.time_ns(),
+        error="",
+        **changes,
+    )
+
+
+def _refs(events: Sequence[Event]) -> set[Ref]:
+    refs: set[Ref] = set()
+    for event in events:
+        if event.kind == JOB_SCRIPT:
+            refs.add((event.cluster, event.key))
+        elif event.kind == JOB_IDENTITY:
+            refs.add((event.cluster, event.body.script_key))
+        elif event.kind == ARCHIVE_RESEND:
+            refs.update((event.cluster, script.script_key) for script in event.body.scripts)
+        else:
+            refs.update((event.cluster, key) for key in event.body.script_keys)
+    return refs
+
+
+def _bytes_of(row: Row, *, environments: bool) -> int:
+    if row.body is None:
+        return 0
+    body = body_of(row.body)
+    size = body.script.length if body.script else 0
+    return size + (body.environment.length if environments and body.environment else 0)
+
+
+def _event(row: Row) -> Event:
+    """The event that a refused row came from, as far as it is needed to set it aside."""
+    now = datetime.now(UTC)
+    return Event(
+        kind=JOB_SCRIPT,
+        cluster=row.cluster,
+        key=row.key,
+        at=now,
+        seen_at=now,
+        source="archive",
+        body=None,
+        id=row.event,
+    )

@@ -1,0 +1,1 @@
+"""What other hosts forward: ``steward controller`` sends, ``steward serve`` receives."""

@@ -1,0 +1,63 @@
+"""What was captured before: the journal remembers it for months, jobs.db for good.
+
+A job may wait in the queue for longer than the journal remembers the key of its
+script, and its spool entry lies there all the while. Taken again it would be
+kept twice, and would come back although it was purged.
+"""
+
+import logging
+
+from steward.jobs import Jobs, database_path
+from steward.journal import JournalReader
+from steward.sqlite import SqliteError, SqliteUnavailable
+
+log = logging.getLogger(__name__)
+
+
+class Known:
+    """Knows the scripts that were captured; to be used by one thread at a time.
+
+    Args:
+        state_dir: Where jobs.db lies, if there is one yet.
+        reader: The journal.
+    """
+
+    def __init__(self, state_dir: str, reader: JournalReader) -> None:
+        self._path = database_path(state_dir)
+        self._reader = reader
+        self._jobs: Jobs | None = None
+
+    def known(self, cluster: str, key: str) -> bool:
+        """Whether there ever was an event of this key, of a script.
+
+        Raises:
+            JournalUnavailable: The journal cannot be read now.
+        """
+        return self._reader.known(cluster, key) or self._is_purged(cluster, key) is not None
+
+    def over(self, cluster: str, key: str) -> bool:
+        """Whether bytes of this script that no event names may go.
+
+        Not where jobs.db alone knows it: their event may have been lost with a journal.
+
+        Raises:
+            JournalUnavailable: The journal cannot be read now.
+        """
+        return self._reader.known(cluster, key) or self._is_purged(cluster, key) is True
+
+    def close(self) -> None:
+        """Let go of jobs.db; the next question opens it again."""
+        if self._jobs is not None:
+            self._jobs.close()
+            self._jobs = None
+
+    def _is_purged(self, cluster: str, key: str) -> bool | None:
+        try:
+            self._jobs = self._jobs or Jobs(self._path)
+            return self._jobs.is_purged(cluster, key)
+        except (SqliteUnavailable, SqliteError) as error:
+            # It is not made yet, or is away: then the jobs consumer says so, and a script is
+            # taken again, which is harmless.
+            log.debug("what was captured long ago cannot be looked up: %s", error)
+            self.close()
+            return None

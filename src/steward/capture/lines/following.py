@@ -1,0 +1,367 @@
+"""Follows a file that another program appends lines to, through its rotations.
+
+Whoever writes it opens the file for each line, so a file that is renamed grows
+for a moment longer: it is read until it has been quiet for some seconds, and
+only then does the place move on to its successor. A file that was copied and
+truncated in place is told by its first bytes.
+"""
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+from inotify_simple import INotify, flags
+
+from steward.filesystems import network_kind
+
+log = logging.getLogger(__name__)
+
+_MASK: Final = (
+    flags.CREATE
+    | flags.MODIFY
+    | flags.CLOSE_WRITE
+    | flags.MOVED_TO
+    | flags.MOVED_FROM
+    | flags.DELETE_SELF
+    | flags.MOVE_SELF
+    | flags.ONLYDIR
+)
+_GONE: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
+_HEAD: Final = 256
+_CHUNK: Final = 256 * 1024
+"""Several times the longest line that there may be."""
+_QUIET_S: Final = 5.0
+_AGAIN_S: Final = 60.0
+_NETWORK_S: Final = 2.0
+_REATTACH_S: Final = 1.0
+_PACKED: Final = (".gz", ".xz", ".bz2", ".zst")
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a file was put to use.
+
+    Attributes:
+        inode: Of the file.
+        offset: Bytes that were.
+        head: Digest of the file's first bytes, of which there were ``head_length``.
+        head_length: At most 256, and at most ``offset``.
+        written_ns: Modification time of the file then, ns since the epoch.
+    """
+
+    inode: int
+    offset: int
+    head: str = ""
+    head_length: int = 0
+    written_ns: int = 0
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Some lines.
+
+    Attributes:
+        lines: Without their newlines; none is empty.
+        garbled: How many pieces of text were passed over, which can be no lines.
+        begin: Where they stand, for what is to be said of them: inode and offset.
+        place: Up to where all is put to use when these are.
+    """
+
+    lines: list[bytes]
+    garbled: int
+    begin: tuple[int, int]
+    place: Place
+
+
+class _File:
+    """One file that is open."""
+
+    def __init__(self, fd: int, offset: int = 0) -> None:
+        self.fd = fd
+        found = os.fstat(fd)
+        self.inode, self.written_ns = found.st_ino, found.st_mtime_ns
+        self.offset = min(offset, found.st_size)
+        self.skipping = False
+        self.head = b""
+        self.size = -1
+        self.changed_at = 0.0
+
+    def lines(self) -> tuple[list[bytes], int]:
+        """The next whole lines, and how many pieces were passed over."""
+        garbled = 0
+        while True:
+            found = os.fstat(self.fd)
+            if found.st_size != self.size:
+                self.size, self.changed_at = found.st_size, time.monotonic()
+            if found.st_size <= self.offset:
+                return [], garbled
+            data = os.pread(self.fd, _CHUNK, self.offset)
+            end = data.rfind(b"\n") + 1
+            if not end and len(data) < _CHUNK:
+                return [], garbled  # the rest is being written
+            self.written_ns = found.st_mtime_ns
+            begin = 0
+            if self.skipping and end:
+                begin = data.index(b"\n") + 1
+            elif not end and not self.skipping:
+                garbled += 1
+            self.skipping = not end
+            if len(self.head) < _HEAD:
+                self.head = os.pread(self.fd, _HEAD, 0)
+            self.offset += end or len(data)
+            lines = [line for line in data[begin:end].split(b"\n") if line]
+            if lines:
+                return lines, garbled
+
+    def place(self) -> Place:
+        """Up to where it was read."""
+        head = self.head[: self.offset]
+        return Place(
+            inode=self.inode,
+            offset=self.offset,
+            head=_digest(head),
+            head_length=len(head),
+            written_ns=self.written_ns,
+        )
+
+    def has_begun_anew(self) -> bool:
+        """Whether it was truncated since it was read, even if it has grown again."""
+        if os.fstat(self.fd).st_size < self.offset:
+            return True
+        head = self.head[: self.offset]
+        return bool(head) and os.pread(self.fd, len(head), 0) != head
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self.fd)
+
+
+class Following:
+    """Follows one file.
+
+    Args:
+        path: The file; neither it nor its directory need be there yet.
+        place: Up to where it was put to use before; None for never.
+        quiet_s: How long a renamed file is read on after its last line, in seconds.
+    """
+
+    def __init__(self, path: str, place: Place | None, *, quiet_s: float = _QUIET_S) -> None:
+        self.path = path
+        self._directory, self._name = os.path.split(path)
+        self._quiet_s = quiet_s
+        self._place = place
+        self._files: deque[_File] = deque()
+        self._inotify = INotify(nonblocking=True)
+        self._wd = -1
+        self._attach_at = 0.0
+        self._network = False
+        self._complaint = ""
+
+    @property
+    def fd(self) -> int:
+        """Readable when there is something to :meth:`look` at."""
+        return int(self._inotify.fileno())
+
+    @property
+    def away(self) -> str:
+        """Why nothing can be followed just now; "" where all is well."""
+        return self._complaint
+
+    def due_s(self) -> float:
+        """Seconds until :meth:`look` is to be called even if nothing can be read."""
+        if self._wd < 0:
+            return max(0.0, self._attach_at - time.monotonic())
+        if len(self._files) > 1:
+            return self._quiet_s
+        return _NETWORK_S if self._network else _AGAIN_S
+
+    def look(self) -> None:
+        """Take in what has happened to the files; :meth:`batches` then has what is new."""
+        for event in self._inotify.read(timeout=0):
+            if event.wd == self._wd and event.mask & _GONE:
+                self._detach()
+        if self._wd < 0 and time.monotonic() >= self._attach_at:
+            self._attach()
+        if self._wd < 0:
+            return
+        try:
+            self._open_current()
+        except FileNotFoundError:
+            pass  # not there yet, or between two
+        except OSError as error:
+            self._complain(f"cannot read {self.path}: {error.strerror}")
+        else:
+            self._complain("")
+
+    def batches(self) -> Iterator[Batch]:
+        """What was appended, some lines at a time, the oldest file's first."""
+        for file in list(self._files):
+            if file.has_begun_anew():
+                self._begin_anew(file)
+        for file in list(self._files):
+            while True:
+                begin = (file.inode, file.offset)
+                lines, garbled = file.lines()
+                if not lines and not garbled:
+                    break
+                # What a later file has is read again after a crash, as long as this one may grow.
+                yield Batch(lines, garbled, begin, self._files[0].place())
+        self._close_read()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        while self._files:
+            self._files.popleft().close()
+        self._inotify.close()
+
+    def _attach(self) -> None:
+        try:
+            self._wd = self._inotify.add_watch(self._directory or ".", _MASK)
+            self._network = bool(network_kind(self._directory or "."))
+        except OSError as error:
+            self._wd = -1
+            self._attach_at = time.monotonic() + _REATTACH_S
+            self._complain(f"cannot watch {self._directory}: {error.strerror}")
+            return
+        if not self._files:
+            self._find_place()
+
+    def _detach(self) -> None:
+        if self._wd >= 0:
+            with contextlib.suppress(OSError):  # it is gone with its directory, mostly
+                self._inotify.rm_watch(self._wd)
+        self._wd = -1
+        self._attach_at = 0.0
+
+    def _complain(self, what: str) -> None:
+        if what and what != self._complaint:
+            log.error("%s", what)
+        elif self._complaint and not what:
+            log.info("following %s", self.path)
+        self._complaint = what
+
+    def _open_current(self) -> None:
+        found = os.stat(self.path, follow_symlinks=False)
+        if self._files and self._files[-1].inode == found.st_ino:
+            return
+        successor = _File(_opened(self.path))
+        if self._files:
+            self._files[-1].changed_at = time.monotonic()
+            self._open_between(successor.inode)
+        self._files.append(successor)
+
+    def _open_between(self, current: int) -> None:
+        """Open files that came and were renamed between two looks."""
+        since_ns = os.fstat(self._files[-1].fd).st_mtime_ns
+        opened = {current, *(file.inode for file in self._files)}
+        for name, inode, ns in self._siblings():
+            if inode not in opened and ns >= since_ns:
+                self._add(name, 0)
+
+    def _close_read(self) -> None:
+        """Be done with renamed files that were read to their end and have been quiet."""
+        while len(self._files) > 1:
+            file = self._files[0]
+            rest = file.size > file.offset and not file.skipping
+            # A line that was never ended waits twice as long.
+            if time.monotonic() < file.changed_at + self._quiet_s * (2 if rest else 1):
+                return
+            if rest:
+                log.warning("%s: the last line of a former file was never ended", self.path)
+            self._files.popleft().close()
+
+    def _find_place(self) -> None:
+        """Open the file that was read last and those that followed it, after a restart."""
+        place, self._place = self._place, None
+        if place is None:
+            return
+        siblings = self._siblings()
+        mine = [name for name, inode, _ns in siblings if inode == place.inode]
+        others = [name for name, _inode, _ns in siblings if name not in mine]
+        found = next((name for name in (*mine, *others) if self._has_head(name, place)), None)
+        if found is None:
+            log.warning(
+                "%s: the file that was read last is gone; what ended meanwhile is left to "
+                "snapshots and slurmdbd",
+                self.path,
+            )
+        since_ns = next((ns for name, _inode, ns in siblings if name == found), place.written_ns)
+        for name, _inode, ns in siblings:
+            if name == found:
+                self._add(name, place.offset)
+            elif ns >= since_ns and name != self._name:
+                self._add(name, 0)
+
+    def _begin_anew(self, file: _File) -> None:
+        """A file was copied and truncated: read the copy's rest, and it from its beginning."""
+        place = file.place()
+        log.info("%s was truncated: reading it from its beginning", self.path)
+        for name, inode, _ns in self._siblings():
+            if inode != file.inode and self._has_head(name, place):
+                self._add(name, place.offset, first=True)
+                break
+        file.offset, file.head, file.skipping = 0, b"", False
+
+    def _siblings(self) -> list[tuple[str, int, int]]:
+        """Name, inode and modification time of the file and its rotated ones, oldest first."""
+        found = []
+        with os.scandir(self._directory or ".") as entries:
+            for entry in entries:
+                rest = entry.name.removeprefix(self._name)
+                is_ours = entry.name == self._name or (
+                    entry.name.startswith(self._name) and rest[:1] in (".", "-")
+                )
+                if is_ours and not rest.endswith(_PACKED) and entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    found.append((entry.name, status.st_ino, status.st_mtime_ns))
+        return sorted(found, key=lambda one: (one[0] == self._name, one[2]))
+
+    def _has_head(self, name: str, place: Place) -> bool:
+        try:
+            fd = _opened(os.path.join(self._directory, name))
+        except OSError:
+            return False
+        try:
+            status = os.fstat(fd)
+            if not place.head_length:
+                return status.st_ino == place.inode
+            head = os.pread(fd, place.head_length, 0)
+            return status.st_size >= place.offset and _digest(head) == place.head
+        finally:
+            os.close(fd)
+
+    def _add(self, name: str, offset: int, *, first: bool = False) -> None:
+        try:
+            file = _File(_opened(os.path.join(self._directory, name)), offset)
+        except OSError as error:
+            log.warning("%s cannot be read: %s", name, error.strerror)
+            return
+        if offset:
+            file.head = os.pread(file.fd, _HEAD, 0)
+        if first:
+            self._files.appendleft(file)
+        else:
+            self._files.append(file)
+
+
+def _opened(path: str) -> int:
+    """A descriptor of a regular file; a link or a pipe that lies there is none of ours.
+
+    Raises:
+        OSError: It cannot be opened, or is something else.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "no regular file", path)
+    return fd
+
+
+def _digest(head: bytes) -> str:
+    return hashlib.blake2b(head, digest_size=16).hexdigest() if head else ""

@@ -1,0 +1,1 @@
+"""How facts come in from compute nodes: what their agents send becomes events."""

@@ -1,0 +1,118 @@
+"""Kept bytes whose event was lost in a crash become events again; leftovers of a crash go.
+
+A process that is killed between writing a script to a store and appending its
+event leaves a file that no event names. Its spool entry may be gone by the
+next start, so the file's own name has to tell what it is.
+"""
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from steward.environment import COUNT_BYTES, claims_of, entries_of, names_told
+from steward.events import Event, JobScript, Kept, script_event
+from steward.incoming import KeptName, Store, StoreUnavailable
+from steward.redact import REDACTED
+
+log = logging.getLogger(__name__)
+
+_STALE_S = 86400.0
+
+
+def recover(
+    store: Store,
+    cluster: str,
+    known: Callable[[int, int], bool],
+    wanted: Callable[[int, int], bool],
+    mine: Callable[[int], bool],
+) -> list[Event]:
+    """The events of complete scripts in a store that the journal has never heard of.
+
+    Args:
+        store: Where to look.
+        cluster: Whose scripts.
+        known: Whether the script of a job id with this mtime (ns) was ever in the journal.
+        wanted: Whether its event is still there, so that its bytes are.
+        mine: Whether a job id is the caller's: what another process is just writing is no orphan.
+
+    Raises:
+        StoreUnavailable: The store cannot be read now.
+    """
+    found: dict[tuple[int, int], dict[str, KeptName]] = {}
+    for name in store.names():
+        if name.cluster == cluster and mine(name.job_id):
+            found.setdefault((name.job_id, name.spool_mtime_ns), {})[name.what] = name
+    events = []
+    for (job_id, mtime_ns), names in found.items():
+        if known(job_id, mtime_ns):
+            if not wanted(job_id, mtime_ns):
+                # Its event was trimmed, and the crash came before its bytes were.
+                store.unlink(name.filename for name in names.values())
+            continue
+        event = _event(store, cluster, job_id, mtime_ns, names)
+        if event is not None:
+            events.append(event)
+    if events:
+        log.info("%d scripts in %s had lost their event", len(events), store.directory)
+    return events
+
+
+def _event(
+    store: Store, cluster: str, job_id: int, mtime_ns: int, names: dict[str, KeptName]
+) -> Event | None:
+    script = _kept(store, names.get("script"))
+    if script is None:
+        # Cut short: the spool still has it, or nobody does.
+        _drop_stale(store, names)
+        return None
+    environment = _kept(store, names.get("env"))
+    redacted: tuple[str, ...] = ()
+    claims: dict[str, str] = {}
+    if environment is not None:
+        data = store.read(environment)
+        claims = claims_of(data[COUNT_BYTES:])
+        redacted = names_told(
+            name.decode("utf-8", "backslashreplace")
+            for name, value in entries_of(data)
+            if value == REDACTED
+        )
+    return script_event(
+        cluster,
+        "recovered",
+        JobScript(
+            job_id=job_id,
+            spool_mtime_ns=mtime_ns,
+            script=script,
+            environment=environment,
+            store=store.name,
+            claimed_name=claims.get("name", ""),
+            claimed_dir=claims.get("directory", ""),
+            claimed_host=claims.get("host", ""),
+            redacted=redacted,
+        ),
+    )
+
+
+def _kept(store: Store, name: KeptName | None) -> Kept | None:
+    if name is None:
+        return None
+    kept = Kept(path=name.filename, length=name.length, sha256="")
+    data = store.read(kept)
+    if len(data) != name.length:
+        return None
+    return Kept(path=name.filename, length=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def _drop_stale(store: Store, names: dict[str, KeptName]) -> None:
+    for name in names.values():
+        path = os.path.join(store.directory, name.filename)
+        try:
+            age_s = time.time() - os.stat(path).st_mtime
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StoreUnavailable(f"cannot look at {path}: {error.strerror}", path) from error
+        if age_s > _STALE_S:
+            store.unlink([name.filename])

@@ -1,0 +1,1 @@
+"""slurmctld's spool: how it is watched, and what lies in it."""

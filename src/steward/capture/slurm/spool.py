@@ -1,0 +1,439 @@
+"""Watches slurmctld's StateSaveLocation and takes hold of each job's files before they can vanish.
+
+slurmctld makes ``hash.<id % 10>/job.<id>/``, writes ``environment`` and then
+``script`` into it, with neither rename nor fsync, and removes the directory
+some time after the job's end. So: watch first, then scan; a script is taken
+only when its writer has closed it; from then on an open descriptor holds the
+bytes, whatever is unlinked. Everything else that lies there is foreign.
+"""
+
+import errno
+import logging
+import os
+import re
+import stat
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+from inotify_simple import INotify, flags
+
+from steward.capture.scheduler import Spool, SpoolPlan, Taken
+from steward.capture.slurm.files import Grabbed
+from steward.capture.taking import NO_DESCRIPTOR, OPEN, is_written
+from steward.filesystems import network_kind
+
+log = logging.getLogger(__name__)
+
+_HASH = re.compile(r"hash\.([0-9])")
+_JOB = re.compile(r"job\.([1-9][0-9]{0,9})")
+_GONE = flags.DELETE | flags.MOVED_FROM
+_ROOT_GONE = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
+_ROOT_MASK = (
+    flags.CREATE | flags.MOVED_TO | _GONE | flags.DELETE_SELF | flags.MOVE_SELF | flags.ONLYDIR
+)
+_HASH_MASK = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR
+_JOB_MASK = flags.CREATE | flags.CLOSE_WRITE | flags.MOVED_TO | flags.ONLYDIR | flags.DONT_FOLLOW
+_REMEMBERED = 8192
+_SETTLE_S = 0.1
+_WITHOUT_NUL_S = 2.0
+_REATTACH_S = 1.0
+_NETWORK_RESCAN_S = 2.0
+
+
+def share_of(job_id: int, of: int) -> int:
+    """Which of ``of`` processes a job's spool entry falls to: its hash directory decides."""
+    return job_id % 10 % of
+
+
+class _Pending(msgspec.Struct):
+    """A job directory whose script is not complete yet."""
+
+    hash_number: int
+    name: str
+    script_fd: int = -1
+    environment_fd: int = -1
+    size: int = -1
+    since: float = 0.0
+
+    def close(self) -> None:
+        """Let go of what is held open."""
+        for fd in (self.script_fd, self.environment_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.script_fd = self.environment_fd = -1
+
+
+class SlurmSpool:
+    """The part of a spool that one process watches.
+
+    Args:
+        root: StateSaveLocation.
+        share: Which of the hash directories: those whose number is ``share`` modulo ``of``.
+        of: How many processes share the spool.
+        known: Whether the script of a job id with this mtime (ns) was captured before.
+        most_held: How many scripts may be held open before taking pauses.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        share: int = 0,
+        of: int = 1,
+        known: Callable[[int, int], bool],
+        most_held: int = 4000,
+    ) -> None:
+        self.root = root
+        self.ready: deque[Taken] = deque()
+        self.vanished = 0
+        self._share = share
+        self._of = of
+        self._known = known
+        self._most_held = most_held
+        self._inotify = INotify(nonblocking=True)
+        self._root_wd = -1
+        self._hash_wds: dict[int, int] = {}
+        self._hash_fds: dict[int, int] = {}
+        self._job_wds: dict[int, tuple[int, str]] = {}
+        self._pending: dict[str, _Pending] = {}
+        self._unsure: dict[str, _Pending] = {}
+        self._recent: dict[int, int] = {}
+        self._scanned: deque[tuple[int, str]] = deque()
+        self._rescan_wanted = False
+        self._attach_at = self._rescan_at = 0.0
+        self._network = self._is_remote = False
+        self._complaint = ""
+
+    @property
+    def fd(self) -> int:
+        """Readable when there is something to :meth:`look` at."""
+        return int(self._inotify.fileno())
+
+    @property
+    def away(self) -> str:
+        """Why nothing of it can be watched just now; "" where it is there."""
+        return self._complaint if self._root_wd < 0 else ""
+
+    def due_s(self) -> float:
+        """Seconds until :meth:`look` is to be called even if nothing can be read."""
+        now = time.monotonic()
+        if self._root_wd < 0:
+            return max(0.0, self._attach_at - now)
+        if (self._rescan_wanted or self._scanned) and len(self.ready) < self._most_held:
+            return 0.0
+        if self._unsure:
+            return _SETTLE_S
+        return _NETWORK_RESCAN_S if self._network else 60.0
+
+    def look(self) -> None:
+        """Take in what has happened; complete scripts are then in ``ready``."""
+        if self._root_wd < 0 and time.monotonic() >= self._attach_at:
+            self._attach()
+        if self._root_wd < 0:
+            return
+        if len(self.ready) >= self._most_held:
+            # What happens meanwhile is found by the rescan that follows.
+            self._rescan_wanted = True
+            return
+        for event in self._inotify.read(timeout=0):
+            self._on_event(event.wd, event.mask, event.name)
+        if self._unsure:
+            self._look_again()
+        if self._rescan_wanted or (self._network and time.monotonic() >= self._rescan_at):
+            self._rescan_wanted = False
+            self._rescan()
+        while self._scanned and len(self.ready) < self._most_held:
+            number, name = self._scanned.popleft()
+            self._consider(number, name, scanned=True)
+        if self._complaint and not (self._network or self._scanned or self._rescan_wanted):
+            log.info("watching all of %s again", self.root)
+            self._complaint = ""
+
+    def close(self) -> None:
+        """Let go of everything."""
+        while self.ready:
+            self.ready.popleft().close()
+        self._detach()
+        self._inotify.close()
+
+    def _attach(self) -> None:
+        """Watch the root and what it holds; where it is not there, say so once and try again."""
+        try:
+            self._root_wd = self._inotify.add_watch(self.root, _ROOT_MASK)
+            kind = network_kind(self.root)
+        except OSError as error:
+            self._root_wd = -1
+            self._attach_at = time.monotonic() + _REATTACH_S
+            self._complain(f"cannot watch {self.root}: {error.strerror}; is it slurmctld's spool?")
+            return
+        self._network = self._is_remote = bool(kind)
+        if kind:
+            what = "%s is on %s, where only this host's writes are told of: scanning it every %g s"
+            log.info(what, self.root, kind, _NETWORK_RESCAN_S)
+        elif self._complaint:
+            log.info("watching %s", self.root)
+        self._complaint = ""
+        self._rescan()
+
+    def _detach(self) -> None:
+        for fd in self._hash_fds.values():
+            os.close(fd)
+        for waiting in self._pending.values():
+            waiting.close()
+        for table in (self._hash_fds, self._hash_wds, self._job_wds, self._pending, self._unsure):
+            table.clear()
+        self._scanned.clear()
+        self._root_wd = -1
+
+    def _complain(self, what: str, reason: str = "") -> None:
+        """Say it, unless it was the last thing said; the same ``reason`` is the same thing."""
+        if (reason or what) != self._complaint:
+            log.error("%s", what)
+            self._complaint = reason or what
+
+    def rescan(self) -> None:
+        """Have the next :meth:`look` compare the whole spool with what was captured."""
+        self._recent.clear()
+        self._rescan_wanted = True
+
+    def _rescan(self) -> None:
+        self._rescan_at = time.monotonic() + _NETWORK_RESCAN_S
+        self._scanned.clear()
+        try:
+            with os.scandir(self.root) as entries:
+                names = [entry.name for entry in entries if _HASH.fullmatch(entry.name)]
+        except OSError as error:
+            self._complain(f"cannot list {self.root}: {error.strerror}")
+            self._network = True
+            return
+        # Watches may have become free. Whatever still cannot be watched has scanning go on.
+        self._network = self._is_remote
+        for name in names:
+            self._enter_hash(name)
+
+    def _enter_hash(self, name: str) -> None:
+        number = int(name[-1])
+        if number % self._of != self._share:
+            return
+        path = f"{self.root}/{name}"
+        try:
+            wd = self._inotify.add_watch(path, _HASH_MASK | flags.DONT_FOLLOW)
+            if self._hash_wds.get(wd) != number or number not in self._hash_fds:
+                if number in self._hash_fds:
+                    os.close(self._hash_fds.pop(number))
+                self._hash_wds[wd] = number
+                opened = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._hash_fds[number] = os.open(path, opened)
+            with os.scandir(path) as entries:
+                found = [entry.name for entry in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            self._cannot_watch(path, error)
+            return
+        self._scanned.extend((number, entry) for entry in found)
+
+    def _cannot_watch(self, path: str, error: OSError) -> None:
+        # One reason may hold for thousands of paths, at every scan.
+        if error.errno == errno.ENOSPC:
+            what = f"no inotify watch is left for {path}: raise fs.inotify.max_user_watches"
+            self._complain(f"{what} (sysctl)", "no watch")
+        else:
+            self._complain(f"cannot watch {path}: {error.strerror}", str(error.strerror))
+        self._network = True  # until a scan can watch all, only scanning finds what is new
+
+    def _on_event(self, wd: int, mask: int, name: str) -> None:
+        number = self._hash_wds.get(wd)
+        if number is not None:
+            if mask & flags.IGNORED:
+                del self._hash_wds[wd]
+            else:
+                self._consider(number, name, scanned=False)
+        elif wd in self._job_wds:
+            if mask & flags.IGNORED:
+                self._forget_job(wd)
+            elif name == "script":
+                self._on_script(wd, closed=bool(mask & flags.CLOSE_WRITE))
+        elif wd == self._root_wd:
+            self._on_root(mask, name)
+        elif mask & flags.Q_OVERFLOW:
+            log.warning("inotify's queue overflowed; scanning %s", self.root)
+            self._rescan_wanted = True
+
+    def _on_root(self, mask: int, name: str) -> None:
+        if mask & _ROOT_GONE:
+            self._unwatch(self._root_wd)
+            self._detach()
+            self._attach_at = time.monotonic() + _REATTACH_S
+            self._complain(f"{self.root} is gone; waiting for it")
+        elif _HASH.fullmatch(name):
+            # Our own descriptor would keep a removed directory, and the root above it, alive.
+            fd = self._hash_fds.pop(int(name[-1]), -1) if mask & _GONE else -1
+            if fd >= 0:
+                os.close(fd)
+            elif not mask & _GONE:
+                self._enter_hash(name)
+
+    def _forget_job(self, wd: int) -> None:
+        _, name = self._job_wds.pop(wd)
+        waiting = self._pending.pop(name, None)
+        if waiting is not None:
+            self.vanished += 1
+            waiting.close()
+        self._unsure.pop(name, None)
+
+    def _consider(self, number: int, name: str, *, scanned: bool) -> None:
+        """A directory has appeared or was found: take its script, or wait for it."""
+        match = _JOB.fullmatch(name)
+        if match is None or name in self._pending or number not in self._hash_fds:
+            return
+        job_id = int(match[1])
+        if scanned and self._is_known(number, name, job_id):
+            return
+        waiting = _Pending(number, name)
+        if self._try(waiting, job_id, closed=False):
+            return
+        try:
+            wd = self._inotify.add_watch(f"{self.root}/hash.{number}/{name}", _JOB_MASK)
+        except OSError as error:
+            waiting.close()
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                self.vanished += error.errno == errno.ENOENT
+            else:
+                self._cannot_watch(f"{self.root}/hash.{number}/{name}", error)
+            return
+        # Only now: what happened between the first look and the watch would be missed.
+        if self._try(waiting, job_id, closed=False):
+            self._unwatch(wd)
+            return
+        self._job_wds[wd] = (number, name)
+        self._pending[name] = waiting
+
+    def _is_known(self, number: int, name: str, job_id: int) -> bool:
+        try:
+            found = os.stat(f"{name}/script", dir_fd=self._hash_fds[number], follow_symlinks=False)
+        except OSError:
+            # No script yet, or a foreign entry: the closer look that follows tells.
+            return False
+        mtime_ns = found.st_mtime_ns
+        return self._recent.get(job_id) == mtime_ns or self._known(job_id, mtime_ns)
+
+    def _on_script(self, wd: int, *, closed: bool) -> None:
+        _, name = self._job_wds[wd]
+        waiting = self._pending[name]
+        if self._try(waiting, int(name[4:]), closed=closed):
+            del self._pending[name]
+            self._unsure.pop(name, None)
+            del self._job_wds[wd]
+            self._unwatch(wd)
+
+    def _unwatch(self, wd: int) -> None:
+        try:
+            self._inotify.rm_watch(wd)
+        except OSError as error:
+            # EINVAL: the directory is gone, and its watch went with it.
+            if error.errno != errno.EINVAL:
+                raise
+
+    def _try(self, waiting: _Pending, job_id: int, *, closed: bool) -> bool:
+        """Take the script if it is complete; whether nothing is left to wait for."""
+        directory = self._hash_fds.get(waiting.hash_number, -1)
+        if directory < 0:
+            return True
+        if waiting.script_fd < 0:
+            try:
+                waiting.script_fd = os.open(f"{waiting.name}/script", OPEN, dir_fd=directory)
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                if error.errno in NO_DESCRIPTOR:
+                    self._cannot_watch(waiting.name, error)
+                    return True
+                # A symlink (ELOOP), a socket, a file where a directory is meant: foreign.
+                log.debug("passing over %s: %s", waiting.name, error)
+                return True
+            # Written before the script: held from now on, too, whatever is removed.
+            if not self._hold_environment(waiting, directory):
+                return True
+        fd = waiting.script_fd
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            waiting.close()
+            return True
+        if not closed and not self._is_closed(waiting, status):
+            return False
+        # Not the time of the first look: its writer may have written and closed it since.
+        status = os.fstat(fd)
+        if self._recent.get(job_id) == status.st_mtime_ns:
+            waiting.close()
+            return True
+        if waiting.environment_fd < 0 and not self._hold_environment(waiting, directory):
+            return True
+        self._recent[job_id] = status.st_mtime_ns
+        if len(self._recent) > _REMEMBERED:
+            del self._recent[next(iter(self._recent))]
+        self.ready.append(Grabbed(job_id, status.st_mtime_ns, fd, waiting.environment_fd))
+        return True
+
+    def _hold_environment(self, waiting: _Pending, directory: int) -> bool:
+        """Open the environment, if there is one; False where no descriptor is left for it."""
+        try:
+            waiting.environment_fd = os.open(f"{waiting.name}/environment", OPEN, dir_fd=directory)
+        except OSError as error:
+            if error.errno in NO_DESCRIPTOR:
+                waiting.close()
+                self._cannot_watch(waiting.name, error)
+                return False
+            # A burst-buffer plugin links the script alone; the event says that there was none.
+        return True
+
+    def _is_closed(self, waiting: _Pending, status: os.stat_result) -> bool:
+        """Whether no writer has the script open, as far as can be known."""
+        written = is_written(waiting.script_fd, remote=self._is_remote)
+        return self._is_settled(waiting, status) if written is None else written
+
+    def _is_settled(self, waiting: _Pending, status: os.stat_result) -> bool:
+        now = time.monotonic()
+        if waiting.size != status.st_size:
+            waiting.size, waiting.since = status.st_size, now
+            self._unsure[waiting.name] = waiting
+            return False
+        ended = status.st_size and os.pread(waiting.script_fd, 1, status.st_size - 1) == b"\0"
+        settled_s = now - waiting.since
+        if settled_s < (_SETTLE_S if ended else _WITHOUT_NUL_S):
+            self._unsure[waiting.name] = waiting
+            return False
+        return True
+
+    def _look_again(self) -> None:
+        wds = {name: wd for wd, (_, name) in self._job_wds.items()}
+        for name in list(self._unsure):
+            if name in wds:
+                self._on_script(wds[name], closed=False)
+            else:
+                del self._unsure[name]
+
+
+class _Slurm:
+    """Slurm, as capture knows it."""
+
+    default_root = ""
+
+    def share_of(self, job_id: int, of: int) -> int:
+        """See :func:`share_of`."""
+        return share_of(job_id, of)
+
+    def open(self, plan: SpoolPlan) -> Spool:
+        """A watch on a StateSaveLocation."""
+        return SlurmSpool(
+            plan.root,
+            share=plan.share,
+            of=plan.of,
+            known=plan.known,
+            most_held=plan.most_held,
+        )
+
+
+SLURM = _Slurm()

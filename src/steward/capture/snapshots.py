@@ -1,0 +1,320 @@
+"""The source that asks Slurm: who a script belongs to, and what becomes of jobs.
+
+One look at the whole queue serves all parts of Steward. It costs slurmctld
+locks, so the next one waits at least twenty times as long as the last one
+took; a few new scripts' jobs are asked for singly, which costs next to nothing.
+Slurm being away is no error here: it is said once, and asked again later.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from steward.capture.cancelled import Cancelled
+from steward.capture.lines.jobcomp import SOURCE as JOBCOMP
+from steward.capture.observed import Observed
+from steward.config import ClusterSettings
+from steward.consumers import Append
+from steward.events import (
+    CONTROLLER_STATE,
+    JOB_END,
+    JOB_SCRIPT,
+    ControllerState,
+    Event,
+    utc_now,
+)
+from steward.records import JobRecord
+from steward.slurm import MOST_WHOLE, Slurm, SlurmDown, SlurmError
+from steward.waiting import Backoff
+
+log = logging.getLogger(__name__)
+
+COST_FACTOR: Final = 20
+"""A look at the queue is at most this part of the time."""
+
+_FEW: Final = 8
+_ASKS_PER_S: Final = 4.0
+_CHUNK: Final = 500
+_LONGEST_BACKOFF_S: Final = 60.0
+_DOWN_S: Final = 5.0
+# Half of the single questions are kept for new scripts: somebody waits for their owners.
+_RESERVE: Final = _FEW / 2
+
+
+class Allowance:
+    """How many single questions may be asked now: some at once, few for long.
+
+    Args:
+        most: How many may be asked at once.
+        per_s: How many are given back in a second.
+    """
+
+    def __init__(self, most: float = _FEW, per_s: float = _ASKS_PER_S) -> None:
+        self._most = most
+        self._per_s = per_s
+        self._left = most
+        self._at = time.monotonic()
+
+    def take(self, reserve: float = 0.0) -> bool:
+        """Take one, if more than ``reserve`` are left."""
+        now = time.monotonic()
+        self._left = min(self._most, self._left + (now - self._at) * self._per_s)
+        self._at = now
+        if self._left < reserve + 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
+class Snapshots:
+    """Asks one cluster's Slurm, and appends what it shows as events.
+
+    A consumer of job.script, so that it knows whose jobs are waited for, and of job.end, so
+    that whole records are asked for while slurmctld has them. Its cursor is in memory only: a
+    forgotten script is found again in the queue.
+
+    Args:
+        cluster: Name of the cluster.
+        settings: Its settings.
+        slurm: Its Slurm; made of the settings if None.
+        unfinished: Gives the latest records of the runs that are not over as far as is
+            known, so that those which ended or vanished meanwhile are noticed.
+        redact: Takes secrets out of what users wrote into a record.
+    """
+
+    kinds = frozenset({JOB_SCRIPT, JOB_END})
+    batch_events = 200
+
+    def __init__(
+        self,
+        cluster: str,
+        settings: ClusterSettings,
+        slurm: Slurm | None = None,
+        unfinished: Callable[[], Iterable[JobRecord]] = tuple,
+        redact: Callable[[JobRecord], JobRecord] = lambda record: record,
+    ) -> None:
+        self.name = f"snapshots.{cluster}"
+        self.cost_s = 0.0
+        """What the last look at the queue took, in seconds."""
+        self._cluster = cluster
+        self._interval_s = settings.snapshot_interval_s
+        self._slurm = slurm or Slurm(cluster, settings)
+        self._observed = Observed(cluster)
+        self._cancelled = Cancelled(cluster)
+        self._unfinished = unfinished
+        self._redact = redact
+        self._rows: dict[int, int] | None = None
+        self._lost: list[int] = []
+        self._folded: list[int] = []
+        self._waiting: set[int] = set()
+        self._position = 0
+        self._due = 0.0
+        self._up: bool | None = None
+        self._said = ""
+        self._backoff = Backoff(max(1.0, self._interval_s), _LONGEST_BACKOFF_S)
+        self._allowance = Allowance()
+
+    def cursor(self) -> int:
+        """Position of the last script that was looked at, in memory only."""
+        return self._position
+
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
+        """Ask for the jobs of new scripts while they are few; the next look finds the others.
+
+        Raises:
+            Unavailable: The journal does not take events now.
+        """
+        mine = [event for event in events if event.cluster == self._cluster]
+        self._waiting.update(
+            event.body.job_id
+            for event in mine
+            if event.kind == JOB_SCRIPT and event.body.job_id not in self._observed
+        )
+        ends = [event for event in mine if event.kind == JOB_END and event.source == JOBCOMP]
+        for event in ends:
+            self._observed.ended(event.body.record)
+        self._cancelled.add(ends)
+        if self._up and len(self._waiting) <= _FEW:
+            self._ask_for_waiting(append)
+        self._position = upto
+
+    def tick(self, append: Append) -> float:
+        """Look at the queue when it is due, and ask for whole records while there is leisure.
+
+        Raises:
+            Unavailable: The journal does not take events now.
+        """
+        if time.monotonic() >= self._due:
+            self._look(append)
+        if self._up:
+            self._ask_for_lost(append)
+            self._ask_for_folded(append)
+            self._ask_again(append)
+            self._ask_for_wanted(append)
+            self._ask_for_cancellers(append)
+        left_s = self._due - time.monotonic()
+        if self._up and self._is_busy():
+            left_s = min(left_s, 1.0)
+        return max(0.0, left_s)
+
+    def _is_busy(self) -> bool:
+        """Whether there is something to be asked singly, as far as that is allowed."""
+        return bool(
+            self._lost
+            or self._folded
+            or self._cancelled.due() is not None
+            or self._observed.wanted_again() is not None
+            or self._observed.wanted() is not None
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _look(self, append: Append) -> None:
+        """Take a snapshot of the queue, and append what is new in it."""
+        began = time.monotonic()
+        try:
+            queue = self._slurm.queue(self._rows)
+        except SlurmError as error:
+            wait_s = self._backoff.next_s()
+            if isinstance(error, SlurmDown):
+                # Who is not there cannot be burdened: scripts wait for their owners meanwhile.
+                wait_s = min(wait_s, max(self._interval_s, _DOWN_S))
+            self._due = time.monotonic() + wait_s
+            self._say(up=False, message=str(error), append=append)
+            return
+        self._backoff.reset()
+        self.cost_s = queue.cost_s
+        self._due = began + max(self._interval_s, COST_FACTOR * queue.cost_s)
+        self._say(up=True, message="", append=append)
+        if self._rows is None:
+            self._observed.remember(self._unfinished())
+        self._append(self._observed.take(self._redacted(queue.records), queue.taken_at), append)
+        self._rows = queue.rows
+        # Where a row was not understood, its job only seems to be gone: the next look decides.
+        self._lost, self._folded = [], []
+        if not queue.passed_over:
+            self._lost, self._folded = self._observed.absent(queue.rows)
+        # Who is not in the queue now is unknown to slurmctld: it will not tell later either.
+        self._waiting.clear()
+
+    def _ask_for_waiting(self, append: Append) -> None:
+        for job_id in sorted(self._waiting):
+            if not self._allowance.take() or not self._ask(job_id, append):
+                return
+            if job_id in self._observed:
+                self._waiting.discard(job_id)
+
+    def _ask_for_wanted(self, append: Append) -> None:
+        """Ask for whole records, the newest jobs' first."""
+        while (job_id := self._observed.wanted()) is not None:
+            if not self._allowance.take(_RESERVE) or not self._ask(job_id, append):
+                return
+            self._observed.pass_over(job_id)
+
+    def _ask_again(self, append: Append) -> None:
+        """Ask for whole records of jobs that ended, or were suspended or resumed."""
+        while (job_id := self._observed.wanted_again()) is not None:
+            if not self._allowance.take(_RESERVE) or not self._ask(job_id, append):
+                return
+            self._observed.pass_over_again(job_id)
+
+    def _ask_for_cancellers(self, append: Append) -> None:
+        while (job_id := self._cancelled.due()) is not None:
+            try:
+                if not self._slurm.has_accounting():
+                    self._cancelled.clear()
+                    return
+                if not self._allowance.take(_RESERVE):
+                    return
+                told = self._slurm.accounted_end(job_id)
+            except SlurmError as error:
+                log.debug("cluster %s: %s", self._cluster, error)
+                told = []  # asked again later, some times
+            self._append(self._cancelled.told(told), append)
+
+    def _ask_for_folded(self, append: Append) -> None:
+        """Ask for array tasks that were requeued, which the queue does not show by themselves."""
+        while self._folded:
+            if not self._allowance.take(_RESERVE) or not self._ask(self._folded[-1], append):
+                return
+            self._folded.pop()
+
+    def _ask(self, job_id: int, append: Append) -> bool:
+        """Ask for one job; whether Slurm could say."""
+        try:
+            records = self._slurm.job(job_id)
+        except SlurmError as error:
+            # The next look at the queue notices it as well, and says it.
+            log.debug("cluster %s: %s", self._cluster, error)
+            return False
+        # An id that is used again meanwhile is another run's.
+        shown = {record.job_id for record in records}
+        self._lost = [lost for lost in self._lost if lost not in shown]
+        is_whole = len(records) <= MOST_WHOLE
+        self._append(
+            self._observed.take(self._redacted(records), utc_now(), whole=is_whole), append
+        )
+        return True
+
+    def _ask_for_lost(self, append: Append) -> None:
+        """End the jobs that went without an end.
+
+        slurmctld has just shown that it does not hold them: only slurmdbd may know more.
+        """
+        while self._lost:
+            told: Sequence[JobRecord] = ()
+            try:
+                if self._slurm.has_accounting():
+                    if not self._allowance.take(_RESERVE):
+                        return
+                    told = self._slurm.accounted(self._lost[-1])
+            except SlurmError as error:
+                log.debug("cluster %s: %s", self._cluster, error)
+                return  # asked again at the next tick: the end can wait for slurmdbd
+            ended = self._observed.lose(self._lost.pop(), utc_now(), self._redacted(told))
+            self._append(ended, append)
+
+    def _redacted(self, records: Iterable[JobRecord]) -> list[JobRecord]:
+        return [self._redact(record) for record in records]
+
+    def _append(self, events: Sequence[Event], append: Append) -> None:
+        try:
+            for begin in range(0, len(events), _CHUNK):
+                append(events[begin : begin + _CHUNK])
+            self._cancelled.add(events)
+        except BaseException:
+            # What did not arrive is said again, all of it, under the same keys.
+            self._observed.clear()
+            self._rows = None
+            self._lost, self._folded = [], []
+            self._due = 0.0
+            raise
+
+    def _say(self, *, up: bool, message: str, append: Append) -> None:
+        """Log and append that slurmctld began or ceased to answer, once a change."""
+        if up == self._up and message == self._said:
+            return
+        if not up:
+            log.warning("%s", message)
+        elif self._up is False:
+            log.info("cluster %s: Slurm answers again", self._cluster)
+        if up != self._up:
+            now = utc_now()
+            key = f"{CONTROLLER_STATE}:{'up' if up else 'down'}:{int(now.timestamp())}"
+            state = ControllerState(up=up, message=message)
+            append(
+                [
+                    Event(
+                        kind=CONTROLLER_STATE,
+                        cluster=self._cluster,
+                        key=key,
+                        at=now,
+                        seen_at=now,
+                        source="snapshot",
+                        body=state,
+                    )
+                ]
+            )
+        self._up, self._said = up, message

@@ -1,0 +1,118 @@
+"""``steward agent``: the sender of a compute node, run from here or written out for nodes."""
+
+# ruff: noqa: ARG001 -- the options are handed on as they stand in the context
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steward.agent import agent
+from steward.errors import StewardError, UsageError
+
+
+def app(
+    ctx: typer.Context,
+    spool: Annotated[
+        str,
+        typer.Option("--spool", metavar="DIR", help="Directory that the SPANK plugin writes to."),
+    ] = "",
+    to: Annotated[
+        str, typer.Option("--to", metavar="HOST:PORT", help="Where Steward listens for nodes.")
+    ] = "",
+    node: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node", metavar="NAME", help="NodeName; each that has a file there if none."
+        ),
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option("--cluster", metavar="NAME", help="The cluster, as Steward calls it.")
+    ] = "",
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt.")] = False,
+    ca: Annotated[
+        str, typer.Option("--ca", metavar="FILE", help="What Steward's certificate is signed with.")
+    ] = "",
+    certificate: Annotated[
+        str,
+        typer.Option("--certificate", metavar="FILE", help="The node's own, in place of MUNGE."),
+    ] = "",
+    key: Annotated[
+        str, typer.Option("--key", metavar="FILE", help="The key of that certificate.")
+    ] = "",
+    user: Annotated[
+        list[str] | None,
+        typer.Option("--user", metavar="NAME", help="User that Steward runs as, beside root."),
+    ] = None,
+    munge_socket: Annotated[
+        str, typer.Option("--munge-socket", metavar="FILE", help="munged's socket.")
+    ] = "",
+    once: Annotated[
+        bool, typer.Option("--once", help="Send what there is, and end: the default.")
+    ] = False,
+    resident: Annotated[
+        bool, typer.Option("--resident", help="Stay, and look once a minute.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option("--every", metavar="S", help="Seconds between two looks.")
+    ] = 60.0,
+    jitter: Annotated[
+        float, typer.Option("--jitter", metavar="S", help="Begin within so many seconds.")
+    ] = 0.0,
+    limit: Annotated[
+        float, typer.Option("--limit", metavar="S", help="Try again for so many seconds.")
+    ] = 45.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", help="How long Steward may take to answer.")
+    ] = 30.0,
+    heartbeat: Annotated[
+        float,
+        typer.Option("--heartbeat", metavar="S", help="Say so where there is nothing to say."),
+    ] = 900.0,
+    rotate_bytes: Annotated[
+        int, typer.Option("--rotate-bytes", metavar="N", help="Begin a new file at this size.")
+    ] = 1 << 20,
+    most_bytes: Annotated[
+        int, typer.Option("--most-bytes", metavar="N", help="Give up the oldest lines beyond this.")
+    ] = 64 << 20,
+    write: Annotated[
+        str,
+        typer.Option(
+            "--write", metavar="FILE", help="Only write the program, to be copied to nodes."
+        ),
+    ] = "",
+) -> None:
+    """Send what happened on a compute node to Steward.
+
+    Nodes need no Steward for this: --write makes one file, which runs with their own
+    Python (3.9 or later) and takes the same options. It runs once a minute by a timer.
+    """
+    if write:
+        _write(Path(write))
+        return
+    if not spool or not to:
+        raise UsageError("say where the lines are, --spool, and where Steward listens, --to")
+    words: list[str] = []
+    for name, value in ctx.params.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is None or value is False or value == "":
+            continue
+        if value is True:
+            words.append(option)
+        else:
+            values = value if isinstance(value, list | tuple) else [value]
+            words += [f"{option}={one}" for one in values]
+    code = agent.main(words, "steward agent")
+    if code:
+        raise typer.Exit(code)
+
+
+def _write(target: Path) -> None:
+    """Write the program out, whole or not at all: nodes may be reading the one before."""
+    new = target.with_name(target.name + ".new")
+    try:
+        new.write_bytes(Path(agent.__file__).read_bytes())
+        new.chmod(0o755)
+        new.replace(target)
+    except OSError as error:
+        raise StewardError(f"{target} cannot be written: {error.strerror}", target) from error

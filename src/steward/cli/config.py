@@ -1,0 +1,115 @@
+"""``steward config``: whether the configuration is right, and what it comes to."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from steward.cli import options, output
+from steward.cli.lazy import CONTEXT
+from steward.cli.text import number, size
+from steward.config import FilesSinkSettings, KafkaSinkSettings, Settings, as_builtins
+from steward.config_accounting import MailSettings
+from steward.settings.file import DEFAULT_PATH, error_at, load_with_lines, render
+from steward.settings.looking import doubts, mistakes
+
+app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
+
+File = Annotated[
+    str,
+    typer.Option(
+        "--config", envvar="STEWARD_CONFIG", metavar="FILE", help="The configuration file."
+    ),
+]
+
+
+@app.callback()
+def config() -> None:
+    """Check or show the configuration."""
+
+
+@app.command()
+def check(config: File = DEFAULT_PATH) -> None:
+    """Say whether the configuration is right; the exit code is 2 if it is not.
+
+    What is missing on this host, a file, a user or a Python package, is a warning.
+    """
+    settings, found = _looked_at(config)
+    clusters = ", ".join(settings.cluster)
+    sinks = ", ".join(_sink(settings, name) for name in settings.archive.sink)
+    print(f"{config} is right" + (f", with {number(len(found), 'warning')}." if found else "."))
+    if clusters:
+        print(f"  clusters  {clusters}")
+    if settings.forward.to:
+        print(f"  forwards  to {settings.forward.to}")
+    else:
+        print(f"  archive   {sinks}")
+        for line in _removed(settings):
+            print(f"  removes   {line}")
+    if settings.receive.listen:
+        print(f"  receives  at {settings.receive.listen}")
+    for line in _jobs(settings):
+        print(f"  {line}")
+    for source in settings.consume.values():
+        print(f"  consumes  {source.broker.topic} at {', '.join(source.broker.servers)}")
+    print(f"  state     {settings.state_dir}")
+    for what in found:
+        output.warn(what)
+
+
+def _jobs(settings: Settings) -> Iterator[str]:
+    """Where facts on jobs come from, and go to."""
+    for name, cluster in settings.cluster.items():
+        if cluster.jobcomp_lines:
+            yield f"jobcomp   of {name} in {cluster.jobcomp_lines}"
+    nodes = settings.nodes
+    if nodes.listen:
+        known_by = "certificates" if nodes.client_ca_file else "MUNGE"
+        within = ", encrypted" if nodes.certificate_file else ""
+        yield f"nodes     at {nodes.listen}, known by {known_by}{within}"
+    if not settings.forward.to:
+        yield f"plugins   {settings.accounting.type}"
+    if settings.mail != MailSettings():
+        yield f"mail      by {settings.mail.program or settings.mail.sendmail}"
+
+
+def _looked_at(path: str) -> tuple[Settings, list[str]]:
+    """The settings of a file, and what may be wrong with them here."""
+    loaded = load_with_lines(path)
+    for problem in mistakes(loaded.settings):
+        raise error_at(problem, loaded)
+    return loaded.settings, [str(error_at(problem, loaded)) for problem in doubts(loaded.settings)]
+
+
+def _removed(settings: Settings) -> Iterator[str]:
+    """What each sink removes by itself, with sizes as people say them."""
+    for name, sink in settings.archive.sink.items():
+        if sink.retention_days:
+            yield f"from {name}: what is older than {number(sink.retention_days, 'day')}"
+        for limit in sink.limit.values() if isinstance(sink, FilesSinkSettings) else ():
+            each = "account" if limit.accounts else "user"
+            days = f"what is older than {number(limit.days, 'day')}" if limit.days else ""
+            most = f"what is over {size(limit.max_bytes)} bytes of each {each}"
+            what = ", ".join(part for part in (days, most if limit.max_bytes else "") if part)
+            of = [f"users {', '.join(limit.users)}"] if limit.users else []
+            of += [f"accounts {', '.join(limit.accounts)}"] if limit.accounts else []
+            yield f"from {name}: {what}" + (f" ({' and '.join(of)})" if of else "")
+
+
+def _sink(settings: Settings, name: str) -> str:
+    sink = settings.archive.sink[name]
+    if isinstance(sink, FilesSinkSettings):
+        return f"{name} in {settings.sink_path(name)}"
+    servers = sink.broker.servers if isinstance(sink, KafkaSinkSettings) else sink.urls
+    return f"{name} at {', '.join(servers)}"
+
+
+@app.command()
+def show(config: File = DEFAULT_PATH, as_json: options.Json = False) -> None:
+    """Print every setting and where it comes from, in the form of the file."""
+    loaded = load_with_lines(config)
+    if as_json:
+        output.print_json(as_builtins(loaded.settings))
+    else:
+        # TOML is UTF-8, whatever the terminal's encoding is.
+        output.write(render(loaded).encode())

@@ -1,0 +1,27 @@
+"""``steward controller``: run the sources of a slurmctld host alone."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from steward.daemon.__main__ import become
+from steward.daemon.controller import controller_parts
+from steward.settings.file import DEFAULT_PATH, load
+
+
+def app(
+    config: Annotated[
+        str,
+        typer.Option(
+            "--config", envvar="STEWARD_CONFIG", metavar="FILE", help="The configuration file."
+        ),
+    ] = DEFAULT_PATH,
+) -> None:
+    """Capture on a slurmctld host, and forward to a Steward elsewhere.
+
+    It stays in the foreground, for systemd or a terminal. SIGHUP reads the
+    configuration again, SIGTERM and Ctrl-C end it within five seconds.
+    """
+    controller_parts(load(config))  # says what is wrong with it, before anything starts
+    become(os.path.abspath(config), controller=True)

@@ -1,0 +1,342 @@
+"""Where an export goes: a directory or a tar, neither of which a file's name can lead out of."""
+
+import contextlib
+import errno
+import io
+import os
+import sys
+import tarfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from tempfile import SpooledTemporaryFile
+from types import TracebackType
+from typing import IO, Any, Protocol, Self
+
+import msgspec
+
+from steward.archive.bulk_answers import ExportFile
+from steward.cli.output import warn
+from steward.cli.unfinished import SUFFIX as PART
+from steward.cli.unfinished import Unfinished
+from steward.errors import StewardError, UsageError
+from steward.filesystems import sync_filesystem
+
+MANIFEST = "MANIFEST.jsonl"
+
+
+class ExportError(StewardError):
+    """The files cannot be written."""
+
+
+class Target(Protocol):
+    """A place to export to; used as a context, which ends with the manifest written."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def add(self, file: ExportFile) -> None:
+        """Write one file.
+
+        Raises:
+            ExportError: It cannot be written, or its path is none.
+        """
+
+
+FORMATS = ("dir", "tar", "tar.gz", "tar.xz", "tar.zst")
+_SUFFIXES = {
+    **{f".{name}": name for name in FORMATS[1:]},
+    ".tgz": "tar.gz",
+    ".txz": "tar.xz",
+    ".tzst": "tar.zst",
+}
+_BARE = {".gz": "tar.gz", ".xz": "tar.xz", ".zst": "tar.zst"}
+"""What a name without ``.tar`` may end in where a format is given."""
+_FOREIGN = (
+    *(".zip", ".7z", ".rar", ".tar", ".tgz", ".txz", ".tzst", ".tbz", ".tbz2", ".tlz", ".tar.z"),
+    *(".gz", ".xz", ".zst", ".bz2", ".lz", ".lz4", ".lzma", ".lzo"),
+)
+"""How names of files end that nobody means a directory by, in small letters."""
+_MANIFEST_IN_MEMORY = 4 << 20
+
+
+def target_of(name: str, wanted: str = "") -> Target:
+    """Where an export goes.
+
+    Args:
+        name: A directory, a file, or ``-`` for the standard output.
+        wanted: One of :data:`FORMATS`; "" for what the name's suffix says: a tar for ``-``,
+            else a directory.
+
+    Raises:
+        UsageError: There is no such format, the standard output cannot be one, or the name is
+            that of a file of another format.
+    """
+    if wanted and wanted not in FORMATS:
+        raise UsageError(f"format {wanted!r} is unknown: use {', '.join(FORMATS)}", wanted)
+    meant = next((kind for end, kind in _SUFFIXES.items() if name.endswith(end)), "")
+    found = wanted or meant
+    if name == "-":
+        if found == "dir":
+            raise UsageError("a directory cannot be written to stdout: name one, or use a tar")
+        return Tar(name, found or "tar")
+    if wanted and wanted != (meant or _packed(name, wanted) or wanted):
+        raise UsageError(
+            f"--format says {wanted}, and {name} ends as another format does: change one of them",
+            name,
+        )
+    if not found and name.lower().endswith(_FOREIGN):
+        raise UsageError(
+            f"{name} ends as no file does that is written here: use {', '.join(_SUFFIXES)}, or say "
+            "with --format what it is to be",
+            name,
+        )
+    return Directory(name) if found in {"", "dir"} else Tar(name, found)
+
+
+def _packed(name: str, wanted: str) -> str:
+    """The tar that a name without ``.tar`` is that of, where it is to be one."""
+    if wanted == "dir":
+        return ""
+    return next((kind for end, kind in _BARE.items() if name.endswith(end)), "")
+
+
+def checked_path(path: str) -> str:
+    """A relative path that stays below where it is put.
+
+    Raises:
+        ExportError: It would not. The daemon makes safe paths; a client does not count on it.
+    """
+    parts = path.split("/")
+    if not path or "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise ExportError(f"{path!r} is no safe path: is the daemon of another release?", path)
+    return path
+
+
+def manifest_line(file: ExportFile) -> bytes:
+    """What the manifest says of a file."""
+    return (
+        msgspec.json.encode(
+            {
+                "path": file.path,
+                "length": len(file.data),
+                "sha256": file.sha256,
+                "script_key": file.script_key,
+                "job": file.job,
+            }
+        )
+        + b"\n"
+    )
+
+
+class Directory:
+    """Files in a directory, which is made; another export in it, or another file, is an error.
+
+    The manifest is called ``MANIFEST.jsonl.part`` until all files are there; its lines
+    tell which are whole. An export that was cut short is made again in the same
+    directory: files that are the same already are left.
+
+    Args:
+        path: The directory.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._root = path
+        self._manifest: Unfinished | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            os.makedirs(self._root, mode=0o700, exist_ok=True)
+            self._manifest = Unfinished(os.path.join(self._root, MANIFEST))
+        except OSError as error:
+            raise self._failed(error) from error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._manifest is not None, "used as a context"
+        try:
+            with self._manifest.file:
+                if kind is None:
+                    sync_filesystem(self._manifest.file.fileno())
+                    self._manifest.finish()
+        except OSError as failed:
+            raise self._failed(failed) from failed
+        finally:
+            if os.path.exists(os.path.join(self._root, MANIFEST + PART)):
+                warn(f"{self._root} is not complete: {MANIFEST}{PART} lists what is")
+
+    def add(self, file: ExportFile) -> None:
+        """Write one file; see :class:`Target`."""
+        assert self._manifest is not None, "used as a context"
+        path = os.path.join(self._root, checked_path(file.path))
+        try:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            if not _is_there(path, file.data):
+                _write_whole(path, file)
+            self._manifest.file.write(manifest_line(file))
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> ExportError:
+        where = error.filename or self._root
+        return ExportError(f"cannot export to {where}: {error.strerror}", self._root)
+
+
+def _is_there(path: str, data: bytes) -> bool:
+    """Whether an export that was cut short has written a file already.
+
+    Raises:
+        FileExistsError: Something else is in its place.
+    """
+    if not os.path.lexists(path):
+        return False
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags), "rb") as there:
+        if os.fstat(there.fileno()).st_size != len(data) or there.read() != data:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    return True
+
+
+def _write_whole(path: str, file: ExportFile) -> None:
+    """Write a file that appears whole; what an earlier try has left of it is replaced."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path + PART)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path + PART, flags, 0o600), "wb") as out:
+        out.write(file.data)
+    seconds = file.modified.timestamp()
+    os.utime(path + PART, (seconds, seconds))
+    os.rename(path + PART, path)
+
+
+class Tar:
+    """A tar, written as it comes: the same files give the same bytes, whoever writes them.
+
+    A file is called ``NAME.part`` until it is whole, and removed where it does not become so.
+
+    Args:
+        path: The file, or ``-`` for the standard output.
+        kind: ``tar``, ``tar.gz``, ``tar.xz`` or ``tar.zst``.
+    """
+
+    def __init__(self, path: str, kind: str) -> None:
+        self._path = path
+        self._kind = kind
+        self._open = ExitStack()
+        self._tar: tarfile.TarFile | None = None
+        self._unfinished: Unfinished | None = None
+        self._manifest: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            # A tar's member needs its size first, and a million jobs' is no matter for memory.
+            self._manifest = self._open.enter_context(
+                SpooledTemporaryFile(max_size=_MANIFEST_IN_MEMORY)
+            )
+            if self._path == "-":
+                out: IO[bytes] = sys.stdout.buffer
+            else:
+                self._unfinished = Unfinished(self._path)
+                out = self._open.enter_context(self._unfinished.file)
+                self._open.push(self._ended)
+            packed = self._open.enter_context(_packing(self._kind, out))
+            self._tar = self._open.enter_context(tarfile.open(mode="w|", fileobj=packed))
+        except BaseException as error:
+            self._open.__exit__(type(error), error, error.__traceback__)
+            if isinstance(error, OSError):
+                raise self._failed(error) from error
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                assert self._manifest is not None, "used as a context"
+                with self._open:
+                    size = self._manifest.tell()
+                    self._manifest.seek(0)
+                    self._member(MANIFEST, self._manifest, size, 0)
+            else:
+                # Without the blocks that end a tar: it must not look whole in a pipe.
+                self._open.__exit__(kind, error, trace)
+        except BrokenPipeError:
+            raise
+        except OSError as failed:
+            raise self._failed(failed) from failed
+
+    def _ended(self, kind: type[BaseException] | None, *_: object) -> None:
+        """All was written that will be: only a whole file gets its name."""
+        assert self._unfinished is not None, "only called for a file"
+        try:
+            if kind is None:
+                self._unfinished.finish()
+        except BaseException:
+            self._unfinished.remove()
+            raise
+        if kind is not None:
+            self._unfinished.remove()
+
+    def add(self, file: ExportFile) -> None:
+        """Write one file; see :class:`Target`."""
+        assert self._manifest is not None, "used as a context"
+        data = io.BytesIO(file.data)
+        modified_s = int(file.modified.timestamp())
+        self._member(checked_path(file.path), data, len(file.data), modified_s)
+        self._manifest.write(manifest_line(file))
+
+    def _member(self, name: str, data: IO[bytes], size: int, modified_s: int) -> None:
+        assert self._tar is not None, "used as a context"
+        # Neither who exports nor when: TarInfo's own owner is 0, without a name.
+        info = tarfile.TarInfo(name)
+        info.size = size
+        info.mode = 0o600
+        info.mtime = modified_s
+        try:
+            self._tar.addfile(info, data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> ExportError:
+        where = error.filename or self._path
+        return ExportError(f"cannot write {where}: {error.strerror or error}", self._path)
+
+
+@contextmanager
+def _packing(kind: str, out: IO[bytes]) -> Iterator[IO[bytes]]:
+    """A stream that compresses into ``out``, which stays open."""
+    packed: Any
+    if kind == "tar.gz":
+        import gzip
+
+        # Without a name and a time, which would tell when it was written.
+        packed = gzip.GzipFile(filename="", mode="wb", fileobj=out, mtime=0)
+    elif kind == "tar.xz":
+        import lzma
+
+        packed = lzma.LZMAFile(out, "wb")  # noqa: SIM115 - closed below
+    elif kind == "tar.zst":
+        import zstandard
+
+        packed = zstandard.ZstdCompressor().stream_writer(out, closefd=False)
+    else:
+        yield out
+        return
+    with packed:
+        yield packed

@@ -1,0 +1,276 @@
+"""The page of a job, drawn: what it was, its times, how well it used what it had, its steps."""
+
+from datetime import datetime
+
+from steward.accounting.page.formulas import signal_name
+from steward.accounting.page.notes import duration, ran, size
+from steward.accounting.page.shapes import (
+    Efficiency,
+    PageAnswer,
+    RunPart,
+    Waiting,
+)
+from steward.accounting.pending import explain
+from steward.cli.drawing import (
+    Pens,
+    Row,
+    Span,
+    bar,
+    heading,
+    line_of_time,
+    text,
+    wrapped,
+)
+from steward.cli.job_steps import cpu_style, pieces, state_piece, steps
+from steward.cli.text import number
+from steward.cli.times import show as show_time
+from steward.lines import Line
+
+_BAR = 24
+_US = 1_000_000
+_MOST_OTHERS = 5
+
+
+def page(answer: PageAnswer, pens: Pens) -> list[Row]:
+    """All rows of a page."""
+    rows = _head(answer)
+    if answer.waiting is not None:
+        rows += _waiting(answer, answer.waiting, pens)
+    for run in answer.runs:
+        if len(answer.runs) > 1:
+            rows += heading(f"Run {run.line.restarts + 1} of {answer.runs[-1].line.restarts + 1}")
+            rows += _facts(_of_run(run.line, answer.zone))
+        rows += _run(run, answer, pens)
+    if not answer.runs and answer.waiting is None:
+        rows += [[], [("Nothing is known of its runs.", "")]]
+    if answer.parts:
+        shown = " ".join(answer.parts)
+        rows += [[], [("Its parts: ", "dim"), *text(shown)]]
+    if answer.others:
+        times = ", ".join(show_time(when, answer.zone) for when in answer.others[:_MOST_OTHERS])
+        rows += [[], [(f"Slurm has used the id {answer.job} before: {times}.", "dim")]]
+    return rows
+
+
+def _head(answer: PageAnswer) -> list[Row]:
+    record = answer.record
+    title = [("Job ", "bold"), *text(answer.job, "bold"), ("  ", ""), *text(record.name, "bold")]
+    where: Row = [("  on cluster ", "dim"), *text(answer.cluster)]
+    state = record.state or ("unverified" if not answer.verified else "unknown")
+    if record.state == "CANCELLED" and record.cancelled_by is not None:
+        state_text: Row = [state_piece(state), (f" by uid {record.cancelled_by}", "")]
+    else:
+        state_text = [state_piece(state)]
+    rows: list[Row] = [[*title, *where], [("  ", ""), *state_text, *_end_words(answer)]]
+    if answer.ahead:
+        words = "  Slurm says so just now; what it has done since follows in some seconds."
+        rows.append([(words, "dim")])
+    owner = record.user or ("" if record.uid is None else str(record.uid))
+    facts = [
+        ("Owner", owner + (f", account {record.account}" if record.account else "")),
+        ("Partition", record.partition + (f", QOS {record.qos}" if record.qos else "")),
+        ("Asked for", record.tres_requested),
+    ]
+    if len(answer.runs) == 1:
+        facts += _of_run(answer.runs[0].line, answer.zone)
+    elif not answer.runs:
+        facts.append(("Submitted", show_time(record.submit, answer.zone)))
+    facts += [
+        ("Command", record.submit_line or record.command),
+        ("Directory", record.work_dir),
+        ("Output", record.stdout),
+        ("Comment", record.comment),
+    ]
+    return [*rows, *_facts(facts)]
+
+
+def _of_run(line: Line, zone: str) -> list[tuple[str, str]]:
+    """When and where a run was."""
+    given = [number(line.nodes, "node"), number(line.cpus, "CPU")] if line.nodes else []
+    times = [
+        ("Submitted", line.submit_us),
+        ("Eligible", line.eligible_us if line.eligible_us > line.submit_us else 0),
+        ("Started", line.start_us),
+        ("Ended", line.end_us),
+    ]
+    return [
+        ("Ran on", _joined(line.nodelist, ", ".join(given)) if line.start_us else ""),
+        *((name, _when(us, zone)) for name, us in times),
+    ]
+
+
+def _joined(*words: str) -> str:
+    return ": ".join(word for word in words if word)
+
+
+def _when(us: int, zone: str) -> str:
+    if not us:
+        return ""
+    try:
+        return show_time(datetime.fromtimestamp(us / _US).astimezone(), zone)
+    except (OverflowError, OSError, ValueError):
+        return ""
+
+
+def _facts(facts: list[tuple[str, str]]) -> list[Row]:
+    shown = [(name, value) for name, value in facts if value]
+    width = max((len(name) for name, _ in shown), default=0)
+    return [[(f"  {name:<{width}}  ", "dim"), *text(value)] for name, value in shown]
+
+
+def _end_words(answer: PageAnswer) -> Row:
+    """How it ended, behind its state; of one that never began why not."""
+    record = answer.record
+    line = answer.runs[-1].line if answer.runs else None
+    if line is not None and line.end_us and not line.start_us and not line.nodelist:
+        if record.state == "CANCELLED" or not record.reason:
+            return [(" before it started", "")]
+        reason = explain(record.reason)
+        words = f" before it started. {reason.words} ({reason.code})"
+        return text(words)
+    if record.exit_signal:
+        return [(f", ended by {signal_name(record.exit_signal)}", "")]
+    return [(f", exit code {record.exit_code}", "")] if record.exit_code else []
+
+
+def _waiting(answer: PageAnswer, waiting: Waiting, pens: Pens) -> list[Row]:
+    rows = heading("Why it waits")
+    words = waiting.words or waiting.reason or "Slurm gives no reason."
+    code = f" ({waiting.reason})" if waiting.words and waiting.reason else ""
+    rows += wrapped(words + code, pens.width)
+    for what in waiting.behind:
+        rows += wrapped(what, pens.width, ("    ", ""))
+    expected = show_time(waiting.expected_start, answer.zone)
+    where = f" on {waiting.expected_nodes}" if waiting.expected_nodes else ""
+    facts = [
+        ("Expected start", expected + where if expected else ""),
+        ("Priority", "" if waiting.priority is None else str(waiting.priority)),
+    ]
+    if waiting.asked and not expected:
+        facts.insert(0, ("Expected start", "Slurm has made no plan for it yet"))
+    if waiting.trouble:
+        facts.append(("As seen last", waiting.trouble))
+    return [*rows, *_facts(facts)]
+
+
+def _run(run: RunPart, answer: PageAnswer, pens: Pens) -> list[Row]:
+    rows: list[Row] = []
+    spans = _spans(run, int(answer.now.timestamp() * _US), pens)
+    if drawn := line_of_time(spans, pens):
+        rows += [[], *drawn]
+    if run.line.start_us:
+        rows += _efficiency(run, answer, pens)
+    if run.pieces:
+        rows += pieces(run, pens.width)
+    if run.steps:
+        rows += steps(run, answer, pens.width)
+    elif run.line.end_us and run.line.start_us:
+        rows += [[], [("  No node has reported on its steps.", "yellow")]]
+    if run.notes:
+        rows += heading("Notes")
+        for note in run.notes:
+            rows += wrapped(note.words, pens.width, (f"  {pens.note} ", "bold yellow"))
+    return rows
+
+
+def _spans(run: RunPart, now_us: int, pens: Pens) -> list[Span]:
+    """Submit, eligible, start, suspended, end as spans of time."""
+    line = run.line
+    began = min((piece.start_us for piece in run.pieces if piece.start_us), default=line.start_us)
+    if not line.submit_us:
+        return []
+    end_us = line.end_us or now_us
+    start_us = began or end_us
+    eligible_us = min(max(line.eligible_us, line.submit_us), start_us)
+    held = (eligible_us - line.submit_us) / _US
+    waited = (start_us - eligible_us) / _US
+    spans = [
+        Span(held, pens.held, "dim", f"could not start for {duration(held)}"),
+        Span(waited, pens.waited, "yellow", f"waited {duration(waited)}"),
+    ]
+    if not began:
+        return spans
+    ran_s = max(0.0, (end_us - began) / _US - line.suspended_s)
+    style = state_piece(line.state)[1].removeprefix("bold ")
+    label = f"{'ran' if line.end_us else 'has run'} {duration(ran_s)}"
+    before, after = _around_suspension(run, end_us, ran_s)
+    return [
+        *spans,
+        Span(before, pens.ran, style, label),
+        Span(
+            float(line.suspended_s),
+            pens.suspended,
+            "yellow",
+            f"was suspended for {duration(line.suspended_s)}",
+        ),
+        Span(after, pens.ran, style, label),
+    ]
+
+
+def _around_suspension(run: RunPart, end_us: int, ran_s: float) -> tuple[float, float]:
+    """How long it ran before its last suspension, and after; all before where nobody knows."""
+    suspended = run.line.suspended_s
+    if not suspended or run.suspended_at is None:
+        return ran_s, 0.0
+    after = (end_us - int(run.suspended_at.timestamp() * _US)) / _US
+    after = max(0.0, min(ran_s, after))
+    return ran_s - after, after
+
+
+def _efficiency(run: RunPart, answer: PageAnswer, pens: Pens) -> list[Row]:
+    used = run.efficiency
+    rows = heading("Efficiency")
+    cpu = _cpu_words(used, is_over=run.line.end_us > 0)
+    rows.append(_share("CPU", used.cpu, cpu_style(used.cpu, answer), cpu, pens))
+    memory = ""
+    if used.memory_used_bytes is not None:
+        given = f" of {size(used.memory_given_bytes)}" if used.memory_given_bytes else ""
+        where = f" on {used.memory_node}" if used.memory_node else ""
+        least = "at least " if used.memory_at_least else ""
+        memory = f"{least}{size(used.memory_used_bytes)}{given}{where}"
+        if not given:
+            memory += ", none was allocated"
+    style = _memory_style(used.memory, answer)
+    rows.append(_share("Memory", used.memory, style, memory or "not known", pens))
+    limit = f" of {duration(used.limit_s)}" if used.limit_s else ", no limit was set"
+    words = f"{ran(used.elapsed_s)}{limit}"
+    rows.append(_share("Time", used.time, _time_style(run), words, pens))
+    if used.at_least and run.line.end_us:
+        missing = "Facts are missing, so more may have been used: 'steward accounting gaps'."
+        rows += wrapped(missing, pens.width)
+    return rows
+
+
+def _share(name: str, share: float | None, style: str, words: str, pens: Pens) -> Row:
+    percent = "?" if share is None else f"{share:.0%}"
+    if share and percent == "0%":
+        percent = "<1%"
+    return [
+        (f"  {name:<8}", ""),
+        *bar(share, _BAR, pens, style),
+        (f" {percent:>5}  ", style),
+        *text(words),
+    ]
+
+
+def _cpu_words(used: Efficiency, *, is_over: bool) -> str:
+    if used.cpu_used_s is None:
+        return "not known"
+    if not is_over:
+        return f"{duration(used.cpu_used_s)} so far"
+    if used.cpu is None or used.cpu_given_s is None:
+        # It lasted less than a second, as Slurm counts: nothing to have a share of.
+        return duration(used.cpu_used_s)
+    return f"{duration(used.cpu_used_s)} of {duration(used.cpu_given_s)}"
+
+
+def _memory_style(share: float | None, answer: PageAnswer) -> str:
+    if share is None:
+        return "dim"
+    if share > answer.memory_high:
+        return "red"
+    return "yellow" if share < answer.memory_low else "green"
+
+
+def _time_style(run: RunPart) -> str:
+    return "red" if run.line.state == "TIMEOUT" else "cyan"

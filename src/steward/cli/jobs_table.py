@@ -1,0 +1,99 @@
+"""The columns of a table of jobs, and the facts of one, in Slurm's words."""
+
+from collections.abc import Callable, Mapping
+
+from steward.archive.shapes import JobLine
+from steward.cli.output import Column
+from steward.cli.text import size
+from steward.cli.times import show as show_time
+
+WIDEST = 40
+"""Letters of what users write at any length: one long name would make every line as long."""
+
+
+def columns(zones: Mapping[str, str], *, clusters: bool) -> list[Column]:
+    """All columns of a table of jobs.
+
+    Args:
+        zones: For each cluster the zone that its times are shown in.
+        clusters: Whether people should see which cluster a job is of.
+    """
+
+    def time(field: str) -> Callable[[JobLine], str]:
+        return lambda job: show_time(getattr(job, field), zones.get(job.cluster, ""))
+
+    return [
+        Column("Cluster", lambda job: job.cluster, usual=clusters),
+        Column("JobID", lambda job: job.job, right=True),
+        Column("JobName", lambda job: job.name, widest=WIDEST),
+        Column("User", user),
+        Column("Account", lambda job: job.account, usual=False),
+        Column("Partition", lambda job: job.partition),
+        Column("State", state),
+        Column("ExitCode", exit_code, usual=False),
+        Column("Submit", time("submit")),
+        Column("Start", time("start"), usual=False),
+        Column("End", time("end"), usual=False),
+        Column("Restarts", lambda job: str(job.restarts), right=True, usual=False),
+        Column("Script", script, lambda job: _number(job.script_bytes), widest=WIDEST),
+        Column("Kind", lambda job: job.kind, usual=False),
+        Column("Verified", lambda job: "yes" if job.verified else "no", usual=False),
+        Column("SubmitLine", lambda job: job.submit_line, usual=False),
+    ]
+
+
+def user(job: JobLine) -> str:
+    """A job's owner: the name, or the number where it never resolved."""
+    if job.user:
+        return job.user
+    return "" if job.uid is None else str(job.uid)
+
+
+def state(job: JobLine) -> str:
+    """A job's state; for a job that Slurm has not shown, that."""
+    return job.state or ("" if job.verified else "(unverified)")
+
+
+def exit_code(job: JobLine) -> str:
+    """Exit code and signal, as sacct prints them; "" while there are none."""
+    if job.exit_code is None and job.exit_signal is None:
+        return ""
+    return f"{job.exit_code or 0}:{job.exit_signal or 0}"
+
+
+def script(job: JobLine) -> str:
+    """The size of the kept script, or why there is none."""
+    if job.script_key:
+        return size(job.script_bytes) or "kept"
+    if job.script_hidden:
+        return job.script_hidden
+    if job.kind == "interactive":
+        return f"none: {job.submit_line}" if job.submit_line else "none: interactive"
+    return "none"
+
+
+def facts(job: JobLine, zone: str) -> list[tuple[str, str]]:
+    """What is said of a job above its script."""
+    times = [(name, show_time(getattr(job, name.lower()), zone)) for name in _TIMES]
+    return [
+        ("Job", f"{job.job} on {job.cluster}"),
+        ("Name", job.name),
+        ("User", user(job)),
+        ("Account", job.account),
+        ("Partition", job.partition),
+        ("State", f"{state(job)} {_failure(job)}".strip()),
+        *times,
+        ("Restarts", str(job.restarts) if job.restarts else ""),
+    ]
+
+
+_TIMES = ("Submit", "Start", "End")
+
+
+def _failure(job: JobLine) -> str:
+    code = exit_code(job)
+    return f"(exit code {code})" if code not in ("", "0:0") else ""
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,207 @@
+"""``steward journal``: what is recorded, who has seen it, and what was set aside."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from steward.cli import options, output
+from steward.cli.client import action, call
+from steward.cli.lazy import CONTEXT
+from steward.cli.options import Place
+from steward.cli.times import show as show_time
+from steward.journal import ConsumerStatus, refill_command
+from steward.journal.actions import (
+    DeadAnswer,
+    DeadRequest,
+    ForgetAnswer,
+    ForgetRequest,
+    ListAnswer,
+    ListRequest,
+    ReplayAnswer,
+    ReplayRequest,
+    StatusAnswer,
+    StatusRequest,
+)
+
+_LAST = 2**63 - 1
+
+app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
+
+Consumer = Annotated[
+    str, typer.Argument(metavar="CONSUMER", help="As 'journal status' names it, or a sink's name.")
+]
+
+
+@app.callback()
+def journal() -> None:
+    """Look at what Steward has recorded and what waits."""
+
+
+@app.command()
+def status(
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+    archive: options.Archive = "",
+) -> None:
+    """Show how the journal and its consumers stand."""
+    style = options.style(as_json, parsable, noheader)
+    place = Place(config=config, socket=socket, archive=archive)
+    answer: StatusAnswer = call(place, action("journal.status"), StatusRequest())
+    if style.json:
+        output.print_json(answer)
+        return
+    if not style.parsable:
+        kept = f"{answer.events} are kept" if answer.events else "none is kept"
+        print(f"{answer.head} events were recorded, {kept}.")
+    output.print_table(_CONSUMER_COLUMNS, answer.consumers, style)
+
+
+def _detail(one: ConsumerStatus) -> str:
+    if one.missed:
+        command = refill_command(one.name, one.missed_from)
+        return f"missed {one.missed} events while detached: {command}; {one.detail}"
+    return one.detail
+
+
+_CONSUMER_COLUMNS = [
+    output.Column("Consumer", lambda one: one.name),
+    output.Column("Position", lambda one: str(one.position), right=True, usual=False),
+    output.Column("Behind", lambda one: str(one.behind), right=True),
+    output.Column("SetAside", lambda one: str(one.dead), right=True),
+    output.Column("State", lambda one: "detached" if one.detached else one.state),
+    output.Column("Since", lambda one: show_time(datetime.fromtimestamp(one.since, UTC))),
+    output.Column("Detail", _detail),
+    output.Column("Rate", lambda one: f"{one.rate:.1f}", right=True, usual=False),
+    output.Column("LastError", lambda one: one.error, usual=False),
+    output.Column("ErrorAt", lambda one: _moment(one.error_at), usual=False),
+]
+
+
+def _moment(at_s: int) -> str:
+    return show_time(datetime.fromtimestamp(at_s, UTC)) if at_s else ""
+
+
+@app.command("list")
+def list_events(
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option("--kind", "-k", metavar="KIND,…", help="Only these kinds of events."),
+    ] = None,
+    clusters: options.Clusters = None,
+    after: Annotated[
+        int,
+        typer.Option(
+            "--after", min=0, max=_LAST, metavar="ID", help="Behind this one, not the newest."
+        ),
+    ] = 0,
+    limit: Annotated[int, typer.Option("--limit", "-L", min=1, help="How many at most.")] = 50,
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+    archive: options.Archive = "",
+) -> None:
+    """List events, the newest last."""
+    style = options.style(as_json, parsable, noheader)
+    request = ListRequest(
+        kinds=options.split(kinds), clusters=options.split(clusters), after=after, limit=limit
+    )
+    place = Place(config=config, socket=socket, archive=archive)
+    answer: ListAnswer = call(place, action("journal.list"), request)
+    if style.json:
+        output.print_json(answer)
+    else:
+        output.print_table(_EVENT_COLUMNS, answer.events, style)
+
+
+_EVENT_COLUMNS = [
+    output.Column("ID", lambda event: str(event.id), right=True),
+    output.Column("Seen", lambda event: show_time(event.seen_at)),
+    output.Column("Kind", lambda event: event.kind),
+    output.Column("Cluster", lambda event: event.cluster),
+    output.Column("Source", lambda event: event.source),
+    output.Column("Key", lambda event: event.key),
+]
+
+
+@app.command()
+def dead(
+    consumer: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONSUMER", help="Only what was set aside for this one; a sink's name will do."
+        ),
+    ] = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+    archive: options.Archive = "",
+) -> None:
+    """List events that a consumer could not put to use, and why."""
+    style = options.style(as_json, parsable, noheader)
+    place = Place(config=config, socket=socket, archive=archive)
+    answer: DeadAnswer = call(place, action("journal.dead"), DeadRequest(consumer=consumer))
+    if style.json:
+        output.print_json(answer)
+    elif answer.letters or style.parsable:
+        output.print_table(_DEAD_COLUMNS, answer.letters, style)
+        output.note("'steward journal replay CONSUMER' has them tried again.")
+    else:
+        output.note("Nothing was set aside.")
+
+
+_DEAD_COLUMNS = [
+    output.Column("Consumer", lambda letter: letter.consumer),
+    output.Column("ID", lambda letter: str(letter.id), right=True),
+    output.Column("Kind", lambda letter: letter.kind),
+    output.Column("Cluster", lambda letter: letter.cluster, usual=False),
+    output.Column("Key", lambda letter: letter.key),
+    output.Column("Since", lambda letter: show_time(letter.since)),
+    output.Column("Error", lambda letter: letter.error),
+]
+
+
+@app.command()
+def replay(
+    consumer: Consumer,
+    event: Annotated[
+        int | None,
+        typer.Argument(min=1, max=_LAST, metavar="ID", help="Only this event; all if not given."),
+    ] = None,
+    as_json: options.Json = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+    archive: options.Archive = "",
+) -> None:
+    """Have a consumer try again what was set aside for it."""
+    place = Place(config=config, socket=socket, archive=archive)
+    request = ReplayRequest(consumer=consumer, id=event)
+    answer: ReplayAnswer = call(place, action("journal.replay"), request)
+    if as_json:
+        output.print_json(answer)
+    else:
+        print(f"{answer.events} events will be tried again.")
+
+
+@app.command()
+def forget(
+    consumer: Consumer,
+    as_json: options.Json = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+    archive: options.Archive = "",
+) -> None:
+    """Drop a consumer that is gone for good, so that nothing is kept for it."""
+    place = Place(config=config, socket=socket, archive=archive)
+    answer: ForgetAnswer = call(place, action("journal.forget"), ForgetRequest(consumer=consumer))
+    if as_json:
+        output.print_json(answer)
+    else:
+        output.note(f"The journal waits for {answer.consumer} no more.")

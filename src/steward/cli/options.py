@@ -1,0 +1,207 @@
+"""The options that commands share: written once, meaning the same everywhere.
+
+Letters and words are those of Slurm's own commands: ``-u``, ``-A``, ``-j``,
+``-S``, ``-E`` as in sacct(1), ``-n`` and ``-P`` for what is printed.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from steward.cli.output import Style
+from steward.cli.place import Place as Place  # noqa: PLC0414 -- offered here, too
+from steward.cli.times import zone_to_ask_in
+from steward.errors import UsageError
+
+
+def not_empty(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+    """Refuse a filter that was given but is empty, as from a variable that was never set.
+
+    Taken for no filter, ``purge -u ada -j "$JOBS" --yes`` would remove all that ada has.
+    """
+    is_given = _source(context, param.name) == "COMMANDLINE"
+    if is_given and not split([value] if isinstance(value, str) else value):
+        raise UsageError(f"{param.opts[0]} is empty: give it a value, or leave it out")
+    return value
+
+
+def place_named(context: typer.Context, param: typer.CallbackParam, value: str) -> str:
+    """Let a place on the command line win over those that environment variables name.
+
+    What the command line holds is always looked at before what it does not hold.
+    """
+    is_exported = _source(context, param.name) == "ENVIRONMENT"
+    is_named = any(_source(context, name) == "COMMANDLINE" for name in Place.__struct_fields__)
+    return "" if is_exported and is_named else value
+
+
+def _source(context: typer.Context, name: str | None) -> str:
+    """Where a parameter's value is from, as the parser calls it; "" before it was looked at."""
+    source = context.get_parameter_source(name or "")
+    return source.name if source is not None else ""
+
+
+Config = Annotated[
+    str,
+    typer.Option(
+        "--config",
+        envvar="STEWARD_CONFIG",
+        metavar="FILE",
+        help="The configuration file.",
+        callback=place_named,
+    ),
+]
+Socket = Annotated[
+    str,
+    typer.Option(
+        "--socket",
+        envvar="STEWARD_SOCKET",
+        metavar="PATH",
+        help="The socket of a daemon to ask.",
+        callback=place_named,
+    ),
+]
+Archive = Annotated[
+    str,
+    typer.Option(
+        "--archive",
+        envvar="STEWARD_ARCHIVE",
+        metavar="DIR",
+        help="An archive that 'steward archive watch' keeps.",
+        callback=place_named,
+    ),
+]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Parsable = Annotated[
+    bool, typer.Option("--parsable2", "-P", help="Print fields separated by '|', for programs.")
+]
+NoHeader = Annotated[bool, typer.Option("--noheader", "-n", help="Print no heading.")]
+Format = Annotated[
+    str, typer.Option("--format", "-o", metavar="NAME,…", help="The columns to print.")
+]
+
+Clusters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--clusters", "-M", metavar="NAME,…", help="Jobs of these clusters.", callback=not_empty
+    ),
+]
+Cluster = Annotated[
+    str,
+    typer.Option("--cluster", "-M", metavar="NAME", help="The job's cluster.", callback=not_empty),
+]
+Users = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--user",
+        "-u",
+        metavar="NAME,…",
+        help="Jobs of these users, names or uids.",
+        callback=not_empty,
+    ),
+]
+Accounts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accounts", "-A", metavar="NAME,…", help="Jobs of these accounts.", callback=not_empty
+    ),
+]
+Partitions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--partition", "-r", metavar="NAME,…", help="Jobs in these partitions.", callback=not_empty
+    ),
+]
+Jobs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--jobs", "-j", metavar="ID,…", help="These jobs: 123, 123_7, 123+1.", callback=not_empty
+    ),
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--name", metavar="NAME,…", help="Jobs of these names; * and ? match.", callback=not_empty
+    ),
+]
+States = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--state", "-s", metavar="STATE,…", help="Jobs in these states.", callback=not_empty
+    ),
+]
+Since = Annotated[
+    str,
+    typer.Option(
+        "--starttime",
+        "--since",
+        "-S",
+        metavar="TIME",
+        help="Submitted since: now-1day, 2026-11-21T08:00.",
+        callback=not_empty,
+    ),
+]
+Until = Annotated[
+    str,
+    typer.Option(
+        "--endtime",
+        "--until",
+        "-E",
+        metavar="TIME",
+        help="Submitted until.",
+        callback=not_empty,
+    ),
+]
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job's id: 123, 123_7, 123+1.")]
+
+
+def style(
+    as_json: bool = False, parsable: bool = False, noheader: bool = False, columns: str = ""
+) -> Style:
+    """How to print, from the options.
+
+    Raises:
+        UsageError: Two of them contradict each other.
+    """
+    if as_json and (parsable or columns):
+        raise UsageError("--json prints everything: leave out --parsable2 and --format")
+    return Style(
+        json=as_json,
+        parsable=parsable,
+        header=not noheader,
+        columns=split(columns.split(",") if columns else ()),
+    )
+
+
+def split(values: Iterable[str] | None) -> tuple[str, ...]:
+    """The parts of comma-separated values, as Slurm's commands take lists."""
+    return tuple(part for value in values or () for part in value.split(",") if part)
+
+
+def selection(
+    clusters: list[str] | None = None,
+    users: list[str] | None = None,
+    accounts: list[str] | None = None,
+    partitions: list[str] | None = None,
+    jobs: list[str] | None = None,
+    names: list[str] | None = None,
+    states: list[str] | None = None,
+    since: str = "",
+    until: str = "",
+) -> dict[str, Any]:
+    """The fields of a request that select jobs."""
+    return {
+        "clusters": split(clusters),
+        "users": split(users),
+        "accounts": split(accounts),
+        "partitions": split(partitions),
+        "jobs": split(jobs),
+        "names": split(names),
+        "states": split(states),
+        "since": since,
+        "until": until,
+        "zone": zone_to_ask_in(),
+    }

@@ -1,0 +1,232 @@
+"""steward plugins: what Slurm itself loads of Steward, built, put into its place and checked."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steward.cli.lazy import ADMINISTRATORS, CONTEXT, Entry, LazyGroup
+from steward.errors import UsageError
+from steward.native.building import DEFAULT_LIBDIR
+from steward.native.installing import DEFAULT_LINES, DEFAULT_PLUGSTACK, DEFAULT_SPOOL
+
+if TYPE_CHECKING:
+    from steward.native.building import SlurmVersion
+    from steward.native.installing import Installed
+    from steward.slurm.client import Slurm
+
+
+class PluginsGroup(LazyGroup):
+    """The commands of this group."""
+
+    entries = (
+        Entry(
+            "build",
+            ADMINISTRATORS,
+            "Compile the SPANK plugin for one version of Slurm.",
+            "steward.cli.plugins",
+            "build",
+        ),
+        Entry(
+            "install",
+            ADMINISTRATORS,
+            "Have Slurm load the SPANK plugin on this node, or jobcomp.lua on this host.",
+            "steward.cli.plugins",
+            "install",
+        ),
+        Entry(
+            "check",
+            ADMINISTRATORS,
+            "Say what would go wrong when Slurm loads them.",
+            "steward.cli.plugins",
+            "check",
+        ),
+        Entry(
+            "certificates",
+            ADMINISTRATORS,
+            "Make certificates for nodes, and for Steward.",
+            "steward.cli.certificates",
+            "certificates",
+        ),
+    )
+
+
+app = typer.Typer(
+    cls=PluginsGroup,
+    help="What Slurm itself loads: the SPANK plugin of compute nodes, and jobcomp.lua.",
+    no_args_is_help=True,
+    context_settings=CONTEXT,
+    add_completion=False,
+)
+
+
+@app.callback()
+def plugins() -> None:
+    """What Slurm itself loads: the SPANK plugin of compute nodes, and jobcomp.lua."""
+
+
+Libdir = Annotated[
+    str, typer.Option("--libdir", metavar="DIR", help="Where builds lie, one directory a version.")
+]
+Prefix = Annotated[
+    str,
+    typer.Option("--slurm-prefix", metavar="DIR", help="Where Slurm is, if it is not found."),
+]
+Named = Annotated[
+    str,
+    typer.Option("--slurm", metavar="VERSION", help="24.11 or 24.11.5; else that of this host."),
+]
+Plugstack = Annotated[
+    str, typer.Option("--plugstack", metavar="FILE", help="Slurm's PlugStackConfig.")
+]
+JobComp = Annotated[
+    str,
+    typer.Option("--jobcomp", metavar="DIR", help="Instead: jobcomp.lua, where slurm.conf is."),
+]
+
+
+def build(
+    headers: Annotated[
+        str, typer.Option("--headers", metavar="DIR", help="Directory that holds slurm/spank.h.")
+    ] = "",
+    slurm_prefix: Prefix = "",
+    libdir: Libdir = DEFAULT_LIBDIR,
+    compiler: Annotated[
+        str, typer.Option("--cc", metavar="PROGRAM", help="The C compiler; else CC, or cc.")
+    ] = "",
+) -> None:
+    """Compile the SPANK plugin for one version of Slurm.
+
+    Builds for several versions lie side by side.
+    """
+    from steward.native import building
+
+    if headers and slurm_prefix:
+        raise UsageError("--headers and --slurm-prefix say the same: give one of them")
+    if slurm_prefix:
+        headers = os.path.join(slurm_prefix, "include")
+    built = building.build(headers or building.find_headers(), libdir, compiler=compiler)
+    typer.echo(f"{built.path} is for Slurm {built.version}.")
+    where = "" if libdir == DEFAULT_LIBDIR else f" --libdir {libdir}"
+    typer.echo(f"On each compute node: steward plugins install --slurm {built.version}{where}")
+    typer.echo(f"or in plugstack.conf: optional {built.path} spool={DEFAULT_SPOOL}")
+
+
+def install(
+    slurm: Named = "",
+    slurm_prefix: Prefix = "",
+    libdir: Libdir = DEFAULT_LIBDIR,
+    built_in: Annotated[
+        str, typer.Option("--from", metavar="DIR", help="Copy the build from there to --libdir.")
+    ] = "",
+    plugstack: Plugstack = DEFAULT_PLUGSTACK,
+    spool: Annotated[
+        str, typer.Option("--spool", metavar="DIR", help="Where lines are written; a local disk.")
+    ] = DEFAULT_SPOOL,
+    prolog: Annotated[
+        bool,
+        typer.Option("--prolog", help="Tell of Prolog and Epilog, too: two processes more a job."),
+    ] = False,
+    jobcomp: JobComp = "",
+    lines: Annotated[
+        str,
+        typer.Option("--lines", metavar="FILE", help="With --jobcomp: where lines go."),
+    ] = DEFAULT_LINES,
+) -> None:
+    """Have Slurm load the SPANK plugin on this node, or jobcomp.lua on this host.
+
+    No file of the site's is changed; what is left to add to them is said.
+    """
+    from steward.native import building, installing
+    from steward.native.errors import NativeError
+
+    if jobcomp:
+        _tell(installing.install_jobcomp(jobcomp, libdir=libdir, lines=lines))
+        return
+    version = _version(slurm, slurm_prefix)
+    built = building.find_built(built_in or libdir, version)
+    if built is None:
+        raise NativeError(
+            f"there is no build for Slurm {version} in {built_in or libdir}: "
+            "run steward plugins build where Slurm's headers are",
+            version,
+        )
+    _tell(
+        installing.install_shim(
+            built, libdir=libdir, plugstack=plugstack, spool=spool, prolog=prolog
+        )
+    )
+
+
+def check(
+    slurm: Named = "",
+    slurm_prefix: Prefix = "",
+    libdir: Libdir = DEFAULT_LIBDIR,
+    plugstack: Plugstack = DEFAULT_PLUGSTACK,
+    jobcomp: JobComp = "",
+) -> None:
+    """Say what would go wrong when Slurm loads them; the exit code is 1 if anything would.
+
+    With --slurm, before an upgrade: whether the version that is to come would load the plugin.
+    """
+    from steward.cli.text import safe
+    from steward.native import checking, telling
+    from steward.native.building import SlurmVersion
+
+    if jobcomp:
+        wrong = telling.check_jobcomp(_shown(slurm_prefix), jobcomp)
+        good = f"JobCompType is jobcomp/lua, and {jobcomp}/jobcomp.lua is Steward's."
+    elif slurm:
+        version = SlurmVersion.parse(slurm)
+        wrong = checking.check_coming(version, libdir=libdir)
+        good = f"Slurm {version} will load it after steward plugins install --slurm {version}."
+    else:
+        version = _version("", slurm_prefix)
+        wrong = checking.check_shim(version, libdir=libdir, plugstack=plugstack)
+        good = f"Slurm {version} loads the plugin; lines go to {checking.spool_of(plugstack)}."
+    for line in wrong:
+        typer.echo(safe(line))
+    if wrong:
+        raise typer.Exit(1)
+    typer.echo(good)
+
+
+def _tell(installed: "Installed") -> None:
+    from steward.cli.text import safe
+
+    for path in installed.written:
+        typer.echo(safe(path))
+    for sentence in installed.left:
+        typer.echo(safe(f"Now {sentence}"))
+
+
+def _version(named: str, prefix: str) -> "SlurmVersion":
+    from steward.native.building import SlurmVersion
+
+    if named:
+        return SlurmVersion.parse(named)
+    from steward.native.errors import NativeError
+    from steward.slurm.errors import SlurmError
+
+    try:
+        return SlurmVersion(*_client(prefix).version())
+    except SlurmError as error:
+        raise NativeError(f"which Slurm is here? Say --slurm VERSION ({error})", error) from error
+
+
+def _shown(prefix: str) -> dict[str, str]:
+    from steward.native.errors import NativeError
+    from steward.slurm.errors import SlurmError
+
+    try:
+        return _client(prefix).config()
+    except SlurmError as error:
+        remedy = "run this where slurmctld runs; SLURM_CONF names another slurm.conf"
+        raise NativeError(f"slurmctld does not answer: {remedy} ({error})", error) from error
+
+
+def _client(prefix: str) -> "Slurm":
+    from steward.config import ClusterSettings
+    from steward.slurm.client import Slurm
+
+    return Slurm("here", ClusterSettings(slurm_bin=f"{prefix}/bin" if prefix else ""))

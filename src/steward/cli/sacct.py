@@ -1,0 +1,252 @@
+"""``steward sacct``: lines of jobs and steps, with the options and the output of Slurm's sacct.
+
+It reads its own command line and comes without Typer and Rich, for scripts
+call it once a job. Lines come formatted from where they lie.
+"""
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from steward.accounting.sacct.options import Options, options
+from steward.accounting.sacct.shapes import SacctAnswer, SacctText
+from steward.cli.client import remote, this_user, where
+from steward.cli.ending import ended
+from steward.cli.place import Place
+from steward.cli.times import zone_to_ask_in
+from steward.errors import StewardError, UsageError
+
+if TYPE_CHECKING:
+    from steward.archive.answers import EnvAnswer, ShowAnswer
+    from steward.config import Settings
+
+_RULE = "-" * 80
+
+
+class SacctFailed(StewardError):
+    """What was asked for cannot be written."""
+
+
+def run(words: list[str]) -> int:
+    """Run a command line, without ``sacct``; the exit code."""
+    debug = bool(os.environ.get("STEWARD_DEBUG"))
+    return ended(lambda: _run(words), debug=debug)
+
+
+def _run(words: list[str]) -> int:
+    # Millions of rows come and go, none in a circle: to look for circles takes a tenth longer.
+    gc.disable()
+    asked = options(words, os.environ, zone_to_ask_in())
+    if asked.tell:
+        sys.stdout.write(_told(asked))
+    elif asked.output in ("script", "environment"):
+        _print_scripts(asked)
+    elif asked.output == "parquet":
+        _write_parquet(asked)
+    elif asked.output == "json":
+        _print_json(asked, words)
+    elif asked.output == "yaml":
+        _print_yaml(asked, words)
+    else:
+        _print_lines(asked)
+    sys.stdout.flush()
+    return 0
+
+
+def _told(asked: Options) -> str:
+    from steward import __version__
+    from steward.accounting.sacct.help import HELP, USAGE, field_list
+
+    if asked.tell == "fields":
+        return field_list()
+    if asked.tell == "version":
+        # Scripts look for Slurm's version, to know which fields and options there are.
+        return f"slurm 26.05 (steward {__version__})\n"
+    return HELP if asked.tell == "help" else USAGE
+
+
+def _print_lines(asked: Options) -> None:
+    from steward.accounting.sacct.fields import chosen
+    from steward.accounting.sacct.printing import header
+
+    heading = header(chosen(asked.request.format), asked.request)
+    pieces = _pieces(asked)
+    # What cannot be asked is said alone, without a heading over nothing.
+    first = next(pieces, "")
+    if asked.header:
+        sys.stdout.write(heading)
+    sys.stdout.write(first)
+    for piece in pieces:
+        sys.stdout.write(piece)
+
+
+def _pieces(asked: Options) -> Iterator[str]:
+    """The answer's text, piece by piece."""
+    for item in _asked(asked):
+        if isinstance(item, SacctText):
+            yield item.text
+        elif asked.verbose:
+            _say_window(item)
+
+
+def _say_window(answer: SacctAnswer) -> None:
+    from steward.cli.times import show
+    from steward.jobs.facts import moment
+
+    since, until = (show(moment(us)) for us in (answer.since, answer.until))
+    sys.stdout.flush()
+    print(f"sacct: looked at {since} to {until}, {answer.lines} lines", file=sys.stderr)
+
+
+def _asked(asked: Options) -> Iterator[SacctText | SacctAnswer]:
+    """Ask a file, the books here, or the daemon."""
+    if asked.file:
+        from steward.accounting.sacct.listing import sacct_of_file
+
+        return sacct_of_file(asked.file, this_user(), asked.request)
+    found = where(_place(asked))
+    if isinstance(found, str):
+        from steward.accounting.sacct.action import SACCT
+
+        return remote(found, SACCT, asked.request)
+    return _of_books(asked, found)
+
+
+def _of_books(asked: Options, settings: "Settings") -> Iterator[SacctText | SacctAnswer]:
+    from steward.accounting.room import AccountingRoom
+    from steward.accounting.sacct.listing import sacct
+    from steward.standings import access_of
+
+    if settings.forward.to:
+        raise UsageError(
+            f"a controller keeps no books: ask the Steward that it forwards to, "
+            f"{settings.forward.to}"
+        )
+    return sacct(AccountingRoom(settings, access=access_of(settings)), this_user(), asked.request)
+
+
+def _place(asked: Options) -> Place:
+    """Where to ask: what the command line says goes before what the environment does."""
+    if asked.config or asked.socket:
+        return Place(config=asked.config, socket=asked.socket)
+    return Place(
+        config=os.environ.get("STEWARD_CONFIG", ""),
+        socket=os.environ.get("STEWARD_SOCKET", ""),
+        archive=os.environ.get("STEWARD_ARCHIVE", ""),
+    )
+
+
+def _documents(asked: Options) -> Iterator[str]:
+    """JSON, a job each."""
+    for piece in _pieces(asked):
+        yield from piece.splitlines()
+
+
+def _meta(words: list[str]) -> dict[str, Any]:
+    from steward import __version__
+    from steward.accounting.sacct.documents import VERSION
+
+    return {
+        "version": VERSION,
+        "generator": f"steward {__version__}",
+        "command": ["sacct", *words],
+    }
+
+
+def _print_json(asked: Options, words: list[str]) -> None:
+    import msgspec
+
+    meta = msgspec.json.encode(_meta(words)).decode()
+    write = sys.stdout.write
+    between = f'{{"meta": {meta},\n "jobs": [\n'
+    for document in _documents(asked):
+        write(between + document)
+        between = ",\n"
+    if between != ",\n":
+        write(between)
+    write('\n ],\n "warnings": [], "errors": []}\n')
+
+
+def _print_yaml(asked: Options, words: list[str]) -> None:
+    import msgspec
+    import yaml
+
+    def written(value: Any) -> str:
+        return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+
+    write = sys.stdout.write
+    write(written({"meta": _meta(words)}))
+    begun = "jobs:\n"
+    for document in _documents(asked):
+        write(begun + written([msgspec.json.decode(document)]))
+        begun = ""
+    write("jobs: []\n" if begun else "")
+    write("warnings: []\nerrors: []\n")
+
+
+def _write_parquet(asked: Options) -> None:
+    import msgspec
+
+    from steward.accounting.log.packing import write_parquet
+    from steward.lines import Line
+
+    path = os.path.abspath(asked.parquet)
+    if os.path.lexists(path):
+        raise SacctFailed(f"{asked.parquet} is there already: give another name", path)
+    part = f"{path}.part"
+    decode = msgspec.json.Decoder(Line).decode
+    try:
+        write_parquet((decode(document) for document in _documents(asked)), part)
+        os.rename(part, path)
+    except OSError as error:
+        raise SacctFailed(
+            f"cannot write {asked.parquet}: {error.strerror or error}", path
+        ) from error
+    finally:
+        if os.path.exists(part):
+            os.unlink(part)
+
+
+def _print_scripts(asked: Options) -> None:
+    """What the archive keeps of the jobs that were named, headed as Slurm's sacct does."""
+    for job in asked.request.jobs:
+        if asked.output == "script":
+            text = _script(asked, job)
+            heading = f"Batch Script for {job}"
+        else:
+            text = _environment(asked, job)
+            heading = f"Environment used for {job} (must be batch to display)"
+        print(f"{heading}\n{_RULE}", flush=True)
+        sys.stdout.buffer.write(text + b"\n")
+
+
+def _script(asked: Options, job: str) -> bytes:
+    from steward.archive.answers import ShowRequest
+
+    request = ShowRequest(job=job, cluster=_cluster(asked))
+    answer: ShowAnswer = _of_archive(asked, "archive.show", request)
+    return answer.content.data if answer.content is not None else b"NONE"
+
+
+def _environment(asked: Options, job: str) -> bytes:
+    from steward.archive.answers import EnvRequest
+
+    request = EnvRequest(job=job, cluster=_cluster(asked))
+    answer: EnvAnswer = _of_archive(asked, "archive.env", request)
+    lines = [
+        variable.name.encode("utf-8", "backslashreplace") + b"=" + variable.value.data
+        for variable in answer.variables
+    ]
+    return b"\n".join(lines) or b"NONE"
+
+
+def _of_archive(asked: Options, name: str, request: Any) -> Any:
+    from steward.cli.client import action, call
+
+    return call(_place(asked), action(name), request)
+
+
+def _cluster(asked: Options) -> str:
+    return asked.request.clusters[0] if asked.request.clusters else ""

@@ -1,0 +1,25 @@
+"""``steward sacct`` among the other commands, for their list and for ``steward --debug sacct``."""
+
+import typer
+
+from steward.cli.lazy import CONTEXT
+
+app = typer.Typer(context_settings=CONTEXT, add_completion=False)
+
+
+@app.command(
+    "sacct",
+    context_settings={
+        "allow_extra_args": True,
+        "allow_interspersed_args": False,
+        "help_option_names": [],
+        "ignore_unknown_options": True,
+    },
+)
+def command(context: typer.Context) -> None:
+    """List jobs and steps with what they used, as Slurm's sacct does."""
+    from steward.cli.sacct import run
+
+    code = run(context.args)
+    if code:
+        raise typer.Exit(code)

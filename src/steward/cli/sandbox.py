@@ -1,0 +1,184 @@
+"""steward sandbox: a throwaway real Slurm cluster to try things on."""
+
+import os
+import shlex
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from steward.sandbox import Sandbox
+
+app = typer.Typer(
+    help="A throwaway real Slurm cluster, under one directory.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+Directory = Annotated[
+    str, typer.Option("--dir", metavar="D", help="Where it is; one of yours in /tmp if not given.")
+]
+
+
+@app.command()
+def up(
+    directory: Directory = "",
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=256, help="Virtual nodes.")] = 4,
+    slurm: Annotated[
+        str,
+        typer.Option("--slurm", metavar="VERSION", help="24.11 or 26.05; else the installed one."),
+    ] = "",
+    cluster: Annotated[str, typer.Option("--cluster", help="ClusterName.")] = "sandbox",
+    conf: Annotated[
+        list[str] | None, typer.Option("--conf", metavar="LINE", help="A line of slurm.conf.")
+    ] = None,
+    database: Annotated[
+        bool, typer.Option("--db", help="Keep jobs in Slurm's own books too: slurmdbd, MariaDB.")
+    ] = False,
+    plugstack: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--plugstack",
+            metavar="LINE",
+            help="A line of plugstack.conf; {directory} is the sandbox's.",
+        ),
+    ] = None,
+    jobcomp: Annotated[
+        str,
+        typer.Option("--jobcomp", metavar="FILE", help="A jobcomp.lua, for JobCompType."),
+    ] = "",
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay, and end the cluster at Ctrl-C.")
+    ] = False,
+) -> None:
+    """Bring a cluster up; it is ready for jobs when this returns."""
+    from steward.sandbox import Sandbox, SandboxSpec
+
+    spec = SandboxSpec(
+        directory=_directory(directory),
+        nodes=nodes,
+        slurm=slurm,
+        cluster=cluster,
+        extra=tuple(conf or ()),
+        accounting=database,
+        plugstack=tuple(plugstack or ()),
+        jobcomp_lua=jobcomp,
+    )
+    began = time.monotonic()
+    if foreground:
+        # A signal that comes while it starts is held until there is something to end.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    sandbox = Sandbox.up(spec, detached=not foreground, say=_say)
+    _greet(sandbox, time.monotonic() - began)
+    if foreground:
+        signal.sigwait(_ENDING)
+        sandbox.down()
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(help="What to run, after --.")],
+    directory: Directory = "",
+    user: Annotated[
+        str, typer.Option("--user", metavar="NAME", help="One of the sandbox's users.")
+    ] = "",
+) -> None:
+    """Run a command in the cluster, with its SLURM_CONF; ends as the command ends."""
+    sandbox = _load(directory)
+    argv = sandbox.command(command, user=user)
+    sys.stdout.flush()
+    os.execve(argv[0], argv, sandbox.environment())  # noqa: S606 - signals and exit code pass
+
+
+@app.command()
+def status(
+    directory: Directory = "",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Say whether a cluster is up, and where; the exit code is 1 if it is not."""
+    import msgspec
+
+    sandbox = _load(directory)
+    is_up = sandbox.is_up()
+    services = sandbox.status() if is_up else {}
+    if as_json:
+        facts = {
+            "up": is_up,
+            "directory": sandbox.directory,
+            "cluster": sandbox.plan.spec.cluster,
+            "slurm_version": sandbox.plan.slurm_version,
+            "slurm_conf": sandbox.slurm_conf,
+            "users": list(sandbox.users),
+            "services": {name: bool(pid) for name, pid in services.items()},
+        }
+        typer.echo(msgspec.json.encode(facts))
+    elif is_up:
+        dead = [name for name, pid in services.items() if not pid]
+        typer.echo(_summary(sandbox))
+        typer.echo(f"  slurm.conf  {sandbox.slurm_conf}")
+        typer.echo(f"  logs        {sandbox.directory}/log")
+        if dead:
+            typer.echo(f"  has ended   {', '.join(dead)}")
+    else:
+        typer.echo(f"The sandbox in {sandbox.directory} is down; what it left is still there.")
+    if not is_up:
+        raise typer.Exit(1)
+
+
+@app.command()
+def down(
+    directory: Directory = "",
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the directory, with logs.")] = False,
+) -> None:
+    """End a cluster, and everything that runs in it, and remove its directory."""
+    from steward.sandbox import Sandbox
+
+    where = _directory(directory)
+    if not os.path.exists(where):
+        typer.echo(f"No sandbox is in {where}.")
+        return
+    sandbox = Sandbox.load(where)
+    sandbox.down(keep=keep)
+    typer.echo(f"The sandbox in {where} is down" + ("." if keep else " and removed."))
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _directory(given: str) -> str:
+    from steward.sandbox import default_directory
+
+    return given or os.environ.get("STEWARD_SANDBOX") or default_directory()
+
+
+def _load(directory: str) -> "Sandbox":
+    from steward.sandbox import Sandbox
+
+    return Sandbox.load(_directory(directory))
+
+
+def _summary(sandbox: "Sandbox") -> str:
+    nodes = sandbox.plan.spec.nodes
+    users = " and ".join(sandbox.users)
+    return (
+        f"Slurm {sandbox.plan.slurm_version} is up in {sandbox.directory}: "
+        f"{nodes} {'node' if nodes == 1 else 'nodes'}, jobs by {users}."
+    )
+
+
+def _greet(sandbox: "Sandbox", took_s: float) -> None:
+    from steward.sandbox import default_directory
+
+    where = "" if sandbox.directory == default_directory() else f" --dir {sandbox.directory}"
+    first = next(iter(sandbox.users))
+    typer.echo(f"{_summary(sandbox)} It took {took_s:.1f} s.")
+    for words in (f"run{where} -- sinfo", f"run{where} --user {first} -- sbatch --wrap hostname"):
+        typer.echo(f"  steward sandbox {words}")
+    typer.echo(f"  steward sandbox {shlex.join(['down', *where.split()])}")

@@ -1,0 +1,1 @@
+"""Wires sources to the journal and the journal to consumers; supervises the processes."""

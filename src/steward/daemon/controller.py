@@ -1,0 +1,84 @@
+"""``steward controller``: only the sources of a slurmctld host, durable there, and the forwarder.
+
+Nothing is archived, indexed or asked here, and no socket is open: what is
+captured is kept in the state directory until the Steward that this host
+reports to says that it is durable there.
+"""
+
+from functools import partial
+
+import msgspec
+
+from steward.config import ArchiveSettings, Settings
+from steward.consumers import Consumer
+from steward.daemon.feeding import run_consumers
+from steward.daemon.lines import lines_parts
+from steward.daemon.parts import (
+    JOURNAL,
+    nodes_part,
+    run_capture,
+    run_journal,
+    snapshots_of,
+)
+from steward.daemon.supervise import Part
+from steward.errors import UsageError
+from steward.incoming import stores_of
+
+_HANG_S = 300.0
+
+
+def controller_parts(settings: Settings) -> list[Part]:
+    """The processes of a controller, in the order in which they start.
+
+    Raises:
+        UsageError: The configuration does not say where to forward to.
+    """
+    if not settings.forward.to:
+        raise UsageError("the configuration is no controller's: set 'to' in [forward]")
+    # No sink is here, so the state directory's store is the only one.
+    archive = ArchiveSettings(environments=settings.archive.environments, sink={})
+    settings = msgspec.structs.replace(settings, archive=archive)
+    parts = [Part(name=JOURNAL, run=partial(run_journal, settings), last=True)]
+    for cluster, of in settings.cluster.items():
+        parts.append(_feeding(settings, f"forward.{cluster}", partial(_forward, settings, cluster)))
+        if of.asks_slurm or of.scheduler != "slurm":
+            runs = partial(_runs, settings, cluster)
+            parts.append(_feeding(settings, f"runs.{cluster}", runs))
+        if of.asks_slurm:
+            look = partial(snapshots_of, settings, cluster)
+            parts.append(_feeding(settings, f"slurm.{cluster}", look, registered=False))
+        parts += [
+            Part(
+                name=f"capture.{cluster}.{share}",
+                run=partial(run_capture, settings, cluster, share),
+                after=(JOURNAL,),
+            )
+            for share in range(settings.capture_processes)
+        ]
+    parts += lines_parts(settings)
+    if settings.nodes.listen:
+        parts.append(nodes_part(settings))
+    return parts
+
+
+def _feeding(
+    settings: Settings,
+    name: str,
+    make: "partial[Consumer]",
+    *,
+    registered: bool = True,
+) -> Part:
+    run = partial(run_consumers, settings, [make], registered=registered)
+    return Part(name=name, run=run, after=(JOURNAL,), hang_s=_HANG_S)
+
+
+def _forward(settings: Settings, cluster: str) -> Consumer:
+    from steward.capture.forwarded.sending import Forward
+
+    return Forward(settings, cluster, stores_of(settings))
+
+
+def _runs(settings: Settings, cluster: str) -> Consumer:
+    from steward.capture.runs import Runs
+
+    return Runs(settings.state_dir, cluster)

@@ -1,0 +1,371 @@
+"""What each process of a daemon does: the one place where rooms are wired together.
+
+Sources append to the journal, consumers read from it; neither knows the other.
+"""
+
+import logging
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+
+from steward import events
+from steward.archive.catalogue.consumer import Catalogue
+from steward.archive.contents import contents_of
+from steward.archive.files.sink import FilesSink
+from steward.archive.sinks import make_sink
+from steward.capture.known import Known
+from steward.capture.orphans import recover
+from steward.capture.runs import unfinished
+from steward.capture.scheduler import SpoolPlan, scheduler_called
+from steward.capture.spool import AppendRows, Capture
+from steward.config import Settings
+from steward.consumers import Consumer
+from steward.daemon.bookkeeping import accounting_parts
+from steward.daemon.feeding import MakeConsumer, patiently, run_consumers
+from steward.daemon.lines import lines_parts
+from steward.daemon.supervise import Beat, Part
+from steward.errors import Unavailable, UsageError
+from steward.incoming import stores_of
+from steward.jobs import Jobs, JobsConsumer, database_path
+from steward.journal import JournalLink, JournalReader
+from steward.journal.server import JournalServer
+from steward.records import JobRecord
+from steward.redact import Redactor
+from steward.slurm import Slurm
+from steward.sqlite import SqliteUnavailable
+from steward.waiting import Backoff, Stop
+
+log = logging.getLogger(__name__)
+
+JOURNAL = "journal"
+_MOVER_HANG_S = 3600.0
+_FEEDING_HANG_S = 300.0
+_BACKGROUND = 10
+"""Niceness of what must not hold up the archive: indexing may take seconds longer."""
+
+
+def parts_of(settings: Settings) -> list[Part]:
+    """The processes that a configuration asks for, in the order in which they start.
+
+    Raises:
+        UsageError: It is the configuration of a controller.
+    """
+    if settings.forward.to:
+        raise UsageError("the configuration has [forward]: start 'steward controller' with it")
+    parts = [
+        Part(name=JOURNAL, run=lambda stop, beat: run_journal(settings, stop, beat), last=True)
+    ]
+    sinks = tuple(f"archive.{name}" for name in settings.files_sinks())
+    parts += [_feeding(settings, name, [make]) for name, make in sink_makers(settings).items()]
+    parts += [
+        _feeding(settings, name, [make], niceness=_BACKGROUND if name == Catalogue.name else 0)
+        for name, make in consumer_makers(settings).items()
+    ]
+    for cluster, of in settings.cluster.items():
+        if of.remote:
+            continue
+        if of.asks_slurm:
+            asking = slurm_makers(settings, cluster)
+            parts.append(_feeding(settings, f"slurm.{cluster}", asking, registered=False))
+        for share in range(settings.capture_processes):
+            parts.append(_capturing(settings, cluster, share, after=(JOURNAL, *sinks)))
+    parts += [
+        Part(name=f"mover.{name}", run=partial(run_mover, settings, name), hang_s=_MOVER_HANG_S)
+        for name, sink in settings.files_sinks().items()
+        if sink.move_to
+    ]
+    if settings.receive.listen:
+        parts.append(_receiving(settings, after=(JOURNAL, *sinks)))
+    if settings.nodes.listen:
+        parts.append(nodes_part(settings))
+    parts += [_consuming(settings, name, after=(JOURNAL, *sinks)) for name in settings.consume]
+    parts += lines_parts(settings)
+    parts += accounting_parts(settings)
+    if settings.socket:
+        parts.append(Part(name="socket", run=partial(run_socket, settings)))
+    return parts
+
+
+def sink_makers(settings: Settings) -> dict[str, MakeConsumer]:
+    """For each sink its consumer's name and how to make it."""
+    return {f"archive.{name}": partial(_sink, settings, name) for name in settings.archive.sink}
+
+
+def _sink(settings: Settings, name: str) -> Consumer:
+    sink = make_sink(settings, name)
+    if isinstance(sink, FilesSink):
+        try:
+            # Capture starts after the sinks: it then finds the store that it prefers.
+            sink.prepare()
+        except Unavailable as error:
+            # The feed tries again, and says so where 'steward journal status' shows it.
+            log.debug("%s is not ready: %s", sink.name, error)
+    return sink
+
+
+def consumer_makers(settings: Settings) -> dict[str, MakeConsumer]:
+    """For each consumer within the state directory its name and how to make it."""
+    makers: dict[str, MakeConsumer] = {JobsConsumer.name: lambda: JobsConsumer(settings)}
+    if settings.archive.catalogue:
+        directory = f"{settings.state_dir}/catalogue"
+        makers[Catalogue.name] = lambda: Catalogue(
+            directory, contents_of(settings, stores_of(settings))
+        )
+    return makers
+
+
+def slurm_makers(settings: Settings, cluster: str) -> list[MakeConsumer]:
+    """How to make the sources that ask a cluster's Slurm, for a process of their own.
+
+    Not in the journal's: taking in twenty thousand jobs would hold up its commits.
+    """
+    return [partial(snapshots_of, settings, cluster), partial(_standings, settings, cluster)]
+
+
+def snapshots_of(settings: Settings, cluster: str) -> Consumer:
+    """The source that looks at a cluster's queue."""
+    from steward.capture.snapshots import Snapshots
+
+    known = partial(unfinished_of, settings, cluster)
+    redact = Redactor(settings.redact).record
+    return Snapshots(cluster, settings.cluster[cluster], unfinished=known, redact=redact)
+
+
+def unfinished_of(settings: Settings, cluster: str) -> list[JobRecord]:
+    """The latest records of a cluster's jobs that are not over as far as is known here."""
+    if settings.forward.to:
+        return unfinished(settings.state_dir, cluster)
+    try:
+        jobs = Jobs(database_path(settings.state_dir))
+    except SqliteUnavailable:
+        # The first start: nothing is known yet, so nothing can have ended meanwhile.
+        return []
+    try:
+        return jobs.unfinished(cluster)
+    finally:
+        jobs.close()
+
+
+def _standings(settings: Settings, cluster: str) -> Consumer:
+    from steward.capture.standings import StandingSource
+    from steward.slurm import Slurm
+    from steward.standings import Standings
+
+    ask = Slurm(cluster, settings.cluster[cluster]).standing
+    return StandingSource(cluster, ask, Standings(settings.state_dir))
+
+
+def _feeding(
+    settings: Settings,
+    name: str,
+    makers: Sequence[MakeConsumer],
+    *,
+    registered: bool = True,
+    niceness: int = 0,
+) -> Part:
+    def run(stop: Stop, beat: Beat) -> None:
+        os.nice(niceness)
+        run_consumers(settings, makers, stop, beat, registered=registered)
+
+    return Part(name=name, run=run, after=(JOURNAL,), hang_s=_FEEDING_HANG_S)
+
+
+def _capturing(settings: Settings, cluster: str, share: int, after: tuple[str, ...]) -> Part:
+    def run(stop: Stop, beat: Beat) -> None:
+        run_capture(settings, cluster, share, stop, beat)
+
+    return Part(name=f"capture.{cluster}.{share}", run=run, after=after)
+
+
+def _receiving(settings: Settings, after: tuple[str, ...]) -> Part:
+    run = partial(run_receiving, settings)
+    return Part(name="receive", run=run, after=after, hang_s=_FEEDING_HANG_S)
+
+
+def nodes_part(settings: Settings) -> Part:
+    """The process that takes in what compute nodes send."""
+    run = partial(run_nodes, settings)
+    return Part(name="nodes", run=run, after=(JOURNAL,), hang_s=_FEEDING_HANG_S)
+
+
+def _consuming(settings: Settings, name: str, after: tuple[str, ...]) -> Part:
+    run = partial(run_consuming, settings, name)
+    return Part(name=f"consume.{name}", run=run, after=after, hang_s=_FEEDING_HANG_S)
+
+
+def run_journal(settings: Settings, stop: Stop, beat: Beat) -> None:
+    """The process of the journal's writer."""
+    JournalServer(settings.state_dir, settings.journal, stores_of(settings)).run(stop, beat)
+
+
+def run_receiving(settings: Settings, stop: Stop, beat: Beat) -> None:
+    """The process that takes in what controllers on other hosts report."""
+    from steward.capture.forwarded.receiving import Receiver
+
+    link = JournalLink(settings.state_dir, stop)
+    reader = patiently(lambda: JournalReader(settings.state_dir), stop, beat)
+    undivided = msgspec.structs.replace(settings, capture_processes=1)
+    for cluster, of in settings.cluster.items():
+        if of.remote:
+            link.append(orphans_of(undivided, cluster, 0, reader))
+    stores = stores_of(settings)
+    known = Known(settings.state_dir, reader).known
+    receiver = patiently(lambda: Receiver(settings, stores, known, link), stop, beat)
+    receiver.run(stop, beat)
+
+
+def run_nodes(settings: Settings, stop: Stop, beat: Beat) -> None:
+    """The process that takes in what agents on compute nodes send."""
+    from steward.capture.nodes.receiving import NodeReceiver
+
+    link = JournalLink(settings.state_dir, stop)
+    receiver = patiently(
+        lambda: NodeReceiver(settings, lambda rows: link.ask("append", *rows)), stop, beat
+    )
+    receiver.run(stop, beat)
+
+
+def run_consuming(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
+    """The process that takes a topic of Kafka in."""
+    from steward.daemon.consuming import orphans_of_others, source_of
+
+    link = JournalLink(settings.state_dir, stop)
+    reader = patiently(lambda: JournalReader(settings.state_dir), stop, beat)
+    if name == min(settings.consume):
+        link.append(orphans_of_others(settings, reader))
+    source_of(settings, name, reader, link.append).run(stop, beat)
+
+
+def run_mover(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
+    """The process that moves a sink's files on; it may hang on a dead mount, alone."""
+    from steward.archive.files.mover import Mover
+
+    mover = patiently(lambda: Mover(settings, name), stop, beat)
+    backoff = Backoff(1.0, 60.0)
+    said = ""
+    while not stop.is_set():
+        beat()
+        try:
+            wait_s = mover.run_once(stop)
+            backoff.reset()
+            said = ""
+        except Unavailable as error:
+            wait_s = backoff.next_s()
+            if str(error) != said:
+                said = str(error)
+                log.error("archive.%s is not moved on for now: %s", name, error)
+        stop.wait(wait_s)
+    mover.close()
+
+
+def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
+    """The process that answers requests."""
+    from steward.daemon.rooms import registry
+    from steward.daemon.socket import SocketServer
+
+    SocketServer(settings.socket, registry(settings)).run(stop, beat)
+
+
+def run_capture(settings: Settings, cluster: str, share: int, stop: Stop, beat: Beat) -> None:
+    """A process that captures one share of a cluster's spool."""
+    link = JournalLink(settings.state_dir, stop)
+    reader = patiently(lambda: JournalReader(settings.state_dir), stop, beat)
+    with capturing(settings, cluster, share, reader, link.append_rows, stop, beat) as capture:
+        link.append(orphans_of(settings, cluster, share, reader))
+        capture.run(stop, beat)
+
+
+@contextmanager
+def capturing(
+    settings: Settings,
+    cluster: str,
+    share: int,
+    reader: JournalReader,
+    append: AppendRows,
+    stop: Stop,
+    beat: Beat,
+) -> Iterator[Capture]:
+    """A capture of one share of a cluster's spool, with everything that it needs."""
+    of = settings.cluster[cluster]
+    plan = SpoolPlan(
+        cluster=cluster,
+        root=patiently(lambda: spool_of(settings, cluster), stop, beat),
+        share=share,
+        of=settings.capture_processes,
+        known=partial(_is_known, Known(settings.state_dir, reader), cluster),
+        unfinished=partial(unfinished_of, settings, cluster),
+        most_held=most_held(),
+        options={"torque_subdirs": of.torque_subdirs},
+    )
+    spool = scheduler_called(of.scheduler).open(plan)
+    # Each process has its own stores: descriptors of one must not be closed by another.
+    stores = stores_of(settings)
+    yield Capture(
+        cluster,
+        spool,
+        list(stores),
+        Redactor(settings.redact),
+        append,
+        environments=settings.archive.environments,
+    )
+
+
+def _is_known(known: Known, cluster: str, job_id: int, mtime_ns: int) -> bool:
+    try:
+        return known.known(cluster, events.script_key(job_id, mtime_ns))
+    except Unavailable as error:
+        # Taking a script again is harmless; ending would drop those that are held open.
+        log.warning("cannot look up what was captured before: %s", error)
+        return False
+
+
+def most_held() -> int:
+    """How many scripts a capture may hold open, after taking all descriptors that it may have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Services and shells start with a soft limit of 1024, for the sake of select(2).
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # Two for each script, and as many again may come by inotify between two looks.
+    return min(4000, hard // 8)
+
+
+def orphans_of(
+    settings: Settings, cluster: str, share: int, reader: JournalReader
+) -> list[events.Event]:
+    """The events of a cluster's kept bytes that lost theirs, of every store that can be read."""
+    found: list[events.Event] = []
+    known = Known(settings.state_dir, reader)
+    scheduler = scheduler_called(settings.cluster[cluster].scheduler)
+    for store in stores_of(settings):
+        try:
+            found += recover(
+                store,
+                cluster,
+                lambda job_id, mtime_ns: known.over(cluster, events.script_key(job_id, mtime_ns)),
+                lambda job_id, mtime_ns: reader.present(
+                    cluster, events.script_key(job_id, mtime_ns)
+                ),
+                lambda job_id: scheduler.share_of(job_id, settings.capture_processes) == share,
+            )
+        except Unavailable as error:
+            # The next start looks again; meanwhile nothing in there can be lost.
+            log.debug("no orphans are looked for in %s: %s", store.directory, error)
+    known.close()
+    return found
+
+
+def spool_of(settings: Settings, cluster: str) -> str:
+    """A cluster's spool: the scheduler's usual one, or asked of Slurm, where not configured.
+
+    Raises:
+        Unavailable: Slurm does not answer.
+    """
+    of = settings.cluster[cluster]
+    return (
+        of.spool
+        or scheduler_called(of.scheduler).default_root
+        or Slurm(cluster, of).config()["StateSaveLocation"]
+    )

@@ -1,0 +1,95 @@
+"""What a configuration's Steward can be asked, and the rooms that answer: one registry.
+
+The daemon's socket and the command line of root and Steward's user call the
+same actions through it, so that access is decided in one way.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from steward.accounting.actions import ACTIONS as ACCOUNTING
+from steward.accounting.room import AccountingRoom
+from steward.actions import Action, Registry
+from steward.archive.actions import ACTIONS as ARCHIVE
+from steward.archive.library import Library
+from steward.config import Settings
+from steward.errors import UsageError
+from steward.events import Event
+from steward.jobs.queries import clusters_of
+from steward.journal import JournalLink, JournalUnavailable
+from steward.journal.actions import ACTIONS as JOURNAL
+from steward.journal.actions import JournalRoom
+from steward.journal.store import rows_of
+from steward.standings import access_of
+from steward.waiting import Stop
+
+ACTIONS: Final[dict[str, Action]] = {
+    action.name: action for action in (*ARCHIVE, *JOURNAL, *ACCOUNTING)
+}
+"""Every action, by its name."""
+
+
+def registry(settings: Settings) -> Registry:
+    """Everything that can be asked of a configuration's Steward; rooms are made when needed."""
+    access = access_of(settings)
+
+    def order(new: Sequence[Event]) -> None:
+        append_once(settings, new)
+
+    def refilled(consumer: str, since_s: int) -> None:
+        tell_once(settings, "refilled", consumer, since_s)
+
+    def archive() -> Library:
+        if settings.forward.to:
+            raise UsageError(
+                "a controller keeps no archive and has no sinks: ask the Steward that it forwards "
+                f"to, {settings.forward.to}",
+                settings.forward.to,
+            )
+        return Library(settings, access=access, order=order, refilled=refilled)
+
+    def accounting() -> AccountingRoom:
+        if settings.forward.to:
+            raise UsageError(
+                "a controller keeps no books: ask the Steward that it forwards to, "
+                f"{settings.forward.to}",
+                settings.forward.to,
+            )
+        return AccountingRoom(settings, access=access, order=order)
+
+    return Registry(
+        tuple(ACTIONS.values()),
+        {
+            "accounting": accounting,
+            "archive": archive,
+            "journal": lambda: JournalRoom(settings.state_dir, access, clusters_of(settings)),
+        },
+    )
+
+
+def append_once(settings: Settings, new: Sequence[Event]) -> None:
+    """Append events to the journal, or say that its writer is away: somebody waits for it.
+
+    Raises:
+        JournalUnavailable: No daemon runs on the state directory.
+    """
+    tell_once(settings, "append", *rows_of(new))
+
+
+def tell_once(settings: Settings, verb: str, *args: Any) -> None:
+    """Have the journal's writer do something, or say that it is away: somebody waits for it.
+
+    Raises:
+        JournalUnavailable: No daemon runs on the state directory.
+    """
+    link = JournalLink(settings.state_dir, Stop())
+    try:
+        link.ask(verb, *args)
+    except JournalUnavailable as error:
+        raise JournalUnavailable(
+            f"that is recorded in the journal, which needs the daemon: start 'steward serve' "
+            f"({error})",
+            settings.state_dir,
+        ) from error
+    finally:
+        link.close()

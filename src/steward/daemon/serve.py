@@ -1,0 +1,67 @@
+"""``steward serve``: the daemon, from its settings to its end."""
+
+import logging
+import os
+from collections.abc import Callable
+
+from steward.config import Settings
+from steward.daemon.parts import parts_of
+from steward.daemon.supervise import Part, Supervisor
+from steward.errors import StewardError, UsageError
+from steward.logs import set_up
+
+log = logging.getLogger(__name__)
+
+
+class ServeError(StewardError):
+    """The daemon cannot start."""
+
+
+def run(
+    settings: Settings,
+    reload: Callable[[], Settings] | None = None,
+    parts: Callable[[Settings], list[Part]] = parts_of,
+) -> int:
+    """Run the daemon until SIGTERM or SIGINT; returns the exit code.
+
+    Args:
+        settings: What to run.
+        reload: Reads the configuration again, on SIGHUP.
+        parts: The processes that a configuration asks for.
+
+    Raises:
+        ServeError: The state directory cannot be used.
+        UsageError: The configuration has no cluster.
+    """
+    set_up(settings.log_level)
+    _prepare(settings)
+
+    def parts_again() -> list[Part]:
+        if reload is None:
+            raise UsageError("there is no configuration file to read again")
+        fresh = reload()
+        if fresh.state_dir != settings.state_dir:
+            raise UsageError("state_dir has changed: that takes a restart", fresh.state_dir)
+        _prepare(fresh)
+        set_up(fresh.log_level)
+        return parts(fresh)
+
+    return Supervisor(parts(settings), parts_again).run()
+
+
+def _prepare(settings: Settings) -> None:
+    """What must be there before the first process starts."""
+    if not settings.cluster and not settings.consume:
+        raise UsageError("the configuration has no cluster: add a [cluster.NAME] section")
+    try:
+        os.makedirs(settings.state_dir, mode=0o700, exist_ok=True)
+        if not os.access(settings.state_dir, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise ServeError(
+            f"cannot use state_dir {settings.state_dir}: {error.strerror}; give 'state_dir' a "
+            "place that may be written, or run this as the user whose it is",
+            settings.state_dir,
+        ) from error
+    # Databases and sockets of ours are nobody else's, whatever umask we were started with.
+    os.umask(0o077)

@@ -1,0 +1,407 @@
+"""The Unix socket that commands ask the daemon through.
+
+Whoever connects is known by SO_PEERCRED, so the socket is open to all. Each
+connection is served by a process of its own: a peer that is slow, silent or
+mad, a request that crashes or never ends costs that one process, and the
+number of processes is bounded, in all and for each user; so is the memory of each.
+"""
+
+import contextlib
+import ctypes
+import logging
+import os
+import pwd
+import resource
+import select
+import signal
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from steward.access import Asker
+from steward.actions import ActionError, Registry
+from steward.daemon.protocol import (
+    LONGEST_REQUEST,
+    VERSION,
+    Ask,
+    address,
+    answer_line,
+    error_line,
+    item_line,
+)
+from steward.errors import Refused, StewardError, Unavailable
+from steward.waiting import Stop
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_PEERCRED = struct.Struct("3i")
+_BACKLOG = 128
+_IDLE_S = 10.0
+_BUSY_S = 0.5
+_ACCEPT_AT_ONCE = 64
+_SAY_AGAIN_S = 60.0
+
+
+class SocketError(StewardError):
+    """The socket cannot be made."""
+
+
+class SocketUnavailable(Unavailable):
+    """Too much is asked at once."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one peer may cost.
+
+    Attributes:
+        connections: How many are served at once, of all users together.
+        per_user: How many of one user other than root and Steward's own.
+        request_s: Seconds within which the request must have come.
+        silence_s: Seconds an action may run without giving anything to send.
+        send_s: Seconds a peer may take to read one line of the answer.
+        memory_bytes: How much memory an answer may take, beyond what the daemon had.
+    """
+
+    connections: int = 64
+    per_user: int = 8
+    request_s: float = 10.0
+    silence_s: float = 300.0
+    send_s: float = 300.0
+    memory_bytes: int = 2 << 30
+
+
+class SocketServer:
+    """Serves a registry's actions.
+
+    Args:
+        path: Where the socket is made.
+        registry: What can be asked for. Its rooms are made in the serving processes.
+        limits: What one peer may cost.
+    """
+
+    def __init__(self, path: str, registry: Registry, limits: Limits | None = None) -> None:
+        self._path = path
+        self._registry = registry
+        self._limits = limits or Limits()
+        self._serving: dict[int, int] = {}
+        self._said: dict[int, float] = {}
+
+    def run(self, stop: Stop, beat: Callable[[], None]) -> None:
+        """Serve until the Stop is raised; requests that are being answered then are ended.
+
+        Raises:
+            SocketError: The socket cannot be made.
+        """
+        with listening(self._path) as listener:
+            log.info("listening on %s", self._path)
+            try:
+                while not stop.is_set():
+                    beat()
+                    self._reap()
+                    timeout_s = _BUSY_S if self._serving else _IDLE_S
+                    if stop.wait(timeout_s, listener.fileno()):
+                        self._accept(listener)
+            finally:
+                self._end_all()
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPT_AT_ONCE):
+            try:
+                connection, _address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # The peer may have gone already; where we are short of descriptors, a
+                # pause lets the serving processes end.
+                log.warning("cannot accept a connection: %s", error)
+                time.sleep(0.05)
+                return
+            with connection:
+                self._take(connection, listener)
+
+    def _take(self, connection: socket.socket, listener: socket.socket) -> None:
+        uid = _peer_uid(connection)
+        self._reap()
+        busy = self._busy(uid)
+        if busy:
+            self._say_turned_away(uid, busy)
+            connection.setblocking(False)
+            # Whoever does not read this is turned away all the same.
+            with contextlib.suppress(OSError):
+                connection.send(error_line(SocketUnavailable(busy)))
+            return
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            log.error("cannot start a process to serve uid %d: %s", uid, error)
+            return
+        if pid == 0:
+            os._exit(self._be_server(connection, listener, uid, parent))
+        self._serving[pid] = uid
+
+    def _busy(self, uid: int) -> str:
+        """Why a user cannot be served now; "" if nothing speaks against it."""
+        if uid in (0, os.geteuid()):
+            return ""
+        if len(self._serving) >= self._limits.connections:
+            return "the daemon is busy: try again in a moment"
+        if sum(1 for owner in self._serving.values() if owner == uid) >= self._limits.per_user:
+            return "too many requests of yours are running: try again when one has ended"
+        return ""
+
+    def _say_turned_away(self, uid: int, why: str) -> None:
+        """Log it once in a while: whoever is turned away may come thousands of times a second."""
+        now = time.monotonic()
+        if uid not in self._said or now - self._said[uid] >= _SAY_AGAIN_S:
+            self._said[uid] = now
+            log.warning("turned away uid %d: %s", uid, why)
+
+    def _reap(self) -> None:
+        for pid in list(self._serving):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                uid = self._serving.pop(pid)
+                code = os.waitstatus_to_exitcode(status)
+                if code < 0:
+                    log.warning("the process that served uid %d ended by signal %d", uid, -code)
+
+    def _end_all(self) -> None:
+        for pid in self._serving:
+            os.kill(pid, signal.SIGKILL)
+        until = time.monotonic() + 1.0
+        while self._serving and time.monotonic() < until:
+            self._reap()
+            time.sleep(0.005)
+
+    def _be_server(
+        self, connection: socket.socket, listener: socket.socket, uid: int, parent: int
+    ) -> int:
+        """In the new process: serve one connection; the exit code."""
+        try:
+            _become_expendable(parent)
+            listener.close()
+            _bound_memory(self._limits.memory_bytes)
+            serve_one(connection, uid, self._registry, self._limits)
+        except OSError as error:
+            log.debug("the connection of uid %d ended: %s", uid, error)
+        except BaseException:
+            log.exception("serving uid %d failed", uid)
+            return 1
+        return 0
+
+
+def serve_one(connection: socket.socket, uid: int, registry: Registry, limits: Limits) -> None:
+    """Read one request from a connection and answer it.
+
+    Raises:
+        OSError: The peer is gone, or too slow.
+    """
+    _allow(limits.request_s + 5)
+    try:
+        line = _read_line(connection, limits.request_s)
+    except StewardError as error:
+        _send(connection, error_line(error), limits)
+        return
+    if line:
+        _allow(limits.silence_s)
+        for reply in _replies(line, uid, registry, connection):
+            _send(connection, reply, limits)
+
+
+def _replies(
+    line: bytes, uid: int, registry: Registry, connection: socket.socket
+) -> Iterator[bytes]:
+    """The lines that answer a request; its errors are the last of them."""
+    try:
+        ask = _decode(line)
+        action = registry.get(ask.action)
+        request = registry.decode(ask.action, ask.args)
+        log.debug("uid %d asks for %s", uid, action.name)
+        asker = Asker(uid=uid, user=_user_name(uid), how="socket")
+        if action.only_reads:
+            _end_with(connection)
+        result = registry.call(action.name, asker, request)
+        if action.stream:
+            for item in result:
+                yield answer_line(item) if isinstance(item, action.answer) else item_line(item)
+        else:
+            yield answer_line(result)
+    except StewardError as error:
+        yield error_line(error)
+    except MemoryError:
+        log.warning("a request of uid %d took more memory than one may", uid)
+        yield error_line(Refused("the answer takes more memory than one may: ask for less"))
+    except Exception:
+        log.exception("a request of uid %d failed", uid)
+        yield error_line(StewardError("the daemon failed on this request: its log says why"))
+
+
+def _decode(line: bytes) -> Ask:
+    try:
+        ask = msgspec.json.decode(line, type=Ask)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise ActionError(f"the request cannot be read: {error}") from error
+    if ask.v != VERSION:
+        raise ActionError(
+            f"this daemon speaks version {VERSION} of the protocol, not {ask.v}: "
+            "use the steward command of the same release"
+        )
+    return ask
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+    uid: int = _PEERCRED.unpack(raw)[1]
+    return uid
+
+
+def _become_expendable(parent: int) -> None:
+    """End with the process that accepts connections, and by the plain effect of any signal."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _bound_memory(most: int) -> None:
+    """Let this process take so many bytes more than it has; its own data, not mapped files."""
+    with open("/proc/self/statm", "rb") as file:
+        pages = int(file.read().split()[5])
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = pages * resource.getpagesize() + most
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _end_with(connection: socket.socket) -> None:
+    """End this process as soon as the peer has gone: nobody waits for a long listing then."""
+    gone = select.poll()
+    gone.register(connection, 0)
+
+    def watch() -> None:
+        gone.poll()
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _allow(seconds: float) -> None:
+    """Let this process live so much longer: SIGALRM ends even a call that never returns."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _read_line(connection: socket.socket, timeout_s: float) -> bytes:
+    """The request line; b"" where the peer sent none.
+
+    Raises:
+        ActionError: The line is too long, or did not come in time.
+    """
+    until = time.monotonic() + timeout_s
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise ActionError(f"no whole request came within {timeout_s:.0f} s")
+        connection.settimeout(left_s)
+        try:
+            piece = connection.recv(65536)
+        except TimeoutError:
+            continue
+        if not piece:
+            return b""
+        head, newline, _ = piece.partition(b"\n")
+        line += head + newline
+        if len(line) > LONGEST_REQUEST:
+            raise ActionError(f"the request is longer than {LONGEST_REQUEST} bytes")
+    return bytes(line)
+
+
+def _send(connection: socket.socket, line: bytes, limits: Limits) -> None:
+    # The socket's own time-out is the one that counts while the peer reads.
+    _allow(limits.send_s + 5)
+    connection.settimeout(limits.send_s)
+    connection.sendall(line)
+    _allow(limits.silence_s)
+
+
+@contextlib.contextmanager
+def listening(path: str) -> Iterator[socket.socket]:
+    """A listening socket that everybody may connect to; removed at the end.
+
+    Raises:
+        SocketError: Another daemon listens there, or the socket cannot be made.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    with listener:
+        try:
+            _make_way(path)
+            umask = os.umask(0o111)
+            try:
+                with address(path) as name:
+                    listener.bind(name)
+            finally:
+                os.umask(umask)
+            listener.listen(_BACKLOG)
+            own = os.stat(path)
+        except OSError as error:
+            raise SocketError(
+                f"cannot listen on {path}: {error.strerror or error}", path
+            ) from error
+        listener.setblocking(False)
+        try:
+            yield listener
+        finally:
+            _remove_own(path, own)
+
+
+def _make_way(path: str) -> None:
+    """Make the socket's directory, and remove what a daemon that was killed left there."""
+    directory = os.path.dirname(path)
+    if not os.path.isdir(directory):
+        os.makedirs(directory, exist_ok=True)
+        os.chmod(directory, 0o755)  # noqa: S103 - all users connect to what is in it
+    if not os.stat(directory).st_mode & stat.S_IXOTH:
+        log.warning("%s is closed to others: ordinary users cannot ask the daemon", directory)
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise SocketError(f"{path} is there and is no socket: remove it, or set 'socket'", path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(2.0)
+        try:
+            with address(path) as name:
+                probe.connect(name)
+        except (ConnectionRefusedError, FileNotFoundError):
+            pass  # nobody listens: it is a left-over
+        else:
+            raise SocketError(f"another daemon listens on {path}: stop it first", path)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _remove_own(path: str, own: os.stat_result) -> None:
+    """Remove the socket, unless another daemon has put its own there meanwhile."""
+    try:
+        found = os.lstat(path)
+        if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
+            os.unlink(path)
+    except OSError as error:
+        log.debug("cannot remove %s: %s", path, error)

@@ -1,0 +1,292 @@
+"""Runs the parts of a daemon, each in a process of its own, and restarts the one that fails.
+
+Parts are forked, not executed anew, so that they share what the supervisor
+has loaded. A part shows that it lives by beating: a time stamp in shared
+memory. A part that dies or hangs is restarted alone; one that cannot even be
+killed (stuck on a dead mount) is left behind at shutdown. When the supervisor
+itself is killed the kernel ends its parts.
+"""
+
+import ctypes
+import gc
+import logging
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from steward.daemon.notify import Notifier
+from steward.errors import StewardError
+from steward.waiting import Backoff, Stop
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_STAMP = struct.Struct("=d")
+_HELD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_STABLE_S = 30.0
+_STOP_S = 4.0
+_STOP_LAST_S = 0.7
+_READY_S = 20.0
+_TICK_S = 1.0
+
+Beat = Callable[[], None]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One process's work.
+
+    Attributes:
+        name: As it is shown in logs and in ps.
+        run: Does the work until the Stop is raised, beating at least every ``hang_s`` / 2.
+        after: Parts that should have beaten once before this one starts.
+        last: Whether it is stopped only when all others have ended.
+        hang_s: Seconds without a beat after which it counts as hung.
+    """
+
+    name: str
+    run: Callable[[Stop, Beat], None]
+    after: tuple[str, ...] = ()
+    last: bool = False
+    hang_s: float = 60.0
+
+
+class _Child:
+    """What the supervisor knows of one part."""
+
+    def __init__(self, part: Part, slot: int) -> None:
+        self.part = part
+        self.slot = slot
+        self.pid = 0
+        self.started = 0.0
+        self.start_at = 0.0
+        self.backoff = Backoff(0.1, 10.0)
+        self.killed = False
+
+
+class Supervisor:
+    """Runs parts until told to stop.
+
+    Args:
+        parts: What to run, in the order in which to start it.
+        reload: Called on SIGHUP; returns the parts of the new configuration, or raises
+            StewardError to keep the present ones.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], reload: Callable[[], Sequence[Part]] | None = None
+    ) -> None:
+        self._reload = reload
+        self._stop = Stop()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._hangup = False
+        self._notifier = Notifier()
+        self._children: list[_Child] = []
+        self._announced = False
+        self._began = time.monotonic()
+        self._adopt(parts)
+
+    def run(self) -> int:
+        """Supervise until SIGTERM or SIGINT; the exit code."""
+        self._take_signals()
+        # Collecting garbage would touch, and so copy, every page the parts share.
+        gc.collect()
+        gc.freeze()
+        while not self._stop.is_set():
+            self._reap()
+            self._start_due()
+            self._kill_hung()
+            self._announce()
+            self._notifier.alive()
+            if self._hangup:
+                self._hangup = False
+                self._reload_parts()
+            if self._stop.wait(_TICK_S if self._announced else 0.05, self._wake_read):
+                os.read(self._wake_read, 512)
+        self._notifier.stopping()
+        left = self._end_all()
+        if left:
+            log.error("left behind, since they cannot be killed: %s", ", ".join(left))
+        return 0
+
+    def _adopt(self, parts: Sequence[Part]) -> None:
+        # New stamps: a part of the former configuration may have been left behind, beating.
+        self._stamps = mmap.mmap(-1, mmap.PAGESIZE)
+        self._children = [_Child(part, slot) for slot, part in enumerate(parts)]
+        if len(parts) * _STAMP.size > mmap.PAGESIZE:
+            raise StewardError(f"{len(parts)} parts are more than can be supervised")
+
+    def _take_signals(self) -> None:
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop.set())
+        signal.signal(signal.SIGHUP, self._on_hangup)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def _on_hangup(self, *_: object) -> None:
+        self._hangup = True
+
+    def _stamp(self, child: _Child) -> float:
+        return float(_STAMP.unpack_from(self._stamps, child.slot * _STAMP.size)[0])
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        beaten = {child.part.name for child in self._children if self._stamp(child)}
+        for child in self._children:
+            if child.pid or now < child.start_at:
+                continue
+            waits_for = set(child.part.after) - beaten
+            if waits_for and now - self._began < 2.0:
+                continue
+            self._start(child)
+
+    def _start(self, child: _Child) -> None:
+        _STAMP.pack_into(self._stamps, child.slot * _STAMP.size, 0.0)
+        child.started = time.monotonic()
+        child.killed = False
+        sys.stdout.flush()
+        sys.stderr.flush()
+        supervisor = os.getpid()
+        # A signal between fork and the part's own handlers would raise the supervisor's flag.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(self._be(child, supervisor, held))
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        child.pid = pid
+        log.debug("%s runs as process %d", child.part.name, pid)
+
+    def _be(self, child: _Child, supervisor: int, mask: set[signal.Signals | int]) -> int:
+        """In the new process: do the part's work; the exit code."""
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != supervisor:
+            return 1
+        name = f"steward {child.part.name}".encode()[:15]
+        libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+        stop = Stop()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        # A terminal's Ctrl-C reaches every process of the group; only the supervisor decides.
+        # SIGIO comes when a writer meets a lease that is being dropped anyway.
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGIO):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        stamps, offset = self._stamps, child.slot * _STAMP.size
+
+        def beat() -> None:
+            _STAMP.pack_into(stamps, offset, time.monotonic())
+
+        try:
+            child.part.run(stop, beat)
+        except StewardError as error:
+            if stop.is_set():
+                log.debug("%s ended with: %s", child.part.name, error)
+                return 0
+            log.error("%s: %s", child.part.name, error)
+            return 1
+        except BaseException:
+            log.exception("%s failed", child.part.name)
+            return 1
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        return 0
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for child in self._children:
+                if child.pid == pid:
+                    self._ended(child, status)
+
+    def _ended(self, child: _Child, status: int) -> None:
+        child.pid = 0
+        _STAMP.pack_into(self._stamps, child.slot * _STAMP.size, 0.0)
+        if self._stop.is_set():
+            return
+        now = time.monotonic()
+        if now - child.started > _STABLE_S:
+            child.backoff.reset()
+        wait_s = child.backoff.next_s()
+        child.start_at = now + wait_s
+        code = os.waitstatus_to_exitcode(status)
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        log.warning("part %s %s; starting it again in %.1f s", child.part.name, how, wait_s)
+
+    def _kill_hung(self) -> None:
+        now = time.monotonic()
+        for child in self._children:
+            since = self._stamp(child) or child.started
+            if child.pid and not child.killed and now - since > child.part.hang_s:
+                child.killed = True
+                log.error(
+                    "part %s has not moved for %.0f s; ending process %d",
+                    child.part.name,
+                    now - since,
+                    child.pid,
+                )
+                os.kill(child.pid, signal.SIGKILL)
+
+    def _announce(self) -> None:
+        """Tell the service manager once that everything is up."""
+        if self._announced:
+            return
+        up = all(self._stamp(child) for child in self._children)
+        if up or time.monotonic() - self._began > _READY_S:
+            self._announced = True
+            self._notifier.ready()
+            log.info("ready: %s", ", ".join(child.part.name for child in self._children))
+
+    def _reload_parts(self) -> None:
+        if self._reload is None:
+            return
+        self._notifier.reloading()
+        try:
+            parts = self._reload()
+        except StewardError as error:
+            log.error("the configuration is not taken, the present one stays: %s", error)
+        else:
+            log.info("reloading")
+            self._end_all()
+            self._adopt(parts)
+            self._began = time.monotonic()
+        self._announced = False
+
+    def _end_all(self) -> list[str]:
+        """End the parts, the last ones last; the names of those that cannot be ended."""
+        early = [child for child in self._children if not child.part.last]
+        late = [child for child in self._children if child.part.last]
+        self._end(early, _STOP_S)
+        self._end(late, _STOP_LAST_S)
+        for child in self._children:
+            if child.pid:
+                os.kill(child.pid, signal.SIGKILL)
+        self._wait_for(self._children, 0.2)
+        return [child.part.name for child in self._children if child.pid]
+
+    def _end(self, children: Sequence[_Child], timeout_s: float) -> None:
+        for child in children:
+            if child.pid:
+                os.kill(child.pid, signal.SIGTERM)
+        self._wait_for(children, timeout_s)
+
+    def _wait_for(self, children: Sequence[_Child], timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        while any(child.pid for child in children) and time.monotonic() < until:
+            for child in children:
+                if child.pid and os.waitpid(child.pid, os.WNOHANG)[0]:
+                    child.pid = 0
+            time.sleep(0.005)

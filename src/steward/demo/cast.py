@@ -1,0 +1,155 @@
+"""What the demo's users submit: small jobs, each of a kind that an archive must get right."""
+
+import shlex
+from typing import Final
+
+import msgspec
+
+PASSWORD: Final = "correct-horse-battery-staple"  # noqa: S105 - invented, to be looked for on disk
+LARGE: Final = 1 << 20
+
+RELAX: Final = """\
+#!/bin/bash
+#SBATCH --job-name=relax
+#SBATCH --ntasks=2
+#SBATCH --time=00:05:00
+# Relax the structure before the production run.
+module() { echo "module $*"; }
+module load gromacs/2024.2
+
+for step in 1 2 3; do
+    echo "step $step: emtol=100.0"
+done
+"""
+
+TRAIN: Final = """\
+#!/bin/bash
+#SBATCH --job-name=train
+# Fit a line through three points.
+x=(0 1 2)
+y=(1 3 5)
+echo "slope $(( (y[2] - y[0]) / (x[2] - x[0]) ))"
+"""
+
+SWEEP: Final = """\
+#!/bin/bash
+#SBATCH --job-name=sweep
+#SBATCH --array=1-3
+echo "temperature $((280 + 10 * SLURM_ARRAY_TASK_ID)) K"
+"""
+
+BROKEN: Final = """\
+#!/bin/bash
+#SBATCH --job-name=broken
+export UPLOAD_TOKEN=0f1e2d3c4b5a6978
+cat /no/such/input || exit 3
+"""
+
+_BUNDLE_HEAD: Final = """\
+#!/bin/bash
+#SBATCH --job-name=bundle
+# A self-extracting script: what follows the last line is data.
+echo "unpacking"
+exit 0
+"""
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """One job of the demo.
+
+    Attributes:
+        about: What is special about it, in a few words.
+        name: Its job name, which is the script's file name, too, where it has one.
+        author: Who submits it: 0 for the first user, 1 for the second.
+        script: The batch script; None for an interactive job.
+        command: What is run to submit it, in place of sbatch with the script.
+        env: Variables that it is submitted with; surrogates stand for bytes (PEP 383).
+        state: The state in which it is to end.
+        exit_code: What it is to return.
+        tasks: How many array tasks it has; 0 for a job that is no array.
+    """
+
+    about: str
+    name: str
+    author: int
+    script: bytes | None = None
+    command: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    state: str = "COMPLETED"
+    exit_code: int = 0
+    tasks: int = 0
+
+    @property
+    def filename(self) -> str:
+        """Name of the file that the script is submitted from."""
+        return f"{self.name}.sh"
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command that submits it."""
+        return self.command or ("sbatch", self.filename)
+
+    @property
+    def typed(self) -> str:
+        """The same as its user would type it, variables before it."""
+        words = [f"{name}={_quoted(value)}" for name, value in self.env.items()]
+        return " ".join([*words, shlex.join(self.argv)])
+
+
+def _quoted(value: str) -> str:
+    """A value as bash takes it, bytes that are no text as escapes."""
+    if value.isprintable() and value.isascii():
+        return shlex.quote(value)
+    data = value.encode("utf-8", "surrogateescape")
+    return "$'" + repr(data)[2:-1].replace("'", "\\'") + "'"
+
+
+def submissions() -> tuple[Submission, ...]:
+    """All that is submitted, in order."""
+    return (
+        Submission(about="a plain job", name="relax", author=0, script=RELAX.encode()),
+        Submission(
+            about="the same with two lines changed",
+            name="relax-finer",
+            author=0,
+            script=RELAX.replace("1 2 3", "1 2 3 4 5").replace("100.0", "10.0").encode(),
+            command=("sbatch", "--job-name=relax-finer", "relax-finer.sh"),
+        ),
+        Submission(
+            about="newlines, '=', bytes that are not UTF-8, and two secrets in its environment",
+            name="train",
+            author=0,
+            script=TRAIN.encode(),
+            env={
+                "NOTE": "two\nlines",
+                "FORMULA": "E=m*c=c",
+                "SURNAME": "M\udcfcller",
+                "DB_PASSWORD": PASSWORD,
+                "RESULTS": f"postgresql://ada:{PASSWORD}@db.example.org/results",
+            },
+        ),
+        Submission(about="an array", name="sweep", author=1, script=SWEEP.encode(), tasks=3),
+        Submission(
+            about="a job that fails",
+            name="broken",
+            author=1,
+            script=BROKEN.encode(),
+            state="FAILED",
+            exit_code=3,
+        ),
+        Submission(about="a script of 1 MB", name="bundle", author=1, script=_bundle()),
+        Submission(
+            about="an interactive job, which has no script",
+            name="look",
+            author=1,
+            command=("srun", "--job-name=look", "hostname"),
+        ),
+    )
+
+
+def _bundle() -> bytes:
+    """A script of exactly LARGE bytes, most of which are no text."""
+    head = _BUNDLE_HEAD.encode()
+    # sbatch takes no NUL and no DOS line ends; every other byte may stand in a script.
+    line = bytes(byte for byte in range(1, 256) if byte != 13)
+    return (head + line * (LARGE // len(line) + 1))[:LARGE]

@@ -1,0 +1,188 @@
+"""Whether everything in the demo is as it should be: each check looks for itself, at the bytes."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from steward.archive.answers import SearchAnswer, ShowAnswer
+from steward.archive.shapes import JobLine
+from steward.demo.cast import LARGE, PASSWORD
+from steward.demo.site import DemoError, Site, Submitted
+from steward.journal.actions import DeadAnswer
+
+REFUSED: Final = 1
+"""What ``steward`` ends with when it may not show something."""
+NOT_COMPARED: Final = 2
+"""What ``steward archive diff`` ends with then, as diff(1) does where it cannot compare."""
+
+
+class Wrong(DemoError):
+    """Something is not as it should be."""
+
+
+def expect(condition: bool, what: str) -> None:
+    """Go on if ``condition`` holds.
+
+    Raises:
+        Wrong: It does not; ``what`` says what was found.
+    """
+    if not condition:
+        raise Wrong(what)
+
+
+Check = tuple[str, Callable[[], None]]
+
+
+def checks(site: Site, lines: Sequence[JobLine]) -> Iterator[Check]:
+    """Every check: what is promised, and how to find out.
+
+    Args:
+        site: Where all jobs have ended and are in the archive.
+        lines: The jobs as ``archive list`` shows them.
+    """
+    yield (
+        f"{len(lines)} jobs are listed, with the owner and the state that Slurm gave them",
+        lambda: _listed(site, lines),
+    )
+    yield (
+        f"every script is byte for byte what was submitted, the one of {LARGE} bytes, too",
+        lambda: _scripts(site),
+    )
+    yield (
+        "newlines, '=' and bytes that are not UTF-8 came through in the environment",
+        lambda: _environment(site),
+    )
+    yield (
+        "the password is in none of Steward's files: archive, journal, databases, log",
+        lambda: _no_secret(site),
+    )
+    yield "the search finds each script by a text in it, and no other", lambda: _search(site)
+    if len(site.users) > 1:
+        yield (
+            f"{site.users[1]} cannot read {site.users[0]}'s script by any command, nor its file",
+            lambda: _refused(site),
+        )
+    yield (
+        "every file has its checksum, and nothing was set aside",
+        lambda: _sound(site),
+    )
+    yield "the daemon reported no error", lambda: _quiet(site)
+
+
+def _listed(site: Site, lines: Sequence[JobLine]) -> None:
+    expected = sum(one.what.tasks or 1 for one in site.jobs)
+    expect(len(lines) == expected, f"{len(lines)} jobs are listed, not {expected}")
+    for one in site.jobs:
+        found = [line for line in lines if line.job.partition("_")[0] == str(one.job)]
+        expect(len(found) == (one.what.tasks or 1), f"job {one.job} is listed {len(found)} times")
+        for line in found:
+            seen = (line.user, line.name, line.state, line.exit_code or 0, line.kind)
+            kind = "interactive" if one.what.script is None else "batch"
+            wanted = (one.user, one.what.name, one.what.state, one.what.exit_code, kind)
+            expect(seen == wanted, f"job {line.job} is listed as {seen}, not {wanted}")
+
+
+def _with_script(site: Site) -> list[Submitted]:
+    return [one for one in site.jobs if one.what.script is not None]
+
+
+def _scripts(site: Site) -> None:
+    for one in _with_script(site):
+        printed = site.steward(["archive", "show", str(one.job), "--script"], one.user)
+        expect(printed.returncode == 0, f"job {one.job}: {printed.stderr.decode()}")
+        expect(printed.stdout == one.what.script, f"the script of {one.job} is another one")
+        with open(path_of(site, one), "rb") as file:
+            expect(file.read() == one.what.script, f"the file of {one.job} is another one")
+
+
+def path_of(site: Site, one: Submitted) -> str:
+    """Where the script of a job lies.
+
+    Raises:
+        DemoError: It lies nowhere.
+    """
+    printed = site.steward(["archive", "show", str(one.job), "--json"])
+    answer = msgspec.json.decode(printed.stdout, type=ShowAnswer) if printed.stdout else None
+    if answer is None or answer.script is None or not answer.script.path:
+        raise Wrong(f"job {one.job} has no script: {printed.stderr.decode()}")
+    return answer.script.path
+
+
+def _environment(site: Site) -> None:
+    one = site.job("train")
+    printed = site.steward(["archive", "env", str(one.job), "--null"], one.user)
+    variables = dict(entry.partition(b"=")[::2] for entry in printed.stdout.split(b"\0"))
+    for name, value in one.what.env.items():
+        kept = variables.get(name.encode())
+        if PASSWORD in value:
+            expect(kept is not None and b"redacted" in kept, f"{name} is kept as {kept!r}")
+        else:
+            expect(kept == value.encode("utf-8", "surrogateescape"), f"{name} is kept as {kept!r}")
+
+
+def _no_secret(site: Site) -> None:
+    secret = PASSWORD.encode()
+    seen = 0
+    for top in site.kept_directories:
+        for directory, _, names in os.walk(top):
+            for name in names:
+                path = os.path.join(directory, name)
+                if os.path.isfile(path):
+                    seen += 1
+                    with open(path, "rb") as file:
+                        expect(secret not in file.read(), f"the password is in {path}")
+    expect(seen > len(site.jobs), f"only {seen} files were there to look at")
+
+
+def _search(site: Site) -> None:
+    for name, text in (
+        ("relax-finer", "emtol=10.0"),
+        ("train", "y[2] - y[0]"),
+        ("sweep", "280 + 10 * SLURM_ARRAY_TASK_ID"),
+        ("broken", "/no/such/input"),
+    ):
+        one = site.job(name)
+        printed = site.steward(["archive", "search", text, "--json"], one.user)
+        expect(printed.returncode == 0, printed.stderr.decode())
+        hits = msgspec.json.decode(printed.stdout, type=SearchAnswer).hits
+        found = {hit.job.job.partition("_")[0] for hit in hits}
+        expect(found == {str(one.job)}, f"{text!r} was found in {sorted(found)}")
+
+
+def _refused(site: Site) -> None:
+    other = site.users[1]
+    one, another = site.job("train"), site.job("relax")
+    job = str(one.job)
+    for arguments in (
+        ["show", job],
+        ["show", job, "--script"],
+        ["show", job, "--sbatch"],
+        ["env", job],
+        ["diff", job, str(another.job)],
+    ):
+        tried = site.steward(["archive", *arguments], other)
+        what = f"{other}: steward archive {' '.join(arguments)}"
+        wanted = NOT_COMPARED if arguments[0] == "diff" else REFUSED
+        expect(tried.returncode == wanted, f"{what} ended with {tried.returncode}")
+        expect(b"slope" not in tried.stdout, f"{what} showed the script")
+    tried = site.steward(["archive", "search", "slope", "--json"], other)
+    hits = msgspec.json.decode(tried.stdout, type=SearchAnswer).hits
+    expect(not hits, f"{other} found {one.user}'s script")
+    tried = site.run(["cat", path_of(site, one)], other)
+    expect(tried.returncode != 0 and not tried.stdout, f"{other} read {one.user}'s file")
+
+
+def _sound(site: Site) -> None:
+    verified = site.steward(["archive", "verify"])
+    expect(verified.returncode == 0, (verified.stdout + verified.stderr).decode())
+    printed = site.steward(["journal", "dead", "--json"])
+    letters = msgspec.json.decode(printed.stdout, type=DeadAnswer).letters
+    expect(not letters, f"{len(letters)} events were set aside")
+
+
+def _quiet(site: Site) -> None:
+    with open(site.log, encoding="utf-8", errors="replace") as file:
+        loud = [line for line in file if " error " in line or " warning " in line]
+    expect(not loud, "".join(loud[:3]).strip())

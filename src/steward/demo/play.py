@@ -1,0 +1,254 @@
+"""The order of the demo: what is done, shown and checked, from the first line to the last."""
+
+import contextlib
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from steward.archive.shapes import JobLine
+from steward.demo import checks
+from steward.demo.books import BURST, HELD, peak_of
+from steward.demo.cast import submissions
+from steward.demo.site import Site
+from steward.demo.stage import Stage
+from steward.sandbox import default_directory
+
+_DIFFERENT: Final = 1
+
+
+def play(*, keep: bool = False, directory: str = "", slurm: str = "") -> int:
+    """Play the whole demo.
+
+    Args:
+        keep: Whether the cluster, the daemon and the archive stay, to go on with.
+        directory: Where everything goes; a new temporary one, or with ``keep`` the
+            directory that ``steward sandbox`` uses, if empty.
+        slurm: Version of Slurm; the installed one if empty.
+
+    Returns:
+        How many checks failed, so 0 if everything was as it should be.
+
+    Raises:
+        SandboxError: The cluster does not come up.
+        DemoError: It does not get as far as the checks.
+    """
+    stage = Stage()
+    stage.say(
+        "Steward keeps the script and the environment of every job that Slurm runs. This demo "
+        "brings up a real Slurm cluster of its own, has jobs submitted to it, and shows what is "
+        "kept of them. It touches nothing outside of its own directory."
+    )
+    if keep and not directory:
+        directory = default_directory()
+    with _site(stage, directory, keep, slurm) as site:
+        _submit(stage, site)
+        with stage.working("Waiting for the jobs to end …", "All jobs have ended and are kept"):
+            lines = site.wait_for_jobs()
+        _show(stage, site)
+        failed = _account(stage, site)
+        failed += _check(stage, site, lines)
+        if not keep:
+            failed += _stop(stage, site)
+        _what_next(stage, site, failed)
+        return failed
+
+
+@contextlib.contextmanager
+def _site(stage: Stage, directory: str, keep: bool, slurm: str) -> Iterator[Site]:
+    """A site in which the daemon runs; it is ended behind the block, unless it is to be kept."""
+    stage.act("A Slurm cluster, and Steward in it")
+    site: Site | None = None
+    try:
+        with stage.working("Bringing up Slurm …", "slurmctld, slurmd and munge are up"):
+            site = Site.up(directory, keep=keep, slurm=slurm, booked=True)
+        cluster = site.sandbox
+        names = " and ".join(site.users)
+        stage.say(
+            f"Slurm {cluster.plan.slurm_version} in {cluster.directory}: "
+            f"{cluster.plan.spec.nodes} nodes, jobs by {names}."
+        )
+        with stage.working("Starting the daemon …", "The daemon answers"):
+            stage.prompt(
+                site.steward_user or site.users[0], f"steward serve --config {site.config}"
+            )
+            site.serve()
+        yield site
+    except BaseException:
+        if site is not None:
+            site.down()
+        raise
+    if not keep:
+        site.down()
+
+
+def _submit(stage: Stage, site: Site) -> None:
+    who = "Two ordinary users submit jobs" if len(site.users) > 1 else "Jobs are submitted"
+    stage.act(who, "Slurm writes each script to its spool, and removes it when the job is over.")
+    for what in submissions():
+        one = site.submit(what)
+        stage.prompt(one.user, what.typed)
+        stage.line(f"{f'job {one.job}':<8} {what.about}", style="dim")
+
+
+def _show(stage: Stage, site: Site) -> None:
+    first = site.users[0]
+    relax, finer, train = (site.job(name).job for name in ("relax", "relax-finer", "train"))
+    stage.act("What is kept", "The jobs as operators see them; the interactive one has no script.")
+    _type(stage, site, "", "steward archive list")
+    stage.act("One job, and the script it ran")
+    _type(stage, site, first, f"steward archive show {relax}")
+    stage.act(
+        "The environment it was submitted with",
+        "Just these variables. One secret is known by its variable's name, the other by its "
+        "look; neither was ever written to a file of Steward's.",
+    )
+    names = " ".join(site.job("train").what.env)
+    _type(stage, site, first, f"steward archive env {train} {names}")
+    stage.act("Search in what was run", "Any text, as it is written: a path, a module, an option.")
+    _type(stage, site, first, "steward archive search gromacs/2024.2")
+    stage.act("What changed from one job to the next?")
+    _type(stage, site, first, f"steward archive diff {relax} {finer}", _DIFFERENT)
+    if len(site.users) > 1:
+        stage.act("Everybody's own", f"Job {relax} is {first}'s, so {site.users[1]} is refused.")
+        _type(stage, site, site.users[1], f"steward archive show {relax}", checks.REFUSED)
+    _show_files(stage, site)
+
+
+def _show_files(stage: Stage, site: Site) -> None:
+    stage.act(
+        "Where it is",
+        "Plain files, which outlive Steward: the script, the environment in slurmctld's own "
+        "format, and a line of JSON for each fact. An owner may read them, nobody else.",
+    )
+    one = site.job("relax")
+    path = checks.path_of(site, one)
+    _type(stage, site, "", f"ls -l {os.path.dirname(path)}")
+    if _has_acl(path) and len(site.users) > 1:
+        _type(stage, site, one.user, f"tail -n 3 {path}")
+        _type(stage, site, site.users[1], f"tail -n 3 {path}", 1)
+
+
+def _account(stage: Stage, site: Site) -> int:
+    """Show a short job in the books; how much is not as it should be."""
+    stage.act(
+        "What a job used",
+        "A short job that holds 300 MB for a moment. Nodes report on each task when it is reaped, "
+        "with what the kernel counted, so nothing is too short to be seen.",
+    )
+    if site.books.trouble:
+        stage.line(f"Left out here: {site.books.trouble}.")
+        return 0
+    one = site.order(BURST)
+    stage.prompt(one.user, BURST.typed)
+    stage.line(f"{f'job {one.job}':<8} {BURST.about}", style="dim")
+    with stage.working("Waiting for the node's report ...", "The node has told of it"):
+        page = site.wait_for_books(one)
+    if site.sandbox.plan.spec.accounting:
+        stage.say(
+            "Slurm's own books, from samples of /proc every 30 seconds, which is its default:"
+        )
+        _type(stage, site, one.user, f"sacct -j {one.job} -o jobid,elapsed,maxrss,totalcpu,state")
+    else:
+        stage.say("(slurmdbd is not installed, so Slurm's own books cannot be shown beside it.)")
+    _type(stage, site, one.user, f"steward job {one.job}")
+    _type(
+        stage,
+        site,
+        one.user,
+        f"steward sacct -j {one.job} -o jobid,elapsed,maxrss,totalcpu,state",
+    )
+    is_right = peak_of(page) >= HELD
+    stage.result(is_right, "the 300 MB that a job held for a moment are in its books")
+    return int(not is_right)
+
+
+def _has_acl(path: str) -> bool:
+    """Whether its owner is let in by an ACL, which the file system may not have."""
+    return "system.posix_acl_access" in os.listxattr(path)
+
+
+def _type(stage: Stage, site: Site, user: str, command: str, wanted: int = 0) -> None:
+    """Have a user run a command before everybody's eyes.
+
+    Raises:
+        Wrong: It does not end as it should.
+    """
+    stage.prompt(user or _operator(site), command)
+    code = site.show(shlex.split(command), user)
+    checks.expect(code == wanted, f"{command!r} ended with {code}, not {wanted}")
+
+
+def _operator(site: Site) -> str:
+    """The name of whom the daemon runs as."""
+    return site.steward_user or site.users[0]
+
+
+def _check(stage: Stage, site: Site, lines: Sequence[JobLine]) -> int:
+    """Look whether everything is as it should be; how much is not."""
+    stage.act("Is it so?", "Each of these is looked up now, in the files and by the commands.")
+    failed = 0
+    for promise, find_out in checks.checks(site, lines):
+        try:
+            find_out()
+        except (checks.Wrong, OSError) as error:
+            failed += 1
+            stage.result(False, f"{promise}: {error}")
+        else:
+            stage.result(True, promise)
+    return failed
+
+
+def _stop(stage: Stage, site: Site) -> int:
+    """End the daemon; whether it did not end as it should."""
+    code = site.stop()
+    how = "did not end" if code is None else f"ended with {code}"
+    promise = "the daemon ends at SIGTERM with everything finished"
+    stage.result(code == 0, promise if code == 0 else f"{promise}: it {how}")
+    return int(code != 0)
+
+
+def _me() -> str:
+    """How to call this program from here."""
+    found = shutil.which("steward")
+    if found is not None and os.path.realpath(found) == os.path.realpath(sys.argv[0]):
+        return "steward"
+    return os.path.relpath(sys.argv[0]) if os.path.isfile(sys.argv[0]) else "steward"
+
+
+def _what_next(stage: Stage, site: Site, failed: int) -> None:
+    if failed:
+        stage.act("Not everything was as it should be")
+        stage.line(f"{failed} {'check' if failed == 1 else 'checks'} failed, see above.")
+        return
+    me = _me()
+    stage.act("What to type next")
+    if site.keep:
+        where = ""
+        if site.sandbox.directory != default_directory():
+            where = f" --dir {site.sandbox.directory}"
+        user = site.users[-1]
+        ask = f"env STEWARD_SOCKET={site.socket}"
+        choices = [
+            ("All of it stays up. A shell as one of its users, to submit and look:", ""),
+            ("", f"{me} sandbox run{where} --user {user} -- {ask} bash"),
+            ("The operators' view, the daemon's state, and its log:", ""),
+            ("", f"{me} archive list --config {site.config}"),
+            ("", f"{me} journal status --config {site.config}"),
+            ("", f"less {site.log}"),
+            ("The end of it, with all that is in it:", ""),
+            ("", f"{me} sandbox down{where}"),
+        ]
+    else:
+        choices = [
+            ("The same, to go on with by yourself:", ""),
+            ("", "make demo KEEP=1"),
+            ("Your own cluster, where nothing is changed (as root or SlurmUser, on its host):", ""),
+            ("", f"{me} archive watch --once --cluster NAME --archive DIR"),
+            ("What else there is:", ""),
+            ("", f"{me} --help"),
+        ]
+    for text, command in choices:
+        stage.line(f"  {command}" if command else text, style="bold" if command else "")

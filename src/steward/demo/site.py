@@ -1,0 +1,391 @@
+"""The place of the demo: a sandbox with Steward's daemon in it, and its users' jobs."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from steward.archive.answers import ListAnswer
+from steward.archive.shapes import JobLine
+from steward.demo.books import PLUGSTACK, Books, is_told
+from steward.demo.cast import Submission, submissions
+from steward.errors import StewardError
+from steward.journal.actions import StatusAnswer
+from steward.sandbox import Inside, Sandbox, SandboxSpec, SlurmMissing
+
+_UP_S: Final = 20.0
+_JOBS_S: Final = 40.0
+_STOP_S: Final = 8.0
+_COMMAND_S: Final = 30.0
+_LOGIN: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "SLURM_CONF")
+_SUBMITTED = re.compile(r"Submitted batch job (\d+)")
+_SRUN = re.compile(r"job (\d+)")
+_ENDED: Final = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+
+
+class DemoError(StewardError):
+    """The demo cannot go on."""
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that Slurm has taken.
+
+    Attributes:
+        job: Its id.
+        user: Who submitted it.
+        what: What was submitted.
+    """
+
+    job: int
+    user: str
+    what: Submission
+
+
+class Site:
+    """A sandbox, the daemon in it, and who works there.
+
+    Used as a context, or ended by :meth:`down`. Take one from :meth:`up`.
+    """
+
+    def __init__(self, sandbox: Sandbox, *, keep: bool) -> None:
+        self.sandbox = sandbox
+        self.keep = keep
+        self.jobs: list[Submitted] = []
+        self.books = Books(sandbox, keep=keep)
+        self._daemon: Inside | None = None
+
+    @classmethod
+    def up(
+        cls, directory: str = "", *, keep: bool = False, slurm: str = "", booked: bool = False
+    ) -> Self:
+        """Bring the cluster up.
+
+        Args:
+            directory: Where everything goes; a new temporary one if empty.
+            keep: Whether all of it is to live on when the caller ends.
+            slurm: Version of Slurm; the installed one if empty.
+            booked: Whether it is to have slurmdbd, where that is installed.
+
+        Raises:
+            SandboxError: It does not come up.
+        """
+        spec = SandboxSpec(directory=directory, slurm=slurm, plugstack=PLUGSTACK, accounting=booked)
+        try:
+            sandbox = Sandbox.up(spec, detached=keep)
+        except SlurmMissing:
+            if not booked:
+                raise
+            return cls.up(directory, keep=keep, slurm=slurm)
+        return cls(sandbox, keep=keep)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.down()
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """Who submits jobs: two, or the calling user alone where there can be no others."""
+        return tuple(self.sandbox.users)
+
+    @property
+    def steward_user(self) -> str:
+        """Who the daemon runs as: SlurmUser, or the calling user where that is not root."""
+        # Without namespaces SlurmUser may not get into the directory that Steward lies in.
+        inside = os.geteuid() == 0 and self.sandbox.plan.contained
+        return self.sandbox.plan.spec.slurm_user if inside else ""
+
+    @property
+    def config(self) -> str:
+        """The daemon's configuration file."""
+        return f"{self.sandbox.directory}/steward.toml"
+
+    @property
+    def state_dir(self) -> str:
+        """Where the daemon keeps its journal and databases."""
+        return f"{self.sandbox.directory}/steward/state"
+
+    @property
+    def archive(self) -> str:
+        """The root of the archive."""
+        return f"{self.sandbox.directory}/steward/archive"
+
+    @property
+    def log(self) -> str:
+        """What the daemon says."""
+        return f"{self.sandbox.directory}/steward/log"
+
+    @property
+    def socket(self) -> str:
+        """Where the daemon is asked."""
+        return f"{self.sandbox.directory}/steward/socket"
+
+    @property
+    def kept_directories(self) -> tuple[str, ...]:
+        """Every directory that the daemon writes to."""
+        return (os.path.dirname(self.state_dir),)
+
+    def serve(self) -> None:
+        """Start the daemon; it answers when this returns.
+
+        Raises:
+            DemoError: It does not.
+        """
+        self._configure()
+        argv = ["steward", "serve", "--config", self.config]
+        if self.keep:
+            # What is started inside ends with its caller, unless it becomes its own master.
+            argv = ["setsid", "--fork", *argv]
+        with open(self.log, "ab") as log:
+            process = self.sandbox.popen(
+                argv,
+                user=self.steward_user,
+                cwd=self.sandbox.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        if self.keep:
+            process.wait(_UP_S)
+        else:
+            self._daemon = process
+        self._wait(self._answers, _UP_S, "the daemon does not answer")
+        self.books.start()
+
+    def _configure(self) -> None:
+        own = os.path.dirname(self.state_dir)
+        os.makedirs(own, mode=0o755, exist_ok=True)
+        if self.steward_user:
+            shutil.chown(own, self.steward_user, self.steward_user)
+        cluster = self.sandbox.cluster_settings()
+        lines = [
+            f"state_dir = {_toml(self.state_dir)}",
+            f"socket = {_toml(self.socket)}",
+            "",
+            f"[cluster.{self.sandbox.plan.spec.cluster}]",
+            f"slurm_conf = {_toml(cluster.slurm_conf)}",
+            f"slurm_bin = {_toml(cluster.slurm_bin)}",
+            f"spool = {_toml(cluster.spool)}",
+            f"snapshot_interval_s = {cluster.snapshot_interval_s}",
+            f"munge_socket = {_toml(self.sandbox.plan.munge_socket)}",
+            "",
+            *(
+                []
+                if self.books.trouble
+                else ["[nodes]", f"listen = {_toml(self.books.listen)}", ""]
+            ),
+            "[archive.sink.files]",
+            f"path = {_toml(self.archive)}",
+        ]
+        with open(self.config, "w", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+
+    def _answers(self) -> bool:
+        if self._daemon is not None and self._daemon.poll() is not None:
+            raise self._failed(f"the daemon ended with {self._daemon.returncode}")
+        if not os.path.exists(self.socket):
+            return False
+        return self.steward(["archive", "list"], self.users[0]).returncode == 0
+
+    def submit(self, what: Submission) -> Submitted:
+        """Have one of the users submit one of the cast's jobs; raises as :meth:`order`."""
+        self.jobs.append(self.order(what))
+        return self.jobs[-1]
+
+    def order(self, what: Submission) -> Submitted:
+        """Have one of the users submit a job.
+
+        Raises:
+            SandboxError: Slurm does not take it.
+            DemoError: Slurm's answer names no job.
+        """
+        user = self.users[min(what.author, len(self.users) - 1)]
+        if what.script is not None:
+            command = ["tee", "--", what.filename]
+            self.sandbox.run(command, user=user, cwd=self.home(user), input=what.script, text=False)
+        # What the demo's caller has in the environment is no business of its users' jobs.
+        foreign = [name for name in os.environ if name not in _LOGIN]
+        clean = ["env", *(f"--unset={name}" for name in foreign if name not in what.env)]
+        result = self.sandbox.run(
+            [*clean, *what.argv], user=user, cwd=self.home(user), env=what.env
+        )
+        match = _SUBMITTED.search(result.stdout) or _SRUN.search(result.stderr)
+        job = int(match[1]) if match else self._newest_job(what)
+        return Submitted(job=job, user=user, what=what)
+
+    def wait_for_books(self, one: Submitted) -> bytes:
+        """Wait until the nodes have told of a job; its page, as JSON.
+
+        Raises:
+            DemoError: They have not, after the time-out.
+        """
+        page = b""
+
+        def is_there() -> bool:
+            nonlocal page
+            page = self.steward(["job", str(one.job), "--json"], one.user).stdout
+            return is_told(page)
+
+        self._wait(is_there, _JOBS_S, f"nothing is told of the steps of job {one.job}")
+        return page
+
+    def submit_all(self) -> None:
+        """Submit everything that there is to submit."""
+        for what in submissions():
+            self.submit(what)
+
+    def home(self, user: str) -> str:
+        """Where a user's scripts are, and the jobs' output."""
+        is_one_of_ours = user in self.users and len(self.users) > 1
+        return self.sandbox.users[user].home if is_one_of_ours else self.sandbox.directory
+
+    def _newest_job(self, what: Submission) -> int:
+        """The id of a job that Slurm granted at once, so that srun did not say which."""
+        command = ["squeue", "-h", "-t", "all", "-n", what.name, "-o", "%A"]
+        ids = [int(word) for word in self.sandbox.run(command).stdout.split()]
+        if not ids:
+            raise self._failed(f"Slurm shows no job {what.name}")
+        return max(ids)
+
+    def job(self, name: str) -> Submitted:
+        """A submitted job by its name."""
+        return next(one for one in self.jobs if one.what.name == name)
+
+    def wait_for_jobs(self) -> tuple[JobLine, ...]:
+        """Wait until every job has ended and is in the archive; what ``archive list`` shows.
+
+        Raises:
+            DemoError: Some are not after the time-out.
+        """
+        wanted = sum(one.what.tasks or 1 for one in self.jobs)
+        with_script = sum(one.what.tasks or 1 for one in self.jobs if one.what.script is not None)
+        lines: tuple[JobLine, ...] = ()
+
+        def all_there() -> bool:
+            nonlocal lines
+            lines = self.listed()
+            ended = [line for line in lines if line.state in _ENDED]
+            kept = [line for line in ended if line.script_key]
+            return len(ended) == wanted and len(kept) == with_script and self._is_indexed()
+
+        self._wait(all_there, _JOBS_S, "not every job is in the archive")
+        return lines
+
+    def listed(self) -> tuple[JobLine, ...]:
+        """What ``steward archive list --json`` shows to the operators."""
+        result = self.steward(["archive", "list", "--json"])
+        if result.returncode:
+            raise self._failed(result.stderr.decode(errors="replace").strip())
+        return msgspec.json.decode(result.stdout, type=ListAnswer).jobs
+
+    def _is_indexed(self) -> bool:
+        """Whether every consumer has passed every event."""
+        result = self.steward(["journal", "status", "--json"])
+        if result.returncode:
+            raise self._failed(result.stderr.decode(errors="replace").strip())
+        answer = msgspec.json.decode(result.stdout, type=StatusAnswer)
+        return all(consumer.behind == 0 for consumer in answer.consumers)
+
+    def environment(self, user: str = "") -> dict[str, str]:
+        """What tells ``steward`` whom to ask; the operators read the files themselves."""
+        if user == "root" and user not in self.users:
+            return {"PAGER": "cat"}
+        if user:
+            return {"STEWARD_SOCKET": self.socket, "PAGER": "cat"}
+        return {"STEWARD_CONFIG": self.config, "PAGER": "cat"}
+
+    def steward(
+        self, arguments: Sequence[str], user: str = ""
+    ) -> "subprocess.CompletedProcess[bytes]":
+        """Run ``steward`` inside, and take what it prints.
+
+        Args:
+            arguments: Its arguments.
+            user: Who runs it; whom the daemon runs as if empty.
+        """
+        return self.run(["steward", *arguments], user)
+
+    def run(self, argv: Sequence[str], user: str = "") -> "subprocess.CompletedProcess[bytes]":
+        """Run any program inside; otherwise as :meth:`steward`."""
+        return self.sandbox.run(
+            argv,
+            user=user or self.steward_user,
+            cwd=self.home(user) if user else "/",
+            env=self.environment(user),
+            timeout_s=_COMMAND_S,
+            check=False,
+            text=False,
+        )
+
+    def show(self, argv: Sequence[str], user: str = "") -> int:
+        """Run any program inside, before everybody's eyes; its exit code.
+
+        Raises:
+            DemoError: It does not end.
+        """
+        process = self.sandbox.popen(
+            argv,
+            user=user or self.steward_user,
+            cwd=self.home(user) if user else "/",
+            env=self.environment(user),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            return process.wait(_COMMAND_S)
+        except subprocess.TimeoutExpired:
+            raise DemoError(f"{' '.join(argv)} does not end", argv) from None
+        finally:
+            process.kill()
+            process.wait()
+
+    def stop(self) -> int | None:
+        """Have the daemon end by SIGTERM; its exit code, None if it did not end in time."""
+        if self._daemon is None:
+            return None
+        self._daemon.send_signal(signal.SIGTERM)
+        try:
+            return self._daemon.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def down(self) -> None:
+        """End everything, and remove it."""
+        self.books.stop()
+        if self._daemon is not None:
+            self._daemon.kill()
+            self._daemon.wait()
+        self.sandbox.down()
+
+    def _wait(self, ready: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if time.monotonic() > deadline:
+                raise self._failed(f"{otherwise} after {timeout_s:.0f} s")
+            time.sleep(0.1)
+
+    def _failed(self, what: str) -> DemoError:
+        """An error with the last that the daemon said, for it may soon be gone."""
+        try:
+            with open(self.log, encoding="utf-8", errors="replace") as file:
+                said = file.read().splitlines()[-3:]
+        except OSError:
+            said = []
+        return DemoError("; the daemon said: ".join([what, " | ".join(said)][: 1 + bool(said)]))
+
+
+def _toml(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

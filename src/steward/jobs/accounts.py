@@ -1,0 +1,266 @@
+"""Questions to jobs.db about runs and steps: their lines, their launches, and what is missing."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from steward.jobs.expiring import expirable
+from steward.jobs.facts import micros, moment
+from steward.jobs.gaps import Gap, gaps
+from steward.jobs.launches import COLUMNS as LAUNCH_COLUMNS
+from steward.jobs.launches import launch_of
+from steward.jobs.lines import COLUMNS, line_of
+from steward.jobs.records import Job
+from steward.lines import Line
+from steward.sqlite import Connection, translated
+from steward.usage import StepUsage
+
+_ALL_TIME: Final = 2**62
+_LAUNCHES: Final = ", ".join(f"launch.{name}" for name in LAUNCH_COLUMNS.split(", "))
+
+
+class KeptLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """A launch as jobs.db has it.
+
+    Attributes:
+        cluster: The cluster's name.
+        is_attributed: Whether it is known of which run it was. If not, ``first_submit`` and
+            ``restarts`` of ``usage`` mean nothing.
+        usage: What is known of it.
+    """
+
+    cluster: str
+    is_attributed: bool
+    usage: StepUsage
+
+
+class Accounts:
+    """The part of ``Jobs`` that tells of runs and steps.
+
+    Args:
+        path: The database file.
+        connection: The same, opened for reading.
+    """
+
+    def __init__(self, path: str, connection: Connection) -> None:
+        self._path = path
+        self._connection = connection
+
+    def lines_of(self, job: Job) -> list[Line]:
+        """The lines of a job: each run, or piece of one, before its steps; the first run first."""
+        return self._lines(
+            "JOIN run ON run.cluster = line.cluster AND run.job_id = line.job_id "
+            "AND run.submit = line.submit_us AND run.restarts = line.restarts "
+            "WHERE line.cluster = ? AND line.job_id = ? AND run.job = ? "
+            "ORDER BY line.submit_us, line.restarts, line.piece_us = 0, line.piece_us, "
+            "line.rank, line.step",
+            (job.cluster, job.job_id, job.number),
+        )
+
+    def launches_of(self, job: Job, restarts: int | None = None) -> list[StepUsage]:
+        """The launches of a job's steps, by when they were launched.
+
+        Args:
+            job: The job.
+            restarts: Only those of this run.
+        """
+        found = self._launches(
+            "run.job = :job AND launch.cluster = :cluster AND launch.job_id = :job_id "
+            "AND (:restarts IS NULL OR launch.restarts = :restarts)",
+            {
+                "job": job.number,
+                "cluster": job.cluster,
+                "job_id": job.job_id,
+                "restarts": restarts,
+            },
+        )
+        return [kept.usage for kept in found]
+
+    def unattributed(
+        self,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        cluster: str = "",
+        limit: int = 1000,
+    ) -> list[KeptLaunch]:
+        """Launches of which it is not known whose they were, oldest first.
+
+        Args:
+            since: Launched at this time or later.
+            until: Launched before this time.
+            cluster: Only of this cluster; "" for any.
+            limit: How many at most.
+        """
+        return self._launches(
+            "launch.submit IS NULL AND launch.launched >= :since AND launch.launched < :until "
+            "AND (:cluster = '' OR launch.cluster = :cluster)",
+            {**_window(since, until), "cluster": cluster},
+            limit,
+        )
+
+    def unended_launches(
+        self,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        cluster: str = "",
+        limit: int = 1000,
+    ) -> list[KeptLaunch]:
+        """Launches whose end nobody told, of runs that are over; oldest first.
+
+        Args:
+            since: Launched at this time or later.
+            until: Launched before this time.
+            cluster: Only of this cluster; "" for any.
+            limit: How many at most.
+        """
+        return self._launches(
+            "launch.ended = 0 AND launch.launched >= :since AND launch.launched < :until "
+            "AND (:cluster = '' OR launch.cluster = :cluster) "
+            "AND EXISTS (SELECT 1 FROM line WHERE line.cluster = launch.cluster "
+            "AND line.job_id = launch.job_id AND line.submit_us = launch.submit "
+            "AND line.restarts = launch.restarts AND line.piece_us = 0 AND line.step = '' "
+            "AND line.end_us > 0)",
+            {**_window(since, until), "cluster": cluster},
+            limit,
+        )
+
+    def stepless(
+        self,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        cluster: str = "",
+        limit: int = 1000,
+    ) -> list[Line]:
+        """Runs that began and ended without anything being known of a step; oldest end first.
+
+        Args:
+            since: Ended at this time or later.
+            until: Ended before this time.
+            cluster: Only of this cluster; "" for any.
+            limit: How many at most.
+        """
+        return self._lines(
+            "WHERE line.step = '' AND line.end_us > 0 AND line.start_us > 0 "
+            "AND line.piece_us = 0 AND line.end_us >= :since AND line.end_us < :until "
+            "AND (:cluster = '' OR line.cluster = :cluster) "
+            "AND NOT EXISTS (SELECT 1 FROM line AS part WHERE part.cluster = line.cluster "
+            "AND part.job_id = line.job_id AND part.submit_us = line.submit_us "
+            "AND part.restarts = line.restarts AND part.step <> '') "
+            "ORDER BY line.end_us, line.job_id LIMIT :limit",
+            {**_window(since, until), "cluster": cluster, "limit": limit},
+        )
+
+    def endless(
+        self,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        cluster: str = "",
+        limit: int = 1000,
+    ) -> list[Line]:
+        """Runs that Slurm shows no more, and nobody told how they ended; oldest first.
+
+        Args:
+            since: Submitted at this time or later.
+            until: Submitted before this time.
+            cluster: Only of this cluster; "" for any.
+            limit: How many at most.
+        """
+        return self._lines(
+            "WHERE line.step = '' AND line.end_us = 0 AND line.state = 'UNKNOWN' "
+            "AND line.submit_us >= :since AND line.submit_us < :until "
+            "AND (:cluster = '' OR line.cluster = :cluster) "
+            "ORDER BY line.submit_us, line.job_id LIMIT :limit",
+            {**_window(since, until), "cluster": cluster, "limit": limit},
+        )
+
+    def doubtful_steps(
+        self,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        cluster: str = "",
+        limit: int = 1000,
+    ) -> list[Line]:
+        """Steps of which something is in doubt, or whose cgroup used more CPU than its tasks.
+
+        Args:
+            since: Their run ended at this time or later.
+            until: It ended before this time.
+            cluster: Only of this cluster; "" for any.
+            limit: How many at most.
+        """
+        return self._lines(
+            "WHERE line.step <> '' AND (line.doubts <> '' OR line.cgroup_user_us IS NOT NULL) "
+            "AND (line.cluster, line.job_id, line.submit_us, line.restarts, line.piece_us) IN "
+            "(SELECT cluster, job_id, submit_us, restarts, piece_us FROM line AS run "
+            "WHERE run.step = '' AND run.end_us > 0 AND run.end_us >= :since "
+            "AND run.end_us < :until AND (:cluster = '' OR run.cluster = :cluster) "
+            "AND (run.doubts <> '' OR run.cgroup_user_us IS NOT NULL)) LIMIT :limit",
+            {**_window(since, until), "cluster": cluster, "limit": limit},
+        )
+
+    def gaps(
+        self, since: datetime | None = None, until: datetime | None = None, cluster: str = ""
+    ) -> list[Gap]:
+        """What nodes have said in a time that they lost, oldest first."""
+        with translated(self._path):
+            return gaps(self._connection, since, until, cluster)
+
+    def expirable(self, before: datetime, cluster: str = "") -> int:
+        """How many jobs have ended before a time, and would be forgotten."""
+        with translated(self._path):
+            clusters: Iterable[str] = [cluster]
+            if not cluster:
+                rows = self._connection.execute("SELECT DISTINCT cluster FROM job").fetchall()
+                clusters = [name for (name,) in rows]
+            return sum(expirable(self._connection, name, before) for name in clusters)
+
+    def _lines(self, condition: str, values: Sequence[Any] | dict[str, Any]) -> list[Line]:
+        columns = ", ".join(f"line.{name}" for name in COLUMNS.split(", "))
+        with translated(self._path):
+            rows = self._connection.execute(f"SELECT {columns} FROM line {condition}", values)  # noqa: S608 -- our own conditions
+            return [line_of(row) for row in rows]
+
+    def _launches(
+        self, condition: str, values: dict[str, Any], limit: int = -1
+    ) -> list[KeptLaunch]:
+        statement = (
+            f"SELECT launch.cluster, job.first_submit, run.end_time, {_LAUNCHES} FROM launch "  # noqa: S608 -- our own conditions
+            "LEFT JOIN run ON run.cluster = launch.cluster AND run.job_id = launch.job_id "
+            "AND run.submit = launch.submit AND run.restarts = launch.restarts "
+            f"LEFT JOIN job ON job.number = run.job WHERE {condition} "
+            "ORDER BY launch.launched, launch.node LIMIT :limit"
+        )
+        with translated(self._path):
+            rows = self._connection.execute(statement, {**values, "limit": limit}).fetchall()
+        return [_kept(row) for row in rows]
+
+
+def _kept(found: tuple[Any, ...]) -> KeptLaunch:
+    cluster, first_submit_us, end_us, *columns = found
+    job_id, row = launch_of(tuple(columns))
+    facts = row.facts
+    step, node, launched_us = row.key
+    is_attributed = row.run is not None and first_submit_us is not None
+    usage = StepUsage(
+        job_id=job_id,
+        first_submit=moment(launched_us if first_submit_us is None else first_submit_us),
+        restarts=row.run[1] if row.run is not None else 0,
+        step=step,
+        node=node,
+        launched_us=launched_us,
+        ended_us=facts.ended_us,
+        run_end=None if end_us is None else moment(end_us),
+        start=facts.start,
+        tasks=tuple(facts.tasks.values()),
+        end=facts.end,
+    )
+    return KeptLaunch(cluster=cluster, is_attributed=is_attributed, usage=usage)
+
+
+def _window(since: datetime | None, until: datetime | None) -> dict[str, int]:
+    return {
+        "since": -_ALL_TIME if since is None else micros(since),
+        "until": _ALL_TIME if until is None else micros(until),
+    }

@@ -1,0 +1,120 @@
+"""How an event of a job id is checked, and put to what is known of that id."""
+
+from typing import Final
+
+import msgspec
+
+from steward.consumers import Rejected
+from steward.events import (
+    JOB_SEEN,
+    ArchivePurge,
+    Event,
+    JobFacts,
+    JobScript,
+)
+from steward.jobs.facts import RunFacts, base_state, micros
+from steward.jobs.launches import LaunchKey, LaunchRow
+from steward.jobs.names import MAX_JOB_ID, MAX_RAW_ID
+from steward.jobs.tables import Group, ScriptRow
+from steward.records import JobRecord
+from steward.usage import AccountingExpire, Launch, NodeGap, StepAccounted, TasksExited
+
+_MAX_INT64: Final = 2**63 - 1
+
+_LONGEST: Final = 256
+"""No name of a node or of a step has more letters."""
+
+_HALTS: Final = frozenset({"RUNNING", "SUSPENDED"})
+
+_encode = msgspec.json.Encoder().encode
+
+
+def check(event: Event) -> None:
+    """Reject what must not reach the database, before anything is written."""
+    body = event.body
+    if isinstance(body, JobScript):
+        good = 0 < body.job_id <= MAX_JOB_ID and abs(body.spool_mtime_ns) <= _MAX_INT64
+    elif isinstance(body, JobFacts):
+        record = body.record
+        good = 0 < record.job_id <= MAX_RAW_ID and 0 <= record.restarts <= MAX_JOB_ID
+        good = good and (record.submit is not None or event.kind == JOB_SEEN)
+        good = good and all(
+            number is None or 0 <= number <= MAX_JOB_ID
+            for number in (record.uid, record.array_job_id, record.het_job_id, record.het_offset)
+        )
+    elif isinstance(body, Launch):
+        good = _is_good_launch(body)
+    elif isinstance(body, StepAccounted):
+        good = 0 < body.job_id <= MAX_RAW_ID and 0 < len(body.line.step) <= _LONGEST
+    else:
+        good = isinstance(body, ArchivePurge | AccountingExpire | NodeGap)
+    if not good:
+        raise Rejected(f"{event.kind} {event.key!r} has no usable body", event)
+
+
+def _is_good_launch(body: Launch) -> bool:
+    good = 0 < body.job_id <= MAX_RAW_ID and abs(body.launched_us) <= _MAX_INT64
+    good = good and 0 < len(body.step) <= _LONGEST and 0 < len(body.node) <= _LONGEST
+    if good and isinstance(body, TasksExited):
+        return all(abs(task.task) <= MAX_RAW_ID for task in body.tasks)
+    return good
+
+
+def job_id_of(event: Event) -> int:
+    """The id that an event tells of."""
+    body = event.body
+    return int(body.record.job_id if isinstance(body, JobFacts) else body.job_id)
+
+
+def launch_key(body: Launch) -> LaunchKey:
+    """The name of a launch within its job's id."""
+    return body.step, body.node, body.launched_us
+
+
+def run_key(event: Event) -> tuple[int, int]:
+    """The run that a record is of, within its job's id: submit time (µs) and restart count."""
+    record: JobRecord = event.body.record
+    # A tree that is imported knows no submit time: the event's own is the nearest to it.
+    submit = record.submit or event.at
+    return micros(submit.replace(microsecond=0)), record.restarts
+
+
+def add(group: Group, event: Event, now_us: int) -> None:
+    """Put an event to what is known of its job's id.
+
+    Args:
+        group: What is known; of a launch's step all launches.
+        event: Any but what :func:`steward.jobs.launches.put_accounted` keeps.
+        now_us: The present moment, µs since the epoch.
+    """
+    body = event.body
+    if isinstance(body, JobScript):
+        _add_script(group, event)
+    elif isinstance(body, JobFacts):
+        _add_record(group, event)
+    elif isinstance(body, Launch):
+        key = launch_key(body)
+        group.launches.setdefault(key, LaunchRow(key)).add(event, now_us)
+    else:
+        group.is_whole = True
+
+
+def _add_script(group: Group, event: Event) -> None:
+    # What was purged stays so: its row holds the place.
+    if event.key not in group.scripts:
+        body: JobScript = event.body
+        group.scripts[event.key] = ScriptRow(
+            event.key, body.spool_mtime_ns, False, _encode(body), is_dirty=True
+        )
+
+
+def _add_record(group: Group, event: Event) -> None:
+    record: JobRecord = event.body.record
+    key = run_key(event)
+    run = group.runs.get(key)
+    if run is None:
+        run = group.runs[key] = RunFacts(*key)
+    run.add(event)
+    group.dirty_runs.add(key)
+    if record.suspended_at is not None and base_state(record.state) in _HALTS:
+        group.suspensions.append((key, micros(record.suspended_at), record))

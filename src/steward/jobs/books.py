@@ -1,0 +1,276 @@
+"""Brings the books of job ids up to date: which launch is of which run, the lines, what is said.
+
+Where a run has changed in what its steps' lines depend on, everything of its
+job id is made anew. Else only the steps are looked at of which there are
+facts: a job may have thousands of steps, on thousands of nodes.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Final
+
+from steward.events import Event
+from steward.jobs.facts import micros
+from steward.jobs.launches import (
+    LaunchRow,
+    load_accounted,
+    load_launches,
+    put_launches,
+    run_of,
+)
+from steward.jobs.lines import drop_lines, put_lines, used_by_steps
+from steward.jobs.resolve import Resolved
+from steward.jobs.runs import RunKey, RunView, views
+from steward.jobs.saying import Sayer, digest
+from steward.jobs.tables import EXPIRED, NO_RUN, Group, Told
+from steward.jobs.usage import add_steps, as_step_of, run_line, step_line_of
+from steward.lines import Line
+from steward.sqlite import Connection
+from steward.usage import RunFact
+
+_Part = tuple[RunKey, int]
+"""A run, and the end (µs) of its piece; 0 for its current size."""
+
+_NONE: Final = frozenset({"", NO_RUN, EXPIRED})
+
+_PUT_DUE: Final = """
+    INSERT INTO due (cluster, job_id, at) VALUES (?, ?, ?)
+    ON CONFLICT (cluster, job_id) DO UPDATE SET at = {0}
+"""
+_LATER: Final = _PUT_DUE.format("excluded.at")
+_SOONER: Final = _PUT_DUE.format("min(at, excluded.at)")
+
+
+class Books:
+    """Settles groups.
+
+    Args:
+        connection: jobs.db, inside a transaction.
+        now: The present moment.
+        is_silent: What is over is not said, see :meth:`Sayer.run`.
+    """
+
+    def __init__(self, connection: Connection, now: datetime, *, is_silent: bool = False) -> None:
+        self._connection = connection
+        self._now = now
+        self._is_silent = is_silent
+        self._lines: list[Line] = []
+
+    def settle(
+        self, cluster: str, resolved: Iterable[tuple[Group, Sequence[Resolved], Sequence[bool]]]
+    ) -> list[Event]:
+        """Bring the books of some job ids of one cluster up to date.
+
+        Args:
+            cluster: The cluster's name.
+            resolved: Each id's group, its jobs, and for each of these whether its private
+                text was purged.
+
+        Returns:
+            What is to be said.
+        """
+        books = [_Book(group, jobs, purged) for group, jobs, purged in resolved]
+        self._complete(cluster, [book for book in books if book.is_whole])
+        for book in books:
+            book.attribute()
+        # A launch that went over to another run leaves a hole in the first one's steps.
+        moved = [book for book in books if book.is_whole and not book.is_complete]
+        self._complete(cluster, moved)
+        for book in moved:
+            book.attribute()
+        said: list[Event] = []
+        for book in books:
+            self._write(book)
+            said += self._say(book)
+        put_lines(self._connection, self._lines)
+        self._lines = []
+        return said
+
+    def _complete(self, cluster: str, books: Sequence["_Book"]) -> None:
+        """Read all launches of these job ids."""
+        if not books:
+            return
+        by_id = {book.group.job_id: book for book in books}
+        for job_id, rows in load_launches(self._connection, cluster, by_id).items():
+            launches = by_id[job_id].group.launches
+            for key, row in rows.items():
+                launches.setdefault(key, row)
+        for job_id, lines in load_accounted(self._connection, cluster, by_id).items():
+            by_id[job_id].accounted = lines
+        for book in books:
+            book.is_complete = True
+
+    def _write(self, book: "_Book") -> None:
+        group = book.group
+        job_id = group.job_id
+        if book.is_complete:
+            stale = [
+                (job_id, *key)
+                for key, told in group.told.items()
+                if told.has_steps or (key not in book.by_key and told.basis not in _NONE)
+            ]
+            if stale:
+                drop_lines(self._connection, group.cluster, stale)
+        steps = book.steps()
+        for view in book.runs:
+            touched = {part: found for part, found in steps.items() if part[0] == view.key}
+            if touched or book.is_complete or view.key in group.dirty_runs:
+                self._lines += self._of_run(book, view, touched)
+        for key in group.runs:
+            if key not in book.by_key and key not in book.expired:
+                book.tell(key, NO_RUN)
+
+    def _of_run(
+        self, book: "_Book", view: RunView, touched: dict[_Part, dict[str, list[LaunchRow]]]
+    ) -> Iterable[Line]:
+        """The lines of a run and of those of its steps that are looked at."""
+        group = book.group
+        told = group.told.setdefault(view.key, Told())
+        others: list[Line] = []
+        if told.has_steps and not book.is_complete:
+            others = used_by_steps(self._connection, group.cluster, (group.job_id, *view.key))
+        has_steps = bool(others)
+        source = "" if view.run.is_ours else "slurmdbd"
+        facts: list[RunFact] = [view.fact(group.job_id, piece) for piece in view.pieces]
+        for fact in (*facts, view.current(group.job_id)):
+            is_piece = fact.piece_end is not None
+            is_latest = view.is_latest and not is_piece
+            line = run_line(group.cluster, fact, is_latest=is_latest, source=source)
+            mine = touched.get((view.key, line.piece_us), {})
+            fresh = [
+                step_line_of(line, step, [row.spent() for row in rows], is_over=view.is_over)
+                for step, rows in mine.items()
+            ]
+            fresh += book.imported(view, line, set(mine))
+            has_steps = has_steps or bool(fresh)
+            kept = [
+                other
+                for other in others
+                if other.piece_us == line.piece_us and other.step not in mine
+            ]
+            yield add_steps(line, [*kept, *fresh])
+            yield from fresh
+        book.tell(view.key, book.basis_of(view), has_steps=has_steps)
+
+    def _say(self, book: "_Book") -> list[Event]:
+        group = book.group
+        sayer = Sayer(group, self._now)
+        by_run: dict[RunKey, list[LaunchRow]] = {}
+        for row in group.launches.values():
+            if row.run is not None:
+                by_run.setdefault(row.run, []).append(row)
+        for row in group.launches.values():
+            if row.said_of is not None and row.said_of not in book.expired:
+                sayer.withdraw(row, row.said_of, book.by_key.get(row.said_of))
+        for view in book.runs:
+            launches = by_run.get(view.key, [])
+            sayer.run(view, launches, is_silent=self._is_silent)
+            for row in launches:
+                if row.is_dirty or not row.is_said:
+                    sayer.launch(view, row)
+        dirty = [row for row in group.launches.values() if row.is_dirty]
+        if dirty:
+            put_launches(self._connection, group.cluster, group.job_id, dirty)
+        self._put_due(book, sayer.due_us)
+        return sayer.said
+
+    def _put_due(self, book: "_Book", due_us: int | None) -> None:
+        key = (book.group.cluster, book.group.job_id)
+        if due_us is not None:
+            statement = _LATER if book.is_complete else _SOONER
+            self._connection.execute(statement, (*key, due_us))
+        elif book.group.is_due:
+            self._connection.execute("DELETE FROM due WHERE cluster = ? AND job_id = ?", key)
+
+
+class _Book:
+    """One job id while it is settled."""
+
+    def __init__(self, group: Group, jobs: Sequence[Resolved], purged: Sequence[bool]) -> None:
+        self.group = group
+        self.expired = {key for key, told in group.told.items() if told.basis == EXPIRED}
+        self.runs: list[RunView] = []
+        self.is_purged: dict[RunKey, bool] = {}
+        for job, is_purged in zip(jobs, purged, strict=True):
+            for view in views(job, is_purged=is_purged):
+                if view.key in self.expired:
+                    continue
+                self.runs.append(view)
+                self.is_purged[view.key] = is_purged
+        self.by_key = {view.key: view for view in self.runs}
+        self._bases = {view.key: _basis(view, self.is_purged[view.key]) for view in self.runs}
+        then = {key: told.basis for key, told in group.told.items() if told.basis not in _NONE}
+        self.is_whole = group.is_whole or then != self._bases
+        self.is_complete = False
+        self.accounted: list[Line] = []
+
+    def basis_of(self, view: RunView) -> str:
+        """Digest of what the lines of a run's steps depend on."""
+        return self._bases[view.key]
+
+    def tell(self, key: RunKey, basis: str, *, has_steps: bool = False) -> None:
+        """Note what a run's lines were made of."""
+        told = self.group.told.setdefault(key, Told())
+        if (told.basis, told.has_steps) != (basis, has_steps):
+            told.basis, told.has_steps = basis, has_steps
+            self.group.dirty_runs.add(key)
+
+    def attribute(self) -> None:
+        """Find the run of each launch that is looked at."""
+        for row in self.group.launches.values():
+            if not (row.is_news or self.is_complete):
+                continue
+            view = run_of(row, self.runs)
+            run = None if view is None else view.key
+            piece_us = 0 if view is None else view.piece_at(row.key[2])
+            if (run, piece_us) != (row.run, row.piece_us):
+                if row.run is not None:
+                    self.is_whole = True
+                row.move(run, piece_us)
+            if run is not None and self.is_purged[run]:
+                self._blank(row)
+
+    @staticmethod
+    def _blank(row: LaunchRow) -> None:
+        start = row.facts.start
+        if start is not None and start.name:
+            row.facts.blank()
+            row.is_news = row.is_dirty = True
+
+    def steps(self) -> dict[_Part, dict[str, list[LaunchRow]]]:
+        """The launches of each step that is to be written, by the part of a run."""
+        wanted = {
+            (row.run, row.piece_us, row.key[0])
+            for row in self.group.launches.values()
+            if row.run is not None and (row.is_dirty or self.is_complete)
+        }
+        found: dict[_Part, dict[str, list[LaunchRow]]] = {}
+        for _key, row in sorted(self.group.launches.items()):
+            step = row.key[0]
+            if row.run is not None and (row.run, row.piece_us, step) in wanted:
+                found.setdefault((row.run, row.piece_us), {}).setdefault(step, []).append(row)
+        return found
+
+    def imported(self, view: RunView, line: Line, mine: set[str]) -> list[Line]:
+        """Lines of steps that only another's books know."""
+        if line.piece_us:
+            return []
+        return [
+            as_step_of(line, theirs)
+            for theirs in self.accounted
+            if theirs.submit_us == view.run.submit_us and theirs.step not in mine
+        ]
+
+
+def _basis(view: RunView, is_purged: bool) -> str:
+    record = view.record
+    return digest(
+        [
+            (view.first_submit_us, view.is_latest, view.is_over, view.until_us, is_purged),
+            (record.state, micros(record.start) if record.start else None, record.end),
+            (record.user, record.uid, record.gid, record.group, record.account, record.qos),
+            (record.partition, record.wckey, record.eligible, record.sluid, record.nodelist),
+            (record.array_job_id, record.array_task, record.het_job_id, record.het_offset),
+            [(piece.end, piece.nodelist) for piece in view.pieces],
+        ]
+    )

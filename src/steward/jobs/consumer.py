@@ -1,0 +1,298 @@
+"""The consumer ``jobs``: keeps jobs.db and says whose each script is, and how each run went.
+
+It is the only place that decides which script, record and run belong to which
+job. Everything that is known of a job id is resolved anew when a fact of it
+comes, so that facts may come late, twice, and in any order.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import groupby
+from typing import Final
+
+from steward.config import Settings
+from steward.consumers import Append
+from steward.events import (
+    ACCOUNTING_EXPIRE,
+    ARCHIVE_PURGE,
+    JOB_END,
+    JOB_SCRIPT,
+    JOB_SEEN,
+    JOB_STATE,
+    NODE_GAP,
+    STEP_ACCOUNTED,
+    STEP_END,
+    STEP_START,
+    TASK_EXIT,
+    ArchivePurge,
+    Event,
+    utc_now,
+)
+from steward.jobs.adding import add, check, job_id_of
+from steward.jobs.books import Books
+from steward.jobs.expiring import expire, take_out
+from steward.jobs.facts import micros
+from steward.jobs.gaps import put_gap
+from steward.jobs.identities import identities
+from steward.jobs.launches import load_steps, put_accounted
+from steward.jobs.lines import widen
+from steward.jobs.outbox import Outbox
+from steward.jobs.place import database_path
+from steward.jobs.purging import Leaders, forget_scripts
+from steward.jobs.resolve import resolve
+from steward.jobs.tables import MIGRATIONS, Group, known, load
+from steward.jobs.writes import Writes
+from steward.sqlite import Connection, open_database, transaction, translated
+from steward.usage import AccountingExpire, Launch, StepAccounted
+
+_CHUNK: Final = 500
+
+_ALONE: Final = frozenset({ARCHIVE_PURGE, ACCOUNTING_EXPIRE, NODE_GAP})
+
+
+class JobsConsumer:
+    """Keeps jobs.db; see ``steward.consumers.Consumer``.
+
+    Args:
+        settings: The configuration; the database is ``jobs.db`` in its state_dir.
+        clock: Tells the present moment.
+
+    Raises:
+        SqliteError: The database cannot be used.
+        SqliteUnavailable: It cannot be used now.
+    """
+
+    name = "jobs"
+    kinds = frozenset(
+        {
+            *(JOB_SCRIPT, JOB_SEEN, JOB_STATE, JOB_END, ARCHIVE_PURGE),
+            *(STEP_START, TASK_EXIT, STEP_END, STEP_ACCOUNTED, NODE_GAP, ACCOUNTING_EXPIRE),
+        }
+    )
+    batch_events = 500
+
+    def __init__(self, settings: Settings, clock: Callable[[], datetime] = utc_now) -> None:
+        self._path = database_path(settings.state_dir)
+        self._clock = clock
+        self._connection = open_database(self._path, MIGRATIONS)
+        with translated(self._path):
+            # What is replaced or deleted is overwritten: a purge leaves no copy in a free page.
+            self._connection.execute("PRAGMA secure_delete=ON")
+            widen(self._connection)
+            self._outbox = Outbox(self._connection, self._path)
+        self._is_backfilled = False
+
+    def cursor(self) -> int:
+        """Position of the last event that was taken in; 0 at first."""
+        with translated(self._path):
+            (position,) = self._connection.execute("SELECT position FROM cursor").fetchone()
+        return int(position)
+
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
+        """Take in events, append what follows from them, and move the cursor to ``upto``.
+
+        Raises:
+            SqliteUnavailable: The database cannot be written now.
+            Rejected: An event's body is not what its kind promises.
+        """
+        for event in events:
+            check(event)
+        self._outbox.send(append)
+        with self._durable() as connection:
+            said: list[Event] = []
+            for kind, stretch in groupby(events, _alone):
+                if kind == ARCHIVE_PURGE:
+                    said += self._purge(stretch)
+                elif kind:
+                    for event in stretch:
+                        self._note(event)
+                else:
+                    said += self._take_in(list(stretch))
+            if said:
+                self._outbox.put(said)
+            else:
+                connection.execute("UPDATE cursor SET position = ?", (upto,))
+        if said:
+            self._outbox.send(append, upto, said)
+        if any(event.kind == ARCHIVE_PURGE for event in events):
+            with translated(self._path):
+                # What was purged is not to lie on in the WAL until something overwrites it.
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def tick(self, append: Append) -> float:
+        """Look again at what waits for a fact that does not come.
+
+        Raises:
+            SqliteUnavailable: The database cannot be written now.
+        """
+        self._outbox.send(append)
+        with translated(self._path):
+            due = self._due()
+            untold = {} if due or self._is_backfilled else self._untold()
+            self._is_backfilled = not due and not untold
+        if not due and not untold:
+            return self._until_due_s()
+        with self._durable():
+            said: list[Event] = []
+            for cluster, job_ids in (due or untold).items():
+                writes = Writes(self._connection)
+                groups = load(self._connection, cluster, job_ids)
+                for group in groups.values():
+                    group.is_whole = group.is_due = True
+                said += self._settle(
+                    cluster, groups.values(), writes, self._clock(), is_silent=not due
+                )
+                writes.flush()
+            if said:
+                self._outbox.put(said)
+        self._outbox.send(append, events=said)
+        return 0.0
+
+    def _due(self) -> dict[str, list[int]]:
+        rows = self._connection.execute(
+            "SELECT cluster, job_id FROM due WHERE at <= ? ORDER BY at LIMIT ?",
+            (micros(self._clock()), _CHUNK),
+        )
+        return _by_cluster(rows)
+
+    def _untold(self) -> dict[str, list[int]]:
+        """Ids with runs that no line was made of: they are of a time before there were any."""
+        rows = self._connection.execute(
+            "SELECT DISTINCT cluster, job_id FROM run WHERE told IS NULL LIMIT ?", (_CHUNK,)
+        )
+        return _by_cluster(rows)
+
+    def _until_due_s(self) -> float:
+        (at_us,) = self._connection.execute("SELECT min(at) FROM due").fetchone()
+        if at_us is None:
+            return 3600.0
+        wait_s: float = (at_us - micros(self._clock())) / 1e6
+        return min(3600.0, max(0.1, wait_s))
+
+    @contextmanager
+    def _durable(self) -> Iterator[Connection]:
+        """A transaction that outlives a power loss, for the journal will hold what follows of it.
+
+        Others are not waited for: what such a loss takes of them the journal gives again.
+        """
+        with translated(self._path):
+            self._connection.execute("PRAGMA synchronous=FULL")
+        try:
+            with transaction(self._connection, self._path) as connection:
+                yield connection
+        finally:
+            self._connection.execute("PRAGMA synchronous=NORMAL")
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._connection.close()
+
+    def _take_in(self, events: Sequence[Event]) -> list[Event]:
+        """Put facts into their groups; returns what is to be said."""
+        by_cluster: dict[str, dict[int, list[Event]]] = {}
+        for event in events:
+            by_id = by_cluster.setdefault(event.cluster, {})
+            by_id.setdefault(job_id_of(event), []).append(event)
+        said: list[Event] = []
+        now = self._clock()
+        now_us = micros(now)
+        writes = Writes(self._connection)
+        for cluster, by_id in by_cluster.items():
+            seen_before = known(self._connection, cluster, by_id)
+            news = {}
+            for job_id, of_job in by_id.items():
+                event = of_job[0]
+                if len(of_job) == 1 and event.kind == JOB_SCRIPT and job_id not in seen_before:
+                    writes.put_new(cluster, event.key, event.body)
+                else:
+                    news[job_id] = of_job
+            groups = self._load(cluster, news) if news else {}
+            for job_id, group in groups.items():
+                for event in take_out(self._connection, cluster, group, news[job_id]):
+                    if isinstance(event.body, StepAccounted):
+                        put_accounted(self._connection, cluster, event.body)
+                    add(group, event, now_us)
+            said += self._settle(cluster, groups.values(), writes, now)
+        writes.flush()
+        return said
+
+    def _load(self, cluster: str, news: dict[int, list[Event]]) -> dict[int, Group]:
+        """What is known of some ids; of launches those of the steps that there is news of."""
+        groups = load(self._connection, cluster, news)
+        steps = {
+            (job_id, event.body.step)
+            for job_id, events in news.items()
+            for event in events
+            if isinstance(event.body, Launch)
+        }
+        if steps:
+            for job_id, launches in load_steps(self._connection, cluster, steps).items():
+                groups[job_id].launches = launches
+        return groups
+
+    def _settle(
+        self,
+        cluster: str,
+        groups: Iterable[Group],
+        writes: Writes,
+        now: datetime,
+        *,
+        is_silent: bool = False,
+    ) -> list[Event]:
+        """Resolve groups and gather what is to be written; returns what is to be said."""
+        said: list[Event] = []
+        leaders = Leaders(self._connection, cluster)
+        resolved = [
+            (group, resolve(list(group.runs.values()), list(group.scripts.values())))
+            for group in groups
+        ]
+        leaders.look_up(job.record for _group, jobs in resolved for job in jobs)
+        settled = [
+            (group, jobs, [leaders.is_purged(job) for job in jobs]) for group, jobs in resolved
+        ]
+        for group, jobs, purged in settled:
+            for job, is_purged in zip(jobs, purged, strict=True):
+                if is_purged:
+                    for run in job.runs:
+                        run.blank()
+                        group.dirty_runs.add((run.submit_us, run.restarts))
+                elif job.record is not None and job.scripts:
+                    said += identities(group, job, job.record, now)
+        said += Books(self._connection, now, is_silent=is_silent).settle(cluster, settled)
+        for group, jobs, purged in settled:
+            writes.put(group, jobs, purged)
+        return said
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event.body, AccountingExpire):
+            expire(self._connection, event.cluster, event.body.before)
+        else:
+            put_gap(self._connection, event)
+
+    def _purge(self, events: Iterable[Event]) -> list[Event]:
+        said: list[Event] = []
+        for event in events:
+            body: ArchivePurge = event.body
+            if body.sink:
+                continue
+            keys = body.script_keys
+            for start in range(0, len(keys), _CHUNK):
+                chunk = keys[start : start + _CHUNK]
+                for groups in forget_scripts(self._connection, event.cluster, chunk, _CHUNK):
+                    writes = Writes(self._connection)
+                    said += self._settle(event.cluster, groups, writes, event.seen_at)
+                    writes.flush()
+        return said
+
+
+def _alone(event: Event) -> str:
+    """The kind of an event that concerns no one job id; "" of all others."""
+    return event.kind if event.kind in _ALONE else ""
+
+
+def _by_cluster(rows: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for cluster, job_id in rows:
+        found.setdefault(cluster, []).append(job_id)
+    return found

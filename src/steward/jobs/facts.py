@@ -1,0 +1,415 @@
+"""What was observed of one run, merged so that the order of arrival does not matter.
+
+Records come from several sources, late and twice. Of each kind of observation
+the one that counts is picked by a total order (the latest, or the earliest
+end), and the record that is shown is made of those: any order gives the same.
+"""
+
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Final
+
+import msgspec
+
+from steward.events import JOB_END, Event, JobFacts
+from steward.records import JobRecord
+from steward.slurm.states import FINISHED
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+# The states in which sacct shows an earlier run of a job that was requeued are an end, too.
+_FINAL: Final = FINISHED | {"LAUNCH_FAILED", "RECONFIG_FAIL", "REQUEUED"}
+# An end record that is none: a piece of a resized job, with the end it was expected to have.
+_UNDECIDED: Final = frozenset({"", "COMPLETING", "PENDING", "RESIZING", "RUNNING", "SUSPENDED"})
+_NEVER: Final = 2**62
+
+WHOLE: Final = "whole"
+"""Stands for all sources of whole records, which agree in what they show."""
+
+# Sources that tell of the past: what they say does not mean that Slurm still has the job.
+_HINDSIGHT: Final = frozenset({"import", "sacct", "slurmdbd"})
+# Sources that tell of the past, but surely of the job that had the id at the event's time.
+_DATED: Final = frozenset({"kafka"})
+
+# What slurmctld wrote down at the end: of the same end it tells the exit code that sacct shows,
+# where a later look at a job that was cancelled shows the signal that its script got.
+_BOOKS: Final = frozenset({"jobcomp", "sacct", "slurmdbd"})
+_OWN_BOOKS: Final = "jobcomp"
+IMPORTED: Final = "slurmdbd"
+"""The source of what an import brought in out of another's books."""
+
+_DEFAULTS: Final = JobRecord(job_id=0)
+_FIELDS: Final = JobRecord.__struct_fields__
+_UNKNOWN: Final = msgspec.structs.astuple(_DEFAULTS)
+# What stays the same from run to run, so that an earlier run may tell it.
+_LASTING: Final = tuple(
+    (field, getattr(_DEFAULTS, field))
+    for field in [
+        "name",
+        "uid",
+        "gid",
+        "group",
+        "account",
+        "partition",
+        "qos",
+        "batch",
+        "array_job_id",
+        "array_task",
+        "het_job_id",
+        "het_offset",
+        "original_sluid",
+        "time_limit_s",
+        "nodes",
+        "cpus",
+        "tasks",
+        "tres_requested",
+        "reservation",
+        "submit_host",
+        "submit_line",
+        "command",
+        "work_dir",
+        "stdin",
+        "stdout",
+        "stderr",
+        "comment",
+        "admin_comment",
+        "system_comment",
+        "extra",
+        "container",
+        "constraints",
+        "licenses",
+        "wckey",
+        "requested_cpus",
+        "requested_nodes",
+        "job_flags",
+        "federation_origin",
+        "federation_siblings",
+    ]
+)
+# What the purge of a script takes from its job: all that a person wrote.
+PRIVATE: Final = dict.fromkeys(
+    [
+        "name",
+        "submit_host",
+        "submit_line",
+        "command",
+        "work_dir",
+        "stdin",
+        "stdout",
+        "stderr",
+        "comment",
+        "admin_comment",
+        "system_comment",
+        "extra",
+        "container",
+        "dependency",
+    ],
+    "",
+)
+
+
+def micros(moment: datetime) -> int:
+    """Microseconds since the epoch."""
+    return (moment - EPOCH) // _MICROSECOND
+
+
+def micros_or_0(moment: datetime | None) -> int:
+    """Microseconds since the epoch; 0 for a time that is not known."""
+    return 0 if moment is None else micros(moment)
+
+
+def moment(us: int) -> datetime:
+    """The UTC time that is so many microseconds after the epoch."""
+    return EPOCH + timedelta(microseconds=us)
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True):
+    """One observation.
+
+    Attributes:
+        at_us: When the source saw it, µs since the epoch.
+        key: The event's key, to break ties.
+        record: What was seen.
+        of_books: Whether it is what slurmctld wrote down at the end; 2 where it wrote it to
+            us, and not to another's books.
+    """
+
+    at_us: int
+    key: str
+    record: JobRecord
+    of_books: bool | int = False
+
+    def stamp(self) -> tuple[int, str]:
+        """Its place in the order of observations."""
+        return self.at_us, self.key
+
+    def blanked(self) -> "Seen":
+        """The same without what a person wrote."""
+        return Seen(self.at_us, self.key, blanked(self.record), self.of_books)
+
+
+class RunFacts(msgspec.Struct, array_like=True, dict=True):
+    """All that counts of what was observed of one run.
+
+    Attributes:
+        submit_us: Submit time of the run, µs since the epoch.
+        restarts: Its restart count.
+        shown: The latest whole record, under WHOLE, and by source the latest record with
+            few columns that is later than that.
+        final: The record of its end; of several that with the earliest end.
+        late_end_us: The latest end that was reported as final.
+        shown_until_us: Until when the job was surely the one of its id: Slurm showed it
+            then, or it ended then.
+        user: The first name that its uid resolved to.
+        user_at: When that was seen (µs), and the event's key.
+        pieces: Of a job that was resized its former sizes, by when each ended (s since the
+            epoch).
+        is_ours: Whether anybody but an import of another's books told of it.
+        cancelled_by: The uid that cancelled it, whoever said so.
+    """
+
+    submit_us: int
+    restarts: int
+    shown: dict[str, Seen] = msgspec.field(default_factory=dict)
+    final: Seen | None = None
+    late_end_us: int = -1
+    shown_until_us: int = 0
+    user: str = ""
+    user_at: tuple[int, str] = (_NEVER, "")
+    pieces: dict[int, Seen] = msgspec.field(default_factory=dict)
+    is_ours: bool = False
+    cancelled_by: int | None = None
+
+    def add(self, event: Event) -> None:
+        """Take in one more observation of this run (a JobFacts event), in any order."""
+        self.__dict__.pop("_merged", None)
+        facts: JobFacts = event.body
+        record = facts.record
+        seen = Seen(micros(event.seen_at), event.key, record, _rank(event.source))
+        if record.cancelled_by is not None:
+            self.cancelled_by = max(record.cancelled_by, self.cancelled_by or 0)
+        first_look = seen.stamp()
+        if event.source == IMPORTED:
+            # Whatever else is known goes before.
+            seen = Seen(0, event.key, record)
+        else:
+            self.is_ours = True
+        if event.kind == JOB_END and base_state(record.state) == "RESIZING":
+            self._add_piece(event, seen)
+            return
+        self._add_latest(WHOLE if facts.whole else event.source, seen)
+        if record.user and first_look < self.user_at:
+            self.user, self.user_at = record.user, first_look
+        shown_us = -1 if event.source in _HINDSIGHT else seen.at_us
+        if event.source in _DATED:
+            shown_us = micros(event.at)
+        if _is_final(event.kind, record):
+            self._add_final(seen)
+            shown_us = -1 if record.end is None else micros(record.end)
+        self.shown_until_us = max(self.shown_until_us, shown_us)
+
+    def _add_piece(self, event: Event, seen: Seen) -> None:
+        # Some show of a piece the end that was expected of the job.
+        end = min(seen.record.end or event.at, event.at)
+        seen = Seen(seen.at_us, seen.key, msgspec.structs.replace(seen.record, end=end), True)
+        second = micros(end) // 1_000_000
+        former = self.pieces.get(second)
+        if former is None or seen.stamp() < former.stamp():
+            self.pieces[second] = seen
+            self.pieces = dict(sorted(self.pieces.items()))
+        self.shown_until_us = max(self.shown_until_us, micros(end))
+
+    def _add_latest(self, origin: str, seen: Seen) -> None:
+        former = self.shown.get(origin)
+        if former is None or former.stamp() < seen.stamp():
+            self.shown[origin] = seen
+        if len(self.shown) > 1:
+            # A whole record leaves nothing for an older one to tell. Sorted, so that what is
+            # stored does not tell who came first.
+            whole = self.shown.get(WHOLE)
+            self.shown = {
+                name: other
+                for name, other in sorted(self.shown.items())
+                if whole is None or other is whole or other.stamp() > whole.stamp()
+            }
+
+    def _add_final(self, seen: Seen) -> None:
+        if seen.record.end is not None:
+            self.late_end_us = max(self.late_end_us, micros(seen.record.end))
+        if self.final is None:
+            self.final = seen
+            return
+        now_us, then_us = _end_us(seen), _end_us(self.final)
+        # The same end told twice: the later one knows more, but that the books are right.
+        is_better = (self.final.of_books, self.final.stamp()) < (seen.of_books, seen.stamp())
+        if now_us < then_us or (now_us == then_us and is_better):
+            self.final = seen
+
+    @property
+    def ending(self) -> Seen | None:
+        """The observation of its end; None if it has not ended."""
+        final = self.final
+        if final is None or final.record.end is not None:
+            return final
+        # Nobody saw it end, it was only gone: being seen again after that takes it back.
+        is_back = any(
+            seen.stamp() > final.stamp() and base_state(seen.record.state) in _UNDECIDED
+            for seen in self.shown.values()
+        )
+        return None if is_back else final
+
+    @property
+    def end_us(self) -> int:
+        """When it ended, µs since the epoch; -1 if it did not, or nobody said when."""
+        ending = self.ending
+        return -1 if ending is None or ending.record.end is None else _end_us(ending)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job ended with this run: it is final, and was not requeued."""
+        ending = self.ending
+        return ending is not None and base_state(ending.record.state) != "REQUEUED"
+
+    def merged(self) -> JobRecord:
+        """The record of this run, made of all observations."""
+        return self._merged
+
+    @cached_property
+    def _merged(self) -> JobRecord:
+        record = self._latest()
+        ending = self.ending
+        if ending is not None:
+            latest = record
+            record = _overlay(record, ending.record)
+            if latest.reason and latest.state == ending.record.state and not record.reason:
+                # The books know no reasons.
+                record = msgspec.structs.replace(record, reason=latest.reason)
+            if self.cancelled_by is not None and base_state(record.state) == "CANCELLED":
+                record = msgspec.structs.replace(record, cancelled_by=self.cancelled_by)
+            if _derived(latest) > _derived(record):
+                # A step may end after its job's end was written down.
+                record = msgspec.structs.replace(
+                    record,
+                    derived_exit_code=latest.derived_exit_code,
+                    derived_exit_signal=latest.derived_exit_signal,
+                )
+            if _is_refused(record):
+                record = msgspec.structs.replace(record, exit_code=1, exit_signal=0)
+        return (
+            record if record.user == self.user else msgspec.structs.replace(record, user=self.user)
+        )
+
+    def _latest(self) -> JobRecord:
+        in_time = sorted(self.shown.values(), key=Seen.stamp)
+        if not in_time:
+            # Nothing but pieces: it went on after the last of them.
+            last = list(self.pieces.values())[-1].record
+            return msgspec.structs.replace(last, state="RUNNING", end=None)
+        record = in_time[0].record
+        for later in in_time[1:]:
+            record = _overlay(record, later.record)
+        return record
+
+    def blank(self) -> None:
+        """Forget the private text in every observation."""
+        self.__dict__.pop("_merged", None)
+        self.shown = {name: seen.blanked() for name, seen in self.shown.items()}
+        self.pieces = {second: seen.blanked() for second, seen in self.pieces.items()}
+        if self.final is not None:
+            self.final = self.final.blanked()
+
+
+def merge_runs(runs: "list[RunFacts]") -> JobRecord:
+    """The record of a job: that of its last run, with what only earlier runs told.
+
+    Args:
+        runs: The job's runs, first to last; at least one.
+    """
+    last = runs[-1].merged()
+    if len(runs) == 1:
+        return last
+    changes: dict[str, object] = {}
+    for run in reversed(runs[:-1]):
+        earlier = run.merged()
+        for field, default in _LASTING:
+            if field not in changes and getattr(last, field) == default:
+                value = getattr(earlier, field)
+                if value != default:
+                    changes[field] = value
+    # It is that of the first run, whatever was said of a later one.
+    originals = [run.merged().original_sluid for run in runs]
+    changes["original_sluid"] = next(filter(None, originals), "")
+    # Who submitted it is what the first look at the uid said.
+    changes["user"] = min(runs, key=lambda run: run.user_at).user
+    return msgspec.structs.replace(last, **changes)
+
+
+def fill_lasting(record: JobRecord, earlier: JobRecord) -> JobRecord:
+    """The record of a run, with what an earlier run told and does not change.
+
+    Args:
+        record: The run's own.
+        earlier: The record of the run before, made in the same way.
+    """
+    changes: dict[str, object] = {
+        field: value
+        for field, default in _LASTING
+        if getattr(record, field) == default and (value := getattr(earlier, field)) != default
+    }
+    changes["user"] = earlier.user or record.user
+    changes["original_sluid"] = earlier.original_sluid or record.original_sluid
+    return msgspec.structs.replace(record, **changes)
+
+
+def blanked(record: JobRecord) -> JobRecord:
+    """The record without what a person wrote: ids, times and the uid stay, for the books."""
+    return msgspec.structs.replace(record, **PRIVATE)
+
+
+def _rank(source: str) -> bool | int:
+    return 2 if source == _OWN_BOOKS else source in _BOOKS
+
+
+def _derived(record: JobRecord) -> tuple[int, int]:
+    return record.derived_exit_code or 0, record.derived_exit_signal or 0
+
+
+def _is_refused(record: JobRecord) -> bool:
+    """Whether it never ran, and its "signal" is slurmctld's mark on what it will not start.
+
+    slurmctld sets a wait status of 1, which is SIGHUP's to whoever reads it as such;
+    slurmdbd takes it for exit code 1.
+    """
+    never_ran = not record.nodelist and (record.start is None or record.start == record.end)
+    return never_ran and record.exit_signal == 1 and not record.exit_code
+
+
+def base_state(state: str) -> str:
+    """A state without what sacct writes behind it ("CANCELLED by 1000"), in capitals."""
+    return state.partition(" ")[0].rstrip("+").upper()
+
+
+def _is_final(kind: str, record: JobRecord) -> bool:
+    state = base_state(record.state)
+    return state in _FINAL or (kind == JOB_END and state not in _UNDECIDED)
+
+
+def _end_us(seen: Seen) -> int:
+    return _NEVER if seen.record.end is None else micros(seen.record.end)
+
+
+def _overlay(older: JobRecord, newer: JobRecord) -> JobRecord:
+    """``older`` with all that ``newer`` says."""
+    values = zip(_FIELDS, _UNKNOWN, msgspec.structs.astuple(newer), strict=True)
+    changes = {
+        field: value
+        for field, default, value in values
+        if value is not default and value != default
+    }
+    for of_the_run in ("job_id", "restarts", "submit"):
+        changes.pop(of_the_run, None)
+    if newer.state:
+        # The reason belongs to the state: no reason is the news.
+        changes["reason"] = newer.reason
+    return msgspec.structs.replace(older, **changes)

@@ -1,0 +1,412 @@
+"""Questions to the lines of accounting: a filter, as SQL that SQLite and DuckDB both take.
+
+Whether a run is shown is decided on its own line, and its steps follow it.
+So each row comes with a *mark* that says what its run's line decided, and the
+rows come in sacct's order: whoever reads them passes over the steps of a run
+that was passed over. Values are bound; only numbers stand in the text.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from steward.errors import UsageError
+from steward.jobs.records import ScopeLike
+from steward.jobs.scoping import NOTHING, any_of, scoped
+from steward.slurm.states import WAITING
+
+HIDDEN_RUN: Final = 0
+SHOWN_RUN: Final = 1
+UNNAMED_RUN: Final = 2
+"""The run is meant, but only for a step of it that was named."""
+SHOWN_PIECE: Final = 3
+UNNAMED_PIECE: Final = 4
+SHOWN_STEP: Final = 5
+HIDDEN_STEP: Final = 6
+
+MOST_NAMED: Final = 20_000
+"""So many jobs and steps may be named at once."""
+
+KEY: Final = ("cluster", "job_id", "submit_us", "restarts", "piece_us", "rank", "step")
+"""The columns that put rows into sacct's order; ``rank`` is a run's, then its steps'."""
+
+EXPRESSION: Final = "(instr(array_task, '-') + instr(array_task, ',') + instr(array_task, '%')) > 0"
+"""When tasks that were not split off share a line, under the expression of them all."""
+
+_MOST_LETTERS: Final = 4_000_000
+"""Of a statement: what is longer takes more room than a question is worth."""
+
+Tasks = Mapping[int, frozenset[int]]
+"""Array tasks, by the array's job id."""
+
+Holds = Callable[[Tasks], str]
+"""The condition that a line is of one of these tasks, or of an expression that holds one."""
+
+
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    """A job or step that somebody named.
+
+    Attributes:
+        job_id: The number before any sign; 0 for a SLUID.
+        tasks: Array tasks; none for the job or whole array.
+        offset: Het component; None for none.
+        sluid: The SLUID; "" for a number.
+        step: The step; "" for the job with all its steps.
+    """
+
+    job_id: int = 0
+    tasks: tuple[int, ...] = ()
+    offset: int | None = None
+    sluid: str = ""
+    step: str = ""
+
+
+class Range(msgspec.Struct, frozen=True):
+    """From least to most, both with it."""
+
+    least: int
+    most: int
+
+
+class LineFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which lines. Several values of one kind mean any of them, several kinds all.
+
+    Attributes:
+        clusters: Of these clusters.
+        scopes: Whose lines may be seen at all, by cluster; None for everyone's.
+        jobs: These jobs and steps; None for any.
+        users: Names of users, or …
+        uids: … uids.
+        groups: Names of groups, or …
+        gids: … gids.
+        constraints: All of these features were asked for.
+        since_us: The beginning of the window, µs since the epoch.
+        until_us: Its end.
+        states: In these states within the window; any if empty.
+        eligible_only: Leave out what was not eligible, unless states are given.
+        whole_hetjob: All components (True) or only those named (False) of a het job; None:
+            all, where the leader was named.
+    """
+
+    clusters: tuple[str, ...] = ()
+    scopes: Mapping[str, ScopeLike] | None = None
+    jobs: tuple[Named, ...] | None = None
+    users: tuple[str, ...] = ()
+    uids: tuple[int, ...] = ()
+    groups: tuple[str, ...] = ()
+    gids: tuple[int, ...] = ()
+    accounts: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    qos: tuple[str, ...] = ()
+    wckeys: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    nodes: Range | None = None
+    cpus: Range | None = None
+    time_limit_s: Range | None = None
+    since_us: int = 0
+    until_us: int = 0
+    states: tuple[str, ...] = ()
+    eligible_only: bool = True
+    whole_hetjob: bool | None = None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether an index finds what is meant among much that is not."""
+        return bool(self.jobs or self.users or self.uids or self.accounts)
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """A statement and the values bound in it, as ``$name``."""
+
+    sql: str
+    values: dict[str, Any]
+
+
+class _Values:
+    def __init__(self) -> None:
+        self.bound: dict[str, Any] = {}
+        self._names: dict[object, str] = {}
+
+    def bind(self, value: object) -> str:
+        """The name of a value; each is bound once, for there may be only so many."""
+        name = self._names.setdefault(value, f"v{len(self.bound)}")
+        self.bound[name] = value
+        return f"${name}"
+
+    def one_of(self, column: str, values: Iterable[object]) -> str:
+        chosen = [str(value) if type(value) is int else self.bind(value) for value in values]
+        return f"{column} = {chosen[0]}" if len(chosen) == 1 else f"{column} IN ({_list(chosen)})"
+
+
+def statement(
+    wanted: LineFilter,
+    columns: Sequence[str],
+    *,
+    table: str = "line",
+    steps: bool = True,
+    by_index: bool = True,
+    only: str = "",
+    holds: Holds,
+) -> Query:
+    """The rows of a filter in sacct's order: the mark, then the columns.
+
+    Args:
+        wanted: Which.
+        columns: SQL for each column beside the mark.
+        table: Where they lie: a table, or what DuckDB reads.
+        steps: Whether lines of steps are wanted.
+        by_index: Whether to find the runs first, by an index, and then their steps; else
+            every row is looked at, which is the quicker where most are meant.
+        only: A condition beside, of numbers alone.
+        holds: How the source asks for array tasks.
+
+    Raises:
+        UsageError: More jobs are named than can be looked for at once.
+    """
+    values = _Values()
+    where = _seen(wanted, values)
+    run, shown = _meant(wanted, values, table, holds)
+    if by_index:
+        where.append(f"job_id IN ({_candidates(wanted, values, table)})")
+    if only:
+        where.append(only)
+    if not steps:
+        # Without steps nothing need follow what its run decided.
+        where += [_IS_RUN, run]
+    order = _list(KEY)
+    sql = (
+        f"SELECT {_list([_mark(run, shown), *columns])} FROM {table} "  # noqa: S608 -- bound values
+        f"WHERE {_all(where)} ORDER BY {order}"
+    )
+    if len(sql) > _MOST_LETTERS:
+        raise UsageError("more jobs and steps are named than can be looked for at once")
+    return Query(sql=sql, values=values.bound)
+
+
+def candidates(wanted: LineFilter, *, table: str = "line") -> Query:
+    """The ids of all jobs that may be meant, and of some others."""
+    values = _Values()
+    found = _candidates(wanted, values, table)
+    return Query(sql=f"SELECT DISTINCT job_id FROM ({found}) ORDER BY job_id", values=values.bound)  # noqa: S608 -- bound values
+
+
+def _mark(run: str, shown: str) -> str:
+    def either(yes: int, no: int) -> str:
+        return str(yes) if shown == _ALWAYS else f"CASE WHEN {shown} THEN {yes} ELSE {no} END"
+
+    return (
+        f"CASE WHEN {_IS_RUN} THEN CASE WHEN NOT coalesce({run}, {NOTHING}) THEN {HIDDEN_RUN} "
+        f"WHEN piece_us <> 0 THEN {either(SHOWN_PIECE, UNNAMED_PIECE)} "
+        f"ELSE {either(SHOWN_RUN, UNNAMED_RUN)} END ELSE {either(SHOWN_STEP, HIDDEN_STEP)} END"
+    )
+
+
+_IS_RUN: Final = "step = ''"
+_ALWAYS: Final = "1 = 1"
+
+
+def _seen(wanted: LineFilter, values: _Values) -> list[str]:
+    """What holds for a run's line and for its steps' alike."""
+    parts = []
+    if wanted.clusters:
+        parts.append(values.one_of("cluster", wanted.clusters))
+    if wanted.scopes is not None:
+        parts.append(scoped(wanted.scopes, values))
+    return parts
+
+
+def _candidates(wanted: LineFilter, values: _Values, table: str) -> str:
+    """The ids of all jobs that may be meant, and of some others: each part by one index."""
+    if wanted.jobs is not None:
+        parts = _named_ids(wanted.jobs, values)
+        if wanted.whole_hetjob:
+            ids = [named.job_id for named in wanted.jobs] or [0]
+            leaders = f"SELECT het_job_id FROM {table} WHERE {values.one_of('job_id', ids)}"  # noqa: S608 -- bound values
+            parts.append(f"het_job_id <> 0 AND het_job_id IN ({leaders})")
+    else:
+        people = {"uid": wanted.uids, '"user"': wanted.users}
+        parts = [values.one_of(column, of) for column, of in people.items() if of]
+        if not parts and wanted.accounts:
+            parts = [values.one_of("account", wanted.accounts)]
+        # In whatever state: what was over before the window, or came after it, is not in it.
+        in_time = (f"end_us >= {wanted.since_us}", "end_us = 0")
+        parts = [
+            f"{part} AND {ended} AND eligible_us <= {wanted.until_us}"
+            for part in parts or [_ALWAYS]
+            for ended in in_time
+        ]
+    return " UNION ALL ".join(
+        f"SELECT job_id FROM {table} WHERE {_IS_RUN} AND {part}"  # noqa: S608 -- bound values
+        for part in parts
+    )
+
+
+def _named_ids(jobs: Sequence[Named], values: _Values) -> list[str]:
+    ids = sorted({named.job_id for named in jobs if not named.sluid})
+    sluids = sorted({named.sluid for named in jobs if named.sluid})
+    parts = [values.one_of("sluid", sluids)] if sluids else []
+    if ids:
+        parts.append(values.one_of("job_id", ids))
+        parts += [
+            f"{column} <> 0 AND {values.one_of(column, ids)}"
+            for column in ("array_job_id", "het_job_id")
+        ]
+    return parts or [NOTHING]
+
+
+def _meant(wanted: LineFilter, values: _Values, table: str, holds: Holds) -> tuple[str, str]:
+    """When a run is meant, by its own line; and when a line of it is to be shown."""
+    parts = [*_columns(wanted, values), *_numbers(wanted), _in_time(wanted, values)]
+    shown = _ALWAYS
+    if wanted.jobs is not None:
+        whole = [named for named in wanted.jobs if not named.step]
+        stepped: dict[str, list[Named]] = {}
+        for named in wanted.jobs:
+            if named.step:
+                stepped.setdefault(named.step, []).append(named)
+        if len(wanted.jobs) > MOST_NAMED:
+            raise UsageError(
+                f"{len(wanted.jobs)} jobs are too many to name at once: give at most {MOST_NAMED}"
+            )
+        names = _Names(wanted, values, table, holds)
+        by_name = names.any_of(whole)
+        by_step = [
+            f"({names.any_of(of)} AND step = {values.bind(step)})" for step, of in stepped.items()
+        ]
+        parts.append(names.any_of(wanted.jobs))
+        shown = any_of([by_name, *by_step]) if stepped else shown
+    return _all(parts), shown
+
+
+class _Names:
+    """Turns names of jobs into conditions."""
+
+    def __init__(self, wanted: LineFilter, values: _Values, table: str, holds: Holds) -> None:
+        self._table = table
+        self._whole_hetjob = wanted.whole_hetjob
+        self._values = values
+        self._holds = holds
+
+    def any_of(self, named: Sequence[Named]) -> str:
+        """A condition that a job is one of these; nothing is where there are none."""
+        ids = sorted({name.job_id for name in named if _is_whole(name)})
+        parts = []
+        if ids:
+            parts += [
+                self._values.one_of("job_id", ids),
+                f"(array_job_id <> 0 AND {self._values.one_of('array_job_id', ids)})",
+            ]
+            if self._whole_hetjob is not False:
+                parts.append(f"(het_job_id <> 0 AND {self._values.one_of('het_job_id', ids)})")
+            if self._whole_hetjob:
+                parts.append(self._whole(self._values.one_of("job_id", ids)))
+        sluids = sorted({name.sluid for name in named if name.sluid})
+        if sluids:
+            parts.append(self._values.one_of("sluid", sluids))
+        parts += self._components(named)
+        arrays: dict[int, set[int]] = {}
+        for name in named:
+            if name.tasks:
+                arrays.setdefault(name.job_id, set()).update(name.tasks)
+        if arrays:
+            # One condition for all: 20,000 of them would take gigabytes.
+            held = self._holds({job_id: frozenset(tasks) for job_id, tasks in arrays.items()})
+            parts.append(f"({self._values.one_of('array_job_id', sorted(arrays))} AND {held})")
+        return any_of(parts) if parts else NOTHING
+
+    def _components(self, named: Sequence[Named]) -> list[str]:
+        by_offset: dict[int, set[int]] = {}
+        for name in named:
+            if name.offset is not None:
+                by_offset.setdefault(name.offset, set()).add(name.job_id)
+        if by_offset and self._whole_hetjob:
+            return [self._values.one_of("het_job_id", sorted(set().union(*by_offset.values())))]
+        return [
+            f"({self._values.one_of('het_job_id', sorted(ids))} AND het_offset = {offset})"
+            for offset, ids in by_offset.items()
+        ]
+
+    def _whole(self, condition: str) -> str:
+        leaders = f"SELECT het_job_id FROM {self._table} WHERE {condition} AND het_job_id <> 0"  # noqa: S608 -- bound values
+        return f"(het_job_id <> 0 AND het_job_id IN ({leaders}))"
+
+
+def _is_whole(name: Named) -> bool:
+    return not name.sluid and not name.tasks and name.offset is None
+
+
+def _columns(wanted: LineFilter, values: _Values) -> Iterable[str]:
+    people = [values.one_of("uid", wanted.uids)] if wanted.uids else []
+    people += [values.one_of('"user"', wanted.users)] if wanted.users else []
+    groups = [values.one_of("gid", wanted.gids)] if wanted.gids else []
+    groups += [values.one_of('"group"', wanted.groups)] if wanted.groups else []
+    yield from (any_of(either) for either in (people, groups) if either)
+    for column, chosen in (
+        ("account", wanted.accounts),
+        ("qos", wanted.qos),
+        ("wckey", wanted.wckeys),
+        ("name", wanted.names),
+        ("reason", wanted.reasons),
+    ):
+        if chosen:
+            yield values.one_of(column, chosen)
+    if wanted.partitions:
+        yield any_of([_holds_word("partition", word, values) for word in wanted.partitions])
+    if wanted.flags:
+        yield any_of([f"instr(flags, {values.bind(flag)}) > 0" for flag in wanted.flags])
+    for feature in wanted.constraints:
+        yield f"instr(constraints, {values.bind(feature)}) > 0"
+
+
+def _holds_word(column: str, word: str, values: _Values) -> str:
+    return f"instr(',' || {column} || ',', {values.bind(f',{word},')}) > 0"
+
+
+def _numbers(wanted: LineFilter) -> Iterable[str]:
+    for column, chosen in (
+        ("nodes", wanted.nodes),
+        ("cpus", wanted.cpus),
+        ("time_limit_s", wanted.time_limit_s),
+    ):
+        if chosen is not None:
+            yield f"{column} BETWEEN {chosen.least} AND {chosen.most}"
+
+
+def _in_time(wanted: LineFilter, values: _Values) -> str:
+    since, until = wanted.since_us, wanted.until_us
+    if wanted.states:
+        return any_of([_in_state(state, since, until, values) for state in wanted.states])
+    eligible = f"eligible_us < {until}"
+    if wanted.eligible_only:
+        eligible = f"(eligible_us <> 0 AND {eligible})"
+    return f"((end_us >= {since} OR end_us = 0) AND {eligible})" if since else eligible
+
+
+def _in_state(state: str, since: int, until: int, values: _Values) -> str:
+    """When a job was in a state within the window, as sacct(1) has it under --state."""
+    if state == "PENDING":
+        waiting = f"(start_us = 0 AND end_us = 0 AND {values.one_of('state', sorted(WAITING))})"
+        waited = f"(start_us = 0 AND end_us > {since})"
+        return (
+            f"(eligible_us <> 0 AND eligible_us < {until} "
+            f"AND (start_us > {since} OR {waited} OR {waiting}))"
+        )
+    if state in ("RUNNING", "SUSPENDED"):
+        running = f"(start_us <> 0 AND start_us < {until} AND (end_us > {since} OR end_us = 0))"
+        if state == "RUNNING":
+            return running
+        return f"({running} AND (state = 'SUSPENDED' OR suspended_s > 0))"
+    own = f"state = {values.bind(state)}"
+    return f"({own} AND (end_us = 0 OR end_us BETWEEN {since} AND {until}))"
+
+
+def _list(parts: Iterable[str]) -> str:
+    return ", ".join(parts)
+
+
+def _all(parts: Iterable[str]) -> str:
+    return " AND ".join(parts) or "1 = 1"

@@ -1,0 +1,339 @@
+"""Questions to jobs.db, for views: read-only, index-driven, one consistent snapshot each."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from steward.config import Settings
+from steward.events import JobScript
+from steward.jobs.accounts import Accounts
+from steward.jobs.conditions import called, conditions
+from steward.jobs.facts import micros, moment
+from steward.jobs.names import parse
+from steward.jobs.place import database_path
+from steward.jobs.purging import leader_of
+from steward.jobs.records import Job, JobFilter, Position, Run, Script
+from steward.jobs.resolve import PROMPT_US
+from steward.jobs.tables import unpack
+from steward.records import JobRecord
+from steward.slurm.arrays import covers
+from steward.sqlite import SqliteUnavailable, open_reader, translated
+
+_COLUMNS: Final = (
+    "job.number, job.cluster, job.job_id, job.first_submit, job.verified, job.purged, "
+    "job.ended, job.script_key, job.name, job.record"
+)
+
+_decode_record = msgspec.json.Decoder(JobRecord).decode
+_decode_body = msgspec.json.Decoder(JobScript).decode
+
+
+def clusters_of(settings: Settings) -> list[str]:
+    """The clusters that there may be jobs of: the configuration's, then those that others tell of.
+
+    Whoever asks for everything must be allowed to on each of them.
+
+    Returns:
+        At least one: where nothing is known a name that no cluster has.
+    """
+    try:
+        jobs = Jobs(database_path(settings.state_dir))
+    except SqliteUnavailable:
+        # Not made yet: there are no jobs either.
+        known = []
+    else:
+        try:
+            known = jobs.clusters()
+        finally:
+            jobs.close()
+    return list(dict.fromkeys((*settings.cluster, *known))) or [""]
+
+
+class Jobs(Accounts):
+    """jobs.db, opened for reading; to be used by one thread at a time.
+
+    Args:
+        path: The database file, ``state_dir/jobs.db``.
+
+    Raises:
+        SqliteUnavailable: There is none yet, or it cannot be read now.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, open_reader(path))
+        self._connection.create_function("holds_task", 2, _holds_task, deterministic=True)
+        self._in_snapshot = False
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Let all questions inside see the database as it is at the first of them."""
+        if self._in_snapshot:
+            yield
+            return
+        with translated(self._path):
+            self._connection.execute("BEGIN")
+            self._in_snapshot = True
+            try:
+                yield
+            finally:
+                self._in_snapshot = False
+                self._connection.execute("ROLLBACK")
+
+    def find(self, text: str, cluster: str = "") -> list[Job]:
+        """All jobs that were called so, newest first.
+
+        Args:
+            text: A job as Slurm names it: 123, 123_7, 123+1, a raw id, a SLUID. A task
+                that has no record of its own yet is found as its array.
+            cluster: Only of this cluster; "" for any.
+
+        Raises:
+            JobNameError: The text names no job.
+        """
+        name = parse(text)
+        where = "job.cluster = :cluster AND " if cluster else ""
+        with self.snapshot():
+            for is_exact in (True, False):
+                condition, values = called(name, is_exact=is_exact)
+                jobs = self._select(where + condition, {"cluster": cluster, **values})
+                if jobs:
+                    return jobs
+        return []
+
+    def by_script(self, keys: Iterable[str], cluster: str = "") -> dict[str, Job]:
+        """The jobs that these scripts belong to, by the key of the job.script event."""
+        statement = (
+            f"SELECT script.key, {_COLUMNS} FROM script JOIN job ON job.number = script.job "  # noqa: S608 -- our own columns
+            "WHERE script.key IN (SELECT value FROM json_each(:keys)) AND script.purged = 0 "
+            "AND (:cluster = '' OR script.cluster = :cluster)"
+        )
+        values = {"keys": _json(list(keys)), "cluster": cluster}
+        with translated(self._path):
+            rows = self._connection.execute(statement, values).fetchall()
+        return {row[0]: _job(row[1:]) for row in rows}
+
+    def script_of(self, job: Job) -> Script | None:
+        """The script that the job ran: its own, its array's or its het leader's."""
+        if not job.script_key:
+            return None
+        scripts = self._scripts("key = ? AND cluster = ?", (job.script_key, job.cluster))
+        return scripts[0] if scripts else None
+
+    def scripts_of(self, job: Job) -> list[Script]:
+        """All scripts that were kept of the job itself, oldest first."""
+        return self._scripts(
+            "cluster = ? AND job_id = ? AND job = ?", (job.cluster, job.job_id, job.number)
+        )
+
+    def runs_of(self, job: Job) -> list[Run]:
+        """The job's runs, first to last."""
+        with translated(self._path):
+            rows = self._connection.execute(
+                "SELECT facts FROM run WHERE cluster = ? AND job_id = ? AND job = ? "
+                "ORDER BY submit, restarts",
+                (job.cluster, job.job_id, job.number),
+            ).fetchall()
+        # While a requeued job completes, Slurm shows its new restart count with the old
+        # submit time: of the same count the later submit time is the run's.
+        return list({run.restarts: run for run in map(_run, rows)}.values())
+
+    def clusters(self) -> list[str]:
+        """Every cluster that something is known of."""
+        # One step in an index for each, however many jobs it has.
+        statement = (
+            "WITH RECURSIVE known (name) AS (SELECT min(cluster) FROM {0} UNION ALL "
+            "SELECT (SELECT min(cluster) FROM {0} WHERE cluster > name) FROM known "
+            "WHERE name IS NOT NULL) SELECT name FROM known WHERE name IS NOT NULL"
+        )
+        found: set[str] = set()
+        with translated(self._path):
+            for table in ("run", "script"):
+                rows = self._connection.execute(statement.format(table)).fetchall()
+                found.update(name for (name,) in rows)
+        return sorted(found)
+
+    def unfinished(self, cluster: str) -> list[JobRecord]:
+        """The latest records of a cluster's jobs that are not over as far as is known."""
+        with translated(self._path):
+            rows = self._connection.execute(
+                "SELECT record FROM job WHERE cluster = ? AND ended = 0 AND verified = 1 "
+                "AND record IS NOT NULL",
+                (cluster,),
+            ).fetchall()
+        return [_decode_record(record) for (record,) in rows]
+
+    def unconfirmed(
+        self, since: datetime, until: datetime, cluster: str = "", limit: int = 1000
+    ) -> list[Job]:
+        """Jobs whose script was seen in a time, but which Slurm never showed; newest first."""
+        return self._select(
+            "job.verified = 0 AND job.purged = 0 AND job.first_submit >= :since "
+            "AND job.first_submit < :until AND (:cluster = '' OR job.cluster = :cluster)",
+            {"since": micros(since), "until": micros(until), "cluster": cluster},
+            limit,
+        )
+
+    def parts_of(self, job: Job) -> list[Job]:
+        """The tasks of an array, or the components of a het job, that have records of their own.
+
+        Newest first; the array or leader itself is not among them.
+        """
+        found = self._select(
+            "job.cluster = :cluster AND (job.array_job_id = :id OR job.het_job_id = :id) "
+            "AND job.job_id <> :id",
+            {"cluster": job.cluster, "id": job.job_id},
+        )
+        return [part for part in found if part.record.uid == job.record.uid]
+
+    def is_purged(self, cluster: str, key: str) -> bool | None:
+        """Whether a script was purged, by the key of its event; None if there never was one."""
+        with translated(self._path):
+            row = self._connection.execute(
+                "SELECT purged FROM script WHERE key = ? AND cluster = ?", (key, cluster)
+            ).fetchone()
+        return None if row is None else bool(row[0])
+
+    def cursor(self) -> int:
+        """Position in the journal up to which events are taken in."""
+        with translated(self._path):
+            (position,) = self._connection.execute("SELECT position FROM cursor").fetchone()
+        return int(position)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def plan(self, wanted: JobFilter) -> str:
+        """How SQLite would answer ``list``, a step a line."""
+        condition, values = conditions(wanted)
+        values |= {"limit": 1}
+        with translated(self._path):
+            rows = self._connection.execute(f"EXPLAIN QUERY PLAN {_list(condition)}", values)
+            return "\n".join(row[3] for row in rows)
+
+    def _select(self, condition: str, values: dict[str, Any], limit: int = -1) -> list[Job]:
+        with self.snapshot():
+            rows = self._connection.execute(_list(condition), {**values, "limit": limit})
+            return self._with_leaders([_job(row) for row in rows])
+
+    def _scripts(self, condition: str, values: tuple[object, ...]) -> list[Script]:
+        with translated(self._path):
+            rows = self._connection.execute(
+                f"SELECT key, cluster, body, job FROM script WHERE {condition} "  # noqa: S608 -- our own conditions
+                "AND purged = 0 ORDER BY spool_mtime_ns",
+                values,
+            ).fetchall()
+        return [
+            Script(key=key, cluster=cluster, body=_decode_body(body), job_number=number)
+            for key, cluster, body, number in rows
+        ]
+
+    def _with_leaders(self, jobs: list[Job]) -> list[Job]:
+        """Give tasks and components the key of the script that they run."""
+        wanted: dict[str, set[int]] = {}
+        for job in jobs:
+            leader = leader_of(job.record)
+            if leader != job.job_id and not job.script_key:
+                wanted.setdefault(job.cluster, set()).add(leader)
+        if not wanted:
+            return jobs
+        kept: dict[tuple[str, int, int], list[tuple[int, str, bool]]] = {}
+        for cluster, leaders in wanted.items():
+            # Of the same uid: of a re-used id the script may be somebody else's.
+            rows = self._connection.execute(
+                "SELECT script.job_id, job.uid, script.spool_mtime_ns / 1000, script.key, "
+                "script.purged FROM script JOIN job ON job.number = script.job "
+                "WHERE script.cluster = ? AND script.job_id IN (SELECT value FROM json_each(?)) "
+                "AND job.verified ORDER BY script.spool_mtime_ns",
+                (cluster, _json(sorted(leaders))),
+            )
+            for leader, uid, mtime_us, key, purged in rows:
+                kept.setdefault((cluster, leader, uid), []).append((mtime_us, key, bool(purged)))
+        return [self._with_leader(job, kept) for job in jobs]
+
+    @staticmethod
+    def _with_leader(
+        job: Job, kept: dict[tuple[str, int, int], list[tuple[int, str, bool]]]
+    ) -> Job:
+        leader, uid = leader_of(job.record), job.record.uid
+        if job.script_key or leader == job.job_id or uid is None:
+            return job
+        latest_us = micros(job.first_submit) + PROMPT_US
+        keys = [
+            "" if purged else key
+            for mtime_us, key, purged in kept.get((job.cluster, leader, uid), ())
+            if mtime_us <= latest_us
+        ]
+        return msgspec.structs.replace(job, script_key=keys[-1]) if keys else job
+
+    # The last method: below it, ``list`` is not the type any more.
+    def list(
+        self,
+        wanted: JobFilter,
+        limit: int = 1000,
+        before: Position | None = None,
+    ) -> list[Job]:
+        """Jobs by first submit time, newest first; of one second, the highest id first.
+
+        Args:
+            wanted: Which.
+            limit: How many at most.
+            before: Only what comes after this ``Job.position`` in the list.
+
+        Raises:
+            JobNameError: ``wanted.jobs`` holds a text that names no job.
+        """
+        condition, values = conditions(wanted)
+        if before is not None:
+            condition += (
+                " AND (job.first_submit, job.job_id, job.number) "
+                "< (:before_us, :before_id, :before_number)"
+            )
+            when, job_id, number = before
+            values |= {"before_us": micros(when), "before_id": job_id, "before_number": number}
+        return self._select(condition, values, limit)
+
+
+def _list(condition: str) -> str:
+    return (
+        f"SELECT {_COLUMNS} FROM job WHERE {condition} "  # noqa: S608 -- values are bound
+        "ORDER BY job.first_submit DESC, job.job_id DESC, job.number DESC LIMIT :limit"
+    )
+
+
+def _job(row: tuple[Any, ...]) -> Job:
+    number, cluster, job_id, first_submit_us, verified, purged, ended, key, name, record = row
+    return Job(
+        number=number,
+        cluster=cluster,
+        job_id=job_id,
+        first_submit=moment(first_submit_us),
+        verified=bool(verified),
+        purged=bool(purged),
+        ended=bool(ended),
+        script_key=key or "",
+        record=_decode_record(record) if record else JobRecord(job_id=job_id, name=name or ""),
+    )
+
+
+def _run(row: tuple[bytes]) -> Run:
+    facts = unpack(row[0])
+    late = facts.late_end_us
+    return Run(
+        restarts=facts.restarts,
+        submit=moment(facts.submit_us),
+        ended=facts.ending is not None,
+        record=facts.merged(),
+        late_end=moment(late) if late >= 0 and late != facts.end_us else None,
+    )
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _holds_task(expression: str | None, task: int) -> bool:
+    return expression is not None and covers(expression, task)

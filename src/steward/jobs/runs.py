@@ -1,0 +1,182 @@
+"""The runs of a job as the books have them: which there were, and when each began and ended."""
+
+from datetime import datetime
+
+import msgspec
+
+from steward.jobs.facts import RunFacts, base_state, blanked, fill_lasting, micros, moment
+from steward.jobs.resolve import SLACK_US, Resolved
+from steward.records import JobRecord
+from steward.slurm.states import WAITING
+from steward.usage import RunFact
+
+RunKey = tuple[int, int]
+"""Submit time (µs since the epoch) and restart count: with cluster and job id, a run's row."""
+
+
+class RunView(msgspec.Struct):
+    """One run.
+
+    Attributes:
+        run: What was observed of it.
+        record: The latest that is known, with the times at which it did begin and end:
+            None where it has not, whatever the scheduler expects.
+        pieces: Of a job that was resized its former sizes, with their own times.
+        is_over: Whether it ended, be it with a requeue.
+        is_sure: Whether somebody told when it ended; else that is concluded.
+        is_latest: Whether it is the job's last run.
+        first_submit_us: The job's first submit time.
+        until_us: When the job's next run was submitted, µs since the epoch; None if it is
+            the last one.
+    """
+
+    run: RunFacts
+    record: JobRecord
+    pieces: list[JobRecord]
+    is_over: bool
+    is_sure: bool
+    is_latest: bool
+    first_submit_us: int
+    until_us: int | None = None
+
+    @property
+    def key(self) -> RunKey:
+        """Its key among the runs of the job's id."""
+        return self.run.submit_us, self.run.restarts
+
+    def fact(self, job_id: int, piece: JobRecord | None = None) -> RunFact:
+        """What is said of it, or of one of its pieces."""
+        return RunFact(
+            job_id=job_id,
+            first_submit=moment(self.first_submit_us),
+            restarts=self.run.restarts,
+            record=self.record if piece is None else piece,
+            piece_end=None if piece is None else piece.end,
+            source="" if self.run.is_ours else "slurmdbd",
+        )
+
+    def current(self, job_id: int) -> RunFact:
+        """The same of its current size alone, which began where the last piece ended."""
+        fact = self.fact(job_id)
+        if not self.pieces:
+            return fact
+        record = msgspec.structs.replace(self.record, start=self.pieces[-1].end)
+        return msgspec.structs.replace(fact, record=record)
+
+    def piece_at(self, us: int) -> int:
+        """The end (µs) of the piece in whose time this moment is; 0 for the current size."""
+        for piece in self.pieces:
+            if piece.end is not None and us < micros(piece.end):
+                return micros(piece.end)
+        return 0
+
+    def nodelists(self) -> list[str]:
+        """The lists of all nodes that it ran on; none if they are not known."""
+        lists = [record.nodelist for record in (self.record, *self.pieces)]
+        return list(dict.fromkeys(filter(None, lists)))
+
+
+def views(job: Resolved, *, is_purged: bool = False) -> list[RunView]:
+    """The runs of a job, first to last; none of one that Slurm has not shown.
+
+    Args:
+        job: The job.
+        is_purged: Whether its private text is to be forgotten.
+    """
+    if job.record is None:
+        return []
+    runs = _real(job.runs)
+    found: list[RunView] = []
+    before: JobRecord | None = None
+    for number, run in enumerate(runs):
+        follower = runs[number + 1] if number + 1 < len(runs) else None
+        record = job.record if len(job.runs) == 1 else run.merged()
+        if is_purged:
+            record = blanked(record)
+        if before is not None:
+            record = fill_lasting(record, before)
+        before = record
+        ending = run.ending
+        found.append(
+            RunView(
+                run=run,
+                record=_settled(run, record, follower),
+                pieces=_pieces(run, record),
+                is_over=ending is not None or follower is not None,
+                is_sure=ending is not None and ending.record.end is not None,
+                is_latest=follower is None,
+                first_submit_us=job.first_submit_us,
+                until_us=None if follower is None else follower.submit_us,
+            )
+        )
+    return found
+
+
+def _real(runs: list[RunFacts]) -> list[RunFacts]:
+    """The runs without what is none.
+
+    While a requeued job completes, Slurm shows its new restart count with the old submit
+    time: that is no run yet, and of the same count the later submit time is the run's.
+    """
+    found: dict[int, RunFacts] = {}
+    before: RunFacts | None = None
+    for run in runs:
+        is_new = before is None or run.submit_us != before.submit_us or run.ending is not None
+        if is_new:
+            found[run.restarts] = before = run
+    return list(found.values())
+
+
+def _settled(run: RunFacts, record: JobRecord, follower: RunFacts | None) -> JobRecord:
+    changes: dict[str, object] = {"start": _start(run, record)}
+    if record.submit is None or record.restarts != run.restarts:
+        changes |= {"submit": moment(run.submit_us), "restarts": run.restarts}
+    if run.ending is None:
+        changes["end"] = None
+    if run.ending is None and follower is not None:
+        # Nobody told of its end; it was over when the job was put back into the queue.
+        changes |= {"state": "REQUEUED", "end": moment(follower.submit_us)}
+    if all(getattr(record, field) == value for field, value in changes.items()):
+        return record
+    return msgspec.structs.replace(record, **changes)
+
+
+def _start(run: RunFacts, record: JobRecord) -> datetime | None:
+    """When it began; None if it has not, or never did.
+
+    Of a job that waits Slurm shows when it may begin; of one that was cancelled
+    before it began, the end as its start.
+    """
+    if run.ending is None:
+        return None if base_state(record.state) in WAITING else record.start
+    is_nothing = record.start == record.end and not record.nodelist
+    return None if is_nothing else record.start
+
+
+def _pieces(run: RunFacts, record: JobRecord) -> list[JobRecord]:
+    """The former sizes of a run; one that was told twice, with seconds between, is one."""
+    found: list[JobRecord] = []
+    if not run.pieces:
+        return found
+    start = _start(run, record)
+    for seen in run.pieces.values():
+        piece = seen.record
+        end = piece.end
+        if end is None or (start and end <= start):
+            continue
+        last = found[-1] if found else None
+        if last is not None and last.end is not None and last.nodelist == piece.nodelist:
+            is_told_twice = micros(end) - micros(last.end) <= SLACK_US
+            if is_told_twice:
+                continue
+        start = found[-1].end if found else (start or piece.start)
+        full = fill_lasting(piece, record)
+        found.append(
+            msgspec.structs.replace(
+                full,
+                start=start,
+                submit=moment(run.submit_us),
+                eligible=piece.eligible or record.eligible,
+            )
+        )
+    return found

@@ -1,0 +1,300 @@
+"""What the consumer ``jobs`` says of runs: each start and each end once, and what was wrong of it.
+
+Whether something is news is told by what was said before, which is stored with
+the run. The first word on a matter has a key that names the matter; what
+corrects it has one that also depends on all that was said until then.
+"""
+
+import hashlib
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from steward.events import RUN_END, RUN_START, RUN_SUSPEND, STEP_USAGE, Event
+from steward.jobs.facts import micros, micros_or_0, moment
+from steward.jobs.identities import SOURCE
+from steward.jobs.launches import WITHDRAWN, LaunchRow
+from steward.jobs.resolve import SLACK_US
+from steward.jobs.runs import RunKey, RunView
+from steward.jobs.tables import Group, Told
+from steward.records import JobRecord
+from steward.usage import RunFact, StepUsage
+
+UNSURE_US: Final = 120_000_000
+"""So long a run of which only its absence tells that it ended waits for one who knows when."""
+
+ENDLESS_US: Final = 600_000_000
+"""So long, after the run's end and after the last fact, a launch waits for its end."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def digest(value: object) -> str:
+    """A short digest of anything that JSON can carry."""
+    return hashlib.blake2b(_encode(value), digest_size=9).hexdigest()
+
+
+class Sayer:
+    """Says what is news of the runs of one job id.
+
+    Args:
+        group: What is known of the id; what was said is noted there.
+        now: The present moment.
+    """
+
+    def __init__(self, group: Group, now: datetime) -> None:
+        self._group = group
+        self._now = now
+        self._now_us = micros(now)
+        self.said: list[Event] = []
+        self.due_us: int | None = None
+        """When to look again, though nothing happens; None for never."""
+
+    def run(self, view: RunView, launches: list[LaunchRow], *, is_silent: bool = False) -> None:
+        """Say what is news of a run.
+
+        Args:
+            view: The run.
+            launches: Launches of its steps.
+            is_silent: What is over is only noted, not said: it was before there was anybody
+                to hear of it.
+        """
+        told = self._told(view)
+        before = _encode(told)
+        kept = len(self.said)
+        if view.is_over and not told.over_us:
+            told.over_us = self._now_us
+        elif not view.is_over:
+            told.over_us = 0
+        self._start(view, told, launches)
+        self._suspensions(view, told)
+        for piece in view.pieces:
+            self._piece(view, told, piece)
+        self._end(view, told)
+        if is_silent and view.is_over:
+            del self.said[kept:]
+        if _encode(told) != before:
+            self._group.dirty_runs.add(view.key)
+
+    def _told(self, view: RunView) -> Told:
+        return self._group.told.setdefault(view.key, Told())
+
+    def _start(self, view: RunView, told: Told, launches: list[LaunchRow]) -> None:
+        record = view.record
+        is_guess = record.start is None
+        if is_guess:
+            if view.is_over or told.start is not None or not launches:
+                return
+            first_us = min(row.key[2] for row in launches)
+            record = msgspec.structs.replace(record, start=moment(first_us), state="RUNNING")
+        start_us = micros_or_0(record.start)
+        if told.start is None:
+            told.start = (start_us, record.nodelist, record.tres_allocated)
+            told.is_guess = is_guess
+            self._say(RUN_START, view, record, at=record.start)
+            return
+        then_us, nodelist, tres = told.start
+        is_same = abs(start_us - then_us) <= (SLACK_US if told.is_guess else 0)
+        if is_same and (nodelist or not record.nodelist) and (tres or not record.tres_allocated):
+            return
+        if is_same:
+            start_us = then_us
+        told.start = (start_us, nodelist or record.nodelist, tres or record.tres_allocated)
+        told.is_guess = told.is_guess and is_same
+        self._correct(RUN_START, view, told, record, record.start, told.start)
+
+    def _suspensions(self, view: RunView, told: Told) -> None:
+        mine = [found for found in self._group.suspensions if found[0] == view.key]
+        for _key, at_us, seen in sorted(mine, key=lambda found: found[1]):
+            if at_us <= told.suspended_us:
+                continue
+            told.suspended_us = at_us
+            record = msgspec.structs.replace(
+                view.record,
+                state=seen.state,
+                suspended_at=seen.suspended_at,
+                suspended_s=seen.suspended_s,
+            )
+            self._say(RUN_SUSPEND, view, record, at=moment(at_us), of=f":{at_us}")
+
+    def _piece(self, view: RunView, told: Told, piece: JobRecord) -> None:
+        end_us = micros_or_0(piece.end)
+        content = _ending(piece)
+        before = told.pieces.get(end_us)
+        if before == content:
+            return
+        told.pieces[end_us] = content
+        if before is None:
+            self._say(RUN_END, view, piece, at=piece.end, of=f":piece:{end_us}", is_piece=True)
+        else:
+            self._correct(RUN_END, view, told, piece, piece.end, content, is_piece=True)
+
+    def _end(self, view: RunView, told: Told) -> None:
+        if not view.is_over:
+            return
+        if not view.is_sure and not told.end and not self._is_due(told.over_us + UNSURE_US):
+            return
+        content = _ending(view.record)
+        if told.end == content:
+            return
+        at = view.record.end or self._now
+        if not told.end:
+            told.end = content
+            self._say(RUN_END, view, view.record, at=at)
+        else:
+            told.end = content
+            self._correct(RUN_END, view, told, view.record, at, content)
+
+    def launch(self, view: RunView, row: LaunchRow) -> None:
+        """Say what is news of a launch that belongs to this run."""
+        told = self._told(view)
+        if not row.ended and not row.is_said:
+            if not view.is_over:
+                return
+            if not self._is_due(max(row.seen_us, told.over_us) + ENDLESS_US):
+                return
+        facts = row.facts
+        step, node, launched_us = row.key
+        usage = StepUsage(
+            job_id=self._group.job_id,
+            first_submit=moment(view.first_submit_us),
+            restarts=view.run.restarts,
+            submit=moment(view.run.submit_us),
+            step=step,
+            node=node,
+            launched_us=launched_us,
+            ended_us=facts.ended_us,
+            run_end=view.record.end,
+            start=facts.start,
+            tasks=tuple(facts.tasks.values()),
+            end=facts.end,
+            correction=bool(row.said),
+        )
+        content = digest([view.key, _nameless(usage)])
+        if row.said.partition(":")[0] == content:
+            return
+        at = self._now if facts.ended_us is None else moment(facts.ended_us)
+        self._usage(row, content, at, usage)
+
+    def withdraw(self, row: LaunchRow, run: RunKey, view: RunView | None) -> None:
+        """Take back what was said of a launch: it is none of that run's.
+
+        Args:
+            row: The launch.
+            run: The run that it was said to be of.
+            view: The same as it is known now; None where it turned out to be no run.
+        """
+        step, node, launched_us = row.key
+        usage = StepUsage(
+            job_id=self._group.job_id,
+            first_submit=moment(run[0] if view is None else view.first_submit_us),
+            restarts=run[1],
+            submit=moment(run[0]),
+            step=step,
+            node=node,
+            launched_us=launched_us,
+            run_end=None if view is None else view.record.end,
+            correction=True,
+            withdrawn=True,
+        )
+        row.said_of = None
+        self._usage(row, WITHDRAWN, self._now, usage)
+
+    def _usage(self, row: LaunchRow, content: str, at: datetime, usage: StepUsage) -> None:
+        key = f"{STEP_USAGE}:{usage.job_id}:{usage.step}:{usage.node}:{usage.launched_us}"
+        if row.said:
+            key += f":{digest([row.said, content])}"
+        # What was said last, and a digest of all before: the same again is news after another.
+        row.said = f"{content}:{digest([row.said])}"
+        row.is_dirty = True
+        self._event(STEP_USAGE, key, at, usage)
+
+    def _is_due(self, at_us: int) -> bool:
+        if at_us <= self._now_us:
+            return True
+        self.due_us = at_us if self.due_us is None else min(self.due_us, at_us)
+        return False
+
+    def _say(
+        self,
+        kind: str,
+        view: RunView,
+        record: JobRecord,
+        *,
+        at: datetime | None,
+        of: str = "",
+        is_piece: bool = False,
+        is_correction: bool = False,
+    ) -> None:
+        job_id = self._group.job_id
+        fact = RunFact(
+            job_id=job_id,
+            first_submit=moment(view.first_submit_us),
+            restarts=view.run.restarts,
+            record=record,
+            piece_end=record.end if is_piece else None,
+            correction=is_correction,
+        )
+        key = f"{kind}:{job_id}:{view.run.submit_us // 1_000_000}:{view.run.restarts}{of}"
+        self._event(kind, key, at or self._now, fact)
+
+    def _correct(
+        self,
+        kind: str,
+        view: RunView,
+        told: Told,
+        record: JobRecord,
+        at: datetime | None,
+        content: object,
+        *,
+        is_piece: bool = False,
+    ) -> None:
+        told.chain = digest([told.chain, kind, content])
+        self._say(
+            kind,
+            view,
+            record,
+            at=at,
+            of=f":{told.chain}",
+            is_piece=is_piece,
+            is_correction=True,
+        )
+
+    def _event(self, kind: str, key: str, at: datetime, body: RunFact | StepUsage) -> None:
+        self.said.append(
+            Event(
+                kind=kind,
+                cluster=self._group.cluster,
+                key=key,
+                at=at,
+                seen_at=self._now,
+                source=SOURCE,
+                body=body,
+            )
+        )
+
+
+def _ending(record: JobRecord) -> str:
+    return digest(
+        [
+            record.start,
+            record.end,
+            record.state,
+            record.exit_code,
+            record.exit_signal,
+            record.nodelist,
+            record.tres_allocated,
+            record.suspended_s or 0,
+        ]
+    )
+
+
+def _nameless(usage: StepUsage) -> StepUsage:
+    """The facts alone: what the run became meanwhile, and a name that was purged, is no news."""
+    start = usage.start
+    if start is not None and start.name:
+        start = msgspec.structs.replace(start, name="")
+    return msgspec.structs.replace(
+        usage, start=start, run_end=None, correction=False, first_submit=moment(0)
+    )

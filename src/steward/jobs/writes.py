@@ -1,0 +1,251 @@
+"""How what is known of one job id is written to jobs.db: in batches, a statement a table."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from steward.events import JobScript
+from steward.jobs.facts import RunFacts, blanked, micros
+from steward.jobs.purging import leader_of
+from steward.jobs.resolve import Resolved, whole_second
+from steward.jobs.tables import Group, ScriptRow, Told, pack
+from steward.sqlite import Connection
+
+_JOB_COLUMNS: Final = [
+    "number",
+    "cluster",
+    "job_id",
+    "first_submit",
+    "verified",
+    "purged",
+    "ended",
+    "restarts",
+    "uid",
+    "user",
+    "account",
+    "partition",
+    "name",
+    "state",
+    "submit",
+    "start",
+    "end_time",
+    "array_job_id",
+    "array_task",
+    "het_job_id",
+    "het_offset",
+    "original_sluid",
+    "script_key",
+    "record",
+]
+_NEW_JOB: Final = """
+    INSERT INTO job (number, cluster, job_id, first_submit, verified, purged, ended, restarts,
+                     name, script_key)
+    VALUES (?, ?, ?, ?, 0, 0, 0, 0, ?, ?)
+"""
+_NEW_SCRIPT: Final = """
+    INSERT INTO script (key, cluster, job_id, spool_mtime_ns, job, purged, body)
+    VALUES (?, ?, ?, ?, ?, 0, ?)
+"""
+_PUT_JOB: Final = (
+    f"INSERT INTO job ({', '.join(_JOB_COLUMNS)}) "  # noqa: S608 -- our own column names
+    f"VALUES ({', '.join('?' * len(_JOB_COLUMNS))}) ON CONFLICT (number) DO UPDATE SET "
+    + ", ".join(f"{column} = excluded.{column}" for column in _JOB_COLUMNS[1:])
+)
+_PUT_RUN: Final = """
+    INSERT INTO run (cluster, job_id, submit, restarts, job, sluid, state, start, end_time,
+                     exit_code, exit_signal, nodelist, facts, told)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (cluster, job_id, submit, restarts) DO UPDATE SET
+        job = excluded.job, sluid = excluded.sluid, state = excluded.state,
+        start = excluded.start, end_time = excluded.end_time, exit_code = excluded.exit_code,
+        exit_signal = excluded.exit_signal, nodelist = excluded.nodelist, facts = excluded.facts,
+        told = excluded.told
+"""
+_PUT_SCRIPT: Final = """
+    INSERT INTO script (key, cluster, job_id, spool_mtime_ns, job, purged, said, body)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (key, cluster) DO UPDATE SET
+        job = excluded.job, purged = excluded.purged, said = excluded.said, body = excluded.body
+"""
+
+
+_NOTHING: Final = Told()
+
+_encode = msgspec.json.Encoder().encode
+_decode_body = msgspec.json.Decoder(JobScript).decode
+
+
+class Writes:
+    """Rows to be written, gathered so that each table is written by one statement.
+
+    Args:
+        connection: jobs.db, inside a transaction.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        (newest,) = connection.execute("SELECT coalesce(max(number), 0) FROM job").fetchone()
+        self._next: int = newest + 1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._new_jobs: list[tuple[Any, ...]] = []
+        self._new_scripts: list[tuple[Any, ...]] = []
+        self._jobs: list[tuple[Any, ...]] = []
+        self._runs: list[tuple[Any, ...]] = []
+        self._scripts: list[tuple[Any, ...]] = []
+        self._gone: list[tuple[int]] = []
+
+    def put_new(self, cluster: str, key: str, body: JobScript) -> None:
+        """Write the first fact of a job id, which is a script.
+
+        The same as putting a group of this one script, for the burst of submissions
+        that has to be fast.
+        """
+        number = self._next
+        self._next += 1
+        name = body.claimed_name or None
+        submit_us = whole_second(body.spool_mtime_ns // 1000)
+        self._new_jobs.append((number, cluster, body.job_id, submit_us, name, key))
+        self._new_scripts.append(
+            (key, cluster, body.job_id, body.spool_mtime_ns, number, _encode(body))
+        )
+
+    def put(self, group: Group, jobs: Sequence[Resolved], purged: Sequence[bool]) -> None:
+        """Write one group as it was resolved.
+
+        Args:
+            group: The group, whose scripts and runs ``jobs`` is made of.
+            jobs: Its jobs.
+            purged: For each job, whether its private text is to be forgotten.
+        """
+        free = set(group.numbers)
+        for job, is_purged in zip(jobs, purged, strict=True):
+            number = None
+            if job.record is not None or not all(script.purged for script in job.scripts):
+                number = self._number(group, job, free)
+                self._put_job(group, job, number, is_purged)
+            for run in job.runs:
+                self._put_run(group, run, number)
+            for script in job.scripts:
+                self._put_script(group, group.scripts[script.key], number)
+        self._gone += [(number,) for number in free]
+
+    def flush(self) -> None:
+        """Send all rows to the database."""
+        execute = self._connection.executemany
+        if self._gone:
+            execute("DELETE FROM job WHERE number = ?", self._gone)
+        if self._new_jobs:
+            execute(_NEW_JOB, self._new_jobs)
+            execute(_NEW_SCRIPT, self._new_scripts)
+        if self._jobs:
+            execute(_PUT_JOB, self._jobs)
+        if self._runs:
+            execute(_PUT_RUN, self._runs)
+        if self._scripts:
+            execute(_PUT_SCRIPT, self._scripts)
+        self._begin()
+
+    def _number(self, group: Group, job: Resolved, free: set[int]) -> int:
+        before = [group.run_jobs.get((run.submit_us, run.restarts)) for run in job.runs]
+        before += [group.scripts[script.key].job for script in job.scripts]
+        for number in before:
+            if number is not None and number in free:
+                free.remove(number)
+                return number
+        self._next += 1
+        return self._next - 1
+
+    def _put_job(self, group: Group, job: Resolved, number: int, is_purged: bool) -> None:
+        kept = [script for script in job.scripts if not script.purged]
+        script_key = kept[-1].key if kept else None
+        if job.record is None:
+            claimed = _decode_body(group.scripts[job.scripts[-1].key].body).claimed_name
+            self._jobs.append(
+                (number, group.cluster, group.job_id, job.first_submit_us, 0, is_purged, 0, 0)
+                + (None,) * 4
+                + (claimed or None,)
+                + (None,) * 9
+                + (script_key, None)
+            )
+            return
+        record = blanked(job.record) if is_purged else job.record
+        if leader_of(record) != record.job_id:
+            script_key = None  # It runs its leader's; what is under its own id is a stand-in.
+        last = job.latest
+        self._jobs.append(
+            (
+                number,
+                group.cluster,
+                group.job_id,
+                job.first_submit_us,
+                1,
+                is_purged,
+                last.is_over,
+                last.restarts,
+                record.uid,
+                record.user or None,
+                record.account or None,
+                record.partition or None,
+                record.name or None,
+                record.state or None,
+                last.submit_us,
+                _us(record.start),
+                last.end_us if last.end_us >= 0 else None,
+                record.array_job_id or None,
+                record.array_task or None,
+                record.het_job_id or None,
+                record.het_offset if record.het_job_id else None,
+                record.original_sluid or None,
+                script_key,
+                _encode(record),
+            )
+        )
+
+    def _put_run(self, group: Group, run: RunFacts, number: int | None) -> None:
+        key = (run.submit_us, run.restarts)
+        if key not in group.dirty_runs and group.run_jobs.get(key) == number:
+            return
+        record = run.merged()
+        self._runs.append(
+            (
+                group.cluster,
+                group.job_id,
+                run.submit_us,
+                run.restarts,
+                number,
+                record.sluid or None,
+                record.state or None,
+                _us(record.start),
+                run.end_us if run.end_us >= 0 else None,
+                record.exit_code,
+                record.exit_signal,
+                record.nodelist or None,
+                pack(run),
+                _encode(group.told.get(key, _NOTHING)),
+            )
+        )
+
+    def _put_script(self, group: Group, row: ScriptRow, number: int | None) -> None:
+        if not row.is_dirty and row.job == number:
+            return
+        said = None if row.said is None else _encode(row.said)
+        self._scripts.append(
+            (
+                row.key,
+                group.cluster,
+                group.job_id,
+                row.spool_mtime_ns,
+                number,
+                row.purged,
+                said,
+                row.body,
+            )
+        )
+
+
+def _us(time: datetime | None) -> int | None:
+    return None if time is None else micros(time)

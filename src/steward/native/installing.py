@@ -1,0 +1,222 @@
+"""Puts the plugins where Slurm loads them from, and the lines that make it do so.
+
+No file of the site's is ever changed: ours are files of their own, written in
+one step, and what is left to add to the site's is said.
+"""
+
+import glob
+import os
+import re
+import shutil
+import stat
+import tempfile
+from typing import Final
+
+import msgspec
+
+from steward.filesystems import network_kind
+from steward.native.building import LIBRARY, PROLOG_LIBRARY, Built, source
+from steward.native.errors import NativeError
+
+OUR_CONF: Final = "steward.conf"
+JOBCOMP: Final = "jobcomp.lua"
+DEFAULT_PLUGSTACK: Final = "/etc/slurm/plugstack.conf"
+FETCHED_PLUGSTACK: Final = "/run/slurm/conf/plugstack.conf"
+"""Where a slurmd without a configuration of its own keeps slurmctld's."""
+DEFAULT_SPOOL: Final = "/var/spool/steward/shim"
+DEFAULT_LINES: Final = "/var/spool/steward/jobcomp.jsonl"
+MARK: Final = "Written by steward plugins install"
+"""In the first line of each file that we write, so that we know ours again."""
+
+# What would need quotes in plugstack.conf, or end a string of Lua's.
+_PLAIN: Final = re.compile(r"/[A-Za-z0-9._/+@:%=,-]*")
+
+
+class Installed(msgspec.Struct, frozen=True, kw_only=True):
+    """What an installation did.
+
+    Attributes:
+        written: Files and directories that it made or replaced.
+        left: What is left to a person, a sentence each.
+    """
+
+    written: tuple[str, ...]
+    left: tuple[str, ...] = ()
+
+
+def conf_directory(plugstack: str) -> str:
+    """Where files of our own go beside plugstack.conf."""
+    return f"{plugstack}.d"
+
+
+def install_shim(
+    built: Built, *, libdir: str, plugstack: str, spool: str, prolog: bool = False
+) -> Installed:
+    """Put the SPANK plugin into its place on this node, and have slurmstepd load it.
+
+    Args:
+        built: What was built for the Slurm of this node; copied if it lies elsewhere.
+        libdir: Where builds lie side by side on this node.
+        plugstack: Slurm's PlugStackConfig; it is read, not changed.
+        spool: Directory of the lines; made if missing, mode 0700.
+        prolog: Whether to tell of Prolog and Epilog, too, which costs two processes a job.
+
+    Raises:
+        NativeError: The spool is not local, or something cannot be written.
+    """
+    directory = os.path.join(os.path.abspath(libdir), str(built.version))
+    libraries = (LIBRARY, PROLOG_LIBRARY) if prolog else (LIBRARY,)
+    for path in (directory, plugstack, spool):
+        _require_plain(path)
+    _require_local(spool)
+    conf = os.path.join(conf_directory(plugstack), OUR_CONF)
+    text = "".join(f"optional {directory}/{library} spool={spool}\n" for library in libraries)
+    head = (
+        f"# {MARK}, for Slurm {built.version}.\n"
+        "# On compute nodes only: sbatch, srun and salloc load what is here, too.\n"
+    )
+    try:
+        os.makedirs(spool, mode=0o700, exist_ok=True)
+        os.makedirs(os.path.dirname(conf), mode=0o755, exist_ok=True)
+        # The libraries first: a line that names what is not there is an error for every job.
+        _copy_libraries(os.path.dirname(built.path), directory)
+        _replace(conf, (head + text).encode(), 0o644)
+    except (OSError, shutil.Error) as error:
+        raise NativeError(_said(error, directory), directory) from error
+    left: tuple[str, ...] = ()
+    if not includes(plugstack, conf):
+        left = (f"add to {plugstack}: include {conf_directory(plugstack)}/*.conf",)
+    if prolog:
+        left = (*left, "restart slurmd: it loads what tells of Prolog and Epilog at its start")
+    written = tuple(f"{directory}/{library}" for library in libraries)
+    return Installed(written=(*written, conf, spool), left=left)
+
+
+def _copy_libraries(source_directory: str, directory: str) -> None:
+    os.makedirs(directory, mode=0o755, exist_ok=True)
+    if os.path.samefile(source_directory, directory):
+        return
+    for library in (LIBRARY, PROLOG_LIBRARY):
+        with open(os.path.join(source_directory, library), "rb") as file:
+            _replace(os.path.join(directory, library), file.read(), 0o755)
+
+
+def includes(plugstack: str, conf: str) -> bool:
+    """Whether plugstack.conf includes a file, by a pattern or by its name.
+
+    Where the node has none of its own, the one that slurmd was given by slurmctld counts.
+    """
+    if plugstack == DEFAULT_PLUGSTACK and not os.path.exists(plugstack):
+        plugstack = FETCHED_PLUGSTACK
+    for words in plugstack_lines(plugstack):
+        if words[0] == "include" and len(words) == 2:
+            pattern = os.path.join(os.path.dirname(plugstack), words[1])
+            if conf in glob.glob(pattern):
+                return True
+    return False
+
+
+def plugstack_lines(path: str) -> list[list[str]]:
+    """The words of each line of a file of plugstack's form; none where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = [line.partition("#")[0].split() for line in file]
+    except OSError:
+        return []
+    return [words for words in lines if words]
+
+
+def install_jobcomp(directory: str, *, libdir: str, lines: str) -> Installed:
+    """Have slurmctld tell of each job that ends, by JobCompType=jobcomp/lua.
+
+    Args:
+        directory: Where slurm.conf is: slurmctld looks for jobcomp.lua beside it.
+        libdir: Our script goes there; the one beside slurm.conf only calls it.
+        lines: File that slurmctld appends to; its directory must be SlurmUser's.
+
+    Raises:
+        NativeError: The site has a jobcomp.lua of its own, or something cannot be written.
+    """
+    ours = os.path.join(os.path.abspath(libdir), JOBCOMP)
+    called = os.path.join(directory, JOBCOMP)
+    for path in (ours, called, lines):
+        _require_plain(path)
+    _require_local(os.path.dirname(lines))
+    text = f'-- {MARK}.\nsteward_jobcomp_file = "{lines}"\nreturn dofile("{ours}")\n'
+    try:
+        os.makedirs(os.path.dirname(ours), mode=0o755, exist_ok=True)
+        _replace(ours, source(JOBCOMP).encode(), 0o644)
+        if os.path.exists(called) and not is_ours(called):
+            raise NativeError(
+                f'{called} is the site\'s own: put there steward_jobcomp_file = "{lines}" and '
+                f'local steward = dofile("{ours}"), and call steward.log_record(job) in '
+                "slurm_jobcomp_log_record(job)",
+                called,
+            )
+        _replace(called, text.encode(), 0o644)
+    except OSError as error:
+        raise NativeError(_said(error, called), called) from error
+    left = [f'set in [cluster.NAME] of Steward\'s configuration: jobcomp_lines = "{lines}"']
+    if not os.path.isdir(os.path.dirname(lines)):
+        left.insert(0, f"make {os.path.dirname(lines)}, writable by SlurmUser")
+    left.append("set in slurm.conf: JobCompType=jobcomp/lua, and restart slurmctld")
+    return Installed(written=(ours, called), left=tuple(left))
+
+
+def is_ours(path: str) -> bool:
+    """Whether we wrote a file."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return MARK in file.readline()
+    except OSError:
+        return False
+
+
+def _require_plain(path: str) -> None:
+    if not _PLAIN.fullmatch(path):
+        raise NativeError(
+            f"{path!r} cannot be written down for Slurm: use a plain, whole path", path
+        )
+
+
+def _require_local(directory: str) -> None:
+    kind = network_kind(directory)
+    if kind:
+        raise NativeError(
+            f"{directory} is on {kind}, which could stall Slurm: take a local disk or a tmpfs",
+            directory,
+        )
+
+
+def _replace(path: str, data: bytes, mode: int) -> None:
+    """Write a file in one step: whoever opens it finds the old one or the new one.
+
+    One that is the same already is left as old as it is: slurmctld is asked to be restarted
+    for a jobcomp.lua that is newer than it.
+    """
+    if _holds(path, data, mode):
+        return
+    fd, fresh = tempfile.mkstemp(prefix=".", dir=os.path.dirname(path))
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except BaseException:
+        os.unlink(fresh)
+        raise
+
+
+def _holds(path: str, data: bytes, mode: int) -> bool:
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            return stat.S_IMODE(status.st_mode) == mode and file.read(len(data) + 1) == data
+    except OSError:
+        return False
+
+
+def _said(error: Exception, path: str) -> str:
+    where = getattr(error, "filename", None) or path
+    return f"{where}: {getattr(error, 'strerror', None) or error}"

@@ -1,0 +1,209 @@
+"""The two processes that keep a sandbox alive, and take everything of it along when they end.
+
+The keeper stands outside; its child, the init, is the first process of the
+sandbox's PID namespace and the parent of all that runs in it. If the keeper is
+killed, the kernel kills the init, and with the init all the rest. Where there
+are no namespaces the init adopts what loses its parent, and the one of the two
+that outlives the other ends what is left.
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from typing import NoReturn
+
+import msgspec
+
+from steward.errors import StewardError
+from steward.sandbox import layout, namespaces
+from steward.sandbox.inside import Init
+from steward.sandbox.spec import Keepers, Plan, Process, SandboxError, start_time
+
+REPORT_FD = 1
+"""Where the keeper says, in one line, that the sandbox is up or why not."""
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Run as ``python -m steward.sandbox.keeper DIRECTORY tied|detached``."""
+    directory, manner = argv[1:3]
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # all that runs inside would inherit it
+    plan = layout.read(directory)
+    if manner == "detached" and os.fork():
+        os._exit(0)  # the caller waits for this one only
+    held = layout.lock(directory)
+    if held is None:
+        _report(f"error a sandbox is up in {directory} already")
+        os._exit(1)
+    code = Keeper(plan, held).run()
+    os._exit(code)
+
+
+class Keeper:
+    """The process outside.
+
+    Args:
+        plan: What to keep.
+        lock: Descriptor that holds the directory's lock.
+
+    Standard input is a pipe whose other end is the caller's life. Whatever the
+    caller writes there, while it lives, lets the sandbox outlive it.
+    """
+
+    def __init__(self, plan: Plan, lock: int) -> None:
+        self.plan = plan
+        self.lock = lock
+        self.tied = True
+        self.init = 0
+        self.asked_to_end = False
+
+    def run(self) -> int:
+        """Start the init and stay until it or the caller has ended."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_end)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        if self.plan.contained:
+            namespaces.leave(uid=os.geteuid(), gid=os.getegid())
+        else:
+            namespaces.adopt_orphans()
+        alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
+        self.init = os.fork()
+        if self.init == 0:
+            os.close(alive_write)
+            _be_init(self.plan, alive_read)
+        os.close(alive_read)
+        self._write_down()
+        _let_go_of(REPORT_FD)
+        self._wait(wake_read)
+        if not self.plan.contained:
+            end_strays(self.plan)
+        if self.tied and self._caller_is_gone():
+            os.close(self.lock)
+            layout.remove(self.plan.directory)
+        return 0
+
+    def _write_down(self) -> None:
+        keepers = Keepers(
+            keeper=Process(pid=os.getpid(), started=start_time(os.getpid())),
+            init=Process(pid=self.init, started=start_time(self.init)),
+        )
+        path = f"{self.plan.directory}/keeper/pids.json"
+        with open(f"{path}.new", "wb") as file:
+            file.write(msgspec.json.encode(keepers))
+        os.rename(f"{path}.new", path)
+
+    def _wait(self, wake_read: int) -> None:
+        poll = select.poll()
+        poll.register(wake_read, select.POLLIN)
+        poll.register(0, select.POLLIN)
+        told = False
+        while not self._init_has_ended():
+            ready = {fd for fd, _ in poll.poll()}
+            if wake_read in ready:
+                os.read(wake_read, 512)
+            if 0 in ready:
+                poll.unregister(0)
+                self.tied = not os.read(0, 16)
+                if self.tied:
+                    os.kill(self.init, signal.SIGKILL if self.plan.contained else signal.SIGTERM)
+            elif self.asked_to_end and not told:
+                told = True
+                os.kill(self.init, signal.SIGTERM)
+
+    def _init_has_ended(self) -> bool:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid == self.init:
+                return True
+            if pid == 0:
+                return False
+
+    def _caller_is_gone(self) -> bool:
+        poll = select.poll()
+        poll.register(0, 0)
+        return bool(poll.poll(0))
+
+    def _on_end(self, _number: int, _frame: object) -> None:
+        self.asked_to_end = True
+
+
+def _be_init(plan: Plan, alive: int) -> NoReturn:
+    """What the keeper's child does: everything inside; never returns."""
+    code = 1
+    try:
+        namespaces.die_with_parent(signal.SIGKILL if plan.contained else signal.SIGTERM)
+        if select.select([alive], [], [], 0)[0]:
+            os._exit(1)  # the keeper ended before the call
+        init = Init(plan)
+        init.start()
+        _report("up")
+        _let_go_of(REPORT_FD)
+        init.serve()
+        code = 0
+    except StewardError as error:
+        _report(f"error {error}")
+    except OSError as error:
+        _report(f"error {error.filename or 'the sandbox'}: {error.strerror}")
+    except Exception:
+        traceback.print_exc()  # to the log, which the caller shows the end of
+    finally:
+        if not plan.contained:
+            end_strays(plan, but=os.getppid())
+        os._exit(code)
+
+
+def _report(line: str) -> None:
+    os.write(REPORT_FD, line.replace("\n", " ").encode(errors="replace") + b"\n")
+
+
+def _let_go_of(fd: int) -> None:
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), fd)
+
+
+def end_strays(plan: Plan, but: int = 0) -> None:
+    """Kill every process whose environment names this sandbox's slurm.conf.
+
+    Args:
+        plan: Of a sandbox without namespaces.
+        but: A process that is left alone, beside this one.
+
+    Raises:
+        SandboxError: Some cannot be killed.
+    """
+    mark = b"SLURM_CONF=" + os.fsencode(plan.slurm_conf)
+    spared = {os.getpid(), but}
+    for _ in range(100):
+        found = [pid for pid in _processes() if pid not in spared and _is_marked(pid, mark)]
+        if not found:
+            return
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue  # it ended by itself
+        time.sleep(0.02)
+    raise SandboxError(f"{plan.directory}: some processes cannot be ended", plan)
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _is_marked(pid: int, mark: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark in file.read().split(b"\0")
+    except OSError:
+        return False  # it has ended, or is another user's and so not ours
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,147 @@
+"""The caller's side of a sandbox's keeper: start it, hear of it, let it stay, end it."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from steward.sandbox.spec import Keepers, Plan, Process, SandboxError, is_alive, start_time
+
+UP_TIMEOUT_S: Final = 120.0
+DOWN_TIMEOUT_S: Final = 20.0
+
+
+def launch(
+    plan: Plan, ports: Sequence[socket.socket], *, detached: bool
+) -> subprocess.Popen[bytes]:
+    """Start the keeper of a sandbox that is laid out.
+
+    Args:
+        plan: What it is to keep.
+        ports: Sockets that hold the sandbox's ports; they are the keeper's from here on.
+        detached: Whether it is to be let stay, see :func:`let_stay`.
+    """
+    manner = "detached" if detached else "tied"
+    try:
+        with open(f"{plan.directory}/log/keeper.log", "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "steward.sandbox.keeper", plan.directory, manner],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                pass_fds=[sock.fileno() for sock in ports],
+                start_new_session=True,
+                cwd="/",
+            )
+    finally:
+        for sock in ports:
+            sock.close()
+
+
+def keepers(directory: str) -> Keepers | None:
+    """The processes that keep a sandbox, alive or not; None if none was started yet.
+
+    Raises:
+        SandboxError: What the keeper wrote down cannot be read.
+    """
+    try:
+        with open(f"{directory}/keeper/pids.json", "rb") as file:
+            return msgspec.json.decode(file.read(), type=Keepers)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SandboxError(f"{directory} is damaged: {error}", directory) from error
+
+
+def end(keeper: subprocess.Popen[bytes], *, keep: bool) -> None:
+    """End a keeper that is our child, and with it the sandbox.
+
+    Args:
+        keeper: The keeper; harmless if it has ended.
+        keep: Whether the directory stays; else the keeper removes it.
+    """
+    if keep:
+        keeper.terminate()
+    elif keeper.stdin is not None:
+        keeper.stdin.close()
+    try:
+        keeper.wait(DOWN_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        keeper.kill()
+        keeper.wait()
+    if keeper.stdin is not None:
+        keeper.stdin.close()
+
+
+def report_of(keeper: subprocess.Popen[bytes]) -> str:
+    """Wait for the keeper's one line; returns what went wrong, "" if nothing did."""
+    stream = keeper.stdout
+    if stream is None:
+        raise SandboxError("the keeper has no pipe to report through", keeper)
+    poller = select.poll()  # select(2) cannot watch the descriptors of a process with many files
+    poller.register(stream, select.POLLIN)
+    if not poller.poll(UP_TIMEOUT_S * 1000):
+        return f"nothing was heard of it for {UP_TIMEOUT_S:.0f} s"
+    word, _, rest = stream.readline().decode(errors="replace").strip().partition(" ")
+    if word == "up":
+        return ""
+    return rest or "its keeper ended without a word"
+
+
+def let_stay(keeper: subprocess.Popen[bytes]) -> None:
+    """Tell a detached keeper that it is on its own now."""
+    keeper.wait()  # the one that we have started; the keeper itself is its child
+    if keeper.stdin is not None:
+        with contextlib.suppress(BrokenPipeError), keeper.stdin:  # it has failed, and said why
+            keeper.stdin.write(b"stay")
+
+
+def abandon(keeper: subprocess.Popen[bytes], directory: str) -> None:
+    """Have a keeper end that has not reported yet; it removes its directory."""
+    for stream in (keeper.stdin, keeper.stdout):
+        if stream is not None:
+            stream.close()
+    deadline = time.monotonic() + DOWN_TIMEOUT_S
+    while os.path.exists(directory) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    keeper.wait(DOWN_TIMEOUT_S)
+
+
+def send(process: Process, number: int) -> None:
+    """Send a signal to this process and never to another that has its number now."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        # Asked again now that the descriptor holds the process, whose number may be re-used.
+        if start_time(process.pid) == process.started:
+            signal.pidfd_send_signal(fd, number)
+    except ProcessLookupError:
+        return  # it ended in between
+    finally:
+        os.close(fd)
+
+
+def wait_for_end(keepers: Keepers) -> None:
+    """Wait until both have ended, by SIGKILL if they take too long.
+
+    Raises:
+        SandboxError: Not even that ends them.
+    """
+    deadline = time.monotonic() + DOWN_TIMEOUT_S
+    while is_alive(keepers.keeper) or is_alive(keepers.init):
+        if time.monotonic() > deadline:
+            send(keepers.init, signal.SIGKILL)
+            send(keepers.keeper, signal.SIGKILL)
+        if time.monotonic() > deadline + 5:
+            raise SandboxError("the sandbox does not end", keepers)
+        time.sleep(0.02)

@@ -1,0 +1,408 @@
+"""Lays out a sandbox's directory: keys, configuration, homes, and the plan its keeper follows."""
+
+import fcntl
+import os
+import secrets
+import shlex
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from steward.sandbox import database, namespaces, plans, roots, slurmconf, users
+from steward.sandbox.programs import COMMANDS, Slurm, find
+from steward.sandbox.spec import MARKER, Plan, SandboxError, SandboxSpec, User
+
+# sun_path holds 108 bytes, and the longest socket in here is <directory>/run/munge.socket.lock.
+_LONGEST_DIRECTORY: Final = 80
+# Below the range that outgoing connections draw from.
+_PORTS: Final = (20000, 32000)
+
+
+def prepare(spec: SandboxSpec, say: Callable[[str], None]) -> tuple[Plan, list[socket.socket]]:
+    """Make the directory of a sandbox, ready for its keeper.
+
+    Args:
+        spec: What is asked for.
+        say: Is told, a line at a time, about work that takes long.
+
+    Returns:
+        The plan, also kept in the directory, and sockets that hold its ports.
+
+    Raises:
+        SandboxError: The directory is somebody else's or in use, or the spec makes no sense.
+        SlurmMissing: There is no such Slurm.
+    """
+    slurmconf.check(spec)
+    slurm = find(spec.slurm, say)
+    contained = spec.contained and _may_contain()
+    _see_that_it_runs(slurm, contained=contained)
+    directory = claim(spec.directory)
+    held: list[socket.socket] = []
+    try:
+        ports, held = reserve(plans.ports_of(spec))
+        plan = plans.make(spec, slurm, directory, contained=contained, ports=ports)
+        # First of all, so that whatever stops us leaves a directory that is known as a sandbox's.
+        _write(f"{directory}/{MARKER}", msgspec.json.encode(plan), 0o644)
+        _fill(plan, slurm)
+    except BaseException:
+        for sock in held:
+            sock.close()
+        shutil.rmtree(directory)
+        raise
+    return plan, held
+
+
+def read(directory: str) -> Plan:
+    """The plan of a sandbox that was laid out before.
+
+    Raises:
+        SandboxError: There is none, or the directory belongs to another user.
+    """
+    try:
+        if os.lstat(directory).st_uid != os.geteuid():
+            raise SandboxError(f"{directory} belongs to another user", directory)
+        with open(f"{directory}/{MARKER}", "rb") as file:
+            return msgspec.json.decode(file.read(), type=Plan)
+    except FileNotFoundError:
+        raise SandboxError(
+            f"there is no sandbox in {directory}: begin with `steward sandbox up`", directory
+        ) from None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SandboxError(f"{directory}/{MARKER} cannot be read: {error}", directory) from error
+
+
+def upgrade(plan: Plan, version: str, say: Callable[[str], None]) -> Plan:
+    """Have another version of Slurm run in a sandbox, on the same state and configuration.
+
+    The daemons that run are left as they are; the keeper has to be told.
+
+    Args:
+        plan: Of a sandbox that is up.
+        version: ``24.11``.
+        say: Is told, a line at a time, about work that takes long.
+
+    Returns:
+        The plan that holds from now on, also kept in the directory.
+
+    Raises:
+        SandboxError: The sandbox is not contained, or not root's.
+        SlurmMissing: There is no such Slurm.
+    """
+    slurm = find(version, say)
+    _see_that_it_runs(slurm, contained=plan.contained)
+    spec = msgspec.structs.replace(plan.spec, slurm=version)
+    new = plans.make(spec, slurm, plan.directory, contained=plan.contained, ports=plan.ports)
+    # Who there is stays: a user's id may have become somebody's on the machine.
+    new = msgspec.structs.replace(new, users=plan.users, opened=plan.opened)
+    plugins = _put_commands(new, slurm)
+    _put_settings_of_cgroups(new)
+    change(plan, [f"PluginDir={plugins}"] if plugins else [], without=("PluginDir",))
+    if spec.accounting:
+        _write_slurmdbd_conf(new, plugins)
+    _replace(f"{plan.directory}/{MARKER}", msgspec.json.encode(new), 0o644)
+    return new
+
+
+def _see_that_it_runs(slurm: Slurm, *, contained: bool) -> None:
+    if slurm.root and not (contained and os.geteuid() == 0):
+        raise SandboxError(
+            f"Slurm {slurm.version} is started in a root directory of its own, which takes root "
+            "and namespaces: leave --slurm out to use the Slurm that is installed",
+            slurm.version,
+        )
+
+
+def change(plan: Plan, lines: Iterable[str], *, without: Iterable[str] = ()) -> None:
+    """Put lines into a sandbox's slurm.conf, for those that set the same.
+
+    Args:
+        plan: The sandbox's.
+        lines: What to put in.
+        without: Options whose lines go.
+
+    Raises:
+        SandboxError: One that would break out of its line.
+    """
+    new = tuple(lines)
+    slurmconf.check(msgspec.structs.replace(plan.spec, extra=new))
+    options = [*(line.partition("=")[0] for line in new), *without]
+    keys = tuple(f"{option.lower()}=" for option in options)
+    with open(plan.slurm_conf, encoding="utf-8") as file:
+        kept = [line for line in file.read().splitlines() if not line.lower().startswith(keys)]
+    _replace(plan.slurm_conf, "".join(f"{line}\n" for line in (*kept, *new)).encode(), 0o644)
+
+
+def lock(directory: str) -> int | None:
+    """Take the lock that a keeper holds for life; None if one is alive.
+
+    Returns:
+        A file descriptor; closing it lets go.
+    """
+    fd = os.open(f"{directory}/keeper/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def remove(directory: str) -> None:
+    """Remove the directory of a sandbox that is down; what is none is left alone.
+
+    Raises:
+        SandboxError: It is up, as far as can be told by its lock.
+    """
+    if os.path.islink(directory) or not os.path.exists(f"{directory}/keeper"):
+        return
+    free = lock(directory)
+    if free is None:
+        raise SandboxError(
+            f"the sandbox in {directory} is up still: end it from outside of it", directory
+        )
+    try:
+        shutil.rmtree(directory)
+    finally:
+        os.close(free)
+
+
+def _may_contain() -> bool:
+    result = subprocess.run(
+        [sys.executable, "-I", "-S", namespaces.__file__, "try"],
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    return result.returncode == 0
+
+
+def claim(wanted: str) -> str:
+    """Make, or take, the directory that a sandbox goes to.
+
+    Args:
+        wanted: Its path; a new one in the system's temporary directory if empty.
+
+    Returns:
+        Its real path.
+
+    Raises:
+        SandboxError: It is in use, holds other things, or its path cannot hold sockets.
+    """
+    if not wanted:
+        directory = tempfile.mkdtemp(prefix="steward-sandbox-")
+        os.chmod(directory, 0o755)  # noqa: S103 - the sandbox's users pass through it
+        return directory
+    parent, name = os.path.split(os.path.abspath(wanted))
+    directory = os.path.join(os.path.realpath(parent), name)
+    if len(os.fsencode(directory)) > _LONGEST_DIRECTORY or any(c.isspace() for c in directory):
+        raise SandboxError(
+            f"{directory} cannot hold a sandbox: give a path without blanks of at most "
+            f"{_LONGEST_DIRECTORY} bytes",
+            directory,
+        )
+    try:
+        os.makedirs(parent, exist_ok=True)
+        _make_own(directory)
+    except OSError as error:
+        raise SandboxError(f"{wanted}: {error.strerror}", wanted) from error
+    return directory
+
+
+def _make_own(directory: str) -> None:
+    try:
+        os.mkdir(directory, 0o755)
+    except FileExistsError:
+        found = os.lstat(directory)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise SandboxError(f"{directory} is not a directory of yours", directory) from None
+        entries = os.listdir(directory)
+        if MARKER in entries:
+            _make_way(directory)
+        elif entries:
+            raise SandboxError(
+                f"{directory} holds other things: give an empty directory", directory
+            ) from None
+    os.chmod(directory, 0o755)  # noqa: S103 - the sandbox's users pass through it
+
+
+def _make_way(directory: str) -> None:
+    free = lock(directory)
+    if free is None:
+        raise SandboxError(
+            f"a sandbox is up in {directory} already: use it, or end it with "
+            f"`steward sandbox down --dir {directory}`",
+            directory,
+        )
+    os.close(free)
+    shutil.rmtree(directory)
+    os.mkdir(directory, 0o755)
+
+
+def reserve(count: int) -> tuple[tuple[int, ...], list[socket.socket]]:
+    """Take free TCP ports: nobody else can have them while the sockets are open.
+
+    Returns:
+        The ports, and the sockets that hold them.
+
+    Raises:
+        SandboxError: There are not so many.
+    """
+    # Bound without SO_REUSEADDR, so that a port that anybody has is passed over; the option
+    # set afterwards lets the daemons, which set it too, listen there while we hold it.
+    held: list[socket.socket] = []
+    span = _PORTS[1] - _PORTS[0]
+    first = secrets.randbelow(span)
+    for offset in range(span):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock.bind(("0.0.0.0", _PORTS[0] + (first + offset) % span))  # noqa: S104 - held only
+        except OSError:
+            sock.close()
+            continue
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.append(sock)
+        if len(held) == count:
+            return tuple(sock.getsockname()[1] for sock in held), held
+    raise SandboxError(f"fewer than {count} TCP ports are free from {_PORTS[0]} on", _PORTS)
+
+
+def _fill(plan: Plan, slurm: Slurm) -> None:
+    directory = plan.directory
+    for name in ("keeper", "etc", "run", "pid", "log", "state", "spool", "bin", "home", "db"):
+        os.mkdir(f"{directory}/{name}", 0o755)
+    for name in ("keeper", "state", "db"):
+        os.chmod(f"{directory}/{name}", 0o700)
+    _write(f"{directory}/etc/munge.key", secrets.token_bytes(128), 0o600)
+    _write_plugins(plan)
+    _put_settings_of_cgroups(plan)
+    daemon = users.caller()
+    if plan.contained and daemon.uid == 0:
+        daemon = users.slurm_user(plan.spec.slurm_user)
+        _own_people(plan, daemon)
+        for name in ("pid", "log", "state", "db"):
+            os.chown(f"{directory}/{name}", daemon.uid, daemon.gid)
+    _write(f"{directory}/etc/hosts", users.hosts_text(plan.host).encode(), 0o644)
+    plugins = _put_commands(plan, slurm)
+    text = slurmconf.text(
+        plan.spec,
+        directory=directory,
+        host=plan.host,
+        ports=plan.ports,
+        slurm_user=plan.slurm_user,
+        slurmd_user=users.caller().name,
+        munge_socket=plan.munge_socket,
+        plugin_dir=plugins,
+    )
+    _write(plan.slurm_conf, text.encode(), 0o644)
+    if plan.spec.accounting:
+        _write(f"{directory}/etc/{database.INIT}", database.STATEMENTS.encode(), 0o644)
+        _write_slurmdbd_conf(plan, plugins)
+
+
+def _write_slurmdbd_conf(plan: Plan, plugins: str) -> None:
+    text = database.text(
+        directory=plan.directory,
+        host=plan.host,
+        port=plan.slurmdbd_port,
+        slurm_user=plan.slurm_user,
+        munge_socket=plan.munge_socket,
+        plugin_dir=plugins,
+    )
+    # slurmdbd reads no file but one that is its user's alone.
+    path = f"{plan.directory}/etc/slurmdbd.conf"
+    _replace(path, text.encode(), 0o600)
+    if os.geteuid() == 0:
+        user = users.slurm_user(plan.slurm_user)
+        os.chown(path, user.uid, user.gid)
+
+
+def _put_settings_of_cgroups(plan: Plan) -> None:
+    if plans.at_least(plan.slurm_version, (23, 11)):
+        _replace(f"{plan.directory}/etc/cgroup.conf", b"CgroupPlugin=disabled\n", 0o644)
+
+
+def _write_plugins(plan: Plan) -> None:
+    """Write what Slurm loads: the stack of SPANK plugins, and the script for jobs that end."""
+    etc = f"{plan.directory}/etc"
+    stack = "".join(f"{line}\n" for line in plan.spec.plugstack)
+    _write(f"{etc}/plugstack.conf", stack.replace("{directory}", plan.directory).encode(), 0o644)
+    script = plan.spec.jobcomp_lua
+    if script and "\n" not in script:
+        try:
+            with open(script, encoding="utf-8", errors="surrogateescape") as file:
+                script = file.read()
+        except OSError as error:
+            raise SandboxError(f"{script}: {error.strerror}", script) from error
+    if script:
+        # jobcomp/lua looks beside the slurm.conf that SLURM_CONF names, and nowhere else.
+        _write(f"{etc}/jobcomp.lua", script.encode(errors="surrogateescape"), 0o644)
+
+
+def _own_people(plan: Plan, slurm_user: User) -> None:
+    everybody: Iterable[User] = plan.users
+    if slurm_user.home == "/nonexistent" and slurm_user.uid == users.SLURM_UID:
+        everybody = (*plan.users, slurm_user)
+    etc = f"{plan.directory}/etc"
+    passwd = users.passwd_text(everybody).encode(errors="surrogateescape")
+    group = users.group_text(everybody, plan.spec.groups).encode(errors="surrogateescape")
+    _write(f"{etc}/passwd", passwd, 0o644)
+    _write(f"{etc}/group", group, 0o644)
+    for user in plan.users:
+        os.mkdir(user.home, 0o700)
+        os.chown(user.home, user.uid, user.gid)
+
+
+def _put_commands(plan: Plan, slurm: Slurm) -> str:
+    """Have Slurm's commands in ``bin``; returns PluginDir, "" for the one that is built in."""
+    for name in os.listdir(f"{plan.directory}/bin"):
+        os.unlink(f"{plan.directory}/bin/{name}")
+    if plan.root:
+        return _wrap(plan)
+    for name in COMMANDS:
+        program = f"{slurm.commands}/{name}"
+        if os.path.exists(program):
+            os.symlink(program, f"{plan.directory}/bin/{name}")
+    return ""
+
+
+def _wrap(plan: Plan) -> str:
+    """Give the commands of another root a form that any user can start; returns PluginDir.
+
+    chroot(2) is root's alone. The root's own loader and libraries start its
+    programs for everybody, with the caller's files and working directory.
+    """
+    how = roots.loading(plan.root)
+    for name in COMMANDS:
+        program = f"{plan.root}/usr/bin/{name}"
+        if os.path.exists(program):
+            words = [
+                how.loader,
+                "--library-path",
+                ":".join(how.libraries),
+                "--argv0",
+                name,
+                program,
+            ]
+            script = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+            _write(f"{plan.directory}/bin/{name}", script.encode(), 0o755)
+    return how.plugins
+
+
+def _write(path: str, data: bytes, mode: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with open(fd, "wb") as file:
+        os.fchmod(fd, mode)
+        file.write(data)
+
+
+def _replace(path: str, data: bytes, mode: int) -> None:
+    # In one step: a daemon may be reading it.
+    _write(f"{path}.new", data, mode)
+    os.rename(f"{path}.new", path)

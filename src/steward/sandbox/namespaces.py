@@ -1,0 +1,253 @@
+"""The system calls that Python 3.11 does not have, and a small program that enters a sandbox.
+
+Run as ``python -I -S namespaces.py INIT USER DIRECTORY COMMAND…`` it stands between the caller and
+a program inside the sandbox's namespaces: entering a PID namespace takes a
+fork, and signals have to get across. It imports nothing of Steward, because it
+starts once for every command that is run inside.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NoReturn
+
+# From <linux/sched.h>, <linux/prctl.h> and <linux/mount.h>.
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+
+CANNOT_START = 127
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@lru_cache(maxsize=1)
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces that ``flags`` names (unshare(2)).
+
+    Raises:
+        OSError: It is not permitted here.
+    """
+    _checked(_libc().unshare(flags), "unshare")
+
+
+def setns(fd: int, flags: int) -> None:
+    """Enter the namespaces of the process behind a pidfd (setns(2), Linux 5.8).
+
+    Raises:
+        OSError: It is not permitted, or the process is gone.
+    """
+    _checked(_libc().setns(fd, flags), "setns")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    """Mount something (mount(2)).
+
+    Raises:
+        OSError: It is not permitted, or a path is not there.
+    """
+    result = _libc().mount(
+        os.fsencode(source), os.fsencode(target), os.fsencode(kind), flags, os.fsencode(data)
+    )
+    _checked(result, target)
+
+
+def set_host_name(name: str) -> None:
+    """Give this UTS namespace a name (sethostname(2)).
+
+    Raises:
+        OSError: It is not permitted.
+    """
+    encoded = os.fsencode(name)
+    _checked(_libc().sethostname(encoded, len(encoded)), name)
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Have this process sent a signal when the thread that made it ends (prctl(2))."""
+    _checked(_libc().prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant that loses its own (prctl(2))."""
+    _checked(_libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+
+
+def leave(*, uid: int, gid: int) -> None:
+    """Have the next child begin a new PID namespace, in a new user namespace where not root.
+
+    Args:
+        uid: Effective user id, taken before.
+        gid: Effective group id, taken before.
+
+    Raises:
+        OSError: Namespaces are not permitted here.
+    """
+    if uid == 0:
+        unshare(CLONE_NEWPID)
+        return
+    unshare(CLONE_NEWUSER | CLONE_NEWPID)
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid} {uid} 1"),
+        ("gid_map", f"{gid} {gid} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def settle(host: str) -> None:
+    """As the first process of a PID namespace: take mounts, /proc and host name of its own.
+
+    Raises:
+        OSError: It is not permitted here.
+    """
+    unshare(CLONE_NEWNS | CLONE_NEWUTS)
+    mount("none", "/", flags=MS_REC | MS_PRIVATE)
+    mount("proc", "/proc", "proc")
+    set_host_name(host)
+
+
+def enter(init_pid: int) -> None:
+    """Enter the namespaces of ``init_pid``; the PID namespace holds for children only.
+
+    Raises:
+        OSError: It is not permitted, or the process is gone.
+    """
+    fd = os.pidfd_open(init_pid)
+    # Where we are chrooted, so is the init; a mount namespace is entered at its very root.
+    root = os.open(f"/proc/{init_pid}/root", os.O_PATH | os.O_DIRECTORY)
+    try:
+        flags = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID
+        setns(fd, flags if os.geteuid() == 0 else flags | CLONE_NEWUSER)
+        os.fchdir(root)
+        os.chroot(".")
+    finally:
+        os.close(root)
+        os.close(fd)
+
+
+def _become(user: str, env: dict[str, str]) -> None:
+    import pwd
+
+    entry = pwd.getpwnam(user)
+    if os.geteuid() != entry.pw_uid:
+        os.initgroups(user, entry.pw_gid)
+        os.setgid(entry.pw_gid)
+        os.setuid(entry.pw_uid)
+    env |= {"USER": user, "LOGNAME": user, "HOME": entry.pw_dir, "SHELL": entry.pw_shell}
+
+
+def _go_to(directory: str, env: Mapping[str, str]) -> None:
+    # A directory that is not there, or not for this user, is no reason not to run.
+    for candidate in (directory, env.get("HOME", "/"), "/"):
+        with contextlib.suppress(OSError):
+            os.chdir(candidate)
+            return
+
+
+def _start(user: str, directory: str, argv: Sequence[str], alive: int) -> NoReturn:
+    env = dict(os.environ)
+    try:
+        if user:
+            _become(user, env)
+        die_with_parent(signal.SIGKILL)
+        if select.select([alive], [], [], 0)[0]:  # our parent ended before the call
+            os._exit(CANNOT_START)
+        _go_to(directory, env)
+        for number in IGNORED_BY_PYTHON:
+            signal.signal(number, signal.SIG_DFL)
+        os.execvpe(argv[0], list(argv), env)  # noqa: S606 - that is the point
+    except KeyError:
+        print(f"{user}: the sandbox has no such user", file=sys.stderr)
+    except OSError as error:
+        print(f"{argv[0]}: {error.strerror}", file=sys.stderr)
+    os._exit(CANNOT_START)
+
+
+def run_inside(init_pid: int, user: str, directory: str, argv: Sequence[str]) -> NoReturn:
+    """Run a program inside and end as it ends.
+
+    Signals that are sent to this process reach the program; those that a
+    terminal sends reach it anyway, being in the same process group.
+
+    Args:
+        init_pid: The sandbox's init; 0 for a sandbox without namespaces.
+        user: Who runs it; "" for the caller.
+        directory: Working directory, if it can be entered.
+        argv: The program and its arguments.
+    """
+    if init_pid:
+        try:
+            enter(init_pid)
+        except OSError as error:
+            print(f"the sandbox cannot be entered: {error.strerror}", file=sys.stderr)
+            os._exit(CANNOT_START)
+    # Its other end closes with this process; getppid() tells nothing across PID namespaces.
+    alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    child = os.fork()
+    if child == 0:
+        os.close(alive_write)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        _start(user, directory, argv, alive_read)
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    for number in FORWARDED:
+        signal.signal(number, lambda received, _frame: os.kill(child, received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        os._exit(code)
+    end_by_signal(-code)
+
+
+def end_by_signal(number: int) -> NoReturn:
+    """End as a program does that this signal has ended, without a core file of its own."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)
+
+
+def try_out() -> int:
+    """Take namespaces and leave them again; returns 0 if it is permitted here."""
+    try:
+        leave(uid=os.geteuid(), gid=os.getegid())
+        child = os.fork()
+        if child == 0:
+            settle("sandbox")
+            os._exit(0)
+    except OSError:
+        return 1
+    return os.waitpid(child, 0)[1]
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "try":
+        os._exit(1 if try_out() else 0)
+    run_inside(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])

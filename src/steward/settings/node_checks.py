@@ -1,0 +1,41 @@
+"""What is wrong with the settings between ``steward agent`` on compute nodes and its receiver."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from steward.capture.forwarded.wire import host_and_port
+from steward.config import Settings
+from steward.settings.forwarding_checks import file_problems
+from steward.settings.problem import Problem
+
+_MOST_CONNECTIONS: Final = 1024
+"""Each is a thread, and may hold a megabyte."""
+
+
+def node_problems(settings: Settings) -> Iterator[Problem]:
+    """All that is wrong with [nodes]."""
+    nodes = settings.nodes
+    key = ("nodes",)
+    if nodes.listen and host_and_port(nodes.listen) is None:
+        yield Problem(
+            (*key, "listen"),
+            f"'nodes.listen' must be an address and a port, '0.0.0.0:6826', not {nodes.listen!r}",
+        )
+    if nodes.listen and nodes.listen in (settings.receive.listen, settings.forward.to):
+        yield Problem(
+            (*key, "listen"),
+            "[nodes] needs a port of its own: agents speak HTTP, controllers do not",
+        )
+    yield from file_problems("nodes", nodes)
+    if nodes.client_ca_file and not nodes.certificate_file:
+        yield Problem(
+            (*key, "client_ca_file"),
+            "'nodes.client_ca_file' is for TLS: set 'certificate_file' and 'key_file', too",
+        )
+    if not 0 < nodes.most_connections <= _MOST_CONNECTIONS:
+        yield Problem(
+            (*key, "most_connections"),
+            f"'nodes.most_connections' must be between 1 and {_MOST_CONNECTIONS}",
+        )
+    if nodes.listen and not any(of.scheduler == "slurm" for of in settings.cluster.values()):
+        yield Problem((*key, "listen"), "[nodes] is for clusters of Slurm, and none is named")

@@ -1,0 +1,111 @@
+"""On which line of a TOML file each key stands, which the standard library's parser does not tell.
+
+The scan follows the grammar of TOML 1.0 (https://toml.io/en/v1.0.0) as far as
+keys need it: it steps over comments, every kind of string, arrays and inline
+tables. It is only right for text that ``tomllib`` accepts.
+"""
+
+import re
+import tomllib
+
+KeyPath = tuple[str, ...]
+"""The keys from the file's root down to a value, without the indexes of arrays."""
+
+_BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_BASIC = re.compile(r'"(?:\\.|[^"\\\n])*"')
+_LITERAL = re.compile(r"'[^'\n]*'")
+_LONG_BASIC = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}', re.DOTALL)
+_LONG_LITERAL = re.compile(r"'''.*?'{3,5}", re.DOTALL)
+_PLAIN_VALUE = re.compile(r"[^,\]}#\n]*")
+
+
+def key_lines(text: str) -> dict[KeyPath, int]:
+    """The line, counted from 1, where each key and each table first stands.
+
+    Args:
+        text: A file's content, which ``tomllib`` has accepted.
+    """
+    return _Scan(text).lines
+
+
+class _Scan:
+    def __init__(self, text: str) -> None:
+        self.lines: dict[KeyPath, int] = {}
+        self._text = text
+        self._at = 0
+        self._line = 1
+        self._counted = 0
+        table: KeyPath = ()
+        self._skip(_BLANK)
+        while self._at < len(text):
+            start = self._at
+            if self._next("["):
+                self._next("[")
+                table = self._key(())
+                self._next("]")
+                self._next("]")
+            else:
+                self._pair(table)
+            self._skip(_BLANK)
+            if self._at == start:  # not TOML: rather no lines than no end
+                return
+
+    def _skip(self, pattern: re.Pattern[str]) -> str:
+        match = pattern.match(self._text, self._at)
+        if match is None:
+            return ""
+        self._at = match.end()
+        return match[0]
+
+    def _next(self, character: str) -> bool:
+        """Step over blanks and, where it follows, ``character``."""
+        self._skip(_BLANK)
+        if self._text.startswith(character, self._at):
+            self._at += len(character)
+            return True
+        return False
+
+    def _key(self, table: KeyPath) -> KeyPath:
+        path = table
+        while True:
+            self._skip(_BLANK)
+            path = (*path, self._simple_key())
+            if path not in self.lines:
+                self.lines[path] = self._line_here()
+            if not self._next("."):
+                return path
+
+    def _simple_key(self) -> str:
+        quoted = self._skip(_BASIC) or self._skip(_LITERAL)
+        if not quoted:
+            return self._skip(_BARE_KEY)
+        value: str = tomllib.loads(f"key = {quoted}")["key"]
+        return value
+
+    def _line_here(self) -> int:
+        self._line += self._text.count("\n", self._counted, self._at)
+        self._counted = self._at
+        return self._line
+
+    def _pair(self, table: KeyPath) -> None:
+        path = self._key(table)
+        if self._next("="):
+            self._skip(_BLANK)
+            self._value(path)
+
+    def _value(self, path: KeyPath) -> None:
+        if self._next("["):
+            while not self._next("]") and self._at < len(self._text):
+                self._value(path)
+                if not self._next(",") and not self._text.startswith("]", self._at):
+                    return
+        elif self._next("{"):
+            while not self._next("}") and self._at < len(self._text):
+                self._pair(path)
+                if not self._next(",") and not self._text.startswith("}", self._at):
+                    return
+        else:
+            for pattern in (_LONG_BASIC, _LONG_LITERAL, _BASIC, _LITERAL, _PLAIN_VALUE):
+                if self._skip(pattern):
+                    return

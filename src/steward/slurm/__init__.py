@@ -1,0 +1,58 @@
+"""The only room that runs Slurm's commands and knows its formats and versions."""
+
+from typing import TYPE_CHECKING
+
+from steward.offered import offered
+
+if TYPE_CHECKING:
+    from steward.slurm.accounting import StoredScript
+    from steward.slurm.arrays import covers
+    from steward.slurm.client import MOST_WHOLE, Slurm
+    from steward.slurm.errors import (
+        SlurmDown,
+        SlurmError,
+        SlurmMissing,
+        SlurmRefused,
+        SlurmUnavailable,
+        UnknownJob,
+    )
+    from steward.slurm.nodelists import NodeListError
+    from steward.slurm.pending import Outlook, Pending
+    from steward.slurm.queue import Queue
+    from steward.slurm.states import FINISHED, WAITING, ended_state
+else:
+    # When they are first named: the names of states are wanted by many who never ask Slurm.
+    __getattr__ = offered(
+        __name__,
+        accounting=("StoredScript",),
+        arrays=("covers",),
+        client=("MOST_WHOLE", "Slurm"),
+        errors=(
+            *("SlurmDown", "SlurmError", "SlurmMissing", "SlurmRefused", "SlurmUnavailable"),
+            "UnknownJob",
+        ),
+        nodelists=("NodeListError",),
+        pending=("Outlook", "Pending"),
+        queue=("Queue",),
+        states=("FINISHED", "WAITING", "ended_state"),
+    )
+
+__all__ = [
+    "FINISHED",
+    "MOST_WHOLE",
+    "WAITING",
+    "NodeListError",
+    "Outlook",
+    "Pending",
+    "Queue",
+    "Slurm",
+    "SlurmDown",
+    "SlurmError",
+    "SlurmMissing",
+    "SlurmRefused",
+    "SlurmUnavailable",
+    "StoredScript",
+    "UnknownJob",
+    "covers",
+    "ended_state",
+]

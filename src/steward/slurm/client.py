@@ -1,0 +1,246 @@
+"""Slurm, as the rest of Steward sees it: one object a cluster, typed records, our own errors."""
+
+import logging
+import re
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+from steward.access import Standing
+from steward.config import ClusterSettings
+from steward.events import utc_now
+from steward.records import JobRecord
+from steward.slurm import queue, whole
+from steward.slurm.accounting import Accounting, StoredScript
+from steward.slurm.commands import Commands
+from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob
+from steward.slurm.history import History
+from steward.slurm.people import People
+from steward.slurm.queue import Queue, QueueFormat, Version
+
+log = logging.getLogger(__name__)
+
+_ASK: Final = ("-a", "-t", "all", "--local", "-h", "--noconvert")
+_VERSION: Final = re.compile(r"\b(\d+)\.(\d+)(?:\.(\d+))?")
+_SETTING: Final = re.compile(r"([A-Za-z_][^=\n]*?)\s*=\s?([^\n]*)")
+MOST_WHOLE: Final = 16
+"""More records than these of one id (a torn array) come without what scontrol adds: it writes
+8 KB for each, and locks slurmctld meanwhile."""
+_AGAIN_S: Final = 600.0
+
+
+class Slurm:
+    """One cluster's Slurm.
+
+    Args:
+        cluster: Its name in the configuration.
+        settings: How its commands are found and started.
+    """
+
+    def __init__(self, cluster: str, settings: ClusterSettings) -> None:
+        self.cluster = cluster
+        self.people = People()
+        self._commands = Commands(cluster, settings)
+        self._version: Version | None = None
+        self._format: QueueFormat | None = None
+        self._format_until = 0.0
+        self._has_json = True
+        self._accounts: bool | None = None
+        self._accounts_until = 0.0
+
+    def version(self) -> Version:
+        """Slurm's version, asked once (22, 5, 8).
+
+        Raises:
+            SlurmError: squeue cannot be run.
+        """
+        if self._version is None:
+            said = self._commands.run("squeue", "--version").decode("utf-8", "replace")
+            found = _VERSION.search(said)
+            if found is None:
+                raise SlurmError(f"no version in {said!r}", ("squeue", "--version"), said)
+            self._version = (int(found[1]), int(found[2]), int(found[3] or 0))
+        return self._version
+
+    def config(self) -> dict[str, str]:
+        """What ``scontrol show config`` shows: names as there, "" for ``(null)``.
+
+        Raises:
+            SlurmUnavailable: slurmctld does not answer.
+        """
+        out = self._commands.run("scontrol", "show", "config")
+        shown: dict[str, str] = {}
+        for line in out.decode("utf-8", "backslashreplace").splitlines():
+            setting = _SETTING.fullmatch(line)
+            # cgroup.conf's settings come after slurm.conf's and must not pass for them.
+            if setting and setting[1] not in shown:
+                shown[setting[1]] = "" if setting[2] == "(null)" else setting[2].strip()
+        if "StateSaveLocation" not in shown:
+            raise SlurmError(
+                f"cluster {self.cluster}: scontrol show config shows no StateSaveLocation",
+                ("scontrol", "show", "config"),
+                out[:200].decode("utf-8", "backslashreplace"),
+            )
+        return shown
+
+    def queue(self, previous: Mapping[int, int] | None = None) -> Queue:
+        """All jobs that slurmctld holds, finished ones until MinJobAge included.
+
+        An array's pending tasks that have records of their own (requeued ones) are not
+        among them: squeue folds them into the array's row, whose task expression covers
+        them, see :func:`steward.slurm.arrays.covers`. Asked singly they are shown.
+
+        Args:
+            previous: ``rows`` of the last queue of this object: only jobs that changed
+                since are made into records. Now and then all are, all the same, so
+                that names which resolve meanwhile are found.
+
+        Raises:
+            SlurmUnavailable: slurmctld does not answer.
+        """
+        began = time.monotonic()
+        if self._format is None or previous is None or began >= self._format_until:
+            # A new secret, and for the case of an upgrade the version asked again.
+            self._version = None
+            self._format = QueueFormat(self.version())
+            self._format_until = began + _AGAIN_S
+            previous = {}
+            began = time.monotonic()
+        taken_at = utc_now()
+        out = self._squeue(self._format)
+        cost_s = time.monotonic() - began
+        records, rows, strange = queue.parse(self._format, out, self.people, previous)
+        return Queue(
+            records=records, rows=rows, taken_at=taken_at, cost_s=cost_s, passed_over=strange
+        )
+
+    def job(self, job_id: int) -> list[JobRecord]:
+        """The whole record of one job, asked singly.
+
+        Args:
+            job_id: A raw id; an array's id gives all its tasks, a het leader's all components.
+
+        Returns:
+            The records; [] if slurmctld does not know the job (any more). More than
+            ``MOST_WHOLE`` are not whole.
+
+        Raises:
+            SlurmUnavailable: slurmctld does not answer.
+            SlurmError: It says what we do not understand.
+        """
+        form = QueueFormat(self.version(), of_one=True)
+        try:
+            out = self._squeue(form, "-j", str(job_id))
+        except UnknownJob:
+            return []
+        parsed, _, strange = queue.parse(form, out, self.people, {})
+        records = list(parsed)
+        if strange:
+            raise SlurmError(f"a row of squeue -j {job_id} is not understood", ("squeue",))
+        return self._completed(job_id, records) if len(records) <= MOST_WHOLE else records
+
+    def standing(self) -> Standing:
+        """Who stands where: PrivateData, and from slurmdbd AdminLevel and coordinators.
+
+        Raises:
+            SlurmError: slurmctld or slurmdbd does not answer.
+        """
+        config = self.config()
+        words = (word.strip().lower() for word in config.get("PrivateData", "").split(","))
+        private = frozenset(word for word in words if word and word != "none")
+        accounting = self._accounting(config)
+        if accounting is None:
+            return Standing(private_data=private)
+        return Standing(
+            private_data=private,
+            admins=accounting.officers(),
+            coordinators=accounting.coordinators(),
+        )
+
+    def has_accounting(self) -> bool:
+        """Whether the cluster has a slurmdbd; asked again now and then.
+
+        Raises:
+            SlurmUnavailable: slurmctld does not answer.
+        """
+        now = time.monotonic()
+        if self._accounts is None or now >= self._accounts_until:
+            self._accounts = self._accounting(self.config()) is not None
+            self._accounts_until = now + _AGAIN_S
+        return self._accounts
+
+    def accounted(self, job_id: int) -> list[JobRecord]:
+        """What slurmdbd knows of a job; [] where there is no slurmdbd.
+
+        Raises:
+            SlurmError: slurmdbd does not answer, or says what is not understood.
+        """
+        accounting = self._accounting(self.config())
+        return [] if accounting is None else accounting.jobs(job_id)
+
+    def accounted_end(self, job_id: int) -> list[JobRecord]:
+        """The same without the texts, for one question: how a job ended, and who cancelled it.
+
+        Raises:
+            SlurmError: slurmdbd does not answer, or says what is not understood.
+        """
+        accounting = self._accounting(self.config())
+        return [] if accounting is None else accounting.jobs(job_id, texts=False)
+
+    def stored_job_ids(self, since: datetime, until: datetime) -> list[int]:
+        """Ids of the jobs in slurmdbd between two times; [] where there is no slurmdbd.
+
+        Raises:
+            SlurmError: slurmdbd does not answer.
+        """
+        accounting = self._accounting(self.config())
+        return [] if accounting is None else accounting.ids(since, until)
+
+    def stored_script(self, job_id: int) -> StoredScript:
+        """The script and environment that slurmdbd stored; empty where there is none.
+
+        Raises:
+            SlurmError: slurmdbd does not answer.
+        """
+        accounting = self._accounting(self.config())
+        return StoredScript() if accounting is None else accounting.stored(job_id)
+
+    def history(self) -> History | None:
+        """Who is asked for all that slurmdbd knows of a time; None where there is no slurmdbd.
+
+        Raises:
+            SlurmUnavailable: slurmctld does not answer.
+        """
+        config = self.config()
+        if self._accounting(config) is None:
+            return None
+        return History(self._commands, config.get("ClusterName", self.cluster))
+
+    def _accounting(self, config: Mapping[str, str]) -> Accounting | None:
+        if config.get("AccountingStorageType") != "accounting_storage/slurmdbd":
+            return None
+        name = config.get("ClusterName", self.cluster)
+        return Accounting(self._commands, name, self.version(), self.people)
+
+    def _squeue(self, form: QueueFormat, *arguments: str) -> bytes:
+        return self._commands.run(
+            "squeue", *_ASK, *arguments, variables={"SQUEUE_FORMAT2": form.variable}
+        )
+
+    def _completed(self, job_id: int, records: list[JobRecord]) -> list[JobRecord]:
+        """The records with what scontrol adds; without it where the job is gone meanwhile."""
+        words = ("show", "job", str(job_id))
+        try:
+            if self._has_json and self.version() >= whole.JSON_SINCE:
+                try:
+                    out = self._commands.run("scontrol", *words, "--json")
+                    return whole.completed_by_json(records, out)
+                except (SlurmUnavailable, UnknownJob):
+                    raise
+                except SlurmError as error:
+                    self._has_json = False
+                    log.info("cluster %s: no JSON from Slurm: %s", self.cluster, error)
+            return whole.completed_by_text(records, self._commands.run("scontrol", "-o", *words))
+        except UnknownJob:
+            return records

@@ -1,0 +1,226 @@
+"""Runs Slurm's commands: with an environment of our own, a time-out, and errors that say why.
+
+Slurm's commands read dozens of variables (SQUEUE_FORMAT, SLURM_TIME_FORMAT,
+SACCT_FEDERATION …) that change what they print, so they get none of ours:
+the environment is made here, with one zone and one locale.
+"""
+
+import logging
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO
+
+from steward.config import ClusterSettings
+from steward.slurm.errors import (
+    SlurmDown,
+    SlurmError,
+    SlurmMissing,
+    SlurmRefused,
+    SlurmUnavailable,
+    UnknownJob,
+)
+
+log = logging.getLogger(__name__)
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# What a site may need so that its commands run at all; none of these changes what they print.
+_INHERITED = ("PATH", "LD_LIBRARY_PATH", "SLURM_CONF")
+
+_LONGEST_SAID = 500
+_REAP_S = 5.0
+
+# Slurm's messages as its commands write them on stderr (slurm_errno.c and the commands' own).
+_UNKNOWN_JOB = re.compile(r"Invalid job id specified")
+_REFUSED = re.compile(
+    r"Access/permission denied|Invalid user id|Only (?:root|slurm)|not authorized|"
+    r"Access denied|You are not",
+    re.IGNORECASE,
+)
+_DOWN = re.compile(r"connect failure|Connection refused", re.IGNORECASE)
+_AWAY = re.compile(
+    r"Unable to contact|Unable to connect|Unable to establish|Connection refused|"
+    r"Connection timed out|Socket timed out|Communication connection failure|"
+    r"Zero Bytes were transmitted|temporarily unable|temporarily unavailable|"
+    r"in standby mode|connect failure|failed to fetch config|"
+    r"Could not establish a configuration source|Unable to process configuration file|"
+    r"Munge (?:encode|decode) failed|Protocol authentication error|"
+    r"Slurm database service|slurm_persist_conn_open|Problem talking to the database|"
+    r"Unable to access the database|not running with a database|Incompatible versions",
+    re.IGNORECASE,
+)
+
+
+class Commands:
+    """Slurm's commands as one cluster needs them.
+
+    Args:
+        cluster: Its name, for messages.
+        settings: slurm_conf, slurm_bin, slurm_prefix and command_timeout_s are used.
+    """
+
+    def __init__(self, cluster: str, settings: ClusterSettings) -> None:
+        self._cluster = cluster
+        self._settings = settings
+
+    def environment(self) -> dict[str, str]:
+        """The variables that a command is given: times in UTC, text in no language."""
+        kept = {name: os.environ[name] for name in _INHERITED if os.environ.get(name)}
+        kept.setdefault("PATH", _PATH)
+        if self._settings.slurm_conf:
+            kept["SLURM_CONF"] = self._settings.slurm_conf
+        # 1024 bytes of a task expression are enough for all but torn arrays; without a
+        # bound one array's expression may be as long as the rest of the queue.
+        return {**kept, "LC_ALL": "C", "TZ": "UTC", "SLURM_BITSTR_LEN": "1024"}
+
+    def command(self, program: str, *arguments: str) -> list[str]:
+        """The words that start ``program``, with the cluster's prefix and directory."""
+        where = self._settings.slurm_bin
+        return [
+            *self._settings.slurm_prefix,
+            os.path.join(where, program) if where else program,
+            *arguments,
+        ]
+
+    def run(
+        self,
+        program: str,
+        *arguments: str,
+        variables: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        """What a command writes on stdout.
+
+        Args:
+            program: Its name ("squeue").
+            arguments: Its arguments.
+            variables: Environment variables for this one call; unlike arguments, other
+                users cannot read them in /proc.
+            timeout_s: Seconds that it may take; the cluster's setting if None.
+
+        Raises:
+            SlurmMissing: There is no such command.
+            SlurmUnavailable: Slurm's daemon does not answer, or not in time.
+            SlurmRefused: Slurm does not let us.
+            UnknownJob: Slurm knows no such job.
+            SlurmError: It failed for another reason.
+        """
+        words = self.command(program, *arguments)
+        limit_s = timeout_s if timeout_s is not None else self._settings.command_timeout_s
+        code, out, err = self._run(words, {**self.environment(), **(variables or {})}, limit_s)
+        said = _tidy(err)
+        if code != 0 or (not out and _AWAY.search(said)):
+            raise self._error(words, code, said)
+        return out
+
+    def run_into(
+        self, file: BinaryIO, program: str, *arguments: str, timeout_s: float | None = None
+    ) -> None:
+        """Run a command that may write more than memory should hold: into a file.
+
+        Args:
+            file: Takes what the command writes on stdout.
+            program: Its name ("sacct").
+            arguments: Its arguments.
+            timeout_s: Seconds that it may take; the cluster's setting if None.
+
+        Raises:
+            SlurmError: As :meth:`run` raises it.
+        """
+        words = self.command(program, *arguments)
+        limit_s = timeout_s if timeout_s is not None else self._settings.command_timeout_s
+        code, _, err = self._run(words, self.environment(), limit_s, file.fileno())
+        said = _tidy(err)
+        if code != 0 or (not os.fstat(file.fileno()).st_size and _AWAY.search(said)):
+            raise self._error(words, code, said)
+
+    def _run(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        timeout_s: float,
+        stdout: int = subprocess.PIPE,
+    ) -> tuple[int, bytes, str]:
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=subprocess.PIPE,
+                env=environment,
+                cwd="/",
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            raise self._missing(words, str(error)) from error
+        except OSError as error:
+            what = f"cluster {self._cluster}: {words[0]} cannot be started: {error.strerror}"
+            raise SlurmUnavailable(what, words, str(error)) from error
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            what = (
+                f"cluster {self._cluster}: '{_short(words)}' took longer than {timeout_s:g} s; "
+                "is slurmctld busy? (command_timeout_s sets the limit)"
+            )
+            raise SlurmUnavailable(what, words, "") from error
+        finally:
+            _end(process)
+        return process.returncode, out or b"", err.decode("utf-8", "backslashreplace")
+
+    def _missing(self, words: Sequence[str], said: str) -> SlurmMissing:
+        return SlurmMissing(
+            f"cluster {self._cluster}: there is no command {words[0]}: "
+            "set slurm_bin to the directory of Slurm's commands, or install them",
+            words,
+            said,
+        )
+
+    def _error(self, words: Sequence[str], code: int, said: str) -> SlurmError:
+        if code in (126, 127) and self._settings.slurm_prefix:
+            return self._missing(words, said)
+        what = f"cluster {self._cluster}: '{_short(words)}' failed: {said or f'exit code {code}'}"
+        if code < 0:
+            return SlurmUnavailable(f"{what} (signal {-code})", words, said)
+        for pattern, kind in (
+            (_UNKNOWN_JOB, UnknownJob),
+            (_DOWN, SlurmDown),
+            (_AWAY, SlurmUnavailable),
+            (_REFUSED, SlurmRefused),
+        ):
+            if pattern.search(said):
+                return kind(what, words, said)
+        return SlurmError(what, words, said)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Leave nothing behind of a command that is given up (it leads its own process group)."""
+    if process.returncode is not None:
+        return
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it ended in this moment, and is reaped below
+    except PermissionError:
+        process.kill()  # a prefix such as sudo changed the user of some of them
+    for pipe in (process.stdout, process.stderr):
+        if pipe:
+            pipe.close()
+    try:
+        process.wait(_REAP_S)
+    except subprocess.TimeoutExpired:
+        log.warning("pid %d (%s) hangs in the kernel: left behind", process.pid, process.args)
+
+
+def _short(words: Sequence[str]) -> str:
+    text = " ".join(words)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _tidy(said: str) -> str:
+    """What a command said, as one line of bounded length."""
+    lines = (" ".join(line.split()) for line in said.splitlines())
+    text = "; ".join(line for line in lines if line)
+    return text if len(text) <= _LONGEST_SAID else text[: _LONGEST_SAID - 3] + "..."

@@ -1,0 +1,250 @@
+"""What a row of sacct says, as records: of a job, or of a step.
+
+A row is what its columns hold, by their names in small letters. Sizes may have
+units, times may be in a zone: rows come from sacct itself and from files that
+somebody wrote with it.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, tzinfo
+from typing import Any, Final
+
+from steward.lines import Line
+from steward.records import JobRecord
+from steward.slurm import values
+from steward.slurm.people import People
+
+Row = Mapping[str, str]
+"""A row's columns, by their names in small letters."""
+
+NAMED: Final = re.compile(r"(\d{1,10})(?:_(?:\[(.+)\]|(\d{1,10}))|\+(\d{1,10}))?(?:\.(.+))?")
+"""What sacct calls a job or a step: 12, 12_3, 12_[4-9], 12+1, 12.batch, 12_3.0."""
+
+_CLOCK: Final = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,2})(?:\.(\d{1,6}))?")
+_SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)([KMGTPE]?)")
+_UNITS: Final = {"": 1, **{unit: 1024 ** (n + 1) for n, unit in enumerate("KMGTPE")}}
+_NOTHING: Final = frozenset({"", "None", "Unknown", "None assigned", "(null)"})
+_US: Final = 1_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def job_of(row: Row, people: People, zone: tzinfo = UTC) -> JobRecord | None:
+    """The record of a job; None if the row tells too little: no id, or no submit time.
+
+    Args:
+        row: Of a job, not of a step.
+        people: Who looks names up.
+        zone: What the row's times are in.
+    """
+    named = NAMED.fullmatch(row.get("jobid", "")) or NAMED.fullmatch(row.get("jobidraw", ""))
+    raw = row.get("jobidraw") or (named[1] if named and not named[2] and not named[3] else "")
+    submit = moment_of(row.get("submit", ""), zone)
+    if named is None or not raw.isdigit() or submit is None:
+        return None
+    is_array, is_het = "_" in named[0], named[4] is not None
+    state, by = _state(row)
+    status = values.exit_status(row.get("exitcode", ""))
+    derived = values.exit_status(row.get("derivedexitcode", ""))
+    limit = values.number(row.get("timelimitraw", ""))
+    return JobRecord(
+        job_id=int(raw),
+        state=state,
+        cancelled_by=by,
+        array_job_id=int(named[1]) if is_array else 0,
+        array_task=(named[2] or named[3]) if is_array else "",
+        het_job_id=int(named[1]) if is_het else 0,
+        het_offset=int(named[4]) if is_het else 0,
+        original_sluid=_text(row, "originalsluid"),
+        restarts=values.number(row.get("restarts", "")) or 0,
+        submit=submit,
+        eligible=moment_of(row.get("eligible", ""), zone),
+        start=moment_of(row.get("start", ""), zone),
+        end=moment_of(row.get("end", ""), zone),
+        suspended_s=_seconds(row.get("suspended", "")),
+        time_limit_s=values.seconds(row.get("timelimit", "")) if limit is None else limit * 60,
+        nodes=values.number(row.get("nnodes", "")),
+        cpus=values.number(row.get("ncpus", row.get("alloccpus", ""))),
+        requested_cpus=values.number(row.get("reqcpus", "")),
+        requested_nodes=values.number(row.get("reqnodes", "")),
+        priority=values.number(row.get("priority", "")),
+        exit_code=status[0] if status else None,
+        exit_signal=status[1] if status else None,
+        derived_exit_code=derived[0] if derived else None,
+        derived_exit_signal=derived[1] if derived else None,
+        **_person(row, people),
+        **_texts(row),
+    )
+
+
+def step_of(row: Row, job: JobRecord, cluster: str, zone: tzinfo = UTC) -> Line | None:
+    """The line of a step; None if the row's name is no step's.
+
+    Args:
+        row: Of a step.
+        job: Of the job, whose row is before it.
+        cluster: The cluster's name.
+        zone: What the row's times are in.
+    """
+    named = NAMED.fullmatch(row.get("jobid", "")) or NAMED.fullmatch(row.get("jobidraw", ""))
+    if named is None or named[5] is None:
+        return None
+    state, by = _state(row)
+    status = values.exit_status(row.get("exitcode", ""))
+    return Line(
+        cluster=cluster,
+        job_id=job.job_id,
+        label="",
+        step=named[5][:40],
+        name=_text(row, "jobname"),
+        state=state,
+        cancelled_by=by,
+        exit_code=status[0] if status else None,
+        exit_signal=status[1] if status else None,
+        start_us=_micros(moment_of(row.get("start", ""), zone)),
+        end_us=_micros(moment_of(row.get("end", ""), zone)),
+        suspended_s=_seconds(row.get("suspended", "")) or 0,
+        nodes=values.number(row.get("nnodes", "")) or 0,
+        cpus=values.number(row.get("ncpus", row.get("alloccpus", ""))) or 0,
+        nodelist=_text(row, "nodelist"),
+        tres_allocated=_text(row, "alloctres"),
+        tasks=values.number(row.get("ntasks", "")) or 0,
+        container=_text(row, "container"),
+        submit_line=_text(row, "submitline"),
+        source="slurmdbd",
+        **_used(row),
+    )
+
+
+def moment_of(raw: str, zone: tzinfo) -> datetime | None:
+    """A time as sacct writes it; whole seconds since the epoch, too."""
+    if raw.isascii() and raw.isdigit() and len(raw) <= 11:
+        return datetime.fromtimestamp(int(raw), UTC) if int(raw) else None
+    found = values.moment(raw)
+    return None if found is None else found.replace(tzinfo=zone).astimezone(UTC)
+
+
+def clock_us(raw: str) -> int | None:
+    """A span as sacct writes it, in µs: "1-02:03:04", "00:00.017"; None for what is none."""
+    parts = _CLOCK.fullmatch(raw)
+    if parts is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in parts.groups()[:4])
+    whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return whole * _US + int((parts[5] or "").ljust(6, "0"))
+
+
+def size(raw: str) -> int | None:
+    """A size, in bytes: "3268608", "1632K", "0.01M"; None for what is none."""
+    parts = _SIZE.fullmatch(raw)
+    return None if parts is None else int(float(parts[1]) * _UNITS[parts[2]])
+
+
+_TEXTS: Final = {
+    "jobname": "name",
+    "account": "account",
+    "partition": "partition",
+    "qos": "qos",
+    "wckey": "wckey",
+    "reservation": "reservation",
+    "reqtres": "tres_requested",
+    "alloctres": "tres_allocated",
+    "nodelist": "nodelist",
+    "constraints": "constraints",
+    "licenses": "licenses",
+    "container": "container",
+    "failednode": "failed_node",
+    "flags": "job_flags",
+    "extra": "extra",
+    "reason": "reason",
+    "comment": "comment",
+    "admincomment": "admin_comment",
+    "systemcomment": "system_comment",
+    "submitline": "submit_line",
+    "workdir": "work_dir",
+    "stdin": "stdin",
+    "stdout": "stdout",
+    "stderr": "stderr",
+    "sluid": "sluid",
+}
+"""Columns with a text, and the fields of a record that they fill."""
+
+_MAXIMA: Final = {"max_rss": "mem", "max_pages": "pages", "max_read": "fs/disk"}
+_COLUMNS: Final = {"max_rss": "maxrss", "max_pages": "maxpages", "max_read": "maxdiskread"}
+_ALONE: Final = frozenset({"jobname", "sluid", "stdin", "stdout", "stderr"})
+"""Texts that may well be None or Unknown."""
+
+
+def _text(row: Row, column: str) -> str:
+    found = row.get(column, "")
+    if column in _ALONE:
+        return found
+    return "" if found in _NOTHING else found
+
+
+def _texts(row: Row) -> dict[str, Any]:
+    return {field: _text(row, column) for column, field in _TEXTS.items()}
+
+
+def _state(row: Row) -> tuple[str, int | None]:
+    state, _, rest = row.get("state", "").partition(" ")
+    by = rest.removeprefix("by ")
+    return state.rstrip("+").upper(), values.number(by) if by else None
+
+
+def _person(row: Row, people: People) -> dict[str, Any]:
+    uid, gid = values.number(row.get("uid", "")), values.number(row.get("gid", ""))
+    if uid is None and row.get("user"):
+        uid = people.uid(row["user"])
+    if gid is None and row.get("group"):
+        gid = people.gid(row["group"])
+    return {
+        "uid": uid,
+        "user": "" if uid is None else people.user(uid),
+        "gid": gid,
+        "group": "" if gid is None else people.group(gid),
+    }
+
+
+def _used(row: Row) -> dict[str, Any]:
+    """What a step used; where the node sampled nothing, nothing is known but its CPU time."""
+    found: dict[str, Any] = {
+        "user_us": clock_us(row.get("usercpu", "")),
+        "system_us": clock_us(row.get("systemcpu", "")),
+        "min_cpu_us": clock_us(row.get("mincpu", "")),
+        "min_cpu_node": _text(row, "mincpunode"),
+        "min_cpu_task": values.number(row.get("mincputask", "")),
+        "ave_cpu_us": clock_us(row.get("avecpu", "")),
+        "ave_rss_bytes": size(row.get("averss", "")),
+        "ave_pages": size(row.get("avepages", "")),
+    }
+    most, total, mean = (_tres(row, f"tresusagein{which}") for which in ("max", "tot", "ave"))
+    for field, tres in _MAXIMA.items():
+        column = _COLUMNS[field]
+        value = size(most.get(tres, "")) if tres in most else size(row.get(column, ""))
+        found[f"{field}_bytes" if field != "max_pages" else field] = value
+        found[f"{field}_node"] = _text(row, f"{column}node")
+        found[f"{field}_task"] = values.number(row.get(f"{column}task", ""))
+    found["ave_read_bytes"] = size(mean.get("fs/disk", row.get("avediskread", "")))
+    found["read_bytes"] = size(total.get("fs/disk", ""))
+    most, total, mean = (_tres(row, f"tresusageout{which}") for which in ("max", "tot", "ave"))
+    found["max_written_bytes"] = size(most.get("fs/disk", row.get("maxdiskwrite", "")))
+    found["max_written_node"] = _text(row, "maxdiskwritenode")
+    found["max_written_task"] = values.number(row.get("maxdiskwritetask", ""))
+    found["ave_written_bytes"] = size(mean.get("fs/disk", row.get("avediskwrite", "")))
+    found["written_bytes"] = size(total.get("fs/disk", ""))
+    return found
+
+
+def _tres(row: Row, column: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in row.get(column, "").split(","))
+    return {name: value for name, _, value in pairs if name}
+
+
+def _seconds(raw: str) -> int | None:
+    found = clock_us(raw)
+    return None if found is None else found // _US
+
+
+def _micros(moment: datetime | None) -> int:
+    return 0 if moment is None else int((moment - _EPOCH).total_seconds()) * _US

@@ -1,0 +1,174 @@
+"""The one way to open SQLite: which library, which pragmas, which schema.
+
+The library is the one that comes with pysqlite3, not the system's: releases
+before 3.51.3 can corrupt a WAL that two connections write and checkpoint, and
+two SQLite libraries in one process break each other's file locks. State lives
+on a local disk: SQLite's locks are not safe on a network file system.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pysqlite3 import dbapi2
+
+from steward.errors import StewardError, Unavailable
+from steward.filesystems import network_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OLDEST_SAFE = (3, 51, 3)
+
+
+def _as_it_is(value: None) -> None:
+    return value
+
+
+# For each None that is bound the library looks through all protocols for a way to adapt it,
+# which costs ten times what binding it does, unless it is told one.
+dbapi2.register_adapter(type(None), _as_it_is)
+
+Connection = Any
+"""A ``pysqlite3`` connection; the package has no type information."""
+
+Row = dbapi2.Row
+
+
+class SqliteError(StewardError):
+    """A database cannot be used as it is."""
+
+
+class SqliteUnavailable(Unavailable):
+    """A database cannot be used now (disk full, locked, I/O error)."""
+
+
+@contextmanager
+def translated(path: str) -> "Iterator[None]":
+    """Turn the library's errors into ours, naming the file.
+
+    Raises:
+        SqliteUnavailable: Disk full, I/O error, locked for longer than the time-out.
+        SqliteError: The file is damaged, is no database, or the statement is wrong.
+    """
+    try:
+        yield
+    except dbapi2.OperationalError as error:
+        text = str(error)
+        if any(sign in text for sign in ("no such", "syntax error", "malformed")):
+            raise SqliteError(f"{path}: {text}", path) from error
+        raise SqliteUnavailable(f"{path}: {text}", path) from error
+    except dbapi2.DatabaseError as error:
+        raise SqliteError(f"{path}: {error}", path) from error
+
+
+def open_database(
+    path: str,
+    migrations: Sequence[str],
+    *,
+    synchronous: str = "FULL",
+    timeout_s: float = 10.0,
+) -> Connection:
+    """Open a database for writing, create it 0600 if need be, and bring its schema up to date.
+
+    Args:
+        path: The database file; its directory must exist.
+        migrations: Scripts in order; the n-th takes the schema from version n to n + 1.
+        synchronous: SQLite's pragma of that name (FULL, NORMAL or OFF).
+        timeout_s: How long to wait for a lock, in seconds.
+
+    Raises:
+        SqliteError: A library too old, a network file system, a schema from a newer Steward.
+        SqliteUnavailable: The disk is full, or the file is locked or cannot be opened.
+    """
+    if dbapi2.sqlite_version_info < OLDEST_SAFE:
+        wanted = ".".join(map(str, OLDEST_SAFE))
+        raise SqliteError(
+            f"SQLite {dbapi2.sqlite_version} is too old, {wanted} or later is needed: "
+            "reinstall the pysqlite3 package"
+        )
+    kind = network_kind(os.path.dirname(path) or ".")
+    if kind:
+        raise SqliteError(
+            f"{path} is on {kind}, where SQLite locks are not safe: set state_dir to a local disk",
+            path,
+        )
+    with translated(path):
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC | os.O_RDWR, 0o600))
+        except OSError as error:
+            raise SqliteUnavailable(f"{path}: {error.strerror}", path) from error
+        connection = _connect(path, timeout_s)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA synchronous={synchronous}")
+        connection.execute("PRAGMA foreign_keys=ON")
+        _migrate(connection, path, migrations)
+    return connection
+
+
+def open_reader(path: str, *, timeout_s: float = 10.0) -> Connection:
+    """Open a database for reading only; statements that would write fail.
+
+    Raises:
+        SqliteUnavailable: There is no such database yet, or it cannot be read now.
+    """
+    if not os.path.exists(path):
+        raise SqliteUnavailable(f"{path} does not exist yet: has the daemon run?", path)
+    with translated(path):
+        connection = _connect(path, timeout_s)
+        connection.execute("PRAGMA query_only=ON")
+    return connection
+
+
+def open_scratch(script: str) -> Connection:
+    """A database for the length of one piece of work, on disk as far as it is large.
+
+    It has no name and is gone with its connection.
+
+    Args:
+        script: Makes its tables.
+
+    Raises:
+        SqliteUnavailable: There is no place for temporary files.
+    """
+    with translated("a temporary file"):
+        connection = dbapi2.connect("", isolation_level=None, check_same_thread=False)
+        connection.executescript(f"PRAGMA journal_mode=OFF;\n{script}\nBEGIN;")
+    return connection
+
+
+def _connect(path: str, timeout_s: float) -> Connection:
+    connection = dbapi2.connect(
+        path, timeout=timeout_s, isolation_level=None, check_same_thread=False
+    )
+    connection.execute("PRAGMA temp_store=MEMORY")
+    return connection
+
+
+def _migrate(connection: Connection, path: str, migrations: Sequence[str]) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > len(migrations):
+        raise SqliteError(
+            f"{path} was written by a newer Steward (schema {version}, this one knows "
+            f"{len(migrations)}): install that version again",
+            path,
+        )
+    for number, script in enumerate(migrations[version:], start=version + 1):
+        connection.executescript(
+            f"BEGIN IMMEDIATE;\n{script}\nPRAGMA user_version={number};\nCOMMIT;"
+        )
+
+
+@contextmanager
+def transaction(connection: Connection, path: str = "") -> "Iterator[Connection]":
+    """One write transaction: committed at the end, rolled back on any error."""
+    with translated(path):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")

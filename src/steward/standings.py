@@ -1,0 +1,79 @@
+"""What each cluster's Slurm last said of who stands where, kept for the processes that decide.
+
+One process asks Slurm, now and then; the processes that answer requests read
+what it wrote, so that no request waits for Slurm. What is too old is not used:
+who is unknown sees no more than their own.
+"""
+
+import os
+import re
+import time
+
+import msgspec
+
+from steward.access import Access, Standing
+from steward.config import Settings
+from steward.errors import StewardError, Unavailable
+
+OLDEST_S = 86400.0
+"""Seconds after which a standing is not believed any more."""
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_decoder = msgspec.json.Decoder(Standing)
+
+
+class StandingsUnavailable(Unavailable):
+    """The standings cannot be written now."""
+
+
+class Standings:
+    """The standings of all clusters, one file each.
+
+    Args:
+        state_dir: Steward's state directory.
+    """
+
+    def __init__(self, state_dir: str) -> None:
+        self._state_dir = state_dir
+
+    def put(self, cluster: str, standing: Standing) -> None:
+        """Keep what a cluster's Slurm says now.
+
+        Raises:
+            StandingsUnavailable: It cannot be written.
+        """
+        path = self._path(cluster)
+        fresh = f"{path}.{os.getpid()}"
+        try:
+            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                file.write(msgspec.json.encode(standing))
+            # Whole or not at all; after a power loss Slurm is asked again.
+            os.replace(fresh, path)
+        except OSError as error:
+            raise StandingsUnavailable(f"cannot write {path}: {error.strerror}", path) from error
+
+    def get(self, cluster: str) -> Standing | None:
+        """What a cluster's Slurm last said; None if that is unknown or too long ago."""
+        try:
+            with open(self._path(cluster), "rb") as file:
+                age_s = time.time() - os.fstat(file.fileno()).st_mtime
+                return _decoder.decode(file.read()) if age_s < OLDEST_S else None
+        except (OSError, StewardError, msgspec.MsgspecError):
+            # Not asked yet, or no cluster of ours: nothing is known, and nothing is granted.
+            return None
+
+    def _path(self, cluster: str) -> str:
+        if _SAFE_NAME.fullmatch(cluster) is None:
+            raise StewardError(f"{cluster!r} is not a cluster's name", cluster)
+        return os.path.join(self._state_dir, f"standing-{cluster}.json")
+
+
+def access_of(settings: Settings) -> Access:
+    """Who may see what, by the configuration and by what Slurm last said."""
+    try:
+        own_uid = os.stat(settings.state_dir).st_uid
+    except OSError:
+        # Nothing is there to be seen yet, by anyone.
+        own_uid = os.geteuid()
+    return Access(settings.access, own_uid, Standings(settings.state_dir).get)

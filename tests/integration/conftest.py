@@ -1,0 +1,130 @@
+"""What the integration tests stand on: a real Slurm cluster and servers, gone again afterwards."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import pytest
+from submitting import Submit, submit_to
+
+from servers.kafka import Kafka
+from servers.process import Server
+from servers.search import Elasticsearch, OpenSearch, SearchServer
+from steward.sandbox import Sandbox, SandboxSpec
+
+# Whoever runs tests in the background has Ctrl-C ignored, and what ignores it hands that on to
+# the programs that it starts; some of these tests are about what Ctrl-C ends.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+SLURM = os.environ.get("STEWARD_SLURM", "")
+"""Version of Slurm to test on; the installed one if empty."""
+
+ELASTICSEARCH = int(os.environ.get("STEWARD_ELASTICSEARCH", "9"))
+OPENSEARCH = int(os.environ.get("STEWARD_OPENSEARCH", "3"))
+"""Major versions to test on."""
+
+_SEARCH = {"elasticsearch", "opensearch", "search_server"}
+Kind = TypeVar("Kind", bound=Server)
+_started = pytest.StashKey[list[Server]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a server, so that nobody has to think of it."""
+    for item in items:
+        asked = set(getattr(item, "fixturenames", ()))
+        if asked & {"kafka", *_SEARCH}:
+            item.add_marker(pytest.mark.servers)
+        if asked & _SEARCH:
+            item.add_marker(pytest.mark.search)
+        if "booked_sandbox" in asked:
+            item.add_marker(pytest.mark.database)
+
+
+@pytest.fixture(scope="session")
+def slurm_version() -> str:
+    """The version that tests bring clusters up with: for a SandboxSpec's ``slurm``."""
+    return SLURM
+
+
+@pytest.fixture(scope="session")
+def sandbox(slurm_version: str) -> Iterator[Sandbox]:
+    """A cluster that all tests share: leave its daemons running and its nodes up."""
+    with Sandbox.up(SandboxSpec(slurm=slurm_version), say=print) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def booked_sandbox(slurm_version: str) -> Iterator[Sandbox]:
+    """A cluster that all tests share, whose jobs are in Slurm's own books (slurmdbd) too."""
+    with Sandbox.up(SandboxSpec(slurm=slurm_version, accounting=True), say=print) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def submitter(sandbox: Sandbox) -> str:
+    """One of the cluster's ordinary users."""
+    return next(iter(sandbox.users))
+
+
+@pytest.fixture(scope="session")
+def submit(sandbox: Sandbox, submitter: str) -> Submit:
+    """Submit a batch script to the shared cluster; returns the job's id."""
+
+    def call(script: str | bytes, *, user: str = submitter, **options: Any) -> int:
+        return submit_to(sandbox, script, user=user, **options)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def kafka(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """A broker that all tests share: take a topic and a consumer group of your own."""
+    yield from _shared(pytestconfig, Kafka(tmp_path_factory.mktemp("kafka")))
+
+
+@pytest.fixture(scope="session")
+def majors() -> dict[str, int]:
+    """The major versions to test on, for servers of a test's own."""
+    return {"elasticsearch": ELASTICSEARCH, "opensearch": OPENSEARCH}
+
+
+@pytest.fixture(scope="session")
+def elasticsearch(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Elasticsearch]:
+    """A node that all tests share: take names of your own for indices and templates."""
+    directory = tmp_path_factory.mktemp("elasticsearch")
+    yield from _shared(pytestconfig, Elasticsearch(ELASTICSEARCH, directory))
+
+
+@pytest.fixture(scope="session")
+def opensearch(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OpenSearch]:
+    """A node that all tests share: take names of your own for indices and templates."""
+    yield from _shared(pytestconfig, OpenSearch(OPENSEARCH, tmp_path_factory.mktemp("opensearch")))
+
+
+@pytest.fixture(scope="session", params=["elasticsearch", "opensearch"])
+def search_server(request: pytest.FixtureRequest) -> SearchServer:
+    """Each of the two in turn."""
+    server: SearchServer = request.getfixturevalue(request.param)
+    return server
+
+
+def _shared(config: pytest.Config, server: Kind) -> Iterator[Kind]:
+    started = config.stash.setdefault(_started, [])
+    started.append(server)
+    with server:
+        yield server
+    started.remove(server)
+
+
+@pytest.fixture(autouse=True)
+def servers_up(pytestconfig: pytest.Config) -> None:
+    """Start again what a test killed, and failed before it had it running again."""
+    for server in pytestconfig.stash.get(_started, []):
+        if not server.pid:
+            server.start()

@@ -1,0 +1,124 @@
+"""Controllers that report to a Steward, and the munged that each cluster has."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import msgspec
+from running import Daemon, ask, wait_until
+
+from steward.config import (
+    ArchiveSettings,
+    ClusterSettings,
+    FilesSinkSettings,
+    ForwardSettings,
+    JournalSettings,
+    ReceiveSettings,
+    Settings,
+)
+
+
+class Munged:
+    """A munged of the test's own.
+
+    Args:
+        directory: Where its socket and its key are; made if need be.
+        origin: The address that its credentials carry.
+        key: The key; a new one if empty.
+    """
+
+    def __init__(self, directory: Path, origin: str = "127.0.0.1", key: bytes = b"") -> None:
+        directory.mkdir(mode=0o711)
+        self.socket = str(directory / "socket")
+        self.key = key or os.urandom(128)
+        key_file = directory / "key"
+        key_file.touch(mode=0o600)
+        key_file.write_bytes(self.key)
+        files = {
+            "key-file": key_file,
+            "socket": self.socket,
+            "log-file": directory / "log",
+            "pid-file": directory / "pid",
+            "seed-file": directory / "seed",
+        }
+        options = [f"--{name}={value}" for name, value in files.items()]
+        with (directory / "out").open("wb") as out:
+            self._process = subprocess.Popen(
+                ["munged", "--foreground", "--force", f"--origin={origin}", *options],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"},
+            )
+        try:
+            wait_until(lambda: os.path.exists(self.socket), 20.0)
+        except AssertionError:
+            self.close()
+            raise AssertionError((directory / "out").read_text()) from None
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait(20)
+
+
+class Controller(Daemon):
+    """``steward controller``, as a slurmctld host runs it."""
+
+    command = "controller"
+
+    def is_forwarded(self, cluster: str = "c1") -> bool:
+        """Whether all that it has captured is durable over there."""
+        head = ask(self.settings, "journal.db", "SELECT ifnull(max(id), 0) FROM event")
+        ((position,),) = ask(self.settings, f"forward-{cluster}.db", "SELECT position FROM cursor")
+        state, _ = self.status(f"forward.{cluster}")
+        return bool(position >= head[0][0] and state == "running")
+
+
+def serve_settings(
+    directory: Path,
+    port: int,
+    clusters: dict[str, ClusterSettings],
+    receive: ReceiveSettings | None = None,
+) -> Settings:
+    """Settings of the Steward that is reported to."""
+    directory.mkdir(exist_ok=True)
+    # No Slurm tells whose the scripts are: nothing is to be waited for.
+    files = FilesSinkSettings(path=str(directory / "archive"), identity_wait_s=0.2)
+    return Settings(
+        state_dir=str(directory / "state"),
+        socket=str(directory / "sock"),
+        cluster={name: msgspec.structs.replace(of, remote=True) for name, of in clusters.items()},
+        archive=ArchiveSettings(sink={"files": files}),
+        journal=JournalSettings(keep_s=2.0),
+        receive=msgspec.structs.replace(receive or ReceiveSettings(), listen=f"127.0.0.1:{port}"),
+    )
+
+
+def controller_settings(
+    directory: Path,
+    port: int,
+    spool: Path,
+    munge_socket: str = "",
+    *,
+    cluster: str = "c1",
+    forward: ForwardSettings | None = None,
+) -> Settings:
+    """Settings of a controller that watches a spool."""
+    directory.mkdir(exist_ok=True)
+    spool.mkdir(exist_ok=True)
+    forward = forward or ForwardSettings()
+    return Settings(
+        state_dir=str(directory / "state"),
+        socket="",
+        cluster={
+            cluster: ClusterSettings(slurm=False, spool=str(spool), munge_socket=munge_socket)
+        },
+        journal=JournalSettings(keep_s=2.0),
+        forward=msgspec.structs.replace(forward, to=f"127.0.0.1:{port}"),
+    )
+
+
+def said(daemon: Daemon, what: str, timeout_s: float = 30.0) -> None:
+    """Wait until a daemon has said something."""
+    daemon.wait(lambda: what in daemon.log(), timeout_s)

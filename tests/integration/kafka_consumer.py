@@ -1,0 +1,143 @@
+"""Whoever takes a topic in: the command with an archive of its own, and a member of a group."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from below import files_below
+from kafka_jobs import Topic
+
+from steward.capture.kafka.jobs import Taking
+from steward.capture.kafka.source import KafkaSource
+from steward.config import ConsumeSettings, RedactSettings
+from steward.events import JOB_SCRIPT, Event
+from steward.incoming import Store, Stores
+from steward.redact import Redactor
+from steward.waiting import Stop
+
+_TIMEOUT_S = 60
+
+
+class Consumer:
+    """``steward archive consume`` into an archive, and questions to it."""
+
+    def __init__(self, topic: Topic, home: Path) -> None:
+        self.topic = topic
+        self.group = str(uuid.uuid4())
+        self.archive = home / "archive"
+        self.place = ("--archive", str(self.archive))
+        self.log_path = home / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _words(self, *more: str) -> list[str]:
+        return [
+            *(sys.executable, "-m", "steward", "archive", "consume", "--from", "kafka"),
+            *("--server", self.topic.kafka.bootstrap, "--topic", self.topic.name),
+            *("--group", self.group, "--archive", str(self.archive), *more),
+        ]
+
+    def once(self, *more: str, code: int = 0) -> str:
+        """Take what is in the topic now; what is said on the way."""
+        done = subprocess.run(
+            self._words("--once", *more), capture_output=True, timeout=_TIMEOUT_S, check=False
+        )
+        said = (done.stdout + done.stderr).decode()
+        assert done.returncode == code, said
+        return said
+
+    def start(self) -> None:
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._words(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(20)
+            self._process = None
+
+    def ask(self, *words: str) -> Any:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "steward", "archive", *words),
+                *(*self.place, "--json"),
+            ],
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        return json.loads(done.stdout)
+
+    def jobs(self, *words: str) -> dict[tuple[str, int], dict[str, Any]]:
+        """What ``archive list`` shows of all jobs; fails if one is there twice."""
+        lines = self.ask("list", "-S", "2026-01-01", *words)["jobs"]
+        found = {(line["cluster"], line["job_id"]): line for line in lines}
+        assert len(found) == len(lines)
+        return found
+
+    def files(self, suffix: str = "sh") -> dict[int, bytes]:
+        """The archive's files by job; fails if one is there twice."""
+        found: dict[int, bytes] = {}
+        for path in files_below(self.archive, f"*.{suffix}"):
+            if path.relative_to(self.archive).parts[0] not in {".steward", ".incoming"}:
+                job_id = int(path.name.split("-")[0])
+                assert job_id not in found, path
+                found[job_id] = path.read_bytes()
+        return found
+
+    def committed(self) -> dict[int, int]:
+        """The offsets of its group, by partition."""
+        from confluent_kafka import Consumer as Client
+        from confluent_kafka import TopicPartition
+
+        client = Client({"bootstrap.servers": self.topic.kafka.bootstrap, "group.id": self.group})
+        try:
+            places = [TopicPartition(self.topic.name, number) for number in range(3)]
+            found = client.committed(places, timeout=20)
+            return {place.partition: max(0, place.offset) for place in found}
+        finally:
+            client.close()
+
+
+class Source:
+    """A member of a group, in a thread of its own, that keeps its events in a list."""
+
+    def __init__(self, topic: Topic, group: str, directory: Path, *, own: str = "") -> None:
+        self.events: list[Event] = []
+        self.stop = Stop()
+        taking = Taking(
+            Redactor(RedactSettings()), lambda cluster, key: False, set, environments=True
+        )
+        self.source = KafkaSource(
+            "all",
+            ConsumeSettings(broker=topic.broker(), group=group),
+            {own},
+            Stores([Store("state", str(directory))]),
+            taking,
+            self._append,
+        )
+        self._thread = threading.Thread(
+            target=self.source.run, args=(self.stop, lambda: None), daemon=True
+        )
+        self._thread.start()
+
+    def _append(self, events: Sequence[Event]) -> None:
+        time.sleep(0.02)
+        self.events += events
+
+    def scripts(self) -> list[str]:
+        return [event.key for event in self.events if event.kind == JOB_SCRIPT]
+
+    def end(self) -> None:
+        self.stop.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()

@@ -1,0 +1,53 @@
+"""How integration tests submit jobs to a sandbox, and wait for what comes of them."""
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from steward.sandbox import Sandbox
+
+
+class Submit(Protocol):
+    def __call__(self, script: str | bytes, *, user: str = ..., **options: Any) -> int: ...
+
+
+def submit_to(
+    cluster: Sandbox,
+    script: str | bytes,
+    *,
+    user: str,
+    env: dict[str, str] | None = None,
+    **options: Any,
+) -> int:
+    """Submit a batch script; returns the job's id.
+
+    Options are sbatch's: ``job_name="x"`` is ``--job-name=x``, ``hold=True`` is ``--hold``.
+    """
+    words = ["sbatch", "--parsable"]
+    for name, value in options.items():
+        option = "--" + name.replace("_", "-")
+        words.append(option if value is True else f"{option}={value}")
+    data = script.encode() if isinstance(script, str) else script
+    result = cluster.run(words, user=user, input=data, env=env, text=False)
+    match = re.match(rb"\d+", result.stdout)
+    assert match, (result.stdout, result.stderr)
+    return int(match.group())
+
+
+def state_of(cluster: Sandbox, job: int) -> str:
+    """The state that squeue shows of a job, "" if it shows none."""
+    command = ["squeue", "-h", "-t", "all", "-j", str(job), "-o", "%T"]
+    return str(cluster.run(command, check=False).stdout).strip()
+
+
+PATIENCE: Final = 3
+"""Limits are for machines that are not busy; a slower one gets so many times as long."""
+
+
+def wait_until(ready: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Wait for something that is sure to come about; fails if it has not after the time-out."""
+    deadline = time.monotonic() + PATIENCE * timeout_s
+    while not ready():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)

@@ -1,0 +1,243 @@
+"""slurmctld, a slurmd, the agent and the daemon are killed in the middle of 500 jobs.
+
+``STEWARD_ACCOUNTING_KILL_SEED`` repeats the order of an earlier run.
+"""
+
+import collections
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import pytest
+from bookkeeping import Site, home, spec_of
+from running import chance_of
+from submitting import wait_until
+
+from steward.access import Access, Asker, Standing
+from steward.accounting.gaps import Finding, GapsRequest
+from steward.accounting.gaps import gaps as find_gaps
+from steward.accounting.room import AccountingRoom
+from steward.events import RUN_END, RUN_START, utc_now
+from steward.journal import JournalReader
+from steward.sandbox import Sandbox
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(os.geteuid() != 0, reason="slurmstepd runs as root"),
+    pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
+]
+
+JOBS = 500
+KILLS = 12
+BATCH = "#!/bin/sh\nsrun true\nsleep 0.{}\n"
+
+
+@pytest.fixture
+def site(slurm_version: str) -> Iterator[Site]:
+    spec = spec_of(
+        f"{home()}/kill",
+        slurm_version,
+        accounting=False,
+        cpus=8,
+        min_job_age_s=300,
+        extra=("SlurmdTimeout=600",),
+    )
+    with Sandbox.up(spec, say=print) as cluster:
+        site = Site(cluster)
+        try:
+            site.start()
+            yield site
+        finally:
+            site.close()
+
+
+def kill(site: Site, what: str) -> None:
+    """End one of them as a power switch would, and start it again."""
+    cluster = site.cluster
+    if what == "slurmctld":
+        cluster.kill_controller()
+        cluster.restart_controller(timeout_s=120)
+    elif what == "agent":
+        site.kill_agent()
+        site.start_agent()
+    elif what == "serve":
+        site.daemon.close()
+        site.daemon.start()
+    else:
+        cluster.stop_service(what, 9)
+        cluster.start_service(what)
+
+
+def resume(site: Site) -> None:
+    """Have nodes go on: slurmctld drains those on which it finds jobs that it has forgotten."""
+    words = ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %t"]
+    for line in site.cluster.run(words, check=False).stdout.splitlines():
+        node, state = line.split()
+        if state.startswith(("drain", "drng", "down")):
+            update = ["scontrol", "update", f"nodename={node}", "state=resume"]
+            site.cluster.run(update, check=False)
+    # A job whose launch failed is requeued and held; others are begun again after two minutes.
+    for job, reason, start in _queue(site, "PD"):
+        if "held" in reason:
+            site.cluster.run(["scontrol", "release", job], check=False)
+        elif reason == "BeginTime" and _ahead_s(start) > 10:
+            # Not at once: a node refuses what was granted as it was told to end the run before.
+            words = ["scontrol", "update", f"jobid={job}", "starttime=now+3"]
+            site.cluster.run(words, check=False)
+
+
+def _queue(site: Site, states: str) -> list[list[str]]:
+    """Id, reason and start of each job in a state."""
+    words = ["squeue", "-h", "-t", states, "-o", "%i|%r|%S"]
+    found = site.cluster.run(words, env={"TZ": "UTC"}, check=False).stdout
+    return [line.split("|") for line in found.splitlines()]
+
+
+def _ahead_s(start: str) -> float:
+    """Seconds until then; none where it is not known."""
+    if start == "N/A":
+        return 0
+    return (datetime.fromisoformat(f"{start}+00:00") - datetime.now(UTC)).total_seconds()
+
+
+LOST_S = 30
+"""Jobs last a second; slurmctld believes a node that it lost one after twenty."""
+
+
+class Operator:
+    """Helps a cluster on whose slurmctld has forgotten how jobs ended before it was killed.
+
+    It believes them to run until their node registers anew: once in twenty pings, or when
+    slurmd starts.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._helped = time.monotonic()
+
+    def is_idle(self) -> bool:
+        """Whether no job waits or runs, all nodes being up."""
+        resume(self._site)
+        if not _queue(self._site, "PD,R,S,CG,CF"):
+            return self._site.cluster.run(["scontrol", "ping"], check=False).returncode == 0
+        running = _queue(self._site, "R")
+        is_due = time.monotonic() - self._helped > LOST_S
+        if is_due and any(_ahead_s(start) < -LOST_S for *_, start in running):
+            self._helped = time.monotonic()
+            for name in self._site.cluster.status():
+                if name.startswith("slurmd."):
+                    self._site.cluster.restart_service(name)
+        time.sleep(0.5)  # Every look is work for a machine that has enough of it.
+        return False
+
+
+Run = tuple[int, str, int]
+
+
+def counts(site: Site) -> dict[str, collections.Counter[Run]]:
+    """How often the start and the end of each run were said, corrections aside."""
+    found: dict[str, collections.Counter[Run]] = {
+        kind: collections.Counter() for kind in (RUN_START, RUN_END)
+    }
+    reader = JournalReader(str(site.daemon.state))
+    position = 0
+    try:
+        while True:
+            events, position = reader.read(position, {RUN_START, RUN_END}, 1000)
+            if not events:
+                return found
+            for event in events:
+                body = event.body
+                if not body.correction and body.piece_end is None:
+                    run = (body.job_id, body.first_submit.isoformat(), body.restarts)
+                    found[event.kind][run] += 1
+    finally:
+        reader.close()
+
+
+def rows(site: Site) -> list[list[str]]:
+    """Job or step, state and times of all that is booked."""
+    words = ("-a", "-D", "-n", "-P", "-S", "now-1hour", "-o", "JobID,State,Start,End,Restarts")
+    return [row.split("|") for row in site.ours(*words).splitlines()]
+
+
+def test_every_run_has_one_start_one_end_and_its_steps(site: Site) -> None:
+    chance = chance_of("STEWARD_ACCOUNTING_KILL_SEED")
+    victims = ["slurmctld", "slurmd.node1", "agent", "serve"] * (KILLS // 4)
+    chance.shuffle(victims)
+    at = sorted(chance.sample(range(20, JOBS - 20), len(victims)))
+    submitted: list[int] = []
+    # A slurmctld that is killed forgets the jobs of seconds, and gives their ids once more.
+    while len(set(submitted)) < JOBS:
+        while at and at[0] <= len(set(submitted)):
+            at.pop(0)
+            victim = victims.pop()
+            print(f"{time.strftime('%H:%M:%S')} job {len(submitted)}: {victim} is killed")
+            kill(site, victim)
+            resume(site)
+        submitted.append(site.submit(BATCH.format(chance.randrange(10))))
+    print(f"{time.strftime('%H:%M:%S')} all are submitted")
+    wait_until(Operator(site).is_idle, 200)
+    print(f"{time.strftime('%H:%M:%S')} all are over")
+    wait_until(lambda: _is_booked(site, set(submitted)), 120)
+    said = counts(site)
+    missing = gaps(site)
+    print(collections.Counter(one.kind for one in missing))
+    print(f"{len(submitted)} submitted, {len(set(submitted))} ids, {len(said[RUN_END])} runs")
+    assert {job for job, *_ in said[RUN_END]} == set(submitted)
+    twice = [(run, number) for kind in said for run, number in said[kind].items() if number > 1]
+    assert not twice
+    named = {(one.kind, one.job) for one in missing}
+    runs = _runs(rows(site))
+    # What slurmctld forgot before it had saved it has no end that anybody could know.
+    lost = [run for run in runs if run.state == "UNKNOWN"]
+    assert not [run for run in lost if ("run-lost", run.job) not in named]
+    stepless = [run for run in runs if run.start != "Unknown" and not {"batch", "0"} <= run.steps]
+    for run in stepless:
+        print(run)
+    jobs = {job for _kind, job in named}
+    assert not [run for run in stepless if run.job not in jobs]
+    assert len(stepless) <= len(set(submitted)) // 10
+
+
+def gaps(site: Site) -> tuple[Finding, ...]:
+    """What is missing, told as it will be in ten minutes: what is younger may still come."""
+    settings = site.daemon.settings
+    access = Access(settings.access, 0, lambda _cluster: Standing())
+    room = AccountingRoom(settings, access=access, now=lambda: utc_now() + timedelta(minutes=10))
+    try:
+        return find_gaps(room, Asker(uid=0, user="root"), GapsRequest(limit=10_000)).findings
+    finally:
+        room.close()
+
+
+class Booked(NamedTuple):
+    """A run as sacct shows it."""
+
+    job: str
+    state: str
+    start: str
+    steps: set[str]
+
+
+def _runs(found: list[list[str]]) -> list[Booked]:
+    runs: list[Booked] = []
+    for name, state, start, *_ in found:
+        job, _, step = name.partition(".")
+        if step:
+            runs[-1].steps.add(step)
+        else:
+            runs.append(Booked(job, state, start, set()))
+    return runs
+
+
+def _is_booked(site: Site, jobs: set[int]) -> bool:
+    found = rows(site)
+    ended = {name for name, state, _, end, _ in found if end != "Unknown" or state == "UNKNOWN"}
+    if not {str(job) for job in jobs} <= ended:
+        return False
+    return not [name for name, state, *_ in found if state in ("RUNNING", "PENDING")]

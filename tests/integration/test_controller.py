@@ -1,0 +1,347 @@
+"""``steward controller``: real ones, with real munged and real certificates, killed at will.
+
+``STEWARD_CONTROLLER_SEED`` repeats the instants of an earlier run.
+"""
+
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from below import files_below
+from controllers import Controller, Munged, controller_settings, said, serve_settings
+from running import (
+    Daemon,
+    archived,
+    assert_kept,
+    chance_of,
+    children_of,
+    journalled,
+    play,
+    stored,
+    wait_until,
+)
+
+import storm
+from servers.authority import Authority
+from servers.process import free_port
+from steward.capture.forwarded import wire
+from steward.capture.forwarded.munge import Munge, MungeUnavailable
+from steward.capture.forwarded.peers import Witness
+from steward.config import ClusterSettings, ForwardSettings, ReceiveSettings, Settings
+from steward.errors import Refused
+
+MakeMunged = Callable[..., Munged]
+HERE = ("127.0.0.1",)
+
+
+@pytest.fixture
+def fast() -> Iterator[Path]:
+    """A directory on tmpfs where there is one: the disk is not what is tested here."""
+    parent = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    where = Path(tempfile.mkdtemp(dir=parent))
+    yield where
+    shutil.rmtree(where)
+
+
+@pytest.fixture
+def make_munged(tmp_path: Path) -> Iterator[MakeMunged]:
+    made: list[Munged] = []
+
+    def make(origin: str = "127.0.0.1", key: bytes = b"") -> Munged:
+        made.append(Munged(tmp_path / f"munged{len(made)}", origin, key))
+        return made[-1]
+
+    yield make
+    for munged in made:
+        munged.close()
+
+
+def cluster_of(munged: Munged, *controllers: str) -> ClusterSettings:
+    return ClusterSettings(munge_socket=munged.socket, controllers=controllers or HERE)
+
+
+def test_scripts_are_archived_elsewhere(fast: Path, make_munged: MakeMunged) -> None:
+    munged, port = make_munged(), free_port()
+    serve = serve_settings(fast / "serve", port, {"c1": cluster_of(munged)})
+    settings = controller_settings(fast / "ctl1", port, fast / "spool", munged.socket)
+    with Daemon(serve, fast / "serve") as steward, Controller(settings, fast / "ctl1") as ctl1:
+        play(str(fast / "spool"), range(1, 51)).wait(30)
+        steward.wait(lambda: steward.is_quiet(50))
+        wait_until(lambda: ctl1.status("forward.c1")[0] == "running", 10.0)
+        # Bytes are let go of on the controller once they are over there.
+        wait_until(lambda: stored(settings) == set(), 20.0)
+        assert (ctl1.stop(), steward.stop()) == (0, 0)
+    assert_kept(serve, range(1, 51))
+    assert not (fast / "ctl1" / "state" / "archive").exists()
+    assert not (fast / "ctl1" / "state" / "jobs.db").exists()
+
+
+def test_what_is_captured_waits_until_steward_is_there(fast: Path, make_munged: MakeMunged) -> None:
+    munged, port = make_munged(), free_port()
+    serve = serve_settings(fast / "serve", port, {"c1": cluster_of(munged)})
+    settings = controller_settings(fast / "ctl1", port, fast / "spool", munged.socket)
+    with Controller(settings, fast / "ctl1") as ctl1:
+        play(str(fast / "spool"), range(1, 21)).wait(30)
+        ctl1.wait(lambda: len(journalled(settings)) == 20)
+        ctl1.wait(lambda: ctl1.status("forward.c1")[0] == "waiting")
+        assert "cannot be reached" in ctl1.status("forward.c1")[1]
+        for job_id in range(1, 21):
+            storm.remove_job(str(fast / "spool"), job_id)
+        with Daemon(serve, fast / "serve") as steward:
+            steward.wait(lambda: steward.is_quiet(20), 60.0)
+            steward.stop()
+    assert_kept(serve, range(1, 21))
+
+
+def test_a_host_reports_only_for_its_own_cluster(fast: Path, make_munged: MakeMunged) -> None:
+    """Two clusters with a key each, whose job ids are the same."""
+    one, two, port = make_munged(), make_munged(), free_port()
+    clusters = {"c1": cluster_of(one), "c2": cluster_of(two, "localhost")}
+    serve = serve_settings(fast / "serve", port, clusters)
+    first = controller_settings(fast / "one", port, fast / "spool1", one.socket)
+    second = controller_settings(fast / "two", port, fast / "spool2", two.socket, cluster="c2")
+    thief = controller_settings(fast / "thief", port, fast / "spool3", one.socket, cluster="c2")
+    for spool in ("spool1", "spool2", "spool3"):
+        storm.write_job(str(fast / spool), 1)
+    storm.write_job(str(fast / "spool3"), 666)
+    with (
+        Daemon(serve, fast / "serve") as steward,
+        Controller(first, fast / "one"),
+        Controller(second, fast / "two"),
+        Controller(thief, fast / "thief") as robbing,
+    ):
+        said(robbing, "may not report for cluster c2: the MUNGE credential was made with another")
+        steward.wait(lambda: "cluster c1" in steward.log() and "cluster c2" in steward.log())
+        steward.wait(lambda: steward.is_quiet(1))
+        wait_until(lambda: len(files_below(fast / "serve" / "archive", "1-*.sh")) == 2, 30.0)
+        robbing.wait(lambda: robbing.status("forward.c2")[0] == "waiting")
+    assert journalled(serve) == {1}
+
+
+def test_a_host_that_is_no_controller_is_refused(fast: Path, make_munged: MakeMunged) -> None:
+    """A compute node has the cluster's key, too."""
+    controller, port = make_munged(), free_port()
+    node = make_munged("127.0.0.9", controller.key)
+    serve = serve_settings(fast / "serve", port, {"c1": cluster_of(controller)})
+    settings = controller_settings(fast / "node", port, fast / "spool", node.socket)
+    storm.write_job(str(fast / "spool"), 1)
+    with Daemon(serve, fast / "serve"), Controller(settings, fast / "node") as daemon:
+        said(daemon, "was made on 127.0.0.9, which is none of 'controllers'")
+    assert journalled(serve) == set()
+
+
+def witnesses(ours: Munged, theirs: Munged, uid: int = -1) -> tuple[Witness, Witness]:
+    """A controller's and the receiver's; the receiver takes this uid, or our own."""
+    uids = frozenset({os.geteuid() if uid < 0 else uid})
+    return (
+        Witness(Munge(ours.socket), wire.FROM_CONTROLLER, uids),
+        Witness(Munge(theirs.socket), wire.FROM_RECEIVER, uids, frozenset(HERE)),
+    )
+
+
+def test_a_credential_counts_once_and_for_its_place_alone(make_munged: MakeMunged) -> None:
+    munged = make_munged()
+    says, hears = witnesses(munged, munged)
+    nonces, body = os.urandom(64), b"a batch"
+
+    def frame(number: int = 1, nonces: bytes = nonces) -> wire.Frame:
+        return wire.Frame(body, says.sign(nonces, number, body))
+
+    good = frame()
+    hears.check(nonces, 1, good)
+    with pytest.raises(Refused, match="was used before"):
+        hears.check(nonces, 1, good)
+    with pytest.raises(Refused, match="another place"):
+        hears.check(nonces, 2, frame(1))
+    with pytest.raises(Refused, match="another place"):
+        hears.check(os.urandom(64), 1, frame(1))
+    with pytest.raises(Refused, match="other bytes"):
+        hears.check(nonces, 1, wire.Frame(b"another", frame().credential))
+    with pytest.raises(Refused, match="other bytes"):
+        # What the receiver said itself is nobody else's word.
+        hears.check(nonces, 1, wire.Frame(body, hears.sign(nonces, 1, body)))
+    for junk in (b"", b"MUNGE:", b"MUNGE:AwQFAAA=:", os.urandom(500), b"-h", b"A" * 20_000):
+        with pytest.raises(Refused):
+            hears.check(nonces, 1, wire.Frame(body, junk))
+
+
+def test_a_credential_of_another_user_or_key_is_refused(make_munged: MakeMunged) -> None:
+    munged, other = make_munged(), make_munged()
+    says, hears = witnesses(munged, munged, uid=4_000_000)
+    with pytest.raises(Refused, match=f"uid {os.geteuid()}'s, who is not in munge_users"):
+        hears.check(b"n", 1, wire.Frame(b"x", says.sign(b"n", 1, b"x")))
+    says, hears = witnesses(munged, other)
+    with pytest.raises(Refused, match="another key"):
+        hears.check(b"n", 1, wire.Frame(b"x", says.sign(b"n", 1, b"x")))
+
+
+def test_a_munged_that_is_away_is_waited_for(tmp_path: Path) -> None:
+    nowhere = Munge(str(tmp_path / "none"))
+    with pytest.raises(MungeUnavailable):
+        nowhere.encode(b"x")
+    with pytest.raises(MungeUnavailable):
+        nowhere.decode(b"MUNGE:AwQFAAA=:")
+
+
+def test_a_batch_is_no_use_in_another_connection(fast: Path, make_munged: MakeMunged) -> None:
+    munged, port = make_munged(), free_port()
+    serve = serve_settings(fast / "serve", port, {"c1": cluster_of(munged)})
+    says, _ = witnesses(munged, munged)
+    with Daemon(serve, fast / "serve") as steward:
+        said(steward, "listening for controllers")
+        recorded: list[bytes] = []
+        for attempt in range(2):
+            with socket.create_connection(("127.0.0.1", port), 10) as connection:
+                stream = wire.Stream(connection, "receiver")
+                greeting: wire.Greeting = wire.as_kind(
+                    stream.receive(wire.FIRST_FRAME, 10.0), wire.Greeting, "receiver"
+                )
+                if not attempt:
+                    nonces = greeting.nonce + hashlib.sha256(b"ours").digest()
+                    hello = wire.encoded(wire.Hello(wire.VERSION, "c1", nonces[32:]))
+                    batch = wire.encoded(wire.Batch(1, []))
+                    recorded.append(wire.frame_of(hello, says.sign(nonces, 0, hello)))
+                    recorded.append(wire.frame_of(batch, says.sign(nonces, 1, batch)))
+                answers = []
+                for frame in recorded:
+                    stream.send(frame, 10.0)
+                    answer: wire.Answer = wire.as_kind(
+                        stream.receive(wire.FIRST_FRAME, 10.0), wire.Answer, "receiver"
+                    )
+                    answers.append((answer.number, answer.verdict))
+                    if answer.verdict != "durable":
+                        break
+            assert answers == ([(0, "refused")] if attempt else [(0, "durable"), (1, "durable")])
+
+
+def test_certificates_in_place_of_munge(fast: Path) -> None:
+    port = free_port()
+    authority = Authority(fast / "ca")
+    certificate, key = authority.certificate("DNS:localhost", "IP:127.0.0.1")
+    serve = serve_settings(
+        fast / "serve",
+        port,
+        {"c1": ClusterSettings(controllers=("ctl1.example.org",))},
+        ReceiveSettings(certificate_file=certificate, key_file=key, client_ca_file=authority.file),
+    )
+
+    def forward(name: str) -> ForwardSettings:
+        own, own_key = authority.certificate(name)
+        return ForwardSettings(
+            tls=True, ca_file=authority.file, certificate_file=own, key_file=own_key
+        )
+
+    good = controller_settings(
+        fast / "ctl1", port, fast / "spool", forward=forward("DNS:ctl1.example.org")
+    )
+    bad = controller_settings(
+        fast / "ctl9", port, fast / "spool9", forward=forward("DNS:ctl9.example.org")
+    )
+    storm.write_job(str(fast / "spool9"), 9)
+    with (
+        Daemon(serve, fast / "serve") as steward,
+        Controller(good, fast / "ctl1"),
+        Controller(bad, fast / "ctl9") as stranger,
+    ):
+        play(str(fast / "spool"), range(10, 40)).wait(30)
+        steward.wait(lambda: steward.is_quiet(30))
+        said(stranger, "ctl9.example.org, which is none of the 'controllers'")
+    assert_kept(serve, range(10, 40))
+
+
+def test_munge_within_tls(fast: Path, make_munged: MakeMunged) -> None:
+    munged, port = make_munged(), free_port()
+    authority = Authority(fast / "ca")
+    certificate, key = authority.certificate("IP:127.0.0.1")
+    serve = serve_settings(
+        fast / "serve",
+        port,
+        {"c1": cluster_of(munged)},
+        ReceiveSettings(certificate_file=certificate, key_file=key),
+    )
+    settings = controller_settings(
+        fast / "ctl1",
+        port,
+        fast / "spool",
+        munged.socket,
+        forward=ForwardSettings(tls=True, ca_file=authority.file),
+    )
+    with Daemon(serve, fast / "serve") as steward, Controller(settings, fast / "ctl1"):
+        play(str(fast / "spool"), range(1, 11)).wait(30)
+        steward.wait(lambda: steward.is_quiet(10))
+    assert_kept(serve, range(1, 11))
+
+
+def kill_one(daemons: list[Daemon], chance: Random) -> None:
+    """Kill one of them, or a part of it alone, some time during the next half second."""
+    time.sleep(chance.uniform(0.0, 0.5))
+    daemon = chance.choice(daemons)
+    parts = daemon.parts()
+    if parts and chance.random() < 0.4:
+        victim = chance.choice(parts)
+        if victim in children_of(daemon.pid):
+            os.kill(victim, signal.SIGKILL)
+        return
+    daemon.kill()
+    daemon.start()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("kills", "total"), [(14, 300), pytest.param(100, 2000, marks=pytest.mark.long)]
+)
+def test_two_controllers_of_one_spool_and_kills_at_random(
+    fast: Path, make_munged: MakeMunged, kills: int, total: int
+) -> None:
+    """Active and backup see the same spool; both of them and Steward are killed during a storm."""
+    chance = chance_of("STEWARD_CONTROLLER_SEED")
+    munged, port = make_munged(), free_port()
+    spool = fast / "spool"
+    serve = serve_settings(fast / "serve", port, {"c1": cluster_of(munged)})
+    pair = [
+        controller_settings(fast / name, port, spool, munged.socket) for name in ("ctl1", "ctl2")
+    ]
+    jobs = range(1, total + 1)
+    forgotten: set[int] = set()
+    generator = play(str(spool), jobs, f"--rate={total / (kills * 0.7)}", "--burst=20")
+    with (
+        Daemon(serve, fast / "serve") as steward,
+        Controller(pair[0], fast / "ctl1") as active,
+        Controller(pair[1], fast / "ctl2") as backup,
+    ):
+        try:
+            for _ in range(kills):
+                kill_one([steward, active, backup], chance)
+                forget_some(serve, pair, spool, forgotten, chance)
+            assert generator.wait(60) == 0
+        finally:
+            generator.kill()
+            generator.wait()
+        steward.wait(lambda: steward.is_quiet(total), 90.0)
+        active.wait(active.is_forwarded, 60.0)
+        backup.wait(backup.is_forwarded, 60.0)
+        assert [daemon.stop() for daemon in (active, backup, steward)] == [0, 0, 0]
+    print(f"{len(forgotten)} jobs had left the spool before the end", file=sys.stderr)
+    assert_kept(serve, jobs)
+    assert journalled(serve) == set(jobs)
+    assert set(archived(serve)) == set(jobs)
+
+
+def forget_some(
+    serve: Settings, pair: list[Settings], spool: Path, forgotten: set[int], chance: Random
+) -> None:
+    """Have slurmctld forget half of the jobs that are durable with any of the three."""
+    durable = set().union(*(journalled(of) | stored(of) for of in (serve, *pair)))
+    for job_id in durable - forgotten:
+        if chance.random() < 0.5:
+            shutil.rmtree(spool / f"hash.{job_id % 10}" / f"job.{job_id}")
+            forgotten.add(job_id)

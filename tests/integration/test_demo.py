@@ -1,0 +1,162 @@
+"""The demo, as a person would start it, and whether its checks can fail."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from submitting import wait_until
+
+import write_docs
+from steward.demo import DemoError, Site, checks
+from steward.demo.cast import PASSWORD
+from steward.sandbox import Sandbox
+
+STEWARD = os.path.join(os.path.dirname(sys.executable), "steward")
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Where a sandbox may be made: pytest's own directories have paths too long for sockets."""
+    with tempfile.TemporaryDirectory(prefix="steward-") as top:
+        yield Path(top) / "demo"
+
+
+def demo(directory: Path, *options: str, slurm: str) -> "subprocess.Popen[str]":
+    words = [STEWARD, "demo", "--dir", str(directory), *options]
+    if slurm:
+        words += ["--slurm", slurm]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def processes_of(directory: Path) -> list[str]:
+    """Command lines of processes that know of a directory, by argument or environment."""
+    wanted, found = os.fsencode(directory), []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or entry.name == str(os.getpid()):
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes()
+            if wanted in words + (entry / "environ").read_bytes():
+                found.append(words.replace(b"\0", b" ").decode())
+        except OSError:
+            continue  # it has ended, or is somebody else's
+    return found
+
+
+@pytest.mark.matrix
+def test_the_demo_ends_by_itself_and_leaves_nothing(directory: Path, slurm_version: str) -> None:
+    process = demo(directory, slurm=slurm_version)
+    output, _ = process.communicate(timeout=150)
+    assert process.returncode == 0, output
+    assert "FAILED " not in output.replace("FAILED   ", "")  # a job's state stands in a column
+    assert output.count("   ok  ") >= 8
+    assert "[redacted by steward]" in output
+    assert not directory.exists()
+    assert processes_of(directory) == []
+
+
+def test_a_kept_demo_goes_on_and_ends_when_told(directory: Path, slurm_version: str) -> None:
+    process = demo(directory, "--keep", slurm=slurm_version)
+    try:
+        output, _ = process.communicate(timeout=150)
+        assert process.returncode == 0, output
+        sandbox = Sandbox.load(str(directory))
+        assert sandbox.is_up()
+        user = next(iter(sandbox.users))
+        asked = sandbox.run(
+            ["steward", "archive", "list", "--parsable2"],
+            user=user,
+            env={"STEWARD_SOCKET": f"{directory}/steward/socket"},
+        )
+        assert "|relax|" in asked.stdout
+    finally:
+        subprocess.run([STEWARD, "sandbox", "down", "--dir", str(directory)], check=True)
+    assert processes_of(directory) == []
+    assert not directory.exists()
+
+
+def test_ctrl_c_ends_all_of_it(directory: Path, slurm_version: str) -> None:
+    process = demo(directory, slurm=slurm_version)
+    socket = directory / "steward" / "socket"
+    wait_until(lambda: socket.exists() or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert processes_of(directory) == []
+    assert not directory.exists()
+
+
+@pytest.fixture(scope="module")
+def site(slurm_version: str) -> Iterator[Site]:
+    with Site.up(slurm=slurm_version) as site:
+        site.serve()
+        site.submit_all()
+        yield site
+
+
+def shape(text: str) -> list[str]:
+    """What stays the same of a page wherever and whenever its commands are run.
+
+    Jobs that are submitted in the same second may be listed in any order. What a job asked for
+    this Slurm tells only of one that it shows waiting, which not every look at the queue meets.
+    """
+    text = re.sub(r"(?m)^Requested  .*\n", "", text)
+    text = re.sub(r"(?m)^( *From) .*$", r"\1 HOST", text)
+    text = re.sub(r"[0-9a-f]{64}|[0-9]+(\.[0-9]+)?", "#", text)
+    return sorted(" ".join(line.split()) for line in text.splitlines())
+
+
+@pytest.mark.parametrize("page", write_docs.pages(), ids=lambda page: page.name)
+def test_output_in_the_docs_is_what_comes_out(site: Site, page: Path) -> None:
+    if len(site.users) < 2 or not site.sandbox.plan.slurm_version.startswith("22.05"):
+        pytest.skip("the pages show what root sees with Debian 12's Slurm")
+    site.wait_for_jobs()
+    text = page.read_text(encoding="utf-8")
+    assert shape(write_docs.refreshed(text, write_docs.running_in(site))) == shape(text)
+
+
+def failing(site: Site) -> set[str]:
+    """First words of the promises that do not hold."""
+    found = set()
+    for promise, find_out in checks.checks(site, site.wait_for_jobs()):
+        try:
+            find_out()
+        except DemoError:
+            found.add(" ".join(promise.split()[:2]))
+    return found
+
+
+def test_each_spoilt_thing_is_found(site: Site) -> None:
+    assert failing(site) == set()
+
+    path = Path(checks.path_of(site, site.job("relax")))
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b"step", b"stop"))
+    assert failing(site) == {"every script", "every file"}
+    path.write_bytes(good)
+
+    leak = Path(site.state_dir) / "leak"
+    leak.write_bytes(b"x" * 100_000 + PASSWORD.encode())
+    assert failing(site) == {"the password"}
+    leak.unlink()
+
+    with open(site.log, "a", encoding="utf-8") as log:
+        log.write('2026-01-01T00:00:00.000Z error steward msg="invented"\n')
+    assert failing(site) == {"the daemon"}
+
+
+def test_a_daemon_that_cannot_start_is_reported_with_its_words(
+    slurm_version: str,
+) -> None:
+    with Site.up(slurm=slurm_version) as site:
+        os.mkdir(os.path.dirname(site.state_dir))
+        Path(site.state_dir).write_text("in the way")
+        with pytest.raises(DemoError, match="state_dir"):
+            site.serve()

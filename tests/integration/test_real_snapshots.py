@@ -1,0 +1,157 @@
+"""The snapshot source against a real Slurm: what becomes of jobs, and of slurmctld."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from submitting import state_of, submit_to, wait_until
+
+from steward.events import CONTROLLER_STATE, JOB_END, JOB_SEEN, JOB_STATE, JobFacts
+from steward.sandbox import Sandbox, SandboxSpec
+
+pytestmark = pytest.mark.matrix
+
+INSIDE = str(Path(__file__).parent / "inside_slurm.py")
+
+
+class Line(msgspec.Struct):
+    """An event as the process inside prints it."""
+
+    kind: str
+    key: str
+    body: msgspec.Raw
+
+    def facts(self) -> JobFacts:
+        return msgspec.json.decode(self.body, type=JobFacts)
+
+
+class Watched:
+    """A cluster of the test's own, and what its snapshots append."""
+
+    def __init__(self, cluster: Sandbox, out: Path) -> None:
+        self.cluster = cluster
+        self.user = next(iter(cluster.users))
+        self._out = out
+        self._settings = msgspec.json.encode(cluster.cluster_settings()).decode()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        words = [sys.executable, INSIDE, self._settings, "snapshots", "120"]
+        with open(self._out, "ab") as out:
+            self._process = self.cluster.popen(words, stdout=out)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+
+    def lines(self) -> list[Line]:
+        whole = self._out.read_bytes().rpartition(b"\n")[0]
+        return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
+
+    def of(self, job: int) -> list[tuple[str, str]]:
+        """Kind and state of what was appended about a job."""
+        mine = (line for line in self.lines() if line.kind.startswith("job."))
+        told = [(line.kind, line.facts().record) for line in mine]
+        return [(kind, record.state) for kind, record in told if record.job_id == job]
+
+    def submit(self, script: str, **options: Any) -> int:
+        return submit_to(self.cluster, script, user=self.user, output="/dev/null", **options)
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        wait_until(ready, 60)
+
+
+@pytest.fixture
+def watched(slurm_version: str) -> Iterator[Watched]:
+    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
+        Path(path).chmod(0o755)
+        spec = SandboxSpec(
+            directory=f"{path}/sandbox", nodes=1, slurm=slurm_version, min_job_age_s=2
+        )
+        with Sandbox.up(spec) as cluster:
+            watched = Watched(cluster, Path(path) / "events")
+            watched.start()
+            try:
+                yield watched
+            finally:
+                watched.stop()
+
+
+def test_lives_of_jobs(watched: Watched) -> None:
+    job = watched.submit("#!/bin/sh\nsleep 4\nexit 2\n", job_name="life")
+    watched.until(lambda: (JOB_END, "FAILED") in watched.of(job))
+    told = watched.of(job)
+    assert told[0][0] == JOB_SEEN
+    assert told.index((JOB_STATE, "RUNNING")) < told.index((JOB_END, "FAILED"))
+    whole = [
+        line.facts()
+        for line in watched.lines()
+        if line.kind == JOB_SEEN and line.facts().whole and line.facts().record.job_id == job
+    ]
+    assert [facts.record.name for facts in whole] == ["life"]
+    keys = [line.key for line in watched.lines()]
+    assert len(keys) == len(set(keys))
+    # slurmctld forgets it (MinJobAge): that is no further news, but for its whole record,
+    # which may have come meanwhile.
+    watched.until(lambda: state_of(watched.cluster, job) == "")
+    other = watched.submit("#!/bin/sh\n")
+    watched.until(lambda: (JOB_END, "COMPLETED") in watched.of(other))
+    assert dict.fromkeys(watched.of(job)) == dict.fromkeys(told)
+
+
+def test_a_restarted_source_repeats_the_same_keys(watched: Watched) -> None:
+    job = watched.submit("#!/bin/sh\n", hold=True)
+    watched.until(lambda: len(watched.of(job)) == 2)
+    first = {line.key for line in watched.lines() if line.kind != CONTROLLER_STATE}
+    watched.stop()
+    watched.start()
+    watched.until(lambda: len(watched.of(job)) == 4)
+    assert {line.key for line in watched.lines() if line.kind != CONTROLLER_STATE} == first
+
+
+def test_slurmctld_goes_and_comes_back(watched: Watched) -> None:
+    watched.until(lambda: [line.kind for line in watched.lines()] == [CONTROLLER_STATE])
+    watched.cluster.kill_controller()
+    watched.until(lambda: len(watched.lines()) == 2)
+    watched.cluster.restart_controller()
+    watched.until(lambda: len(watched.lines()) == 3)
+    ups = [msgspec.json.decode(line.body)["up"] for line in watched.lines()]
+    assert ups == [True, False, True]
+    job = watched.submit("#!/bin/sh\n")
+    watched.until(lambda: (JOB_END, "COMPLETED") in watched.of(job))
+
+
+def test_a_job_that_goes_without_an_end(watched: Watched) -> None:
+    job = watched.submit("#!/bin/sh\n", hold=True)
+    watched.until(lambda: bool(watched.of(job)))
+    watched.cluster.restart_controller("-c")
+    watched.until(lambda: (JOB_END, "UNKNOWN") in watched.of(job))
+
+
+def test_a_requeued_task_is_not_lost_in_its_array(watched: Watched) -> None:
+    array = watched.submit("#!/bin/sh\nsleep 100\n", array="1-9%2")
+    running = (JOB_STATE, "RUNNING")
+
+    def task() -> int:
+        """The raw id of the array's first task; 0 while it has none of its own."""
+        for line in watched.lines():
+            record = line.facts().record if line.kind.startswith("job.") else None
+            if record and record.array_job_id == array and record.array_task == "1":
+                return record.job_id
+        return 0
+
+    watched.until(lambda: running in watched.of(task()))
+    watched.cluster.run(["scontrol", "requeuehold", f"{array}_1"])
+    watched.until(lambda: watched.of(task())[-1] == (JOB_STATE, "PENDING"))
+    shown = state_of(watched.cluster, array).split()
+    assert shown == ["PENDING", "RUNNING", "RUNNING"], "squeue folds it into the array's row"
+    other = watched.submit("#!/bin/sh\n", hold=True)
+    watched.until(lambda: bool(watched.of(other)))
+    assert watched.of(task())[-1] == (JOB_STATE, "PENDING")
+    watched.cluster.run(["scancel", str(array)])

@@ -1,0 +1,175 @@
+"""What redaction takes out of an environment is in none of Steward's files, whatever happens."""
+
+import base64
+import os
+import shutil
+import signal
+import struct
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import Daemon, archived, ask, children_of, journalled, settings_in
+from steward_daemon import Daemon as ClusterDaemon
+from submitting import submit_to, wait_until
+
+from steward.config import ClusterSettings, Settings
+from steward.environment import entries_of
+from steward.redact import REDACTED
+from steward.sandbox import Sandbox
+
+MARK = b"hush7f3a"
+"""Is in every secret, in each of its lines, and nowhere else."""
+
+SECRETS: dict[bytes, bytes] = {
+    b"API_TOKEN": MARK,
+    b"PGPASSWORD": b"  " + MARK + b" with = and blanks ",
+    b"AWS_SESSION": MARK * 300,
+    b"DEPLOY_KEY": b"-----BEGIN RSA PRIVATE KEY-----\n" + (MARK + b"\n") * 20,
+    b"INDEX": b"https://ada:" + MARK + b"@example.org/simple",
+    b"FORGE": b"ghp_" + MARK + b"0123456789abcdefghij",
+    b"CLAIMS": b"eyJhbGciOiJI.eyJzdWIiOiIx." + MARK,
+    b"NOT_UTF8_SECRET": b"\xff\xfe" + MARK,
+    b"SLURM_JWT": MARK,
+}
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A directory that holds Steward's files and nothing else; the spool lies beside it."""
+    where = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    yield where
+    shutil.rmtree(where)
+
+
+def environment(job_id: int) -> bytes:
+    """As slurmctld writes it; of some jobs cut short, or with a wrong count."""
+    entries = [b"HOME=/home/ada", b"JOB=%d" % job_id]
+    entries += [name + b"=" + value for name, value in SECRETS.items()]
+    entries += [b"LAST=1"]
+    block = b"".join(entry + b"\0" for entry in entries)
+    if job_id % 7 == 0:
+        # In the middle of a secret.
+        block = block[: block.index(b"PGPASSWORD=") + len(b"PGPASSWORD=") + 8]
+    count = 3 if job_id % 11 == 0 else block.count(b"\0")
+    return struct.pack("=I", count) + block
+
+
+def submit(spool: Path, jobs: range) -> None:
+    for job_id in jobs:
+        directory = spool / f"hash.{job_id % 10}" / f"job.{job_id}"
+        directory.mkdir(parents=True)
+        (directory / "environment").write_bytes(environment(job_id))
+        (directory / "script").write_bytes(b"#!/bin/sh\n# %d\n\0" % job_id)
+
+
+def holders(directory: Path) -> list[str]:
+    """Every file, socket names and links aside, that holds the mark in one form or another."""
+    forms = (MARK, MARK.hex().encode(), MARK.decode().encode("utf-16-le"), *_base64(MARK))
+    found = []
+    for path in directory.rglob("*"):
+        if any(form in str(path).encode() for form in forms):
+            found.append(str(path))
+        if path.is_file() and not path.is_symlink():
+            data = path.read_bytes()
+            found += [str(path) for form in forms if form in data]
+    return found
+
+
+def _base64(data: bytes) -> list[bytes]:
+    """What of its base64 form does not depend on what stands around it."""
+    return [
+        base64.b64encode(bytes(shift) + data)[4 if shift else 0 : -4].strip(b"=")
+        for shift in range(3)
+    ]
+
+
+def part(daemon: Daemon, name: str) -> int:
+    for pid in children_of(daemon.pid):
+        if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+            return pid
+    raise AssertionError(f"no part is called {name}")
+
+
+def assert_dead_letters(daemon: Daemon, settings: Settings, jobs: range) -> None:
+    """Have the sink set events aside: their bytes go while it cannot look."""
+    spool = Path(settings.cluster["c1"].spool)
+    known = len(journalled(settings))
+    sink = part(daemon, "steward archive")
+    os.kill(sink, signal.SIGSTOP)
+    submit(spool, jobs)
+    daemon.wait(lambda: len(journalled(settings)) == known + len(jobs))
+    for job_id in jobs:
+        for path in Path(settings.sink_path("files"), ".incoming").glob(f"c1.{job_id}.*"):
+            path.unlink()
+    os.kill(sink, signal.SIGCONT)
+    count = "SELECT count(*) FROM dead WHERE consumer = 'archive.files'"
+    daemon.wait(lambda: ask(settings, "journal.db", count) == [(len(jobs),)])
+
+
+def test_no_byte_of_a_secret_is_in_any_file(tmp_path: Path, home: Path) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    cluster = ClusterSettings(slurm=False, spool=str(spool))
+    settings = settings_in(home, log_level="debug", cluster={"c1": cluster})
+    with Daemon(settings, home) as daemon:
+        submit(spool, range(1, 101))
+        daemon.wait(lambda: daemon.is_quiet(100))
+        assert holders(home) == []
+        # Killed in the middle of it, again and again.
+        for first in range(101, 401, 50):
+            submit(spool, range(first, first + 50))
+            time.sleep(0.02 * (first % 4))
+            daemon.kill()
+            assert holders(home) == []
+            daemon.start()
+        daemon.wait(lambda: daemon.is_quiet(400))
+        assert_dead_letters(daemon, settings, range(401, 411))
+        assert holders(home) == []
+        daemon.kill()
+    assert holders(home) == []
+    # The test would find them, and they were there to be found.
+    assert len(holders(spool)) >= 400
+    found = archived(settings)
+    assert sorted(found) == list(range(1, 401))
+    variables = dict(entries_of(found[1]["env"]))
+    assert {name for name, value in variables.items() if value == REDACTED} == set(SECRETS)
+    assert variables[b"HOME"] == b"/home/ada"
+
+
+@pytest.mark.matrix
+def test_no_byte_of_a_real_jobs_secret_is_in_any_file(sandbox: Sandbox, submitter: str) -> None:
+    daemon = ClusterDaemon(sandbox, Path(sandbox.directory) / "steward-secrets")
+    try:
+        daemon.start()
+        mark = MARK.decode()
+        job = submit_to(
+            sandbox,
+            "#!/bin/sh\n# an ordinary script\nexit 0\n",
+            user=submitter,
+            env={"API_TOKEN": mark, "REGISTRY": f"https://ada:{mark}@example.org/"},
+            export=f"ALL,DEPLOY_SECRET={mark}",
+            comment=f"token={mark}",
+            output="/dev/null",
+        )
+        path = daemon.wait_for_script(job)
+        variables = dict(entries_of(path.with_suffix(".env").read_bytes()))
+        for name in (b"API_TOKEN", b"REGISTRY", b"DEPLOY_SECRET"):
+            assert variables[name] == REDACTED
+
+        # 26.05 wants a login shell's environment for --export=ALL,NAME=VALUE, and holds the
+        # job where "su" gives it none, as here; to the end it comes either way.
+        sandbox.run(["scancel", str(job)], check=False)
+
+        def has_ended() -> bool:
+            ended = "SELECT count(*) FROM job WHERE job_id = ? AND ended"
+            return ask(daemon.settings, "jobs.db", ended, job) == [(1,)]
+
+        wait_until(has_ended, 30.0)
+        assert holders(daemon.home) == []
+        daemon.stop(signal.SIGKILL)
+        assert holders(daemon.home) == []
+    finally:
+        daemon.close()

@@ -1,0 +1,127 @@
+"""Servers that are killed in the middle of a storm: every job is in every sink, the files first.
+
+``STEWARD_KILL_SEED`` repeats the instants of an earlier run.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from elsewhere import documents_of, ids_of, messages_of
+from running import (
+    Daemon,
+    archived,
+    ask,
+    assert_kept,
+    chance_of,
+    filed,
+    is_through,
+    play,
+    settings_in,
+)
+
+from servers.kafka import Kafka
+from servers.process import Server
+from servers.search import Elasticsearch, OpenSearch
+from steward.config import (
+    ArchiveSettings,
+    ElasticsearchSinkSettings,
+    FilesSinkSettings,
+    KafkaSettings,
+    KafkaSinkSettings,
+    OpenSearchSinkSettings,
+    Settings,
+)
+
+_JOBS = 20_000
+_TOPIC = "storm"
+_INDEX = "storm"
+
+
+@pytest.fixture
+def fast(tmp_path: Path) -> Iterator[Path]:
+    """A directory on tmpfs where there is one: the disk is not what is tested here."""
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else str(tmp_path)
+    with tempfile.TemporaryDirectory(dir=base) as where:
+        yield Path(where)
+
+
+def sinks_at(
+    directory: Path, kafka: Kafka, elasticsearch: Elasticsearch, opensearch: OpenSearch
+) -> ArchiveSettings:
+    """Files, and each of the servers."""
+    return ArchiveSettings(
+        catalogue=False,
+        sink={
+            "files": FilesSinkSettings(path=str(directory / "archive")),
+            "kafka": KafkaSinkSettings(
+                broker=KafkaSettings(servers=(kafka.bootstrap,), topic=_TOPIC, timeout_s=5.0)
+            ),
+            "elasticsearch": ElasticsearchSinkSettings(
+                urls=(elasticsearch.url,), index=_INDEX, replicas=0, timeout_s=10.0
+            ),
+            "opensearch": OpenSearchSinkSettings(
+                urls=(opensearch.url,), index=_INDEX, replicas=0, timeout_s=10.0
+            ),
+        },
+    )
+
+
+def kill_each(servers: list[Server], chance: Random) -> None:
+    """Kill each at some instant of the first seconds of the storm, in random order."""
+    chance.shuffle(servers)
+    for server in servers:
+        time.sleep(chance.uniform(0.3, 2.0))
+        server.kill()
+
+
+@pytest.mark.timeout(600)
+def test_servers_killed_in_a_storm_lose_no_job_and_delay_no_file(
+    fast: Path, kafka: Kafka, elasticsearch: Elasticsearch, opensearch: OpenSearch
+) -> None:
+    chance = chance_of("STEWARD_KILL_SEED")
+    kafka.create_topic(_TOPIC, partitions=3)
+    settings = settings_in(fast, archive=sinks_at(fast, kafka, elasticsearch, opensearch))
+    servers: list[Server] = [kafka, elasticsearch, opensearch]
+    jobs = range(1, _JOBS + 1)
+    with Daemon(settings, fast) as daemon:
+        generator = play(str(fast / "spool"), jobs, "--rate=1000", "--burst=50")
+        try:
+            kill_each(servers, chance)
+            # The last one stays away until every file is filed: nothing waited for it.
+            *back, absent = servers
+            for server in back:
+                server.start()
+            assert generator.wait(120) == 0
+            daemon.wait(lambda: filed(settings) == _JOBS, 120.0)
+            assert not is_through(settings, absent.name.split("-")[0])
+            absent.start()
+        finally:
+            generator.kill()
+            generator.wait()
+        remote = [name for name in settings.archive.sink if name != "files"]
+        daemon.wait(lambda: all(is_through(settings, name) for name in remote), 240.0)
+        assert daemon.stop() == 0
+    assert_kept(settings, jobs)
+    assert len(archived(settings)) == _JOBS
+    assert ask(settings, "journal.db", "SELECT consumer, error FROM dead") == []
+    wanted = {key_to_id(key) for key in keys(settings)}
+    assert len(wanted) == _JOBS
+    for server in (elasticsearch, opensearch):
+        assert set(documents_of(server, _INDEX)) == wanted, server.name
+    arrived = ids_of(messages_of(kafka, _TOPIC))
+    assert set(arrived) == wanted
+    print(f"{sum(arrived.values()) - len(arrived)} messages came twice, with the same version")
+
+
+def keys(settings: Settings) -> list[str]:
+    """Keys of all scripts that the files sink has."""
+    return [key for (key,) in ask(settings, "archive-files.db", "SELECT key FROM script")]
+
+
+def key_to_id(key: str) -> str:
+    """The id of a script of cluster c1 elsewhere."""
+    return f"c1/{key.removeprefix('script:')}"

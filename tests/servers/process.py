@@ -1,0 +1,185 @@
+"""What the servers share: a JVM with ports of its own, which can be killed and started again.
+
+Two things make sure that no JVM outlives the tests. The kernel kills it when
+the thread that started it ends, which is therefore one that ends with the
+interpreter; and `stop` does, at the end of a fixture.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Self
+
+from servers.jars import java_of
+
+HOST: Final = "127.0.0.1"
+UP_TIMEOUT_S: Final = 240.0
+_TAIL: Final = 6000
+_PORTS: Final = range(10000, 30000)
+_given: Final[set[int]] = set()
+_JVM: Final = (
+    *("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+    "-XX:-UsePerfData",  # which writes to /tmp
+)
+
+# The signal for a parent's death is sent at the end of the thread that forked, and a test may
+# start a server again from a thread of its own.
+_starter: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="servers")
+
+
+class DidNotStart(Exception):
+    """A server did not come up; the message ends with the tail of its log."""
+
+
+class Server:
+    """A server on loopback. Use it as a context manager, or `start` and `stop` it.
+
+    Args:
+        name: What versions.toml calls it.
+        directory: Where its data and its log are; made if need be.
+    """
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        self.directory = directory
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._log_path = directory / "log"
+        self._log_from = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def command(self) -> Sequence[str]:
+        """What starts it."""
+        raise NotImplementedError
+
+    def java(self, *words: str) -> Sequence[str]:
+        """The command of a JVM of bounded memory, which keeps its files in the directory."""
+        scratch = self.directory / "tmp"
+        scratch.mkdir(exist_ok=True)
+        return (java_of(self.name), *_JVM, f"-Djava.io.tmpdir={scratch}", *words)
+
+    def answers(self) -> bool:
+        """Whether it does its work by now; an exception that is an OSError means no."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start it on the data and the ports that it has, and wait until it answers.
+
+        Raises:
+            DidNotStart: It ended, or did not answer in time.
+        """
+        assert self._process is None, f"{self.name} runs already"
+        self._log_from = self._log_path.stat().st_size if self._log_path.exists() else 0
+        self._process = _starter.submit(self._spawn).result()
+        deadline = time.monotonic() + UP_TIMEOUT_S
+        while not self._up():
+            if self._process.poll() is not None:
+                said = f"{self.name} ended with {self._process.returncode}"
+            elif time.monotonic() > deadline:
+                said = f"{self.name} did not answer for {UP_TIMEOUT_S:.0f} s"
+            else:
+                time.sleep(0.05)
+                continue
+            self.kill()
+            raise DidNotStart(f"{said}:\n{self.log()[-_TAIL:]}")
+
+    def kill(self) -> None:
+        """End it as a power switch would, and wait for that; nothing if it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(20)
+            self._process = None
+
+    def stop(self) -> None:
+        """End it for good; what it has not written is of no use to anybody."""
+        self.kill()
+
+    def pause(self) -> None:
+        """Have it stand still: connections are taken, nothing is answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        # Each thread stops when it next leaves the kernel, which may be a moment later.
+        deadline = time.monotonic() + UP_TIMEOUT_S
+        while not _stands_still(self._process.pid):
+            assert time.monotonic() < deadline, f"{self.name} does not stand still"
+            time.sleep(0.01)
+
+    def resume(self) -> None:
+        """Have it go on after `pause`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    @property
+    def pid(self) -> int:
+        """Of the JVM; 0 if it does not run."""
+        return self._process.pid if self._process is not None else 0
+
+    def log(self) -> str:
+        """What it has said since it was last started."""
+        if not self._log_path.exists():
+            return ""
+        with self._log_path.open("rb") as file:
+            file.seek(self._log_from)
+            return file.read().decode(errors="replace")
+
+    def _up(self) -> bool:
+        with contextlib.suppress(OSError):  # it does not listen yet
+            return self.answers()
+        return False
+
+    def _spawn(self) -> "subprocess.Popen[bytes]":
+        kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+        with self._log_path.open("ab") as log:
+            return subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "--", *self.command()],
+                cwd=self.directory,
+                env=kept,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+
+def free_port() -> int:
+    """A port that nobody has on 127.0.0.1, and that was not given to anybody here.
+
+    It is below those that the kernel gives to clients, so that a server which
+    was killed finds its own free when it is started again.
+    """
+    for port in random.SystemRandom().sample(_PORTS, 200):
+        if port not in _given and _is_free(port):
+            _given.add(port)
+            return port
+    raise DidNotStart(f"no free port among {_PORTS.start} to {_PORTS.stop - 1}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether every thread of a process is stopped (proc(5): state T)."""
+    states = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            states.append((task / "stat").read_text().rpartition(")")[2].split()[0])
+    return set(states) <= {"T", "t", "Z", "X"}

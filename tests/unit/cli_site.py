@@ -1,0 +1,85 @@
+"""A spool of jobs, kept by ``steward archive watch --once``, and ways to run commands on it."""
+
+import os
+import pty
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+HOSTILE = "evil\x1b[31m\n999|root"
+
+SCRIPTS = {
+    101: b"#!/bin/bash\n#SBATCH -n 1\nmodule load GROMACS/2023\nsrun gmx mdrun -s a.tpr\n",
+    102: b"#!/bin/bash\n#SBATCH -n 2\nmodule load GROMACS/2024\nsrun gmx mdrun -s a.tpr\n",
+    103: b"#!/usr/bin/env python3\nprint('\x1b]0;owned\x07 \xff')\n",
+    104: b"#!/bin/bash\nexport API_TOKEN=glpat-aaaaaaaaaaaaaaaaaaaaa\n",
+}
+ENVIRONMENTS = {
+    101: [b"SLURM_JOB_NAME=first", b"API_TOKEN=hunter2hunter2", b"MULTI=a\nb=c", b"RAW=\xff\xfe"],
+    102: [b"SLURM_JOB_NAME=" + HOSTILE.encode(), b"USER=ada"],
+    103: [b"SLURM_JOB_NAME=third"],
+    104: [b"SLURM_JOB_NAME=fourth"],
+}
+
+
+def fill_spool(spool: Path) -> None:
+    """Write the jobs as slurmctld does."""
+    for job, script in SCRIPTS.items():
+        directory = spool / f"hash.{job % 10}" / f"job.{job}"
+        directory.mkdir(parents=True)
+        entries = ENVIRONMENTS[job]
+        block = struct.pack("=I", len(entries)) + b"".join(entry + b"\0" for entry in entries)
+        (directory / "environment").write_bytes(block)
+        path = directory / "script"
+        path.write_bytes(script + b"\0")
+        # A minute apart, so that the order of a list is theirs.
+        spooled = path.stat().st_mtime - 60 * (110 - job)
+        os.utime(path, (spooled, spooled))
+
+
+def steward(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run a command in a process of its own, its output in pipes."""
+    return subprocess.run(
+        [sys.executable, "-m", "steward", *words],
+        input=stdin,
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env=_environment(),
+    )
+
+
+def on_terminal(*words: str, lines: int = 500) -> str:
+    """What a person sees of a command: its output and its notes."""
+    environment = _environment() | {"COLUMNS": "100", "LINES": str(lines), "TERM": "xterm-256color"}
+    main, other = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "steward", *words],
+        stdin=other,
+        stdout=other,
+        stderr=other,
+        env=environment,
+        start_new_session=True,
+    )
+    os.close(other)
+    seen = b""
+    try:
+        while True:
+            try:
+                piece = os.read(main, 65536)
+            except OSError:
+                break  # the last one who had it open has ended
+            if not piece:
+                break
+            seen += piece
+    finally:
+        os.close(main)
+        process.wait(60)
+    return seen.decode().replace("\r\n", "\n")
+
+
+def _environment() -> dict[str, str]:
+    dropped = ("STEWARD_", "SLURM_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return kept | {"TZ": "UTC", "PAGER": "cat"}

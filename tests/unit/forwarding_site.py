@@ -1,0 +1,200 @@
+"""A Steward that receives, in threads of the test's process, and certificates to speak to it."""
+
+import hashlib
+import os
+import socket
+import ssl
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from builders import NOON
+
+from servers.authority import Authority
+from steward.capture.forwarded import wire
+from steward.capture.forwarded.receiving import Receiver
+from steward.config import (
+    ArchiveSettings,
+    ClusterSettings,
+    ForwardSettings,
+    JournalSettings,
+    ReceiveSettings,
+    Settings,
+)
+from steward.events import Event, JobScript, Kept, encode, script_key
+from steward.incoming import Store, Stores, kept_filename, stores_of
+from steward.journal import JournalLink, JournalReader
+from steward.journal.server import JournalServer
+from steward.waiting import Stop
+
+MTIME_NS = 1_772_366_400_000_000_000
+
+
+class Receiving:
+    """Journal and receiver of one Steward.
+
+    Args:
+        directory: Where all its files are.
+        authority: Signs its certificate and those of the controllers.
+        clusters: Its clusters, each with the hosts that may report for it.
+    """
+
+    def __init__(
+        self, directory: Path, authority: Authority, clusters: dict[str, tuple[str, ...]]
+    ) -> None:
+        certificate, key = authority.certificate("IP:127.0.0.1", "DNS:localhost")
+        state = directory / "state"
+        state.mkdir()
+        self.settings = Settings(
+            state_dir=str(state),
+            cluster={
+                name: ClusterSettings(remote=True, controllers=hosts)
+                for name, hosts in clusters.items()
+            },
+            archive=ArchiveSettings(sink={}),
+            receive=ReceiveSettings(
+                listen="127.0.0.1:0",
+                certificate_file=certificate,
+                key_file=key,
+                client_ca_file=authority.file,
+            ),
+        )
+        self._stop = Stop()
+        server = JournalServer(str(state), JournalSettings(), stores_of(self.settings))
+        self._journal = threading.Thread(target=server.run, args=(self._stop,))
+        self._journal.start()
+        self.reader = JournalReader(str(state))
+        self._halt = Stop()
+        self._link = JournalLink(str(state), self._halt)
+        stores = stores_of(self.settings)
+        receiver = Receiver(self.settings, stores, self.reader.known, self._link)
+        self.port = receiver.address[1]
+        self._receiver = threading.Thread(target=receiver.run, args=(self._halt, lambda: None))
+        self._receiver.start()
+
+    def close(self) -> None:
+        """End both."""
+        for stop, thread in ((self._halt, self._receiver), (self._stop, self._journal)):
+            stop.set()
+            thread.join(10)
+            assert not thread.is_alive()
+        self._link.close()
+        self.reader.close()
+
+    def keys(self, cluster: str = "c1") -> list[str]:
+        """Keys of the cluster's events in the journal."""
+        kinds = {"job.script", "job.seen", "job.state", "job.end", "controller.state"}
+        events, _ = self.reader.read(0, kinds, 10_000)
+        return [event.key for event in events if event.cluster == cluster]
+
+    def kept(self) -> dict[str, bytes]:
+        """What lies in its store."""
+        directory = Path(self.settings.state_dir) / "incoming"
+        return {path.name: path.read_bytes() for path in directory.glob("*")}
+
+    def files(self) -> set[str]:
+        """Every file that it has written, but for its databases."""
+        found = Path(self.settings.state_dir).parent.rglob("*")
+        return {p.name for p in found if p.is_file() and not p.name.startswith("journal.db")}
+
+    def forward_settings(self, authority: Authority, *names: str) -> ForwardSettings:
+        """How a controller of these names reports here."""
+        certificate, key = authority.certificate(*names)
+        return ForwardSettings(
+            to=f"127.0.0.1:{self.port}",
+            tls=True,
+            ca_file=authority.file,
+            certificate_file=certificate,
+            key_file=key,
+            timeout_s=10.0,
+        )
+
+
+class Raw:
+    """A controller that says what it is told to, and nothing by itself."""
+
+    def __init__(self, port: int, authority: Authority, certificate: tuple[str, str]) -> None:
+        context = ssl.create_default_context(cafile=authority.file)
+        context.load_cert_chain(*certificate)
+        plain = socket.create_connection(("127.0.0.1", port), 10)
+        self.socket = context.wrap_socket(
+            plain, server_hostname="127.0.0.1", do_handshake_on_connect=False
+        )
+        self.socket.settimeout(10)
+        self.stream = wire.Stream(self.socket, "the receiver")
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def hear(self) -> Any:
+        """The next message; None at the end."""
+        frame = self.stream.receive(wire.LARGEST_FRAME, 10.0)
+        return None if frame is None else frame.message()
+
+    def say(self, message: wire.Message) -> None:
+        self.stream.send(wire.frame_of(wire.encoded(message)), 10.0)
+
+    def ends(self) -> bool:
+        """Whether the other side says nothing more."""
+        try:
+            return self.hear() is None
+        except wire.WireUnavailable:
+            return True
+
+    def greet(self, cluster: str = "c1", version: int = wire.VERSION) -> wire.Answer:
+        """Say hello; the answer to it."""
+        self.socket.do_handshake()
+        greeting = self.hear()
+        assert isinstance(greeting, wire.Greeting)
+        self.say(wire.Hello(version, cluster, os.urandom(wire.NONCE_BYTES)))
+        answer = self.hear()
+        assert isinstance(answer, wire.Answer)
+        return answer
+
+
+def script_row(
+    job_id: int = 1,
+    script: bytes = b"#!/bin/sh\n",
+    environment: bytes | None = b"\1\0\0\0A=1\0",
+    cluster: str = "c1",
+    **changes: Any,
+) -> wire.Row:
+    """A job.script as a controller sends it; ``changes`` are to its body."""
+
+    def kept(data: bytes, what: str) -> Kept:
+        name = kept_filename(cluster, job_id, MTIME_NS, len(data), what)
+        return Kept(path=name, length=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    body = JobScript(
+        job_id=job_id,
+        spool_mtime_ns=MTIME_NS,
+        script=kept(script, "script"),
+        environment=None if environment is None else kept(environment, "env"),
+        store="state",
+    )
+    event = Event(
+        kind="job.script",
+        cluster=cluster,
+        key=script_key(job_id, MTIME_NS),
+        at=NOON,
+        seen_at=NOON,
+        source="spool",
+        body=msgspec.structs.replace(body, **changes),
+    )
+    return wire.Row(event.kind, cluster, event.key, encode(event), script, environment)
+
+
+def row_of(event: Event) -> wire.Row:
+    """An event without bytes as a controller sends it."""
+    return wire.Row(event.kind, event.cluster, event.key, encode(event))
+
+
+def store_in(directory: Path) -> Store:
+    """A store of the test's own."""
+    return Store("state", str(directory / "incoming"))
+
+
+def stores_in(directory: Path) -> Stores:
+    """The same, as all that there are."""
+    return Stores([store_in(directory)])

@@ -1,0 +1,176 @@
+"""Lives of jobs, and the events that Steward gets of them: for the tests of steward.jobs."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from steward.config import Settings
+from steward.events import (
+    ARCHIVE_PURGE,
+    JOB_END,
+    JOB_IDENTITY,
+    JOB_SCRIPT,
+    JOB_SEEN,
+    JOB_STATE,
+    ArchivePurge,
+    Event,
+    JobFacts,
+    JobIdentity,
+    JobScript,
+)
+from steward.jobs import JobsConsumer
+from steward.records import JobRecord
+
+NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+OPEN_END = {"COMPLETED", "FAILED", "REQUEUED", "RESIZING"}
+
+
+def at(seconds: float) -> datetime:
+    """So many seconds after noon."""
+    return NOON + timedelta(seconds=seconds)
+
+
+def script(job_id: int, seconds: float, *, cluster: str = "c1", **body: Any) -> Event:
+    """job.script of a spool entry with this time."""
+    mtime_ns = int(at(seconds).timestamp()) * 10**9 + round(seconds % 1 * 1000) * 10**6 + 321
+    return Event(
+        kind=JOB_SCRIPT,
+        cluster=cluster,
+        key=f"script:{job_id}:{mtime_ns}",
+        at=at(seconds),
+        seen_at=at(seconds),
+        source="spool",
+        body=JobScript(job_id=job_id, spool_mtime_ns=mtime_ns, **body),
+    )
+
+
+def record(
+    job_id: int,
+    submit: float,
+    state: str = "PENDING",
+    *,
+    seen: float | None = None,
+    end: float | None = None,
+    whole: bool = False,
+    source: str = "snapshot",
+    cluster: str = "c1",
+    **fields: Any,
+) -> Event:
+    """job.seen, job.state or job.end, as the state asks for it; times in seconds after noon."""
+    kind = JOB_SEEN if state == "PENDING" else JOB_END if state in OPEN_END else JOB_STATE
+    facts = JobRecord(
+        job_id=job_id,
+        submit=at(submit),
+        state=state,
+        end=None if end is None else at(end),
+        **{"uid": 1000, "user": "ada", "batch": True, **fields},
+    )
+    moment = submit + 1 if seen is None else seen
+    return Event(
+        kind=kind,
+        cluster=cluster,
+        key=f"{kind}:{job_id}:{submit}:{facts.restarts}:{state}:{moment}:{whole}",
+        at=at(moment),
+        seen_at=at(moment),
+        source=source,
+        body=JobFacts(record=facts, whole=whole),
+    )
+
+
+def purge(*scripts: Event, sink: str = "") -> Event:
+    """archive.purge of these scripts."""
+    keys = tuple(event.key for event in scripts)
+    return Event(
+        kind=ARCHIVE_PURGE,
+        cluster=scripts[0].cluster,
+        key=f"purge:{sink}:{keys}",
+        at=NOON,
+        seen_at=NOON,
+        source="test",
+        body=ArchivePurge(script_keys=keys, sink=sink),
+    )
+
+
+class Books:
+    """A JobsConsumer on a directory of its own, and what it said."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(exist_ok=True)
+        self.path = f"{directory}/jobs.db"
+        self.consumer = JobsConsumer(Settings(state_dir=str(directory)))
+        self.said: list[Event] = []
+        self._position = 0
+
+    def take(self, *events: Event) -> list[JobIdentity]:
+        """Apply events as one batch; returns the identities that were said for it."""
+        before = len(self.said)
+        self._position += len(events)
+        self.consumer.apply(events, self._position, self.said.extend)
+        return [event.body for event in self.said[before:] if event.kind == JOB_IDENTITY]
+
+    def owner_of(self) -> dict[str, int | None]:
+        """Who was said last to own each script."""
+        return {event.body.script_key: event.body.record.uid for event in self.identities()}
+
+    def identities(self) -> list[Event]:
+        """Every job.identity event that was said."""
+        return [event for event in self.said if event.kind == JOB_IDENTITY]
+
+
+class Life:
+    """One job from its submission to its end, and the truth about it."""
+
+    def __init__(self, job_id: int, uid: int, begin: int, draw: Any) -> None:
+        self.job_id, self.uid, self.begin = job_id, uid, begin
+        self.script: Event | None = None
+        self.events: list[Event] = []
+        if draw(st.booleans()):
+            self.script = script(job_id, begin + draw(st.floats(0.0, 1.9)))
+            self.events.append(self.script)
+        runs = draw(st.integers(1, 3))
+        submit = begin
+        for restarts in range(runs):
+            # A run that was never seen leaves a job known by its script or its first run.
+            needed = restarts == 0 and self.script is None
+            if needed or draw(st.booleans()):
+                self._run(submit, restarts, is_last=restarts == runs - 1, draw=draw)
+            submit += 100
+        self.end = submit
+
+    def _run(self, submit: int, restarts: int, *, is_last: bool, draw: Any) -> None:
+        fields: dict[str, Any] = {"uid": self.uid, "restarts": restarts}
+        fields["account"] = f"a{self.uid}"
+        fields["user"] = draw(st.sampled_from(["", f"u{self.uid}"]))
+        shown = [record(self.job_id, submit, seen=submit + 1, **fields)]
+        # The name of a uid may resolve late, and to another one when it was renamed.
+        fields["user"] = draw(st.sampled_from(["", f"u{self.uid}", f"renamed{self.uid}"]))
+        shown.append(record(self.job_id, submit, "RUNNING", seen=submit + 5, whole=True, **fields))
+        final = "COMPLETED" if is_last else "REQUEUED"
+        shown.append(
+            record(self.job_id, submit, final, seen=submit + 50, end=submit + 45, **fields)
+        )
+        # The second end record that Slurm before 25.11 writes when a job is requeued.
+        fields |= {"seen": submit + 60, "end": submit + 58, "source": "jobcomp"}
+        shown.append(record(self.job_id, submit, final, **fields))
+        chosen = draw(st.lists(st.sampled_from(shown), unique_by=lambda e: e.key, min_size=1))
+        self.events += chosen
+
+    @property
+    def is_known(self) -> bool:
+        """Whether Slurm showed any of its runs."""
+        return any(event.kind != JOB_SCRIPT for event in self.events)
+
+
+@st.composite
+def lives(draw: Any) -> list[Life]:
+    """Several jobs, one after the other, that share few job ids."""
+    found: list[Life] = []
+    begin = 0
+    for _ in range(draw(st.integers(1, 5))):
+        life = Life(draw(st.sampled_from([7, 8])), draw(st.sampled_from([11, 12])), begin, draw)
+        found.append(life)
+        begin = life.end + 100
+    return found

@@ -1,0 +1,47 @@
+"""What keeps the unit tests quick: their files lie in memory, where there is room for them.
+
+A commit of SQLite waits for the disk twice, and there are thousands. That a disk keeps what
+was committed is not for these tests to find out.
+"""
+
+import gc
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+MEMORY = Path("/dev/shm")
+ENOUGH_BYTES = 1 << 30
+CHOSEN_BY = ("TMPDIR", "PYTEST_DEBUG_TEMPROOT")
+
+# What Hypothesis and pytest keep to the end need not be looked through again and again.
+gc.set_threshold(100_000, 50, 50)
+
+# A machine that is busy for a moment is no failure.
+hypothesis.settings.register_profile("unit", deadline=None)
+hypothesis.settings.load_profile("unit")
+
+
+def in_memory() -> bool:
+    """Whether a tmpfs is there, has room, and lets programs be started on it."""
+    if not MEMORY.is_mount():
+        return False
+    volume = os.statvfs(MEMORY)
+    room = volume.f_bavail * volume.f_frsize >= ENOUGH_BYTES
+    return room and not volume.f_flag & os.ST_NOEXEC and os.access(MEMORY, os.W_OK)
+
+
+@pytest.fixture(scope="session")
+def tmp_path_factory(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> pytest.TempPathFactory:
+    """Pytest's own, with its numbers and its cleaning, unless somebody chose another place."""
+    chosen = pytestconfig.getoption("basetemp") or any(map(os.environ.get, CHOSEN_BY))
+    if chosen or not in_memory():
+        return tmp_path_factory
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+        factory = pytest.TempPathFactory.from_config(pytestconfig, _ispytest=True)
+        factory.getbasetemp()
+    return factory

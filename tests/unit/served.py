@@ -1,0 +1,148 @@
+"""A daemon's socket with actions made for tests, served by a process of its own."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from steward.access import Asker
+from steward.actions import Action, Registry
+from steward.daemon.socket import Limits, SocketServer
+from steward.errors import Refused
+from steward.waiting import Stop
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    text: str = ""
+    number: int = 0
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    text: str
+    uid: int
+    user: str
+    pid: int
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="item"):
+    number: int
+    filler: str = ""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="item"):
+    steps: int
+
+
+def echo(_context: Any, asker: Asker, request: Question) -> Told:
+    return Told(text=request.text, uid=asker.uid, user=asker.user, pid=os.getpid())
+
+
+def count(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
+    for number in range(request.number):
+        yield Step(number=number, filler=request.text)
+    yield Done(steps=request.number)
+
+
+def refuse(_context: Any, _asker: Asker, request: Question) -> Told:
+    raise Refused(f"{request.text!r} is not yours\nsecond line")
+
+
+def fail(_context: Any, _asker: Asker, _request: Question) -> Told:
+    raise ZeroDivisionError("a secret of the program")
+
+
+def crash(_context: Any, _asker: Asker, _request: Question) -> Told:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def hang(_context: Any, _asker: Asker, _request: Question) -> Told:
+    while True:
+        time.sleep(60)
+
+
+def swell(_context: Any, _asker: Asker, _request: Question) -> Told:
+    return Told(uid=0, user="", pid=0, text="x" * (1 << 30))
+
+
+def dally(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
+    """Say which process this is where it is told to, and then nothing more."""
+    Path(request.text).write_text(str(os.getpid()))
+    yield Step(number=0)
+    time.sleep(60)
+
+
+def late(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
+    yield Step(number=0)
+    raise Refused("in the middle")
+
+
+def registry() -> Registry:
+    runs: dict[str, Callable[[Any, Asker, Question], Any]] = {
+        name: run
+        for name, run in globals().items()
+        if name in {"echo", "refuse", "fail", "crash", "hang", "swell"}
+    }
+    actions = [
+        Action(name=f"test.{name}", help="", request=Question, answer=Told, run=run)
+        for name, run in runs.items()
+    ]
+    actions += [
+        Action(
+            name=f"test.{run.__name__}",
+            help="",
+            request=Question,
+            answer=Done,
+            run=run,
+            stream=True,
+            items=(Step,),
+            only_reads=True,
+        )
+        for run in (count, late, dally)
+    ]
+    return Registry(tuple(actions), {"test": lambda: None})
+
+
+LIMITS = Limits(connections=6, per_user=4, request_s=1.0, silence_s=1.0, send_s=1.0)
+
+
+@contextlib.contextmanager
+def serving(path: str, limits: Limits = LIMITS, user: int = 0) -> Iterator[int]:
+    """A server in a process of its own; its process id."""
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+            if user:
+                os.setresgid(user, user, user)
+                os.setresuid(user, user, user)
+            stop = Stop()
+            signal.signal(signal.SIGTERM, lambda *_: stop.set())
+            beaten: list[int] = []
+
+            def beat() -> None:
+                if not beaten:
+                    os.write(tell, b"!")
+                beaten.append(1)
+
+            SocketServer(path, registry(), limits).run(stop, beat)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(tell)
+    try:
+        assert os.read(ready, 1) == b"!", "the server did not start"
+        yield pid
+    finally:
+        os.close(ready)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)

@@ -1,0 +1,143 @@
+"""Who may see what: examples of the rules, and properties that no role or name may break."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.access import Access, Asker, Scope, Standing
+from steward.config import AccessSettings
+
+OWN_UID = 900
+
+names = st.sampled_from(["", "ada", "bela", "carl", "root"])
+uids = st.sampled_from([0, OWN_UID, 1001, 1002, 1003])
+accounts = st.sampled_from(["", "physics", "biology"])
+askers = st.builds(Asker, uid=uids, user=names, how=st.sampled_from(["socket", "local", "munge"]))
+standings = st.none() | st.builds(
+    Standing,
+    private_data=st.frozensets(st.sampled_from(["jobs", "usage", "users"])),
+    admins=st.frozensets(names, max_size=2),
+    coordinators=st.dictionaries(accounts, st.frozensets(names, max_size=2), max_size=2),
+)
+settings = st.builds(
+    AccessSettings,
+    operators=st.lists(names, max_size=2).map(tuple),
+    coordinators_read_scripts=st.booleans(),
+)
+
+
+def access(standing: Standing | None = None, **options: object) -> Access:
+    return Access(AccessSettings(**options), OWN_UID, lambda _cluster: standing)  # type: ignore[arg-type]  # options of the one test
+
+
+ADA = Asker(uid=1001, user="ada")
+BELA = Asker(uid=1002, user="bela")
+
+
+def reads(who: Access, asker: Asker, *, account: str = "physics") -> bool:
+    """Whether the asker may read a script that ada submitted."""
+    return who.may_read_script(asker, "c", uid=1001, user_at_submit="ada", account=account)
+
+
+def test_owner_reads_own_script_and_nobody_elses() -> None:
+    who = access(Standing())
+    assert reads(who, ADA)
+    assert not reads(who, BELA)
+
+
+def test_root_and_own_user_are_operators() -> None:
+    who = access(None)
+    assert who.is_operator(Asker(uid=0), "c")
+    assert who.is_operator(Asker(uid=OWN_UID), "c")
+    assert not who.is_operator(ADA, "c")
+
+
+def test_operators_come_from_the_configuration_and_from_slurm() -> None:
+    assert access(None, operators=("bela",)).is_operator(BELA, "c")
+    assert access(Standing(admins=frozenset({"bela"}))).is_operator(BELA, "c")
+
+
+def test_admin_of_one_cluster_is_not_admin_of_another() -> None:
+    per_cluster = {"one": Standing(admins=frozenset({"bela"})), "two": Standing()}
+    who = Access(AccessSettings(), OWN_UID, per_cluster.get)
+    assert who.is_operator(BELA, "one")
+    assert not who.is_operator(BELA, "two")
+
+
+def test_who_is_given_a_former_users_uid_does_not_get_their_scripts() -> None:
+    assert not reads(access(Standing()), Asker(uid=1001, user="newcomer"))
+
+
+def test_who_takes_a_former_users_name_does_not_get_their_scripts() -> None:
+    assert not reads(access(Standing()), Asker(uid=1777, user="ada"))
+
+
+def test_uid_that_resolved_to_nothing_at_submit_is_nobodys() -> None:
+    who = access(Standing())
+    for asker in (Asker(uid=1001, user="ada"), Asker(uid=1001, user="")):
+        assert not who.may_read_script(asker, "c", uid=1001, user_at_submit="", account="")
+
+
+def test_private_jobs_show_own_and_coordinated() -> None:
+    standing = Standing(
+        private_data=frozenset({"jobs"}), coordinators={"physics": frozenset({"bela"})}
+    )
+    who = access(standing)
+    assert who.scope(BELA, "c") == Scope(uid=1002, accounts=frozenset({"physics"}))
+    assert who.may_see_job(BELA, "c", 1001, "physics")
+    assert not who.may_see_job(BELA, "c", 1001, "biology")
+    assert who.may_see_job(ADA, "c", 1001, "biology")
+
+
+def test_records_are_everyones_unless_slurm_says_private() -> None:
+    assert access(Standing()).may_see_job(BELA, "c", 1001, "physics")
+    assert not access(None).may_see_job(BELA, "c", 1001, "physics")
+
+
+def test_coordinators_read_scripts_only_if_the_site_says_so() -> None:
+    standing = Standing(coordinators={"physics": frozenset({"bela"})})
+    assert not reads(access(standing), BELA)
+    assert reads(access(standing, coordinators_read_scripts=True), BELA)
+    assert not reads(access(standing, coordinators_read_scripts=True), BELA, account="biology")
+
+
+@given(settings, standings, askers, st.none() | uids, names, accounts)
+def test_a_script_is_read_by_owner_operator_or_allowed_coordinator_alone(
+    chosen: AccessSettings,
+    standing: Standing | None,
+    asker: Asker,
+    uid: int | None,
+    user: str,
+    account: str,
+) -> None:
+    who = Access(chosen, OWN_UID, lambda _cluster: standing)
+    may = who.may_read_script(asker, "c", uid=uid, user_at_submit=user, account=account)
+    if who.is_operator(asker, "c"):
+        assert may
+        return
+    is_owner = uid == asker.uid and user == asker.user and user != ""
+    coordinates = (
+        chosen.coordinators_read_scripts
+        and uid is not None
+        and account != ""
+        and account in who.coordinated(asker, "c")
+    )
+    assert may == (is_owner or coordinates)
+
+
+@given(settings, standings, askers)
+def test_an_asker_without_a_name_has_no_role_beyond_the_uid(
+    chosen: AccessSettings, standing: Standing | None, asker: Asker
+) -> None:
+    who = Access(chosen, OWN_UID, lambda _cluster: standing)
+    nameless = Asker(uid=asker.uid, user="", how=asker.how)
+    assert who.is_operator(nameless, "c") == (asker.uid in (0, OWN_UID))
+    assert who.coordinated(nameless, "c") == frozenset()
+
+
+@given(settings, standings, askers, uids, accounts)
+def test_an_unverified_script_is_for_operators_alone(
+    chosen: AccessSettings, standing: Standing | None, asker: Asker, uid: int, account: str
+) -> None:
+    who = Access(chosen, OWN_UID, lambda _cluster: standing)
+    may = who.may_read_script(asker, "c", uid=None, user_at_submit=asker.user, account=account)
+    assert may == who.is_operator(asker, "c")

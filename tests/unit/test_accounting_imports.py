@@ -1,0 +1,205 @@
+"""Imports take others' books over row by row, once, go on where they were, and stop at nothing."""
+
+import io
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steward.accounting.imports import Maker, is_table, take_days, take_table
+from steward.accounting.imports.place import Place, load, save
+from steward.events import JOB_END, STEP_ACCOUNTED, Event
+from steward.records import JobRecord
+from steward.slurm import SlurmError
+from steward.slurm.history import _records, rows_of_file
+from steward.slurm.history_rows import Row, clock_us, job_of, size, step_of
+from steward.slurm.people import People
+
+DAY = datetime(2026, 11, 20, tzinfo=UTC)
+TIMES = "2026-11-20T10:00:00|2026-11-20T10:00:01|2026-11-20T10:05:00"
+HEAD = "JobID|JobIDRaw|UID|State|ExitCode|Submit|Start|End|JobName|NCPUS|MaxRSS|UserCPU|Timelimit"
+
+
+def row(job: int, *, step: str = "", **columns: str) -> dict[str, str]:
+    name = f"{job}.{step}" if step else str(job)
+    at = columns.pop("at", "2026-11-20T10:00:00")
+    return {
+        "jobid": name,
+        "jobidraw": name,
+        "uid": "" if step else "0",
+        "state": "COMPLETED",
+        "exitcode": "0:0",
+        "submit": at,
+        "start": at,
+        "end": at.replace("10:00:00", "11:00:00"),
+        "jobname": "x",
+        **columns,
+    }
+
+
+class Asked:
+    """Somebody's books, who remembers what was asked."""
+
+    passed_over = 0
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        self.asked: list[datetime] = []
+        self.fails_at: datetime | None = None
+
+    def rows(self, since: datetime, until: datetime) -> Iterable[Row]:
+        self.asked.append(since)
+        if self.fails_at is not None and since >= self.fails_at:
+            raise SlurmError("slurmdbd is gone", ("sacct",))
+        for one in self._rows:
+            at = datetime.fromisoformat(one["submit"]).replace(tzinfo=UTC)
+            if since <= at < until:
+                yield one
+
+
+def redact(record: JobRecord) -> JobRecord:
+    return record
+
+
+def take(books: Asked, places: Path, days: int, events: list[Event]) -> Any:
+    return take_days(
+        books,
+        "c1",
+        DAY,
+        DAY + timedelta(days=days),
+        Maker("c1", redact),
+        People(),
+        events.extend,
+        str(places),
+        lambda *_: None,
+    )
+
+
+def test_a_day_is_a_question_and_rows_are_events(tmp_path: Path) -> None:
+    books = Asked([row(1), row(1, step="batch"), row(1, step="0"), row(2, state="RUNNING")])
+    events: list[Event] = []
+    taken = take(books, tmp_path / "places", 3, events)
+    assert books.asked == [DAY, DAY + timedelta(days=1), DAY + timedelta(days=2)]
+    assert (taken.jobs, taken.steps, taken.unfinished, taken.passed_over) == (1, 2, 1, 0)
+    assert [event.kind for event in events] == [JOB_END, STEP_ACCOUNTED, STEP_ACCOUNTED]
+    assert {event.source for event in events} == {"slurmdbd"}
+    assert len({event.key for event in events}) == 3
+    assert events[1].body.line.step == "batch"
+    assert events[1].body.submit == events[0].body.record.submit
+    again: list[Event] = []
+    take(Asked([row(1), row(1, step="batch"), row(1, step="0")]), tmp_path / "places", 3, again)
+    assert [event.key for event in again] == [event.key for event in events]
+
+
+def test_what_was_cut_short_goes_on(tmp_path: Path) -> None:
+    rows = [row(n, at=f"2026-11-2{n}T10:00:00") for n in range(4)]
+    books = Asked(rows)
+    books.fails_at = DAY + timedelta(days=2)
+    events: list[Event] = []
+    with pytest.raises(SlurmError):
+        take(books, tmp_path / "places", 4, events)
+    books.fails_at = None
+    books.asked.clear()
+    taken = take(books, tmp_path / "places", 4, events)
+    assert taken.went_on == "2026-11-21"
+    assert books.asked[0] == DAY + timedelta(days=1)
+    assert sorted({event.body.record.job_id for event in events}) == [0, 1, 2, 3]
+    books.asked.clear()
+    take(books, tmp_path / "places", 4, events)
+    assert books.asked[0] == DAY
+
+
+def test_runs_of_a_requeued_job_are_counted(tmp_path: Path) -> None:
+    rows = [
+        row(7, state="REQUEUED", at="2026-11-20T10:00:00", end="2026-11-20T10:00:30"),
+        row(7, step="batch", at="2026-11-20T10:00:00"),
+        row(7, state="NODE_FAIL", at="2026-11-20T10:00:30", end="2026-11-20T10:20:00"),
+        row(7, at="2026-11-20T10:20:01", end="2026-11-20T10:30:00"),
+        row(7, at="2026-11-20T20:00:00", end="2026-11-20T20:30:00"),
+    ]
+    events: list[Event] = []
+    take(Asked(rows), tmp_path / "places", 1, events)
+    runs = [event.body.record.restarts for event in events if event.kind == JOB_END]
+    assert runs == [0, 1, 2, 0]  # the last is another job, whose id was used again
+
+
+def test_a_file_is_read_with_what_is_no_row_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "sacct.txt"
+    lines = [
+        HEAD,
+        f"9_2|11|70000|FAILED|3:0|{TIMES}|n|4|||1-00:00:00",
+        f"9_2.0|11.0||FAILED|3:0|{TIMES}|s|4|512M|00:01.5|",
+        "broken|row",
+        "12|12|70000|CANCELLED by 5|0:0|2026-11-20T10:00:00|Unknown|2026-11-20T10:05:00|a|b|0|||",
+        "13|13|70000|CANCELLED by 5|0:0|2026-11-20T10:00:00|Unknown|2026-11-20T10:05:00|a|0|||",
+        "",
+    ]
+    path.write_text("\n".join(lines))
+    events: list[Event] = []
+    maker = Maker("c1", redact)
+    places = str(tmp_path / "places")
+    assert is_table(str(path))
+    taken = take_table(
+        str(path), "c1", maker, People(), events.extend, places, lambda *_: None, zone=UTC
+    )
+    assert (taken.jobs, taken.steps, taken.passed_over) == (2, 1, 2)
+    first, line, last = events[0].body.record, events[1].body.line, events[2].body.record
+    assert (first.job_id, first.array_job_id, first.array_task) == (11, 9, "2")
+    assert (first.exit_code, first.cpus, first.time_limit_s) == (3, 4, 86400)
+    assert (line.step, line.max_rss_bytes, line.user_us) == ("0", 512 << 20, 1_500_000)
+    assert (last.state, last.cancelled_by, last.start) == ("CANCELLED", 5, None)
+
+
+def test_a_file_that_is_none_of_sacct_is_refused() -> None:
+    with pytest.raises(SlurmError, match="no output of sacct"):
+        list(rows_of_file(io.BytesIO(b"JobID|State\n1|COMPLETED\n")))
+    with pytest.raises(SlurmError, match="no output of sacct"):
+        list(rows_of_file(io.BytesIO(b"\xff\x00" * 100)))
+
+
+@given(st.lists(st.text(max_size=20).filter(lambda text: "<#>" not in text), max_size=20))
+@settings(deadline=None)
+def test_texts_may_hold_anything_but_the_separator_that_nobody_knows(texts: list[str]) -> None:
+    rows = [(str(number), text, str(number + 7)) for number, text in enumerate(texts)]
+    data = "".join(f"{'<#>'.join(parts)}\n" for parts in rows).encode()
+    found = list(_records(io.BytesIO(data), b"<#>", 3))
+    assert found == [[part.encode() for part in parts] for parts in rows]
+
+
+@given(st.dictionaries(st.sampled_from([*row(1), "userCPU", "ntasks", "suspended"]), st.text()))
+@settings(deadline=None)
+def test_hostile_rows_are_records_or_nothing(columns: dict[str, str]) -> None:
+    people = People()
+    record = job_of(columns, people)
+    if record is not None:
+        assert record.submit is not None
+    step_of(columns, JobRecord(job_id=1), "c1")
+
+
+@pytest.mark.parametrize(
+    ("text", "us"),
+    [("00:00.017", 17_000), ("1-02:03:04", 93_784_000_000), ("02:03", 123_000_000), ("", None)],
+)
+def test_spans(text: str, us: int | None) -> None:
+    assert clock_us(text) == us
+
+
+def test_sizes() -> None:
+    assert [size(text) for text in ("3268608", "1632K", "0.5M", "", "x")] == [
+        *(3268608, 1632 * 1024, 512 * 1024),
+        *(None, None),
+    ]
+
+
+def test_places_are_kept_apart(tmp_path: Path) -> None:
+    path = str(tmp_path / "imports.json")
+    assert load(path, "a") == ""
+    save(path, Place(name="a", done="1"))
+    save(path, Place(name="b", done="2"))
+    save(path, Place(name="a", done="3"))
+    assert (load(path, "a"), load(path, "b")) == ("3", "2")
+    assert (tmp_path / "imports.json").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,100 @@
+"""Another Steward's job log, taken over: the same jobs and steps, and nobody else's."""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from books_site import START, BooksSite
+
+from steward.accounting.errors import AccountingError
+from steward.accounting.imports import Maker, Taken, is_table, take_log
+from steward.accounting.log.records import lines_of
+from steward.events import RUN_END, STEP_USAGE
+from steward.lines import Line
+
+CLUSTER = "alpha"
+
+
+def books(directory: Path) -> BooksSite:
+    directory.mkdir()
+    return BooksSite(directory)
+
+
+@pytest.fixture
+def former(tmp_path: Path) -> str:
+    """The log of a Steward that saw a job with steps, a requeued one, and garbage."""
+    site = books(tmp_path / "former")
+    try:
+        site.run(7, state="FAILED", exit_code=3, reason="NonZeroExitCode")
+        site.launch(7, step="batch", cpu_s=(3.5,))
+        site.launch(7, step="0", cpu_s=(1.0, 2.0))
+        ends: dict[str, Any] = {"submit": START - timedelta(minutes=1), "start": START}
+        site.run(8, 60, state="REQUEUED", **ends)
+        again = START + timedelta(seconds=60)
+        site.run(8, state="COMPLETED", restarts=1, submit=again, start=again)
+        site.feed()
+        said = [event for event in site.journal if event.kind in (RUN_END, STEP_USAGE)]
+    finally:
+        site.close()
+    path = tmp_path / "2026-11-21.jsonl"
+    strange = [msgspec.structs.replace(event, cluster="beta") for event in said]
+    path.write_bytes(b"".join([*map(lines_of, said), b"garbage\n", *map(lines_of, strange)]))
+    return str(path)
+
+
+def take(
+    site: BooksSite, path: str, times: tuple[datetime | None, datetime | None] = (None, None)
+) -> Taken:
+    maker = Maker(CLUSTER, lambda record: record)
+    return take_log(path, CLUSTER, maker, site.append, lambda *_: None, times=times)
+
+
+def lines(site: BooksSite) -> dict[tuple[str, int, str], Line]:
+    """What sacct shows, by job, restarts and step."""
+    site.feed()
+    with site.room.jobs.snapshot():
+        jobs = [site.room.jobs.find(str(job), CLUSTER)[0] for job in (7, 8)]
+        found = [line for job in jobs for line in site.room.jobs.lines_of(job)]
+    return {(line.label, line.restarts, line.step): line for line in found}
+
+
+def test_a_log_makes_the_books_that_it_was_written_from(former: str, tmp_path: Path) -> None:
+    assert not is_table(former)
+    site = books(tmp_path / "later")
+    try:
+        taken = take(site, former)
+        assert (taken.jobs, taken.steps, taken.passed_over) == (3, 2, 1)
+        found = lines(site)
+        assert set(found) == {
+            ("7", 0, ""),
+            ("7", 0, "batch"),
+            ("7", 0, "0"),
+            ("8", 0, ""),
+            ("8", 1, ""),
+        }
+        run, step = found["7", 0, ""], found["7", 0, "0"]
+        assert (run.state, run.exit_code, run.user, run.account) == ("FAILED", 3, "ada", "physics")
+        assert (run.start_us, run.cpus) == (int(START.timestamp() * 1e6), 4)
+        assert (step.user_us, step.tasks, step.max_rss_bytes) == (3_000_000, 2, 1024**3)
+        assert [found["8", number, ""].state for number in (0, 1)] == ["REQUEUED", "COMPLETED"]
+        take(site, former)
+        assert lines(site) == found
+    finally:
+        site.close()
+
+
+def test_only_a_time_of_it(former: str, tmp_path: Path) -> None:
+    site = books(tmp_path / "later")
+    try:
+        taken = take(site, former, (START + timedelta(seconds=300), None))
+        assert (taken.jobs, taken.steps) == (2, 2)
+        assert take(site, former, (None, START)).jobs == 0
+    finally:
+        site.close()
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AccountingError, match="cannot be read"):
+        is_table(str(tmp_path / "nothing"))

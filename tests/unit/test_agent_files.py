@@ -1,0 +1,340 @@
+"""The agent of compute nodes: its files, of which it loses no line, and its one file of code."""
+
+import argparse
+import ast
+import fcntl
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+import typer
+
+from steward.agent import agent
+from steward.agent.agent import Place, Spool
+from steward.cli import agent as command
+from steward.cli.app import run
+
+SOURCE = Path(agent.__file__)
+
+
+def spool_in(directory: Path, rotate_bytes: int = 1 << 20, most_bytes: int = 64 << 20) -> Spool:
+    return Spool(str(directory), "n1", rotate_bytes, most_bytes)
+
+
+def write(directory: Path, *lines: str) -> None:
+    with (directory / "n1.log").open("a") as file:
+        file.writelines(line + "\n" for line in lines)
+
+
+def take(spool: Spool) -> list[str]:
+    """All that waits, as if it were sent."""
+    found = []
+    while (batch := spool.next()) is not None:
+        number, offset, body = batch
+        found += body.decode().splitlines()
+        spool.passed(number, offset, time.time(), "boot")
+    return found
+
+
+def age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every file be old enough."""
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 1000.0)
+
+
+def test_it_is_python_3_9() -> None:
+    text = SOURCE.read_text()
+    ast.parse(text, feature_version=(3, 9))
+    modules = {
+        (alias.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert modules <= set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("program", ["python3.9", "/usr/bin/python3"])
+def test_it_runs_without_steward(program: str, tmp_path: Path) -> None:
+    where = shutil.which(program)
+    words = [where or "", "-I", str(SOURCE), "--spool", str(tmp_path), "--to", "127.0.0.1:1"]
+    if where is None or subprocess.run([where, "-V"], check=False, capture_output=True).returncode:
+        pytest.skip(f"there is no {program}")
+    done = subprocess.run(
+        [*words, "--limit", "0", "--node", "n1"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("steward-agent: node n1: ")
+
+
+def test_the_command_has_the_same_options() -> None:
+    app = typer.Typer()
+    app.command()(command.app)
+    typed = {name for option in typer.main.get_command(app).params for name in option.opts}
+    parser = agent._parser("agent.py")
+    own = {name for action in parser._actions for name in action.option_strings}
+    assert typed - {"--write", "--install-completion", "--show-completion"} == own - {
+        "-h",
+        "--help",
+    }
+
+
+def test_it_can_be_written_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "steward-agent"
+    target.write_text("the one before")
+    assert run(["agent", "--write", str(target)]) == 0
+    assert target.read_bytes() == SOURCE.read_bytes()
+    assert os.access(target, os.X_OK)
+    assert run(["agent", "--write", str(tmp_path / "none" / "x")]) == 1
+    assert run(["agent", "--spool", str(tmp_path)]) == 2
+    assert run(["agent", "--spool", str(tmp_path), "--to", "x", "--node=a", "--node=b"]) == 2
+    assert "a host and a port" in capsys.readouterr().err
+
+
+def test_what_was_sent_is_not_sent_again(tmp_path: Path) -> None:
+    write(tmp_path, "a", "b")
+    assert take(spool_in(tmp_path)) == ["a", "b"]
+    assert take(spool_in(tmp_path)) == []
+    write(tmp_path, "c")
+    assert take(spool_in(tmp_path)) == ["c"]
+    assert spool_in(tmp_path).place.sequence == 2
+
+
+def test_a_line_that_is_being_written_waits(tmp_path: Path) -> None:
+    with (tmp_path / "n1.log").open("a", buffering=1) as file:
+        file.write("a\nb")
+        file.flush()
+        assert take(spool_in(tmp_path)) == ["a"]
+        file.write("c\n")
+        assert take(spool_in(tmp_path)) == ["bc"]
+
+
+def test_a_large_file_is_renamed_and_removed_when_nobody_writes_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, *("x" * 100 for _ in range(100)))
+    writer = (tmp_path / "n1.log").open("a")
+    spool = spool_in(tmp_path, rotate_bytes=1000)
+    spool.tidy()
+    write(tmp_path, "new")
+    writer.write("late\n")
+    writer.flush()
+    assert take(spool)[-2:] == ["late", "new"]
+    age(monkeypatch)
+    spool.tidy()
+    assert (tmp_path / "n1.log.1").exists()  # its writer may go on
+    writer.write("later\ntorn")
+    writer.flush()
+    assert take(spool) == ["later"]
+    writer.close()
+    assert take(spool) == ["torn"]  # no more will come of it
+    spool.tidy()
+    assert not (tmp_path / "n1.log.1").exists()
+    assert spool.place.offsets == {2: 4}
+    write(tmp_path, "newer")
+    assert take(spool_in(tmp_path)) == ["newer"]
+
+
+def test_a_file_is_not_removed_at_once(tmp_path: Path) -> None:
+    """Whoever found its name before it was renamed may open it in a moment."""
+    write(tmp_path, "x" * 1000)
+    spool = spool_in(tmp_path, rotate_bytes=1000)
+    spool.tidy()
+    take(spool)
+    spool.tidy()
+    assert (tmp_path / "n1.log.1").exists()
+
+
+def test_a_kill_between_renaming_and_writing_that_down(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    assert take(spool_in(tmp_path)) == ["a"]
+    os.rename(tmp_path / "n1.log", tmp_path / "n1.log.1")
+    write(tmp_path, "b")
+    assert spool_in(tmp_path).place.number == 2
+    (tmp_path / "n1.log.1").unlink()
+    assert take(spool_in(tmp_path)) == ["b"]
+
+
+def test_a_node_whose_file_was_just_renamed_is_not_forgotten(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    os.rename(tmp_path / "n1.log", tmp_path / "n1.log.1")
+    (tmp_path / "n2.place").touch()
+    (tmp_path / "n3.lock").touch()
+    found = agent._nodes(argparse.Namespace(node=None, spool=str(tmp_path)))
+    assert found == ["n1", "n2"]
+
+
+def test_what_is_too_much_is_given_up_from_the_oldest_on_and_counted(tmp_path: Path) -> None:
+    write(tmp_path, *(f"{number:099d}" for number in range(100)))
+    spool = spool_in(tmp_path, rotate_bytes=5000, most_bytes=5000)
+    spool.tidy()
+    write(tmp_path, "new")
+    spool.give_up()
+    assert (spool.place.dropped, spool.place.dropped_ever) == (100, 100)
+    assert take(spool_in(tmp_path)) == ["new"]
+    assert spool_in(tmp_path).place.dropped == 0  # it has been told
+    assert spool_in(tmp_path).place.dropped_ever == 100
+
+
+def test_without_its_place_all_is_sent_again_under_another_name(tmp_path: Path) -> None:
+    write(tmp_path, "x" * 1000)
+    spool = spool_in(tmp_path, rotate_bytes=1000)
+    spool.tidy()
+    write(tmp_path, "a")
+    assert len(take(spool)) == 2
+    (tmp_path / "n1.place").write_text('{"offsets": ')
+    again = spool_in(tmp_path)
+    assert again.place.id != spool.place.id
+    assert len(take(again)) == 2
+    assert Place(str(tmp_path / "n1.place")).id == again.place.id
+
+
+def test_a_file_that_somebody_emptied_is_read_from_its_begin(tmp_path: Path) -> None:
+    write(tmp_path, "a", "b", "c")
+    assert len(take(spool_in(tmp_path))) == 3
+    os.truncate(tmp_path / "n1.log", 0)
+    write(tmp_path, "d")
+    assert take(spool_in(tmp_path)) == ["d"]
+
+
+def test_a_flood_without_newlines_passes(tmp_path: Path) -> None:
+    with (tmp_path / "n1.log").open("w") as file:
+        file.write("x" * (3 << 20) + "\n")
+    write(tmp_path, "a")
+    found = take(spool_in(tmp_path))
+    assert found[-1] == "a"
+    assert sum(map(len, found)) < 2 << 20
+
+
+def test_what_was_sent_is_noted_in_place(tmp_path: Path) -> None:
+    """The place is overwritten where it is, half by half; a torn half leaves the other."""
+    write(tmp_path, "a")
+    take(spool_in(tmp_path))
+    size = (tmp_path / "n1.place").stat().st_size
+    inode = (tmp_path / "n1.place").stat().st_ino
+    for letter in "bcd":
+        write(tmp_path, letter)
+        assert take(spool_in(tmp_path)) == [letter]
+    after = (tmp_path / "n1.place").stat()
+    assert (after.st_size, after.st_ino) == (size, inode)
+    kept = spool_in(tmp_path).place
+    with (tmp_path / "n1.place").open("r+b") as file:
+        file.seek(kept.written % 2 * agent._HALF + 40)
+        file.write(b"torn")
+    assert spool_in(tmp_path).place.id == kept.id
+    assert take(spool_in(tmp_path)) == ["d"]
+
+
+def test_lines_that_came_after_a_power_failure_are_sent(tmp_path: Path) -> None:
+    """The file comes back shorter than what was sent of it, and has grown beyond that since."""
+    write(tmp_path, *(f"{number:050d}" for number in range(100)))
+    assert len(take(spool_in(tmp_path))) == 100
+    os.truncate(tmp_path / "n1.log", 51 * 20)
+    new = [f"new {number:050d}" for number in range(90)]
+    write(tmp_path, *new)
+    assert take(spool_in(tmp_path))[20:] == new
+
+
+def test_nothing_is_sent_that_is_not_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    monkeypatch.setattr(
+        os, "fdatasync", lambda number: flushed.append(os.readlink(f"/proc/self/fd/{number}"))
+    )
+    write(tmp_path, "a")
+    assert spool_in(tmp_path).next() is not None
+    assert flushed == [str(tmp_path / "n1.log")]
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("a\n")
+    (tmp_path / "n1.log").symlink_to(tmp_path / "secret")
+    with pytest.raises(OSError, match="symbolic"):
+        spool_in(tmp_path).next()
+
+
+def write_steadily(directory: Path, name: int, lines: int) -> None:
+    """As the plugin does in many steps: some open the file for each line, some keep it open."""
+    chance = Random(name)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    held = -1
+    for number in range(lines):
+        if held >= 0 and chance.random() < 0.1:
+            os.close(held)
+            held = -1
+        if held < 0:
+            held = os.open(directory / "n1.log", flags, 0o600)
+        os.write(held, f"{name}.{number} {'x' * chance.randrange(200)}\n".encode())
+        if chance.random() < 0.05:
+            time.sleep(0.001)
+    os.close(held)
+
+
+def test_no_line_is_lost_by_rotation_under_writers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every few kilobytes, and with files removed as soon as the lease says that they may be."""
+    monkeypatch.setattr(agent, "_GRACE_S", 0.2)
+    context = multiprocessing.get_context("fork")
+    writers = [
+        context.Process(target=write_steadily, args=(tmp_path, name, 4000)) for name in range(3)
+    ]
+    for writer in writers:
+        writer.start()
+    found: list[str] = []
+    while True:
+        over = not any(writer.is_alive() for writer in writers)
+        spool = spool_in(tmp_path, rotate_bytes=8000)
+        spool.tidy()
+        found += take(spool)
+        if over:
+            break
+    names = [line.partition(" ")[0] for line in found]
+    assert len(names) == len(set(names)) == 12_000
+    assert spool_in(tmp_path).place.number > 20
+
+
+def test_two_runs_never_work_at_the_same_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "a")
+    with (tmp_path / "n1.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert agent.main(["--spool", str(tmp_path), "--to", "127.0.0.1:1", "--limit", "0"]) == 0
+    assert not (tmp_path / "n1.place").exists()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--to", "steward"], "a host and a port"),
+        (["--to", "steward:99999"], "a host and a port"),
+        (["--to", "a:1", "--node", "../n1"], "no node's name"),
+        (["--to", "a:1", "--user", "nobody-of-that-name"], "no user"),
+        (["--to", "a:1", "--certificate", "/c"], "for --tls"),
+    ],
+)
+def test_wrong_use_is_two(
+    words: list[str], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert agent.main(["--spool", str(tmp_path), *words]) == 2
+    assert what in capsys.readouterr().err
+
+
+def test_a_directory_that_is_not_there_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert agent.main(["--spool", str(tmp_path / "none"), "--to", "127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1

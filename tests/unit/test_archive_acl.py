@@ -1,0 +1,183 @@
+import grp
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from archive_site import Site
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.archive.errors import ArchiveError
+from steward.archive.files import acl
+from steward.archive.files.acl import Readers
+
+ADA, BELA, STAFF = 54001, 54002, 54100
+DAY = "alpha/ada/2026/03/05"
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that every user can pass through: pytest's own are root's alone."""
+    if os.getuid() != 0:
+        pytest.skip("reading as another user needs root")
+    path = Path(tempfile.mkdtemp(prefix="steward-acl-"))
+    path.chmod(0o755)
+    fd = os.open(path, os.O_RDONLY)
+    has_acls = acl.supported(fd)
+    os.close(fd)
+    if not has_acls:
+        pytest.skip("the file system of the temporary directory has no POSIX ACLs")
+    yield path
+    shutil.rmtree(path)
+
+
+def as_user(uid: int, gids: tuple[int, ...], work: Callable[[], object]) -> bool:
+    """Whether ``work`` succeeds for a user, in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups(list(gids))
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            work()
+            code = 0
+        except PermissionError:
+            code = 13
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in {0, 13}
+    return code == 0
+
+
+def can_read(path: Path, uid: int, *gids: int) -> bool:
+    return as_user(uid, gids, path.read_bytes)
+
+
+def can_list(path: Path, uid: int, *gids: int) -> bool:
+    return as_user(uid, gids, lambda: os.listdir(path))
+
+
+def test_only_the_owner_reads(open_path: Path) -> None:
+    site = Site(open_path)
+    script = site.script(7)
+    other = site.script(8)
+    site.apply(script, other, site.identity(script, ADA), site.identity(other, BELA, "bela"))
+    for suffix in ("sh", "env"):
+        path = site.root / DAY / f"7-run.{suffix}"
+        assert can_read(path, ADA)
+        assert not can_read(path, BELA)
+        assert path.stat().st_mode & 0o007 == 0
+    assert can_read(site.root / DAY / "MANIFEST.jsonl", ADA)
+    assert can_list(site.root / DAY, ADA)
+    assert not can_list(site.root / "alpha/ada", BELA)
+    assert not can_list(site.root / "alpha", ADA)
+    assert not can_list(site.root, ADA)
+    assert not as_user(ADA, (), lambda: (site.root / DAY / "new").write_text("x"))
+    assert not as_user(ADA, (), lambda: (site.root / DAY / "7-run.sh").write_text("x"))
+    assert not can_list(site.root / ".incoming", ADA)
+
+
+def test_groups_read_everything(
+    open_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = grp.getgrnam
+
+    def getgrnam(name: str) -> object:
+        if name == "hpc-staff":
+            return grp.struct_group(("hpc-staff", "x", STAFF, []))
+        return real(name)
+
+    monkeypatch.setattr(grp, "getgrnam", getgrnam)
+    groups = open_path / "groups"
+    groups.write_text("hpc-staff\n\nno-such-group\n")
+    site = Site(open_path, groups_file=str(groups))
+    known, unknown = site.script(7), site.script(8)
+    site.sink._settings = site.settings.files_sink("files")
+    site.apply(known, unknown, site.identity(known, ADA), site.identity(unknown, None, ""))
+    path = site.root / DAY / "7-run.sh"
+    assert can_read(path, BELA, STAFF)
+    assert can_list(site.root / DAY, BELA, STAFF)
+    assert can_list(site.root / "alpha", BELA, STAFF)
+    assert can_read(path, ADA)
+    assert not can_read(path, BELA)
+    assert "no-such-group" in caplog.text
+
+
+def test_nobody_but_groups_reads_what_is_unverified(open_path: Path) -> None:
+    site = Site(open_path, slurm=False)
+    script = site.script(7)
+    site.apply(script)
+    path = site.root / "unverified/alpha/2026/03/05/7-claim.sh"
+    assert not can_read(path, ADA)
+    assert not can_list(site.root / "unverified", ADA)
+    site.apply(site.identity(script, ADA))
+    assert can_read(site.root / DAY / "7-run.sh", ADA)
+
+
+@pytest.mark.parametrize(("layout", "path"), [("sarchive", "2026/job.7_script")])
+def test_in_shared_directories_each_file_is_its_owners(
+    open_path: Path, layout: str, path: str
+) -> None:
+    site = Site(open_path, layout=layout)
+    script = site.script(7)
+    site.apply(script)
+    assert not can_read(site.root / path, ADA)
+    site.apply(site.identity(script, ADA))
+    assert can_read(site.root / path, ADA)
+    assert not can_read(site.root / path, BELA)
+    assert not can_list(site.root / "2026", ADA)
+    site.apply(site.identity(script, BELA, "bela"))
+    assert not can_read(site.root / path, ADA)
+
+
+def test_a_corrected_owner_takes_the_access_with_it(open_path: Path) -> None:
+    site = Site(open_path)
+    script = site.script(7)
+    site.apply(script, site.identity(script, ADA))
+    site.apply(site.identity(script, BELA, "bela"))
+    path = site.root / "alpha/bela/2026/03/05/7-run.sh"
+    assert can_read(path, BELA)
+    assert not can_read(path, ADA)
+    assert acl.readers_of(os.open(path, os.O_RDONLY)) == Readers(BELA)
+
+
+def test_where_there_are_no_acls_files_are_stewards_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acl, "supported", lambda fd: False)
+    site = Site(tmp_path, groups=("root",))
+    script = site.script(7)
+    site.apply(script, site.identity(script))
+    for path in site.root.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert site.root.stat().st_mode & 0o077 == 0
+
+
+def test_a_groups_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match="groups_file"):
+        acl.group_ids((), str(tmp_path / "missing"))
+
+
+@given(
+    st.one_of(st.none(), st.integers(0, 2**32 - 2)),
+    st.lists(st.integers(0, 2**32 - 2), max_size=5),
+)
+def test_an_acl_comes_back(uid: int | None, gids: list[int]) -> None:
+    wanted = Readers(uid, tuple(sorted(set(gids))))
+    assert acl.decode(acl.encode(wanted, 6, 4)) == wanted
+
+
+@given(st.binary(max_size=64))
+def test_a_strange_acl_names_readers_or_is_an_error(value: bytes) -> None:
+    try:
+        found = acl.decode(value)
+    except ArchiveError:
+        return
+    assert value[:4] == b"\x02\0\0\0"
+    assert len(found.gids) <= len(value) // 8

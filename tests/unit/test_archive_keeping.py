@@ -1,0 +1,105 @@
+"""A tree is one Steward's at a time: of one state directory, whichever of its processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from archive_site import Site
+from cli_site import steward
+
+from steward.archive.errors import ArchiveUnavailable
+from steward.archive.files.keeping import KEEPER, Keeper
+from steward.archive.files.sink import FilesSink
+from steward.settings.file import load
+
+
+def other_site(tmp_path: Path, root: Path) -> Site:
+    (tmp_path / "other").mkdir(exist_ok=True)
+    return Site(tmp_path / "other", root=root)
+
+
+def test_a_tree_that_is_kept_is_not_kept_by_another(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.sink.prepare()
+    other = other_site(tmp_path, site.root)
+    with pytest.raises(ArchiveUnavailable, match=f"state in {site.state}: give another"):
+        other.sink.prepare()
+    site.sink.close()
+    other.sink.prepare()
+    assert (site.root / KEEPER).read_text() == f"{os.uname().nodename} {other.state}\n"
+    assert (site.root / KEEPER).stat().st_mode & 0o777 == 0o600
+    other.sink.close()
+
+
+def test_processes_of_one_state_directory_keep_it_together(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.sink.prepare()
+    again = FilesSink(site.settings, "files", site.stores)
+    again.prepare()
+    site.sink.close()
+    other = other_site(tmp_path, site.root)
+    with pytest.raises(ArchiveUnavailable, match="is kept by another Steward"):
+        other.sink.prepare()
+    again.close()
+    other.sink.prepare()
+    other.sink.close()
+
+
+def test_who_was_killed_keeps_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "archive"
+    root.mkdir()
+    hold = (
+        "import os, sys; from steward.archive.files.keeping import Keeper; "
+        "k = Keeper('/gone', sys.argv[1]); k.hold(os.open(sys.argv[1], os.O_RDONLY)); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        keeper = Keeper(str(tmp_path), str(root))
+        with pytest.raises(ArchiveUnavailable, match="with its state in /gone"):
+            keeper.look()
+        process.kill()
+        process.wait()
+    keeper.look()
+    Site(tmp_path).sink.prepare()
+
+
+def test_a_root_that_was_replaced_is_kept_anew(tmp_path: Path) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    keeper = Keeper(str(tmp_path), str(tmp_path))
+    for root in roots:
+        root.mkdir()
+        fd = os.open(root, os.O_RDONLY)
+        keeper.hold(fd)
+        keeper.hold(fd)
+        os.close(fd)
+    Keeper("/other", str(roots[0])).look()
+    with pytest.raises(ArchiveUnavailable):
+        Keeper("/other", str(roots[1])).look()
+    keeper.release()
+    Keeper("/other", str(roots[1])).look()
+
+
+@pytest.mark.parametrize("command", ["watch", "consume"])
+def test_a_command_does_not_start_in_a_tree_that_is_kept(tmp_path: Path, command: str) -> None:
+    site = Site(tmp_path)
+    site.sink.prepare()
+    (tmp_path / "spool").mkdir()
+    words = ["--cluster", "c", "--spool", str(tmp_path / "spool"), "--no-slurm"]
+    if command == "consume":
+        words = ["--from", "kafka", "--server", "localhost:1"]
+    done = steward("archive", command, *words, "--archive", str(site.root))
+    assert done.returncode == 1
+    assert b"is kept by another Steward that runs" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+    assert not (site.root / ".steward").exists()
+    site.sink.close()
+    if command == "watch":
+        done = steward("archive", command, *words, "--archive", str(site.root), "--once")
+        assert done.returncode == 0
+        assert load(str(site.root / ".steward/steward.toml")).cluster.keys() == {"c"}

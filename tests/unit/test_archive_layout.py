@@ -1,0 +1,108 @@
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.archive.errors import LayoutError
+from steward.archive.files.layout import Subject, compile_layout
+
+# 2026-01-01 03:30 UTC: still last year in New York.
+NEW_YEAR = int(datetime(2026, 1, 1, 3, 30, tzinfo=UTC).timestamp()) * 10**9
+
+
+def subject(**fields: object) -> Subject:
+    values: dict[str, object] = {
+        "cluster": "alpha",
+        "job_id": 1234567,
+        "spool_mtime_ns": NEW_YEAR,
+        "name": "run",
+        "user_directory": "ada",
+    }
+    return Subject(**{**values, **fields})  # type: ignore[arg-type] # mixed values
+
+
+@pytest.mark.parametrize(
+    ("layout", "period", "directory", "stem"),
+    [
+        ("default", "yearly", "alpha/ada/2026/01/01", "1234567-run"),
+        ("job_archive", "yearly", "ada/2026/01", "1234567-run"),
+        ("sarchive", "yearly", "2026", "job.1234567_"),
+        ("sarchive", "monthly", "202601", "job.1234567_"),
+        ("sarchive", "daily", "20260101", "job.1234567_"),
+        ("sarchive", "none", "", "job.1234567_"),
+        ("sliced", "yearly", "alpha/67/45", "1234567"),
+        ("{user}/{job_id}", "yearly", "ada", "1234567"),
+        ("all/{account}/{partition}/{job_id}-{name}", "yearly", "all/none/none", "1234567-run"),
+    ],
+)
+def test_where_a_script_lies(layout: str, period: str, directory: str, stem: str) -> None:
+    place = compile_layout(layout, period).place(subject(), "UTC")
+    assert (place.directory, place.stem) == (directory, stem)
+
+
+def test_dates_are_the_clusters() -> None:
+    layout = compile_layout("default")
+    assert layout.place(subject(), "America/New_York").directory == "alpha/ada/2025/12/31"
+    assert layout.place(subject(), "Asia/Kathmandu").directory == "alpha/ada/2026/01/01"
+
+
+def test_a_job_without_a_name_has_no_dash() -> None:
+    assert compile_layout("default").place(subject(name=""), "UTC").stem == "1234567"
+
+
+def test_unknown_jobs_lie_apart() -> None:
+    place = compile_layout("default").unverified_place(subject(name="a/b"), "UTC")
+    assert place.directory == "unverified/alpha/2026/01/01"
+    assert place.stem == "1234567-a%2Fb"
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_no_name_leaves_its_place(name: str, cluster: str) -> None:
+    layout = compile_layout("{cluster}/{name}x{name}/{job_id}-{name}")
+    place = layout.place(subject(name=name, cluster=cluster), "UTC")
+    parts = place.directory.split("/")
+    assert len(parts) == 2
+    assert all(part not in {"", ".", ".."} and len(part.encode()) <= 255 for part in parts)
+    assert "/" not in place.stem
+    assert len(place.stem.encode()) <= 245
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("defualt", "sarchive"),
+        ("{user}/{jobid}", "{jobid}"),
+        ("{job_id}/{name}", "file name"),
+        ("../{job_id}", "'..'"),
+        ("a//{job_id}", "''"),
+        ("/{job_id}", "''"),
+        ("{user/{job_id}", "brace"),
+        ("unverified/{job_id}", "unverified"),
+        ("a~2/{job_id}", "unsafe"),
+        ("a\n/{job_id}", "unsafe"),
+    ],
+)
+def test_a_bad_layout_is_told(text: str, names: str) -> None:
+    with pytest.raises(LayoutError, match=r".") as caught:
+        compile_layout(text)
+    assert names in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_period_and_a_bad_zone_are_told() -> None:
+    with pytest.raises(LayoutError, match="hourly"):
+        compile_layout("sarchive", "hourly")
+    with pytest.raises(LayoutError, match="Mars"):
+        compile_layout("default").place(subject(), "Mars/Olympus")
+
+
+def test_what_a_layout_needs() -> None:
+    assert compile_layout("default").needs_identity
+    assert compile_layout("default").user_depth == 2
+    assert compile_layout("job_archive").user_depth == 1
+    assert not compile_layout("sarchive").needs_identity
+    assert not compile_layout("sliced").manifests
+    assert compile_layout("{year}/{user}/{job_id}").user_depth == 2
+    assert compile_layout("default").owner_scope("alpha") == "alpha"
+    assert compile_layout("job_archive").owner_scope("alpha") == ""

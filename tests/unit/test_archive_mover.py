@@ -1,0 +1,310 @@
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from archive_site import Site
+
+from steward.archive.errors import ArchiveError, ArchiveUnavailable
+from steward.archive.files.mover import Mover
+from steward.archive.files.places import FilesReader
+from steward.archive.files.verify import verify
+from steward.waiting import Stop
+
+DAY = "alpha/ada/2026/03/05"
+
+
+@pytest.fixture
+def stop() -> Stop:
+    return Stop()
+
+
+class TwoTrees(Site):
+    def __init__(self, directory: Path, **sink: Any) -> None:
+        self.common = directory / "common"
+        sink.setdefault("move_after_s", 0.0)
+        super().__init__(directory, move_to=str(self.common), **sink)
+
+    def moved(self) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(self.common)): path.read_bytes()
+            for path in self.common.rglob("*")
+            if path.is_file() and path.name not in {"MANIFEST.jsonl", ".steward-archive"}
+        }
+
+
+def test_files_and_what_is_known_of_them_move_on(tmp_path: Path, stop: Stop) -> None:
+    site = TwoTrees(tmp_path)
+    scripts = [site.script(number) for number in (1, 2)]
+    site.apply(*scripts, *map(site.identity, scripts))
+    before = site.files()
+    assert len(before) == 4
+    manifest = (site.root / DAY / "MANIFEST.jsonl").read_bytes()
+    Mover(site.settings, "files").run_once(stop)
+    assert site.moved() == before
+    assert site.files() == {}
+    assert not (site.root / "alpha").exists()
+    moved = (site.common / DAY / "MANIFEST.jsonl").read_bytes()
+    assert sorted(moved.splitlines()) == sorted(manifest.splitlines())
+    placed = FilesReader(site.settings, "files").locate(scripts[0].key)
+    assert placed is not None
+    assert placed.state == "moved"
+    assert (
+        FilesReader(site.settings, "files").read(scripts[0].key, "script")
+        == before[f"{DAY}/1-run.sh"]
+    )
+    assert list(verify(site.settings, "files")) == []
+
+
+def test_what_is_young_or_unverified_stays(tmp_path: Path, stop: Stop) -> None:
+    site = TwoTrees(tmp_path, move_after_s=3600.0, slurm=True)
+    script = site.script(1)
+    site.apply(script, site.identity(script))
+    Mover(site.settings, "files").run_once(stop)
+    assert site.moved() == {}
+    assert len(site.files()) == 2
+
+
+def test_the_owner_reads_there_too(tmp_path: Path, stop: Stop) -> None:
+    from steward.archive.files import acl
+
+    site = TwoTrees(tmp_path)
+    script = site.script(1)
+    site.apply(script, site.identity(script))
+    if not site.sink._tree.acls:
+        pytest.skip("the file system has no POSIX ACLs")
+    Mover(site.settings, "files").run_once(stop)
+    for path in ("alpha/ada", f"{DAY}/1-run.sh", f"{DAY}/1-run.env"):
+        fd = os.open(site.common / path, os.O_RDONLY)
+        assert acl.readers_of(fd).uid == 4001
+        os.close(fd)
+    site.sink._owners._resolve = lambda uid: "mallory"
+    site.tick()
+    Mover(site.settings, "files").run_once(stop)
+    fd = os.open(site.common / "alpha/ada", os.O_RDONLY)
+    assert acl.readers_of(fd).uid is None
+    os.close(fd)
+
+
+def test_a_missing_target_stops_the_mover_not_the_sink(tmp_path: Path, stop: Stop) -> None:
+    site = TwoTrees(tmp_path)
+    mover = Mover(site.settings, "files")
+    first, second = site.script(1), site.script(2)
+    site.apply(first, site.identity(first))
+    mover.run_once(stop)
+    site.common.rename(tmp_path / "unmounted")
+    site.common.mkdir()
+    site.apply(second, site.identity(second))
+    with pytest.raises(ArchiveUnavailable, match="mounted"):
+        mover.run_once(stop)
+    assert f"{DAY}/2-run.sh" in site.files()
+    assert list(site.common.iterdir()) == []
+    site.common.rmdir()
+    (tmp_path / "unmounted").rename(site.common)
+    mover.run_once(stop)
+    assert len(site.moved()) == 4
+
+
+@pytest.mark.parametrize("step", ["_settle", "_there.sync", "_here.sync", "_records.writing"])
+def test_a_crash_is_completed_by_the_next_run(
+    tmp_path: Path, stop: Stop, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    site = TwoTrees(tmp_path)
+    script = site.script(1)
+    site.apply(script, site.identity(script))
+    before = site.files()
+    mover = Mover(site.settings, "files")
+
+    class Crash(Exception):
+        pass
+
+    def crash(*_: object, **__: object) -> None:
+        raise Crash
+
+    owner: Any = mover
+    *path, name = step.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    if step == "_records.writing":
+        # Only the last transaction: the files are gone here by then.
+        def writing_after_removal() -> Any:
+            if not site.files():
+                raise Crash
+            return real()
+
+        real = owner.writing
+        monkeypatch.setattr(owner, name, writing_after_removal)
+    else:
+        monkeypatch.setattr(owner, name, crash)
+    with pytest.raises(Crash):
+        mover.run_once(stop)
+    monkeypatch.undo()
+    # At every moment in between it can be read.
+    assert FilesReader(site.settings, "files").read(script.key, "script")
+    mover = Mover(site.settings, "files")
+    mover.run_once(stop)
+    mover.run_once(stop)
+    assert site.moved() == before
+    assert site.files() == {}
+    assert list(verify(site.settings, "files")) == []
+
+
+def test_what_is_purged_while_it_is_copied_is_gone_everywhere(
+    tmp_path: Path, stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = TwoTrees(tmp_path)
+    script, other = site.script(1), site.script(2)
+    site.apply(script, other, site.identity(script, name="private"), site.identity(other))
+    mover = Mover(site.settings, "files")
+    real = mover._there.sync
+    purged: list[bool] = []
+
+    def purge_meanwhile() -> None:
+        real()
+        if not purged:
+            purged.append(True)
+            site.apply(site.purge(script))
+
+    monkeypatch.setattr(mover._there, "sync", purge_meanwhile)
+    mover.run_once(stop)
+    assert set(site.moved()) == {f"{DAY}/2-run.sh", f"{DAY}/2-run.env"}
+    assert site.files() == {}
+    for manifest in tmp_path.rglob("MANIFEST.jsonl"):
+        assert b"private" not in manifest.read_bytes()
+
+
+def test_what_is_purged_after_a_crash_is_gone_everywhere(
+    tmp_path: Path, stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = TwoTrees(tmp_path)
+    script = site.script(1)
+    site.apply(script, site.identity(script, name="private"))
+    mover = Mover(site.settings, "files")
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mover, "_settle", crash)
+    with pytest.raises(KeyboardInterrupt):
+        mover.run_once(stop)
+    assert len(site.moved()) == 2
+    site.apply(site.purge(script))
+    Mover(site.settings, "files").run_once(stop)
+    assert site.moved() == {}
+    for manifest in tmp_path.rglob("MANIFEST.jsonl"):
+        assert b"private" not in manifest.read_bytes()
+
+
+def test_later_facts_and_purges_reach_what_was_moved(tmp_path: Path, stop: Stop) -> None:
+    site = TwoTrees(tmp_path)
+    unresolved, purged = site.script(1), site.script(2)
+    site.apply(unresolved, purged, site.identity(unresolved, 4001, ""), site.identity(purged))
+    mover = Mover(site.settings, "files")
+    mover.run_once(stop)
+    assert "alpha/4001/2026/03/05/1-run.sh" in site.moved()
+    site.apply(site.identity(unresolved, 4001, "ada", why="renamed"), site.purge(purged))
+    mover.run_once(stop)
+    assert set(site.moved()) == {f"{DAY}/1-run.sh", f"{DAY}/1-run.env"}
+    reader = FilesReader(site.settings, "files")
+    assert reader.read(unresolved.key, "script") == b"#!/bin/sh\nhostname\n"
+    assert reader.locate(purged.key) is None
+    assert list(verify(site.settings, "files")) == []
+
+
+@pytest.mark.parametrize("where", ["1-run.sh", "MANIFEST.jsonl", ""])
+def test_a_purge_that_meets_something_in_the_way_is_not_forgotten(
+    tmp_path: Path,
+    stop: Stop,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
+) -> None:
+    site = TwoTrees(tmp_path)
+    script, other = site.script(1), site.script(2)
+    site.apply(script, other, site.identity(script, name="run"), site.identity(other))
+    mover = Mover(site.settings, "files")
+    mover.run_once(stop)
+    there, aside = site.common / DAY / where, tmp_path / "aside"
+    there.rename(aside)
+    if where:
+        there.mkdir()
+    else:
+        there.write_text("in the way")
+    site.apply(site.purge(script))
+    for _ in range(3):
+        mover.run_once(stop)
+        mover._records._connection.execute("UPDATE later SET due_s = 0")
+    assert caplog.text.count("cannot finish") == 1
+    assert FilesReader(site.settings, "files").locate(script.key) is not None
+    # It is left alone for a while.
+    mover.run_once(stop)
+    assert mover._records.query("SELECT count(*) FROM later WHERE due_s > 0") == [(1,)]
+    if where:
+        there.rmdir()
+    else:
+        there.unlink()
+    aside.rename(there)
+    mover._records._connection.execute("UPDATE later SET due_s = 0")
+    mover.run_once(stop)
+    assert set(site.moved()) == {f"{DAY}/2-run.sh", f"{DAY}/2-run.env"}
+    assert FilesReader(site.settings, "files").locate(script.key) is None
+    lines = (site.common / DAY / "MANIFEST.jsonl").read_text().splitlines()
+    assert sum(script.key in each for each in lines) == 1
+    assert mover._records.query("SELECT count(*) FROM later") == [(0,)]
+
+
+def test_a_name_that_is_taken_there_keeps_both(tmp_path: Path, stop: Stop) -> None:
+    from archive_site import NOON
+
+    site = TwoTrees(tmp_path)
+    mover = Mover(site.settings, "files")
+    for number, data in enumerate((b"one", b"two", b"two")):
+        script = site.script(1, data, environment=None, mtime_ns=NOON + number)
+        site.apply(script, site.identity(script))
+        mover.run_once(stop)
+    assert sorted(site.moved().items()) == [
+        (f"{DAY}/1-run.sh", b"one"),
+        (f"{DAY}/1-run~2.sh", b"two"),
+        (f"{DAY}/1-run~3.sh", b"two"),
+    ]
+    assert list(verify(site.settings, "files")) == []
+
+
+@pytest.mark.parametrize("damaged", ["sh", "env"])
+def test_damaged_bytes_are_not_moved(
+    tmp_path: Path, stop: Stop, damaged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = TwoTrees(tmp_path)
+    script, good = site.script(1), site.script(2)
+    site.apply(script, good, site.identity(script), site.identity(good))
+    path = site.root / DAY / f"1-run.{damaged}"
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data + b"#")
+    Mover(site.settings, "files").run_once(stop)
+    assert script.key in caplog.text
+    assert set(site.moved()) == {f"{DAY}/2-run.sh", f"{DAY}/2-run.env"}
+    assert set(site.files()) == {f"{DAY}/1-run.sh", f"{DAY}/1-run.env"}
+
+
+def test_a_tree_on_another_file_system(tmp_path: Path, stop: Stop) -> None:
+    here = tmp_path.stat().st_dev
+    others = [Path("/dev/shm"), Path(tempfile.gettempdir()), Path.cwd()]
+    other = next((path for path in others if path.is_dir() and path.stat().st_dev != here), None)
+    if other is None:
+        pytest.skip("there is no second file system")
+    common = other / f"steward-test-{os.getpid()}"
+    try:
+        site = Site(tmp_path, move_to=str(common), move_after_s=0.0)
+        script = site.script(1)
+        site.apply(script, site.identity(script))
+        Mover(site.settings, "files").run_once(stop)
+        assert (common / DAY / "1-run.sh").read_bytes() == b"#!/bin/sh\nhostname\n"
+    finally:
+        shutil.rmtree(common, ignore_errors=True)
+
+
+def test_a_sink_without_a_second_tree_has_no_mover(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match="move_to"):
+        Mover(Site(tmp_path).settings, "files")

@@ -1,0 +1,55 @@
+import os
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.archive.files.names import LONGEST, decode_name, encode_name, encode_user, fit
+
+surrogates = st.characters(min_codepoint=0xD800, max_codepoint=0xDFFF)
+names = st.text(st.one_of(st.characters(), surrogates, st.sampled_from("/.-%~\0\n\x1b ")))
+
+
+@given(names)
+def test_an_encoded_name_is_one_safe_component(name: str) -> None:
+    encoded = encode_name(name)
+    assert "/" not in encoded
+    assert "~" not in encoded or len(encoded.encode()) > LONGEST - 60
+    assert encoded == "" or encoded.isprintable()
+    assert not encoded.startswith((".", "-", " "))
+    assert encoded != "unverified"
+    assert len(os.fsencode(encoded)) <= LONGEST
+
+
+@given(names, names)
+def test_two_names_never_become_one(one: str, other: str) -> None:
+    if one != other:
+        assert encode_name(one) != encode_name(other)
+        assert encode_user(one) != encode_user(other)
+
+
+@given(st.text(st.characters(), max_size=60))
+def test_a_short_name_comes_back(name: str) -> None:
+    encoded = encode_name(name)
+    if "~" not in encoded and not any("\ud800" <= c <= "\udfff" for c in name):
+        assert decode_name(encoded) == name
+
+
+def test_bytes_that_are_not_utf8_come_back() -> None:
+    name = os.fsdecode(b"caf\xe9/\xff")
+    assert encode_name(name) == "caf%E9%2F%FF"
+    assert decode_name("caf%E9%2F%FF") == name
+
+
+def test_plain_names_stay() -> None:
+    for name in ("gromacs", "run_1.2", "a+b=c", "job:7", "été"):
+        assert encode_name(name) == name
+
+
+def test_a_user_of_digits_is_no_uid() -> None:
+    assert encode_user("1000") != "1000"
+    assert encode_user("ada") == "ada"
+
+
+@given(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"])))
+def test_a_component_always_fits(text: str) -> None:
+    assert len(fit(text).encode()) <= 240

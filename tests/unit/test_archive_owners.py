@@ -1,0 +1,234 @@
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from archive_site import Site
+
+from steward.archive.files import acl
+from steward.archive.files.owners import user_name
+
+
+def resolving(site: Site, names: dict[int, str]) -> None:
+    site.sink._owners._resolve = lambda uid: names.get(uid, "")
+
+
+def reader(site: Site, path: str) -> int | None:
+    fd = os.open(site.root / path, os.O_RDONLY)
+    try:
+        return acl.readers_of(fd).uid
+    finally:
+        os.close(fd)
+
+
+def test_a_name_taken_over_gets_a_directory_of_its_own(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    old, new = site.script(1), site.script(2)
+    site.apply(old, site.identity(old, 4001, "ada"))
+    site.reopen()
+    site.apply(new, site.identity(new, 4002, "ada"))
+    assert "alpha/ada/2026/03/05/1-run.sh" in site.files()
+    assert "alpha/ada.4002/2026/03/05/2-run.sh" in site.files()
+
+
+def test_a_uid_taken_over_gets_a_directory_of_its_own(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    old, new = site.script(1), site.script(2)
+    site.apply(old, site.identity(old, 4001, "ada"))
+    site.apply(new, site.identity(new, 4001, "bela"))
+    assert "alpha/bela/2026/03/05/2-run.sh" in site.files()
+
+
+def test_a_directory_of_another_uid_is_not_taken_over_without_the_database(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path)
+    site.sink.prepare()
+    if not site.sink._tree.acls:
+        pytest.skip("the file system has no POSIX ACLs")
+    old = site.script(1)
+    site.apply(old, site.identity(old, 4001, "ada"))
+    site.sink.close()
+    for path in site.state.glob("archive-files.db*"):
+        path.unlink()
+    site.reopen()
+    new = site.script(2)
+    site.apply(new, site.identity(new, 4002, "ada"))
+    assert "alpha/ada.4002/2026/03/05/2-run.sh" in site.files()
+
+
+def test_an_unresolved_uid_is_kept_under_its_number_and_renamed(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    script = site.script(1)
+    site.apply(script, site.identity(script, 4001, ""))
+    assert "alpha/4001/2026/03/05/1-run.sh" in site.files()
+    if site.sink._tree.acls:
+        assert reader(site, "alpha/4001") is None
+    site.apply(site.identity(script, 4001, "ada", why="renamed"))
+    assert set(site.files()) == {
+        "alpha/ada/2026/03/05/1-run.sh",
+        "alpha/ada/2026/03/05/1-run.env",
+    }
+    assert not (site.root / "alpha/4001").exists()
+
+
+def test_a_later_name_of_the_job_or_user_moves_nothing(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    script = site.script(1)
+    site.apply(script, site.identity(script, 4001, "ada"))
+    site.apply(site.identity(script, 4001, "ada-new", name="new", why="updated"))
+    assert "alpha/ada/2026/03/05/1-run.sh" in site.files()
+
+
+@pytest.mark.parametrize(
+    ("layout", "path"), [("default", "alpha/ada"), ("sarchive", "2026/job.1_script")]
+)
+def test_a_reused_uid_loses_access_until_it_is_the_same_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, layout: str, path: str
+) -> None:
+    site = Site(tmp_path, layout=layout)
+    site.sink.prepare()
+    if not site.sink._tree.acls:
+        pytest.skip("the file system has no POSIX ACLs")
+    caplog.set_level("INFO")
+    script = site.script(1)
+    site.apply(script, site.identity(script, 4001, "ada"))
+    resolving(site, {4001: "ada"})
+    site.tick()
+    assert reader(site, path) == 4001
+    for names, expected in (({4001: "mallory"}, None), ({}, None), ({4001: "ada"}, 4001)):
+        resolving(site, names)
+        site.sink._owners_at = 0.0
+        site.tick()
+        assert reader(site, path) == expected
+        later = site.script(100)
+        site.apply(later, site.identity(later, 4001, "ada"))
+        assert reader(site, path) == expected
+    assert "4001" in caplog.text
+
+
+def check(site: Site, names: dict[int, str]) -> None:
+    resolving(site, names)
+    site.sink._owners_at = 0.0
+    site.tick()
+    while site.sink._admission.waits():
+        site.tick()
+
+
+def site_of(tmp_path: Path, *uids: int, **sink: Any) -> Site:
+    """A site at which each uid has one script, its job's id, and is called u<uid>."""
+    site = Site(tmp_path, **sink)
+    site.sink.prepare()
+    if not site.sink._tree.acls:
+        pytest.skip("the file system has no POSIX ACLs")
+    resolving(site, {uid: f"u{uid}" for uid in uids})
+    for uid in uids:
+        script = site.script(uid)
+        site.apply(script, site.identity(script, uid, f"u{uid}"))
+    return site
+
+
+def test_an_absent_name_service_closes_nobodys_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    uids = (4001, 4002, 4003)
+    site = site_of(tmp_path, *uids)
+    for _ in range(4):
+        check(site, {4003: "u4003"})
+        assert [reader(site, f"alpha/u{uid}") for uid in uids] == list(uids)
+    assert caplog.text.count("name service") == 1
+    check(site, {uid: f"u{uid}" for uid in uids})
+    check(site, {4001: "mallory"})
+    assert [reader(site, f"alpha/u{uid}") for uid in uids] == [None, 4002, 4003]
+
+
+def test_who_has_no_name_is_shut_out_when_missed_twice_in_a_row(tmp_path: Path) -> None:
+    uids = (4001, 4002, 4003)
+    site = site_of(tmp_path, *uids)
+    everybody = {uid: f"u{uid}" for uid in uids}
+    without = {4002: "u4002", 4003: "u4003"}
+    for names, expected in (
+        (without, 4001),
+        (everybody, 4001),
+        (without, 4001),
+        (without, None),
+        (without, None),
+        (everybody, 4001),
+    ):
+        check(site, names)
+        assert reader(site, "alpha/u4001") == expected
+        assert reader(site, "alpha/u4002") == 4002
+
+
+def test_a_slow_name_service_is_asked_piece_by_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = site_of(tmp_path, 4001, 4002, 4003)
+    resolving(site, {4001: "mallory", 4002: "u4002", 4003: "u4003"})
+    ticking = itertools.count()
+    monkeypatch.setattr("steward.archive.files.owners.time.monotonic", lambda: next(ticking))
+    found = [site.sink._owners.check() for _ in range(3)]
+    assert found == [None, None, [(4001, "u4001", True)]]
+
+
+@pytest.mark.parametrize(
+    ("layout", "path"), [("default", "alpha/u4001"), ("sarchive", "2026/job.4001_script")]
+)
+def test_a_job_of_a_uid_under_another_name_shuts_the_other_out_at_once(
+    tmp_path: Path, layout: str, path: str
+) -> None:
+    site = site_of(tmp_path, 4001, layout=layout)
+    resolving(site, {4001: "new"})
+    script = site.script(7)
+    site.apply(script, site.identity(script, 4001, "new"))
+    assert reader(site, path) is None
+    mine = {"default": "alpha/new", "sarchive": "2026/job.7_script"}[layout]
+    assert reader(site, mine) == 4001
+    late = site.script(8)
+    # Told late, of the one who had the uid before.
+    site.apply(late, site.identity(late, 4001, "older"))
+    theirs = {"default": "alpha/older", "sarchive": "2026/job.8_script"}[layout]
+    assert reader(site, theirs) is None
+    site.reopen()
+    check(site, {4001: "new"})
+    assert [reader(site, each) for each in (path, mine, theirs)] == [None, 4001, None]
+
+
+def test_many_files_are_closed_page_by_page_and_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steward.archive.files.admitting._PAGE", 2)
+    site = Site(tmp_path, layout="sarchive")
+    site.sink.prepare()
+    if not site.sink._tree.acls:
+        pytest.skip("the file system has no POSIX ACLs")
+    scripts = [site.script(number) for number in range(1, 6)]
+    site.apply(*scripts, *[site.identity(script) for script in scripts])
+    (site.root / "2026/job.2_script").unlink()
+    (site.root / "2026/job.3_script").unlink()
+    (site.root / "2026/job.3_script").symlink_to("/etc/passwd")
+    numbers = (1, 4, 5)
+
+    def open_files() -> int:
+        return sum(reader(site, f"2026/job.{each}_script") is not None for each in numbers)
+
+    resolving(site, {4001: "mallory"})
+    left = [open_files()]
+    waits_s = []
+    while left[-1]:
+        waits_s.append(site.tick())
+        left.append(open_files())
+        # As after a crash: what is done is known from the disk alone.
+        site.reopen()
+        resolving(site, {4001: "mallory"})
+    assert left == [3, 2, 1, 0]
+    assert waits_s[0] == 0.0
+    assert reader(site, "2026/job.5_environment") is None
+    assert not site.sink._admission.waits()
+
+
+def test_uids_resolve_to_names_or_nothing() -> None:
+    assert user_name(0) == "root"
+    assert user_name(2**31 - 7) == ""
+    assert user_name(2**40) == ""

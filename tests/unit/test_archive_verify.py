@@ -1,0 +1,145 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from archive_site import NOON, Site
+
+from steward.archive.errors import NotArchived
+from steward.archive.files.found import iter_files, iter_manifest, parse_file_name
+from steward.archive.files.layout import compile_layout
+from steward.archive.files.places import FilesReader
+from steward.archive.files.verify import Checked, verify
+from steward.sqlite import SqliteUnavailable
+
+DAY = "alpha/ada/2026/03/05"
+
+
+def problems(site: Site) -> set[tuple[str, str]]:
+    found = verify(site.settings, "files")
+    return {(p.kind, str(Path(p.path).relative_to(site.root))) for p in found}
+
+
+def test_a_sound_archive_has_no_problems(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    scripts = [site.script(number) for number in (1, 2)]
+    site.apply(*scripts, *map(site.identity, scripts), site.script(3))
+    told: list[Checked] = []
+    assert list(verify(site.settings, "files", told.append)) == []
+    assert told[-1].files == told[-1].total_files == 4
+
+
+def test_every_difference_is_told(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    scripts = [site.script(number, b"hostname %d" % number) for number in (1, 2, 3)]
+    site.apply(*scripts, *map(site.identity, scripts))
+    day = site.root / DAY
+    (day / "1-run.sh").unlink()
+    data = (day / "2-run.sh").read_bytes()
+    (day / "2-run.sh").write_bytes(data.replace(b"hostname", b"hostnamE"))
+    (day / "3-run.env").unlink()
+    (day / "3-run.env").symlink_to("/etc/passwd")
+    (day / "stray").write_text("x")
+    (site.root / "stray.sh").write_text("x")
+    assert problems(site) == {
+        ("missing", f"{DAY}/1-run.sh"),
+        ("changed", f"{DAY}/2-run.sh"),
+        ("unreadable", f"{DAY}/3-run.env"),
+        ("unknown", f"{DAY}/stray"),
+        ("unknown", "stray.sh"),
+    }
+
+
+def test_a_whole_directory_may_be_missing(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    script = site.script(1, environment=None)
+    site.apply(script, site.identity(script))
+    (site.root / "alpha").rename(tmp_path / "aside")
+    assert problems(site) == {("missing", f"{DAY}/1-run.sh")}
+
+
+def test_a_reader_follows_a_script(tmp_path: Path) -> None:
+    site = Site(tmp_path, identity_wait_s=0.001)
+    reader = FilesReader(site.settings, "files")
+    script = site.script(7, b"bytes")
+    with pytest.raises(NotArchived):
+        reader.read(script.key, "script")
+    states = []
+    steps: list[Callable[[], None]] = [
+        lambda: site.apply(script),
+        site.sink.file_waiting,
+        lambda: site.apply(site.identity(script)),
+    ]
+    for step in steps:
+        step()
+        placed = reader.locate(script.key, "alpha")
+        assert placed is not None
+        states.append(placed.state)
+        assert reader.read(script.key, "script") == b"bytes"
+    assert states == ["waiting", "unverified", "placed"]
+    assert [entry.script_key for entry in reader.entries()] == [script.key]
+    assert reader.locate(script.key, "beta") is None
+    site.apply(site.purge(script))
+    with pytest.raises(NotArchived):
+        reader.read(script.key, "environment")
+
+
+def test_a_reader_does_not_follow_links(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    script = site.script(7)
+    site.apply(script, site.identity(script))
+    path = site.root / DAY / "7-run.sh"
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    reader = FilesReader(site.settings, "files")
+    with pytest.raises(Exception, match="symbolic link"):
+        reader.read(script.key, "script")
+
+
+def test_a_reader_of_no_database_says_so(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    assert FilesReader(site.settings, "files").locate("script:1:1") is None
+    for path in site.state.glob("*.db*"):
+        path.unlink()
+    with pytest.raises(SqliteUnavailable):
+        FilesReader(site.settings, "files").locate("script:1:1")
+
+
+def test_manifests_tell_everything(tmp_path: Path) -> None:
+    site = Site(tmp_path, slurm=False)
+    known, unknown = site.script(7, name="claim"), site.script(8)
+    site.apply(known, unknown, site.identity(known, account="physics"))
+    found = {
+        script.job_id: script for script in iter_files(str(site.root), compile_layout("default"))
+    }
+    assert found[7].key == known.key
+    assert found[7].spool_mtime_ns == NOON
+    assert found[7].record is not None
+    assert found[7].record.account == "physics"
+    assert found[7].script is not None
+    assert found[7].script.path == f"{DAY}/7-run.sh"
+    assert found[7].script.sha256 == known.body.script.sha256
+    assert found[8].record is None
+    assert found[8].cluster == "alpha"
+    kinds = sorted(entry.fact.fact for entry in iter_manifest(str(site.root)))
+    assert kinds == ["identity", "kept", "kept", "kept", "moved"]
+
+
+@pytest.mark.parametrize("layout", ["job_archive", "sarchive", "sliced"])
+def test_names_tell_what_they_can(tmp_path: Path, layout: str) -> None:
+    site = Site(tmp_path, layout=layout)
+    one, again = site.script(7), site.script(7, b"two", mtime_ns=NOON + 1)
+    for script in (one, again):
+        site.apply(script, site.identity(script, user="a/da", name="my~job"))
+    found = list(iter_files(str(site.root), compile_layout(layout)))
+    assert [script.job_id for script in found] == [7, 7]
+    assert all(script.script and script.environment for script in found)
+    if layout == "job_archive":
+        assert {script.user_directory for script in found} == {"a/da"}
+        assert {script.name for script in found} == {"my~job"}
+    if layout == "sliced":
+        assert {script.cluster for script in found} == {"alpha"}
+
+
+def test_foreign_names_say_nothing() -> None:
+    for name in ("README", "7.txt", "x-7.sh", "job.x_script", "MANIFEST.jsonl"):
+        assert parse_file_name(name) is None

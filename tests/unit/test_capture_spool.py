@@ -1,0 +1,370 @@
+import errno
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from builders import environment_bytes, make_spool, submit
+
+from steward.capture.slurm.spool import SlurmSpool
+from steward.capture.spool import Capture, _Batch
+from steward.config import RedactSettings
+from steward.events import Event, decode
+from steward.incoming import MARKER, Store, StoreUnavailable
+from steward.journal import JournalUnavailable
+from steward.journal.store import Row
+from steward.redact import Redactor
+from steward.waiting import Stop
+
+
+@pytest.fixture(autouse=True)
+def _no_lease_signals() -> Iterator[None]:
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGIO, before)
+
+
+class Bench:
+    """A capture with a real spool and stores, whose events end in a list."""
+
+    def __init__(self, root: Path) -> None:
+        self.spool = make_spool(root / "spool")
+        self.archive = root / "archive"
+        self.archive.mkdir()
+        (self.archive / MARKER).touch()
+        self.state = root / "state"
+        self.state.mkdir()
+        self.rows: list[Row] = []
+        self.stores = [
+            Store("archive.files", str(self.archive / ".incoming"), str(self.archive / MARKER)),
+            Store("state", str(self.state / "incoming")),
+        ]
+
+    def append(self, rows: Sequence[Row]) -> None:
+        self.rows.extend(rows)
+
+    def capture(
+        self, append: Callable[[Sequence[Row]], None] | None = None, **options: bool
+    ) -> Capture:
+        spool = SlurmSpool(str(self.spool), known=lambda job_id, mtime_ns: False)
+        return Capture(
+            "c1",
+            spool,
+            self.stores,
+            Redactor(RedactSettings()),
+            append or self.append,
+            **options,
+        )
+
+    @property
+    def events(self) -> list[Event]:
+        return [decode(0, *row) for row in self.rows]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def read(bench: Bench, event: Event, what: str) -> bytes:
+    store = {store.name: store for store in bench.stores}[event.body.store]
+    return store.read(getattr(event.body, what))
+
+
+def test_a_script_is_kept_byte_for_byte_less_the_one_nul(bench: Bench) -> None:
+    script = bytes(range(256)) + b"\0\0"
+    submit(bench.spool, 1, script, environment_bytes(b"A=\xff", b"MY_TOKEN=hunter2"))
+    bench.capture().run_once()
+    (event,) = bench.events
+    assert read(bench, event, "script") == script
+    assert b"hunter2" not in read(bench, event, "environment")
+    assert event.body.redacted == ("MY_TOKEN",)
+    assert event.body.flags == ()
+    mtime_ns = (bench.spool / "hash.1/job.1/script").stat().st_mtime_ns
+    assert event.key == f"script:1:{mtime_ns}"
+
+
+@pytest.mark.parametrize(
+    ("script", "environment", "flags"),
+    [
+        (b"no nul", environment_bytes(), ("script-no-nul",)),
+        (b"\0", None, ("environment-missing",)),
+        (b"\0", environment_bytes(b"A=1")[:-2], ("environment-short",)),
+        (b"\0", environment_bytes(b"A=1", count=9), ("environment-count",)),
+        (b"", b"", ("script-no-nul", "environment-short")),
+    ],
+)
+def test_what_is_odd_is_kept_and_flagged(
+    bench: Bench, script: bytes, environment: bytes | None, flags: tuple[str, ...]
+) -> None:
+    directory = submit(bench.spool, 1)
+    (directory / "script").write_bytes(script)
+    if environment is None:
+        (directory / "environment").unlink()
+    else:
+        (directory / "environment").write_bytes(environment)
+    bench.capture().run_once()
+    assert bench.events[0].body.flags == flags
+
+
+def test_one_pass_takes_scripts_where_leases_do_not_work(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EINVAL, "no leases on this file system")
+
+    monkeypatch.setattr("steward.capture.taking.fcntl.fcntl", refuse)
+    submit(bench.spool, 1)
+    bench.capture().run_once()
+    assert len(bench.events) == 1
+
+
+def test_environments_may_be_left_out(bench: Bench) -> None:
+    submit(bench.spool, 1, environment=environment_bytes(b"A=1"))
+    bench.capture(environments=False).run_once()
+    assert bench.events[0].body.environment is None
+    assert not list(bench.archive.rglob("*.env"))
+
+
+def test_an_archive_that_is_away_is_replaced_by_the_state_directory(bench: Bench) -> None:
+    (bench.archive / MARKER).unlink()
+    submit(bench.spool, 1)
+    bench.capture().run_once()
+    assert bench.events[0].body.store == "state"
+
+
+def test_nothing_to_write_to_is_an_error_of_its_own(bench: Bench) -> None:
+    (bench.archive / MARKER).unlink()
+    shutil.rmtree(bench.state)
+    submit(bench.spool, 1)
+    with pytest.raises(StoreUnavailable, match="is its file system mounted"):
+        bench.capture().run_once()
+
+
+def run(capture: Capture) -> tuple[Stop, threading.Thread]:
+    stop = Stop()
+    thread = threading.Thread(target=capture.run, args=(stop, lambda: None))
+    thread.start()
+    return stop, thread
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "it did not come to pass"
+        time.sleep(0.01)
+
+
+def test_scripts_are_held_while_nothing_can_be_written_and_kept_afterwards(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steward.capture.spool._RETRY_STORE_S", 0.1)
+    (bench.archive / MARKER).unlink()
+    shutil.rmtree(bench.state)
+    stop, thread = run(bench.capture())
+    directory = submit(bench.spool, 1, b"patience")
+    time.sleep(0.5)
+    shutil.rmtree(directory)
+    assert bench.rows == []
+    bench.state.mkdir()
+    wait_for(lambda: len(bench.rows) == 1)
+    assert read(bench, bench.events[0], "script") == b"patience"
+    stop.set()
+    thread.join(10)
+
+
+def test_the_archive_is_used_again_when_it_is_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steward.capture.spool._RETRY_STORE_S", 0.05)
+    (bench.archive / MARKER).unlink()
+    stop, thread = run(bench.capture())
+    submit(bench.spool, 1)
+    wait_for(lambda: len(bench.rows) == 1)
+    (bench.archive / MARKER).touch()
+    time.sleep(0.1)
+    submit(bench.spool, 2)
+    wait_for(lambda: len(bench.rows) == 2)
+    assert [event.body.store for event in bench.events] == ["state", "archive.files"]
+    stop.set()
+    thread.join(10)
+
+
+def test_a_journal_that_refuses_is_tried_again(bench: Bench) -> None:
+    failures = 3
+
+    def append(rows: Sequence[Row]) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise JournalUnavailable("disk full")
+        bench.append(rows)
+
+    stop, thread = run(bench.capture(append))
+    directory = submit(bench.spool, 1, b"again")
+    time.sleep(0.2)
+    shutil.rmtree(directory)
+    wait_for(lambda: len(bench.rows) == 1, timeout_s=30)
+    assert read(bench, bench.events[0], "script") == b"again"
+    stop.set()
+    thread.join(10)
+
+
+def test_a_journal_that_is_away_costs_no_descriptors(bench: Bench) -> None:
+    back = threading.Event()
+
+    def append(rows: Sequence[Row]) -> None:
+        back.wait(20)
+        bench.append(rows)
+
+    before = len(os.listdir("/proc/self/fd"))
+    stop, thread = run(bench.capture(append))
+    for job_id in range(1, 301):
+        submit(bench.spool, job_id)
+        if job_id % 50 == 0:
+            time.sleep(0.05)
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) < before + 40)
+    assert len(list(bench.archive.rglob("*.script"))) == 300
+    back.set()
+    wait_for(lambda: len(bench.rows) == 300)
+    stop.set()
+    thread.join(10)
+
+
+def test_a_script_that_was_written_before_is_synced_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    (store, _) = bench.stores
+    store.write("c1.1.5.3.script", b"abc")
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    store.close()  # its process was killed before it could sync
+    kept = store.write("c1.1.5.3.script", b"abc")
+    store.sync()
+    assert os.stat(store.path(kept)).st_ino in synced
+
+
+def test_descriptors_are_given_back(bench: Bench) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for job_id in range(1, 301):
+        submit(bench.spool, job_id)
+    bench.capture().run_once()
+    for store in bench.stores:
+        store.close()
+    assert len(bench.rows) == 300
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_stop_finishes_what_is_in_hand(bench: Bench) -> None:
+    for job_id in range(1, 201):
+        submit(bench.spool, job_id)
+    capture = bench.capture()
+    capture.turn()
+    capture.finish()
+    assert len(bench.rows) == 200
+
+
+def test_what_comes_while_the_journal_is_busy_gathers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steward.capture.spool._GATHER_S", 3600.0)
+    busy, entered = threading.Event(), threading.Event()
+    batches: list[int] = []
+
+    def append(rows: Sequence[Row]) -> None:
+        batches.append(len(rows))
+        entered.set()
+        assert busy.wait(30)
+
+    capture = bench.capture(append)
+    submit(bench.spool, 1)
+    capture.turn()
+    assert entered.wait(30)
+    kept = []
+    for number in range(2, 12):
+        submit(bench.spool, number)
+        capture.turn()
+        kept.append(capture.captured)
+    busy.set()
+    assert capture.finish()
+    assert kept == list(range(2, 12))
+    assert batches[0] == 1
+    assert batches == [1, 10]
+
+
+def test_capture_shows_that_it_lives_at_every_script(bench: Bench) -> None:
+    for job_id in range(1, 41):
+        submit(bench.spool, job_id)
+    stop = Stop()
+    capture = bench.capture()
+    beaten_at: list[int] = []
+
+    def beat() -> None:
+        beaten_at.append(capture.captured)
+        if capture.captured == 40:
+            stop.set()
+
+    capture.run(stop, beat)
+    assert sorted(set(beaten_at)) == list(range(41))
+
+
+def test_a_batch_goes_when_it_has_many_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steward.capture.spool._BATCH_BYTES", 100_000)
+    for job_id in range(1, 9):
+        submit(bench.spool, job_id, b"x" * 60_000)
+    batches: list[int] = []
+    bench.capture(lambda rows: batches.append(len(rows))).run_once()
+    assert batches == [2, 2, 2, 2]
+
+
+def test_an_environment_that_no_program_could_start_with_is_left_out(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steward.capture.slurm.files.MOST_ENVIRONMENT_BYTES", 100_000)
+    submit(bench.spool, 1, b"mine", environment_bytes(b"A=" + b"x" * 100_000))
+    submit(bench.spool, 2, b"yours", environment_bytes(b"A=" + b"x" * 99_000))
+    bench.capture().run_once()
+    large, usual = sorted(bench.events, key=lambda event: event.body.job_id)
+    assert read(bench, large, "script") == b"mine"
+    assert (large.body.environment, large.body.flags) == (None, ("environment-too-large",))
+    assert len(read(bench, usual, "environment")) > 99_000
+
+
+def test_a_script_too_large_to_be_kept_is_said_to_be(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steward.capture.taking.read_whole.__defaults__", (100_000,))
+    submit(bench.spool, 1, b"x" * 100_000, environment_bytes(b"A=1"))
+    submit(bench.spool, 2, b"y" * 99_000, environment_bytes(b"A=1"))
+    bench.capture().run_once()
+    large, usual = sorted(bench.events, key=lambda event: event.body.job_id)
+    body = large.body
+    assert (body.script, body.environment, body.flags) == (None, None, ("script-too-large",))
+    assert read(bench, usual, "script") == b"y" * 99_000
+
+
+def test_a_store_that_cannot_sync_costs_no_descriptors_of_the_next(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = bench.capture()
+    for store in bench.stores:
+        store.write("c1.1.5.3.script", b"abc")
+    first = bench.stores[0].directory
+    really = os.fsync
+
+    def fsync(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(first):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        really(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    unsynced = [store.take_unsynced() for store in bench.stores]
+    capture._committer.put(_Batch([], [], unsynced))
+    assert not capture.finish(), "the batch has failed"
+    ours = tuple(store.directory for store in bench.stores)
+    open_files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    assert not [path for path in open_files if path.startswith(ours) and path.endswith(".script")]

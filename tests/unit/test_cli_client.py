@@ -1,0 +1,218 @@
+"""How commands ask: over a real socket, and where they decide to."""
+
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from served import LIMITS, Done, Question, Step, Told, registry, serving
+
+from steward.cli import client, options
+from steward.cli.client import ClientError, DaemonAway, choose, local, remote
+from steward.cli.options import Place
+from steward.errors import Refused, StewardError, UsageError
+
+REGISTRY = registry()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    # Longer than a socket's address may be.
+    directory = tmp_path_factory.mktemp("d" * 120)
+    socket_path = str(directory / "s.sock")
+    with serving(socket_path, LIMITS):
+        yield socket_path
+
+
+def test_an_answer_comes_back_as_its_type(path: str) -> None:
+    (told,) = remote(path, REGISTRY.get("test.echo"), Question(text="é\n"))
+    assert isinstance(told, Told)
+    assert (told.text, told.uid) == ("é\n", os.geteuid())
+
+
+def test_a_stream_comes_back_item_by_item(path: str) -> None:
+    *steps, done = remote(path, REGISTRY.get("test.count"), Question(number=3))
+    assert [step.number for step in steps if isinstance(step, Step)] == [0, 1, 2]
+    assert done == Done(steps=3)
+
+
+def test_an_error_is_raised_as_the_family_it_was(path: str) -> None:
+    with pytest.raises(Refused, match="'x' is not yours"):
+        list(remote(path, REGISTRY.get("test.refuse"), Question(text="x")))
+
+
+def test_an_error_within_a_stream_is_raised_after_its_items(path: str) -> None:
+    items = remote(path, REGISTRY.get("test.late"), Question())
+    assert next(items) == Step(number=0)
+    with pytest.raises(Refused, match="in the middle"):
+        next(items)
+
+
+def test_a_daemon_that_breaks_off_is_told_so(path: str) -> None:
+    with pytest.raises(DaemonAway, match="its log says why"):
+        list(remote(path, REGISTRY.get("test.crash"), Question()))
+
+
+def test_the_same_action_runs_here_as_well() -> None:
+    (told,) = local(REGISTRY, REGISTRY.get("test.echo"), Question(text="here"))
+    assert isinstance(told, Told)
+    assert (told.text, told.pid, told.uid) == ("here", os.getpid(), os.geteuid())
+    assert len(list(local(REGISTRY, REGISTRY.get("test.count"), Question(number=2)))) == 3
+
+
+def test_no_daemon_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DaemonAway) as caught:
+        list(remote(str(tmp_path / "none"), REGISTRY.get("test.echo"), Question()))
+    message = str(caught.value)
+    assert "no daemon answers" in message
+    assert "steward serve" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "answer", [b"garbage\n", b"{}\n", b'{"ok":true,"answer":{"x":1}}\n', b'{"item":{}}\n', b"\xff"]
+)
+def test_an_answer_that_makes_no_sense_is_an_error_of_ours(tmp_path: Path, answer: bytes) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen()
+
+        def reply() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        with pytest.raises((ClientError, DaemonAway)):
+            list(remote(path, REGISTRY.get("test.count"), Question()))
+        thread.join()
+
+
+def test_only_one_place_can_be_named() -> None:
+    with pytest.raises(UsageError, match="--socket and --archive"):
+        choose(Place(socket="/a", archive="/b"))
+
+
+def test_a_daemon_may_be_named_twice(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'socket = "/s"\nstate_dir = "{tmp_path}"\n[cluster.c]\nspool = "/spool"\n')
+    choose(Place(config=str(path), socket="/s"))
+    with pytest.raises(UsageError, match="--config and --socket name different places"):
+        choose(Place(config=str(path), socket="/t"))
+
+
+def test_a_controller_says_that_it_keeps_no_archive(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        f'state_dir = "{tmp_path}"\n[cluster.c]\nspool = "/spool"\n[forward]\nto = "elsewhere:1"\n'
+    )
+    for name in ("archive.list", "archive.sinks"):
+        asked = client.action(name)
+        with pytest.raises(UsageError, match="a controller keeps no archive"):
+            client.call(Place(config=str(path)), asked, asked.request())
+
+
+def test_an_archive_without_settings_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is it an archive"):
+        choose(Place(archive=str(tmp_path)))
+
+
+def test_a_configuration_that_is_wrong_is_said_so(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("clutser = 1\n")
+    with pytest.raises(StewardError, match=r"c\.toml:1: unknown key 'clutser'"):
+        choose(Place(config=str(path)))
+
+
+@pytest.fixture
+def no_host_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory that all users can read, with all the configuration that this host has."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        monkeypatch.setattr(client, "DEFAULT_PATH", f"{directory}/steward.toml")
+        monkeypatch.setattr(client, "CLIENT_PATH", f"{directory}/client.toml")
+        yield Path(directory)
+
+
+def test_the_hosts_client_file_names_the_socket(no_host_files: Path, path: str) -> None:
+    (no_host_files / "client.toml").write_text(f'socket = "{path}"\n')
+    asked = choose(Place())
+    (told,) = asked(REGISTRY.get("test.echo"), Question(text="by file"))
+    assert isinstance(told, Told)
+    assert told.text == "by file"
+
+
+@pytest.mark.parametrize("text", ["socket = 3\n", "socket = \n", "\x00"])
+def test_a_broken_client_file_is_named(no_host_files: Path, text: str) -> None:
+    (no_host_files / "client.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"client\.toml"):
+        choose(Place())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_somebody_else_is_sent_to_the_configured_socket(no_host_files: Path) -> None:
+    state = no_host_files / "state"
+    state.mkdir(mode=0o700)
+    (no_host_files / "steward.toml").write_text(
+        f'state_dir = "{state}"\nsocket = "{no_host_files}/none"\n[cluster.c]\nspool = "/s"\n'
+    )
+    os.seteuid(54321)
+    try:
+        with pytest.raises(DaemonAway, match=f"{no_host_files}/none"):
+            list(choose(Place())(REGISTRY.get("test.echo"), Question()))
+    finally:
+        os.seteuid(0)
+
+
+PLACES = {"config": "STEWARD_CONFIG", "socket": "STEWARD_SOCKET", "archive": "STEWARD_ARCHIVE"}
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Place]:
+    """What a command is told of where to ask, from its words and what is exported."""
+
+    def named(*words: str, **exported: str) -> Place:
+        app = typer.Typer()
+        told: list[Place] = []
+
+        @app.command()
+        def ask(
+            config: options.Config = "", socket: options.Socket = "", archive: options.Archive = ""
+        ) -> None:
+            told.append(Place(config=config, socket=socket, archive=archive))
+
+        for place, variable in PLACES.items():
+            monkeypatch.delenv(variable, raising=False)
+            if place in exported:
+                monkeypatch.setenv(variable, exported[place])
+        typer.main.get_command(app).main(args=list(words), standalone_mode=False)
+        return told[0]
+
+    return named
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("exported", PLACES)
+def test_a_place_on_the_command_line_wins_over_exported_ones(
+    named: Callable[..., Place], place: str, exported: str
+) -> None:
+    assert named(f"--{place}", "/asked", **{exported: "/exported"}) == Place(**{place: "/asked"})
+    assert named(**{exported: "/exported"}) == Place(**{exported: "/exported"})
+
+
+def test_two_places_of_the_same_rank_still_contradict_each_other(
+    named: Callable[..., Place],
+) -> None:
+    for place in (
+        named("--config", "/a", "--archive", "/b", socket="/c"),
+        named(config="/a", archive="/b"),
+    ):
+        with pytest.raises(UsageError, match="--config and --archive"):
+            choose(place)

@@ -1,0 +1,55 @@
+"""``archive consume``: what is wrong with its options is said before anything is made."""
+
+from pathlib import Path
+
+import pytest
+from cli_site import steward
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--server", "k1"], "'k1' is no broker: write host:port"),
+        (["--server", ""], "--server is empty"),
+        (["--server", "k1:9092", "--topic", "a b"], "'a b' is no topic"),
+        (
+            ["--server", "k1:9092", "--sasl", "PLAIN"],
+            "needs a '--sasl-user' and a '--password-file'",
+        ),
+        (["--server", "k1:9092", "--sasl-user", "u"], "'--sasl-user' is used with '--sasl'"),
+        (["--server", "k1:9092", "--key-file", "k"], ": needs both '--certificate-file' and"),
+        (["--server", "k1:9092", "--sasl", "GUESS"], "'--sasl': 'GUESS' is not one of 'PLAIN',"),
+        (["--server", "k1:9092", "--layout", "{nothing}"], "layout"),
+        (["--server", "k1:9092", "--clusters", ""], "--clusters is empty"),
+    ],
+    ids=str,
+)
+def test_wrong_options(words: list[str], said: str, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    done = steward("archive", "consume", "--from", "kafka", "--archive", str(archive), *words)
+    assert done.returncode == 2
+    assert said in done.stderr.decode()
+    assert not archive.exists()
+
+
+def test_an_archive_that_watch_keeps_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir()
+    archive, settings = tmp_path / "archive", tmp_path / "archive/.steward/steward.toml"
+    watched = ["--cluster", "c", "--spool", str(tmp_path / "spool"), "--no-slurm", "--once"]
+    assert steward("archive", "watch", *watched, "--archive", str(archive)).returncode == 0
+    before = settings.read_bytes()
+    words = ["--from", "kafka", "--server", "k1:9092", "--archive", str(archive)]
+    done = steward("archive", "consume", *words)
+    assert done.returncode == 1
+    assert b"is kept by another command" in done.stderr
+    assert settings.read_bytes() == before
+    assert steward("archive", "watch", *watched, "--archive", str(archive)).returncode == 0
+
+
+def test_kafka_is_what_can_be_consumed(tmp_path: Path) -> None:
+    words = ["--from", "mail", "--server", "k1:9092", "--archive", str(tmp_path / "a")]
+    done = steward("archive", "consume", *words)
+    assert done.returncode == 2
+    assert b"kafka" in done.stderr
+    done = steward("archive", "consume")
+    assert b"missing option '--from'. Choose from: kafka (see" in done.stderr

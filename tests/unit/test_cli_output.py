@@ -1,0 +1,128 @@
+"""Tables for people, pipes and programs."""
+
+import io
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.cli import options, output
+from steward.cli.output import Column, Style
+from steward.errors import UsageError
+
+COLUMNS = [
+    Column("Name", lambda row: row[0]),
+    Column("Size", lambda row: f"{row[1]}K", lambda row: str(row[1] * 1024), right=True),
+    Column("More", lambda row: row[2], usual=False),
+]
+ROWS = [("first", 1, "x"), ("second one", 23, "y|z")]
+
+
+def printed(
+    capsys: pytest.CaptureFixture[str], style: Style, rows: list[tuple[str, int, str]] = ROWS
+) -> str:
+    output.print_table(COLUMNS, rows, style)
+    return capsys.readouterr().out
+
+
+def test_a_pipe_gets_aligned_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, Style()) == "Name        Size\nfirst         1K\nsecond one   23K\n"
+
+
+def test_without_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, Style(header=False)) == "first        1K\nsecond one  23K\n"
+
+
+def test_programs_get_all_columns_and_plain_values(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, Style(parsable=True)) == (
+        "Name|Size|More\nfirst|1024|x\nsecond one|23552|y\\x7cz\n"
+    )
+
+
+def test_columns_can_be_chosen_in_any_case(capsys: pytest.CaptureFixture[str]) -> None:
+    style = Style(parsable=True, columns=("more", "NAME"))
+    assert printed(capsys, style).splitlines()[1] == "x|first"
+
+
+def test_an_unknown_column_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="'sise': the columns are Name, Size, More"):
+        printed(capsys, Style(columns=("sise",)))
+
+
+names = st.text(st.characters(), max_size=30) | st.sampled_from(["a\nb|c", "\x1b]0;x\x07", "|"])
+
+
+@given(st.lists(st.tuples(names, st.integers(0, 99), names), max_size=5))
+def test_no_name_forges_a_row_or_a_field(rows: list[tuple[str, int, str]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        written: list[str] = []
+        patch.setattr("sys.stdout", Writer(written))
+        output.print_table(COLUMNS, rows, Style(parsable=True))
+    lines = "".join(written).split("\n")
+    assert len(lines) == len(rows) + 2
+    assert all(line.isprintable() and line.count("|") == 2 for line in lines[:-1])
+
+
+class Writer:
+    """A standard output that is no terminal."""
+
+    encoding = "utf-8"
+
+    def __init__(self, written: list[str]) -> None:
+        self._written = written
+
+    def write(self, text: str) -> int:
+        self._written.append(text)
+        return len(text)
+
+    def flush(self) -> None: ...
+
+    def isatty(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("utf-8", "é漢"), ("latin-1", r"é\u6f22"), ("ascii", r"\xe9\u6f22")]
+)
+def test_letters_that_an_encoding_lacks_are_escapes_and_columns_stay_straight(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, shown: str
+) -> None:
+    data = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(data, encoding, write_through=True))
+    output.print_table(COLUMNS, [("é漢", 1, ""), ("x", 2, "")], Style(header=False))
+    output.print_facts([("Name", "é漢")])
+    width = len(shown)
+    assert data.getvalue().decode(encoding) == f"{shown}  1K\n{'x':{width}}  2K\nName  {shown}\n"
+
+
+def test_json_carries_everything_as_it_is(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    output.print_json({"name": "a\nb\x1b|é"})
+    out = capsysbinary.readouterr().out
+    assert msgspec.json.decode(out) == {"name": "a\nb\x1b|é"}
+    assert out.count(b"\n") == 1
+
+
+def test_facts_leave_out_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_facts([("Job", "7"), ("Account", ""), ("Name", "a\x1b[0m")])
+    assert capsys.readouterr().out == " Job  7\nName  a\\x1b[0m\n"
+
+
+def test_notes_are_for_people_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    output.note("hello")
+    output.warn("trouble\x1b")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "steward: trouble\\x1b\n"
+
+
+def test_lists_are_split_at_commas() -> None:
+    assert options.split(["a,b", "c", ""]) == ("a", "b", "c")
+    assert options.split(None) == ()
+
+
+def test_json_and_columns_contradict_each_other() -> None:
+    with pytest.raises(UsageError):
+        options.style(as_json=True, parsable=True)
+    with pytest.raises(UsageError):
+        options.style(as_json=True, columns="name")

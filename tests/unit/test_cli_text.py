@@ -1,0 +1,61 @@
+"""Hostile text, made fit to print."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.cli.text import decode, safe, safe_lines, size
+
+hostile = st.text(st.characters()) | st.text("\x1b\x07\x9b\u202e\u2028\ud800\r\n\t|\\a")
+
+
+@given(hostile)
+def test_safe_text_is_one_printable_line(text: str) -> None:
+    made = safe(text)
+    assert made.isprintable()
+    made.encode()  # no lone surrogate is left
+
+
+@given(hostile)
+def test_safe_lines_keep_lines_and_nothing_else_that_moves(text: str) -> None:
+    made = safe_lines(text)
+    assert made.count("\n") == text.count("\n")
+    assert made.replace("\n", "").replace("\t", "").isprintable()
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S"])))
+def test_ordinary_text_stays(text: str) -> None:
+    assert safe(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a b", "a b"),
+        ("\x1b[31mred", r"\x1b[31mred"),
+        ("two\nlines", r"two\nlines"),
+        ("evil\u202egpj.exe", r"evil\u202egpj.exe"),
+        ("é ∑ 漢", "é ∑ 漢"),
+        ("\udcff", r"\udcff"),
+    ],
+)
+def test_examples(text: str, shown: str) -> None:
+    assert safe(text) == shown
+
+
+@given(st.binary())
+def test_all_bytes_can_be_shown(data: bytes) -> None:
+    assert safe_lines(decode(data)).encode().decode().count("\n") == data.count(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(None, ""), (0, "0"), (999, "999"), (1024, "1.0K"), (1048576, "1.0M"), (5 << 40, "5.0T")],
+)
+def test_sizes(count: int | None, shown: str) -> None:
+    assert size(count) == shown
+
+
+@given(st.integers(0, 2**60))
+def test_sizes_are_short(count: int) -> None:
+    assert len(size(count)) <= 10

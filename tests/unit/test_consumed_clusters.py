@@ -1,0 +1,92 @@
+"""Clusters that only others tell of: who may see what of them, with and without our own."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from job_lives import NOON
+from library_site import ADA, BELA, ROOT, LibrarySite
+
+from steward.access import Access, Asker, Standing
+from steward.actions import Registry
+from steward.config import AccessSettings
+from steward.daemon.rooms import registry
+from steward.errors import Refused
+from steward.events import JOB_SEEN, Event, JobFacts
+from steward.jobs import Jobs, database_path
+from steward.jobs.queries import clusters_of
+from steward.journal.actions import StatusRequest
+from steward.records import JobRecord
+
+OPERA = Asker(uid=4009, user="opera")
+
+
+def seen(cluster: str, job_id: int, asker: Asker) -> Event:
+    record = JobRecord(
+        job_id=job_id, uid=asker.uid, user=asker.user, submit=NOON, name="x", state="RUNNING"
+    )
+    return Event(
+        kind=JOB_SEEN,
+        cluster=cluster,
+        key=f"{cluster}:{job_id}",
+        at=NOON,
+        seen_at=NOON,
+        source="kafka",
+        body=JobFacts(record=record, whole=True),
+    )
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> LibrarySite:
+    """Cluster alpha is ours, where ``opera`` is an administrator; beta is taken from a topic."""
+    site = LibrarySite(tmp_path)
+
+    def standing(cluster: str) -> Standing | None:
+        return Standing(admins=frozenset({"opera"})) if cluster == "alpha" else None
+
+    site.library.access = Access(site.settings.access, 0, standing)
+    site.append([seen("alpha", 1, ADA), seen("beta", 2, ADA), seen("beta", 3, BELA)])
+    site.feed()
+    return site
+
+
+def listed(site: LibrarySite, asker: Asker) -> set[tuple[str, int]]:
+    jobs = site.ask("list", asker, since="2020-01-01").jobs
+    return {(line.cluster, line.job_id) for line in jobs}
+
+
+def test_every_cluster_that_is_known_counts(site: LibrarySite) -> None:
+    assert clusters_of(site.settings) == ["alpha", "beta"]
+    assert clusters_of(msgspec.structs.replace(site.settings, cluster={})) == ["alpha", "beta"]
+    jobs = Jobs(database_path(site.settings.state_dir))
+    assert jobs.clusters() == ["alpha", "beta"]
+    jobs.close()
+
+
+def test_where_nothing_is_known_the_decision_is_still_made(tmp_path: Path) -> None:
+    site = LibrarySite(tmp_path)
+    empty = msgspec.structs.replace(site.settings, cluster={}, state_dir=str(tmp_path / "none"))
+    assert clusters_of(empty) == [""]
+
+
+def test_owners_see_their_jobs_of_a_cluster_that_others_tell_of(site: LibrarySite) -> None:
+    assert listed(site, ADA) == {("alpha", 1), ("beta", 2)}
+    assert listed(site, BELA) == {("alpha", 1), ("beta", 3)}
+    assert listed(site, ROOT) == {("alpha", 1), ("beta", 2), ("beta", 3)}
+
+
+def test_an_administrator_of_our_cluster_is_none_of_another(site: LibrarySite) -> None:
+    assert listed(site, OPERA) == {("alpha", 1)}
+    with pytest.raises(Refused):
+        site.ask("verify", OPERA)
+
+
+def test_without_clusters_of_our_own_the_journal_is_still_the_operators(
+    site: LibrarySite,
+) -> None:
+    settings = msgspec.structs.replace(
+        site.settings, cluster={}, access=AccessSettings(operators=("opera",))
+    )
+    rooms: Registry = registry(settings)
+    with pytest.raises(Refused):
+        rooms.call("journal.status", ADA, StatusRequest())

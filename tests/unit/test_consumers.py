@@ -1,0 +1,213 @@
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from builders import script_event
+
+from steward.consumers import Append, Feed, Pace, Rejected
+from steward.daemon.once import DirectLink
+from steward.errors import Unavailable
+from steward.events import JOB_SCRIPT, Event
+from steward.journal import Journal, JournalReader
+from steward.journal.store import rows_of
+
+
+class Tally:
+    """A consumer that remembers what it was given and can be told to fail."""
+
+    name = "tally"
+    kinds = frozenset({JOB_SCRIPT})
+    batch_events = 10
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.jobs: list[int] = []
+        self.fail: Callable[[Event], None] = lambda event: None
+
+    def cursor(self) -> int:
+        return self.position
+
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
+        for event in events:
+            self.fail(event)
+        self.jobs += [event.body.job_id for event in events]
+        self.position = upto
+
+    def tick(self, append: Append) -> float:
+        return 60.0
+
+    def close(self) -> None:
+        self.jobs.clear()
+
+
+class Scene:
+    def __init__(self, state_dir: Path) -> None:
+        self.journal = Journal(str(state_dir))
+        self.reader = JournalReader(str(state_dir))
+        self.tally = Tally()
+        self.feed = Feed(self.tally, self.reader, DirectLink(self.journal))
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.feed._again_at = 0.0  # the back-off is over
+            self.feed.turn()
+
+    def submit(self, *job_ids: int) -> None:
+        self.journal.append(rows_of(script_event(job_id) for job_id in job_ids))
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_the_same_trouble_is_logged_once_though_its_numbers_change(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = iter(
+        ["no answer (after 307ms in state CONNECT)", "no answer (after 12ms in state CONNECT)"]
+    )
+    trouble: list[str] = []
+
+    def fail(event: Event) -> None:
+        trouble.append(next(said, "gone for good"))
+        raise Unavailable(trouble[-1])
+
+    scene.tally.fail = fail
+    scene.submit(1)
+    scene.turn(3)
+    assert len(trouble) == 3
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == [f"tally waits: {trouble[0]}", "tally waits: gone for good"]
+
+
+def test_events_are_fed_in_order_and_once(scene: Scene) -> None:
+    scene.submit(*range(1, 26))
+    scene.turn(4)
+    assert scene.tally.jobs == list(range(1, 26))
+    assert scene.reader.consumers()[0].behind == 0
+
+
+def test_what_is_away_stops_the_cursor_and_is_told(scene: Scene) -> None:
+    def away(event: Event) -> None:
+        raise Unavailable("the disk is full")
+
+    scene.submit(1, 2)
+    scene.tally.fail = away
+    scene.turn(3)
+    (status,) = scene.reader.consumers()
+    assert (status.position, status.state, status.detail) == (0, "waiting", "the disk is full")
+    scene.tally.fail = lambda event: None
+    scene.turn()
+    (status,) = scene.reader.consumers()
+    assert (status.state, status.detail) == ("running", "")
+    assert scene.tally.jobs == [1, 2]
+
+
+def test_what_is_away_is_tried_when_it_is_due_and_not_at_news(scene: Scene) -> None:
+    def away(event: Event) -> None:
+        raise Unavailable("the disk is full")
+
+    scene.submit(1, 2)
+    scene.tally.fail = away
+    scene.feed.turn()
+    assert scene.feed.looks_beyond > scene.reader.head()
+    assert scene.feed.due_s() <= 0.2, "however late the next tick is"
+    scene.tally.fail = lambda event: None
+    scene.turn(2)
+    assert scene.feed.looks_beyond == scene.reader.head() == 2
+    assert scene.feed.due_s() > 1.0
+
+
+@pytest.mark.parametrize("how", ["rejects", "crashes"])
+def test_a_bad_event_is_tried_thrice_and_never_blocks_the_next(scene: Scene, how: str) -> None:
+    tries = 0
+
+    def bad(event: Event) -> None:
+        nonlocal tries
+        if event.body.job_id == 2:
+            tries += 1
+            if how == "rejects":
+                raise Rejected("no such user", event)
+            raise KeyError("a fault of ours")
+
+    scene.submit(1, 2, 3)
+    scene.tally.fail = bad
+    scene.turn(2)
+    assert scene.tally.jobs == [1, 3]
+    assert tries == (3 if how == "rejects" else 4), "a crash is first seen on the batch"
+    (letter,) = scene.reader.dead()
+    assert letter.key == script_event(2).key
+    assert scene.reader.consumers()[0].position == 3
+
+
+def test_a_dead_letter_can_be_replayed(scene: Scene) -> None:
+    def bad(event: Event) -> None:
+        raise Rejected("not yet", event)
+
+    scene.submit(1)
+    scene.tally.fail = bad
+    scene.turn()
+    scene.journal.replay("tally")
+    scene.turn()
+    assert scene.reader.dead()[0].error == "not yet"
+    scene.tally.fail = lambda event: None
+    scene.journal.replay("tally")
+    scene.turn()
+    assert scene.tally.jobs == [1]
+    assert scene.reader.dead() == []
+
+
+def test_an_unreadable_event_is_set_aside(scene: Scene) -> None:
+    scene.journal.append([(JOB_SCRIPT, "c1", "k", b"{}")])
+    scene.submit(5)
+    scene.turn()
+    assert scene.tally.jobs == [5]
+    assert "cannot be read" in scene.reader.dead()[0].error
+
+
+def test_a_dead_letter_that_makes_a_consumer_fail_is_set_aside_again(scene: Scene) -> None:
+    def bad(event: Event) -> None:
+        if event.body.job_id == 1:
+            raise KeyError("a fault of ours")
+
+    scene.submit(1)
+    scene.tally.fail = bad
+    scene.turn(2)
+    scene.journal.replay("tally")
+    scene.submit(2)
+    scene.turn(2)
+    assert scene.tally.jobs == [2]
+    (letter,) = scene.reader.dead()
+    assert not letter.replay
+
+
+def test_the_last_error_is_told_also_when_it_is_over(scene: Scene) -> None:
+    def away(event: Event) -> None:
+        raise Unavailable("the disk is full")
+
+    scene.submit(1)
+    scene.tally.fail = away
+    scene.turn()
+    scene.tally.fail = lambda event: None
+    scene.turn(2)
+    (status,) = scene.reader.consumers()
+    assert (status.state, status.error) == ("running", "the disk is full")
+    assert status.error_at > 1_700_000_000
+    assert status.rate > 0
+
+
+def test_a_pace_is_that_of_the_last_minute() -> None:
+    now = 1000.0
+    pace = Pace(lambda: now)
+    assert pace.per_s() == 0
+    pace.add([script_event(n) for n in range(30)])
+    now = 1010.0
+    assert pace.per_s() == 3.0
+    now = 1050.0
+    pace.add([script_event(n) for n in range(60)])
+    assert pace.per_s() == pytest.approx(90 / 50)
+    now = 1061.0
+    assert pace.per_s() == 1.0
+    now = 2000.0
+    assert pace.per_s() == 0

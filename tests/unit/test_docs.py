@@ -1,0 +1,192 @@
+"""What README and docs say can be typed: commands, options, settings, targets, links."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import write_docs as docs
+from steward.cli.app import app
+from steward.settings.file import load
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = docs.pages()
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`]+)`")
+LINK = re.compile(r"\]\(([^)#]+)(#[^)]*)?\)")
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        yield page.name, page.read_text(encoding="utf-8")
+
+
+def fenced(kind: str) -> Iterator[tuple[str, str]]:
+    for name, text in texts():
+        for indent, language, body in FENCE.findall(text):
+            if language == kind:
+                yield name, "".join(line.removeprefix(indent) for line in body.splitlines(True))
+
+
+def spans() -> Iterator[tuple[str, str]]:
+    """What stands in backticks in running text, on one line."""
+    for name, text in texts():
+        for span in SPAN.findall(FENCE.sub("", text)):
+            yield name, " ".join(span.split())
+
+
+def typed_lines() -> Iterator[tuple[str, str]]:
+    """Every line that a page says to type, or shows as typed."""
+    for name, body in fenced("sh"):
+        yield from ((name, line) for line in body.splitlines() if line)
+    for name, body in [*fenced(""), *fenced("console")]:
+        for line in body.splitlines():
+            if line.startswith("$ "):
+                yield name, line.removeprefix("$ ")
+            elif line.startswith("steward ") and ":" not in line.split()[0]:
+                yield name, line
+
+
+def steward_commands() -> list[tuple[str, str]]:
+    found = []
+    for name, line in typed_lines():
+        words = line.removeprefix(".venv/bin/")
+        if words.startswith("steward ") and not words.startswith("steward: "):
+            found.append((name, words))
+    return found
+
+
+def mentioned() -> list[tuple[str, str]]:
+    """Commands that running text names, which may leave out what they are about."""
+    return [
+        (name, span)
+        for name, span in spans()
+        if span.startswith("steward ") and "…" not in span and "[" not in span
+    ]
+
+
+def parse(line: str, *, whole: bool) -> list[str]:
+    """Have the command line itself read a command; the names that lead to it.
+
+    Nothing is run. Where a page only mentions a command, arguments may be missing.
+    """
+    words = shlex.split(line, comments=True)[1:]
+    if "COMMAND" in words:
+        words[words.index("COMMAND") :] = ["list"] if "archive" in words else ["config", "check"]
+    command: Any = typer.main.get_command(app)
+    context, path = None, ["steward"]
+    while True:
+        try:
+            context = command.make_context(path[-1], list(words), parent=context)
+        except typer.Exit:
+            return path  # --version and --help are read at once
+        except Exception as error:
+            if not whole and type(error).__name__ in ("MissingParameter", "NoArgsIsHelpError"):
+                return path
+            raise
+        if not hasattr(command, "resolve_command"):
+            return path
+        rest = [*getattr(context, "_protected_args", ()), *context.args]
+        name, command, words = command.resolve_command(context, rest)
+        path.append(name)
+
+
+@pytest.mark.parametrize(("page", "line"), steward_commands())
+def test_a_command_that_is_shown_can_be_typed(page: str, line: str) -> None:
+    parse(line, whole=True)
+
+
+@pytest.mark.parametrize(("page", "line"), mentioned())
+def test_a_command_that_is_mentioned_exists(page: str, line: str) -> None:
+    parse(line, whole=False)
+
+
+def test_wrong_commands_would_be_found() -> None:
+    for line in ("steward archive lst", "steward archive list --nonsense", "steward archive show"):
+        with pytest.raises(typer.TyperException):
+            parse(line, whole=True)
+
+
+def leaves(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if not hasattr(command, "list_commands"):
+        yield path
+        return
+    for name in command.list_commands(None):
+        yield from leaves(command.get_command(None, name), (*path, name))
+
+
+def test_every_command_is_told_of() -> None:
+    told = {tuple(parse(line, whole=False)) for _, line in [*steward_commands(), *mentioned()]}
+    assert set(leaves(typer.main.get_command(app), ("steward",))) - told == set()
+
+
+@pytest.mark.parametrize(("page", "body"), list(fenced("toml")))
+def test_settings_that_are_shown_are_settings(page: str, body: str, tmp_path: Path) -> None:
+    path = tmp_path / "steward.toml"
+    path.write_text(body if "[cluster." in body else f"{body}\n[cluster.any]\n")
+    load(str(path))
+
+
+def test_the_tables_of_settings_are_what_the_code_says() -> None:
+    page = ROOT / "docs" / "configuration.md"
+    text = page.read_text(encoding="utf-8")
+    assert docs.with_settings(text) == text, "run make docs"
+    assert "snapshot_interval_s" in text
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = [line.split() for _, line in [*typed_lines(), *spans()] if line.startswith("make ")]
+    assert named
+    for words in named:
+        assert words[1] in targets, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, _ in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached = {target for target, _ in LINK.findall((ROOT / "README.md").read_text())}
+    for page in PAGES[1:]:
+        assert f"docs/{page.name}" in reached
+
+
+def test_every_block_of_output_says_who_types_it() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert text.count("```console") == len(list(docs.blocks(text))), page.name
+
+
+def test_a_block_is_written_anew() -> None:
+    text = "a\n<!-- run as ada, exit 1 -->\n```console\n$ one\nold\n$ two 'x y'\n```\nb\n"
+    asked = []
+
+    def run(who: str, command: str) -> tuple[int, str]:
+        asked.append((who, command))
+        return (1, "new  \n\nlast") if "two" in command else (0, "")
+
+    assert docs.refreshed(text, run) == (
+        "a\n<!-- run as ada, exit 1 -->\n```console\n$ one\n$ two 'x y'\nnew\n\nlast\n```\nb\n"
+    )
+    assert asked == [("ada", "one"), ("ada", "two 'x y'")]
+    with pytest.raises(docs.DocsError, match="ended with 0, not 1"):
+        docs.refreshed(text, lambda who, command: (0, ""))
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), [("steward", "serve"), ("steward-controller", "controller")]
+)
+def test_the_unit_file_starts_what_there_is(name: str, command: str) -> None:
+    unit = (ROOT / "packaging" / f"{name}.service").read_text()
+    line = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
+    words = shlex.split(line.removeprefix("ExecStart="))
+    assert words[0].endswith("/.venv/bin/steward")
+    assert parse(shlex.join(["steward", *words[1:]]), whole=True) == ["steward", command]

@@ -1,0 +1,157 @@
+"""What goes over the wire: any bytes are read or refused, and none are waited for for ever."""
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.capture.forwarded import wire
+from steward.capture.forwarded.wire import Answer, Batch, Greeting, Hello, Row
+
+ROWS = st.builds(
+    Row,
+    kind=st.text(),
+    cluster=st.text(),
+    key=st.text(),
+    data=st.binary(),
+    script=st.none() | st.binary(),
+    environment=st.none() | st.binary(),
+)
+NUMBERS = st.integers(0, 2**63)
+MESSAGES: st.SearchStrategy[wire.Message] = st.one_of(
+    st.builds(Greeting, version=NUMBERS, nonce=st.binary()),
+    st.builds(Hello, version=NUMBERS, cluster=st.text(), nonce=st.binary()),
+    st.builds(Batch, number=NUMBERS, rows=st.lists(ROWS, max_size=4)),
+    st.builds(
+        Answer,
+        number=NUMBERS,
+        verdict=st.text(),
+        detail=st.text(),
+        refused=st.lists(st.tuples(NUMBERS, st.text()), max_size=4),
+    ),
+)
+
+
+class Pair:
+    """Two ends of a connection."""
+
+    def __init__(self) -> None:
+        self.near, self.far = socket.socketpair()
+        self.stream = wire.Stream(self.near, "the peer")
+
+    def close(self) -> None:
+        self.near.close()
+        self.far.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    ends = Pair()
+    yield ends
+    ends.close()
+
+
+@given(message=MESSAGES, credential=st.binary(max_size=300))
+def test_a_message_comes_out_as_it_went_in(message: wire.Message, credential: bytes) -> None:
+    ends = Pair()
+    try:
+        wire.Stream(ends.far, "far").send(wire.frame_of(wire.encoded(message), credential), 5.0)
+        frame = ends.stream.receive(wire.LARGEST_FRAME, 5.0)
+        assert frame is not None
+        assert (frame.message(), frame.credential) == (message, credential)
+    finally:
+        ends.close()
+
+
+@given(data=st.binary(max_size=400), framed=st.booleans())
+def test_any_bytes_are_a_frame_or_an_error(data: bytes, framed: bool) -> None:
+    ends = Pair()
+    try:
+        ends.far.sendall(struct.pack("<I", len(data)) + data if framed else data)
+        ends.far.shutdown(socket.SHUT_WR)
+        try:
+            frame = ends.stream.receive(wire.FIRST_FRAME, 5.0)
+            if frame is not None:
+                frame.message()
+        except (wire.WireError, wire.WireUnavailable):
+            pass
+    finally:
+        ends.close()
+
+
+@given(data=st.binary(max_size=200))
+def test_any_body_is_a_message_or_an_error(data: bytes) -> None:
+    for body in (data, b"\x82\xa4type\xa5batch" + data, b"\x82\xa4type\xa5hello" + data):
+        with contextlib.suppress(wire.WireError):
+            assert isinstance(wire.Frame(body, b"").message(), wire.Message)
+
+
+def test_deep_nesting_is_an_error() -> None:
+    with pytest.raises(wire.WireError):
+        wire.Frame(b"\x91" * 200_000, b"").message()
+
+
+def test_a_frame_that_is_announced_too_large_is_not_waited_for(pair: Pair) -> None:
+    pair.far.sendall(struct.pack("<I", wire.FIRST_FRAME + 1))
+    with pytest.raises(wire.WireError, match="announces a frame of 65537 bytes"):
+        pair.stream.receive(wire.FIRST_FRAME, 60.0)
+
+
+def test_a_frame_that_never_ends_is_given_up(pair: Pair) -> None:
+    pair.far.sendall(struct.pack("<I", 100) + b"x")
+    with pytest.raises(wire.WireUnavailable, match="the peer"):
+        pair.stream.receive(wire.FIRST_FRAME, 0.05)
+
+
+@pytest.mark.parametrize("sent", [b"\1", struct.pack("<I", 9) + b"abc"])
+def test_a_frame_that_is_cut_off_is_an_error(pair: Pair, sent: bytes) -> None:
+    pair.far.sendall(sent)
+    pair.far.close()
+    with pytest.raises(wire.WireUnavailable, match="middle of a frame"):
+        pair.stream.receive(wire.FIRST_FRAME, 5.0)
+
+
+def test_the_end_between_two_frames_is_none(pair: Pair) -> None:
+    pair.far.close()
+    assert pair.stream.receive(wire.FIRST_FRAME, 5.0) is None
+
+
+def test_more_than_fits_is_not_sent() -> None:
+    with pytest.raises(wire.WireError, match="more than fit into one frame"):
+        wire.frame_of(bytes(wire.LARGEST_FRAME))
+
+
+def test_a_credential_is_for_one_place_of_one_connection() -> None:
+    base = wire.statement(wire.FROM_CONTROLLER, b"n" * 64, 3, b"body")
+    others = {
+        wire.statement(wire.FROM_RECEIVER, b"n" * 64, 3, b"body"),
+        wire.statement(wire.FROM_CONTROLLER, b"m" * 64, 3, b"body"),
+        wire.statement(wire.FROM_CONTROLLER, b"n" * 64, 4, b"body"),
+        wire.statement(wire.FROM_CONTROLLER, b"n" * 64, 3, b"bodY"),
+    }
+    assert len(others | {base}) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("steward.example.org:6825", ("steward.example.org", 6825)),
+        ("10.0.0.7:1", ("10.0.0.7", 1)),
+        ("[::]:6825", ("::", 6825)),
+        ("[fe80::1]:65535", ("fe80::1", 65535)),
+        ("::1:6825", None),
+        ("host", None),
+        ("host:", None),
+        ("host:65536", None),
+        (":6825", None),
+        ("a b:1", None),
+        ("host:1\n", None),
+        ("https://host:1", None),
+    ],
+)
+def test_an_address_is_a_host_and_a_port(text: str, found: tuple[str, int] | None) -> None:
+    assert wire.host_and_port(text) == found

@@ -1,0 +1,80 @@
+"""What is wrong with a controller's settings, or with those of the Steward that it reports to."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from steward.config import Settings
+from steward.daemon.controller import controller_parts
+from steward.daemon.parts import parts_of
+from steward.errors import UsageError
+from steward.settings.file import ConfigError, load
+
+REMOTE = '[cluster.c1]\nremote = true\ncontrollers = ["ctl1"]\n'
+LISTEN = '[receive]\nlisten = "0.0.0.0:6825"\n'
+LOCAL = '[cluster.c1]\nslurm = false\nspool = "/spool"\n'
+TO = '[forward]\nto = "steward:6825"\n'
+
+
+def loaded(tmp_path: Path, text: str) -> Settings:
+    path = tmp_path / "steward.toml"
+    path.write_text(text)
+    return load(str(path))
+
+
+MISTAKES = [
+    (REMOTE, "nothing listens"),
+    ("[cluster.c1]\nremote = true\n" + LISTEN, "name the hosts that may report"),
+    (REMOTE.replace("ctl1", "ctl1 ctl2") + LISTEN, "neither a host's name nor an address"),
+    (REMOTE.replace("ctl1", "") + LISTEN, "neither a host's name nor an address"),
+    (REMOTE + '[receive]\nlisten = "6825"\n', "an address and a port"),
+    (REMOTE + LISTEN + 'certificate_file = "/c"\n', "needs both"),
+    (REMOTE + LISTEN + 'key_file = "/c"\n', "needs both"),
+    (REMOTE + LISTEN + 'certificate_file = "c"\nkey_file = "/k"\n', "must be an absolute path"),
+    (REMOTE + LISTEN + 'client_ca_file = "/ca"\n', "is for TLS: set 'certificate_file'"),
+    (REMOTE + 'munge_socket = "s"\n' + LISTEN, "must be an absolute path"),
+    (LOCAL + '[forward]\nto = "steward"\n', "a host and a port"),
+    (LOCAL + TO + 'ca_file = "/ca"\n', "set 'tls = true', too"),
+    (LOCAL + TO + 'certificate_file = "/c"\nkey_file = "/k"\n', "set 'tls = true', too"),
+    (LOCAL + TO + "timeout_s = 0\n", "must be above 0"),
+    (LOCAL + TO + LISTEN, "[receive] for 'steward serve'"),
+    (REMOTE + TO, "cannot be remote"),
+]
+
+
+@pytest.mark.parametrize(("text", "what"), MISTAKES, ids=[what for _, what in MISTAKES])
+def test_a_mistake_is_said(tmp_path: Path, text: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(what)):
+        loaded(tmp_path, text)
+
+
+def test_a_remote_cluster_is_neither_watched_nor_asked(tmp_path: Path) -> None:
+    names = [part.name for part in parts_of(loaded(tmp_path, REMOTE + LISTEN))]
+    assert "receive" in names
+    assert not [name for name in names if name.startswith(("capture.", "slurm."))]
+
+
+def test_a_cluster_that_is_watched_here_may_be_reported_for_as_well(tmp_path: Path) -> None:
+    both = loaded(tmp_path, LOCAL + 'controllers = ["ctl2"]\n' + LISTEN)
+    names = [part.name for part in parts_of(both)]
+    assert {"receive", "capture.c1.0"} <= set(names)
+
+
+def test_a_controller_runs_sources_and_nothing_else(tmp_path: Path) -> None:
+    settings = loaded(tmp_path, "capture_processes = 1\n[cluster.c1]\n" + TO)
+    names = [part.name for part in controller_parts(settings)]
+    assert names == ["journal", "forward.c1", "runs.c1", "slurm.c1", "capture.c1.0"]
+    settings = loaded(tmp_path, "capture_processes = 1\n" + LOCAL + TO)
+    assert [part.name for part in controller_parts(settings)] == [
+        "journal",
+        "forward.c1",
+        "capture.c1.0",
+    ]
+
+
+def test_each_daemon_wants_its_own_configuration(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="set 'to' in"):
+        controller_parts(loaded(tmp_path, LOCAL))
+    with pytest.raises(UsageError, match="start 'steward controller'"):
+        parts_of(loaded(tmp_path, LOCAL + TO))

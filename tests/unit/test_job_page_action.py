@@ -1,0 +1,160 @@
+"""The action behind steward job: which job is shown, to whom, and what of it."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from books_site import ADA, BELA, ROOT, START, BooksSite
+
+from steward.accounting.page.gathering import NoSuchJob
+from steward.accounting.page.waiting import gone_on
+from steward.cli.drawing import ASCII, plain
+from steward.cli.job import rows_of
+from steward.errors import UsageError
+from steward.slurm import Outlook
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[BooksSite]:
+    site = BooksSite(tmp_path)
+    yield site
+    site.close()
+
+
+def test_a_job_with_its_steps(site: BooksSite) -> None:
+    site.run()
+    site.launch(step="batch", cpu_s=(1.0,), peak_bytes=2**20)
+    site.launch(cpu_s=(1000.0, 200.0), peak_bytes=1024**3)
+    answer = site.ask("job", job="7")
+    (run,) = answer.runs
+    assert [step.line.step for step in run.steps] == ["batch", "0"]
+    assert run.efficiency.cpu == pytest.approx(1201 / 2400)
+    assert run.efficiency.memory == 0.25
+    assert run.efficiency.memory_node == "n1"
+    assert not run.efficiency.at_least
+    assert [task.cpu_s for task in run.steps[1].tasks] == [1000.0, 200.0]
+    assert run.steps[1].nodes[0].peak_bytes == 1024**3
+    assert answer.hears_nodes
+    assert "Tasks of step 0" in plain(rows_of(answer, ASCII))
+
+
+def test_all_runs_of_a_requeued_job(site: BooksSite) -> None:
+    site.run(state="NODE_FAIL", failed_node="n1")
+    again = START + timedelta(minutes=20)
+    site.launch(cpu_s=(5.0,))
+    site.run(
+        restarts=1, submit=again, eligible=again, start=again, end=again + timedelta(minutes=10)
+    )
+    site.launch(at=again + timedelta(seconds=1), cpu_s=(50.0,))
+    answer = site.ask("job", job="7")
+    assert [run.line.state for run in answer.runs] == ["NODE_FAIL", "COMPLETED"]
+    assert [run.efficiency.cpu_used_s for run in answer.runs] == [5.0, 50.0]
+    assert [note.kind for note in answer.runs[0].notes][:1] == ["node-fail"]
+    text = plain(rows_of(answer, ASCII))
+    assert text.index("Run 1 of 2") < text.index("Run 2 of 2")
+
+
+def test_an_array(site: BooksSite) -> None:
+    for task in range(4):
+        state = "FAILED" if task == 2 else "COMPLETED"
+        site.run(
+            20 + task,
+            array_job_id=20,
+            array_task=str(task),
+            state=state,
+            exit_code=int(task == 2),
+        )
+        site.launch(20 + task, cpu_s=(100.0 * task + 1,))
+    answer = site.ask("job", job="20", array=True)
+    assert answer.array is not None
+    assert answer.array.states == {"COMPLETED": 3, "FAILED": 1}
+    assert answer.array.worst[0].job == "20_2"
+    assert answer.array.cpu is not None
+    assert answer.array.cpu.count == 4
+    # Of one of its tasks the sum is the same.
+    assert site.ask("job", job="20_3", array=True).array == answer.array
+    assert set(site.ask("job", job="20").parts) == {"20_1", "20_2", "20_3"}
+    assert site.ask("job", job="20_3").parts == ()
+    site.run(7)
+    with pytest.raises(UsageError, match="is no array"):
+        site.ask("job", job="7", array=True)
+
+
+def test_who_may_see_it(site: BooksSite) -> None:
+    site.run()
+    assert site.ask("job", ADA, job="7").record.submit_line == "sbatch secret.sh"
+    assert site.ask("job", ROOT, job="7").record.submit_line == "sbatch secret.sh"
+    with pytest.raises(NoSuchJob):
+        site.ask("job", BELA, job="7")
+    with pytest.raises(NoSuchJob):
+        site.ask("job", BELA, job="7", array=True)
+
+
+def test_where_jobs_are_public_what_is_private_is_left_out(tmp_path: Path) -> None:
+    site = BooksSite(tmp_path, private=False)
+    site.run(comment="hush", work_dir="/home/ada/secret")
+    site.launch()
+    answer = site.ask("job", BELA, job="7")
+    text = plain(rows_of(answer, ASCII))
+    assert answer.runs[0].line.submit_line == ""
+    for private in ("secret", "hush"):
+        assert private not in text
+        assert private not in repr(answer)
+    site.close()
+
+
+def test_a_job_that_waits_where_slurm_is_not_asked(site: BooksSite) -> None:
+    site.run(state="PENDING", reason="Priority", start=None, end=None, nodelist="")
+    answer = site.ask("job", job="7")
+    assert answer.waiting is not None
+    assert answer.waiting.reason == "Priority"
+    assert "higher priority" in plain(rows_of(answer, ASCII))
+
+
+def test_a_job_that_was_refused_says_why_and_not_how_it_ended(site: BooksSite) -> None:
+    refused: dict[str, Any] = {
+        "exit_code": 0,
+        "exit_signal": 1,
+        "reason": "BadConstraints",
+        "nodelist": "",
+    }
+    site.run(state="FAILED", start=START, end=START, **refused)
+    answer = site.ask("job", job="7")
+    assert (answer.record.exit_code, answer.record.exit_signal) == (1, 0)
+    text = plain(rows_of(answer, ASCII))
+    assert "FAILED before it started. No node has what it asked for" in text
+    assert "(BadConstraints)" in text
+    assert "SIGHUP" not in text
+    assert "Efficiency" not in text
+
+
+def test_a_job_that_slurm_has_started_meanwhile_is_running(site: BooksSite) -> None:
+    site.run(state="PENDING", start=None, end=None, nodelist="")
+    before = site.ask("job", job="7")
+    started = before.now - timedelta(seconds=3)
+    told = Outlook(reason="None", state="RUNNING", expected_start=started, expected_nodes="n7")
+    answer = gone_on(msgspec.structs.replace(before, waiting=None), told)
+    assert (answer.record.state, answer.record.nodelist, answer.ahead) == ("RUNNING", "n7", True)
+    assert answer.runs[-1].efficiency.elapsed_s == 3
+    text = plain(rows_of(answer, ASCII))
+    assert "  RUNNING\n" in text
+    assert "has run 3 s" in text
+    # What else became of it is told, whatever that is.
+    assert gone_on(before, Outlook(reason="", state="COMPLETED")).record.state == "COMPLETED"
+
+
+def test_no_job(site: BooksSite) -> None:
+    site.run()
+    with pytest.raises(NoSuchJob, match="no job 8 is known"):
+        site.ask("job", job="8")
+    with pytest.raises(UsageError):
+        site.ask("job", job="7; rm")
+
+
+def test_a_run_of_which_no_node_has_told(site: BooksSite) -> None:
+    site.run()
+    text = plain(rows_of(site.ask("job", job="7"), ASCII))
+    assert "No node has reported on its steps" in text

@@ -1,0 +1,236 @@
+"""Reading job logs of anybody, and what Steward can be asked of its own."""
+
+import json
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobacct_site import NOON, Fed, run, settings_in, usage
+
+from steward.access import Access, Asker
+from steward.accounting.errors import AccountingUsage
+from steward.accounting.log.asking import (
+    DumpAnswer,
+    DumpChunk,
+    DumpRequest,
+    ExpireRequest,
+    dump,
+    expire,
+)
+from steward.accounting.log.consumer import LogConsumer
+from steward.accounting.log.errors import LogError
+from steward.accounting.log.reading import read_lines
+from steward.accounting.log.records import lines_of
+from steward.accounting.plugins.asking import PluginsRequest, plugins
+from steward.accounting.room import AccountingRoom
+from steward.config import AccessSettings, Settings
+from steward.errors import Refused
+from steward.events import RUN_START, Event
+from steward.lines import Line
+
+ROOT = Asker(uid=0, user="root")
+ADA = Asker(uid=1000, user="ada")
+
+
+def written(path: Path, *events: Event | bytes) -> str:
+    path.write_bytes(b"".join(one if isinstance(one, bytes) else lines_of(one) for one in events))
+    return str(path)
+
+
+def read(path: str) -> tuple[list[Line], list[tuple[int, str]]]:
+    """The lines of a log, and the numbers of those that were passed over, with why."""
+    odd: list[tuple[int, str]] = []
+    lines = list(read_lines(path, lambda _, number, why: odd.append((number, why))))
+    return lines, odd
+
+
+def good() -> list[Event]:
+    return [run(1, RUN_START), usage(1, "0", 2), run(1)]
+
+
+HOSTILE = [
+    b"\n",
+    b"{}\n",
+    b"[]\n",
+    b"null\n",
+    b"not json\n",
+    b"\xff\xfe\n",
+    b'{"record":"JOB_DANCE","cluster":"c1"}\n',
+    b"\x00" * 100 + b"\n",
+    b"[" * 100_000 + b"\n",
+    lines_of(run(1)).replace(b'"job_id":1', b'"job_id":"1"'),
+    lines_of(run(1)).replace(b"2026-03-01T12:00:00Z", b"yesterday"),
+    lines_of(run(1)).replace(b"Z", b""),
+    lines_of(run(1))[:-40],
+]
+
+
+@pytest.mark.parametrize("line", HOSTILE)
+def test_a_hostile_line_is_counted_and_harms_no_other(tmp_path: Path, line: bytes) -> None:
+    line = line if line.endswith(b"\n") else line + b"\n"
+    start, used, end = good()
+    lines, odd = read(written(tmp_path / "log.jsonl", start, line, used, line, end))
+    assert [(one.job_id, one.step, one.state) for one in lines] == [
+        (1, "", "COMPLETED"),
+        (1, "0", "COMPLETED"),
+    ]
+    assert [number for number, _ in odd] == [2, 6]
+
+
+def test_records_that_are_nothing_together_are_passed_over(tmp_path: Path) -> None:
+    mad = usage(2, "0", status=1 << 70)
+    lines, odd = read(written(tmp_path / "log.jsonl", *good(), mad, run(2), *good()[2:]))
+    assert {one.job_id for one in lines} == {1}
+    assert odd
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with path.open("wb") as file:
+        for one in good():
+            file.write(lines_of(one))
+        file.truncate(200 << 20)
+    lines, odd = read(str(path))
+    assert len(lines) == 2
+    assert len(odd) == 1
+
+
+def test_the_order_of_records_does_not_matter_to_what_they_say(tmp_path: Path) -> None:
+    start, used, end = good()
+    usual = read(written(tmp_path / "a.jsonl", start, used, end))[0]
+    for number, order in enumerate(([end, used, start], [used, end, start], [start, end, used])):
+        assert read(written(tmp_path / f"{number}.jsonl", *order))[0] == usual
+    assert read(written(tmp_path / "twice.jsonl", start, used, used, end, end, start))[0] == usual
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(max_size=400), st.integers(0, 2000), st.sampled_from(["cut", "put", "set"]))
+def test_whatever_is_broken_what_is_read_are_lines(
+    tmp_path_factory: pytest.TempPathFactory, junk: bytes, place: int, how: str
+) -> None:
+    data = b"".join(map(lines_of, [*good(), run(2), usage(2, "batch", 3)]))
+    place %= len(data)
+    end = {"cut": place + len(junk), "put": place, "set": place + 1}[how]
+    put = b"" if how == "cut" else junk
+    path = tmp_path_factory.mktemp("log") / "log.jsonl"
+    for one in read(written(path, data[:place] + put + data[end:]))[0]:
+        assert isinstance(one, Line)
+
+
+def test_what_is_no_log_is_told(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="no job log"):
+        list(read_lines(str(tmp_path / "nowhere")))
+    with pytest.raises(LogError, match="holds no job log"):
+        list(read_lines(str(tmp_path)))
+    (tmp_path / "x.jsonl.zst").write_bytes(b"no zstd at all")
+    with pytest.raises(LogError, match="cannot be unpacked"):
+        list(read_lines(str(tmp_path / "x.jsonl.zst")))
+
+
+class Site:
+    """A state directory with a job log, and a room that answers."""
+
+    def __init__(self, tmp_path: Path, **accounting: Any) -> None:
+        self.settings: Settings = settings_in(tmp_path, **accounting)
+        self.location = tmp_path / "joblog"
+        self.now = NOON + timedelta(days=9)
+        self.ordered: list[Event] = []
+        access = Access(AccessSettings(operators=("op",)), os.geteuid(), lambda _: None)
+        self.room = AccountingRoom(
+            self.settings, access=access, order=self.ordered.extend, now=lambda: self.now
+        )
+        self._fed = Fed(self.settings)
+
+    def write(self, *events: Event) -> None:
+        self._fed.tell(*events)
+        consumer = LogConsumer(self.settings, now=lambda: NOON)
+        self._fed.feed(consumer)
+        consumer.close()
+
+    def dumped(self, **request: str) -> tuple[list[dict[str, Any]], DumpAnswer]:
+        *chunks, answer = dump(self.room, ROOT, DumpRequest(zone="UTC", **request))
+        assert isinstance(answer, DumpAnswer)
+        text = "".join(one.text for one in chunks if isinstance(one, DumpChunk))
+        return [json.loads(line) for line in text.splitlines()], answer
+
+
+def test_dump_gives_out_what_happened_within_a_time(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.write(*good(), run(2, RUN_START, seconds=86400.0), run(2, seconds=86400.0))
+    (site.location / "2026-03-02.late.jsonl").write_bytes(b"garbage\n")
+    records, answer = site.dumped()
+    assert [one["record"] for one in records] == [
+        *("JOB_START", "JOB_STEP", "JOB_TASK", "JOB_TASK", "JOB_TERMINATED"),
+        *("JOB_START", "JOB_TERMINATED"),
+    ]
+    assert (answer.records, answer.passed_over) == (7, 1)
+    assert "2026-03-02.late.jsonl:1:" in answer.examples[0]
+    assert [one["job_id"] for one in site.dumped(since="2026-03-02T00:00")[0]] == [2, 2]
+    assert {one["job_id"] for one in site.dumped(until="2026-03-02T00:00")[0]} == {1}
+
+
+def test_expire_says_what_would_go_and_orders_it(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.write(*good(), run(2, seconds=86400.0))
+    request = ExpireRequest(before="2026-03-02T12:00", zone="UTC")
+    answer = expire(site.room, ROOT, request)
+    assert [day.day for day in answer.days] == ["2026-03-01"]
+    assert not answer.done
+    assert site.ordered == []
+    answer = expire(
+        site.room,
+        Asker(uid=7, user="op"),
+        ExpireRequest(before="2026-03-02T12:00", zone="UTC", yes=True),
+    )
+    assert answer.done
+    assert [event.cluster for event in site.ordered] == ["c1", "far"]
+    assert site.ordered[0].body.asked_by == "op"
+    site.write(*site.ordered)
+    assert [path.name for path in site.location.iterdir()] == ["2026-03-02.jsonl"]
+
+
+def test_what_the_log_keeps_leaves_jobs_db_alone(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.write(*good())
+    request = ExpireRequest(before="2026-03-04T12:00", zone="UTC", keep_log=True, yes=True)
+    assert expire(site.room, ROOT, request).days == ()
+    site.write(*site.ordered)
+    assert [path.name for path in site.location.iterdir()] == ["2026-03-01.jsonl"]
+    for before, why in (("2026-03-09", "are closed after 3 days"), ("now+1day", "not happened")):
+        with pytest.raises(AccountingUsage, match=why):
+            expire(site.room, ROOT, ExpireRequest(before=before, zone="UTC", keep_log=True))
+    (tmp_path / "other").mkdir()
+    other = Site(tmp_path / "other", type="jobacct/none")
+    with pytest.raises(AccountingUsage, match="no job log"):
+        expire(other.room, ROOT, request)
+
+
+def test_only_operators_may_ask(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    for ask in (
+        lambda: dump(site.room, ADA, DumpRequest()),
+        lambda: expire(site.room, ADA, ExpireRequest(before="now")),
+        lambda: plugins(site.room, ADA, PluginsRequest()),
+    ):
+        with pytest.raises(Refused, match="only operators"):
+            ask()
+
+
+def test_plugins_are_listed_with_those_that_are_configured(tmp_path: Path) -> None:
+    site = Site(tmp_path, type="jobacct/log,jobacct/gone")
+    found = {one.type: one for one in plugins(site.room, ROOT, PluginsRequest()).plugins}
+    assert found["jobacct/log"].used
+    assert not found["jobacct/none"].used
+    assert found["jobacct/gone"].used
+    assert found["jobacct/gone"].package == ""
+    assert found["jobacct/none"].package.startswith("slurm-steward ")
+
+
+def test_a_task_of_a_launch_whose_own_words_are_lost_counts(tmp_path: Path) -> None:
+    lost = lines_of(usage(1, "0", 2)).splitlines(keepends=True)[1:]
+    lines, _ = read(written(tmp_path / "log.jsonl", *lost, run(1)))
+    assert [(one.step, one.user_us) for one in lines] == [("", 200_000), ("0", 200_000)]

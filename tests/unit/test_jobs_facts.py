@@ -1,0 +1,147 @@
+from itertools import permutations
+from typing import Any
+
+import msgspec
+import pytest
+from job_lives import at, record
+
+from steward.events import Event
+from steward.jobs.facts import RunFacts, blanked, merge_runs, micros, moment
+from steward.records import JobRecord
+
+SUBMIT_US = micros(at(0))
+
+
+def run_of(*events: Event, restarts: int = 0) -> RunFacts:
+    run = RunFacts(SUBMIT_US, restarts)
+    for event in events:
+        run.add(event)
+    return run
+
+
+def test_microseconds_and_times_are_the_same() -> None:
+    assert moment(micros(at(0.123456))) == at(0.123456)
+
+
+def test_the_latest_look_counts_and_a_whole_record_fills_what_it_does_not_show() -> None:
+    run = run_of(
+        record(7, 0, "RUNNING", seen=9, reason="None"),
+        record(7, 0, seen=5, whole=True, submit_line="sbatch x", reason="Priority"),
+        record(7, 0, seen=1, comment="long gone"),
+    )
+    shown = run.merged()
+    assert (shown.state, shown.reason, shown.submit_line) == ("RUNNING", "None", "sbatch x")
+    assert shown.comment == ""
+
+
+def test_a_reason_that_is_gone_is_gone() -> None:
+    run = run_of(
+        record(7, 0, seen=5, whole=True, reason="Priority"), record(7, 0, "RUNNING", seen=9)
+    )
+    assert run.merged().reason == ""
+
+
+def test_of_two_ends_the_earlier_is_the_runs_and_the_later_is_noted() -> None:
+    ends = (
+        record(7, 0, "FAILED", seen=10, end=9, exit_code=3),
+        record(7, 0, "FAILED", seen=40, end=39, exit_code=0),
+    )
+    for order in permutations(ends):
+        run = run_of(*order)
+        assert run.merged().end == at(9)
+        assert run.merged().exit_code == 3
+        assert (run.end_us, run.late_end_us) == (micros(at(9)), micros(at(39)))
+
+
+def test_an_end_without_a_time_gives_way_to_one_with() -> None:
+    ends = (record(7, 0, "FAILED", seen=10), record(7, 0, "FAILED", seen=9, end=8))
+    for order in permutations(ends):
+        assert run_of(*order).end_us == micros(at(8))
+    assert run_of(ends[0]).end_us == -1
+    assert run_of(ends[0]).is_over
+
+
+def test_a_job_that_was_gone_and_is_back_has_not_ended() -> None:
+    gone = record(7, 0, "REQUEUED", seen=10)
+    lost = msgspec.structs.replace(gone.body.record, state="UNKNOWN")
+    gone = msgspec.structs.replace(gone, body=msgspec.structs.replace(gone.body, record=lost))
+    assert run_of(record(7, 0, "RUNNING", seen=5), gone).is_over
+    for order in permutations([gone, record(7, 0, "RUNNING", seen=20)]):
+        run = run_of(*order)
+        assert not run.is_over
+        assert run.merged().state == "RUNNING"
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "RESIZING", "PENDING", ""])
+def test_an_expected_end_is_no_end(state: str) -> None:
+    ended = record(7, 0, "FAILED", seen=10, end=9)
+    body = msgspec.structs.replace(
+        ended.body, record=msgspec.structs.replace(ended.body.record, state=state)
+    )
+    run = run_of(msgspec.structs.replace(ended, body=body))
+    assert run.final is None
+    assert not run.is_over
+
+
+@pytest.mark.parametrize("state", ["CANCELLED by 1000", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"])
+def test_the_ways_to_end(state: str) -> None:
+    assert run_of(record(7, 0, state, seen=9, end=8)).is_over
+
+
+def test_a_state_that_a_later_slurm_invents_is_final_if_it_is_told_as_an_end() -> None:
+    ended = record(7, 0, "FAILED", seen=10, end=9)
+    invented = msgspec.structs.replace(ended.body.record, state="EVAPORATED")
+    body = msgspec.structs.replace(ended.body, record=invented)
+    assert run_of(msgspec.structs.replace(ended, body=body)).is_over
+
+
+def test_a_requeued_run_is_final_but_the_job_is_not_over() -> None:
+    run = run_of(record(7, 0, "REQUEUED", seen=9, end=8))
+    assert run.final is not None
+    assert not run.is_over
+
+
+def test_a_later_run_keeps_what_only_an_earlier_one_told() -> None:
+    first = run_of(record(7, 0, whole=True, submit_line="sbatch x", start=at(3), user="ada"))
+    second = run_of(record(7, 0, restarts=1, seen=90, user="renamed"), restarts=1)
+    job = merge_runs([first, second])
+    assert (job.submit_line, job.restarts, job.start, job.user) == ("sbatch x", 1, None, "ada")
+
+
+def test_what_is_blanked_holds_nothing_that_a_person_wrote() -> None:
+    private: dict[str, Any] = {
+        "name": "zq1",
+        "submit_line": "zq2",
+        "command": "zq3",
+        "work_dir": "zq4",
+        "stdin": "zq5",
+        "stdout": "zq6",
+        "stderr": "zq7",
+        "comment": "zq8",
+        "admin_comment": "zq9",
+        "dependency": "zq10",
+        "submit_host": "zq11",
+    }
+    events = (
+        record(7, 0, whole=True, account="a", **private),
+        record(7, 0, "RUNNING", seen=4, **private),
+        record(7, 0, "FAILED", seen=9, end=8, **private),
+    )
+    run = run_of(*events)
+    assert b"zq" in msgspec.json.encode(run)
+    run.blank()
+    assert b"zq" not in msgspec.json.encode(run)
+    assert run.merged() == blanked(run_of(*events).merged())
+    assert (run.merged().account, run.merged().end, run.merged().uid) == ("a", at(8), 1000)
+
+
+@pytest.mark.parametrize("source", ["scontrol", "jobcomp"])
+def test_a_job_that_never_began_was_not_ended_by_a_signal(source: str) -> None:
+    def told(**fields: Any) -> JobRecord:
+        said = {"exit_code": 0, "exit_signal": 1, "reason": "BadConstraints", **fields}
+        return run_of(record(7, 0, "FAILED", end=0, start=at(0), source=source, **said)).merged()
+
+    refused = told()
+    assert (refused.exit_code, refused.exit_signal, refused.reason) == (1, 0, "BadConstraints")
+    # Who ran may have been ended by SIGHUP, be it in its first second.
+    assert (told(nodelist="n1").exit_code, told(nodelist="n1").exit_signal) == (0, 1)

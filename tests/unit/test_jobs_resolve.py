@@ -1,0 +1,96 @@
+from job_lives import at, record
+
+from steward.events import Event
+from steward.jobs.facts import RunFacts, micros
+from steward.jobs.resolve import KeptScript, Resolved, resolve
+
+
+def runs(*events: Event) -> list[RunFacts]:
+    found: dict[tuple[int, int], RunFacts] = {}
+    for event in events:
+        shown = event.body.record
+        key = (micros(shown.submit), shown.restarts)
+        found.setdefault(key, RunFacts(*key)).add(event)
+    return list(found.values())
+
+
+def kept(seconds: float) -> KeptScript:
+    return KeptScript(f"script:7:{seconds}", micros(at(seconds)) * 1000)
+
+
+def shape(jobs: list[Resolved]) -> list[tuple[float, int, int]]:
+    noon_us = micros(at(0))
+    return [
+        ((job.first_submit_us - noon_us) / 1e6, len(job.runs), len(job.scripts)) for job in jobs
+    ]
+
+
+def test_a_submit_time_has_whole_seconds_and_the_script_comes_a_little_later() -> None:
+    assert shape(resolve(runs(record(7, 5)), [kept(5.9)])) == [(5, 1, 1)]
+    assert shape(resolve(runs(record(7, 5)), [kept(7.2)])) == [(5, 1, 1)]
+
+
+def test_a_spool_whose_clock_is_a_second_slow_is_allowed_for() -> None:
+    assert shape(resolve(runs(record(7, 5)), [kept(3.5)])) == [(5, 1, 1)]
+    assert shape(resolve(runs(record(7, 5)), [kept(2.5)])) == [(2, 0, 1), (5, 1, 0)]
+
+
+def test_of_two_jobs_of_one_id_each_gets_the_script_of_its_time() -> None:
+    jobs = resolve(runs(record(7, 0), record(7, 100)), [kept(0.5), kept(100.5)])
+    assert shape(jobs) == [(0, 1, 1), (100, 1, 1)]
+
+
+def test_a_second_script_within_the_minute_is_another_jobs() -> None:
+    # The state was lost and ids began anew: within seconds the id is somebody else's.
+    assert shape(resolve(runs(record(7, 0)), [kept(0.5), kept(9.5)])) == [(0, 1, 1), (9, 0, 1)]
+
+
+def test_an_interactive_job_takes_no_script() -> None:
+    assert shape(resolve(runs(record(7, 0, batch=False)), [kept(0.5)])) == [(0, 1, 0), (0, 0, 1)]
+
+
+def test_tasks_take_no_script_under_their_own_id_but_components_a_stand_in() -> None:
+    task = record(7, 0, array_job_id=3, array_task="1")
+    assert shape(resolve(runs(task), [kept(0.5)])) == [(0, 1, 0), (0, 0, 1)]
+    component = record(7, 0, het_job_id=6, het_offset=1)
+    assert shape(resolve(runs(component), [kept(0.5)])) == [(0, 1, 1)]
+    leader = record(7, 0, het_job_id=7)
+    assert shape(resolve(runs(leader), [kept(0.5)])) == [(0, 1, 1)]
+
+
+def test_powering_up_changes_the_start_and_makes_no_new_job() -> None:
+    jobs = resolve(
+        runs(
+            record(7, 0, "RUNNING", seen=5, start=at(4)),
+            record(7, 0, "RUNNING", seen=90, start=at(80)),
+        ),
+        [],
+    )
+    assert shape(jobs) == [(0, 1, 0)]
+    assert jobs[0].record is not None
+    assert jobs[0].record.start == at(80)
+
+
+def test_each_run_of_a_scrontab_job_is_a_run_of_the_same_job() -> None:
+    events = [record(7, 3600 * number, restarts=number) for number in range(5)]
+    assert shape(resolve(runs(*events), [kept(0.5)])) == [(0, 5, 1)]
+
+
+def test_a_restart_count_that_falls_is_another_job() -> None:
+    events = [record(7, 0), record(7, 10, restarts=3), record(7, 500, restarts=1)]
+    assert shape(resolve(runs(*events), [])) == [(0, 2, 0), (500, 1, 0)]
+
+
+def test_nobody_goes_on_with_somebody_elses_job() -> None:
+    events = [record(7, 0, uid=11), record(7, 500, uid=12, restarts=1)]
+    assert shape(resolve(runs(*events), [])) == [(0, 1, 0), (500, 1, 0)]
+
+
+def test_while_a_requeued_job_completes_its_count_is_ahead_of_its_submit_time() -> None:
+    events = [record(7, 0), record(7, 0, restarts=1, seen=9), record(7, 10, restarts=1)]
+    assert shape(resolve(runs(*events), [kept(0.5)])) == [(0, 3, 1)]
+
+
+def test_a_first_look_at_a_later_run_dates_the_job_by_its_script() -> None:
+    assert shape(resolve(runs(record(7, 900, restarts=2)), [kept(3.7)])) == [(3, 1, 1)]
+    assert shape(resolve(runs(record(7, 4, restarts=1)), [kept(3.7)])) == [(3, 1, 1)]

@@ -1,0 +1,476 @@
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from job_lives import NOON, Books, at, purge, record, script
+from step_lives import ended, exited, launched, task, us
+
+from steward.config import Settings
+from steward.consumers import Rejected
+from steward.events import (
+    ACCOUNTING_EXPIRE,
+    NODE_GAP,
+    RUN_END,
+    RUN_START,
+    RUN_SUSPEND,
+    STEP_ACCOUNTED,
+    STEP_USAGE,
+    Event,
+)
+from steward.jobs import Jobs, JobsConsumer
+from steward.lines import Line
+from steward.sqlite import open_reader
+from steward.usage import AccountingExpire, NodeGap, StepAccounted, StepUsage
+
+
+class Clocked(Books):
+    """Books whose clock the test moves."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.consumer.close()
+        self.now = at(0)
+        self.consumer = JobsConsumer(Settings(state_dir=str(directory)), lambda: self.now)
+
+    def tick(self, seconds: float) -> float:
+        self.now = at(seconds)
+        while not (wait_s := self.consumer.tick(self.said.extend)):
+            pass
+        return wait_s
+
+    def told(self, kind: str) -> list[Event]:
+        return [event for event in self.said if event.kind == kind]
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Clocked:
+    return Clocked(tmp_path)
+
+
+def lines(books: Books, job: str = "7") -> dict[str, Line]:
+    jobs = Jobs(books.path)
+    found = jobs.lines_of(jobs.find(job)[0])
+    jobs.close()
+    return {
+        f"{line.restarts}{f'/{line.piece_us}' if line.piece_us else ''}:{line.step}": line
+        for line in found
+    }
+
+
+def running(job_id: int = 7, submit: float = 0, **fields: Any) -> Event:
+    told = {"start": at(submit + 2), "nodelist": "n[1-3]", "seen": submit + 3, **fields}
+    return record(job_id, submit, "RUNNING", **told)
+
+
+def done(job_id: int = 7, submit: float = 0, end: float = 20, **fields: Any) -> Event:
+    told = {"start": at(submit + 2), "nodelist": "n[1-3]", "exit_code": 0, "exit_signal": 0}
+    state = fields.pop("state", "COMPLETED")
+    return record(job_id, submit, state, seen=end + 1, end=end, **{**told, **fields})
+
+
+STEP = [
+    launched(7, 3, "0"),
+    exited(7, 3, task(ended=9, max_rss_bytes=4000), step="0"),
+    ended(7, 3, 10, "0", peak_bytes=7000),
+]
+
+
+def test_a_run_has_the_sum_of_its_steps_and_each_step_a_line(books: Clocked) -> None:
+    books.take(running(), *STEP, launched(7, 2.5), exited(7, 2.5), ended(7, 2.5, 19), done())
+    found = lines(books)
+    assert list(found) == ["0:", "0:batch", "0:0"]
+    run, batch, step = found.values()
+    assert (run.state, run.start_us, run.end_us) == ("COMPLETED", us(2), us(20))
+    assert (run.user_us, run.system_us, run.tasks) == (2_000_000, 1_000_000, 2)
+    assert (step.name, step.state, step.start_us, step.end_us) == (
+        "prog",
+        "COMPLETED",
+        us(3),
+        us(10),
+    )
+    assert (step.max_rss_bytes, step.max_rss_task, step.peak_bytes) == (5000, 0, 7000)
+    assert (step.tres_allocated, step.user, step.doubts) == ("cpu=2,mem=1G,node=1", "ada", "")
+    assert (batch.name, batch.peak_bytes, batch.peak_allocated_bytes) == ("batch", 5000, 1 << 30)
+    assert (run.max_rss_node, run.peak_bytes, run.peak_node) == ("n1", 7000, "n1")
+
+
+def test_each_start_end_and_launch_is_said_once(books: Clocked) -> None:
+    facts = [running(), *STEP, done()]
+    for event in (*facts, *facts):
+        books.take(event)
+    assert Counter(event.kind for event in books.said) == {RUN_START: 1, STEP_USAGE: 1, RUN_END: 1}
+    (usage,) = books.told(STEP_USAGE)
+    body: StepUsage = usage.body
+    assert (body.step, body.node, body.launched_us, body.ended_us) == ("0", "n1", us(3), us(10))
+    assert (body.first_submit, body.restarts, len(body.tasks)) == (at(0), 0, 1)
+    assert usage.at == at(10)
+
+
+def test_a_step_of_a_job_that_has_its_nodes_says_that_it_began(books: Clocked) -> None:
+    books.take(record(7, 0), launched(7, 3.25))
+    assert books.said == []
+    books.take(record(7, 0, "CONFIGURING", seen=3, nodelist="n1"))
+    (start,) = books.told(RUN_START)
+    assert (start.at, start.body.record.start) == (at(3.25), at(3.25))
+    books.take(running(start=at(5.5), nodelist="n1"))
+    (_, better) = books.told(RUN_START)
+    assert better.body.correction
+    assert (better.body.record.start, better.key == start.key) == (at(5.5), False)
+    books.take(done(start=at(5.5), nodelist="n1"))
+    assert len(books.told(RUN_START)) == 2
+
+
+def test_what_sources_disagree_on_is_corrected(books: Clocked) -> None:
+    books.take(running(), done(exit_code=1, state="FAILED"))
+    books.take(done(exit_code=1, state="FAILED", suspended_s=0, whole=True))
+    assert len(books.told(RUN_END)) == 1
+    books.take(done(exit_code=2, state="FAILED", source="jobcomp"))
+    ends = books.told(RUN_END)
+    assert [(end.body.correction, end.body.record.exit_code) for end in ends] == [
+        (False, 1),
+        (True, 2),
+    ]
+    assert len({end.key for end in ends}) == 2
+
+
+def test_a_job_that_was_cancelled_while_it_waited_never_began(books: Clocked) -> None:
+    books.take(record(7, 0, start=at(500)))
+    books.take(record(7, 0, "FAILED", end=9, start=at(9)))
+    assert [event.kind for event in books.said] == [RUN_END]
+    assert lines(books)["0:"].start_us == 0
+
+
+def test_a_requeued_job_has_a_start_and_an_end_for_each_run(books: Clocked) -> None:
+    books.take(running(), launched(7, 3), exited(7, 3), ended(7, 3, 9))
+    again: dict[str, Any] = {"restarts": 1, "nodelist": "n2"}
+    # Slurm shows the new count with the old submit time while the run completes.
+    books.take(record(7, 0, "RUNNING", seen=29, start=at(2), **again))
+    books.take(running(7, 30, **again), launched(7, 33, node="n2"))
+    assert books.told(RUN_END) == []
+    books.tick(200)
+    (end,) = books.told(RUN_END)
+    assert (end.body.record.state, end.at, end.body.correction) == ("REQUEUED", at(30), False)
+    books.take(done(end=28, state="REQUEUED"))
+    books.take(done(7, 30, 40, **again), exited(7, 33, node="n2"), ended(7, 33, 39, node="n2"))
+    found = lines(books)
+    assert list(found) == ["0:", "0:batch", "1:", "1:batch"]
+    assert [line.is_latest for line in found.values()] == [0, 0, 1, 1]
+    assert found["0:batch"].end_us == us(9)
+    counts = Counter((event.kind, event.body.restarts) for event in books.said)
+    assert counts[RUN_START, 0] == counts[RUN_START, 1] == 1
+    assert [end.body.correction for end in books.told(RUN_END)] == [False, True, False]
+
+
+def test_a_node_tells_only_of_jobs_that_ran_there(books: Clocked) -> None:
+    books.take(running(), launched(7, 3, node="n9"), exited(7, 3, node="n9"))
+    assert [line.tasks for line in lines(books).values()] == [0]
+    (kept,) = Jobs(books.path).unattributed()
+    assert (kept.usage.node, kept.is_attributed, kept.usage.job_id) == ("n9", False, 7)
+    # The list of nodes turns out to be another one.
+    books.take(done(nodelist="n[1-9]"))
+    assert Jobs(books.path).unattributed() == []
+    assert lines(books)["0:batch"].doubts == "no-end"
+
+
+def test_a_launch_before_and_after_a_run_is_none_of_it(books: Clocked) -> None:
+    books.take(running(), done(), launched(7, 30), launched(7, -5), launched(8, 3))
+    assert [kept.usage.launched_us for kept in Jobs(books.path).unattributed()] == [
+        us(-5),
+        us(3),
+        us(30),
+    ]
+    assert len(Jobs(books.path).unattributed(since=at(0), until=at(20))) == 1
+
+
+def test_a_launch_without_an_end_is_said_when_none_will_come(books: Clocked) -> None:
+    books.take(running(), launched(7, 3), exited(7, 3))
+    books.now = at(21)
+    books.take(done())
+    assert books.told(STEP_USAGE) == []
+    assert 0 < books.tick(100) < 600
+    (kept,) = Jobs(books.path).unended_launches()
+    assert kept.usage.run_end == at(20)
+    assert books.told(STEP_USAGE) == []
+    books.tick(21 + 601)
+    (usage,) = books.told(STEP_USAGE)
+    assert (usage.body.end, usage.body.ended_us) == (None, None)
+    assert lines(books)["0:batch"].doubts == "no-end"
+    books.take(ended(7, 3, 19))
+    first, second = books.told(STEP_USAGE)
+    assert (second.body.correction, second.key == first.key) == (True, False)
+    assert lines(books)["0:batch"].doubts == ""
+    assert Jobs(books.path).unended_launches() == []
+    assert books.tick(5000) == 3600.0
+
+
+def test_a_resized_job_has_a_line_for_each_size(books: Clocked) -> None:
+    books.take(running(), launched(7, 2.5), launched(7, 4, "0"), exited(7, 4, step="0"))
+    books.take(ended(7, 4, 8, "0"))
+    piece: dict[str, Any] = {
+        "nodelist": "n[1-3]",
+        "start": at(2),
+        "source": "jobcomp",
+        "tres_allocated": "cpu=6",
+    }
+    books.take(record(7, 0, "RESIZING", seen=10, end=3000, **piece))
+    books.take(record(7, 0, "RUNNING", seen=12, start=at(2), nodelist="n1"))
+    books.take(launched(7, 12, "1"), exited(7, 12, step="1"), ended(7, 12, 14, "1"))
+    books.take(exited(7, 2.5), ended(7, 2.5, 19), done(nodelist="n1"))
+    found = lines(books)
+    assert list(found) == [f"0/{us(10)}:", f"0/{us(10)}:batch", f"0/{us(10)}:0", "0:", "0:1"]
+    former, current = found[f"0/{us(10)}:"], found["0:"]
+    assert (former.state, former.start_us, former.end_us) == ("RESIZING", us(2), us(10))
+    assert (former.nodelist, former.is_latest, former.user) == ("n[1-3]", 0, "ada")
+    assert (current.start_us, current.end_us, current.nodelist) == (us(10), us(20), "n1")
+    pieces = [(event.body.piece_end, event.body.record.start) for event in books.told(RUN_END)]
+    assert pieces == [(at(10), at(2)), (None, at(2))]
+    assert len(books.told(RUN_START)) == 1
+
+
+def test_suspensions_are_said_one_by_one(books: Clocked) -> None:
+    books.take(running())
+    halted: dict[str, Any] = {"start": at(2), "whole": True}
+    first = record(7, 0, "SUSPENDED", seen=6, suspended_at=at(5), **halted)
+    resumed = record(7, 0, "RUNNING", seen=9, suspended_at=at(8), suspended_s=3, **halted)
+    books.take(first, resumed)
+    books.take(resumed, first)
+    told = [(event.at, event.body.record.state) for event in books.told(RUN_SUSPEND)]
+    assert told == [(at(5), "SUSPENDED"), (at(8), "RUNNING")]
+    books.take(done())
+    assert lines(books)["0:"].suspended_s == 3
+
+
+def test_a_purge_forgets_the_names_of_programs(books: Clocked) -> None:
+    kept = script(7, 0.4)
+    books.take(kept, running(name="zq-job"), launched(7, 3, "0", name="zq-prog"))
+    books.take(exited(7, 3, step="0"), ended(7, 3, 9, "0"), done(name="zq-job"))
+    assert lines(books)["0:0"].name == "zq-prog"
+    books.take(purge(kept))
+    found = lines(books)
+    assert (found["0:"].name, found["0:0"].name, found["0:0"].user_us) == ("", "", 1_000_000)
+    books.take(launched(7, 4, "1", name="zq-late"))
+    assert lines(books)["0:1"].name == ""
+    books.consumer.close()
+    data = b"".join(path.read_bytes() for path in books.directory.iterdir())
+    assert b"zq" not in data
+
+
+def test_another_books_tell_of_steps_that_we_do_not_know(books: Clocked) -> None:
+    def accounted(step: str, user_us: int) -> Event:
+        theirs = Line(
+            cluster="x",
+            job_id=7,
+            label="7",
+            step=step,
+            name="a",
+            user_us=user_us,
+            state="COMPLETED",
+            start_us=us(4),
+            end_us=us(5),
+            source="slurmdbd",
+        )
+        body = StepAccounted(job_id=7, submit=at(0), line=theirs)
+        return Event(
+            kind=STEP_ACCOUNTED,
+            cluster="c1",
+            key=f"a:{step}",
+            at=at(5),
+            seen_at=at(90),
+            source="slurmdbd",
+            body=body,
+        )
+
+    books.take(accounted("0", 7), accounted("1", 8))
+    books.take(running(), *STEP, done())
+    found = lines(books)
+    assert (found["0:0"].user_us, found["0:0"].source) == (1_000_000, "")
+    assert (found["0:1"].user_us, found["0:1"].source, found["0:1"].cluster) == (
+        8,
+        "slurmdbd",
+        "c1",
+    )
+    assert found["0:"].user_us == 1_000_008
+    with pytest.raises(Rejected):
+        books.take(accounted("", 1))
+
+
+def test_old_books_are_forgotten_and_scripts_are_not(books: Clocked) -> None:
+    kept = script(7, 0.4)
+    books.take(kept, running(), *STEP, done(), running(8), done(8), running(9))
+    jobs = Jobs(books.path)
+    assert jobs.expirable(at(60)) == 2
+    body = AccountingExpire(before=at(60))
+    books.take(
+        Event(
+            kind=ACCOUNTING_EXPIRE,
+            cluster="c1",
+            key="x",
+            at=NOON,
+            seen_at=NOON,
+            source="t",
+            body=body,
+        )
+    )
+    assert jobs.expirable(at(60)) == 0
+    assert jobs.find("8") == []
+    (job,) = jobs.find("7")
+    assert (job.record.state, jobs.script_of(job) is not None) == ("COMPLETED", True)
+    assert (jobs.lines_of(job), jobs.launches_of(job)) == ([], [])
+    # The id is used again; what was forgotten stays so, and nothing is said twice.
+    said = len(books.said)
+    books.take(running(7, 5000))
+    assert [event.kind for event in books.said[said:]] == [RUN_START]
+    assert len(lines(books)) == 1
+    assert jobs.lines_of(jobs.find("7")[1]) == []
+
+
+def test_gaps_are_kept(books: Clocked) -> None:
+    def gap(seconds: float, node: str) -> Event:
+        return Event(
+            kind=NODE_GAP,
+            cluster="c1",
+            key=f"gap:{node}",
+            at=at(seconds),
+            seen_at=at(seconds),
+            source="node",
+            body=NodeGap(node=node, why="reboot", since=at(1)),
+        )
+
+    books.take(gap(5, "n1"), gap(9, "n2"), gap(5, "n1"))
+    found = Jobs(books.path).gaps()
+    assert [(gap.node, gap.why, gap.since, gap.at) for gap in found] == [
+        ("n1", "reboot", at(1), at(5)),
+        ("n2", "reboot", at(1), at(9)),
+    ]
+    assert [gap.node for gap in Jobs(books.path).gaps(since=at(6))] == ["n2"]
+
+
+def test_a_run_without_steps_is_missed(books: Clocked) -> None:
+    books.take(running(), *STEP, done(), running(8), done(8), record(9, 0, "FAILED", end=9))
+    assert [line.job_id for line in Jobs(books.path).stepless()] == [8]
+
+
+def test_runs_of_a_time_before_there_were_lines_get_theirs_in_silence(books: Clocked) -> None:
+    books.take(running(), done(), running(8))
+    books.consumer.close()
+    connection = books.consumer.__class__(Settings(state_dir=str(books.directory)))._connection
+    connection.execute("DELETE FROM line")
+    connection.execute("UPDATE run SET told = NULL")
+    connection.close()
+    again = Clocked(books.directory)
+    again.tick(50)
+    assert set(lines(again)) == {"0:"}
+    assert [(event.kind, event.body.job_id) for event in again.said] == [(RUN_START, 8)]
+    assert again.told(RUN_END) == []
+    again.take(done())
+    assert len(again.said) == 1
+
+
+def dump(books: Books) -> list[tuple[Any, ...]]:
+    connection = open_reader(books.path)
+    rows: list[tuple[Any, ...]] = connection.execute("SELECT * FROM line").fetchall()
+    rows += connection.execute(
+        "SELECT job_id, step, node, launched, submit, restarts, piece, ended, summed, facts "
+        "FROM launch ORDER BY 1, 2, 3, 4"
+    ).fetchall()
+    connection.close()
+    return rows
+
+
+@st.composite
+def histories(draw: Any) -> list[Event]:
+    """Facts of jobs of one id: requeued, resized, on several nodes, some of them lost."""
+    events: list[Event] = []
+    submit = 0
+    for _job in range(draw(st.integers(1, 2))):
+        for restarts in range(draw(st.integers(1, 2))):
+            nodes = draw(st.sampled_from(["n1", "n[1-2]"]))
+            fields = {"restarts": restarts, "nodelist": nodes}
+            facts = [record(7, submit, restarts=restarts), running(7, submit, **fields)]
+            facts += [
+                done(7, submit, submit + 50, source=source, **fields)
+                for source in ("snapshot", "jobcomp")
+            ]
+            for step in draw(st.lists(st.sampled_from(["batch", "0", "1"]), unique=True)):
+                for node in ("n1", "n2"):
+                    begin = submit + 3 + draw(st.integers(0, 40))
+                    told = draw(st.sampled_from([None, restarts]))
+                    facts.append(launched(7, begin, step, node, restarts=told))
+                    tasks = [task(number, begin + 1) for number in range(draw(st.integers(1, 12)))]
+                    facts += [exited(7, begin, one, step=step, node=node) for one in tasks]
+                    facts.append(ended(7, begin, begin + 2, step, node, tasks=len(tasks)))
+            events += draw(st.lists(st.sampled_from(facts), unique_by=lambda e: (e.key, e.source)))
+            submit += 100
+        submit += 500
+    return events
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@given(histories(), st.data())
+def test_facts_in_any_order_give_the_same_lines(
+    tmp_path_factory: pytest.TempPathFactory, events: list[Event], data: st.DataObject
+) -> None:
+    shuffled = data.draw(st.permutations(events))
+    cut = data.draw(st.integers(0, len(events)))
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as base:
+        found = []
+        for name, batches in (
+            ("a", [[event] for event in events]),
+            ("b", [shuffled[:cut], shuffled[cut:], shuffled[:3]]),
+            ("c", [[event] for event in reversed(shuffled)]),
+        ):
+            books = Clocked(Path(base) / name)
+            for batch in batches:
+                books.take(*batch)
+            books.tick(10_000)
+            found.append(dump(books))
+            _is_said_once(books)
+            books.consumer.close()
+        assert found[0] == found[1] == found[2]
+
+
+def _is_said_once(books: Clocked) -> None:
+    """One start and one end a run, one usage a launch, whatever was corrected after that."""
+    first = [event for event in books.said if not event.body.correction]
+    assert len({event.key for event in books.said}) == len(books.said)
+    counts = Counter(
+        (event.kind, event.body.restarts, event.key.split(":")[2])
+        for event in first
+        if event.kind != STEP_USAGE
+    )
+    assert all(count == 1 for count in counts.values())
+    rows = open_reader(books.path)
+    runs = rows.execute(
+        "SELECT restarts, submit_us / 1000000, end_us, start_us FROM line WHERE step = ''"
+    ).fetchall()
+    attributed = rows.execute(
+        "SELECT count(*) FROM launch JOIN line USING (cluster, job_id, restarts) "
+        "WHERE launch.submit = line.submit_us AND line.step = '' AND line.end_us > 0"
+    ).fetchone()[0]
+    rows.close()
+    for restarts, submit, end_us, start_us in runs:
+        assert counts[RUN_END, restarts, str(submit)] == (1 if end_us else 0)
+        if start_us:
+            assert counts[RUN_START, restarts, str(submit)] == 1
+    launches = {event.key for event in first if event.kind == STEP_USAGE}
+    assert len(launches) >= attributed
+
+
+def test_a_step_on_many_nodes_is_one_line(books: Clocked) -> None:
+    nodes = [f"m{number:03}" for number in range(40)]
+    books.take(running(nodelist="m[000-039]"))
+    for number, node in enumerate(nodes):
+        tasks = [task(number * 16 + one, 5, max_rss_bytes=1000 + number) for one in range(16)]
+        books.take(launched(7, 3, "0", node, tasks=16), exited(7, 3, *tasks, step="0", node=node))
+        books.take(ended(7, 3, 6, "0", node, tasks=16, max_rss_bytes=None))
+    step = lines(books)["0:0"]
+    assert (step.tasks, step.user_us, step.nodes) == (640, 640_000_000, 40)
+    assert (step.nodelist, step.max_rss_bytes, step.max_rss_node) == ("m[000-039]", 1039, "m039")
+    assert (step.max_rss_task, step.ave_cpu_us, step.state) == (624, 1_500_000, "COMPLETED")
+    assert step.doubts == ""
+    # Without a cgroup the largest task is the least that its node held.
+    assert (step.peak_bytes, step.peak_node) == (1039, "m039")

@@ -1,0 +1,317 @@
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from builders import script_event
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.config import JournalSettings, Settings
+from steward.consumers import Append, Feed, Rejected, feed_all
+from steward.events import JOB_SCRIPT, Event
+from steward.incoming import stores_of
+from steward.journal import JournalError, JournalLink, JournalReader, JournalUnavailable
+from steward.journal.link import (
+    FRAME_BYTES,
+    LARGEST_FRAME,
+    SOCKET,
+    Frames,
+    frame,
+    frames_of,
+)
+from steward.journal.lock import take_lock
+from steward.journal.server import JournalServer
+from steward.waiting import Stop
+
+MakeLink = Callable[..., JournalLink]
+
+
+class Running:
+    """A server in a thread of the test's process."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = str(state_dir)
+        self.start()
+
+    def start(self) -> None:
+        server = JournalServer(
+            self.state_dir, JournalSettings(), stores_of(Settings(state_dir=self.state_dir))
+        )
+        self.halt = Stop()
+        self.thread = threading.Thread(target=server.run, args=(self.halt,))
+        self.thread.start()
+
+    def end(self) -> None:
+        self.halt.set()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    server = Running(tmp_path)
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def make_link(tmp_path: Path) -> Iterator[Callable[..., JournalLink]]:
+    links = []
+
+    def make(stop: Stop | None = None, *, subscribe: bool = False) -> JournalLink:
+        links.append(JournalLink(str(tmp_path), stop or Stop(), subscribe=subscribe))
+        return links[-1]
+
+    yield make
+    for link in links:
+        link.close()
+
+
+def test_what_is_appended_can_be_read_at_once(running: Running, make_link: MakeLink) -> None:
+    link = make_link()
+    link.append([script_event(n) for n in range(700)])
+    assert JournalReader(running.state_dir).count() == 700
+
+
+def of_size(number: int, size: int) -> Event:
+    return script_event(number, claimed_name="x" * size)
+
+
+def test_more_than_a_frame_holds_goes_in_several(running: Running, make_link: MakeLink) -> None:
+    # 80 MB together, where 64 MB are the most that the writer takes at once.
+    make_link().append([of_size(n, 8 << 20) for n in range(10)])
+    assert JournalReader(running.state_dir).count() == 10
+
+
+def test_an_event_that_no_frame_holds_is_refused_at_once(
+    running: Running, make_link: MakeLink
+) -> None:
+    link = make_link()
+    with pytest.raises(JournalError, match="script:2:"):
+        link.append([of_size(1, 10), of_size(2, LARGEST_FRAME)])
+    assert JournalReader(running.state_dir).count() == 0
+    link.append([of_size(3, 10)])
+    assert JournalReader(running.state_dir).count() == 1
+
+
+@given(
+    sizes=st.lists(st.one_of(st.integers(0, 9), st.integers(1 << 20, 6 << 20)), max_size=8),
+)
+def test_rows_stay_in_their_order_and_frames_are_bounded(sizes: list[int]) -> None:
+    rows = [("job.script", "c1", f"k{n}\u00e9", bytes(size)) for n, size in enumerate(sizes)]
+    frames = list(frames_of(rows))
+    assert [row for some in frames for row in some] == rows
+    for some in frames:
+        assert len(some) == 1 or len(frame(["append", 2**63, some])) <= FRAME_BYTES + 64
+
+
+def test_a_subscriber_is_woken(running: Running, make_link: MakeLink) -> None:
+    link = make_link(subscribe=True)
+    assert link.wait(-1, 5.0) == 0
+    writer = make_link()
+    writer.append([script_event(1)])
+    assert link.wait(0, 5.0) == 1
+    assert link.wait(1, 0.01) == 1, "nothing new: the time runs out"
+
+
+class Picky:
+    """A consumer that accepts nothing until it is told to."""
+
+    name = "picky"
+    kinds = frozenset({JOB_SCRIPT})
+    batch_events = 10
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.accepts = False
+        self.took = threading.Event()
+
+    def cursor(self) -> int:
+        return self.position
+
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
+        if events and not self.accepts:
+            raise Rejected("not this one", events[0])
+        if events:
+            self.took.set()
+        self.position = upto
+
+    def tick(self, append: Append) -> float:
+        return 3600.0
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_replay_wakes_the_consumer(
+    running: Running, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steward.consumers._LONGEST_NAP_S", 3600.0)
+    stop, picky, reader = Stop(), Picky(), JournalReader(running.state_dir)
+    make_link().append([script_event(1)])
+    link = make_link(stop, subscribe=True)
+    feeds = [Feed(picky, JournalReader(running.state_dir), link)]
+    thread = threading.Thread(target=feed_all, args=(feeds, link, stop, lambda: None))
+    thread.start()
+    try:
+        until = time.monotonic() + 30
+        while not reader.dead("picky") and time.monotonic() < until:
+            time.sleep(0.01)
+        picky.accepts = True
+        assert make_link().ask("replay", "picky") == 1
+        assert picky.took.wait(30)
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+def test_appending_outlives_a_restart_of_the_writer(running: Running, make_link: MakeLink) -> None:
+    link = make_link()
+    link.append([script_event(1)])
+    running.end()
+    done = threading.Event()
+
+    def append() -> None:
+        link.append([script_event(2)])
+        done.set()
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    assert not done.wait(0.3)
+    running.start()
+    assert done.wait(10)
+    thread.join()
+    assert JournalReader(running.state_dir).count() == 2
+
+
+def test_stop_ends_the_wait_for_a_writer(make_link: MakeLink) -> None:
+    stop = Stop()
+    stop.set()
+    with pytest.raises(JournalUnavailable, match="is 'steward serve' running"):
+        make_link(stop).append([script_event(1)])
+
+
+def forgotten_when_gone(link: JournalLink) -> bool:
+    """The server hears of a closed connection a moment later."""
+    for _ in range(100):
+        try:
+            return bool(link.ask("forget", "a"))
+        except JournalError:
+            time.sleep(0.02)
+    return False
+
+
+def test_standings_and_dead_letters_travel(running: Running, make_link: MakeLink) -> None:
+    link = make_link()
+    link.append([script_event(1)])
+    link.tell("passed", "a", 1, "running", "")
+    link.tell("aside", "a", 1, "bad")
+    link.ask("standings")
+    reader = JournalReader(running.state_dir)
+    assert reader.consumers()[0].dead == 1
+    assert link.ask("replay", "a", 1) == 1
+    link.tell("revived", "a", 1)
+    other = make_link()
+    with pytest.raises(JournalError, match="is running"):
+        other.ask("forget", "a")
+    link.close()
+    link = other
+    assert forgotten_when_gone(link)
+    assert reader.consumers() == []
+    with pytest.raises(JournalError, match="no consumer"):
+        link.ask("forget", "a")
+    with pytest.raises(JournalError, match="no consumer"):
+        link.ask("replay", "a")
+    with pytest.raises(JournalError, match="knows no"):
+        link.ask("explode")
+
+
+def test_a_standing_that_a_writer_took_with_it_is_told_to_the_next(
+    running: Running, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = make_link(subscribe=True)
+    with monkeypatch.context() as killed:
+        killed.setattr(JournalServer, "_flush_standings", lambda _: None)
+        link.tell("passed", "a", 0, "running", "")
+        running.end()
+    running.start()
+    assert link.wait(0, 5.0) == 1, "it looks again when the connection has ended"
+    link.ask("standings")
+    assert [of.name for of in JournalReader(running.state_dir).consumers()] == ["a"]
+
+
+def test_news_that_is_none_does_not_prolong_the_wait(make_link: MakeLink, running: Running) -> None:
+    link = make_link(subscribe=True)
+    writer = make_link()
+    done = threading.Event()
+
+    def append() -> None:
+        job_id = 0
+        while not done.wait(0.05):
+            job_id += 1
+            writer.append([script_event(job_id)])
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    began = time.monotonic()
+    assert link.wait(1000, 0.3) < 1000
+    took_s = time.monotonic() - began
+    done.set()
+    thread.join()
+    assert took_s < 5.0
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff\xff\xff\xff" + b"x" * 10,
+        struct.pack("<I", 3) + b"abc",
+        frame(["append"]),
+        frame(["passed", 1]),
+        frame(["append", 1, 7]),
+    ],
+)
+def test_garbage_ends_only_the_connection_it_came_by(
+    running: Running, make_link: MakeLink, garbage: bytes
+) -> None:
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(5)
+        peer.connect(os.path.join(running.state_dir, SOCKET))
+        peer.sendall(garbage)
+        assert peer.recv(100) == b""
+    link = make_link()
+    link.append([script_event(1)])
+
+
+def test_two_writers_are_one_too_many(running: Running) -> None:
+    with pytest.raises(JournalUnavailable, match="another steward is running"):
+        take_lock(running.state_dir, wait_s=0.05)
+
+
+def test_frames_are_cut_wherever_the_stream_is() -> None:
+    frames = Frames()
+    data = frame(["a", 1]) + frame(["b", 2])
+    assert [m for i in range(len(data)) for m in frames.feed(data[i : i + 1])] == [
+        ["a", 1],
+        ["b", 2],
+    ]
+
+
+def test_what_is_set_aside_is_never_lost_to_a_writer_that_is_away(
+    running: Running, make_link: MakeLink, tmp_path: Path
+) -> None:
+    link = make_link()
+    link.append([script_event(1)])
+    running.end()
+    with pytest.raises(JournalUnavailable):
+        link.tell("aside", "a", 1, "bad")
+    running.start()
+    link.tell("aside", "a", 1, "bad")
+    reader = JournalReader(str(tmp_path))
+    assert [letter.error for letter in reader.dead()] == ["bad"]
+    reader.close()

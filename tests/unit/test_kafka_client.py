@@ -1,0 +1,101 @@
+"""From settings to librdkafka's, and what may be said of what it says."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steward.archive.remote.kafka.client import KafkaUnavailable, Reached
+from steward.config import KafkaSettings
+
+PASSWORD = "correct horse"
+
+
+@pytest.fixture
+def password_file(tmp_path: Path) -> str:
+    path = tmp_path / "password"
+    path.write_text(f"{PASSWORD}\n")
+    return str(path)
+
+
+def reached(**settings: Any) -> Reached:
+    return Reached(KafkaSettings(servers=("k1:9092", "k2:9092"), **settings), "archive.k")
+
+
+def test_plain() -> None:
+    config = reached().configured({"acks": "all"})
+    assert config["bootstrap.servers"] == "k1:9092,k2:9092"
+    assert config["security.protocol"] == "PLAINTEXT"
+    assert config["acks"] == "all"
+    assert not any(key.startswith(("ssl.", "sasl.")) for key in config)
+
+
+@pytest.mark.parametrize(
+    ("tls", "sasl", "protocol"),
+    [
+        (True, "", "SSL"),
+        (False, "PLAIN", "SASL_PLAINTEXT"),
+        (True, "SCRAM-SHA-512", "SASL_SSL"),
+    ],
+)
+def test_security(tls: bool, sasl: Any, protocol: str, password_file: str) -> None:
+    of = reached(tls=tls, sasl=sasl, user="u", password_file=password_file, ca_file="/ca")
+    config = of.configured({})
+    assert config["security.protocol"] == protocol
+    assert config["ssl.ca.location"] == "/ca"
+    assert config.get("sasl.password", PASSWORD) == PASSWORD
+    assert config.get("sasl.mechanism", "") == sasl
+
+
+def test_the_sites_options_are_the_last_word() -> None:
+    config = reached(options={"session.timeout.ms": "7000"}).configured(
+        {"session.timeout.ms": 10_000}
+    )
+    assert config["session.timeout.ms"] == "7000"
+
+
+def test_what_librdkafka_does_not_take_is_told_without_secrets(password_file: str) -> None:
+    options = {"no.such": "x", "ssl.key.password": "open sesame"}
+    of = reached(sasl="PLAIN", user="u", password_file=password_file, options=options)
+    with pytest.raises(KafkaUnavailable, match=r"no\.such") as raised:
+        of.make("Producer", {})
+    assert PASSWORD not in str(raised.value)
+    assert of.hidden(f"a {PASSWORD}, an open sesame") == "a ***, an ***"
+
+
+def test_its_log_is_ours_without_secrets(
+    password_file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    of = reached(sasl="PLAIN", user="u", password_file=password_file)
+    logger: logging.Logger = of.config["logger"]
+    logger.critical("%s [%s] failed with %s", "FAIL", "thread", PASSWORD)
+    (record,) = caplog.records
+    assert record.getMessage() == "FAIL [thread] failed with ***"
+    assert record.levelname == "WARNING"
+
+
+def test_an_outage_is_not_told_of_at_every_try(caplog: pytest.LogCaptureFixture) -> None:
+    logger: logging.Logger = reached().config["logger"]
+    for tried in range(50):
+        logger.error("%s failed (after %dms)", "connect", tried)
+    logger.error("another thing")
+    assert [record.getMessage() for record in caplog.records] == [
+        "connect failed (after 0ms)",
+        "another thing",
+    ]
+
+
+def test_a_passwords_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(KafkaUnavailable, match=r"cannot read .*none"):
+        reached(sasl="PLAIN", user="u", password_file=str(tmp_path / "none"))
+
+
+def test_errors_say_what_to_do() -> None:
+    from confluent_kafka import KafkaError
+
+    of = reached(user="steward", topic="jobs")
+    told = of.told(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    assert "allow 'steward' to use topic jobs" in told
+    told = of.told(KafkaError(KafkaError._UNKNOWN_TOPIC))
+    assert "--create --topic jobs --config max.message.bytes=16777216" in told

@@ -1,0 +1,175 @@
+"""What was captured is not taken again, however long ago it was, and what was purged stays away."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from builders import make_spool, script_event, submit
+from job_lives import Books, purge, record, script
+
+from steward.capture.known import Known
+from steward.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.daemon.consuming import orphans_of_others
+from steward.daemon.once import run_once
+from steward.daemon.parts import orphans_of
+from steward.events import ARCHIVE_PURGE, ArchivePurge, Event, script_key, utc_now
+from steward.incoming import kept_filename, stores_of
+from steward.jobs import database_path
+from steward.journal import Journal, JournalReader
+from steward.journal.store import rows_of
+from steward.journal.trimming import trim
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> JournalReader:
+    (tmp_path / "journal").mkdir()
+    Journal(str(tmp_path / "journal")).append(rows_of([script_event(1)]))
+    return JournalReader(str(tmp_path / "journal"))
+
+
+def test_what_the_journal_has_forgotten_jobs_db_still_knows(
+    tmp_path: Path, reader: JournalReader
+) -> None:
+    books = Books(tmp_path)
+    kept, purged = script(7, 0.4), script(8, 0.4)
+    books.take(kept, purged, record(7, 0), record(8, 0), purge(purged))
+    known = Known(str(books.directory), reader)
+    cluster = kept.cluster
+    assert known.known("c1", script_event(1).key)
+    assert known.known(cluster, kept.key)
+    assert known.known(cluster, purged.key)
+    assert known.over(cluster, purged.key)
+    assert not known.over(cluster, kept.key), "its event may have been lost with a journal"
+    assert not known.known("elsewhere", kept.key)
+    assert not known.known(cluster, script_key(9, 4))
+    known.close()
+    assert known.known(cluster, kept.key)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no database at all, but long enough for one"])
+def test_without_jobs_db_the_journal_alone_is_asked(
+    tmp_path: Path, reader: JournalReader, content: bytes | None
+) -> None:
+    path = Path(database_path(str(tmp_path)))
+    if content is not None:
+        path.write_bytes(content)
+    known = Known(str(tmp_path), reader)
+    for _ in range(2):
+        assert known.known("c1", script_event(1).key)
+        assert not known.known("c1", script_event(2).key)
+    path.unlink(missing_ok=True)
+    books = Books(tmp_path)
+    books.take(script(7, 0.4))
+    assert Known(str(books.directory), reader).known("c1", script(7, 0.4).key)
+
+
+class Site:
+    """A spool whose jobs wait for months, kept by passes over it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.spool = make_spool(directory / "spool")
+        self.archive = directory / "archive"
+        (directory / "state").mkdir()
+        self.settings = Settings(
+            state_dir=str(directory / "state"),
+            capture_processes=1,
+            cluster={"c1": ClusterSettings(spool=str(self.spool), slurm=False)},
+            archive=ArchiveSettings(sink={"files": FilesSinkSettings(path=str(self.archive))}),
+        )
+
+    def run(self) -> int:
+        return run_once(self.settings).captured
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.archive.rglob("*.sh"))
+
+    def append(self, *events: Event) -> None:
+        journal = Journal(self.settings.state_dir)
+        journal.append(rows_of(events))
+        journal.close()
+
+    def months_pass(self) -> None:
+        """The journal lets go of all events, and forgets their keys."""
+        journal = Journal(self.settings.state_dir)
+        assert trim(journal, stores_of(self.settings), keep_s=0.0)
+        journal.forget_remembered(int(utc_now().timestamp()) + 1)
+        journal.close()
+
+    def scripts(self) -> list[str]:
+        return [
+            script_key(int(path.parent.name[4:]), path.stat().st_mtime_ns)
+            for path in sorted(self.spool.rglob("script"))
+        ]
+
+    def purge(self, key: str) -> None:
+        now = utc_now()
+        body = ArchivePurge(script_keys=(key,), asked_by="root")
+        self.append(
+            Event(
+                kind=ARCHIVE_PURGE,
+                cluster="c1",
+                key=f"purge:{key}",
+                at=now,
+                seen_at=now,
+                source="test",
+                body=body,
+            )
+        )
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_job_that_waits_for_months_is_kept_once_and_stays_purged(site: Site) -> None:
+    submit(site.spool, 1, b"#!/bin/sh\none\n")
+    submit(site.spool, 2, b"#!/bin/sh\ntwo\n")
+    assert site.run() == 2
+    kept = site.files()
+    assert len(kept) == 2
+    site.months_pass()
+    reader = JournalReader(site.settings.state_dir)
+    assert not any(reader.known("c1", key) for key in site.scripts())
+    assert site.run() == 0
+    site.purge(site.scripts()[0])
+    site.run()
+    assert site.files() == kept[1:]
+    site.months_pass()
+    submit(site.spool, 3)
+    assert site.run() == 1
+    assert len(site.files()) == 2
+    assert kept[0] not in site.files()
+
+
+def test_bytes_that_a_crash_left_of_a_purged_script_go(site: Site) -> None:
+    submit(site.spool, 1)
+    site.run()
+    (key,) = site.scripts()
+    site.purge(key)
+    site.run()
+    site.months_pass()
+    (store, *_) = stores_of(site.settings)
+    mtime_ns = int(key.rpartition(":")[2])
+    store.write(kept_filename("c1", 1, mtime_ns, 1, "script"), b"x")
+    store.sync()
+    reader = JournalReader(site.settings.state_dir)
+    assert orphans_of(site.settings, "c1", 0, reader) == []
+    assert list(store.names()) == []
+
+
+def test_bytes_that_a_crash_left_of_another_ones_purged_script_go(site: Site) -> None:
+    """As above, of a cluster that only a topic tells of, when the journal has forgotten it."""
+    submit(site.spool, 1)
+    site.run()
+    (key,) = site.scripts()
+    site.purge(key)
+    site.run()
+    site.months_pass()
+    consuming = msgspec.structs.replace(site.settings, cluster={})
+    (store, *_) = stores_of(consuming)
+    store.write(kept_filename("c1", 1, int(key.rpartition(":")[2]), 1, "script"), b"x")
+    store.sync()
+    reader = JournalReader(consuming.state_dir)
+    assert orphans_of_others(consuming, reader) == []
+    assert list(store.names()) == []

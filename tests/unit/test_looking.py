@@ -1,0 +1,157 @@
+"""``config check``: what a look at this host tells of settings that are right by themselves."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from steward.cli.app import run
+from steward.config import Settings
+from steward.settings.file import load
+from steward.settings.looking import doubts, mistakes
+
+BEGIN = '[cluster.c]\nslurm = false\nspool = "/spool"\n'
+KAFKA = '[archive.sink.k]\nkind = "kafka"\n[archive.sink.k.broker]\nservers = ["k1:1"]\n'
+TOPIC = '[consume.t.broker]\nservers = ["k1:1"]\n'
+SEARCH = '[archive.sink.e]\nkind = "{}"\nurls = ["https://e1:1"]\n'
+
+
+def loaded(tmp_path: Path, text: str) -> Settings:
+    path = tmp_path / "steward.toml"
+    path.write_text(f'state_dir = "{tmp_path}"\n{BEGIN}{text}')
+    return load(str(path))
+
+
+def doubted(tmp_path: Path, text: str) -> list[str]:
+    return [problem.what for problem in doubts(loaded(tmp_path, text))]
+
+
+def test_what_is_there_gives_no_doubt(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("a:b")
+    secret = f'api_key_file = "{tmp_path}/key"\n'
+    limit = '[archive.sink.files.limit.l]\ndays = 1\nusers = ["root", "4242"]\n'
+    assert doubted(tmp_path, SEARCH.format("opensearch") + secret + limit + KAFKA + TOPIC) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (SEARCH.format("elasticsearch") + 'api_key_file = "{}"\n', "archive.sink.e.api_key_file"),
+        (KAFKA + 'tls = true\nca_file = "{}"\n', "archive.sink.k.broker.ca_file"),
+        (TOPIC + 'sasl = "PLAIN"\nuser = "u"\npassword_file = "{}"\n', "password_file"),
+        ('[archive.sink.files]\ngroups_file = "{}"\n', "archive.sink.files.groups_file"),
+        ('[cluster.d]\nspool = "/d"\nslurm_conf = "{}"\n', "cluster.d.slurm_conf"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, text: str, key: str) -> None:
+    for path, why in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
+        [what] = doubted(tmp_path, text.format(path))
+        assert key in what
+        assert f"{path} cannot be read: {why}" in what
+
+
+def test_nobody_waits_for_the_writer_of_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert doubted(tmp_path, f'[archive.sink.files]\ngroups_file = "{tmp_path}/pipe"\n') == []
+
+
+def test_a_user_who_is_not_there_is_told(tmp_path: Path) -> None:
+    text = '[archive.sink.files.limit.l]\ndays = 1\nusers = ["root", "nobody-here"]\n'
+    assert doubted(tmp_path, text) == [
+        "'archive.sink.files.limit.l.users': there is no user 'nobody-here' here"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "module", "package"),
+    [
+        (SEARCH.format("opensearch"), "opensearchpy", "opensearch-py"),
+        (SEARCH.format("elasticsearch"), "elasticsearch", "elasticsearch"),
+        (KAFKA, "confluent_kafka", "confluent-kafka"),
+        (TOPIC, "confluent_kafka", "confluent-kafka"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, module: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    [what] = doubted(tmp_path, text)
+    assert f"needs the Python package {package}, which is not installed" in what
+
+
+@pytest.mark.parametrize("table", [KAFKA, TOPIC])
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("linger.mz", "5", "No such configuration property"),
+        ("socket.keepalive.enable", "maybe", "Expected bool"),
+        ("metadata.max.age.ms", "-7", "outside allowed range"),
+        ("metadata.max.age.ms", "60000", ""),
+        # Right with others that this one needs.
+        ("ssl.keystore.location", "/nowhere", ""),
+        ("plugin.library.paths", "/nowhere", ""),
+    ],
+)
+def test_an_option_that_librdkafka_does_not_take(
+    tmp_path: Path, table: str, option: str, value: str, why: str
+) -> None:
+    name = "archive.sink.k" if table == KAFKA else "consume.t"
+    text = f'{table}[{name}.broker.options]\n"{option}" = "{value}"\n'
+    found = [problem.what for problem in mistakes(loaded(tmp_path, text))]
+    assert len(found) == (1 if why else 0)
+    assert all(why in what and option in what for what in found)
+
+
+def test_check_warns_of_what_is_missing_and_refuses_what_is_wrong(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    limits = (
+        "[archive.sink.files]\nretention_days = 365\n"
+        '[archive.sink.files.limit.a]\nusers = ["nobody-here"]\nmax_bytes = 20_000\n'
+        '[archive.sink.files.limit.b]\naccounts = ["physics"]\ndays = 1\n'
+    )
+    path = str(tmp_path / "steward.toml")
+    loaded(tmp_path, limits)
+    assert run(["config", "check", "--config", path]) == 0
+    told = capfd.readouterr()
+    assert "is right, with 1 warning." in told.out
+    assert "from files: what is older than 365 days\n" in told.out
+    assert "from files: what is over 19.5K bytes of each user (users nobody-here)\n" in told.out
+    assert "from files: what is older than 1 day (accounts physics)\n" in told.out
+    assert f"{path}:8: 'archive.sink.files.limit.a.users': there is no user" in told.err
+    loaded(tmp_path, KAFKA + '[archive.sink.k.broker.options]\n"linger.mz" = "1"\n')
+    assert run(["config", "check", "--config", path]) == 2
+    assert f"{path}:10: librdkafka refuses 'linger.mz'" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask for others")
+def test_a_key_that_stewards_user_cannot_read_is_told(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        os.chmod(name, 0o755)
+        here = Path(name)
+        for what in ("crt", "key"):
+            (here / what).touch(0o600)
+        text = f'[nodes]\nlisten = "0.0.0.0:1"\ncertificate_file = "{here}/crt"\n'
+        text += f'key_file = "{here}/key"\n'
+        assert doubted(tmp_path, text) == []
+        os.chown(tmp_path, 65534, 65534)
+        os.chown(here / "crt", 65534, 65534)
+        [told] = doubted(tmp_path, text)
+    assert f"'nodes.key_file': {here}/key cannot be read by nobody" in told
+
+
+def test_check_tells_where_facts_on_jobs_come_from(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = f'jobcomp_lines = "{tmp_path}/none/lines"\n[nodes]\nlisten = "0.0.0.0:6826"\n'
+    text += '[mail]\nprogram = "/usr/bin/mail"\n'
+    loaded(tmp_path, text)
+    assert run(["config", "check", "--config", str(tmp_path / "steward.toml")]) == 0
+    told = capfd.readouterr()
+    assert f"  jobcomp   of c in {tmp_path}/none/lines\n" in told.out
+    assert "  nodes     at 0.0.0.0:6826, known by MUNGE\n" in told.out
+    assert "  plugins   jobacct/log\n" in told.out
+    assert "  mail      by /usr/bin/mail\n" in told.out
+    assert f"{tmp_path}/none is not there" in told.err

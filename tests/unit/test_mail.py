@@ -1,0 +1,263 @@
+"""steward mail: what a user can write into a mail, and what goes out when something fails."""
+
+import base64
+import email
+import email.policy
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from email.header import decode_header, make_header
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from page_site import answer_of, launch, run_line, run_of, task
+
+from steward.accounting.page.shapes import PageAnswer
+from steward.cli import mail
+from steward.cli.client import DaemonAway
+from steward.cli.mail import addresses, is_whole
+from steward.cli.options import Place
+from steward.cli.posting import Letter, NotSent, message, post
+from steward.errors import UsageError
+from steward.printable import safe
+
+HOSTILE = "Slurm Job_id=7 Name=x\nBcc: all@example.org\n\nfree money"
+Mailer = Callable[[str], str]
+
+
+@pytest.fixture
+def mailer(tmp_path: Path) -> Mailer:
+    """Makes a program that stands where a mailer does, from the body of a shell script."""
+
+    def make(body: str) -> str:
+        path = tmp_path / "mailer"
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
+def keeps(directory: Path) -> str:
+    """The body of a mailer that keeps what it is given."""
+    return (
+        f'printf "%s\\0" "$@" > {directory}/words; cat > {directory}/new; '
+        f"mv {directory}/new {directory}/mail"
+    )
+
+
+def letter(program: str = "", sendmail: str = "/bin/false", timeout_s: float = 30.0) -> Letter:
+    return Letter(
+        to=("ada@example.org",),
+        subject="done",
+        body=b"said",
+        program=program,
+        sendmail=sendmail,
+        sender="",
+        timeout_s=timeout_s,
+    )
+
+
+def run(*words: str, body: bytes = b"", **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """As slurmctld starts it: with nothing in the environment but the job's variables."""
+    return subprocess.run(
+        [sys.executable, "-m", "steward", "mail", *words],
+        input=body,
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables},
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-oQ/tmp",
+        "ada@example.org\nBcc: all@example.org",
+        "|sh",
+        "/etc/passwd",
+        "",
+        ",",
+        "a b",
+        "a" * 600,
+    ],
+)
+def test_what_is_no_address_gets_no_mail(text: str) -> None:
+    with pytest.raises(UsageError):
+        addresses(text)
+
+
+def test_addresses() -> None:
+    assert addresses("ada") == ("ada",)
+    assert addresses("ada.b+x@example.org, bob@h") == ("ada.b+x@example.org", "bob@h")
+
+
+def test_a_message_has_the_headers_that_it_should_and_no_others() -> None:
+    built = email.message_from_bytes(
+        message(letter(), "München\n.\nFrom here"), policy=email.policy.default
+    )
+    assert set(built) == {
+        *("To", "Subject", "Date", "Auto-Submitted"),
+        *("Content-Type", "Content-Transfer-Encoding", "MIME-Version"),
+    }
+    assert built.get_content() == "München\n.\nFrom here\n"
+
+
+WORDS = "Job Name=a =?utf-8?q?x=0aBcc:all@example.org=0a=0aHello?= Ended"
+PIECES = st.sampled_from(
+    ["=?", "?=", "=?utf-8?q?", "=?UTF-8?B?", "=0a", "=0d=0a", "Cg==", "Bcc:x", ":", "\n", "\r", " "]
+)
+
+
+@given(st.lists(st.one_of(PIECES, st.text(max_size=9)), max_size=12).map("".join))
+@example(WORDS)
+@example("=?utf-8?b?" + base64.b64encode(b"x\nBcc: all@example.org\n\n").decode() + "?=")
+@example("\udce4 \u2028Bcc: x \x85Bcc: y")
+@example("x " * 400)
+@example("x" * 1200)
+def test_no_subject_makes_headers_or_a_body(subject: str) -> None:
+    sent = msgspec.structs.replace(letter(), subject=safe(subject), sender="Jörg <a@example.org>")
+    head, _, body = message(sent, "hello").partition(b"\n\n")
+    names = [line.partition(b":")[0] for line in head.split(b"\n") if line[:1] not in b" \t"]
+    assert set(names) - {b"Subject"} == {
+        *(b"To", b"From", b"Date", b"Auto-Submitted"),
+        *(b"Content-Type", b"Content-Transfer-Encoding", b"MIME-Version"),
+    }
+    assert len(names) == len(set(names))
+    assert b"\r" not in head
+    assert max(map(len, head.split(b"\n"))) <= 998
+    assert body == b"hello\n"
+
+
+def test_a_subject_is_shown_as_it_was_written() -> None:
+    for subject in (WORDS, "Slurm Job_id=1 Name=x Ended, Run time 00:00:01", "Jäger=?", ""):
+        sent = msgspec.structs.replace(letter(), subject=subject)
+        shown = email.message_from_bytes(message(sent, "hello")).get("Subject", "")
+        assert str(make_header(decode_header(shown))) == subject
+
+
+def test_a_subject_with_newlines_becomes_one_line(tmp_path: Path, mailer: Mailer) -> None:
+    sendmail = mailer(keeps(tmp_path))
+    config = tmp_path / "steward.toml"
+    config.write_text(
+        f'[cluster.c1]\nslurm = false\nspool = "{tmp_path}/spool"\n'
+        f'[mail]\nsendmail = "{sendmail}"\n'
+    )
+    done = run("--stay", "--config", str(config), "-s", HOSTILE, "ada", body=b"hello\n")
+    assert done.returncode == 0, done.stderr
+    built = email.message_from_bytes((tmp_path / "mail").read_bytes(), policy=email.policy.default)
+    assert built["Bcc"] is None
+    assert built["Subject"].startswith("Slurm Job_id=7 Name=x\\nBcc: all@example.org\\n")
+    assert built.get_content() == "hello\n"
+    assert (tmp_path / "words").read_bytes() == b"-i\0-t\0"
+
+
+def test_a_program_is_called_as_mailprog_is(tmp_path: Path, mailer: Mailer) -> None:
+    program = mailer(keeps(tmp_path))
+    done = run("--stay", "--program", program, "-s", "$(touch x)", "ada@example.org")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "words").read_bytes() == b"-s\0$(touch x)\0ada@example.org\0"
+
+
+def test_the_plain_mail_goes_out_where_there_is_no_page(tmp_path: Path, mailer: Mailer) -> None:
+    program = mailer(keeps(tmp_path))
+    config = tmp_path / "steward.toml"
+    config.write_text(
+        f'socket = "{tmp_path}/nobody"\nstate_dir = "{tmp_path}/state"\n'
+        f'[cluster.c1]\nslurm = false\nspool = "{tmp_path}/spool"\n[mail]\nwait_s = 0\n'
+    )
+    done = run(
+        *("--stay", "--program", program, "--config", str(config), "-s", "x", "ada"),
+        body=b"hello\n",
+        SLURM_JOB_MAIL_TYPE="Ended",
+        SLURM_JOB_ID="7",
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mail").read_bytes() == b"hello"
+
+
+def test_a_configuration_that_is_wrong_delays_no_mail(tmp_path: Path, mailer: Mailer) -> None:
+    config = tmp_path / "steward.toml"
+    config.write_text("[mail]\nwait_s = 'long'\n")
+    done = run(
+        *("--stay", "--program", mailer(keeps(tmp_path)), "--config", str(config), "ada"),
+        SLURM_JOB_MAIL_TYPE="Ended",
+        SLURM_JOB_ID="7",
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mail").exists()
+
+
+def test_slurmctld_does_not_wait(tmp_path: Path, mailer: Mailer) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    program = mailer(f"read line < {gate}; {keeps(tmp_path)}")
+    done = run("--program", program, "-s", "x", "ada")
+    # It returned, although the mailer has not even begun to read.
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "mail").exists()
+    gate.write_text("go\n")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "mail").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_mailer_that_hangs_is_ended(tmp_path: Path, mailer: Mailer) -> None:
+    program = mailer(f"echo $$ > {tmp_path}/pid; exec sleep 1000")
+    with pytest.raises(NotSent, match="did not end within"):
+        post(letter(program, timeout_s=1.0), "")
+    pid = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_mailer_that_fails_is_told_of(mailer: Mailer) -> None:
+    done = run("--stay", "--program", mailer("exit 75"), "-s", "x", "ada")
+    assert done.returncode == 1
+    assert b"ended with 75" in done.stderr
+    done = run("--stay", "--program", "/no/such/mailer", "-s", "x", "ada")
+    assert b"cannot be started" in done.stderr
+
+
+def test_a_longer_text_that_is_refused_goes_as_the_short_one(
+    tmp_path: Path, mailer: Mailer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = mailer(
+        f"cat > {tmp_path}/x; grep -q page {tmp_path}/x && exit 1; mv {tmp_path}/x {tmp_path}/mail"
+    )
+    monkeypatch.setattr(mail, "_page", lambda *_: "the page")
+    mail._send(letter(program), Place(), 0.0, True)
+    assert (tmp_path / "mail").read_text() == "said"
+
+
+def test_a_page_is_whole_when_nodes_have_reported() -> None:
+    over = run_of(run_line(10), launch(task(), peak_bytes=1))
+    assert is_whole(answer_of(over, hears_nodes=True))
+    assert not is_whole(answer_of(run_of(run_line(10)), hears_nodes=True))
+    assert is_whole(answer_of(run_of(run_line(10)), hears_nodes=False))
+    running = run_of(run_line(0, end_us=0, state="RUNNING"), launch(task(), peak_bytes=1))
+    assert not is_whole(answer_of(running, hears_nodes=True))
+    lost = run_of(run_line(10, doubts="no-end"), launch(task(), ended=False))
+    assert not is_whole(answer_of(lost, hears_nodes=True))
+
+
+def test_nobody_is_waited_for_where_no_steward_is_said_to_be() -> None:
+    asked = []
+
+    def ask() -> PageAnswer:
+        asked.append(1)
+        raise DaemonAway("no daemon answers", "")
+
+    with pytest.raises(DaemonAway):
+        mail._answer(ask, 1000.0, False)
+    assert len(asked) == 1
+    with pytest.raises(DaemonAway):
+        mail._answer(ask, 1.5, True)
+    assert len(asked) > 2

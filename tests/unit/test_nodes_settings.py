@@ -1,0 +1,61 @@
+"""What is wrong with [nodes], and which processes it makes."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from steward.agent import agent
+from steward.config import Settings
+from steward.daemon.controller import controller_parts
+from steward.daemon.parts import parts_of
+from steward.settings.file import ConfigError, load
+
+LOCAL = '[cluster.c1]\nslurm = false\nspool = "/spool"\n'
+NODES = '[nodes]\nlisten = "0.0.0.0:6826"\n'
+PACKAGING = Path(__file__).parents[2] / "packaging"
+
+
+def loaded(tmp_path: Path, text: str) -> Settings:
+    path = tmp_path / "steward.toml"
+    path.write_text(text)
+    return load(str(path))
+
+
+MISTAKES = [
+    (LOCAL + '[nodes]\nlisten = "6826"\n', "an address and a port"),
+    (LOCAL + NODES + '[receive]\nlisten = "0.0.0.0:6826"\n', "a port of its own"),
+    (LOCAL + NODES + 'certificate_file = "/c"\n', "needs both"),
+    (LOCAL + NODES + 'certificate_file = "c"\nkey_file = "/k"\n', "must be an absolute path"),
+    (LOCAL + NODES + 'client_ca_file = "/ca"\n', "is for TLS: set 'certificate_file'"),
+    (LOCAL + NODES + "most_connections = 0\n", "between 1 and 1024"),
+    (LOCAL + NODES + "most_connections = 2000\n", "between 1 and 1024"),
+    ('[cluster.c1]\nscheduler = "torque"\nspool = "/t"\n' + NODES, "is for clusters of Slurm"),
+]
+
+
+@pytest.mark.parametrize(("text", "what"), MISTAKES, ids=[what for _, what in MISTAKES])
+def test_a_mistake_is_said(tmp_path: Path, text: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(what)):
+        loaded(tmp_path, text)
+
+
+def test_both_daemons_hear_nodes_where_they_are_told_to(tmp_path: Path) -> None:
+    assert "nodes" in [part.name for part in parts_of(loaded(tmp_path, LOCAL + NODES))]
+    assert "nodes" not in [part.name for part in parts_of(loaded(tmp_path, LOCAL))]
+    forward = '[forward]\nto = "steward:6825"\n'
+    parts = controller_parts(loaded(tmp_path, LOCAL + NODES + forward))
+    assert "nodes" in [part.name for part in parts]
+
+
+def test_the_agents_unit_starts_what_there_is() -> None:
+    unit = (PACKAGING / "steward-agent.service").read_text()
+    line = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
+    given = re.search(r'^# STEWARD_AGENT="(.*)"$', unit, re.MULTILINE)
+    assert given is not None
+    words = shlex.split(line.removeprefix("ExecStart=").replace("$STEWARD_AGENT", given[1]))
+    assert words[:4] == ["/usr/bin/python3", "-I", "-S", "/usr/local/sbin/steward-agent"]
+    arguments = agent._parser("agent.py").parse_args(words[4:])
+    assert arguments.user == ["slurm"]
+    assert f"ReadWritePaths={arguments.spool}\n" in unit

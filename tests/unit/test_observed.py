@@ -1,0 +1,197 @@
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.capture.observed import Observed
+from steward.events import JOB_END, JOB_SEEN, JOB_STATE, Event
+from steward.records import JobRecord
+
+NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+LATER = NOON + timedelta(seconds=5)
+JOB = JobRecord(job_id=7, name="ok", uid=1000, state="PENDING", submit=NOON, batch=True)
+
+
+def changed(record: JobRecord, **changes: object) -> JobRecord:
+    return msgspec.structs.replace(record, **changes)
+
+
+RUNNING = changed(JOB, state="RUNNING", start=LATER, nodelist="n1")
+OVER = changed(RUNNING, state="COMPLETED", end=LATER, exit_code=0, exit_signal=0)
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [event.kind for event in events]
+
+
+def test_a_job_from_queue_to_end() -> None:
+    observed = Observed("c1")
+    assert kinds(observed.take([JOB], NOON)) == [JOB_SEEN]
+    assert observed.take([JOB], LATER) == []
+    assert kinds(observed.take([RUNNING], LATER)) == [JOB_STATE]
+    (end,) = observed.take([OVER], LATER)
+    assert (end.kind, end.at, end.body.record) == (JOB_END, LATER, OVER)
+    assert observed.take([OVER], LATER) == []
+
+
+def test_what_happened_while_nobody_looked_is_all_said() -> None:
+    assert kinds(Observed("c1").take([RUNNING], LATER)) == [JOB_SEEN, JOB_STATE]
+    assert kinds(Observed("c1").take([OVER], LATER)) == [JOB_SEEN, JOB_END]
+
+
+@given(st.lists(st.booleans(), min_size=6, max_size=6))
+def test_who_forgets_repeats_the_same_keys(forgets: list[bool]) -> None:
+    lasting, forgetful = Observed("c1"), Observed("c1")
+    once, again = set(), set()
+    for record, forget in zip([JOB, JOB, RUNNING, RUNNING, OVER, OVER], forgets, strict=True):
+        once |= {event.key for event in lasting.take([record], NOON)}
+        if forget:
+            forgetful.clear()
+        again |= {event.key for event in forgetful.take([record], LATER)}
+    assert again == once
+
+
+def test_a_changed_fact_is_seen_again_and_a_changed_guess_is_not() -> None:
+    observed = Observed("c1")
+    (first,) = observed.take([JOB], NOON)
+    (second,) = observed.take([changed(JOB, time_limit_s=60)], LATER)
+    assert (second.kind, second.key != first.key) == (JOB_SEEN, True)
+    named = changed(JOB, time_limit_s=60, user="ada")
+    assert kinds(observed.take([named], LATER)) == [JOB_SEEN], "the uid resolves now"
+    guess = changed(named, reason="Priority", dependency="", nodes=3)
+    assert observed.take([guess], LATER) == []
+
+
+def test_the_tasks_that_an_array_has_left_are_no_news() -> None:
+    observed = Observed("c1")
+    array = changed(JOB, array_job_id=7, array_task="1-9%2")
+    assert kinds(observed.take([array], NOON)) == [JOB_SEEN]
+    assert observed.take([changed(array, array_task="3-9%2")], LATER) == []
+    last = changed(RUNNING, array_job_id=7, array_task="9")
+    assert kinds(observed.take([last], LATER)) == [JOB_SEEN, JOB_STATE]
+
+
+def test_a_requeued_job_has_another_run() -> None:
+    observed = Observed("c1")
+    observed.take([RUNNING], NOON)
+    again = changed(JOB, restarts=1, submit=LATER)
+    events = observed.take([again], LATER)
+    assert kinds(events) == [JOB_SEEN, JOB_STATE]
+    assert all(":1:" in event.key for event in events)
+
+
+def test_an_id_that_is_used_again_is_another_job() -> None:
+    observed = Observed("c1")
+    observed.take([OVER], NOON)
+    assert 7 not in observed
+    reused = changed(JOB, name="other", uid=1001, submit=LATER)
+    assert kinds(observed.take([reused], LATER)) == [JOB_SEEN]
+    assert 7 in observed
+
+
+def test_running_again_after_a_suspension_is_news() -> None:
+    observed = Observed("c1")
+    (_, running) = observed.take([RUNNING], NOON)
+    (suspended,) = observed.take([changed(RUNNING, state="SUSPENDED")], NOON)
+    (resumed,) = observed.take([RUNNING], LATER)
+    assert len({running.key, suspended.key, resumed.key}) == 3
+    assert resumed.body.record.state == "RUNNING"
+
+
+def test_a_resized_job_is_news() -> None:
+    observed = Observed("c1")
+    observed.take([RUNNING], NOON)
+    (event,) = observed.take([changed(RUNNING, nodelist="n[1-2]")], LATER)
+    assert (event.kind, event.body.record.nodelist) == (JOB_STATE, "n[1-2]")
+
+
+def test_finished_jobs_are_forgotten_and_others_are_missed() -> None:
+    observed = Observed("c1")
+    observed.take([OVER, changed(RUNNING, job_id=8), changed(RUNNING, job_id=9)], NOON)
+    assert observed.absent({9}) == ([8], [])
+    assert observed.absent({9}) == ([8], []), "until somebody ends it"
+    (event,) = observed.lose(8, LATER)
+    assert (event.kind, event.body.record.state, event.body.record.end) == (
+        JOB_END,
+        "UNKNOWN",
+        None,
+    )
+    assert event.body.record.name == "ok"
+    assert observed.absent({9}) == ([], [])
+
+
+def test_a_lost_end_is_as_slurmdbd_tells_it() -> None:
+    observed = Observed("c1")
+    observed.take([RUNNING], NOON)
+    former = changed(OVER, submit=NOON - timedelta(days=1), state="FAILED")
+    told = changed(OVER, state="CANCELLED")
+    (event,) = observed.lose(7, LATER, [former, told])
+    assert (event.body.record, event.source) == (told, "sacct")
+
+
+def test_a_job_whose_id_another_got_is_lost() -> None:
+    """slurmctld was killed before it had saved the first, and gave its id once more."""
+    observed = Observed("c1")
+    observed.take([JOB], NOON)
+    other = changed(JOB, submit=LATER)
+    end, *rest = observed.take([other], LATER)
+    assert (end.kind, end.body.record.state, end.body.record.submit) == (
+        JOB_END,
+        "UNKNOWN",
+        JOB.submit,
+    )
+    assert {event.body.record.submit for event in rest} == {LATER}
+    again = observed.take([changed(other, submit=LATER + timedelta(hours=1), restarts=1)], LATER)
+    assert JOB_END not in {event.kind for event in again}, "a requeue is none"
+    observed.take([changed(OVER, job_id=8)], NOON)
+    third = observed.take([changed(JOB, job_id=8, submit=LATER)], LATER)
+    assert JOB_END not in {event.kind for event in third}, "it was over"
+
+
+def test_the_whole_record_is_wanted_once_newest_first() -> None:
+    observed = Observed("c1")
+    task = changed(RUNNING, job_id=9, array_job_id=7, array_task="1")
+    observed.take([JOB, changed(JOB, job_id=8), task], NOON)
+    assert observed.wanted() == 8
+    whole = changed(JOB, job_id=8, submit_line="sbatch x")
+    (event,) = observed.take([whole], LATER, whole=True)
+    assert event.body.whole
+    assert event.key.endswith(":whole")
+    assert observed.wanted() == 7
+    observed.pass_over(7)
+    assert observed.wanted() is None
+    assert observed.take([whole], LATER, whole=True) == []
+
+
+def test_after_clear_everything_is_said_again() -> None:
+    observed = Observed("c1")
+    first = observed.take([RUNNING], NOON)
+    observed.clear()
+    assert [event.key for event in observed.take([RUNNING], LATER)] == [e.key for e in first]
+
+
+def test_requeued_tasks_are_folded_into_their_array() -> None:
+    observed = Observed("c1")
+    array = changed(JOB, array_job_id=7, array_task="3-9%2")
+    tasks = [changed(RUNNING, job_id=10 + i, array_job_id=7, array_task=str(i)) for i in (1, 2)]
+    observed.take([array, *tasks], NOON)
+    assert observed.absent({7}) == ([11, 12], []), "the array says that they are not left"
+    observed.take([changed(array, array_task="2-9")], LATER)
+    assert observed.absent({7}) == ([11], [12])
+    again = changed(JOB, job_id=12, array_job_id=7, array_task="2", restarts=1)
+    observed.take([again], LATER)
+    assert observed.absent({7}) == ([11], []), "that it is pending is known"
+    observed.take([changed(array, array_task="3-9")], LATER)
+    assert observed.absent({7}) == ([11, 12], [])
+
+
+def test_what_an_earlier_process_saw_is_gone_on_with() -> None:
+    observed = Observed("c1")
+    suspended = changed(RUNNING, state="SUSPENDED")
+    observed.remember([suspended, changed(JOB, job_id=8), changed(OVER, job_id=9)])
+    assert observed.wanted() is None
+    (event,) = observed.take([RUNNING], LATER)
+    (_, first) = Observed("c1").take([RUNNING], LATER)
+    assert (event.kind, event.key != first.key) == (JOB_STATE, True)
+    assert observed.absent({7}) == ([8], [])

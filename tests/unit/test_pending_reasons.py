@@ -1,0 +1,142 @@
+"""Why a job waits, in words: every reason that a Slurm at hand can give has some."""
+
+import glob
+import re
+from pathlib import Path
+
+import pytest
+
+from steward.accounting.page.shapes import Waiting
+from steward.accounting.page.waiting import waiting
+from steward.accounting.pending import Limit, explain
+from steward.config import ClusterSettings
+from steward.records import JobRecord
+from steward.slurm import Pending
+from steward.slurm.pending import parse_limits
+
+LIBRARIES = sorted(
+    glob.glob("/usr/lib/*/slurm-wlm/libslurmfull.so")
+    + glob.glob("/var/cache/steward/roots/*/usr/lib/*/slurm-wlm/libslurmfull.so")
+)
+LONE = (
+    *("Priority", "Dependency", "Resources", "Licenses", "Reservation", "TimeLimit", "Prolog"),
+    *("JobHeldUser", "JobHeldAdmin", "InactiveLimit", "WaitingForScheduling", "None"),
+)
+
+
+def reasons_in(library: str) -> list[str]:
+    """The names of reasons, which lie beside each other in the library's table of strings."""
+    words = [word.decode() for word in re.findall(rb"[A-Za-z]{4,60}(?=\0)", read(library))]
+    first = max(place for place, word in enumerate(words) if word == "PartitionTimeLimit")
+    last = max(
+        place for place, word in enumerate(words) if word in ("QOSMinBilling", "MpiPortsBusy")
+    )
+    return words[first - 1 : last + 1]
+
+
+def read(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_every_reason_of_slurm_has_words(library: str) -> None:
+    reasons = [*reasons_in(library), *LONE]
+    assert len(reasons) > 150
+    for reason in reasons:
+        words = explain(reason).words
+        assert words.endswith("."), reason
+        assert f" {reason} " not in words, "the word itself says nothing"
+
+
+@pytest.mark.parametrize(
+    ("reason", "limit"),
+    [
+        ("QOSMaxCpuPerUserLimit", Limit(whose="qos", name="MaxTRESPU", tres="cpu")),
+        ("AssocGrpMemLimit", Limit(whose="assoc", name="GrpTRES", tres="mem")),
+        ("QOSMaxJobsPerUserLimit", Limit(whose="qos", name="MaxJobsPU")),
+        ("AssocMaxJobsLimit", Limit(whose="assoc", name="MaxJobs")),
+        ("AssocGrpCPURunMinutesLimit", Limit(whose="assoc", name="GrpTRESRunMins", tres="cpu")),
+        ("QOSMaxWallDurationPerJobLimit", Limit(whose="qos", name="MaxWallPJ")),
+        ("QOSMinGRES", Limit(whose="qos", name="MinTRESPJ", tres="gres")),
+        ("MaxGRESPerAccount", Limit(whose="qos", name="MaxTRESPA", tres="gres")),
+        ("MaxCpuRunMinsPerUser", Limit(whose="qos", name="MaxTRESRunMinsPU", tres="cpu")),
+        ("QOSGrpNodeLimit", Limit(whose="qos", name="GrpTRES", tres="node")),
+    ],
+)
+def test_a_limit_is_named_as_slurm_shows_it(reason: str, limit: Limit) -> None:
+    assert explain(reason).limit == limit
+
+
+def test_what_slurm_adds_to_a_reason_is_kept_apart() -> None:
+    reason = explain("ReqNodeNotAvail, UnavailableNodes:n[1-2]")
+    assert reason.code == "ReqNodeNotAvail"
+    assert reason.detail == "UnavailableNodes:n[1-2]"
+
+
+def test_another_text_is_quoted_and_not_explained() -> None:
+    reason = explain("ask ada")
+    assert (reason.code, reason.words) == ("ask ada", "")
+
+
+def test_dependencies_are_told_with_what_became_of_them() -> None:
+    record = JobRecord(
+        job_id=9,
+        state="PENDING",
+        reason="Dependency",
+        dependency="afterok:5(unfulfilled),afterany:6_*(unfulfilled)?singleton(unfulfilled)",
+    )
+    told = waiting(record, None, lambda job: "RUNNING" if job == 5 else "")
+    assert isinstance(told, Waiting)
+    assert told.behind == (
+        "no other job of its owner with the same name may run beside it",
+        "until job 5 has ended well (it is RUNNING)",
+        "until job 6 has ended",
+    )
+    assert not told.asked
+
+
+def test_slurm_that_does_not_answer_is_no_error(tmp_path: Path) -> None:
+    record = JobRecord(job_id=9, state="PENDING", reason="Priority", priority=4)
+    pending = Pending("c1", ClusterSettings(slurm_bin=str(tmp_path)))
+    told = waiting(record, pending, lambda _: "")
+    assert isinstance(told, Waiting)
+    assert told.trouble
+    assert (told.reason, told.priority) == ("Priority", 4)
+
+
+ASSOC_MGR = """\
+Current Association Manager state
+Association Records
+ClusterName=sandbox Account=physics UserName= Partition= ID=3 GrpJobs=N(1) GrpWall=N(0.00) \
+GrpTRES=cpu=3(1),mem=N(0),node=N(1) GrpTRESMins=cpu=N(0),mem=N(0) MaxJobs= MaxWallPJ= MaxTRESPJ=
+ClusterName=sandbox Account=physics UserName=ada(70001) Partition= ID=6 GrpJobs=N(1) \
+GrpTRES=cpu=N(1),mem=N(0) MaxJobs=4(1) MaxSubmitJobs= MaxWallPJ= MaxTRESPJ=
+ClusterName=sandbox Account=chemistry UserName=ada(70001) Partition= ID=7 MaxJobs=9(1)
+ClusterName=sandbox Account=physics UserName=bela(70002) Partition= ID=8 MaxJobs=7(1)
+QOS Records
+QOS=long(2) GrpTRES=cpu=99(1) MaxWallPJ=60
+QOS=normal(1) UsageRaw=0.0 GrpJobs=8(1) GrpTRES=cpu=N(1),mem=N(0) MaxWallPJ= MaxTRESPJ= \
+MinTRESPJ= PreemptMode=OFF Priority=0 Account Limits= chemistry={MaxJobsPA=1(1)} \
+physics={MaxJobsPA=N(1) MaxTRESPA=cpu=N(1),billing=6(1)} User Limits= 70002={MaxJobsPU=1(1) \
+MaxTRESPU=cpu=2(1)} 70001={MaxJobsPU=5(1) MaxTRESPU=cpu=1(1),mem=N(0)}
+
+"""
+"""As slurmctld 22.05 wrote it, shortened, with others' limits put in."""
+
+
+def test_limits_are_those_of_the_job_and_nobody_elses() -> None:
+    assert parse_limits(ASSOC_MGR, user="ada", uid=70001, account="physics", qos="normal") == {
+        "assoc": {"GrpTRES": "cpu=3(1)", "MaxJobs": "4(1)"},
+        "qos": {
+            "GrpJobs": "8(1)",
+            "MaxTRESPA": "billing=6(1)",
+            "MaxJobsPU": "5(1)",
+            "MaxTRESPU": "cpu=1(1)",
+        },
+    }
+
+
+def test_where_there_is_no_slurmdbd_there_are_no_limits() -> None:
+    text = "No association manager is running\n"
+    limits = parse_limits(text, user="ada", uid=1, account="", qos="")
+    assert limits == {"assoc": {}, "qos": {}}

@@ -1,0 +1,94 @@
+"""What a controller remembers of the queue, to notice after a restart what ended meanwhile."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import NOON
+
+from steward.capture.lines.jobcomp import Told, end_event
+from steward.capture.observed import Observed
+from steward.capture.runs import Runs, unfinished
+from steward.events import Event
+from steward.records import JobRecord
+
+
+def nothing(_: object) -> None:
+    pytest.fail("nothing is appended")
+
+
+def record(job_id: int, state: str = "RUNNING", **fields: Any) -> JobRecord:
+    return JobRecord(job_id=job_id, state=state, submit=NOON, start=NOON, uid=1000, **fields)
+
+
+def events_of(observed: Observed, *records: JobRecord) -> list[Event]:
+    return observed.take(records, NOON + timedelta(minutes=1))
+
+
+def test_only_what_has_not_ended_is_remembered(tmp_path: Path) -> None:
+    runs, observed = Runs(str(tmp_path), "c1"), Observed("c1")
+    assert unfinished(str(tmp_path), "c1") == []
+    runs.apply(events_of(observed, record(1), record(2), record(3, "PENDING")), 6, nothing)
+    assert [run.job_id for run in unfinished(str(tmp_path), "c1")] == [1, 2, 3]
+    ended = record(2, "COMPLETED", end=NOON)
+    runs.apply(events_of(observed, record(1), ended, record(3)), 9, nothing)
+    assert {run.job_id: run.state for run in unfinished(str(tmp_path), "c1")} == {
+        1: "RUNNING",
+        3: "RUNNING",
+    }
+    runs.close()
+    again = Runs(str(tmp_path), "c1")
+    assert again.cursor() == 9
+    again.close()
+
+
+def test_what_ended_while_nobody_looked_is_told(tmp_path: Path) -> None:
+    runs = Runs(str(tmp_path), "c1")
+    runs.apply(events_of(Observed("c1"), record(1), record(2)), 4, nothing)
+    runs.close()
+    fresh = Observed("c1")
+    fresh.remember(unfinished(str(tmp_path), "c1"))
+    lost, _ = fresh.absent({2: 0})
+    assert lost == [1]
+    (end,) = fresh.take([record(2, "FAILED", end=NOON)], NOON)
+    assert (end.kind, end.body.record.job_id) == ("job.end", 2)
+
+
+def test_a_piece_or_a_requeue_that_jobcomp_tells_of_is_no_end(tmp_path: Path) -> None:
+    runs = Runs(str(tmp_path), "c1")
+    runs.apply(events_of(Observed("c1"), record(1), record(2), record(3)), 6, nothing)
+    ended = [record(1, "RESIZING", end=NOON), record(2, "REQUEUED", end=NOON)]
+    ended.append(record(3, "FAILED", end=NOON))
+    told = [end_event("c1", Told(one, NOON), one) for one in ended]
+    runs.apply(told, 9, nothing)
+    assert [run.job_id for run in unfinished(str(tmp_path), "c1")] == [1, 2]
+    runs.close()
+
+
+def test_another_clusters_jobs_are_not_ours(tmp_path: Path) -> None:
+    runs = Runs(str(tmp_path), "c1")
+    runs.apply(events_of(Observed("c2"), record(1)), 2, nothing)
+    assert runs.cursor() == 2
+    assert unfinished(str(tmp_path), "c1") == []
+    runs.close()
+
+
+def test_before_the_first_start_nothing_is_known(tmp_path: Path) -> None:
+    assert unfinished(str(tmp_path), "c1") == []
+
+
+def test_two_observers_give_the_same_keys() -> None:
+    """Active and backup look at other moments, and one of them begins late."""
+    first, second = Observed("c1"), Observed("c1")
+    early, late = NOON + timedelta(seconds=10), NOON + timedelta(seconds=13)
+    shown = [
+        [record(1, "PENDING"), record(2, "PENDING")],
+        [record(1), record(2, "PENDING", partition="debug")],
+        [record(1, "COMPLETED", end=NOON), record(2)],
+        [record(1, "COMPLETED", end=NOON), record(2, "TIMEOUT", end=NOON)],
+    ]
+    one = {event.key for look in shown for event in first.take(look, early)}
+    two = {event.key for look in shown[1:] for event in second.take(look, late)}
+    assert len(two) == 7
+    assert two <= one

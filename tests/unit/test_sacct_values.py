@@ -1,0 +1,141 @@
+"""How sacct writes values: checked against what Slurm's own prints."""
+
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from steward.accounting.errors import AccountingUsage
+from steward.accounting.sacct import values
+from steward.accounting.sacct.values import Dates
+from steward.slurm.times import parse_time
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (0, "00:00:00"),
+        (59, "00:00:59"),
+        (3600, "01:00:00"),
+        (86399, "23:59:59"),
+        (86400, "1-00:00:00"),
+        (10 * 86400 + 3661, "10-01:01:01"),
+    ],
+)
+def test_spans(seconds: int | None, text: str) -> None:
+    assert values.span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "text"),
+    [
+        (None, ""),
+        (0, "00:00:00"),
+        (999, "00:00:00"),
+        (1_250_000, "00:01.250"),
+        (65_001_000, "01:05.001"),
+        (3_600_500_000, "01:00:00"),
+        (90_000_000_000, "1-01:00:00"),
+    ],
+)
+def test_cpu_times(microseconds: int | None, text: str) -> None:
+    assert values.cpu_time(microseconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "units", "unit", "text"),
+    [
+        (None, "", 0, ""),
+        (0, "", 0, "0"),
+        (5365760, "", 0, "5240K"),
+        (123457, "", 0, "123457"),
+        (1 << 30, "", 0, "1G"),
+        (1536 << 20, "", 0, "1.50G"),
+        (4096, "", 2, "4G"),
+        (2000, "", 2, "2000M"),
+        (4096, "=", 2, "4096M"),
+        (4096, "G", 2, "4G"),
+        (4000, "G", 2, "3.91G"),
+        (2048, "K", 2, "2097152K"),
+        (5365760, "M", 0, "5.12M"),
+    ],
+)
+def test_sizes(number: int | None, units: str, unit: int, text: str) -> None:
+    assert values.size(number, units, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, ""), (0, "0"), (2012, "0.00M"), (524288, "0.50M"), (3 << 20, "3M"), (1 << 30, "1G")],
+)
+def test_bytes_in_megabytes(count: int | None, text: str) -> None:
+    assert values.megabytes(count, "") == text
+
+
+def test_trackable_resources_in_slurms_order() -> None:
+    text = "cpu=4,mem=4G,node=1,billing=4,gres/gpu=2"
+    assert values.tres(text, "") == "billing=4,cpu=4,gres/gpu=2,mem=4G,node=1"
+    assert values.tres(text, "M") == "billing=4,cpu=4,gres/gpu=2,mem=4096M,node=1"
+    assert values.tres(text, "=") == "billing=4,cpu=4,gres/gpu=2,mem=4096M,node=1"
+    assert values.tres(None, "") == ""
+    assert values.memory_of(text, "") == "4G"
+    assert values.memory_of("cpu=1", "") == ""
+    assert values.memory_of("mem=1500M", "") == "1500M"
+    assert values.memory_of("mem=nonsense", "") == ""
+
+
+def test_states_and_codes() -> None:
+    assert values.state_text("CANCELLED", 0) == "CANCELLED by 0"
+    assert values.state_text("CANCELLED", None) == "CANCELLED"
+    assert values.state_text(None, None) == ""
+    assert values.exit_text(None, None) == "0:0"
+    assert values.exit_text(0, 9) == "0:9"
+    assert values.limit_text(None, started=True) == "UNLIMITED"
+    assert values.limit_text(None, started=False) == "Partition_Limit"
+    assert values.limit_text(5400, started=False) == "01:30:00"
+
+
+def micros(text: str) -> int:
+    return int(datetime.fromisoformat(text).timestamp()) * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("zone", "form", "at", "text"),
+    [
+        ("UTC", "", "2026-11-21T08:09:10+00:00", "2026-11-21T08:09:10"),
+        ("Europe/Paris", "standard", "2026-07-01T00:00:59+00:00", "2026-07-01T02:00:59"),
+        ("Africa/Monrovia", "", "1970-06-01T00:00:00+00:00", "1970-05-31T23:15:30"),
+        ("UTC", "%s|%H", "2026-11-21T08:09:10+00:00", None),
+        ("UTC", "%a %d", "2026-11-21T08:09:10+00:00", "Sat 21"),
+        ("UTC", "relative", "2026-11-21T08:09:10+00:00", "08:09:10"),
+        ("UTC", "relative", "2026-11-20T08:09:10+00:00", "Ystday 08:09"),
+        ("UTC", "relative", "2024-01-20T08:09:10+00:00", "20 Jan 2024"),
+    ],
+)
+def test_times(zone: str, form: str, at: str, text: str | None) -> None:
+    written = Dates(ZoneInfo(zone), form, NOW)(micros(at))
+    assert written == text if text is not None else written.endswith("|08")
+
+
+def test_times_that_are_none() -> None:
+    dates = Dates(ZoneInfo("UTC"), "", NOW)
+    assert [dates(0), dates(None), dates(2**62)] == ["Unknown"] * 3
+
+
+@pytest.mark.parametrize("form", ["%9999999d", "%10Y", "%", "%1"])
+def test_a_form_of_times_that_would_cost_too_much_is_refused(form: str) -> None:
+    with pytest.raises(AccountingUsage):
+        Dates(ZoneInfo("UTC"), form, NOW)
+
+
+def test_dates_are_written_as_they_are_read() -> None:
+    zone = ZoneInfo("America/New_York")
+    dates = Dates(zone, "", NOW)
+    for hour in range(0, 24 * 366, 7):
+        at = micros("2026-01-01T00:30:00+00:00") + hour * 3_600_000_000
+        moment = parse_time(dates(at), NOW, zone)
+        # An hour that comes twice can be meant either way.
+        assert int(moment.timestamp()) * 1_000_000 - at in (0, -3_600_000_000, 3_600_000_000)

@@ -1,0 +1,52 @@
+"""What is wrong with [accounting], said with its line."""
+
+from pathlib import Path
+
+import pytest
+
+from steward.config import Settings
+from steward.daemon.bookkeeping import accounting_parts
+from steward.settings.file import ConfigError, load
+
+BASE = '[cluster.main]\nspool = "/var/spool/slurmctld"\n[accounting]\n'
+
+
+def loaded(tmp_path: Path, text: str) -> Settings:
+    path = tmp_path / "steward.toml"
+    path.write_text(BASE + text)
+    return load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('type = ""', "names no plugin"),
+        ('type = "log"', "'log' is no plugin"),
+        ('type = "jobacct/../x"', "is no plugin"),
+        ('type = "jobacct/log,jobacct/nowhere"', "no installed package offers 'jobacct/nowhere'"),
+        ('parameters = "Frequency"', "write name=value"),
+        ('parameters = "MaxSendRetries=often"', "whole number"),
+        ('parameters = "maxsendretrydelay=-1"', "whole number"),
+        ('location = "log"', "absolute path"),
+        ('location = "/var/spool/slurmctld/log"', "lies in /var/spool/slurmctld"),
+        ('location = "/var/lib/steward/archive"', "lies in /var/lib/steward/archive"),
+        ("hook_timeout_s = 0", "above 0"),
+        ("close_after_days = -1", "0 or more"),
+    ],
+)
+def test_mistakes_are_told_with_their_line(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=r"steward\.toml:4: ") as raised:
+        loaded(tmp_path, text)
+    assert why in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["accounting.log"]),
+        ('type = "jobacct/none"', []),
+        ('type = "jobacct/none, jobacct/log"\nlocation = "/srv/joblog"', ["accounting.log"]),
+    ],
+)
+def test_what_is_configured_runs(tmp_path: Path, text: str, parts: list[str]) -> None:
+    assert [part.name for part in accounting_parts(loaded(tmp_path, text))] == parts

@@ -1,0 +1,45 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.slurm import covers
+from steward.slurm.arrays import covers_any
+
+
+@pytest.mark.parametrize(
+    ("expression", "tasks"),
+    [
+        ("1-9%2", range(1, 10)),
+        ("0,3,5-7", [0, 3, 5, 6, 7]),
+        ("0-10:5", [0, 5, 10]),
+        ("1-9:2,12%4", [1, 3, 5, 7, 9, 12]),
+        ("4", [4]),
+        ("", []),
+        ("N/A", []),
+    ],
+)
+def test_tasks_of_an_expression(expression: str, tasks: list[int]) -> None:
+    assert [task for task in range(20) if covers(expression, task)] == list(tasks)
+
+
+def test_what_was_cut_off_may_be_anything() -> None:
+    assert covers("1,3,5,...", 4711)
+
+
+@given(
+    st.one_of(
+        st.text(),
+        st.lists(
+            st.from_regex(r"\A[0-9]{1,2}(-[0-9]{1,2}(:[0-9])?)?\Z"), min_size=1, max_size=4
+        ).map(",".join),
+        st.just("1,..."),
+    ),
+    st.frozensets(st.integers(0, 120), max_size=40),
+)
+def test_one_of_many_tasks_is_held_where_any_is(expression: str, tasks: frozenset[int]) -> None:
+    assert covers_any(expression, tasks) == any(covers(expression, task) for task in tasks)
+
+
+@given(st.text(), st.integers(0, 10**7))
+def test_any_text(expression: str, task: int) -> None:
+    covers(expression, task)

@@ -1,0 +1,266 @@
+"""The client on stand-ins for Slurm's commands: what real ones print is in the fixtures, and
+integration tests run the real ones."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from steward.access import Standing
+from steward.config import ClusterSettings
+from steward.slurm import MOST_WHOLE, Slurm, SlurmError, SlurmUnavailable, StoredScript
+from steward.slurm.queue import QueueFormat
+
+FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
+NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+CONFIG = """Configuration data as of 2026-11-21T11:36:16
+AccountingStorageType   = {storage}
+AuthInfo                = socket=/run/munge.sock,ttl=60
+ClusterName             = demo
+MinJobAge               = 300 sec
+PriorityFlags           = 
+PrivateData             = {private}
+SlurmUser               = slurm(64030)
+StateSaveLocation       = /var/spool/slurmctld
+
+Cgroup Support Configuration:
+StateSaveLocation       = /forged
+ConstrainCores          = yes
+
+Slurmctld(primary) at localhost is UP
+"""  # noqa: W291 # as Slurm prints it
+
+
+class Site:
+    """A directory of stand-ins, each of which prints what a test writes for its arguments."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for program in ("squeue", "scontrol", "sacct", "sacctmgr"):
+            path = root / program
+            path.write_text(
+                f'#!/bin/sh\necho "{program} $*" >> {root}/log\n'
+                f'for name in {root}/{program}.*; do case "$*" in *"$(head -n1 $name)"*) '
+                "tail -n +2 $name; exit 0;; esac; done\n"
+                'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1\n'
+            )
+            path.chmod(0o755)
+        self.slurm = Slurm("c1", ClusterSettings(slurm_bin=str(root)))
+        self.configure()
+
+    def answer(self, program: str, arguments: str, out: str | bytes) -> None:
+        data = out.encode() if isinstance(out, str) else out
+        count = len(list(self.root.glob(f"{program}.*")))
+        (self.root / f"{program}.{count}").write_bytes(arguments.encode() + b"\n" + data)
+
+    def configure(self, storage: str = "(null)", private: str = "none") -> None:
+        for old in self.root.glob("scontrol.*"):
+            old.unlink()
+        self.answer("scontrol", "show config", CONFIG.format(storage=storage, private=private))
+
+    def log(self) -> list[str]:
+        return (self.root / "log").read_text().splitlines()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def site_with_slurmdbd(site: Site) -> Site:
+    site.configure("accounting_storage/slurmdbd", "jobs,usage")
+    site.answer("squeue", "--version", "slurm-wlm 26.05.5\n")
+    return site
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("slurm-wlm 22.05.8\n", (22, 5, 8)),
+        ("slurm 25.11.8-0pre1\n", (25, 11, 8)),
+        ("slurm 24.11\n", (24, 11, 0)),
+    ],
+)
+def test_versions(site: Site, said: str, version: tuple[int, int, int]) -> None:
+    site.answer("squeue", "--version", said)
+    assert site.slurm.version() == version
+    assert site.slurm.version() == version
+    assert len(site.log()) == 1, "asked once"
+
+
+def test_a_version_that_is_none(site: Site) -> None:
+    site.answer("squeue", "--version", "hello\n")
+    with pytest.raises(SlurmError, match="no version"):
+        site.slurm.version()
+
+
+def test_configuration(site: Site) -> None:
+    config = site.slurm.config()
+    assert config["StateSaveLocation"] == "/var/spool/slurmctld"
+    assert config["AuthInfo"] == "socket=/run/munge.sock,ttl=60"
+    assert (config["PriorityFlags"], config["AccountingStorageType"]) == ("", "")
+    assert config["MinJobAge"] == "300 sec"
+
+
+def test_configuration_that_is_none(site: Site) -> None:
+    for old in site.root.glob("scontrol.*"):
+        old.unlink()
+    site.answer("scontrol", "show config", "Slurmctld(primary) at localhost is DOWN\n")
+    with pytest.raises(SlurmError, match="StateSaveLocation"):
+        site.slurm.config()
+
+
+def test_standing_without_slurmdbd(site: Site) -> None:
+    assert site.slurm.standing() == Standing()
+    site.configure(private="Jobs,usage")
+    assert site.slurm.standing().private_data == {"jobs", "usage"}
+    assert not site.slurm.has_accounting()
+    assert site.slurm.accounted(1) == []
+    assert site.slurm.stored_script(1) == StoredScript()
+    assert site.slurm.stored_job_ids(NOON, NOON) == []
+
+
+def test_standing_with_slurmdbd(site_with_slurmdbd: Site) -> None:
+    site = site_with_slurmdbd
+    site.answer(
+        "sacctmgr", "show user", "root|Administrator\nada|None\nbela|Operator\nodd|x|Operator\n|\n"
+    )
+    site.answer("sacctmgr", "show account", "physics|ada,bela\nroot|\nchem|ada\n")
+    standing = site.slurm.standing()
+    assert standing.private_data == {"jobs", "usage"}
+    assert standing.admins == {"root", "bela", "odd|x"}
+    assert standing.coordinators == {
+        "physics": frozenset({"ada", "bela"}),
+        "chem": frozenset({"ada"}),
+    }
+
+
+def test_an_unknown_job_is_no_error(site: Site) -> None:
+    site.answer("squeue", "--version", "slurm-wlm 22.05.8\n")
+    assert site.slurm.job(99) == []
+
+
+def test_a_job_that_squeue_shows_in_another_format_is_an_error(site: Site) -> None:
+    site.answer("squeue", "--version", "slurm-wlm 22.05.8\n")
+    site.answer("squeue", "-j 1", "1 main ok ada\n")
+    with pytest.raises(SlurmError, match="not understood"):
+        site.slurm.job(1)
+
+
+def recorded(site: Site, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Let squeue show what was recorded of a version."""
+    monkeypatch.setattr(
+        "steward.slurm.client.QueueFormat", lambda v, of_one=False: QueueFormat(v, "abcdefghijkl")
+    )
+    site.answer("squeue", "--version", f"slurm-wlm {version}.5\n")
+    site.answer("squeue", "-a -t all", (FIXTURES / f"squeue-{version}.out").read_bytes())
+
+
+def test_a_queue_and_its_changes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(site, monkeypatch, "24.11")
+    first = site.slurm.queue()
+    assert len(first.records) == len(first.rows) == 11
+    assert first.taken_at.tzinfo is UTC
+    again = site.slurm.queue(first.rows)
+    assert (again.records, again.rows) == ((), first.rows)
+    assert len(site.slurm.queue().records) == 11
+
+
+def test_whole_records_by_json_and_where_there_is_none_by_text(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(site, monkeypatch, "26.05")
+    held = next(job for job in site.slurm.queue().records if job.name.startswith("caf"))
+    show = f"show job {held.job_id}"
+    site.answer("scontrol", f"-o {show}", (FIXTURES / "scontrol-files-26.05.txt").read_bytes())
+    site.answer("scontrol", f"{show} --json", b"scontrol: unrecognized option '--json'\n")
+    lines = {job.name: job.submit_line for job in site.slurm.job(held.job_id)}
+    assert lines[held.name].startswith("sbatch --parsable -D /tmp -H -t UNLIMITED ")
+    site.slurm.job(held.job_id)
+    assert sum("--json" in line for line in site.log()) == 1, "not tried again"
+
+
+def test_a_torn_array_is_not_asked_for_whole(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(site, monkeypatch, "24.11")
+    monkeypatch.setattr("steward.slurm.client.MOST_WHOLE", 3)
+    assert MOST_WHOLE > 3
+    assert len(site.slurm.job(1)) == 11
+    assert not any("show job" in line for line in site.log())
+
+
+ROW = (
+    "12|10_2|1001|1001|{state}|1:0|2026-03-01T12:00:00|2026-03-01T12:00:00|2026-03-01T12:00:05|"
+    "2026-03-01T12:01:00|60|1|2|cpu=2,mem=1G,node=1|cpu=2,node=1|n1|7:0|00:01:05|90|2|0|s1|s0\n"
+)
+
+
+def test_a_job_that_slurmdbd_knows(site_with_slurmdbd: Site) -> None:
+    site = site_with_slurmdbd
+    site.answer("sacct", "-o JobIDRaw,JobID", ROW.format(state="CANCELLED by 1001"))
+    site.answer("sacct", "-o JobName", "a|b\nc\n")
+    site.answer("sacct", "-o SubmitLine", "sbatch x|y\n")
+    for field in ("Account", "Partition", "QOS", "WorkDir"):
+        site.answer("sacct", f"-o {field}", f"{field.lower()}\n")
+    (job,) = site.slurm.accounted(12)
+    assert (job.job_id, job.array_job_id, job.array_task, job.uid) == (12, 10, "2", 1001)
+    assert (job.state, job.exit_code, job.time_limit_s) == ("CANCELLED", 1, 3600)
+    assert (job.cancelled_by, job.derived_exit_code, job.suspended_s) == (1001, 7, 65)
+    assert (job.priority, job.requested_cpus) == (90, 2)
+    assert (job.name, job.submit_line, job.work_dir) == ("a|b\nc", "sbatch x|y", "workdir")
+    assert (job.sluid, job.original_sluid) == ("s1", "s0")
+    assert all("-M demo" in line for line in site.log() if line.startswith("sacct "))
+
+
+def test_runs_of_one_id_come_without_text(site_with_slurmdbd: Site) -> None:
+    site = site_with_slurmdbd
+    rows = ROW.format(state="REQUEUED") + ROW.format(state="COMPLETED")
+    site.answer("sacct", "-o JobIDRaw,JobID", rows)
+    jobs = site.slurm.accounted(12)
+    assert [(job.state, job.name) for job in jobs] == [("REQUEUED", ""), ("COMPLETED", "")]
+
+
+def test_a_row_of_sacct_that_is_none(site_with_slurmdbd: Site) -> None:
+    site_with_slurmdbd.answer("sacct", "-o JobIDRaw,JobID", "12|10_2|oops\n")
+    with pytest.raises(SlurmError, match="not understood"):
+        site_with_slurmdbd.slurm.accounted(12)
+
+
+def test_ids_in_a_span(site_with_slurmdbd: Site) -> None:
+    site_with_slurmdbd.answer("sacct", "-o JobIDRaw", "12\n7\n12\n13.batch\n")
+    assert site_with_slurmdbd.slurm.stored_job_ids(NOON, NOON.replace(hour=13)) == [7, 12]
+    assert "-S 2026-03-01T12:00:00 -E 2026-03-01T13:00:00" in site_with_slurmdbd.log()[-1]
+
+
+def test_stored_scripts_are_taken_to_the_byte(site_with_slurmdbd: Site) -> None:
+    site = site_with_slurmdbd
+    site.answer("sacct", "-j 5 -o JobIDRaw,JobID", "5|5\n")
+    site.answer("sacct", "-j 5 --batch-script", b"#!/bin/sh\necho caf\xe9\n\n")
+    site.answer("sacct", "-j 5 --env-vars", "NONE\n")
+    stored = site.slurm.stored_script(5)
+    assert stored == StoredScript(script=b"#!/bin/sh\necho caf\xe9\n\n", environment=None)
+
+
+def test_of_an_array_one_stored_script_is_asked_for(site_with_slurmdbd: Site) -> None:
+    site = site_with_slurmdbd
+    site.answer("sacct", "-j 2 -o JobIDRaw,JobID", "7|2_1\n8|2_2\n")
+    site.answer("sacct", "-j 8 -o JobIDRaw,JobID", "7|2_1\n8|2_2\n")
+    for task in (1, 2):
+        site.answer("sacct", f"-j 2_{task} --batch-script", f"#!/bin/sh\n# {task}\n")
+        site.answer("sacct", f"-j 2_{task} --env-vars", "A=b\n")
+    assert site.slurm.stored_script(2) == StoredScript(
+        script=b"#!/bin/sh\n# 1\n", environment=b"A=b\n"
+    )
+    assert site.slurm.stored_script(8).script == b"#!/bin/sh\n# 2\n"
+
+
+def test_nothing_stored(site_with_slurmdbd: Site) -> None:
+    site_with_slurmdbd.answer("sacct", "-o JobIDRaw,JobID", "")
+    assert site_with_slurmdbd.slurm.stored_script(5) == StoredScript()
+
+
+def test_slurmctld_being_away(tmp_path: Path) -> None:
+    slurm = Slurm("c1", ClusterSettings(slurm_bin=str(tmp_path)))
+    with pytest.raises(SlurmUnavailable):
+        slurm.queue()

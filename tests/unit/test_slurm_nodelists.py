@@ -1,0 +1,18 @@
+import pytest
+
+from steward.slurm import NodeListError
+from steward.slurm.nodelists import expand, fold
+
+
+def test_lists_are_expanded_and_folded() -> None:
+    assert expand("n[1-3],gpu7") == ["gpu7", "n1", "n2", "n3"]
+    assert expand("") == []
+    assert fold(["n2", "n1", "n3", "gpu7"]) in ("n[1-3],gpu7", "gpu7,n[1-3]")
+    assert fold([]) == ""
+    assert expand("n[01-03]") == ["n01", "n02", "n03"]
+
+
+@pytest.mark.parametrize("wrong", ["n[1-", "@all", "n[3-1]", "@*"])
+def test_what_is_no_list_is_an_error(wrong: str) -> None:
+    with pytest.raises(NodeListError):
+        expand(wrong)

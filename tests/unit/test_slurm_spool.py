@@ -1,0 +1,429 @@
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from builders import make_spool, submit
+
+from steward.capture.slurm.files import Grabbed
+from steward.capture.slurm.spool import SlurmSpool
+
+
+@pytest.fixture(autouse=True)
+def _no_lease_signals() -> Iterator[None]:
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGIO, before)
+
+
+Watch = Callable[..., SlurmSpool]
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    open_spools = []
+
+    def make(root: Path, **options: object) -> SlurmSpool:
+        arguments: dict[str, object] = {"known": lambda job_id, mtime_ns: False, **options}
+        spool = SlurmSpool(str(root), **arguments)  # type: ignore[arg-type]  # the tests' own
+        open_spools.append(spool)
+        return spool
+
+    yield make
+    for spool in open_spools:
+        spool.close()
+
+
+def take(spool: SlurmSpool, count: int = 1, timeout_s: float = 5.0) -> list[Grabbed]:
+    """Look until so many scripts are ready, or the time is over."""
+    until = time.monotonic() + timeout_s
+    while len(spool.ready) < count and time.monotonic() < until:
+        spool.look()
+        time.sleep(0.002)
+    found = [taken for taken in spool.ready if isinstance(taken, Grabbed)]
+    spool.ready.clear()
+    return found
+
+
+def contents(grabbed: Grabbed) -> bytes:
+    data = os.pread(grabbed.script_fd, 1 << 20, 0)
+    grabbed.close()
+    return data
+
+
+def test_what_lies_there_is_found_at_the_start(tmp_path: Path, watch: Watch) -> None:
+    make_spool(tmp_path)
+    for job_id in (1, 12, 123):
+        submit(tmp_path, job_id, b"job %d" % job_id)
+    found = take(watch(tmp_path), 3)
+    assert sorted(contents(grabbed) for grabbed in found) == [b"job 1\0", b"job 12\0", b"job 123\0"]
+
+
+def test_what_was_captured_before_is_not_taken_again(tmp_path: Path, watch: Watch) -> None:
+    make_spool(tmp_path)
+    directory = submit(tmp_path, 1)
+    mtime_ns = (directory / "script").stat().st_mtime_ns
+    spool = watch(tmp_path, known=lambda job_id, at: (job_id, at) == (1, mtime_ns))
+    submit(tmp_path, 2)
+    (grabbed,) = take(spool)
+    assert grabbed.job_id == 2
+    grabbed.close()
+
+
+def test_a_new_job_is_taken_when_its_writer_has_closed_it(tmp_path: Path, watch: Watch) -> None:
+    spool = watch(make_spool(tmp_path))
+    spool.look()
+    directory = tmp_path / "hash.7" / "job.7"
+    directory.mkdir()
+    spool.look()
+    (directory / "environment").write_bytes(b"\0\0\0\0")
+    with open(directory / "script", "wb") as out:
+        out.write(b"half")
+        out.flush()
+        for _ in range(5):
+            spool.look()
+        assert not spool.ready, "its writer has it open"
+        out.write(b" and half\0")
+    (grabbed,) = take(spool)
+    assert grabbed.environment_fd >= 0
+    assert contents(grabbed) == b"half and half\0"
+
+
+def test_a_watch_that_comes_late_asks_for_a_lease(tmp_path: Path, watch: Watch) -> None:
+    directory = make_spool(tmp_path) / "hash.7" / "job.7"
+    directory.mkdir()
+    with open(directory / "script", "wb") as out:
+        out.write(b"half")
+        out.flush()
+        spool = watch(tmp_path)
+        for _ in range(5):
+            spool.look()
+        assert not spool.ready
+        out.write(b"\0")
+    (grabbed,) = take(spool)
+    assert contents(grabbed) == b"half\0"
+    probe = os.open(directory / "script", os.O_RDONLY)
+    assert fcntl.fcntl(probe, fcntl.F_GETLEASE) == fcntl.F_UNLCK, "the lease is dropped"
+    os.close(probe)
+
+
+def test_an_unlink_cannot_take_the_bytes(tmp_path: Path, watch: Watch) -> None:
+    spool = watch(make_spool(tmp_path))
+    spool.look()
+    directory = submit(tmp_path, 5, b"short")
+    spool.look()
+    shutil.rmtree(directory)
+    (grabbed,) = take(spool)
+    assert contents(grabbed) == b"short\0"
+
+
+def test_nor_the_environment_of_a_script_that_is_still_being_written(
+    tmp_path: Path, watch: Watch
+) -> None:
+    spool = watch(make_spool(tmp_path))
+    directory = submit(tmp_path, 5, b"half")
+    with open(directory / "script", "ab") as out:
+        spool.look()
+        assert not spool.ready
+        shutil.rmtree(directory)
+        out.write(b" and half\0")
+    (grabbed,) = take(spool)
+    assert grabbed.environment_fd >= 0
+    assert contents(grabbed) == b"half\0 and half\0"
+
+
+def test_a_job_removed_before_its_script_came_is_counted(tmp_path: Path, watch: Watch) -> None:
+    spool = watch(make_spool(tmp_path))
+    spool.look()
+    directory = tmp_path / "hash.5" / "job.5"
+    directory.mkdir()
+    spool.look()
+    directory.rmdir()
+    spool.look()
+    assert spool.vanished == 1
+    submit(tmp_path, 5, b"again")
+    (grabbed,) = take(spool)
+    assert contents(grabbed) == b"again\0"
+
+
+def test_a_hash_directory_may_appear_late(tmp_path: Path, watch: Watch) -> None:
+    spool = watch(tmp_path)
+    spool.look()
+    submit(tmp_path, 3, b"first of its hash")
+    (grabbed,) = take(spool)
+    assert contents(grabbed) == b"first of its hash\0"
+
+
+def test_the_spool_itself_may_appear_late_and_go_and_come_back(
+    tmp_path: Path,
+    watch: Watch,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("steward.capture.slurm.spool._REATTACH_S", 0.1)
+    root = tmp_path / "spool"
+    spool = watch(root)
+    for _ in range(3):
+        spool.look()
+    assert caplog.text.count("is it slurmctld's spool?") == 1
+    submit(make_spool(root), 1)
+    (grabbed,) = take(spool)
+    grabbed.close()
+    shutil.rmtree(root)
+    for _ in range(3):
+        spool.look()
+    assert "is gone" in caplog.text
+    submit(make_spool(root), 2)
+    (grabbed,) = take(spool)
+    assert grabbed.job_id == 2
+    grabbed.close()
+
+
+def test_a_hard_linked_script_alone_is_taken(tmp_path: Path, watch: Watch) -> None:
+    spool = watch(make_spool(tmp_path))
+    leader = submit(tmp_path, 10, b"burst buffer")
+    for grabbed in take(spool):
+        grabbed.close()
+    directory = tmp_path / "hash.1" / "job.11"
+    directory.mkdir()
+    spool.look()
+    os.link(leader / "script", directory / "script")
+    (grabbed,) = take(spool)
+    assert (grabbed.job_id, grabbed.environment_fd) == (11, -1)
+    assert contents(grabbed) == b"burst buffer\0"
+
+
+def test_foreign_entries_are_passed_over(tmp_path: Path, watch: Watch) -> None:
+    make_spool(tmp_path)
+    (tmp_path / "job_state").write_bytes(b"x")
+    (tmp_path / "hash.x").mkdir()
+    nest = tmp_path / "hash.1"
+    (nest / "job.1").write_bytes(b"a file")
+    (nest / "job.-1").mkdir()
+    (nest / "job.01").mkdir()
+    (nest / "job.1x").mkdir()
+    (nest / "notes").mkdir()
+    (nest / "job.21").mkdir()
+    os.symlink("/etc/passwd", nest / "job.21" / "script")
+    (nest / "job.31").mkdir()
+    os.mkfifo(nest / "job.31" / "script")
+    (nest / "job.41" / "script").mkdir(parents=True)
+    submit(tmp_path, 51)
+    found = take(watch(tmp_path), 2, timeout_s=0.3)
+    assert [grabbed.job_id for grabbed in found] == [51]
+    found[0].close()
+
+
+def test_a_reused_id_is_taken_again(tmp_path: Path, watch: Watch) -> None:
+    spool = watch(make_spool(tmp_path))
+    spool.look()
+    for text in (b"first", b"second"):
+        directory = submit(tmp_path, 9, text)
+        (grabbed,) = take(spool)
+        assert contents(grabbed) == text + b"\0"
+        shutil.rmtree(directory)
+        spool.look()
+
+
+def test_an_overflow_of_the_queue_loses_nothing(
+    tmp_path: Path, watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = watch(make_spool(tmp_path))
+    spool.look()
+    limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    if limit > 100_000:
+        pytest.skip(f"fs.inotify.max_queued_events is {limit}: too long to overflow")
+    submit(tmp_path, 1, b"early")
+    noise = tmp_path / "hash.2" / "noise"
+    for number in range(limit // 2 + 1):
+        noise.with_name(f"a{number % 2}").touch()
+        noise.with_name(f"a{number % 2}").unlink()
+        noise.with_name(f"b{number % 2}").touch()
+        noise.with_name(f"b{number % 2}").unlink()
+    submit(tmp_path, 2, b"late")
+    found = take(spool, 2)
+    assert sorted(contents(grabbed) for grabbed in found) == [b"early\0", b"late\0"]
+    assert "overflowed" in caplog.text
+
+
+def test_two_shares_take_every_job_once(tmp_path: Path, watch: Watch) -> None:
+    make_spool(tmp_path)
+    for job_id in range(1, 41):
+        submit(tmp_path, job_id)
+    left = take(watch(tmp_path, share=0, of=2), 20)
+    right = take(watch(tmp_path, share=1, of=2), 20)
+    assert {g.job_id % 2 for g in left} == {0}
+    assert {g.job_id % 2 for g in right} == {1}
+    assert len(left) + len(right) == 40
+    for grabbed in left + right:
+        grabbed.close()
+
+
+def test_more_than_can_be_held_is_found_in_turns(tmp_path: Path, watch: Watch) -> None:
+    spool = watch(make_spool(tmp_path), most_held=7)
+    spool.look()
+    for job_id in range(1, 51):
+        submit(tmp_path, job_id)
+    seen = set()
+    for _ in range(50):
+        for grabbed in take(spool):
+            seen.add(grabbed.job_id)
+            grabbed.close()
+        if len(seen) == 50:
+            break
+    assert seen == set(range(1, 51))
+
+
+def test_a_writer_in_another_process_is_waited_for(tmp_path: Path, watch: Watch) -> None:
+    spool = watch(make_spool(tmp_path))
+    spool.look()
+    writer = (
+        "import os,sys,time\n"
+        "d=sys.argv[1]; os.mkdir(d)\n"
+        "f=open(d+'/script','wb',0)\n"
+        "for i in range(20): f.write(b'line\\n'); time.sleep(0.005)\n"
+        "f.write(b'\\0'); f.close()\n"
+    )
+    directory = str(tmp_path / "hash.4" / "job.4")
+    process = subprocess.Popen([sys.executable, "-c", writer, directory])
+    (grabbed,) = take(spool, timeout_s=20)
+    assert contents(grabbed) == b"line\n" * 20 + b"\0"
+    assert process.wait(20) == 0
+
+
+def test_without_leases_a_script_must_have_settled(
+    tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, command: int, argument: int = 0) -> int:
+        raise OSError(22, "Invalid argument")
+
+    make_spool(tmp_path)
+    submit(tmp_path, 1, b"settled")
+    monkeypatch.setattr("steward.capture.taking.fcntl.fcntl", refuse)
+    spool = watch(tmp_path)
+    spool.look()
+    assert not spool.ready, "its size must be seen twice"
+    (grabbed,) = take(spool)
+    assert contents(grabbed) == b"settled\0"
+
+
+def test_a_script_is_not_passed_over_when_no_descriptor_is_left(
+    tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steward.capture.slurm.spool._NETWORK_RESCAN_S", 0.05)
+    make_spool(tmp_path)
+    for job_id in range(1, 6):
+        submit(tmp_path, job_id)
+    really, left = os.open, 5
+
+    def scarce(path: str, *args: int, **options: int) -> int:
+        nonlocal left
+        if path.startswith("job."):
+            left -= 1
+            if left in (0, 1, 2):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return really(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", scarce)
+    found = take(watch(tmp_path), 5)
+    assert sorted(grabbed.job_id for grabbed in found) == [1, 2, 3, 4, 5]
+    assert all(grabbed.environment_fd >= 0 for grabbed in found)
+    for grabbed in found:
+        grabbed.close()
+
+
+def test_on_a_network_file_system_a_refused_lease_says_nothing(
+    tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise BlockingIOError(errno.EAGAIN, "NFSv4 holds no delegation")
+
+    monkeypatch.setattr("steward.capture.slurm.spool.network_kind", lambda path: "NFS")
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    make_spool(tmp_path)
+    submit(tmp_path, 1)
+    (grabbed,) = take(watch(tmp_path))
+    assert grabbed.job_id == 1
+    grabbed.close()
+
+
+def test_on_a_network_file_system_what_another_host_writes_is_found_by_scanning(
+    tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("steward.capture.slurm.spool.network_kind", lambda path: "NFS")
+    monkeypatch.setattr("steward.capture.slurm.spool._NETWORK_RESCAN_S", 0.02)
+    monkeypatch.setattr("steward.capture.slurm.spool._WITHOUT_NUL_S", 60.0)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EINVAL, "no leases here")
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    make_spool(tmp_path)
+    spool = watch(tmp_path)
+    # The kernel of this host is told nothing of it.
+    monkeypatch.setattr(spool._inotify, "read", lambda timeout: [])
+    with caplog.at_level("INFO"):
+        spool.look()
+    told = f"{tmp_path} is on NFS, where only this host's writes are told of"
+    assert [told in record.getMessage() for record in caplog.records] == [True]
+    submit(tmp_path, 1, b"#!/bin/sh\nhere\n")
+    writing = submit(tmp_path, 2, b"#!/bin/sh\n") / "script"
+    writing.write_bytes(b"#!/bin/sh\n")
+    (first,) = take(spool)
+    assert (first.job_id, contents(first)) == (1, b"#!/bin/sh\nhere\n\0")
+    writing.write_bytes(b"#!/bin/sh\nall of it\n\0")
+    (second,) = take(spool)
+    assert (second.job_id, contents(second)) == (2, b"#!/bin/sh\nall of it\n\0")
+
+
+def test_a_script_that_is_closed_between_two_looks_has_the_time_it_ends_with(
+    tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_spool(tmp_path)
+    script = submit(tmp_path, 1) / "script"
+    really = fcntl.fcntl
+
+    def last_moment(fd: int, command: int, argument: int = 0) -> int:
+        if argument == fcntl.F_RDLCK:
+            script.write_bytes(b"the end\0")
+            os.utime(script, ns=(5, 5))
+        return really(fd, command, argument)
+
+    monkeypatch.setattr(fcntl, "fcntl", last_moment)
+    (grabbed,) = take(watch(tmp_path))
+    assert grabbed.mtime_ns == 5, "else the next scan takes it for another job's script"
+    grabbed.close()
+
+
+def test_scanning_ends_when_watches_are_to_be_had_again(
+    tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("steward.capture.slurm.spool._NETWORK_RESCAN_S", 0.0)
+    caplog.set_level("INFO")
+    spool = watch(make_spool(tmp_path))
+    really, has_watches = spool._inotify.add_watch, False
+
+    def scarce(path: str, mask: int) -> int:
+        if not has_watches and path != str(tmp_path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return int(really(path, mask))
+
+    monkeypatch.setattr(spool._inotify, "add_watch", scarce)
+    for _ in range(3):
+        spool.look()
+    assert spool.due_s() == 0.0, "only scanning finds what is new"
+    assert caplog.text.count("no inotify watch is left") == 1
+    has_watches = True
+    spool.look()
+    assert spool.due_s() == 60.0
+    assert caplog.text.count("watching all of") == 1
+    submit(tmp_path, 3, b"by its watch")
+    (grabbed,) = take(spool)
+    assert contents(grabbed) == b"by its watch\0"

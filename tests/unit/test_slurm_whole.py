@@ -1,0 +1,137 @@
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.records import JobRecord
+from steward.slurm import whole
+from steward.slurm.errors import SlurmError
+from steward.slurm.people import People
+from steward.slurm.queue import QueueFormat, parse
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
+VERSIONS = {"22.05": (22, 5, 8), "24.11": (24, 11, 5), "26.05": (26, 5, 5)}
+EXTRAS = (
+    *("submit_line", "tres_requested", "stdin", "stdout", "stderr", "extra", "failed_node"),
+    *("requested_cpus", "requested_nodes", "suspended_at", "suspended_s", "resized_at"),
+)
+
+
+def squeued(version: str, name: str) -> JobRecord:
+    out = (FIXTURES / f"squeue-{version}.out").read_bytes()
+    records, _, _ = parse(QueueFormat(VERSIONS[version], "abcdefghijkl"), out, People(), {})
+    return next(record for record in records if record.name.startswith(name))
+
+
+def facts(record: JobRecord) -> dict[str, object]:
+    """All that must not be changed by what scontrol adds."""
+    return {name: getattr(record, name) for name in record.__struct_fields__ if name not in EXTRAS}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_text_adds_files_with_their_patterns_filled_in(version: str) -> None:
+    record = squeued(version, "caf")
+    out = (FIXTURES / f"scontrol-files-{version}.txt").read_bytes()
+    (told,) = whole.completed_by_text([record], out)
+    assert facts(told) == facts(record)
+    assert (told.stdout, told.stdin) == ("/tmp/o u\nt", "/dev/null")
+    assert told.tres_requested == "cpu=1,mem=100M,node=1,billing=1"
+
+
+@pytest.mark.parametrize("version", ["24.11", "26.05"])
+def test_json_adds_the_same(version: str) -> None:
+    record = squeued(version, "caf")
+    out = (FIXTURES / f"scontrol-files-{version}.json").read_bytes()
+    (told,) = whole.completed_by_json([record], out)
+    assert facts(told) == facts(record)
+    assert (told.stdout, told.stdin) == ("/tmp/o u\nt", "/dev/null")
+    assert told.tres_requested == "cpu=1,mem=100M,node=1,billing=1"
+
+
+@pytest.mark.parametrize("form", ["txt", "json"])
+def test_the_submit_line_of_26_05(form: str) -> None:
+    record = squeued("26.05", "evil")
+    out = (FIXTURES / f"scontrol-evil-26.05.{form}").read_bytes()
+    complete = whole.completed_by_text if form == "txt" else whole.completed_by_json
+    (told,) = complete([record], out)
+    assert told.submit_line.startswith("sbatch --parsable -D /tmp --uid 65534 -J evil\nJobId=1 ")
+    assert told.submit_line.endswith("-o /dev/null --wrap sleep 100")
+    assert told.uid == 65534
+    assert facts(told) == facts(record)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_hostile_names_change_nothing(version: str) -> None:
+    record = squeued(version, "evil")
+    out = (FIXTURES / f"scontrol-evil-{version}.txt").read_bytes()
+    (told,) = whole.completed_by_text([record], out)
+    assert facts(told) == facts(record)
+    assert told.stdout == "/dev/null"
+
+
+def test_json_of_another_user_or_job_is_not_taken() -> None:
+    record = squeued("26.05", "evil")
+    out = (FIXTURES / "scontrol-evil-26.05.json").read_bytes()
+    other = JobRecord(job_id=record.job_id, uid=1)
+    assert whole.completed_by_json([other], out) == [other]
+    gone = JobRecord(job_id=1, uid=65534)
+    assert whole.completed_by_json([gone], out) == [gone]
+
+
+SUSPENDED = (
+    "JobId=3 JobName=x UserId=a(1) Account={account} Reason=None Requeue=1 "
+    "AccrueTime=Unknown {resized}StartTime=x EndTime=y SuspendTime={at} "
+    "SecsPreSuspend={before} LastSchedEval=N/A Partition=main "
+    "Command=(null) WorkDir=/w StdErr=/e StdIn=/i StdOut=/o "
+)
+
+
+def test_when_a_job_was_suspended() -> None:
+    record = JobRecord(job_id=3, name="x", work_dir="/w", state="RUNNING", start=NOON)
+    said = SUSPENDED.format(
+        account="a", at="2026-03-01T12:01:00", before=20, resized="ResizeTime=2026-03-01T12:00:30 "
+    )
+    (told,) = whole.completed_by_text([record], said.encode())
+    assert (told.suspended_at, told.suspended_s) == (NOON + timedelta(minutes=1), 40)
+    assert told.resized_at == NOON + timedelta(seconds=30)
+    said = SUSPENDED.format(account="a", at="None", before=0, resized="")
+    (told,) = whole.completed_by_text([record], said.encode())
+    assert (told.suspended_at, told.suspended_s) == (None, None)
+
+
+def test_nobody_writes_himself_a_suspension() -> None:
+    record = JobRecord(job_id=3, name="x", work_dir="/w", state="RUNNING", start=NOON)
+    forged = "b SuspendTime=2026-03-01T12:30:00 SecsPreSuspend=1 LastSchedEval=N/A"
+    forged += " AccrueTime=x ResizeTime=2026-03-01T12:30:00 StartTime=x"
+    said = SUSPENDED.format(account=forged, at="None", before=0, resized="")
+    (told,) = whole.completed_by_text([record], said.encode())
+    assert (told.suspended_at, told.suspended_s, told.resized_at) == (None, None, None)
+
+
+def test_the_suspension_in_json() -> None:
+    record = JobRecord(job_id=3, uid=1, state="SUSPENDED", start=NOON)
+    at = int(NOON.timestamp()) + 60
+    number = '{{"set": true, "infinite": false, "number": {}}}'
+    job = f'"job_id": 3, "user_id": 1, "pre_sus_time": {number.format(20)}'
+    said = f'{{"jobs": [{{{job}, "suspend_time": {number.format(at)}}}]}}'
+    (told,) = whole.completed_by_json([record], said.encode())
+    assert (told.suspended_at, told.suspended_s) == (NOON + timedelta(minutes=1), 40)
+    (told,) = whole.completed_by_json([record], f'{{"jobs": [{{{job}}}]}}'.encode())
+    assert (told.suspended_at, told.suspended_s) == (None, None)
+
+
+def test_json_that_is_none() -> None:
+    with pytest.raises(SlurmError, match="not understood"):
+        whole.completed_by_json([], b"error: no serializer")
+
+
+@given(st.binary(max_size=600), st.text(max_size=40))
+def test_any_text_leaves_identity_alone(out: bytes, name: str) -> None:
+    record = JobRecord(job_id=3, uid=1000, name=name, work_dir="/w")
+    prefix = f"JobId=3 JobName={name} UserId=".encode("utf-8", "replace")
+    for text in (out, prefix + out, prefix + b" Command=(null) " + out + b" WorkDir=/w" + out):
+        (told,) = whole.completed_by_text([record], text)
+        assert facts(told) == facts(record)

@@ -1,0 +1,350 @@
+"""The daemon's socket, over real sockets: what it answers, and what hostile peers cannot do."""
+
+import contextlib
+import os
+import pwd
+import select
+import signal
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from served import LIMITS, Done, Question, Step, Told, serving
+
+from steward.actions import Registry
+from steward.daemon.protocol import LONGEST_REQUEST, Reply, ask_line, error_of, read_reply
+from steward.daemon.socket import Limits, SocketError, SocketServer, listening
+from steward.errors import Refused
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[str]:
+    os.chmod(tmp_path, 0o755)
+    socket_path = str(tmp_path / "s.sock")
+    with serving(socket_path):
+        yield socket_path
+
+
+def connect(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(20)
+    connection.connect(path)
+    return connection
+
+
+def read_all(connection: socket.socket) -> list[Reply]:
+    replies: list[Reply] = []
+    with connection, connection.makefile("rb") as file:
+        for line in file:
+            replies.append(read_reply(line))
+            if not replies[-1].item:
+                break  # the last line: where the request was not read, a reset follows
+    return replies
+
+
+def ask_raw(path: str, data: bytes) -> list[Reply]:
+    connection = connect(path)
+    # It may answer and close before it has read all that is sent.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall(data)
+    return read_all(connection)
+
+
+def ask(path: str, action: str, request: Question | None = None) -> list[Reply]:
+    return ask_raw(path, ask_line(f"test.{action}", request or Question()))
+
+
+def answer(reply: Reply) -> Told:
+    assert reply.ok, reply.error
+    return msgspec.json.decode(reply.answer, type=Told)
+
+
+def works(path: str) -> bool:
+    """Whether the server still answers."""
+    return answer(ask(path, "echo", Question(text="here"))[0]).text == "here"
+
+
+def test_a_request_is_answered_and_the_asker_is_who_the_kernel_says(path: str) -> None:
+    (reply,) = ask(path, "echo", Question(text="a\nb\x00\u2028é"))
+    told = answer(reply)
+    assert told.text == "a\nb\x00\u2028é"
+    assert told.uid == os.geteuid()
+    assert told.user == pwd.getpwuid(os.geteuid()).pw_name
+
+
+def test_a_stream_ends_with_its_answer(path: str) -> None:
+    *items, last = ask(path, "count", Question(number=500))
+    numbers = [msgspec.json.decode(item.item, type=Step).number for item in items if item.item]
+    assert numbers == list(range(500))
+    assert last.ok
+    assert msgspec.json.decode(last.answer, type=Done).steps == 500
+
+
+def test_an_error_keeps_its_family_and_exit_code(path: str) -> None:
+    (reply,) = ask(path, "refuse", Question(text="x"))
+    error = error_of(reply)
+    assert isinstance(error, Refused)
+    assert "is not yours" in str(error)
+    assert error.exit_code == 1
+
+
+def test_an_error_in_a_stream_is_its_last_line(path: str) -> None:
+    item, last = ask(path, "late")
+    assert item.item
+    assert last.error == "in the middle"
+
+
+def test_a_failure_of_ours_tells_the_peer_nothing_of_the_inside(path: str) -> None:
+    (reply,) = ask(path, "fail")
+    assert "its log says why" in reply.error
+    assert "secret" not in reply.error
+    assert works(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (b"garbage\n", "cannot be read"),
+        (b'{"v":1}\n', "cannot be read"),
+        (b'{"v":2,"action":"test.echo"}\n', "version 1"),
+        (b'{"v":1,"action":"test.nothing"}\n', "no action"),
+        (b'{"v":1,"action":"test.echo","args":{"text":3}}\n', "text"),
+        (b'{"v":1,"action":"test.echo","args":{"odd":3}}\n', "odd"),
+        (b'{"v":1,"action":"test.echo","args":null}\n', "test.echo"),
+        (b"[" * 200_000 + b"\n", "cannot be read"),
+        (b"\xff\xfe\x00\n", "cannot be read"),
+        (b"\n", "cannot be read"),
+        (b"x" * (LONGEST_REQUEST + 2), "longer than"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_is_no_request_is_answered_with_an_error(path: str, data: bytes, part: str) -> None:
+    (reply,) = ask_raw(path, data)
+    assert part in reply.error
+    assert not reply.ok
+
+
+@hypothesis_settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.binary(max_size=2000), min_size=1, max_size=5))
+def test_no_bytes_stop_it(path: str, requests: list[bytes]) -> None:
+    for data in requests:
+        connection = connect(path)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            assert all(not reply.ok for reply in read_all(connection))
+    assert works(path)
+
+
+def test_a_silent_peer_is_told_and_let_go(path: str) -> None:
+    (reply,) = read_all(connect(path))
+    assert "no whole request" in reply.error
+
+
+def test_a_dripping_peer_gets_no_more_time_for_it(path: str) -> None:
+    connection = connect(path)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        for _ in range(100):
+            connection.send(b"{")
+            time.sleep(0.05)
+    (reply,) = read_all(connection)
+    assert "no whole request" in reply.error
+
+
+def test_a_peer_that_leaves_harms_nobody(path: str) -> None:
+    for data in (b"", b'{"v":1', ask_line("test.count", Question(number=10**6))):
+        connection = connect(path)
+        connection.sendall(data)
+        connection.close()
+    assert works(path)
+
+
+def test_a_peer_that_does_not_read_is_given_up(path: str) -> None:
+    connection = connect(path)
+    connection.sendall(ask_line("test.count", Question(number=10**6, text="x" * 1000)))
+    assert works(path)
+    time.sleep(1.5)
+    replies = 0
+    with contextlib.suppress(msgspec.DecodeError, ConnectionResetError):
+        replies = len(read_all(connection))
+    assert replies < 10**6
+
+
+def test_a_crash_ends_its_own_connection_alone(path: str) -> None:
+    waiting = connect(path)
+    assert ask(path, "crash") == []
+    waiting.sendall(ask_line("test.echo", Question(text="still")))
+    assert answer(read_all(waiting)[0]).text == "still"
+
+
+def test_an_action_that_hangs_is_ended(path: str) -> None:
+    assert ask(path, "hang") == []
+    assert works(path)
+
+
+def test_an_answer_takes_no_more_memory_than_one_may(tmp_path: Path) -> None:
+    socket_path = str(tmp_path / "s.sock")
+    with serving(socket_path, Limits(silence_s=60.0, memory_bytes=256 << 20)):
+        (reply,) = ask(socket_path, "swell")
+        assert "more memory" in reply.error
+        assert works(socket_path)
+
+
+def test_a_listing_ends_when_its_reader_has_gone(tmp_path: Path) -> None:
+    socket_path, told = str(tmp_path / "s.sock"), tmp_path / "pid"
+    with serving(socket_path, Limits(silence_s=300.0)):
+        connection = connect(socket_path)
+        connection.sendall(ask_line("test.dally", Question(text=str(told))))
+        assert connection.recv(1)
+        server = os.pidfd_open(int(told.read_text()))
+        connection.close()
+        poller = select.poll()  # select(2) cannot watch the descriptors of a busy pytest
+        poller.register(server, select.POLLIN)
+        ended = poller.poll(30_000)
+        os.close(server)
+        assert ended
+
+
+def test_the_socket_is_everyones_and_goes_with_the_server(tmp_path: Path) -> None:
+    path = str(tmp_path / "made" / "s.sock")
+    before = os.umask(0o077)
+    try:
+        with serving(path):
+            assert stat.S_IMODE(os.stat(path).st_mode) == 0o666
+            assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o755
+        assert not os.path.exists(path)
+    finally:
+        os.umask(before)
+
+
+def test_a_left_over_socket_is_replaced(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    with serving(path) as pid:
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+        assert os.path.exists(path)
+    with serving(path):
+        assert works(path)
+
+
+def test_a_second_daemon_does_not_take_the_place(path: str) -> None:
+    with pytest.raises(SocketError, match="another daemon"), listening(path):
+        pass
+    assert works(path)
+
+
+def test_a_file_in_the_way_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("kept")
+    with pytest.raises(SocketError, match="is no socket"), listening(str(path)):
+        pass
+    assert path.read_text() == "kept"
+
+
+def test_stopping_ends_what_is_being_answered(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    with serving(path, Limits()) as pid:
+        connection = connect(path)
+        connection.sendall(ask_line("test.hang", Question()))
+        assert works(path)
+        os.kill(pid, signal.SIGTERM)
+        assert read_all(connection) == []
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as somebody else")
+
+
+def start_as_user(uid: int, work: Callable[[], bool]) -> int:
+    """Have another user do something; the process that does."""
+    pid = os.fork()
+    if pid == 0:
+        code = 2
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            code = 0 if work() else 1
+        finally:
+            os._exit(code)
+    return pid
+
+
+def ended_well(pid: int) -> bool:
+    """Whether the process found true what it was to find out."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def as_user(uid: int, work: Callable[[], bool]) -> bool:
+    """Whether ``work`` is true when another user does it."""
+    return ended_well(start_as_user(uid, work))
+
+
+@pytest.fixture
+def open_path() -> Iterator[str]:
+    """A served socket in a directory that every user can reach."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        os.chmod(directory, 0o755)
+        path = f"{directory}/s.sock"
+        with serving(path, Limits(connections=6, per_user=4, request_s=5.0)):
+            yield path
+
+
+@needs_root
+def test_another_user_is_known_as_such(open_path: str) -> None:
+    def work() -> bool:
+        told = answer(ask(open_path, "echo")[0])
+        return told.uid == 54321 and told.user == ""
+
+    assert as_user(54321, work)
+
+
+@needs_root
+def test_one_user_cannot_take_all_the_places(open_path: str) -> None:
+    holds, tell = os.pipe()
+    release, let_go = os.pipe()
+
+    def flood() -> bool:
+        try:
+            held = [connect(open_path) for _ in range(LIMITS.per_user)]
+            is_turned_away = "too many requests" in ask(open_path, "echo")[0].error
+        finally:
+            os.write(tell, b"!")
+        os.read(release, 1)
+        return is_turned_away and len(held) == LIMITS.per_user
+
+    flooding = start_as_user(54321, flood)
+    assert os.read(holds, 1) == b"!"
+    assert as_user(54322, lambda: works(open_path))
+    assert works(open_path)
+    os.write(let_go, b"!")
+    assert ended_well(flooding)
+    for fd in (holds, tell, release, let_go):
+        os.close(fd)
+
+
+def test_who_is_turned_away_does_not_fill_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = SocketServer(str(tmp_path / "s.sock"), Registry(), Limits(per_user=0))
+    uids = iter([54321] * 99 + [54322])
+    monkeypatch.setattr("steward.daemon.socket._peer_uid", lambda _connection: next(uids))
+    for _ in range(100):
+        near, far = socket.socketpair()
+        with near, far:
+            server._take(near, near)
+            assert b"too many requests" in far.recv(4096)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2, said
+    assert "54321" in said[0]
+    assert "54322" in said[1]

@@ -1,0 +1,68 @@
+import resource
+from pathlib import Path
+
+import pytest
+
+from steward.sqlite import (
+    SqliteError,
+    SqliteUnavailable,
+    open_database,
+    open_reader,
+    transaction,
+)
+
+SCHEMA = ("CREATE TABLE t (x);", "CREATE TABLE u (y); INSERT INTO u VALUES (1);")
+
+
+def test_migrations_run_once_each(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    open_database(path, SCHEMA[:1]).close()
+    db = open_database(path, SCHEMA)
+    assert db.execute("SELECT y FROM u").fetchall() == [(1,)]
+    open_database(path, SCHEMA).close()
+    assert db.execute("SELECT count(*) FROM u").fetchone() == (1,)
+
+
+def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
+    db = open_database(str(tmp_path / "a.db"), SCHEMA)
+
+    def fail() -> None:
+        with transaction(db):
+            db.execute("INSERT INTO t VALUES (1)")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert db.execute("SELECT count(*) FROM t").fetchone() == (0,)
+
+
+def test_a_reader_cannot_write(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    open_database(path, SCHEMA)
+    reader = open_reader(path)
+    with pytest.raises(SqliteUnavailable, match="readonly"), transaction(reader, path):
+        reader.execute("INSERT INTO t VALUES (1)")
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    path.write_bytes(b"not a database at all, but long enough to look like one" * 20)
+    with pytest.raises(SqliteError, match=r"a\.db"):
+        open_database(str(path), SCHEMA)
+
+
+def test_a_full_disk_is_unavailable(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    db = open_database(path, SCHEMA)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    import signal
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+    try:
+        with pytest.raises(SqliteUnavailable), transaction(db, path):
+            db.execute("INSERT INTO t VALUES (zeroblob(1000000))")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with transaction(db, path):
+        db.execute("INSERT INTO t VALUES (zeroblob(1000000))")

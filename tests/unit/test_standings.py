@@ -1,0 +1,73 @@
+"""Who stands where, kept between the process that asks Slurm and those that decide."""
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from steward.access import Standing
+from steward.capture.standings import StandingSource
+from steward.errors import StewardError, Unavailable
+from steward.standings import OLDEST_S, Standings
+
+SOME = Standing(
+    private_data=frozenset({"jobs"}),
+    admins=frozenset({"ada"}),
+    coordinators={"physics": frozenset({"bela", "carl"})},
+)
+
+
+def test_what_is_kept_is_found_again_by_its_cluster_alone(tmp_path: Path) -> None:
+    Standings(str(tmp_path)).put("one", SOME)
+    assert Standings(str(tmp_path)).get("one") == SOME
+    assert Standings(str(tmp_path)).get("two") is None
+
+
+def test_the_file_is_ours_alone(tmp_path: Path) -> None:
+    Standings(str(tmp_path)).put("one", SOME)
+    (path,) = tmp_path.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_is_too_old_grants_nothing(tmp_path: Path) -> None:
+    standings = Standings(str(tmp_path))
+    standings.put("one", SOME)
+    (path,) = tmp_path.iterdir()
+    long_ago = time.time() - OLDEST_S - 60
+    os.utime(path, (long_ago, long_ago))
+    assert standings.get("one") is None
+
+
+def test_a_damaged_file_grants_nothing(tmp_path: Path) -> None:
+    standings = Standings(str(tmp_path))
+    standings.put("one", SOME)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b'{"admins":["eve"')
+    assert standings.get("one") is None
+
+
+def test_no_name_leads_out_of_the_directory(tmp_path: Path) -> None:
+    with pytest.raises(StewardError):
+        Standings(str(tmp_path / "state")).put("../x", SOME)
+    assert Standings(str(tmp_path)).get("../x") is None
+
+
+def test_the_source_asks_again_later_where_slurm_is_away(tmp_path: Path) -> None:
+    answers: list[Standing | Exception] = [SOME, Unavailable("away"), Unavailable("away"), SOME]
+
+    def ask() -> Standing:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    standings = Standings(str(tmp_path))
+    source = StandingSource("one", ask, standings)
+    usual_s = source.tick(lambda events: None)
+    assert standings.get("one") == SOME
+    first_s = source.tick(lambda events: None)
+    assert source.tick(lambda events: None) > first_s
+    assert standings.get("one") == SOME
+    assert source.tick(lambda events: None) == usual_s

@@ -1,0 +1,238 @@
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from steward.daemon.supervise import Beat, Part, Supervisor
+from steward.errors import StewardError
+from steward.waiting import Stop
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.01)
+
+
+class Daemon:
+    """A supervisor in a process of its own, as it is in life."""
+
+    def __init__(self, make: Callable[[], Supervisor], log: Path) -> None:
+        self.log = log
+        log.touch()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 99
+            try:
+                logging.basicConfig(filename=log, level=logging.DEBUG, force=True)
+                code = make().run()
+            finally:
+                os._exit(code)
+
+    def kill(self) -> None:
+        """Whatever became of the test, nothing may be left running."""
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+        except (ProcessLookupError, ChildProcessError):
+            return  # it ended and was waited for
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        os.kill(self.pid, number)
+        return self.wait()
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+Start = Callable[..., Daemon]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    daemons = []
+
+    def begin(parts: Sequence[Part], reload: Callable[[], Sequence[Part]] | None = None) -> Daemon:
+        daemons.append(Daemon(lambda: Supervisor(parts, reload), tmp_path / "log"))
+        return daemons[-1]
+
+    yield begin
+    for daemon in daemons:
+        daemon.kill()
+
+
+def writes_its_pid(path: Path) -> Callable[[Stop, Beat], None]:
+    def run(stop: Stop, beat: Beat) -> None:
+        with open(path, "a") as out:
+            out.write(f"{os.getpid()}\n")
+        while not stop.is_set():
+            beat()
+            stop.wait(0.05)
+        with open(path, "a") as out:
+            out.write("stopped\n")
+
+    return run
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_parts_run_and_are_stopped_the_last_one_last(tmp_path: Path, start: Start) -> None:
+    order = tmp_path / "order"
+
+    def run(name: str) -> Callable[[Stop, Beat], None]:
+        def part(stop: Stop, beat: Beat) -> None:
+            with open(order, "a") as out:
+                out.write(f"+{name}\n")
+            beat()  # the next part is started when this is heard
+            stop.wait(60)
+            with open(order, "a") as out:
+                out.write(f"-{name}\n")
+
+        return part
+
+    parts = [
+        Part(name="journal", run=run("journal"), last=True),
+        Part(name="sink", run=run("sink"), after=("journal",)),
+        Part(name="capture", run=run("capture"), after=("sink",)),
+    ]
+    daemon = start(parts)
+    until(lambda: len(lines(order)) == 3)
+    assert lines(order) == ["+journal", "+sink", "+capture"]
+    assert daemon.end() == 0
+    assert lines(order)[-1] == "-journal"
+
+
+def test_a_part_that_dies_is_started_again_alone(tmp_path: Path, start: Start) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    parts = [
+        Part(name="one", run=writes_its_pid(one)),
+        Part(name="two", run=writes_its_pid(two)),
+    ]
+    daemon = start(parts)
+    until(lambda: bool(lines(one)) and bool(lines(two)))
+    os.kill(int(lines(one)[0]), signal.SIGKILL)
+    until(lambda: len(lines(one)) == 2)
+    assert len(lines(two)) == 1
+    assert daemon.end() == 0
+    assert "part one was ended by signal 9" in daemon.log.read_text()
+
+
+def test_a_part_that_hangs_is_ended_and_started_again(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steward.daemon.supervise._TICK_S", 0.1)
+    pids = tmp_path / "pids"
+
+    def hang(stop: Stop, beat: Beat) -> None:
+        beat()
+        with open(pids, "a") as out:
+            out.write(f"{os.getpid()}\n")
+        time.sleep(3600)
+
+    parts = [Part(name="stuck", run=hang, hang_s=0.3)]
+    daemon = start(parts)
+    until(lambda: len(lines(pids)) >= 2)
+    daemon.end(signal.SIGKILL)
+    assert "part stuck has not moved" in daemon.log.read_text()
+
+
+def test_killing_the_supervisor_ends_its_parts(tmp_path: Path, start: Start) -> None:
+    pids = tmp_path / "pids"
+    daemon = start([Part(name="one", run=writes_its_pid(pids))])
+    until(lambda: bool(lines(pids)))
+    daemon.end(signal.SIGKILL)
+    until(lambda: not alive(int(lines(pids)[0])))
+
+
+def test_a_deaf_part_does_not_hold_up_the_end(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steward.daemon.supervise._STOP_S", 0.5)
+    pids = tmp_path / "pids"
+
+    def deaf(stop: Stop, beat: Beat) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        beat()
+        with open(pids, "a") as out:
+            out.write(f"{os.getpid()}\n")
+        time.sleep(3600)
+
+    daemon = start([Part(name="deaf", run=deaf)])
+    until(lambda: bool(lines(pids)))
+    assert daemon.end() == 0
+    assert not alive(int(lines(pids)[0]))
+
+
+def test_hangup_brings_the_new_parts_or_keeps_the_present_ones(
+    tmp_path: Path, start: Start
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    switch = tmp_path / "switch"
+
+    def reload() -> list[Part]:
+        if not switch.exists():
+            raise StewardError("line 3: unknown key")
+        return [Part(name="new", run=writes_its_pid(new))]
+
+    parts = [Part(name="old", run=writes_its_pid(old))]
+    daemon = start(parts, reload)
+    until(lambda: bool(lines(old)))
+    os.kill(daemon.pid, signal.SIGHUP)
+    until(lambda: "line 3: unknown key" in daemon.log.read_text())
+    assert len(lines(old)) == 1
+    switch.touch()
+    os.kill(daemon.pid, signal.SIGHUP)
+    until(lambda: bool(lines(new)))
+    assert lines(old)[-1] == "stopped"
+    assert daemon.end() == 0
+
+
+def test_the_service_manager_is_told(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.settimeout(15)
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        monkeypatch.setenv("WATCHDOG_USEC", "200000")
+        heard: list[str] = []
+
+        def listen() -> None:
+            while "STOPPING=1" not in heard:
+                heard.extend(manager.recv(4096).decode().split("\n"))
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        parts = [Part(name="one", run=writes_its_pid(tmp_path / "pids"))]
+        daemon = start(parts)
+        until(lambda: "READY=1" in heard and "WATCHDOG=1" in heard)
+        assert daemon.end() == 0
+        thread.join(15)
+        assert "STOPPING=1" in heard
+
+
+def test_an_error_of_a_part_is_one_line_of_the_log(tmp_path: Path, start: Start) -> None:
+    def fail(stop: Stop, beat: Beat) -> None:
+        raise StewardError("state_dir is on fire: put it out")
+
+    daemon = start([Part(name="one", run=fail)])
+    until(lambda: "one: state_dir is on fire: put it out" in daemon.log.read_text())
+    assert daemon.end() == 0
+    assert "Traceback" not in daemon.log.read_text()
