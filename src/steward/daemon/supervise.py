@@ -33,6 +33,7 @@ _HELD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _STABLE_S = 30.0
 _STOP_S = 4.0
 _STOP_LAST_S = 0.7
+_AFTER_S = 2.0
 _READY_S = 20.0
 _TICK_S = 1.0
 
@@ -142,7 +143,7 @@ class Supervisor:
             if child.pid or now < child.start_at:
                 continue
             waits_for = set(child.part.after) - beaten
-            if waits_for and now - self._began < 2.0:
+            if waits_for and now - self._began < _AFTER_S:
                 continue
             self._start(child)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.jobs.facts import base_state, micros
+from steward.jobs.facts import base_state, micros, micros_or_0
 from steward.jobs.names import display
 from steward.jobs.spent import MOST, Spent, least, most, spent_by, total
 from steward.lines import Line

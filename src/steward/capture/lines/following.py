@@ -193,7 +193,8 @@ class Following:
         try:
             self._open_current()
         except FileNotFoundError:
-            pass  # not there yet, or between two
+            # Not there yet, or between two; the one before may have come and gone unseen.
+            self._open_between()
         except OSError as error:
             self._complain(f"cannot read {self.path}: {error.strerror}")
         else:
@@ -253,11 +254,13 @@ class Following:
         successor = _File(_opened(self.path))
         if self._files:
             self._files[-1].changed_at = time.monotonic()
-            self._open_between(successor.inode)
+        self._open_between(successor.inode)
         self._files.append(successor)
 
-    def _open_between(self, current: int) -> None:
+    def _open_between(self, current: int = 0) -> None:
         """Open files that came and were renamed between two looks."""
+        if not self._files:
+            return
         since_ns = os.fstat(self._files[-1].fd).st_mtime_ns
         opened = {current, *(file.inode for file in self._files)}
         for name, inode, ns in self._siblings():
