@@ -14,6 +14,7 @@ from steward.config_accounting import (
     NodesSettings,
     NotesSettings,
 )
+from steward.config_bank import BankSettings, GateSettings, MybrcSettings
 from steward.config_section import Section
 
 __all__ = [
@@ -21,17 +22,20 @@ __all__ = [
     "AccountingSettings",
     "AnySinkSettings",
     "ArchiveSettings",
+    "BankSettings",
     "ClusterSettings",
     "ConsumeSettings",
     "ElasticsearchSinkSettings",
     "FilesSinkSettings",
     "ForwardSettings",
+    "GateSettings",
     "JournalSettings",
     "KafkaSettings",
     "KafkaSinkSettings",
     "Layout",
     "LimitSettings",
     "MailSettings",
+    "MybrcSettings",
     "NodesSettings",
     "NotesSettings",
     "OpenSearchSinkSettings",
@@ -399,6 +403,9 @@ class Settings(Section, frozen=True, kw_only=True):
     nodes: NodesSettings = NodesSettings()
     accounting: AccountingSettings = AccountingSettings()
     mail: MailSettings = MailSettings()
+    bank: BankSettings = BankSettings()
+    gate: GateSettings = GateSettings()
+    mybrc: MybrcSettings = MybrcSettings()
 
     def files_sinks(self) -> dict[str, FilesSinkSettings]:
         """The sinks that are directory trees, by name."""

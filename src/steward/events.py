@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from steward.bank_facts import BankThreshold, HoldFact
 from steward.errors import StewardError
 from steward.records import JobRecord
 from steward.usage import (
@@ -43,6 +44,12 @@ STEP_USAGE: Final = "step.usage"
 STEP_ACCOUNTED: Final = "step.accounted"
 PLUGIN_MESSAGE: Final = "plugin.message"
 ACCOUNTING_EXPIRE: Final = "accounting.expire"
+QUEUE_LOOKED: Final = "queue.looked"
+HOLD_PLACED: Final = "hold.placed"
+HOLD_CONFIRMED: Final = "hold.confirmed"
+HOLD_SETTLED: Final = "hold.settled"
+HOLD_RELEASED: Final = "hold.released"
+BANK_THRESHOLD: Final = "bank.threshold"
 CONTROLLER_STATE: Final = "controller.state"
 ARCHIVE_PURGE: Final = "archive.purge"
 ARCHIVE_RESEND: Final = "archive.resend"
@@ -178,6 +185,18 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
+class QueueLooked(msgspec.Struct, frozen=True, kw_only=True):
+    """queue.looked: the queue was seen whole; what it held is told by other events before.
+
+    Attributes:
+        began: When the look began: a job that was let in later may be missing.
+        cost_s: How long it took, in seconds.
+    """
+
+    began: datetime
+    cost_s: float = 0.0
+
+
 BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     JOB_SCRIPT: JobScript,
     JOB_SEEN: JobFacts,
@@ -197,6 +216,12 @@ BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     STEP_ACCOUNTED: StepAccounted,
     PLUGIN_MESSAGE: PluginMessage,
     ACCOUNTING_EXPIRE: AccountingExpire,
+    QUEUE_LOOKED: QueueLooked,
+    HOLD_PLACED: HoldFact,
+    HOLD_CONFIRMED: HoldFact,
+    HOLD_SETTLED: HoldFact,
+    HOLD_RELEASED: HoldFact,
+    BANK_THRESHOLD: BankThreshold,
     CONTROLLER_STATE: ControllerState,
     ARCHIVE_PURGE: ArchivePurge,
     ARCHIVE_RESEND: ArchiveResend,

@@ -20,7 +20,7 @@ LEVELS = [
     {"slurm", "journal", "jobs", "access", "consumers", "actions", "standings"},
     {
         *("incoming", "redact", "sqlite", "events", "records", "lines", "usage", "config"),
-        *("config_section", "config_accounting"),
+        *("config_section", "config_accounting", "config_bank", "bank_facts"),
         *("errors", "filesystems", "environment", "waiting", "logs", "messages", "offered"),
         "printable",
         "__init__",
@@ -30,6 +30,7 @@ LEVELS = [
 
 HEAVY = {
     *("asyncio", "logging.config", "rich", "typer", "json", "http", "ssl", "pydantic"),
+    *("sqlalchemy", "alembic", "psycopg", "litestar", "uvicorn", "httpx"),
     *("confluent_kafka", "elasticsearch", "opensearchpy", "urllib3", "zstandard"),
 }
 """What no process imports that does not need it, so never at the top: memory is counted."""

@@ -1,0 +1,1 @@
+"""The ledger: accounts, allocations, and entries that are never changed."""

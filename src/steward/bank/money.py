@@ -1,0 +1,73 @@
+"""Amounts: integer micro-SU inside, the site's unit and decimals outside.
+
+Rounding happens once, half up, at the end of a calculation; until then amounts
+are fractions.
+"""
+
+import re
+from fractions import Fraction
+from typing import Final
+
+import msgspec
+
+from steward.bank.errors import BankUsage
+
+MICRO: Final = 1_000_000
+"""Micro-SU in one SU."""
+
+MOST: Final = 2**62
+"""No amount is larger: databases keep 63 bits."""
+
+_AMOUNT: Final = re.compile(r"([+-]?)([0-9][0-9_, ]*)(?:\.([0-9]{1,6})0*)?")
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """What one unit is called, and how many decimals amounts are shown with."""
+
+    name: str = "SU"
+    decimals: int = 2
+
+
+def rounded(amount: Fraction) -> int:
+    """A fraction of micro-SU as whole micro-SU, half up (half away from zero if negative)."""
+    sign = -1 if amount < 0 else 1
+    return sign * int(abs(amount) + Fraction(1, 2))
+
+
+def parse(text: str) -> int:
+    """The micro-SU that a person means by ``1,250.5`` or ``-3``.
+
+    Raises:
+        BankUsage: It is no amount, has more than six decimals, or is beyond all measure.
+    """
+    found = _AMOUNT.fullmatch(text.strip())
+    if not found:
+        raise BankUsage(f"{text!r} is no amount: write 1250 or 1250.5", text)
+    sign, whole, part = found.groups()
+    amount = int(re.sub("[_, ]", "", whole)) * MICRO + int((part or "").ljust(6, "0"))
+    if amount > MOST:
+        raise BankUsage(f"{text!r} is larger than any amount can be", text)
+    return -amount if sign == "-" else amount
+
+
+def show(amount: int, unit: Unit | None = None) -> str:
+    """An amount for people: ``-1,250.50``, with the unit's name behind where one is given.
+
+    What is less than the last decimal is rounded half up, but never to zero: ``0.000001``.
+    """
+    decimals = 2 if unit is None else unit.decimals
+    step = 10 ** (6 - decimals)
+    shown = rounded(Fraction(amount, step)) * step
+    if amount and not shown:
+        shown, decimals = amount, 6
+    whole, part = divmod(abs(shown), MICRO)
+    text = f"{'-' if shown < 0 else ''}{whole:,}"
+    if decimals:
+        text += f".{part:06}"[: decimals + 1]
+    return f"{text} {unit.name}" if unit else text
+
+
+def plain(amount: int) -> str:
+    """An amount for programs: ``-1250.500000``, exact."""
+    whole, part = divmod(abs(amount), MICRO)
+    return f"{'-' if amount < 0 else ''}{whole}.{part:06}"

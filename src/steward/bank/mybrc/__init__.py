@@ -1,0 +1,1 @@
+"""The myBRC REST API, served and spoken."""
