@@ -12,7 +12,7 @@ export PYTHON
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check matrix matrix-search bench soak docs setup setup-python
-.PHONY: setup-slurm setup-servers clean
+.PHONY: setup-slurm setup-servers setup-debootstrap clean
 
 help: ## Show this list
 	@echo "make TARGET, where TARGET is"
@@ -24,7 +24,7 @@ demo: setup-slurm ## Watch Steward keep the scripts of a real Slurm cluster (KEE
 test: setup-slurm ## Run the tests, with the Slurm at hand; under ten minutes
 	$(BIN)/pytest tests/unit tests/integration -m "not long and not servers and not database" $(ARGS)
 
-test-all: setup-slurm setup-servers ## Run every test there is, on every version of Slurm
+test-all: setup-slurm setup-servers setup-debootstrap ## Run every test there is, on every version of Slurm
 	$(BIN)/pytest tests/unit tests/integration $(ARGS)
 	@$(MAKE) --no-print-directory matrix MATRIX="$(filter-out installed,$(MATRIX))"
 
@@ -33,8 +33,7 @@ check: setup-python ## Lint, format and types, changing nothing
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-matrix: setup-slurm ## Run the tests that talk to Slurm on each version of it
-	@scripts/setup.sh debootstrap
+matrix: setup-slurm setup-debootstrap ## Run the tests that talk to Slurm on each version of it
 	@ARGS='$(ARGS)' scripts/matrix.sh $(MATRIX)
 
 matrix-search: setup-slurm setup-servers ## Run the tests of search servers on their older majors
@@ -65,6 +64,9 @@ setup-slurm: setup-python
 
 setup-servers: setup-python
 	@scripts/setup.sh servers
+
+setup-debootstrap:
+	@scripts/setup.sh debootstrap
 
 clean: ## Remove what was made here: .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

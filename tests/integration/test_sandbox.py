@@ -312,6 +312,7 @@ def test_jobs_are_in_slurms_own_books(booked_sandbox: Sandbox) -> None:
     assert f"physics|{user}" in booked_sandbox.run(coordinators).stdout.splitlines()
 
 
+@pytest.mark.long
 def test_a_cluster_goes_on_with_another_slurm(directory: str, slurm_version: str) -> None:
     if slurm_version:
         pytest.skip("begins with the installed Slurm")
