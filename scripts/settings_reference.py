@@ -29,6 +29,15 @@ from steward.config import (
     Settings,
     SinkSettings,
 )
+from steward.config_bank import (
+    BankPartitionSettings,
+    BankSettings,
+    GateSettings,
+    MybrcSettings,
+    NotifySettings,
+    RefusalSettings,
+    RemoteBankSettings,
+)
 
 _SECTIONS: tuple[type[Section], ...] = (
     Settings,
@@ -50,6 +59,13 @@ _SECTIONS: tuple[type[Section], ...] = (
     AccountingSettings,
     NotesSettings,
     MailSettings,
+    BankSettings,
+    BankPartitionSettings,
+    RefusalSettings,
+    NotifySettings,
+    RemoteBankSettings,
+    GateSettings,
+    MybrcSettings,
 )
 _KEY = re.compile(r"^    (\w+): (.*)$")
 _TABLE = re.compile(r"^(\[[\w.]+\](?:, \[[\w.]+\])*)( with [^:]*)?: (.*)$")

@@ -22,7 +22,7 @@ LEVELS = [
         *("incoming", "redact", "sqlite", "events", "records", "lines", "usage", "config"),
         *("config_section", "config_accounting", "config_bank", "bank_facts"),
         *("errors", "filesystems", "environment", "waiting", "logs", "messages", "offered"),
-        "printable",
+        *("printable", "posting"),
         "__init__",
     },
 ]

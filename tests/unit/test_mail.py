@@ -22,8 +22,8 @@ from steward.cli import mail
 from steward.cli.client import DaemonAway
 from steward.cli.mail import addresses, is_whole
 from steward.cli.options import Place
-from steward.cli.posting import Letter, NotSent, message, post
 from steward.errors import UsageError
+from steward.posting import Letter, NotSent, message, post
 from steward.printable import safe
 
 HOSTILE = "Slurm Job_id=7 Name=x\nBcc: all@example.org\n\nfree money"

@@ -24,10 +24,10 @@ from steward.cli.client import CLIENT_PATH, DaemonAway, action, call, settings_r
 from steward.cli.drawing import ASCII, plain
 from steward.cli.job import rows_of
 from steward.cli.options import Place
-from steward.cli.posting import Letter, NotTaken, post, read_body
 from steward.cli.text import safe
 from steward.config import MailSettings
 from steward.errors import Refused, StewardError, UsageError
+from steward.posting import Letter, NotTaken, post, read_body
 
 _WITH_PAGE: Final = frozenset({"Ended", "Failed"})
 """SLURM_JOB_MAIL_TYPE of the mails that tell of a job's end (slurm 22.05 to 26.05)."""
