@@ -9,7 +9,14 @@ from steward.capture.lines.jobcomp import Told, end_event
 from steward.capture.snapshots import Allowance, Snapshots
 from steward.config import ClusterSettings
 from steward.errors import Unavailable
-from steward.events import CONTROLLER_STATE, JOB_END, JOB_SEEN, JOB_STATE, Event
+from steward.events import (
+    CONTROLLER_STATE,
+    JOB_END,
+    JOB_SEEN,
+    JOB_STATE,
+    QUEUE_LOOKED,
+    Event,
+)
 from steward.records import JobRecord
 from steward.slurm import Queue, Slurm, SlurmDown, SlurmUnavailable
 
@@ -389,3 +396,25 @@ def test_a_suspension_is_told_with_its_time(
     ]
     snapshots.tick(journal.extend)
     assert len(journal) == 4
+
+
+def test_a_whole_look_is_told_behind_the_jobs_that_it_showed(
+    slurm: Scripted, journal: list[Event]
+) -> None:
+    telling = Snapshots("c1", ClusterSettings(snapshot_interval_s=0.0), slurm, tells_looks=True)
+    slurm.jobs[1] = record(1)
+    telling.tick(journal.extend)
+    told = [event.kind for event in journal if event.kind in (JOB_SEEN, QUEUE_LOOKED)]
+    assert told[:2] == [JOB_SEEN, QUEUE_LOOKED]
+    (looked,) = (event.body for event in journal if event.kind == QUEUE_LOOKED)
+    assert looked.began == NOON
+    # Not each of them: they are events.
+    telling.tick(journal.extend)
+    assert sum(event.kind == QUEUE_LOOKED for event in journal) == 1
+
+
+def test_a_look_that_was_not_whole_is_none(slurm: Scripted, journal: list[Event]) -> None:
+    telling = Snapshots("c1", ClusterSettings(snapshot_interval_s=0.0), slurm, tells_looks=True)
+    slurm.passed_over = 1
+    telling.tick(journal.extend)
+    assert QUEUE_LOOKED not in {event.kind for event in journal}

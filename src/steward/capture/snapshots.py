@@ -20,12 +20,14 @@ from steward.events import (
     CONTROLLER_STATE,
     JOB_END,
     JOB_SCRIPT,
+    QUEUE_LOOKED,
     ControllerState,
     Event,
+    QueueLooked,
     utc_now,
 )
 from steward.records import JobRecord
-from steward.slurm import MOST_WHOLE, Slurm, SlurmDown, SlurmError
+from steward.slurm import MOST_WHOLE, Queue, Slurm, SlurmDown, SlurmError
 from steward.waiting import Backoff
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,8 @@ _ASKS_PER_S: Final = 4.0
 _CHUNK: Final = 500
 _LONGEST_BACKOFF_S: Final = 60.0
 _DOWN_S: Final = 5.0
+_TOLD_S: Final = 5.0
+"""Whole looks are told of no more often than this: each one is an event."""
 # Half of the single questions are kept for new scripts: somebody waits for their owners.
 _RESERVE: Final = _FEW / 2
 
@@ -81,6 +85,7 @@ class Snapshots:
         unfinished: Gives the latest records of the runs that are not over as far as is
             known, so that those which ended or vanished meanwhile are noticed.
         redact: Takes secrets out of what users wrote into a record.
+        tells_looks: Whether a look that saw the whole queue is told as queue.looked.
     """
 
     kinds = frozenset({JOB_SCRIPT, JOB_END})
@@ -93,6 +98,8 @@ class Snapshots:
         slurm: Slurm | None = None,
         unfinished: Callable[[], Iterable[JobRecord]] = tuple,
         redact: Callable[[JobRecord], JobRecord] = lambda record: record,
+        *,
+        tells_looks: bool = False,
     ) -> None:
         self.name = f"snapshots.{cluster}"
         self.cost_s = 0.0
@@ -104,6 +111,7 @@ class Snapshots:
         self._cancelled = Cancelled(cluster)
         self._unfinished = unfinished
         self._redact = redact
+        self._told_at = 0.0 if tells_looks else float("inf")
         self._rows: dict[int, int] | None = None
         self._lost: list[int] = []
         self._folded: list[int] = []
@@ -196,8 +204,27 @@ class Snapshots:
         self._lost, self._folded = [], []
         if not queue.passed_over:
             self._lost, self._folded = self._observed.absent(queue.rows)
+            self._tell_look(queue, append)
         # Who is not in the queue now is unknown to slurmctld: it will not tell later either.
         self._waiting.clear()
+
+    def _tell_look(self, queue: Queue, append: Append) -> None:
+        """Say that whoever is not among the jobs told until now was not in the queue."""
+        now = time.monotonic()
+        if now < self._told_at + _TOLD_S:
+            return
+        began = queue.taken_at
+        looked = Event(
+            kind=QUEUE_LOOKED,
+            cluster=self._cluster,
+            key=f"{QUEUE_LOOKED}:{int(began.timestamp() * 1e6)}",
+            at=began,
+            seen_at=utc_now(),
+            source="snapshot",
+            body=QueueLooked(began=began, cost_s=queue.cost_s),
+        )
+        self._append([looked], append)
+        self._told_at = now
 
     def _ask_for_waiting(self, append: Append) -> None:
         for job_id in sorted(self._waiting):

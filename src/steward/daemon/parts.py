@@ -132,7 +132,13 @@ def snapshots_of(settings: Settings, cluster: str) -> Consumer:
 
     known = partial(unfinished_of, settings, cluster)
     redact = Redactor(settings.redact).record
-    return Snapshots(cluster, settings.cluster[cluster], unfinished=known, redact=redact)
+    return Snapshots(
+        *(cluster, settings.cluster[cluster]),
+        unfinished=known,
+        redact=redact,
+        # On a controller it is the gate that tells that there is a bank elsewhere.
+        tells_looks=settings.bank.enabled or bool(settings.gate.ask),
+    )
 
 
 def unfinished_of(settings: Settings, cluster: str) -> list[JobRecord]:

@@ -24,11 +24,13 @@ from steward.events import (
     JOB_SCRIPT,
     JOB_SEEN,
     JOB_STATE,
+    QUEUE_LOOKED,
     Event,
     EventError,
     JobFacts,
     JobScript,
     Kept,
+    QueueLooked,
     decode,
     script_key,
 )
@@ -37,7 +39,9 @@ from steward.jobs.names import MAX_JOB_ID, MAX_RAW_ID
 from steward.journal.store import Row as JournalRow
 from steward.journal.store import rows_of
 
-KINDS: Final = folding.KINDS | {JOB_SCRIPT, JOB_SEEN, JOB_STATE, JOB_END, CONTROLLER_STATE}
+KINDS: Final = folding.KINDS | {
+    *(JOB_SCRIPT, JOB_SEEN, JOB_STATE, JOB_END, CONTROLLER_STATE, QUEUE_LOOKED),
+}
 """What is forwarded."""
 SOURCES: Final = frozenset(
     {"spool", "recovered", "snapshot", "sacct", jobcomp.SOURCE, folding.SOURCE}
@@ -131,6 +135,8 @@ def _check_times(event: Event) -> None:
     times: list[object] = [event.at, event.seen_at]
     if isinstance(event.body, JobFacts):
         times += [getattr(event.body.record, name) for name in _TIMES]
+    elif isinstance(event.body, QueueLooked):
+        times.append(event.body.began)
     if any(isinstance(time, datetime) and time.tzinfo is None for time in times):
         raise NotAdmitted("it has a time without a zone")
     if any(isinstance(time, datetime) and time.year not in _YEARS for time in times):
