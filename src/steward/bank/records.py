@@ -220,12 +220,14 @@ class AllocationBooks(Noun, frozen=True):
             may be below zero.
         begin_us: When it can be drawn on.
         end_us: When it ends; 0 for never.
+        total: What it was given altogether.
     """
 
     number: int
     balance: int
     begin_us: int = 0
     end_us: int = 0
+    total: int = 0
 
 
 class UserBooks(Noun, frozen=True):
@@ -271,11 +273,13 @@ class Books(Noun, frozen=True):
         seq: Position of the ledger that they show; news of an earlier one is passed over.
         accounts: The accounts.
         whole: Whether these are all accounts there are.
+        after: Of which position on it holds every change.
     """
 
     seq: int
     accounts: tuple[AccountBooks, ...] = ()
     whole: bool = False
+    after: int = 0
 
 
 class ModeRule(Noun, frozen=True):
