@@ -350,6 +350,27 @@ class Hold(Noun, frozen=True):
     quote: Quote | None = None
 
 
+class Settlement(Noun, frozen=True):
+    """A charge's effect on the hold that covers it; the gate takes them in order.
+
+    Attributes:
+        seq: Its place in that order.
+        hold: Id of the hold.
+        charge: Key of the charge; "" where only something is given back.
+        amount: What was charged.
+        frees: What of the hold the run, or the array's task, needs no more: the larger of
+            this and ``amount`` is taken off.
+        final: Whether nothing more will be charged to it: all that remains is given back.
+    """
+
+    seq: int
+    hold: str
+    charge: str = ""
+    amount: int = 0
+    frees: int = 0
+    final: bool = False
+
+
 class Charge(Noun, frozen=True):
     """What a run, or a piece of one, cost.
 
