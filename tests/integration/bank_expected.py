@@ -1,0 +1,153 @@
+"""What jobs ought to cost by Slurm's own records of them, reckoned by a way of its own.
+
+Nothing of the bank is used here: rows of ``sacct --duplicates`` where there is a
+slurmdbd, else the words of ``scontrol show job`` and, of runs that a requeue hid
+there, the lines of jobcomp.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from banking import CPU, BankSite
+
+_TRES: Final = re.compile(r"(\w[\w/:.-]*)=([0-9.]+)([KMGTP]?)")
+_COLUMNS: Final = "JobIDRaw,Submit,Start,End,State,ElapsedRaw,AllocTRES,TimelimitRaw,Partition"
+_PERMILLE: Final = {"NODE_FAIL": 0, "PREEMPTED": 500}
+_UNFINISHED: Final = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "REVOKED")
+
+
+class Ran(NamedTuple):
+    """A run, or a piece of one, as Slurm tells of it."""
+
+    job: int
+    start: str
+    seconds: int
+    state: str
+    cpus: int
+    limit_s: int | None
+    partition: str
+
+
+def cost(ran: Ran, cpu: int = CPU, permille: Mapping[str, int] = _PERMILLE) -> int:
+    """What it ought to cost, micro-SU: rounded once, half up."""
+    seconds = ran.seconds if ran.limit_s is None else min(ran.seconds, ran.limit_s)
+    part = Fraction(permille.get(ran.state, 1000), 1000)
+    return int(Fraction(cpu * ran.cpus * seconds, 3600) * part + Fraction(1, 2))
+
+
+def costs(runs: Iterable[Ran], cpu: int = CPU) -> dict[int, int]:
+    """What every job ought to cost, by raw job id."""
+    found: dict[int, int] = {}
+    for ran in runs:
+        found[ran.job] = found.get(ran.job, 0) + cost(ran, cpu)
+    return found
+
+
+def by_sacct(site: BankSite) -> list[Ran]:
+    """All runs and pieces that slurmdbd knows the end of."""
+    words = ["sacct", "-a", "-D", "-X", "-n", "-P", "--noconvert", "-S", "now-1day", "-o", _COLUMNS]
+    rows = site.cluster.run(words, env={"TZ": "UTC"}, timeout_s=120).stdout.splitlines()
+    found = []
+    for row in rows:
+        job, _submit, start, end, state, seconds, tres, limit, partition = row.split("|")
+        state = state.partition(" ")[0]
+        if "Unknown" in (start, end) or "None" in (start, end) or state in _UNFINISHED:
+            continue
+        limit_s = int(limit) * 60 if limit.isdigit() else None
+        found.append(Ran(int(job), start, int(seconds), state, _cpus(tres), limit_s, partition))
+    return found
+
+
+def by_slurmctld(site: BankSite) -> list[Ran]:
+    """The last run of each job by scontrol, earlier ones and pieces by jobcomp."""
+    last = {(ran.job, ran.start): ran for ran in _shown(site)}
+    found: dict[tuple[int, str], Ran] = {}
+    pieces: dict[tuple[int, str], list[Ran]] = {}
+    for ran in _lines(site):
+        if ran.state == "RESIZING":
+            pieces.setdefault((ran.job, ran.start), []).append(ran)
+        else:
+            # When a job is requeued after its end, Slurm writes that end once more, and wrongly.
+            found.setdefault((ran.job, ran.start), ran)
+    found |= last
+    for run, those in pieces.items():
+        spent = 0
+        for number, piece in enumerate(sorted(those, key=lambda one: one.seconds)):
+            found[run[0], f"{run[1]} {number}"] = piece._replace(seconds=piece.seconds - spent)
+            spent = piece.seconds
+        if run in found:
+            found[run] = found[run]._replace(seconds=found[run].seconds - spent)
+    return [*found.values()]
+
+
+def _shown(site: BankSite) -> list[Ran]:
+    words = ["scontrol", "-o", "-a", "-d", "show", "job"]
+    text = site.cluster.run(words, env={"TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}).stdout
+    found = []
+    for line in text.splitlines():
+        words_of = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
+        if words_of.get("StartTime", "Unknown") in ("Unknown", "None", "N/A"):
+            continue
+        if words_of["JobState"] in _UNFINISHED:
+            continue
+        found.append(
+            Ran(
+                int(words_of["JobId"]),
+                words_of["StartTime"],
+                _clock(words_of["RunTime"]),
+                words_of["JobState"],
+                _cpus(re.findall(r" (?:Alloc)?TRES=(\S*)", line)[-1]),
+                _limit(words_of.get("TimeLimit", "UNLIMITED")),
+                words_of["Partition"],
+            )
+        )
+    return found
+
+
+def _lines(site: BankSite) -> list[Ran]:
+    path = Path(site.cluster.directory) / "log/jobcomp.jsonl"
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        told = json.loads(line)
+        start, end = told.get("start_time", 0), told.get("end_time", 0)
+        if not start or end < start:
+            continue
+        limit = told.get("time_limit")
+        found.append(
+            Ran(
+                told["job_id"],
+                str(start),
+                (told["t"] if told.get("resizing") else end) - start,
+                "RESIZING" if told.get("resizing") else _state(told),
+                _cpus(told.get("tres_fmt_alloc_str", "")),
+                limit * 60 if isinstance(limit, int) and limit < 10**8 else None,
+                told.get("partition", ""),
+            )
+        )
+    return found
+
+
+def _state(told: dict[str, object]) -> str:
+    """The name of a state's number (slurm.h: enum job_states)."""
+    names = ["PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"]
+    names += ["NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"]
+    raw = told.get("job_state", 0)
+    return names[int(str(raw)) & 0xFF] if str(raw).isdigit() else str(raw)
+
+
+def _cpus(tres: str) -> int:
+    return {name: int(float(number)) for name, number, _ in _TRES.findall(tres)}.get("cpu", 0)
+
+
+def _clock(text: str) -> int:
+    days, _, rest = text.rpartition("-")
+    hours, minutes, seconds = (int(part) for part in rest.split(":"))
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _limit(text: str) -> int | None:
+    return None if text in ("UNLIMITED", "Partition_Limit") else _clock(text)

@@ -1,0 +1,274 @@
+"""Jobs of all sorts, each with what befalls it: many live at once, and the cluster may die."""
+
+import random
+import time
+from collections.abc import Callable, Generator
+from typing import Final
+
+from banking import SHELL, BankSite
+
+from steward.sandbox import SandboxError
+
+States = dict[str, str]
+"""What squeue shows: states by job or task."""
+
+Life = Generator[None, States, None]
+"""A job's life: is sent what squeue shows, and does to its job what is due."""
+
+PARTITIONS: Final = (
+    "PartitionName=low Nodes=node1,node2 PriorityTier=1 PreemptMode=REQUEUE MaxTime=INFINITE",
+    "PartitionName=lowest Nodes=node1,node2 PriorityTier=1 PreemptMode=CANCEL MaxTime=INFINITE",
+    "PartitionName=high Nodes=node1,node2 PriorityTier=10 MaxTime=INFINITE",
+    "PreemptType=preempt/partition_prio",
+    "PreemptMode=REQUEUE",
+)
+"""Further lines of slurm.conf that the mix needs."""
+
+_WAITS_S: Final = 60.0
+_ENDED: Final = ("", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+
+
+class Mix:
+    """Submits jobs and leads each through its life.
+
+    Args:
+        site: Where they run.
+        chance: What decides which and how.
+    """
+
+    def __init__(self, site: BankSite, chance: random.Random) -> None:
+        self.site = site
+        self.chance = chance
+        self.submitted: list[int] = []
+        self._lives: list[Life] = []
+
+    def begin(self, kind: Callable[["Mix"], Life]) -> None:
+        """Let a life begin; what cannot be submitted is none."""
+        life = kind(self)
+        try:
+            next(life)
+        except StopIteration:
+            return
+        self._lives.append(life)
+
+    def go_on(self) -> int:
+        """Look at the queue once and lead every life on; how many go on."""
+        states = self.look()
+        if states is not None:
+            for life in list(self._lives):
+                try:
+                    life.send(states)
+                except StopIteration:
+                    self._lives.remove(life)
+        return len(self._lives)
+
+    def go_to_the_end(self, between: Callable[[], None] = lambda: None) -> None:
+        """Lead every life to where nothing more is done to its job."""
+        while self.go_on():
+            between()
+            time.sleep(0.3)  # each look is work for a machine that has enough of it
+
+    def look(self) -> States | None:
+        """The states of all jobs; None where slurmctld does not answer."""
+        words = ["squeue", "-a", "-r", "-h", "-t", "all", "-o", "%i|%T"]
+        found = self.site.cluster.run(words, check=False)
+        if found.returncode:
+            return None
+        return dict(line.split("|") for line in found.stdout.splitlines())
+
+    def submit(self, script: str, **options: object) -> int:
+        """Submit a job, again where slurmctld is away; its id."""
+        while True:
+            try:
+                job = self.site.submit(SHELL + script, **options)
+            except (SandboxError, AssertionError) as error:
+                if "Invalid" in str(error) or "refused" in str(error):
+                    raise
+                time.sleep(0.5)
+                continue
+            self.submitted.append(job)
+            return job
+
+    def nap(self) -> str:
+        """A script that takes a moment."""
+        return f"sleep 0.{self.chance.randrange(10)}\n"
+
+
+def _until(job: str, *wanted: str) -> Generator[None, States, bool]:
+    """Wait until a job is in one of these states; False where it never will be."""
+    deadline = time.monotonic() + _WAITS_S
+    while True:
+        state = (yield).get(job, "")
+        if state in wanted:
+            return True
+        if state in _ENDED or time.monotonic() > deadline:
+            return False
+
+
+def _pause(seconds: float) -> Life:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        yield
+
+
+def plain(mix: Mix) -> Life:
+    """One that does nothing special, of some size."""
+    cpus = mix.chance.choice((1, 1, 1, 2, 3))
+    mix.submit(mix.nap(), ntasks=cpus, time=str(mix.chance.randrange(1, 30)))
+    return
+    yield
+
+
+def failing(mix: Mix) -> Life:
+    """One that fails."""
+    mix.submit(f"{mix.nap()}exit {mix.chance.randrange(1, 200)}\n", time="5")
+    return
+    yield
+
+
+def array(mix: Mix) -> Life:
+    """An array, sometimes a few tasks at a time."""
+    last = mix.chance.randrange(2, 6)
+    mix.submit(mix.nap(), array=f"0-{last}{mix.chance.choice(('', '%2'))}", time="5")
+    return
+    yield
+
+
+def het(mix: Mix) -> Life:
+    """A heterogeneous job."""
+    mix.submit(f"#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n2\n{mix.nap()}", time="5")
+    return
+    yield
+
+
+def requeued(mix: Mix) -> Life:
+    """Requeued while it runs."""
+    job = mix.submit("[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] || sleep 60\n", requeue=True, time="5")
+    if (yield from _until(str(job), "RUNNING")):
+        yield from _pause(1.5)
+        mix.site.as_root("scontrol", "requeue", str(job))
+
+
+def run_again(mix: Mix) -> Life:
+    """Requeued after its end."""
+    job = mix.submit(mix.nap(), requeue=True, time="5")
+    if (yield from _until(str(job), "COMPLETED")):
+        yield from _pause(2.5)
+        mix.site.as_user("scontrol", "requeue", str(job))
+
+
+def resized(mix: Mix) -> Life:
+    """Gives one of its nodes back."""
+    job = mix.submit("sleep 6\n", nodes=2, ntasks_per_node=2, time="5")
+    if (yield from _until(str(job), "RUNNING")):
+        yield from _pause(2)
+        mix.site.as_user("scontrol", "update", f"jobid={job}", "numnodes=1")
+
+
+def suspended(mix: Mix) -> Life:
+    """Stands still for a time."""
+    job = mix.submit("sleep 3\n", time="5")
+    if (yield from _until(str(job), "RUNNING")):
+        yield from _pause(1)
+        mix.site.as_root("scontrol", "suspend", str(job))
+        yield from _pause(2.5)
+        while not mix.site.as_root("scontrol", "resume", str(job)):
+            if (yield).get(str(job), "") != "SUSPENDED":
+                return
+
+
+def cancelled(mix: Mix) -> Life:
+    """Cancelled while it runs."""
+    job = mix.submit("sleep 60\n", time="10")
+    if (yield from _until(str(job), "RUNNING")):
+        yield from _pause(1.2)
+        mix.site.as_user("scancel", str(job))
+
+
+def whittled(mix: Mix) -> Life:
+    """An array whose tasks are cancelled one at a time before they start; one is let run."""
+    job = mix.submit("sleep 0.2\n", array="1-4", hold=True, time="5")
+    yield
+    for task in (2, 4, 1):
+        mix.site.as_user("scancel", f"{job}_{task}")
+        yield
+    while not mix.site.as_user("scontrol", "release", str(job)):
+        yield
+
+
+def updated(mix: Mix) -> Life:
+    """Made larger and longer while it waits, and shorter while it runs."""
+    job = mix.submit("sleep 2\n", hold=True, time="2")
+    yield
+    mix.site.as_root("scontrol", "update", f"jobid={job}", "timelimit=9", "numcpus=2")
+    mix.site.as_user("scontrol", "update", f"jobid={job}", "comment=larger")
+    while not mix.site.as_user("scontrol", "release", str(job)):
+        yield
+    if (yield from _until(str(job), "RUNNING")):
+        mix.site.as_user("scontrol", "update", f"jobid={job}", "timelimit=4")
+
+
+def limited(mix: Mix) -> Life:
+    """Runs into its time limit."""
+    mix.submit("sleep 300\n", time="1")
+    return
+    yield
+
+
+def never(mix: Mix) -> Life:
+    """Cancelled before it ever starts."""
+    job = mix.submit("true\n", begin="now+1hour", time="5")
+    yield
+    while not mix.site.as_user("scancel", str(job)):
+        yield
+
+
+def preempted(mix: Mix) -> Life:
+    """Gives way to one of a higher partition."""
+    low = mix.submit(
+        "[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] || sleep 60\n",
+        partition=mix.chance.choice(("low", "lowest")),
+        nodes=2,
+        exclusive=True,
+        time="5",
+    )
+    if (yield from _until(str(low), "RUNNING")):
+        yield from _pause(1.2)
+        mix.submit("sleep 1\n", partition="high", nodes=2, exclusive=True, time="5")
+        yield from _pause(20)
+        mix.site.as_user("scancel", str(low))
+
+
+def let_through(mix: Mix) -> Life:
+    """Submitted while the plugin is told to admit everything."""
+    off = mix.site.run_dir / "gate.off"
+    off.touch()
+    try:
+        mix.submit(mix.nap(), ntasks=2, time="5")
+    finally:
+        off.unlink()
+    return
+    yield
+
+
+def node_failed(mix: Mix) -> Life:
+    """Loses its node; which nobody gets back before it is seen to be lost."""
+    node = "node4"
+    job = mix.submit("sleep 60\n", nodelist=node, no_requeue=True, time="10")
+    if (yield from _until(str(job), "RUNNING")):
+        yield from _pause(1.2)
+        down = ["scontrol", "update", f"nodename={node}", "state=down", "reason=lost"]
+        mix.site.as_root(*down)
+        yield from _pause(2)
+        while not mix.site.as_root("scontrol", "update", f"nodename={node}", "state=resume"):
+            yield
+
+
+COMMON: Final = (plain, plain, plain, plain, failing, array, array, het, never, whittled, cancelled)
+"""Those that cost a machine little."""
+
+RARE: Final = (
+    *(requeued, run_again, resized, suspended, updated, let_through, limited, preempted),
+    node_failed,
+)
+"""Those in which much happens."""
