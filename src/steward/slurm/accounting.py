@@ -118,6 +118,21 @@ class Accounting:
                 found[account] = users
         return found
 
+    def members(self) -> tuple[dict[int, str], dict[str, str], dict[str, str]]:
+        """Users by uid, their default accounts by name, and default QOS by ``ACCOUNT/USER``.
+
+        Raises:
+            SlurmError: slurmdbd does not answer, or refuses.
+        """
+        from steward.slurm.picture_rows import people
+
+        ask = ("sacctmgr", "-n", "-P", "show")
+        users = self._commands.run(*ask, "user", "format=User,DefaultAccount")
+        of_cluster = ("where", f"cluster={self._cluster}")
+        fields = "format=Account,User,DefaultQOS,Partition"
+        associations = self._commands.run(*ask, "assoc", *of_cluster, fields)
+        return people(users, associations, self._people)
+
     def jobs(self, job_id: int, *, texts: bool = True) -> list[JobRecord]:
         """What is known of a job id: an array's tasks, a het job's components; [] for nothing.
 

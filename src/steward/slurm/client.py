@@ -17,6 +17,7 @@ from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob
 from steward.slurm.history import History
 from steward.slurm.people import People
+from steward.slurm.picture import PICTURE_ASKS, Picture
 from steward.slurm.queue import Queue, QueueFormat, Version
 
 log = logging.getLogger(__name__)
@@ -157,6 +158,28 @@ class Slurm:
             admins=accounting.officers(),
             coordinators=accounting.coordinators(),
         )
+
+    def picture(self, zone: str = "") -> Picture:
+        """What an estimate needs to know of the cluster: partitions, kinds of nodes, people.
+
+        Args:
+            zone: The cluster's zone, for rates that differ by time of day.
+
+        Raises:
+            SlurmError: slurmctld or slurmdbd does not answer.
+        """
+        from steward.slurm import picture_rows
+
+        taken_us = int(utc_now().timestamp() * 1_000_000)
+        config = self.config()
+        partitions, nodes = (self._commands.run("scontrol", *words) for words in PICTURE_ASKS)
+        found = picture_rows.picture(
+            self.cluster, config, partitions, nodes, zone=zone, taken_us=taken_us
+        )
+        accounting = self._accounting(config)
+        if accounting is None:
+            return found
+        return picture_rows.with_people(found, accounting.members())
 
     def has_accounting(self) -> bool:
         """Whether the cluster has a slurmdbd; asked again now and then.

@@ -1,0 +1,105 @@
+"""TRES as Slurm writes them: ``cpu=4,mem=8G,node=2,billing=4,gres/gpu:a100=2``."""
+
+import re
+from fractions import Fraction
+from typing import Final
+
+_FACTORS: Final = {
+    "": Fraction(1),
+    "K": Fraction(1, 1024),
+    "M": Fraction(1),
+    "G": Fraction(1024),
+    "T": Fraction(1024**2),
+    "P": Fraction(1024**3),
+}
+_COUNTS: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
+_AMOUNT: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([KMGTP]?)", re.IGNORECASE)
+_MEMORY: Final = "mem"
+
+
+def parse(text: str) -> dict[str, int]:
+    """Amounts by name, ``mem`` in MiB; what is no amount is left out."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, amount = part.rpartition("=")
+        value = amount_of(name, amount) if equals else None
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def amount_of(name: str, amount: str) -> int | None:
+    """One amount, of ``mem`` in MiB; None for what is none."""
+    match = _AMOUNT.fullmatch(amount)
+    if match is None:
+        return None
+    suffix = match[2].upper()
+    if name == _MEMORY:
+        return int(Fraction(match[1]) * _FACTORS[suffix])
+    return int(Fraction(match[1]) * _COUNTS[suffix])
+
+
+def gres(text: str) -> dict[str, int]:
+    """What ``Gres=`` of a node shows, as TRES: ``gpu:a100:4(S:0-1),shard:8`` and the like.
+
+    A typed one counts under its type and under its name.
+    """
+    found: dict[str, int] = {}
+    # Within brackets commas part sockets and indices, not GRES.
+    for part in re.sub(r"\([^()]*\)", "", text).split(","):
+        words = part.split(":")
+        count = amount_of("", words[-1]) if len(words) > 1 else None
+        if count is None:
+            count = 1
+        else:
+            words.pop()
+        name = words[0]
+        if not name or name == "(null)":
+            continue
+        found[f"gres/{name}"] = found.get(f"gres/{name}", 0) + count
+        kind = next((word for word in words[1:] if word not in ("no_consume", "")), "")
+        if kind:
+            typed = f"gres/{name}:{kind}"
+            found[typed] = found.get(typed, 0) + count
+    return found
+
+
+def requested_gres(text: str) -> dict[str, int]:
+    """What a job asked for per job, node, socket or task: ``gres/gpu:a100:2,gres/shard:1``.
+
+    Also as older versions have it (``gpu:2``, ``gres:gpu:2``), and licenses
+    (``license/matlab:2``). A typed one counts under its type alone.
+    """
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        words = part.replace("=", ":").split(":")
+        if words[0] == "gres" and len(words) > 1:
+            words.pop(0)
+        count = amount_of("", words[-1]) if len(words) > 1 else None
+        if count is None:
+            count = 1
+        else:
+            words.pop()
+        name = words[0]
+        if not name or name == "(null)":
+            continue
+        if "/" not in name and name not in ("cpu", "mem", "node"):
+            name = f"gres/{name}"
+        name = ":".join((name, *words[1:2]))
+        found[name] = found.get(name, 0) + count
+    return found
+
+
+def licenses(text: str) -> dict[str, int]:
+    """What ``--licenses`` asks for, as TRES: ``matlab:2,abaqus@db=5``; of ``a|b`` both."""
+    found: dict[str, int] = {}
+    for part in re.split(r"[,;|]", text):
+        name, colon, amount = part.strip().rpartition(":")
+        if not colon:
+            name, colon, amount = part.strip().rpartition("=")
+        count = amount_of("", amount) if colon else 1
+        if not colon:
+            name = part.strip()
+        if name and name != "(null)" and count:
+            found[f"license/{name}"] = found.get(f"license/{name}", 0) + count
+    return found
