@@ -18,6 +18,7 @@ from steward.config import ClusterSettings
 from steward.sandbox import keeping, layout, namespaces
 from steward.sandbox.inside import Answer, Order
 from steward.sandbox.spec import (
+    CONTROLLER,
     Plan,
     SandboxError,
     SandboxSpec,
@@ -368,7 +369,26 @@ class Sandbox:
 
     def kill_controller(self) -> None:
         """End slurmctld by SIGKILL, as a crash would."""
-        self.stop_service("slurmctld", signal.SIGKILL)
+        self.stop_service(CONTROLLER, signal.SIGKILL)
+
+    def take_over(self, *, timeout_s: float = 30.0) -> None:
+        """Have the second controller, which stands by, be the one; it answers when this returns.
+
+        Args:
+            timeout_s: How long it may take, in seconds.
+
+        Raises:
+            SandboxError: There is no second controller, or it does not answer.
+        """
+        if not self.plan.spec.backup:
+            raise SandboxError("this sandbox has no second controller", self.directory)
+        self.run(["scontrol", "takeover"], check=False, timeout_s=timeout_s)
+        deadline = time.monotonic() + timeout_s
+        # Who only stands by refuses to say.
+        while self.run(["squeue", "-h"], check=False, timeout_s=timeout_s).returncode:
+            if time.monotonic() > deadline:
+                raise SandboxError("the second slurmctld does not answer", self.directory)
+            time.sleep(0.05)
 
     def restart_controller(self, *arguments: str, timeout_s: float = 30.0) -> None:
         """Stop slurmctld, if it runs, and start it; it answers when this returns.
@@ -380,7 +400,7 @@ class Sandbox:
         Raises:
             SandboxError: It does not answer.
         """
-        self.restart_service("slurmctld", *arguments)
+        self.restart_service(CONTROLLER, *arguments)
         deadline = time.monotonic() + timeout_s
         while self.run(["scontrol", "ping"], check=False).returncode:
             if time.monotonic() > deadline:

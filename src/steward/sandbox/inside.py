@@ -14,7 +14,14 @@ import msgspec
 
 from steward.sandbox import database, layout, namespaces
 from steward.sandbox.namespaces import MS_BIND, MS_REC, mount
-from steward.sandbox.spec import Plan, SandboxError, Service
+from steward.sandbox.spec import (
+    BACKUP,
+    BACKUP_ADDRESS,
+    CONTROLLER,
+    Plan,
+    SandboxError,
+    Service,
+)
 
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 5.0
@@ -97,8 +104,10 @@ class Init:
             self._until(service.name, lambda: _answers(self.plan.slurmdbd_port))
             for words in database.peopling(self.plan):
                 self._command((f"{self.plan.slurm_bin}/sacctmgr", "-i", *words))
-        elif service.name == "slurmctld":
+        elif service.name == CONTROLLER:
             self._until(service.name, lambda: _answers(self.plan.ports[0]))
+        elif service.name == BACKUP:
+            self._until(service.name, lambda: _answers(self.plan.ports[0], BACKUP_ADDRESS))
 
     def _command(self, argv: tuple[str, ...]) -> str:
         """Run a command to its end; returns what it said.
@@ -279,7 +288,7 @@ class Init:
 
     def _stop(self) -> None:
         # slurmctld first and with time to save its state; the rest needs no ceremony.
-        for name in ("slurmctld", *(name for name in self.running if name != "slurmctld")):
+        for name in sorted(self.running, key=lambda name: name not in (CONTROLLER, BACKUP)):
             if self.running.get(name):
                 os.kill(self.running[name], signal.SIGTERM)
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -288,9 +297,9 @@ class Init:
             self._reap()
 
 
-def _answers(port: int) -> bool:
+def _answers(port: int, address: str = "127.0.0.1") -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        socket.create_connection((address, port), timeout=1).close()
     except OSError:
         return False
     return True

@@ -16,8 +16,8 @@ from typing import Final
 import msgspec
 
 from steward.sandbox import database, namespaces, plans, roots, slurmconf, users
-from steward.sandbox.programs import COMMANDS, Slurm, find
-from steward.sandbox.spec import MARKER, Plan, SandboxError, SandboxSpec, User
+from steward.sandbox.programs import COMMANDS, Slurm, find, installed_plugins
+from steward.sandbox.spec import BACKUP_ADDRESS, MARKER, Plan, SandboxError, SandboxSpec, User
 
 # sun_path holds 108 bytes, and the longest socket in here is <directory>/run/munge.socket.lock.
 _LONGEST_DIRECTORY: Final = 80
@@ -103,7 +103,8 @@ def upgrade(plan: Plan, version: str, say: Callable[[str], None]) -> Plan:
     new = msgspec.structs.replace(new, users=plan.users, opened=plan.opened)
     plugins = _put_commands(new, slurm)
     _put_settings_of_cgroups(new)
-    change(plan, [f"PluginDir={plugins}"] if plugins else [], without=("PluginDir",))
+    line = _plugin_dir(new, plugins)
+    change(plan, [f"PluginDir={line}"] if line else [], without=("PluginDir",))
     if spec.accounting:
         _write_slurmdbd_conf(new, plugins)
     _replace(f"{plan.directory}/{MARKER}", msgspec.json.encode(new), 0o644)
@@ -275,7 +276,8 @@ def reserve(count: int) -> tuple[tuple[int, ...], list[socket.socket]]:
 
 def _fill(plan: Plan, slurm: Slurm) -> None:
     directory = plan.directory
-    for name in ("keeper", "etc", "run", "pid", "log", "state", "spool", "bin", "home", "db"):
+    others = ("pid.backup", "log", "state", "spool", "bin", "home", "db")
+    for name in ("keeper", "etc", "run", "pid", *others):
         os.mkdir(f"{directory}/{name}", 0o755)
     for name in ("keeper", "state", "db"):
         os.chmod(f"{directory}/{name}", 0o700)
@@ -286,9 +288,12 @@ def _fill(plan: Plan, slurm: Slurm) -> None:
     if plan.contained and daemon.uid == 0:
         daemon = users.slurm_user(plan.spec.slurm_user)
         _own_people(plan, daemon)
-        for name in ("pid", "log", "state", "db"):
+        for name in ("pid", "pid.backup", "log", "state", "db"):
             os.chown(f"{directory}/{name}", daemon.uid, daemon.gid)
-    _write(f"{directory}/etc/hosts", users.hosts_text(plan.host).encode(), 0o644)
+    hosts = users.hosts_text(plan.host)
+    if plan.spec.backup:
+        hosts = f"{BACKUP_ADDRESS} {slurmconf.backup_host(plan.host)}\n{hosts}"
+    _write(f"{directory}/etc/hosts", hosts.encode(), 0o644)
     plugins = _put_commands(plan, slurm)
     text = slurmconf.text(
         plan.spec,
@@ -298,7 +303,7 @@ def _fill(plan: Plan, slurm: Slurm) -> None:
         slurm_user=plan.slurm_user,
         slurmd_user=users.caller().name,
         munge_socket=plan.munge_socket,
-        plugin_dir=plugins,
+        plugin_dir=_plugin_dir(plan, plugins),
     )
     _write(plan.slurm_conf, text.encode(), 0o644)
     if plan.spec.accounting:
@@ -329,11 +334,17 @@ def _put_settings_of_cgroups(plan: Plan) -> None:
 
 
 def _write_plugins(plan: Plan) -> None:
-    """Write what Slurm loads: the stack of SPANK plugins, and the script for jobs that end."""
+    """Write what Slurm loads: the stack of SPANK plugins, and the scripts of slurmctld."""
     etc = f"{plan.directory}/etc"
     stack = "".join(f"{line}\n" for line in plan.spec.plugstack)
     _write(f"{etc}/plugstack.conf", stack.replace("{directory}", plan.directory).encode(), 0o644)
-    script = plan.spec.jobcomp_lua
+    # Slurm looks beside the slurm.conf that SLURM_CONF names, and nowhere else.
+    _write_script(plan.spec.jobcomp_lua, f"{etc}/jobcomp.lua")
+    _write_script(plan.spec.job_submit_lua, f"{etc}/job_submit.lua")
+
+
+def _write_script(script: str, target: str) -> None:
+    """Write a script that is given by its path or its text; "" is none."""
     if script and "\n" not in script:
         try:
             with open(script, encoding="utf-8", errors="surrogateescape") as file:
@@ -341,8 +352,13 @@ def _write_plugins(plan: Plan) -> None:
         except OSError as error:
             raise SandboxError(f"{script}: {error.strerror}", script) from error
     if script:
-        # jobcomp/lua looks beside the slurm.conf that SLURM_CONF names, and nowhere else.
-        _write(f"{etc}/jobcomp.lua", script.encode(errors="surrogateescape"), 0o644)
+        _write(target, script.encode(errors="surrogateescape"), 0o644)
+
+
+def _plugin_dir(plan: Plan, plugins: str) -> str:
+    """The whole of PluginDir, ours behind Slurm's; "" for the one that is built in."""
+    ours = [path.replace("{directory}", plan.directory) for path in plan.spec.plugin_dirs]
+    return ":".join([plugins or installed_plugins(), *ours]) if ours else plugins
 
 
 def _own_people(plan: Plan, slurm_user: User) -> None:

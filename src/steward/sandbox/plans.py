@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from steward.sandbox import database, slurmconf, users
 from steward.sandbox.programs import Slurm
-from steward.sandbox.spec import Plan, SandboxSpec, Service
+from steward.sandbox.spec import BACKUP, CONTROLLER, Plan, SandboxError, SandboxSpec, Service
 
 
 def make(
@@ -23,22 +23,26 @@ def make(
         ports: As many as :func:`ports_of` says.
 
     Raises:
+        SandboxError: There is to be a second controller where none can be.
         SlurmMissing: A program that is asked for is not installed.
     """
     as_root = os.geteuid() == 0
     own = as_root and contained
+    if spec.backup and not own:
+        raise SandboxError("a second slurmctld takes root and namespaces: run this as root", spec)
     caller = users.caller()
     slurm_user = users.slurm_user(spec.slurm_user).name if own else caller.name
+    host = spec.cluster if contained else os.uname().nodename.partition(".")[0] or "localhost"
     return Plan(
         directory=directory,
         contained=contained,
-        host=spec.cluster if contained else os.uname().nodename.partition(".")[0] or "localhost",
+        host=host,
         slurm_version=slurm.version,
         root=slurm.root,
         slurm_bin=f"{directory}/bin" if slurm.root else slurm.commands,
         users=users.choose(spec.user_names, f"{directory}/home") if own else (caller,),
         slurm_user=slurm_user,
-        services=tuple(_services(spec, slurm, directory, slurm_user)),
+        services=tuple(_services(spec, slurm, directory, host, slurm_user)),
         opened=_closed_to_others(directory) if own else (),
         ports=ports,
         spec=spec,
@@ -57,7 +61,7 @@ def at_least(version: str, wanted: tuple[int, int]) -> bool:
 
 
 def _services(
-    spec: SandboxSpec, slurm: Slurm, directory: str, slurm_user: str
+    spec: SandboxSpec, slurm: Slurm, directory: str, host: str, slurm_user: str
 ) -> Iterator[Service]:
     log = f"{directory}/log"
     munged = slurm.argv(
@@ -77,13 +81,33 @@ def _services(
             log=f"{log}/slurmdbd.out",
             env=database.environment(directory),
         )
-    yield Service(name="slurmctld", argv=slurm.argv("slurmctld", "-D"), log=f"{log}/slurmctld.out")
+    yield from _controllers(spec, slurm, directory, host)
     for node in slurmconf.node_names(spec):
         yield Service(
             name=f"slurmd.{node}",
             argv=slurm.argv("slurmd", "-D", "-N", node),
             log=f"{log}/slurmd.{node}.out",
         )
+
+
+def _controllers(spec: SandboxSpec, slurm: Slurm, directory: str, host: str) -> Iterator[Service]:
+    log = f"{directory}/log"
+    env = {
+        key: value.replace("{directory}", directory) for key, value in spec.controller_env.items()
+    }
+    argv = slurm.argv("slurmctld", "-D")
+    yield Service(name=CONTROLLER, argv=argv, log=f"{log}/slurmctld.out", env=env)
+    if spec.backup:
+        # A controller knows which one it is by its host's name, and ends the process that its
+        # PID file names; both controllers read the same slurm.conf, and so name the same file.
+        name, pid = slurmconf.backup_host(host), f"{directory}/pid"
+        script = (
+            f"echo {name} > /proc/sys/kernel/hostname && "
+            f'mount --bind {pid}.backup {slurm.root}{pid} && exec "$@"'
+        )
+        words = ("/usr/bin/unshare", "--uts", "--mount", "/bin/sh", "-c", script, "sh")
+        argv = (*words, *argv, "-L", f"{log}/{BACKUP}.log")
+        yield Service(name=BACKUP, argv=argv, log=f"{log}/{BACKUP}.out", env=env)
 
 
 def _closed_to_others(directory: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from glob import glob
 from typing import Final
 
 import msgspec
@@ -17,6 +18,10 @@ COMMANDS: Final = (
     *("sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol"),
     *("scrontab", "sdiag", "sinfo", "sprio", "squeue", "sreport", "srun", "sshare", "sstat"),
     *("strigger", "munge", "unmunge"),
+)
+_PLUGINS: Final = (
+    *("/usr/lib/*/slurm-wlm", "/usr/lib64/slurm", "/usr/lib/slurm"),
+    *("/usr/local/lib/slurm", "/opt/slurm/lib/slurm"),
 )
 # Daemons lie in directories that an ordinary user's PATH does not hold.
 _MORE_PLACES: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/opt/slurm/sbin", "/opt/slurm/bin")
@@ -89,6 +94,18 @@ def find(version: str, say: Callable[[str], None]) -> Slurm:
     daemons = {name: f"/usr/sbin/{name}" for name in (*DAEMONS, "slurmdbd")}
     exact = _version(("/usr/sbin/chroot", root, daemons["slurmctld"]))
     return Slurm(version=exact, root=root, daemons=daemons, commands="/usr/bin")
+
+
+def installed_plugins() -> str:
+    """The directory of plugins that the installed Slurm has built in.
+
+    Raises:
+        SlurmMissing: It is in none of the usual places.
+    """
+    for pattern in _PLUGINS:
+        for path in sorted(glob(f"{pattern}/select_cons_tres.so")):
+            return os.path.dirname(path)
+    raise SlurmMissing(f"Slurm's plugins are in none of {', '.join(_PLUGINS)}", _PLUGINS)
 
 
 def _version(argv: tuple[str, ...]) -> str:

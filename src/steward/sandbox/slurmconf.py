@@ -7,12 +7,17 @@ slurm.conf(5) of each.
 from collections.abc import Sequence
 
 from steward.sandbox import database
-from steward.sandbox.spec import SandboxError, SandboxSpec
+from steward.sandbox.spec import BACKUP_ADDRESS, SandboxError, SandboxSpec
 
 
 def node_names(spec: SandboxSpec) -> tuple[str, ...]:
     """The virtual nodes: node1, node2 and so on."""
     return tuple(f"node{number}" for number in range(1, spec.nodes + 1))
+
+
+def backup_host(host: str) -> str:
+    """What the second controller's host is called, beside that of the first."""
+    return f"{host}b"
 
 
 def check(spec: SandboxSpec) -> None:
@@ -26,7 +31,8 @@ def check(spec: SandboxSpec) -> None:
     if not spec.cluster.isidentifier() or not spec.cluster.isascii() or len(spec.cluster) > 40:
         raise SandboxError(f"{spec.cluster!r} cannot be a cluster's name: use letters", spec)
     database.check(spec)
-    lines = [(line, "slurm.conf") for line in (spec.private_data, spec.slurm_user, *spec.extra)]
+    words = (spec.private_data, spec.slurm_user, *spec.job_submit, *spec.plugin_dirs)
+    lines = [(line, "slurm.conf") for line in (*words, *spec.extra)]
     lines += [(line, "plugstack.conf") for line in spec.plugstack]
     for line, file in lines:
         if (line and not line.isprintable()) or line.endswith("\\"):  # which would join lines
@@ -54,11 +60,12 @@ def text(
         slurm_user: Who slurmctld runs as.
         slurmd_user: Who slurmd runs as.
         munge_socket: munged's socket.
-        plugin_dir: PluginDir; "" for the one that was built in.
+        plugin_dir: PluginDir, all of it; "" for the one that was built in.
     """
     lines = [
         f"ClusterName={spec.cluster}",
         f"SlurmctldHost={host}(127.0.0.1)",
+        *_lines_of_backup(spec, host),
         f"SlurmctldPort={ports[0]}",
         f"SlurmUser={slurm_user}",
         f"SlurmdUser={slurmd_user}",
@@ -99,6 +106,8 @@ def text(
         lines.append(f"PrivateData={spec.private_data}")
     if spec.jobcomp_lua:
         lines.append("JobCompType=jobcomp/lua")
+    if spec.job_submit:
+        lines.append(f"JobSubmitPlugins={','.join(spec.job_submit)}")
     if spec.accounting:
         lines += database.lines_of_slurm_conf(ports[-1], munge_socket)
     if plugin_dir:
@@ -114,3 +123,10 @@ def text(
         *spec.extra,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _lines_of_backup(spec: SandboxSpec, host: str) -> list[str]:
+    if not spec.backup:
+        return []
+    # Soon, as far as it goes: Slurm asks the first controller a few times within this.
+    return [f"SlurmctldHost={backup_host(host)}({BACKUP_ADDRESS})", "SlurmctldTimeout=5"]

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from typing import Final
 
 import msgspec
 
@@ -9,6 +10,12 @@ from steward.errors import StewardError
 
 MARKER = "sandbox.json"
 """The file that says a directory is a sandbox's; nothing else is ever removed."""
+
+CONTROLLER: Final = "slurmctld"
+BACKUP: Final = "slurmctld.backup"
+"""The services that answer Slurm's commands: the second stands by until the first is gone."""
+BACKUP_ADDRESS: Final = "127.0.0.2"
+"""Where the second controller listens, on the port that both have."""
 
 
 class SandboxError(StewardError):
@@ -44,6 +51,14 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
         jobcomp_lua: Path of a script, or its text if that has several lines, that slurmctld runs
             for every job that ends (JobCompType=jobcomp/lua); "" for none. It becomes
             ``etc/jobcomp.lua`` in the sandbox's directory, where a test may change it.
+        job_submit: What JobSubmitPlugins names, in this order (``lua``, ``steward``).
+        job_submit_lua: Path of a script, or its text if that has several lines, for job_submit/lua;
+            it becomes ``etc/job_submit.lua`` in the sandbox's directory.
+        plugin_dirs: Directories behind Slurm's own in PluginDir. They must be in the temporary
+            directory or in the sandbox's own, written ``{directory}``.
+        controller_env: Variables that slurmctld is started with; values may hold ``{directory}``.
+        backup: Whether there is a second slurmctld that takes over, on the same state; it takes
+            root and namespaces.
         accounting: Whether jobs are kept in Slurm's own books, by slurmdbd and MariaDB.
         accounts: What jobs can be charged to in these; every user may charge every one, the
             first is everybody's default, and the first user is its coordinator.
@@ -67,6 +82,11 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     extra: tuple[str, ...] = ()
     plugstack: tuple[str, ...] = ()
     jobcomp_lua: str = ""
+    job_submit: tuple[str, ...] = ()
+    job_submit_lua: str = ""
+    plugin_dirs: tuple[str, ...] = ()
+    controller_env: dict[str, str] = {}
+    backup: bool = False
     accounting: bool = False
     accounts: tuple[str, ...] = ("physics", "chemistry")
 
@@ -84,7 +104,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     """A program that runs as long as the sandbox does.
 
     Attributes:
-        name: ``munged``, ``mariadbd``, ``slurmdbd``, ``slurmctld`` or ``slurmd.NODE``.
+        name: ``munged``, ``mariadbd``, ``slurmdbd``, ``slurmctld``, ``slurmctld.backup`` or
+            ``slurmd.NODE``.
         argv: What to start; the first word is a path.
         log: File that its output is appended to.
         env: Variables beside those that every service is given.
