@@ -391,7 +391,9 @@ class Charge(Noun, frozen=True):
             there when the run started, in the order of their end.
         overdraw: Whether it was let through, and may take the account below its means.
         why: What it is: ``end``, ``piece``, ``correction``, ``backfill``, ``reconcile``.
-        source: Whose word it is: ``jobs``, ``sacct``.
+        source: Whose word it is: ``jobs``, ``sacct``, ``mybrc``.
+        told: Of a job that another program told of, and whose id and submit time are not
+            known, the name that it gave; it then stands for both.
     """
 
     cluster: str
@@ -410,9 +412,12 @@ class Charge(Noun, frozen=True):
     overdraw: bool = True
     why: str = "end"
     source: str = "jobs"
+    told: str = ""
 
     @property
     def key(self) -> str:
         """What tells it from every other charge."""
+        if self.told:
+            return f"{self.cluster}/told/{self.told}"
         first = int(self.first_submit.timestamp())
         return f"{self.cluster}/{self.job_id}/{first}/{self.restarts}/{self.piece_us}"
