@@ -22,10 +22,10 @@ demo: setup-slurm ## Watch Steward keep the scripts of a real Slurm cluster (KEE
 	@$(BIN)/steward demo $(if $(KEEP),--keep)
 
 test: setup-slurm ## Run the tests, with the Slurm at hand; under ten minutes
-	$(BIN)/pytest tests/unit tests/integration -m "not long and not servers and not database" $(ARGS)
+	@ARGS='$(ARGS)' scripts/test.sh "not long and not servers and not database"
 
 test-all: setup-slurm setup-servers setup-debootstrap ## Run every test there is, on every version of Slurm
-	$(BIN)/pytest tests/unit tests/integration $(ARGS)
+	@ARGS='$(ARGS)' scripts/test.sh ""
 	@$(MAKE) --no-print-directory matrix MATRIX="$(filter-out installed,$(MATRIX))"
 
 check: setup-python ## Lint, format and types, changing nothing

@@ -62,6 +62,7 @@ def test_the_demo_ends_by_itself_and_leaves_nothing(directory: Path, slurm_versi
     assert processes_of(directory) == []
 
 
+@pytest.mark.long
 def test_a_kept_demo_goes_on_and_ends_when_told(directory: Path, slurm_version: str) -> None:
     process = demo(directory, "--keep", slurm=slurm_version)
     try:
@@ -133,6 +134,7 @@ def failing(site: Site) -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_each_spoilt_thing_is_found(site: Site) -> None:
     assert failing(site) == set()
 

@@ -194,6 +194,7 @@ def test_the_plugin_of_the_docs_is_thirty_lines_and_works(
         assert daemon.stop() == 0
 
 
+@pytest.mark.long
 def test_a_plugin_gone_wild_harms_nobody_but_itself(
     fast: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,6 +213,7 @@ def test_resized(site: Site) -> None:
     assert abs((whole.resized_at - piece.end).total_seconds()) <= 1
 
 
+@pytest.mark.long
 def test_suspended(site: Site) -> None:
     # What sleeps goes on to do so by the clock.
     job = site.submit("#!/bin/sh\nsleep 15\n")
