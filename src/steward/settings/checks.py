@@ -13,7 +13,16 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from steward.config import AccountingSettings, FilesSinkSettings, RedactSettings, Section, Settings
+from steward.config import (
+    AccountingSettings,
+    BankSettings,
+    FilesSinkSettings,
+    GateSettings,
+    MybrcSettings,
+    RedactSettings,
+    Section,
+    Settings,
+)
 from steward.errors import StewardError
 from steward.settings.forwarding_checks import forwarding_problems
 from steward.settings.node_checks import node_problems
@@ -47,6 +56,12 @@ def problems(settings: Settings) -> Iterator[Problem]:
         from steward.settings.accounting_checks import accounting_problems
 
         yield from accounting_problems(settings)
+    if (settings.bank, settings.gate, settings.mybrc) != (
+        *(BankSettings(), GateSettings(), MybrcSettings()),
+    ):
+        from steward.settings.bank_checks import bank_problems
+
+        yield from bank_problems(settings)
     yield from _zones(settings)
     yield from _patterns(settings.redact)
     if "" in settings.access.operators:

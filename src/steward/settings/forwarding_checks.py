@@ -5,7 +5,14 @@ import re
 from collections.abc import Iterator
 
 from steward.capture.forwarded.wire import host_and_port
-from steward.config import ForwardSettings, NodesSettings, ReceiveSettings, Settings
+from steward.config import (
+    ForwardSettings,
+    GateSettings,
+    MybrcSettings,
+    NodesSettings,
+    ReceiveSettings,
+    Settings,
+)
 from steward.settings.problem import Problem
 
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
@@ -76,7 +83,8 @@ def _forward(settings: Settings) -> Iterator[Problem]:
 
 
 def file_problems(
-    name: str, section: ReceiveSettings | ForwardSettings | NodesSettings
+    name: str,
+    section: ReceiveSettings | ForwardSettings | NodesSettings | GateSettings | MybrcSettings,
 ) -> Iterator[Problem]:
     """What is wrong with the names of a section's certificates and keys."""
     fields = [field for field in section.__struct_fields__ if field.endswith("_file")]
