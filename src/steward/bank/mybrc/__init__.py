@@ -1,1 +1,1 @@
-"""The myBRC REST API, served and spoken."""
+"""The myBRC REST API, served to the plugins that speak it, and spoken to a server elsewhere."""

@@ -1,0 +1,233 @@
+"""What goes over the wire of the myBRC API, and how what comes is read.
+
+Bodies are JSON, or the form data that the scripts around the old plugins send.
+"""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Annotated, Any, Final
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from steward.bank.errors import BankUsage
+from steward.bank.mybrc import amounts
+from steward.bank.mybrc.errors import ApiError
+
+PLAIN: Final = r"^[^\x00-\x1f\x7f]*$"
+"""No control characters: names end up in logs, tables and PostgreSQL."""
+_INT: Final = 2**31
+_FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MOST_FIELDS: Final = 200
+
+Id = Annotated[str, Meta(min_length=1, max_length=150, pattern=PLAIN)]
+Word = Annotated[str, Meta(max_length=50, pattern=PLAIN)]
+Count = Annotated[int, Meta(ge=-_INT, lt=_INT)]
+Uid = Annotated[str, Meta(pattern="^[0-9]+$", max_length=10)]
+Name = Annotated[str, Meta(max_length=150, pattern=PLAIN)]
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A node of a job."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=30, pattern=PLAIN)]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the API shows it; what is not known is null."""
+
+    jobslurmid: str
+    submitdate: datetime | None = None
+    startdate: datetime | None = None
+    enddate: datetime | None = None
+    userid: str
+    accountid: str
+    amount: Annotated[str, Meta(extra_json_schema={"format": "decimal"})]
+    jobstatus: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    nodes: tuple[Node, ...] = ()
+    num_cpus: int | None = None
+    num_req_nodes: int | None = None
+    num_alloc_nodes: int | None = None
+    raw_time: float | None = None
+    cpu_time: float | None = None
+
+
+class JobSent(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as a client sends it; what it leaves out stays as it was."""
+
+    jobslurmid: Id
+    userid: Uid
+    accountid: Name
+    submitdate: str | None | UnsetType = UNSET
+    startdate: str | None | UnsetType = UNSET
+    enddate: str | None | UnsetType = UNSET
+    amount: Decimal | UnsetType = UNSET
+    jobstatus: Word | None | UnsetType = UNSET
+    partition: Word | None | UnsetType = UNSET
+    qos: Word | None | UnsetType = UNSET
+    nodes: tuple[Node, ...] | UnsetType = UNSET
+    num_cpus: Count | None | UnsetType = UNSET
+    num_req_nodes: Count | None | UnsetType = UNSET
+    num_alloc_nodes: Count | None | UnsetType = UNSET
+    raw_time: float | None | UnsetType = UNSET
+    cpu_time: float | None | UnsetType = UNSET
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A partition, and what an hour of a core costs there."""
+
+    name: str
+    shared: bool | None = None
+    num_nodes: int | None = None
+    num_cores: int | None = None
+    su_per_core_hour: str | None = None
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True):
+    """A user of the bank."""
+
+    username: str | None
+    email: str
+
+
+class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A hundred jobs, and where the others are."""
+
+    count: int
+    next: str | None = None
+    previous: str | None = None
+    results: tuple[Job, ...] = ()
+
+
+class UserPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A hundred users, and where the others are."""
+
+    count: int
+    next: str | None = None
+    previous: str | None = None
+    results: tuple[User, ...] = ()
+
+
+class PartitionPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A hundred partitions, and where the others are."""
+
+    count: int
+    next: str | None = None
+    previous: str | None = None
+    results: tuple[Partition, ...] = ()
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a job can be submitted, and why."""
+
+    success: bool
+    message: str | None = None
+
+
+class TokenGiven(msgspec.Struct, frozen=True, kw_only=True):
+    """A token, which is told this once."""
+
+    token: str
+
+
+class Detail(msgspec.Struct, frozen=True, kw_only=True):
+    """What was wrong."""
+
+    detail: str
+
+
+class Login(msgspec.Struct, frozen=True, kw_only=True):
+    """Who wants a token."""
+
+    username: Annotated[str, Meta(min_length=1, max_length=150)]
+    password: Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+def job_of(body: bytes, content_type: str) -> JobSent:
+    """The job that a client sends.
+
+    Raises:
+        ApiError: It cannot be read, or a field is not as it has to be.
+    """
+    return _read(body, content_type, JobSent)
+
+
+def login_of(body: bytes, content_type: str) -> Login:
+    """The name and password that a client sends.
+
+    Raises:
+        ApiError: They cannot be read.
+    """
+    return _read(body, content_type, Login)
+
+
+def merged(sent: JobSent, before: Job | None) -> tuple[Job, int]:
+    """The job as it is after what was sent, and its amount in micro-SU.
+
+    Raises:
+        ApiError: A time or the amount is none, or the times are in no possible order.
+    """
+    fields: dict[str, Any] = {} if before is None else msgspec.structs.asdict(before)
+    sent_fields = msgspec.structs.asdict(sent)
+    for name in ("submitdate", "startdate", "enddate"):
+        value = sent_fields.pop(name)
+        if value is not UNSET:
+            fields[name] = None if value is None else _time(name, value)
+    given = sent_fields.pop("amount")
+    fields.update({name: value for name, value in sent_fields.items() if value is not UNSET})
+    try:
+        told = Decimal(fields.get("amount", "0")) if given is UNSET else given
+        micros = amounts.amount(told)
+    except BankUsage as error:
+        raise ApiError(400, str(error)) from error
+    fields["amount"] = amounts.show(micros)
+    job = Job(**fields)
+    _in_order(job)
+    return job, micros
+
+
+def _read(body: bytes, content_type: str, kind: type[Any]) -> Any:
+    is_form = content_type.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
+    try:
+        if not is_form:
+            return msgspec.json.decode(body, type=kind)
+        pairs = parse_qsl(
+            body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict"
+        )
+        # What a form leaves empty is not known; lists of nodes cannot be told in one.
+        given = {name: value for name, value in pairs if value and name != "nodes"}
+        return msgspec.convert(given, kind, strict=False)
+    except (msgspec.DecodeError, UnicodeError, ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body cannot be read: {error}") from error
+
+
+def _time(name: str, text: str) -> datetime:
+    try:
+        if len(text) < len("2026-01-01 00:00:00") or text[4:5] != "-":
+            raise ValueError(text)
+        at = datetime.fromisoformat(text)
+        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+        if at < _FIRST:
+            raise ValueError(text)
+    except (ValueError, OverflowError) as error:
+        what = f"{name} {text[:60]!r} is no time: write 2026-01-31T12:00:00+00:00"
+        raise ApiError(400, what) from error
+    return at
+
+
+def _in_order(job: Job) -> None:
+    times = [
+        (name, at)
+        for name, at in (
+            ("submitted", job.submitdate),
+            ("started", job.startdate),
+            ("ended", job.enddate),
+        )
+        if at is not None
+    ]
+    for (earlier, before), (later, after) in zip(times, times[1:], strict=False):
+        if after < before:
+            raise ApiError(400, f"the job {later} before it was {earlier}")
