@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from steward.sandbox import database, layout, namespaces
+from steward.sandbox import database, layout, namespaces, slurmconf
 from steward.sandbox.namespaces import MS_BIND, MS_REC, mount
 from steward.sandbox.spec import (
     BACKUP,
@@ -219,7 +219,10 @@ class Init:
         return "it said nothing"
 
     def _nodes_are_idle(self) -> bool:
-        sinfo = (f"{self.plan.slurm_bin}/sinfo", "-h", "-N", "-p", "main", "-o", "%T")
+        # Of the nodes that have a slurmd alone: a spec may bring others, which are only counted.
+        names = ",".join(slurmconf.node_names(self.plan.spec))
+        command = f"{self.plan.slurm_bin}/sinfo"
+        sinfo = (command, "-h", "-N", "-p", "main", "-n", names, "-o", "%T")
         try:
             return self._command(sinfo).split() == ["idle"] * self.plan.spec.nodes
         except SandboxError:
