@@ -1,0 +1,255 @@
+"""What goes over the gate's two sockets, and what the gate tells of itself.
+
+One line of JSON each way. The plugin's requests are :class:`Submit`, answered by
+:class:`Said`; Steward's own processes send :class:`Call` and get :class:`Result`.
+"""
+
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import msgspec
+
+from steward.bank.ledger import Refusal
+from steward.bank.records import Description, Hold, Noun, Quote
+from steward.bank_facts import HoldFact
+
+VERSION: Final = 1
+CONTROL_SOCKET: Final = "gate.sock"
+"""Of Steward's own processes, in the state directory."""
+LONGEST_REQUEST: Final = 1 << 20
+"""Of the plugin's, in bytes: an array's task expression may be long."""
+LONGEST_CALL: Final = 64 << 20
+"""Of Steward's own, in bytes: all accounts at once."""
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True):
+    """What the submit plugin asks, or another gate that passes its question on.
+
+    Attributes:
+        v: The protocol's version.
+        op: ``submit`` for a new job, ``modify`` for a change to one.
+        cluster: The cluster's name.
+        job: What is asked for; of a change only what is to change.
+        id: Tells the answers of one connection apart; 0 where there is one answer only.
+    """
+
+    v: int
+    op: Literal["submit", "modify"]
+    cluster: str
+    job: Description
+    id: int = 0
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the plugin is answered. Text that is empty is left out and changes nothing.
+
+    Attributes:
+        v: The protocol's version.
+        ok: Whether the job may be.
+        say: What the user is told, some lines.
+        admin_comment: What the job's is to be, all of it.
+        qos: The QOS it is to have instead.
+        partition: The partition it is to have instead.
+        account: The account it is to have instead.
+        id: As it was asked.
+    """
+
+    v: int
+    ok: bool
+    admin_comment: str = ""
+    say: str = ""
+    qos: str = ""
+    partition: str = ""
+    account: str = ""
+    id: int = 0
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of Steward's own processes asks."""
+
+    v: int
+    op: str
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What it is answered.
+
+    Attributes:
+        ok: Whether it was done.
+        body: What it gave.
+        kind: Name of the error's class.
+        say: The error.
+    """
+
+    ok: bool
+    body: msgspec.Raw = msgspec.Raw(b"null")
+    kind: str = ""
+    say: str = ""
+
+
+class Seen(Noun, frozen=True):
+    """A job that Slurm shows.
+
+    Attributes:
+        cluster: The cluster's name.
+        job_id: The raw id; an array's for each of its tasks.
+        uid: Whose it is, by Slurm's word.
+        admin_comment: May carry a token.
+        started: Whether it has started.
+    """
+
+    cluster: str
+    job_id: int
+    uid: int
+    admin_comment: str = ""
+    started: bool = False
+
+
+class Claim(Noun, frozen=True):
+    """A job in the queue that wants a hold.
+
+    Attributes:
+        cluster: The cluster's name.
+        job_id: The raw id; an array's for all of its tasks.
+        description: What it asks for; of an array the tasks that are not settled yet.
+        first_submit_us: When it was submitted first: by that it is priced. 0 for now.
+        started: Whether it has started.
+        mode_credit: Whether it is held whatever the account has.
+        is_exact: Whether a hold that is too large is made smaller.
+    """
+
+    cluster: str
+    job_id: int
+    description: Description
+    first_submit_us: int = 0
+    started: bool = False
+    mode_credit: bool = False
+    is_exact: bool = False
+
+
+class Covered(Noun, frozen=True):
+    """What became of a claim.
+
+    Attributes:
+        hold: The hold that covers it; None where there is none.
+        is_paid: Whether the job may be.
+        why: Why it may not, for its user.
+    """
+
+    hold: Hold | None = None
+    is_paid: bool = True
+    why: str = ""
+
+
+class Verdict(Noun, frozen=True):
+    """What would be said of a job, if it were submitted now."""
+
+    ok: bool
+    say: str = ""
+    quote: Quote | None = None
+
+
+class Means(Noun, frozen=True):
+    """What an account can pay now.
+
+    Attributes:
+        account: Its name.
+        payer: Whose allocations are drawn on.
+        available: What a new job may cost, micro-SU.
+        balance: What the active allocations hold, micro-SU.
+        held: What of that is spoken for, micro-SU.
+        credit: What the payer may owe, micro-SU.
+        user_limit: What the user may spend of the account; None for no limit.
+        user_spent: What the user has spent of it.
+        user_held: What is held for the user's jobs.
+    """
+
+    account: str
+    payer: str
+    available: int
+    balance: int
+    held: int
+    credit: int = 0
+    user_limit: int | None = None
+    user_spent: int = 0
+    user_held: int = 0
+
+
+class GateState(Noun, frozen=True):
+    """How the gate stands.
+
+    Attributes:
+        position: Of the ledger, as far as it is known here.
+        settled: The last settlement that was taken.
+        rules: Position of the rules; -1 where there are none yet.
+        facts: The last fact that was told.
+        holds: How many are open.
+        held: What they hold, micro-SU.
+        pictures: When each cluster was pictured, µs since the epoch.
+        deciding: Whether it decides; otherwise the policy does, or another gate.
+        why: Why not.
+        fence: Of the lease that it decides by; 0 without one.
+        books_at_us: When the ledger last said anything; 0 for never.
+    """
+
+    position: int = 0
+    settled: int = 0
+    rules: int = -1
+    facts: int = 0
+    holds: int = 0
+    held: int = 0
+    pictures: dict[str, int] = {}
+    deciding: bool = False
+    why: str = ""
+    fence: int = 0
+    books_at_us: int = 0
+
+
+class GateFact(Noun, frozen=True):
+    """Something that the gate did, for the journal and the ledger.
+
+    Attributes:
+        seq: Grows; also where the gate's database is lost.
+        kind: An event's kind (``hold.placed``), or ``refusal``.
+        at_us: When it was done.
+        cluster: On which cluster; "" for what is no job's.
+        hold: What became of a hold.
+        refusal: What was refused, or would have been.
+    """
+
+    seq: int
+    kind: str
+    at_us: int
+    cluster: str = ""
+    hold: HoldFact | None = None
+    refusal: Refusal | None = None
+
+
+class Looked(Noun, frozen=True):
+    """A cluster's queue was seen whole."""
+
+    cluster: str
+    began: datetime
+
+
+class Asked(Noun, frozen=True):
+    """A question about a job that is not there yet."""
+
+    cluster: str
+    description: Description
+
+
+class Wanted(Noun, frozen=True):
+    """Which holds are to be listed; "" and 0 for any."""
+
+    account: str = ""
+    cluster: str = ""
+    user: str = ""
+    job_id: int = 0
+    after: str = ""
+    limit: int = 1000
+
+
+Body = Any
+"""What an operation takes or gives: the link and the gate name the types."""
