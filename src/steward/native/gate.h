@@ -1,0 +1,64 @@
+/*
+ * What the parts of job_submit_steward know of each other: gate_wire.c writes and reads
+ * the lines, gate_ask.c asks and decides what holds where nobody answers. Nobody else
+ * sees these names: all is compiled with -fvisibility=hidden. None of it needs Slurm.
+ */
+#ifndef STEWARD_GATE_H
+#define STEWARD_GATE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+	REQUEST_BYTES = 1 << 20, /* of a line each way, at the most; the gate takes no more */
+	ANSWER_BYTES = 1 << 16,
+};
+
+/* A line that is being written; `failed` once it is too long, or memory is out. */
+struct line {
+	char *text;
+	size_t used, room;
+	int failed;
+};
+
+/* What the gate answers; each text is "" where nothing is to be changed. */
+struct answer {
+	int ok;
+	char *say, *admin_comment, *qos, *partition, *account;
+};
+
+/* Adds text as it is. */
+void add_raw(struct line *line, const char *text, size_t length);
+
+/* Adds `format`, for numbers and names of ours. */
+void add(struct line *line, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Adds a string of anybody's making, in quotes; bytes that are no UTF-8 become \xNN. */
+void add_quoted(struct line *line, const char *text);
+
+/* Reads an answer, the newline at its end included; 0 if it is none. To be freed either way. */
+int read_answer(const char *text, size_t length, struct answer *answer);
+void free_answer(struct answer *answer);
+
+/* What came of asking. */
+enum asked {
+	ANSWERED,
+	SWITCHED_OFF, /* the site's file is there: all is admitted */
+	QUIET,	      /* it failed a while ago, and is not asked for the moment */
+	FAILED,	      /* it did not answer now; `why` says it */
+};
+
+/* Names the file that the gate writes the site's policy to. */
+void begin_asking(const char *conf_path);
+void end_asking(void);
+
+/* Asks the gate, if that is to be done now. The line ends with a newline. */
+enum asked ask_gate(const struct line *request, struct answer *answer, const char **why);
+
+/*
+ * Whether jobs for these partitions, with commas between, are refused while the gate does
+ * not answer; NULL for the default one. If any of them is, the job is.
+ */
+int is_denied(const char *partitions);
+
+#endif
