@@ -7,7 +7,7 @@ there, the lines of jobcomp.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,8 +15,10 @@ from typing import Final, NamedTuple
 from banking import CPU, BankSite
 
 _TRES: Final = re.compile(r"(\w[\w/:.-]*)=([0-9.]+)([KMGTP]?)")
-_COLUMNS: Final = "JobIDRaw,Submit,Start,End,State,ElapsedRaw,AllocTRES,TimelimitRaw,Partition"
+_COLUMNS: Final = "JobIDRaw,Start,End,State,ElapsedRaw,AllocTRES,TimelimitRaw,Partition"
 _PERMILLE: Final = {"NODE_FAIL": 0, "PREEMPTED": 500}
+_TIMES: Final = {"TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
+_ENDED: Final = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT")
 _UNFINISHED: Final = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "REVOKED")
 
 
@@ -50,43 +52,56 @@ def costs(runs: Iterable[Ran], cpu: int = CPU) -> dict[int, int]:
 def by_sacct(site: BankSite) -> list[Ran]:
     """All runs and pieces that slurmdbd knows the end of."""
     words = ["sacct", "-a", "-D", "-X", "-n", "-P", "--noconvert", "-S", "now-1day", "-o", _COLUMNS]
-    rows = site.cluster.run(words, env={"TZ": "UTC"}, timeout_s=120).stdout.splitlines()
-    found = []
+    rows = site.cluster.run(words, env=_TIMES, timeout_s=120).stdout.splitlines()
+    ends: dict[tuple[int, str], Ran] = {}
+    for ran in _lines(site):
+        ends.setdefault((ran.job, ran.start), ran)
+    found: list[Ran] = []
+    pieces: list[Ran] = []
     for row in rows:
-        job, _submit, start, end, state, seconds, tres, limit, partition = row.split("|")
+        job, start, end, state, seconds, tres, limit, partition = row.split("|")
         state = state.partition(" ")[0]
-        if "Unknown" in (start, end) or "None" in (start, end) or state in _UNFINISHED:
+        if not (start.isdigit() and end.isdigit()) or state in _UNFINISHED:
             continue
         limit_s = int(limit) * 60 if limit.isdigit() else None
-        found.append(Ran(int(job), start, int(seconds), state, _cpus(tres), limit_s, partition))
-    return found
+        ran = Ran(int(job), start, int(seconds), state, _cpus(tres), limit_s, partition)
+        if state == "RESIZING":
+            pieces.append(ran)
+            continue
+        first = ends.get((ran.job, start))
+        # When a job is requeued after its end, Slurm writes that end once more, and wrongly.
+        is_wrong = state == "REQUEUED" and first is not None and first.state in _ENDED
+        found.append(first if is_wrong and first is not None else ran)
+    return [*_without(found, pieces)]
 
 
 def by_slurmctld(site: BankSite) -> list[Ran]:
     """The last run of each job by scontrol, earlier ones and pieces by jobcomp."""
     last = {(ran.job, ran.start): ran for ran in _shown(site)}
     found: dict[tuple[int, str], Ran] = {}
-    pieces: dict[tuple[int, str], list[Ran]] = {}
+    pieces = []
     for ran in _lines(site):
         if ran.state == "RESIZING":
-            pieces.setdefault((ran.job, ran.start), []).append(ran)
+            pieces.append(ran)
         else:
-            # When a job is requeued after its end, Slurm writes that end once more, and wrongly.
             found.setdefault((ran.job, ran.start), ran)
-    found |= last
-    for run, those in pieces.items():
-        spent = 0
-        for number, piece in enumerate(sorted(those, key=lambda one: one.seconds)):
-            found[run[0], f"{run[1]} {number}"] = piece._replace(seconds=piece.seconds - spent)
-            spent = piece.seconds
-        if run in found:
-            found[run] = found[run]._replace(seconds=found[run].seconds - spent)
-    return [*found.values()]
+    return [*_without((found | last).values(), pieces)]
+
+
+def _without(runs: Iterable[Ran], pieces: Iterable[Ran]) -> Iterator[Ran]:
+    """The runs, each told from its beginning, without what its pieces are; and those."""
+    spent: dict[tuple[int, str], int] = {}
+    for piece in sorted(pieces, key=lambda one: one.seconds):
+        before = spent.get((piece.job, piece.start), 0)
+        yield piece._replace(seconds=piece.seconds - before)
+        spent[piece.job, piece.start] = piece.seconds
+    for ran in runs:
+        yield ran._replace(seconds=ran.seconds - spent.get((ran.job, ran.start), 0))
 
 
 def _shown(site: BankSite) -> list[Ran]:
     words = ["scontrol", "-o", "-a", "-d", "show", "job"]
-    text = site.cluster.run(words, env={"TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}).stdout
+    text = site.cluster.run(words, env=_TIMES).stdout
     found = []
     for line in text.splitlines():
         words_of = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from typing import Final
 
 from banking import SHELL, BankSite
+from submitting import PATIENCE
 
 from steward.sandbox import SandboxError
 
@@ -41,6 +42,7 @@ class Mix:
         self.chance = chance
         self.submitted: list[int] = []
         self._lives: list[Life] = []
+        self._hurried: set[str] = set()
 
     def begin(self, kind: Callable[["Mix"], Life]) -> None:
         """Let a life begin; what cannot be submitted is none."""
@@ -62,19 +64,38 @@ class Mix:
                     self._lives.remove(life)
         return len(self._lives)
 
-    def go_to_the_end(self, between: Callable[[], None] = lambda: None) -> None:
+    def go_to_the_end(self, between: Callable[[], object] = lambda: None) -> None:
         """Lead every life to where nothing more is done to its job."""
+        deadline = time.monotonic() + PATIENCE * 120
         while self.go_on():
+            assert time.monotonic() < deadline, self._lives
             between()
             time.sleep(0.3)  # each look is work for a machine that has enough of it
 
     def look(self) -> States | None:
         """The states of all jobs; None where slurmctld does not answer."""
-        words = ["squeue", "-a", "-r", "-h", "-t", "all", "-o", "%i|%T"]
+        words = ["squeue", "-a", "-r", "-h", "-t", "all", "-o", "%i|%T|%r|%j"]
         found = self.site.cluster.run(words, check=False)
         if found.returncode:
             return None
-        return dict(line.split("|") for line in found.stdout.splitlines())
+        rows = [line.split("|") for line in found.stdout.splitlines()]
+        for job, _, reason, name in rows:
+            # Slurm begins a requeued job again after two minutes. Not at once: a node refuses
+            # what was granted as it was told to end the run before.
+            if reason == "BeginTime" and name != "never" and job not in self._hurried:
+                update = ["scontrol", "update", f"jobid={job}", "starttime=now+4"]
+                if self.site.as_root(*update):
+                    self._hurried.add(job)
+        return {job: state for job, state, *_ in rows}
+
+    def finish(self) -> None:
+        """Lead every life on until no job waits or runs."""
+        self.go_to_the_end()
+        over = {*_ENDED, "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
+        deadline = time.monotonic() + PATIENCE * 150
+        while (states := self.look()) is None or not set(states.values()) <= over:
+            assert time.monotonic() < deadline, states
+            time.sleep(0.5)
 
     def submit(self, script: str, **options: object) -> int:
         """Submit a job, again where slurmctld is away; its id."""
@@ -108,6 +129,13 @@ def _until(job: str, *wanted: str) -> Generator[None, States, bool]:
 def _pause(seconds: float) -> Life:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
+        yield
+
+
+def _insist(does: Callable[[], bool]) -> Life:
+    """Do what slurmctld may be too dead for just now, unless there is nothing left to do it to."""
+    deadline = time.monotonic() + _WAITS_S
+    while not does() and time.monotonic() < deadline:
         yield
 
 
@@ -172,9 +200,7 @@ def suspended(mix: Mix) -> Life:
         yield from _pause(1)
         mix.site.as_root("scontrol", "suspend", str(job))
         yield from _pause(2.5)
-        while not mix.site.as_root("scontrol", "resume", str(job)):
-            if (yield).get(str(job), "") != "SUSPENDED":
-                return
+        yield from _insist(lambda: mix.site.as_root("scontrol", "resume", str(job)))
 
 
 def cancelled(mix: Mix) -> Life:
@@ -192,8 +218,7 @@ def whittled(mix: Mix) -> Life:
     for task in (2, 4, 1):
         mix.site.as_user("scancel", f"{job}_{task}")
         yield
-    while not mix.site.as_user("scontrol", "release", str(job)):
-        yield
+    yield from _insist(lambda: mix.site.as_user("scontrol", "release", str(job)))
 
 
 def updated(mix: Mix) -> Life:
@@ -202,8 +227,7 @@ def updated(mix: Mix) -> Life:
     yield
     mix.site.as_root("scontrol", "update", f"jobid={job}", "timelimit=9", "numcpus=2")
     mix.site.as_user("scontrol", "update", f"jobid={job}", "comment=larger")
-    while not mix.site.as_user("scontrol", "release", str(job)):
-        yield
+    yield from _insist(lambda: mix.site.as_user("scontrol", "release", str(job)))
     if (yield from _until(str(job), "RUNNING")):
         mix.site.as_user("scontrol", "update", f"jobid={job}", "timelimit=4")
 
@@ -217,10 +241,9 @@ def limited(mix: Mix) -> Life:
 
 def never(mix: Mix) -> Life:
     """Cancelled before it ever starts."""
-    job = mix.submit("true\n", begin="now+1hour", time="5")
+    job = mix.submit("true\n", begin="now+1hour", time="5", job_name="never")
     yield
-    while not mix.site.as_user("scancel", str(job)):
-        yield
+    yield from _insist(lambda: mix.site.as_user("scancel", str(job)))
 
 
 def preempted(mix: Mix) -> Life:
@@ -260,8 +283,8 @@ def node_failed(mix: Mix) -> Life:
         down = ["scontrol", "update", f"nodename={node}", "state=down", "reason=lost"]
         mix.site.as_root(*down)
         yield from _pause(2)
-        while not mix.site.as_root("scontrol", "update", f"nodename={node}", "state=resume"):
-            yield
+        up = ["scontrol", "update", f"nodename={node}", "state=resume"]
+        yield from _insist(lambda: mix.site.as_root(*up))
 
 
 COMMON: Final = (plain, plain, plain, plain, failing, array, array, het, never, whittled, cancelled)

@@ -3,8 +3,10 @@
 import contextlib
 import os
 import re
+import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +24,7 @@ from steward.config_bank import BankSettings, GateSettings
 from steward.events import utc_now
 from steward.native import building, installing
 from steward.sandbox import Sandbox, SandboxSpec
+from steward.sandbox.programs import find
 from steward.settings.file import Loaded, render
 
 JOBCOMP: Final = Path(installing.__file__).parent / "jobcomp.lua"
@@ -277,17 +280,40 @@ class BankSite:
         self.daemon.close()
 
 
-def build_plugin(directory: str, root: str) -> None:
-    """Build the submit plugin for the Slurm of a root directory, where :func:`spec_of` looks."""
-    os.makedirs(f"{directory}-lib", exist_ok=True)
-    os.makedirs(f"{directory}-gate", exist_ok=True)
-    os.chmod(f"{directory}-gate", 0o755)
-    building.build(f"{root}/usr/include", f"{directory}-lib")
+@contextlib.contextmanager
+def bank_site(
+    slurm: str,
+    *,
+    bank: dict[str, Any] | None = None,
+    gate: dict[str, Any] | None = None,
+    **options: Any,
+) -> Iterator[BankSite]:
+    """A cluster that asks the gate, and the daemon that is not started yet.
+
+    Args:
+        slurm: Version of Slurm; the installed one if empty.
+        bank: What differs from the bank's settings here.
+        gate: What differs from the gate's.
+        options: Of SandboxSpec.
+    """
+    directory = tempfile.mkdtemp(prefix="steward-bank-", dir="/tmp")
+    os.chmod(directory, 0o755)
+    path = f"{directory}/box"
+    os.mkdir(f"{path}-gate", 0o755)
+    spec = spec_of(path, slurm, **options)
+    try:
+        # The headers of another version are in its root directory, which this brings about.
+        building.build(f"{root_of(slurm)}/usr/include", f"{path}-lib")
+        with Sandbox.up(spec, say=print) as cluster:
+            site = BankSite(cluster, bank=bank, gate=gate, name=spec.cluster)
+            try:
+                yield site
+            finally:
+                site.close()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
-def home() -> str:
-    """A directory that the sandbox's users can pass to."""
-    path = f"/tmp/steward-bank-{os.getpid()}"
-    os.makedirs(path, exist_ok=True)
-    os.chmod(path, 0o755)
-    return path
+def root_of(slurm: str) -> str:
+    """The root directory of a version of Slurm; "" for the machine's own."""
+    return find(slurm, print).root
