@@ -1,0 +1,249 @@
+"""The actions about single jobs: what one may cost, and what one was charged and why."""
+
+import logging
+import pwd
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from steward.access import Asker
+from steward.actions import Action, Request
+from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
+from steward.bank.jobs_named import charges_of
+from steward.bank.records import Charge, Description, PriceLine, Quote, Rate
+from steward.bank.room import BankAnswer, BankRoom
+from steward.slurm.times import zone_called
+
+if TYPE_CHECKING:
+    from steward.bank.explaining import Explanation
+    from steward.slurm.picture import Picture
+
+log = logging.getLogger(__name__)
+
+_LONGEST_SCRIPT: Final = 4 * 1024 * 1024
+
+
+class QuoteRequest(Request, frozen=True, kw_only=True):
+    """bank.quote: what a job may cost at the most.
+
+    Attributes:
+        options: sbatch's options, as they would be typed.
+        script: The script's text, whose #SBATCH lines count; "" for none.
+        cluster: The cluster; "" for the first.
+        user: Whose job it would be; "" for the asker's. Others' are for operators.
+    """
+
+    options: tuple[str, ...] = ()
+    script: str = ""
+    cluster: str = ""
+    user: str = ""
+
+
+class QuoteAnswer(BankAnswer, frozen=True, kw_only=True):
+    """What a job may cost at the most.
+
+    Attributes:
+        quote: The estimate, and how it came about.
+        cluster: Where.
+        is_let_in: Whether the gate would let it in now; None where the gate does not answer.
+        say: What its user would be told; "" for nothing.
+        free: What a job of the account may cost now; None where the gate does not say.
+    """
+
+    quote: Quote
+    cluster: str
+    is_let_in: bool | None = None
+    say: str = ""
+    free: int | None = None
+
+
+class ExplainRequest(Request, frozen=True, kw_only=True):
+    """bank.explain: what a job was charged, and how that came about.
+
+    Attributes:
+        job: A job as Slurm names it.
+        cluster: Its cluster; "" for the first.
+    """
+
+    job: str
+    cluster: str = ""
+
+
+class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One charge of a job.
+
+    Attributes:
+        charge: As it stands, with what was priced.
+        rate: The rate that it was priced by; None where the charge was told by others.
+        recomputed: What that makes, computed now; None where it cannot be.
+        refunded: What was given back by hand since.
+        overdraw: The part that went beyond the account's means.
+        lines: The way to it.
+    """
+
+    charge: Charge
+    rate: Rate | None = None
+    recomputed: int | None = None
+    refunded: int = 0
+    overdraw: int = 0
+    lines: tuple[PriceLine, ...] = ()
+
+
+class ExplainAnswer(BankAnswer, frozen=True, kw_only=True):
+    """What a job was charged.
+
+    Attributes:
+        job: As it was asked for.
+        cluster: Its cluster.
+        account: Who paid.
+        user: Whose job it was.
+        amount: What it was charged altogether, refunds taken off.
+        is_right: Whether every charge is what its use and rate make.
+        charges: Its charges, a run or piece each.
+    """
+
+    job: str
+    cluster: str
+    account: str
+    user: str
+    amount: int
+    is_right: bool
+    charges: tuple[ExplainedLine, ...]
+
+
+def quote(room: BankRoom, asker: Asker, request: QuoteRequest) -> QuoteAnswer:
+    """What a job may cost at the most, and whether it would be let in.
+
+    Raises:
+        BankUsage: An option is none of sbatch's, or its value is none.
+        BankRefused: It is for somebody else, and the asker is no operator.
+        NoRate: Its partition has no rate.
+        NoEstimate: What it may be given cannot be told.
+        SlurmError: Nothing is known of the cluster yet, and its Slurm does not answer.
+    """
+    from steward.bank.estimate import estimate
+    from steward.bank.options import parse_options
+
+    if len(request.script) > _LONGEST_SCRIPT:
+        raise BankUsage("that is no script that sbatch would take: it is too long")
+    cluster = room.cluster(request.cluster)
+    description = parse_options(request.options, request.script)
+    with room.ledger.reading() as t:
+        rights = room.rights(asker, t)
+        if request.user and request.user != rights.user:
+            rights.need_operator("ask for others")
+        rates = t.rates.all(cluster)
+        picture = _picture(room, t.mark(f"picture:{cluster}"), cluster)
+    description = msgspec.structs.replace(description, uid=_uid(asker, request.user))
+    found = estimate(description, picture, rates, room.settings.bank, room.now())
+    is_let_in, say = _verdict(room, cluster, description)
+    means = room.means(found.account, request.user or asker.user) if found.account else None
+    # What others' accounts have is not shown on the way.
+    shown = means if means is not None and rights.sees(found.account) else None
+    return QuoteAnswer(
+        quote=found,
+        cluster=cluster,
+        is_let_in=is_let_in,
+        say=say if shown is not None else "",
+        free=shown.available if shown is not None else None,
+        **room.heading(),
+    )
+
+
+def explain(room: BankRoom, asker: Asker, request: ExplainRequest) -> ExplainAnswer:
+    """What a job was charged, computed again from its use and its rate.
+
+    Raises:
+        BankRefused: It is another user's job, and the asker does not look after the account.
+        BankUsage: It is no job's name, or nothing was charged for it.
+    """
+    cluster = room.cluster(request.cluster)
+    with room.ledger.reading() as t:
+        rights = room.rights(asker, t)
+        rows = charges_of(room, t, request.job, cluster)
+        for row in rows:
+            if not rights.leads(row.charge.account) and row.charge.user != rights.user:
+                raise BankRefused(f"job {request.job} is somebody else's", request.job)
+        lines = []
+        for row in rows:
+            rate = t.rates.get(row.charge.rate) if row.charge.rate else None
+            recomputed, way = _again(room, row.charge, rate)
+            lines.append(
+                ExplainedLine(
+                    charge=row.charge,
+                    rate=rate,
+                    recomputed=recomputed,
+                    refunded=row.refunded,
+                    overdraw=row.overdraw,
+                    lines=way,
+                )
+            )
+    return ExplainAnswer(
+        job=request.job,
+        cluster=cluster,
+        account=rows[-1].charge.account,
+        user=rows[-1].charge.user,
+        amount=sum(line.charge.amount - line.refunded for line in lines),
+        is_right=all(line.recomputed in (None, line.charge.amount) for line in lines),
+        charges=tuple(lines),
+        **room.heading(),
+    )
+
+
+def _again(
+    room: BankRoom, charge: Charge, rate: Rate | None
+) -> tuple[int | None, tuple[PriceLine, ...]]:
+    """A charge's amount computed now, and the way to it."""
+    from steward.bank.prices import price
+
+    if charge.use is None or rate is None:
+        return None, ()
+    found = price(charge.use, rate, zone_called(room.zone(charge.cluster)))
+    return found.amount, found.lines
+
+
+def _verdict(room: BankRoom, cluster: str, description: Description) -> tuple[bool | None, str]:
+    try:
+        verdict = room.gate.would(cluster, description)
+    except GateUnavailable as error:
+        log.debug("the gate does not say: %s", error)
+        return None, ""
+    return verdict.ok, verdict.say
+
+
+def _picture(room: BankRoom, kept: str, cluster: str) -> "Picture":
+    """What the estimate needs of a cluster, as the daemon saw it last; else its Slurm is asked."""
+    from steward.slurm.picture import Picture
+
+    if kept:
+        return msgspec.json.decode(kept, type=Picture)
+    return room.picture(cluster)
+
+
+def _uid(asker: Asker, user: str) -> int:
+    if not user or user == asker.user:
+        return asker.uid
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError as error:
+        raise BankUsage(f"there is no user {user!r}", user) from error
+
+
+ACTIONS: Final = (
+    Action(
+        name="bank.quote",
+        help="Say what a job may cost.",
+        request=QuoteRequest,
+        answer=QuoteAnswer,
+        run=quote,
+        only_reads=True,
+    ),
+    Action(
+        name="bank.explain",
+        help="Say what a job was charged, and why.",
+        request=ExplainRequest,
+        answer=ExplainAnswer,
+        run=explain,
+        only_reads=True,
+    ),
+)
