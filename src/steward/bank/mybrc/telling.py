@@ -5,6 +5,7 @@ was for ``can_submit_job`` to say no. A job that Steward itself has charged is
 not charged again for a client's word.
 """
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -16,7 +17,7 @@ from steward.bank.errors import BankUsage
 from steward.bank.ledger import By, ToldJob
 from steward.bank.mybrc import amounts
 from steward.bank.mybrc.errors import ApiError
-from steward.bank.mybrc.shapes import Job, JobPage, JobSent, merged
+from steward.bank.mybrc.shapes import PLAIN, Job, JobPage, JobSent, merged
 from steward.bank.records import Charge, Use
 from steward.slurm.people import People
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 PAGE: Final = 100
 SOURCE: Final = "mybrc"
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -98,8 +100,10 @@ class Teller:
         Raises:
             ApiError: It was not.
         """
-        with self._ledger.reading() as t:
-            told = t.told.get(jobslurmid)
+        told = None
+        if re.fullmatch(PLAIN, jobslurmid):
+            with self._ledger.reading() as t:
+                told = t.told.get(jobslurmid)
         if told is None:
             raise ApiError(404, "Not found.")
         return shown(told)
@@ -132,6 +136,8 @@ class Teller:
     def _put(self, t: "Transaction", sent: JobSent, told: ToldJob | None, caller: str) -> Job:
         account = _account(t, sent.accountid)
         uid = int(sent.userid)
+        if uid >= 2**32:
+            raise ApiError(400, f"No user can have the userid {uid}.")
         before = None if told is None else shown(told)
         if told is not None and told.uid != uid:
             raise ApiError(400, f"userid {uid} is not the job's, which is {told.uid}")
@@ -174,7 +180,7 @@ class Teller:
             t.charges.charge(charge, by)
 
     def _charge_of(self, job: Job, user: str, micros: int) -> Charge:
-        number = int(job.jobslurmid) if job.jobslurmid.isdecimal() else 0
+        number = int(job.jobslurmid) if _NUMBER.fullmatch(job.jobslurmid) else 0
         is_named = job.submitdate is None or not 0 < number < 2**32
         begin, end = job.startdate, job.enddate
         seconds = int((end - begin).total_seconds()) if begin and end else 0

@@ -1,0 +1,172 @@
+"""The server of the myBRC API: uvicorn, with an end to everything that a client may draw out.
+
+A connection that does not come to its point is closed: ten seconds for the head
+of a request, thirty for all of it. Only so many are served at once, the others
+are told to come again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from steward.bank.errors import BankError
+from steward.config import MybrcSettings
+from steward.waiting import Stop
+
+log = logging.getLogger(__name__)
+
+_HEAD_S: Final = 10.0
+_REQUEST_S: Final = 30.0
+_KEEP_S: Final = 5
+_GRACE_S: Final = 3
+_AT_ONCE: Final = 256
+_BACKLOG: Final = 1024
+_LONGEST_HEAD: Final = 16 << 10
+
+Receive = Callable[[], Any]
+
+
+class TimedProtocol(H11Protocol):
+    """HTTP/1.1, but the head of a request has to be there in time."""
+
+    _head: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """A client says something."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """A client is gone."""
+        super().connection_lost(exc)
+        self._unwatch()
+
+    def _watch(self) -> None:
+        """Have the timer run exactly while the head of a request is under way."""
+        is_waiting = self.cycle is None or self.cycle.response_complete
+        if not is_waiting:
+            self._unwatch()
+        elif self._head is None:
+            self._head = self.loop.call_later(_HEAD_S, self._too_slow)
+
+    def _unwatch(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _too_slow(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.abort()
+
+
+class _Server(uvicorn.Server):
+    """A server that is stopped by a Stop, and that beats."""
+
+    def __init__(self, config: uvicorn.Config, stop: Stop, beat: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._stop = stop
+        self._beat = beat
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone: the process has its own way to be stopped."""
+        yield
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to stop."""
+        self._beat()
+        return await super().on_tick(counter) or self._stop.is_set()
+
+
+def timed(app: Any) -> Any:
+    """An application that gives up on bodies that do not come in time."""
+
+    async def within(scope: Any, receive: Receive, send: Any) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        until = asyncio.get_running_loop().time() + _REQUEST_S
+
+        async def receive_in_time() -> Any:
+            async with asyncio.timeout_at(until):
+                return await receive()
+
+        await app(scope, receive_in_time, send)
+
+    return within
+
+
+def listen(settings: MybrcSettings) -> socket.socket:
+    """The socket that clients come to.
+
+    Raises:
+        ListenUnavailable: The address cannot be listened at.
+    """
+    from steward.capture.forwarded.receiving import listener_at
+
+    return listener_at(settings.listen, _BACKLOG)
+
+
+def serve(
+    settings: MybrcSettings,
+    app: Any,
+    listener: socket.socket,
+    stop: Stop,
+    beat: Callable[[], None],
+) -> None:
+    """Serve until the Stop is raised.
+
+    Args:
+        settings: [mybrc].
+        app: The ASGI application.
+        listener: Where clients come; closed at the end.
+        stop: Ends it.
+        beat: Called some times a second.
+
+    Raises:
+        BankError: The certificate cannot be used.
+    """
+    config = uvicorn.Config(
+        timed(app),
+        http=TimedProtocol,
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=_AT_ONCE,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_S,
+        timeout_graceful_shutdown=_GRACE_S,
+        h11_max_incomplete_event_size=_LONGEST_HEAD,
+        ssl_certfile=settings.certificate_file or None,
+        ssl_keyfile=settings.key_file or None,
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise BankError(
+            f"[mybrc] certificate_file or key_file cannot be used: {error}",
+            settings.certificate_file,
+        ) from error
+    log.info(
+        "the myBRC API is at %s port %d, %s",
+        *listener.getsockname()[:2],
+        "with TLS" if settings.certificate_file else "without TLS: tokens can be read on their way",
+    )
+    with listener:
+        _Server(config, stop, beat).run(sockets=[listener])

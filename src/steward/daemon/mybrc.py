@@ -1,0 +1,108 @@
+"""The processes ``mybrc``, which serves the myBRC API, and ``mybrc.remote``, which speaks it."""
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from steward.bank.errors import GateUnavailable
+from steward.config import Settings
+from steward.daemon.feeding import patiently
+from steward.daemon.supervise import Beat, Part
+from steward.errors import StewardError
+from steward.events import utc_now
+from steward.waiting import Stop
+
+if TYPE_CHECKING:
+    from steward.bank.gate.link import GateLink
+    from steward.bank.ledger.opened import Ledger
+
+log = logging.getLogger(__name__)
+
+_GATE_S = 1.0
+_HANG_S = 120.0
+
+
+def mybrc_part(settings: Settings) -> Part:
+    """The process that serves the myBRC API, where [mybrc] has an address for it."""
+    return Part(name="mybrc", run=partial(run_mybrc, settings), hang_s=_HANG_S)
+
+
+def remote_part(settings: Settings) -> Part:
+    """The process that tells a myBRC server elsewhere, where [bank.remote] names one."""
+    return Part(name="mybrc.remote", run=partial(run_remote, settings), hang_s=_HANG_S)
+
+
+class Pusher:
+    """Tells the gate at once what clients have had charged, so that the next answer knows it.
+
+    What it cannot tell is told by the bank's process within its next round.
+
+    Args:
+        ledger: What has changed.
+        link: The gate.
+    """
+
+    def __init__(self, ledger: "Ledger", link: "GateLink") -> None:
+        self._ledger = ledger
+        self._link = link
+        self._position = 0
+
+    def push(self) -> None:
+        """Tell the gate what has changed in the ledger since the last time."""
+        try:
+            with self._ledger.reading() as t:
+                books = t.books(self._position)
+            position = self._link.books(books)
+            if position < books.after:
+                with self._ledger.reading() as t:
+                    books = t.books(position)
+                position = self._link.books(books)
+            self._position = position
+        except GateUnavailable as error:
+            log.debug("the gate is not told yet: %s", error)
+        except StewardError as error:
+            log.warning("the gate cannot be told what was charged: %s", error)
+
+
+def run_mybrc(settings: Settings, stop: Stop, beat: Beat) -> None:
+    """Serve the myBRC API."""
+    from steward.bank.gate.link import GateLink
+    from steward.bank.ledger import open_ledger
+    from steward.bank.mybrc.affording import Affording
+    from steward.bank.mybrc.application import Office, application
+    from steward.bank.mybrc.doorkeeper import Doorkeeper, UsersFile
+    from steward.bank.mybrc.serving import listen, serve
+    from steward.bank.mybrc.telling import Teller
+    from steward.slurm.people import People
+
+    ledger = patiently(lambda: open_ledger(settings), stop, beat)
+    listener = patiently(lambda: listen(settings.mybrc), stop, beat)
+    cluster = settings.mybrc.cluster or next(iter(settings.cluster), "")
+    link = GateLink(settings.state_dir, timeout_s=_GATE_S)
+    people = People()
+    office = Office(
+        doorkeeper=Doorkeeper(ledger, UsersFile(settings.mybrc.users_file), utc_now),
+        teller=Teller(ledger, cluster, people, utc_now),
+        affording=Affording(settings, cluster, ledger, link, people),
+        ledger=ledger,
+        cluster=cluster,
+        domain=settings.bank.notify.domain,
+        now=utc_now,
+        told=Pusher(ledger, link).push,
+    )
+    serve(settings.mybrc, application(office), listener, stop, beat)
+    ledger.close()
+
+
+def run_remote(settings: Settings, stop: Stop, beat: Beat) -> None:
+    """Tell the myBRC server elsewhere what is in the outbox, for ever."""
+    from steward.bank.ledger import open_ledger
+    from steward.bank.mybrc.passing import Passing
+
+    ledger = patiently(lambda: open_ledger(settings), stop, beat)
+    passing = Passing(settings, ledger, utc_now)
+    while not stop.is_set():
+        beat()
+        stop.wait(passing.send_once(stop, beat))
+    passing.close()
+    ledger.close()
