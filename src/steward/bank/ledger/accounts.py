@@ -1,0 +1,324 @@
+"""Accounts and the users in them: made, changed and closed, never deleted."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Row, func, insert, select, update
+
+from steward.bank.errors import BankUsage
+from steward.bank.ledger.records import Account, By, Member
+from steward.bank.ledger.session import Session, asking, clean
+from steward.bank.ledger.tables import account, member, pot
+from steward.bank.money import MOST
+from steward.jobs.facts import micros, moment
+
+_NAME: Final = re.compile(r"[^\s,\x00-\x1f\x7f]{1,100}")
+_DEEPEST: Final = 100
+
+
+class Accounts:
+    """What can be asked of and done to accounts.
+
+    Args:
+        session: The transaction.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def create(self, new: Account, by: By) -> Account:
+        """Create an account, with its open-ended allocation, or take one over.
+
+        Raises:
+            BankUsage: There is one of that name, its name is none, or its parent is unknown.
+        """
+        session = self._session
+        new = _checked(new)
+        asked = asking("account.create", new)
+        if session.done(by, asked) is not None:
+            return self.need(new.name)
+        earlier = self.get(new.name)
+        if earlier is not None and earlier.known:
+            raise BankUsage(f"there is an account {new.name} already", new.name)
+        self._check_parent(new.name, new.parent, new.draws_on_parent)
+        if earlier is None:
+            self.make(new, by)
+        elif new.draws_on_parent:
+            self._refuse_money(new.name)
+        created = moment(micros(session.now(by))) if earlier is None else earlier.created
+        session.act("account.create", by, asked=asked, about=new.name)
+        values = _columns(msgspec.structs.replace(new, known=True))
+        session.run(update(account).where(account.c.name == new.name).values(values))
+        session.touch(new.name)
+        return msgspec.structs.replace(new, known=True, created=created)
+
+    def make(self, new: Account, by: By) -> None:
+        """Enter an account and its open-ended allocation, unchecked."""
+        session = self._session
+        now_us = micros(session.now(by))
+        columns = _columns(new)
+        session.run(insert(account).values(**columns, created_us=now_us, seq=session.seq))
+        number = (session.value(select(func.max(pot.c.number)).where(pot.c.number > 0)) or 0) + 1
+        session.run(
+            insert(pot).values(
+                number=number,
+                account=new.name,
+                begin_us=0,
+                end_us=None,
+                rollover="none",
+                note="",
+                balance=0,
+                given=0,
+                made_by=0,
+            )
+        )
+
+    def change(
+        self,
+        name: str,
+        by: By,
+        *,
+        parent: str | None = None,
+        owners: Sequence[str] | None = None,
+        credit: int | None = None,
+        draws_on_parent: bool | None = None,
+        only_listed: bool | None = None,
+        closed: bool | None = None,
+        note: str | None = None,
+    ) -> Account:
+        """Change what is given; None leaves a thing as it is.
+
+        Raises:
+            BankUsage: There is no such account, or parents would go round in a circle.
+        """
+        session = self._session
+        given = {
+            "parent": parent,
+            "owners": None if owners is None else tuple(owners),
+            "credit": credit,
+            "draws_on_parent": draws_on_parent,
+            "only_listed": only_listed,
+            "closed": closed,
+            "note": note,
+        }
+        wanted = {key: value for key, value in given.items() if value is not None}
+        name = name.lower()
+        asked = asking("account.change", name, wanted)
+        before = self.need(name)
+        if session.done(by, asked) is not None:
+            return before
+        after = _checked(msgspec.structs.replace(before, **wanted))
+        if after == before:
+            return before
+        moved = (before.parent, before.draws_on_parent) != (after.parent, after.draws_on_parent)
+        if moved:
+            self._check_parent(name, after.parent, after.draws_on_parent)
+        if after.draws_on_parent and not before.draws_on_parent:
+            self._refuse_money(name)
+        session.act("account.change", by, asked=asked, about=name)
+        session.run(update(account).where(account.c.name == name).values(_columns(after)))
+        if moved:
+            session.touch_all()
+        return after
+
+    def get(self, name: str) -> Account | None:
+        """The account of a name."""
+        found = self._session.row(select(account).where(account.c.name == clean(name.lower())))
+        return None if found is None else _account(found)
+
+    def need(self, name: str) -> Account:
+        """The account of a name.
+
+        Raises:
+            BankUsage: There is none.
+        """
+        found = self.get(name)
+        if found is None or not found.known:
+            raise BankUsage(
+                f"there is no account {name!r}: create it with steward bank account create", name
+            )
+        return found
+
+    def all(self, unknown: bool = False) -> list[Account]:
+        """Every account, by name; with ``unknown`` also those that nobody created."""
+        chosen = select(account).order_by(account.c.name)
+        if not unknown:
+            chosen = chosen.where(account.c.known == 1)
+        return [_account(row) for row in self._session.rows(chosen)]
+
+    def changed(self, after_seq: int) -> list[Account]:
+        """The accounts that have changed after a position, by name; all for 0, unknown ones too."""
+        chosen = select(account).order_by(account.c.name)
+        if after_seq:
+            chosen = chosen.where(account.c.seq > after_seq)
+        return [_account(row) for row in self._session.rows(chosen)]
+
+    def children(self, name: str) -> list[Account]:
+        """The accounts right below one."""
+        chosen = select(account).where(account.c.parent == clean(name.lower()))
+        return [_account(row) for row in self._session.rows(chosen.order_by(account.c.name))]
+
+    def owned_by(self, user: str) -> list[str]:
+        """Names of the accounts that a user may look after."""
+        return [each.name for each in self.all() if user in each.owners]
+
+    def payer(self, name: str) -> str:
+        """The account that pays for one: itself, or the nearest above that has money of its own.
+
+        Raises:
+            BankUsage: There is no such account.
+        """
+        found = self.get(name)
+        if found is None:
+            return self.need(name).name
+        for _ in range(_DEEPEST):
+            above = self.get(found.parent) if found.draws_on_parent else None
+            if above is None:
+                return found.name
+            found = above
+        raise BankUsage(f"the parents of {name} go round in a circle", name)
+
+    def set_user(
+        self, name: str, user: str, by: By, *, limit: int | None, listed: bool = True
+    ) -> Member:
+        """Put a user into an account, or change the limit of one who is in it.
+
+        Raises:
+            BankUsage: There is no such account, or the limit is none.
+        """
+        session = self._session
+        found = self.need(name)
+        user = clean(user)
+        if not _NAME.fullmatch(user):
+            raise BankUsage(f"{user!r} is no user's name", user)
+        if limit is not None and not 0 <= limit <= MOST:
+            raise BankUsage("a limit is not below zero, and not beyond all measure", limit)
+        asked = asking("user.set", found.name, user, limit, listed)
+        if session.done(by, asked) is None:
+            session.act("user.set", by, asked=asked, about=found.name, user=user)
+            self._put_member(found.name, user, limit_amount=limit, listed=int(listed))
+        return next(each for each in self.users(found.name) if each.user == user)
+
+    def drop_user(self, name: str, user: str, by: By) -> None:
+        """Take a user out of an account; what was spent stays on record.
+
+        Raises:
+            BankUsage: There is no such account, or no such user in it.
+        """
+        session = self._session
+        found = self.need(name)
+        asked = asking("user.drop", found.name, user)
+        if session.done(by, asked) is not None:
+            return
+        if user not in {each.user for each in self.users(found.name) if each.listed}:
+            raise BankUsage(f"{user} is not in the account {found.name}", user)
+        session.act("user.drop", by, asked=asked, about=found.name, user=user)
+        self._put_member(found.name, user, limit_amount=None, listed=0)
+
+    def spend(self, name: str, user: str, amount: int) -> None:
+        """Note what a user has spent of an account; below zero for what was given back."""
+        if not user or not amount:
+            return
+        where = (member.c.account == name, member.c.name == user)
+        if not self._session.run(
+            update(member).where(*where).values(spent=member.c.spent + amount)
+        ):
+            self._put_member(name, user, limit_amount=None, listed=0, spent=amount)
+
+    def users(self, name: str) -> list[Member]:
+        """Those who are in an account, or have spent of it."""
+        return self._members(member.c.account == clean(name.lower()))
+
+    def of_user(self, user: str) -> list[Member]:
+        """The accounts that a user is in, or has spent of."""
+        return self._members(member.c.name == clean(user))
+
+    def _members(self, condition: Any) -> list[Member]:
+        chosen = select(member).where(condition).order_by(member.c.account, member.c.name)
+        return [_member(row) for row in self._session.rows(chosen)]
+
+    def _put_member(self, name: str, user: str, **values: int | None) -> None:
+        where = (member.c.account == name, member.c.name == user)
+        if not self._session.run(update(member).where(*where).values(**values)):
+            new: dict[str, int | None] = {"limit_amount": None, "spent": 0, "listed": 0}
+            self._session.run(insert(member).values(account=name, name=user, **(new | values)))
+
+    def _check_parent(self, name: str, parent: str, draws: bool) -> None:
+        if not parent:
+            if draws:
+                raise BankUsage(f"{name} has no parent to draw on: name one", name)
+            return
+        above: Account | None = self.need(parent)
+        for _ in range(_DEEPEST):
+            if above is None:
+                return
+            if above.name == name:
+                break
+            above = self.get(above.parent) if above.parent else None
+        raise BankUsage(f"{parent} cannot be above {name}, since it is below it", parent)
+
+    def _refuse_money(self, name: str) -> None:
+        held = self._session.value(
+            select(func.count()).where(pot.c.account == name, pot.c.balance != 0)
+        )
+        if held:
+            raise BankUsage(
+                f"{name} has money or debts of its own: move them before it draws on its parent",
+                name,
+            )
+
+
+def _checked(wanted: Account) -> Account:
+    name = clean(wanted.name.lower())
+    if not _NAME.fullmatch(name):
+        raise BankUsage(f"{wanted.name!r} cannot be an account's name", wanted.name)
+    if not 0 <= wanted.credit <= MOST:
+        raise BankUsage("a credit is not below zero, and not beyond all measure", wanted.credit)
+    return msgspec.structs.replace(
+        wanted,
+        name=name,
+        parent=clean(wanted.parent.lower()),
+        owners=tuple(dict.fromkeys(map(clean, wanted.owners))),
+        note=clean(wanted.note),
+    )
+
+
+def _columns(known: Account) -> dict[str, Any]:
+    return {
+        "name": known.name,
+        "parent": known.parent,
+        "owners": msgspec.json.encode(known.owners).decode(),
+        "credit": known.credit,
+        "draws_on_parent": int(known.draws_on_parent),
+        "only_listed": int(known.only_listed),
+        "closed": int(known.closed),
+        "note": known.note,
+        "known": int(known.known),
+    }
+
+
+def _account(row: "Row[Any]") -> Account:
+    return Account(
+        name=row.name,
+        parent=row.parent,
+        owners=msgspec.json.decode(row.owners, type=tuple[str, ...]),
+        credit=row.credit,
+        draws_on_parent=bool(row.draws_on_parent),
+        only_listed=bool(row.only_listed),
+        closed=bool(row.closed),
+        note=row.note,
+        known=bool(row.known),
+        created=moment(row.created_us),
+    )
+
+
+def _member(row: "Row[Any]") -> Member:
+    return Member(
+        account=row.account,
+        user=row.name,
+        limit=row.limit_amount,
+        spent=row.spent,
+        listed=bool(row.listed),
+    )

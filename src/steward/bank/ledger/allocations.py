@@ -1,0 +1,209 @@
+"""Allocations: money that an account can draw on from one day to another."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, func, insert, or_, select, update
+
+from steward.bank.errors import BankUsage
+from steward.bank.ledger.accounts import Accounts
+from steward.bank.ledger.records import Account, Allocation, By, Rollover
+from steward.bank.ledger.session import Session, asking, checked_amount, clean
+from steward.bank.ledger.tables import ISSUED, pot
+from steward.jobs.facts import micros, moment
+
+
+class Allocations:
+    """What can be asked of and done to allocations.
+
+    Args:
+        session: The transaction.
+        accounts: The accounts in it.
+    """
+
+    def __init__(self, session: Session, accounts: Accounts) -> None:
+        self._session = session
+        self._accounts = accounts
+
+    def create(
+        self,
+        account: str,
+        amount: int,
+        by: By,
+        *,
+        begin: datetime,
+        end: datetime,
+        rollover: Rollover = "none",
+        note: str = "",
+    ) -> Allocation:
+        """Create an allocation, and deposit an amount in it.
+
+        Raises:
+            BankUsage: There is no such account, or the times or the amount are none.
+        """
+        session = self._session
+        whose = takes_money(self._accounts.need(account))
+        if amount:
+            checked_amount(amount)
+        times = (micros(begin), micros(end))
+        asked = asking("allocation.create", whose.name, amount, *times, rollover)
+        done = session.done(by, asked)
+        if done is not None:
+            return self._made_by(done)
+        if times[0] >= times[1]:
+            raise BankUsage("an allocation ends after it begins", account)
+        number = session.value(select(func.max(pot.c.number))) + 1
+        made = session.act(
+            "deposit" if amount else "allocation.create",
+            by,
+            asked=asked,
+            about=whose.name,
+            amount=amount,
+        )
+        session.run(
+            insert(pot).values(
+                number=number,
+                account=whose.name,
+                begin_us=times[0],
+                end_us=times[1],
+                rollover=rollover,
+                note=clean(note),
+                balance=0,
+                given=0,
+                made_by=made,
+            )
+        )
+        if amount:
+            session.post(made, "deposit", {ISSUED: -amount, number: amount})
+        return self._need(number)
+
+    def change(
+        self,
+        number: int,
+        by: By,
+        *,
+        begin: datetime | None = None,
+        end: datetime | None = None,
+        rollover: Rollover | None = None,
+        note: str | None = None,
+    ) -> Allocation:
+        """Change what is given; None leaves a thing as it is.
+
+        Raises:
+            BankUsage: There is no such allocation, it is the open-ended one, or it would end
+                before it begins.
+        """
+        session = self._session
+        before = self._need(number)
+        if before.end is None:
+            raise BankUsage(f"allocation {number} is {before.account}'s open-ended one", number)
+        given = {"begin": begin, "end": end, "rollover": rollover, "note": note}
+        wanted = {key: value for key, value in given.items() if value is not None}
+        asked = asking("allocation.change", number, wanted)
+        if session.done(by, asked) is not None:
+            return before
+        after = msgspec.structs.replace(before, **wanted)
+        if after.end is None or after.begin >= after.end:
+            raise BankUsage("an allocation ends after it begins", number)
+        if after != before:
+            session.act("allocation.change", by, asked=asked, about=before.account)
+            values = {
+                "begin_us": micros(after.begin),
+                "end_us": micros(after.end),
+                "rollover": after.rollover,
+                "note": clean(after.note),
+            }
+            session.run(update(pot).where(pot.c.number == number).values(values))
+        return self._need(number)
+
+    def get(self, number: int) -> Allocation | None:
+        """The allocation of a number."""
+        found = self._session.row(select(pot).where(pot.c.number == number, pot.c.number > 0))
+        return None if found is None else _allocation(found)
+
+    def of(self, account: str, ended: bool = False) -> list[Allocation]:
+        """An account's own allocations, those that end first before the others.
+
+        Args:
+            account: The account's name.
+            ended: Whether those that have ended are among them.
+        """
+        chosen = select(pot).where(pot.c.account == clean(account.lower()))
+        if not ended:
+            now_us = micros(self._session.now())
+            chosen = chosen.where(or_(pot.c.end_us.is_(None), pot.c.end_us > now_us))
+        return self.chosen(chosen)
+
+    def open_ended(self, account: str) -> Allocation:
+        """The allocation of an account that never ends.
+
+        Raises:
+            BankUsage: There is no such account.
+        """
+        chosen = select(pot).where(pot.c.account == clean(account.lower()), pot.c.end_us.is_(None))
+        found = self.chosen(chosen)
+        if not found:
+            raise BankUsage(f"there is no account {account!r}", account)
+        return found[0]
+
+    def chosen(self, statement: Any) -> list[Allocation]:
+        """The allocations that a statement on the table of pots chooses."""
+        ordered = statement.order_by(pot.c.end_us.is_(None), pot.c.end_us, pot.c.number)
+        return [_allocation(row) for row in self._session.rows(ordered)]
+
+    def of_account(self, account: str, number: int) -> Allocation:
+        """An allocation that has to be an account's; its open-ended one for 0.
+
+        Raises:
+            BankUsage: It is none of its.
+        """
+        if not number:
+            return self.open_ended(account)
+        found = self._need(number)
+        if found.account != account.lower():
+            raise BankUsage(f"allocation {number} is {found.account}'s, not {account}'s", number)
+        return found
+
+    def needed(self, numbers: Sequence[int]) -> list[Allocation]:
+        """Allocations by their numbers, those that end first before the others."""
+        return self.chosen(select(pot).where(pot.c.number.in_(numbers), pot.c.number > 0))
+
+    def _need(self, number: int) -> Allocation:
+        found = self.get(number)
+        if found is None:
+            raise BankUsage(f"there is no allocation {number}", number)
+        return found
+
+    def _made_by(self, made: int) -> Allocation:
+        (found,) = self.chosen(select(pot).where(pot.c.made_by == made))
+        return found
+
+
+def takes_money(account: Account) -> Account:
+    """An account that money can be given to.
+
+    Raises:
+        BankUsage: It is closed, or has no money of its own.
+    """
+    if account.closed:
+        raise BankUsage(f"the account {account.name} is closed", account.name)
+    if account.draws_on_parent:
+        raise BankUsage(
+            f"{account.name} draws on {account.parent}: give the money to that one", account.name
+        )
+    return account
+
+
+def _allocation(row: "Row[Any]") -> Allocation:
+    return Allocation(
+        number=row.number,
+        account=row.account,
+        begin=moment(row.begin_us),
+        end=None if row.end_us is None else moment(row.end_us),
+        rollover=row.rollover,
+        note=row.note,
+        balance=row.balance,
+        given=row.given,
+    )

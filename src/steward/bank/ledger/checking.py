@@ -1,0 +1,232 @@
+"""The proof of the ledger: what can be added up anew is compared with what stands there.
+
+Holds are the gate's, and whether they match live jobs is asked elsewhere.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import sqlalchemy
+from sqlalchemy import Row, and_, case, func, or_, select
+
+from steward.bank.ledger.records import Finding
+from steward.bank.ledger.schema import NEWEST, revision_of
+from steward.bank.ledger.session import SPENDING, Session
+from steward.bank.ledger.tables import (
+    FOR_EVER,
+    account,
+    act,
+    charge,
+    charge_version,
+    entry,
+    member,
+    pot,
+    settlement,
+    state,
+)
+
+_MOST: Final = 1000
+"""More findings of one sort say nothing more."""
+
+
+def check(session: Session) -> list[Finding]:
+    """Everything that is wrong; nothing, if the ledger is proved."""
+    found: list[Finding] = []
+    for part in _PARTS:
+        found += part(session)
+    return found
+
+
+def _schema(session: Session) -> Iterator[Finding]:
+    revision = revision_of(session.connection)
+    if revision != NEWEST:
+        yield Finding(kind="schema", what=f"the schema is {revision!r}, not {NEWEST}")
+    if session.connection.dialect.name == "sqlite":
+        said = session.connection.exec_driver_sql("PRAGMA quick_check").scalar()
+        if said != "ok":
+            yield Finding(kind="damage", what=f"the file is damaged: {said}")
+        names = "SELECT tbl_name FROM sqlite_master WHERE type = 'trigger'"
+        wanted = 2
+    else:
+        names = (
+            "SELECT tgrelid::regclass::text FROM pg_trigger "
+            "WHERE NOT tgisinternal AND tgenabled IN ('O', 'A')"
+        )
+        wanted = 1
+    there = [str(name) for name in session.connection.exec_driver_sql(names).scalars()]
+    for table in FOR_EVER:
+        if there.count(table) < wanted:
+            yield Finding(kind="schema", what=f"nothing keeps {table} from being changed")
+
+
+def _balanced(session: Session) -> Iterator[Finding]:
+    sums = (
+        select(entry.c.act, func.sum(entry.c.amount).label("amount"))
+        .group_by(entry.c.act)
+        .having(func.sum(entry.c.amount) != 0)
+    )
+    for row in _some(session, sums):
+        yield _finding("unbalanced", f"its entries sum to {int(row.amount)}", "transfer", row.act)
+    moved = ("deposit", "withdraw", "transfer", "expire", "rollover", "adjust", *SPENDING)
+    bare = (
+        select(act.c.number)
+        .outerjoin(entry, entry.c.act == act.c.number)
+        .where(act.c.kind.in_(moved), entry.c.act.is_(None))
+    )
+    for row in _some(session, bare):
+        yield _finding("unbalanced", "it has no entries", "transfer", row.number)
+    total = session.value(select(func.sum(pot.c.balance)))
+    if total:
+        yield Finding(kind="unbalanced", what=f"all balances together are {int(total)}, not 0")
+
+
+def _balances(session: Session) -> Iterator[Finding]:
+    is_given = or_(
+        act.c.kind.in_(("deposit", "withdraw", "transfer", "adjust")),
+        and_(act.c.kind == "rollover", entry.c.amount > 0),
+    )
+    sums = (
+        select(
+            entry.c.pot,
+            func.sum(entry.c.amount).label("amount"),
+            func.sum(case((is_given, entry.c.amount), else_=0)).label("given"),
+            func.max(entry.c.act).label("last"),
+        )
+        .join(act, act.c.number == entry.c.act)
+        .group_by(entry.c.pot)
+        .subquery()
+    )
+    last = entry.alias()
+    rows = session.rows(
+        select(pot, sums.c.amount, sums.c.given.label("came_in"), last.c.balance.label("stood"))
+        .outerjoin(sums, sums.c.pot == pot.c.number)
+        .outerjoin(last, and_(last.c.pot == pot.c.number, last.c.act == sums.c.last))
+    )
+    for row in rows:
+        summed = int(row.amount or 0)
+        if row.balance != summed:
+            what = f"its balance is {row.balance}, its entries sum to {summed}"
+            yield _finding("balance", what, "pot", row.number)
+        if row.stood is not None and row.stood != row.balance:
+            what = f"its balance is {row.balance}, its last entry says {row.stood}"
+            yield _finding("balance", what, "pot", row.number)
+        if row.number > 0 and row.given != int(row.came_in or 0):
+            what = f"it was given {row.given}, its entries say {int(row.came_in or 0)}"
+            yield _finding("balance", what, "pot", row.number)
+        if row.end_us is not None and row.balance < 0:
+            yield _finding("below zero", f"its balance is {row.balance}", "pot", row.number)
+
+
+def _charges(session: Session) -> Iterator[Finding]:
+    used = (
+        select(
+            act.c.charge,
+            func.sum(-entry.c.amount).label("paid"),
+            func.sum(case((act.c.kind == "refund", entry.c.amount), else_=0)).label("back"),
+        )
+        .join(entry, entry.c.act == act.c.number)
+        .where(act.c.charge.is_not(None), entry.c.pot > 0)
+        .group_by(act.c.charge)
+        .subquery()
+    )
+    posted = (
+        select(charge_version.c.charge, func.count().label("versions"))
+        .group_by(charge_version.c.charge)
+        .subquery()
+    )
+    due = case((charge.c.amount > charge.c.refunded, charge.c.amount - charge.c.refunded), else_=0)
+    wrong = (
+        select(charge.c.key, due.label("due"), used.c.paid, posted.c.versions)
+        .outerjoin(used, used.c.charge == charge.c.number)
+        .outerjoin(posted, posted.c.charge == charge.c.number)
+        .where(
+            or_(
+                due != func.coalesce(used.c.paid, 0),
+                charge.c.refunded != func.coalesce(used.c.back, 0),
+                charge.c.versions != func.coalesce(posted.c.versions, 0),
+            )
+        )
+    )
+    for row in _some(session, wrong):
+        what = f"it comes to {row.due}, {int(row.paid or 0)} was paid"
+        yield _finding("charge", what, "charge", row.key)
+    orphans = (
+        select(act.c.number)
+        .outerjoin(charge, charge.c.number == act.c.charge)
+        .where(act.c.charge.is_not(None), charge.c.number.is_(None))
+    )
+    for row in _some(session, orphans):
+        yield _finding("charge", "its charge is not there", "transfer", row.number)
+
+
+def _spent(session: Session) -> Iterator[Finding]:
+    used = (
+        select(act.c.account, act.c.user_name, func.sum(-entry.c.amount).label("spent"))
+        .join(entry, entry.c.act == act.c.number)
+        .where(act.c.kind.in_(SPENDING), entry.c.pot > 0, act.c.user_name != "")
+        .group_by(act.c.account, act.c.user_name)
+    )
+    summed = {(row.account, row.user_name): int(row.spent) for row in session.rows(used)}
+    noted = {(row.account, row.name): row.spent for row in session.rows(select(member))}
+    for who in sorted(summed.keys() | noted.keys()):
+        if summed.get(who, 0) != noted.get(who, 0):
+            what = f"spent {noted.get(who, 0)}, the entries say {summed.get(who, 0)}"
+            yield _finding("spent", what, "user", f"{who[1]} of {who[0]}")
+
+
+def _accounts(session: Session) -> Iterator[Finding]:
+    rows = session.rows(select(account.c.name, account.c.parent))
+    parents = {row.name: row.parent for row in rows}
+    opened = (
+        select(pot.c.account, func.count().label("pots"))
+        .where(pot.c.number > 0, pot.c.end_us.is_(None))
+        .group_by(pot.c.account)
+    )
+    pots = {row.account: row.pots for row in session.rows(opened)}
+    for name, parent in sorted(parents.items()):
+        if pots.get(name, 0) != 1:
+            what = f"it has {pots.get(name, 0)} open-ended allocations"
+            yield _finding("account", what, "account", name)
+        if parent and parent not in parents:
+            yield _finding("account", f"its parent {parent} is not there", "account", name)
+        passed, above = {name}, parent
+        while above and above not in passed:
+            passed.add(above)
+            above = parents.get(above, "")
+        if above:
+            yield _finding("account", "its parents go round in a circle", "account", name)
+    for name in sorted(pots.keys() - parents.keys()):
+        yield _finding("account", "it has an allocation, but is not there", "account", name)
+
+
+def _numbers(session: Session) -> Iterator[Finding]:
+    for table, column, said in (
+        (act, act.c.number, session.seq),
+        (settlement, settlement.c.seq, session.settlement),
+    ):
+        counted = select(func.count(), func.coalesce(func.max(column), 0)).select_from(table)
+        count, most = session.rows(counted)[0]
+        if not count == most == said:
+            what = f"{count} rows, the last has the number {most}, the next follows {said}"
+            yield _finding("numbers", what, "table", table.name)
+    if session.value(select(func.count()).select_from(state)) != 1:
+        yield _finding("numbers", "it has not just one row", "table", state.name)
+
+
+_PARTS: Final[tuple[Callable[[Session], Iterator[Finding]], ...]] = (
+    _schema,
+    _balanced,
+    _balances,
+    _charges,
+    _spent,
+    _accounts,
+    _numbers,
+)
+
+
+def _some(session: Session, statement: "sqlalchemy.Select[Any]") -> "list[Row[Any]]":
+    return session.rows(statement.limit(_MOST))
+
+
+def _finding(kind: str, what: str, sort: str, where: object) -> Finding:
+    return Finding(kind=kind, what=f"{sort} {where}: {what}", where=str(where))

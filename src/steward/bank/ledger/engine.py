@@ -1,0 +1,195 @@
+"""The two databases that a ledger may lie in, and how both are spoken to alike.
+
+Writers queue up, on SQLite by ``BEGIN IMMEDIATE``, on PostgreSQL by a lock on the
+one row of ``state``: so there are no conflicts to try again after, and what is
+numbered is committed in the order of its numbers. Every wait has an end.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import sqlalchemy
+from pysqlite3 import dbapi2
+from sqlalchemy import URL, Connection, Engine, event
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from steward.bank.errors import BankError, LedgerUnavailable
+from steward.config import Settings
+from steward.errors import Unavailable
+from steward.sqlite import open_database
+
+_CONNECT_S: Final = 5
+_LOCK_S: Final = 10
+_STATEMENT_S: Final = 20
+_PATIENCE_S: Final = _STATEMENT_S + 5.0
+_WRITES: Final = "steward_writes"
+
+_OPTIONS: Final = " ".join(
+    f"-c {name}={seconds * 1000}"
+    for name, seconds in {
+        "lock_timeout": _LOCK_S,
+        "statement_timeout": _STATEMENT_S,
+        # Whoever stops in the middle of a transaction keeps all other writers waiting.
+        "idle_in_transaction_session_timeout": _LOCK_S,
+    }.items()
+)
+
+
+def url_of(settings: Settings) -> URL:
+    """Where the ledger is: ``[bank].database``, or ``ledger.db`` in the state directory.
+
+    Raises:
+        BankError: It is no URL of SQLite or PostgreSQL.
+        LedgerUnavailable: The password cannot be read.
+    """
+    text = settings.bank.database
+    if not text:
+        return URL.create("sqlite", database=os.path.join(settings.state_dir, "ledger.db"))
+    try:
+        url = sqlalchemy.make_url(text)
+    except ArgumentError as error:
+        raise BankError("[bank].database is no URL: write postgresql+psycopg://user@host/db") from (
+            error
+        )
+    kind = url.get_backend_name()
+    if kind == "sqlite" and url.database:
+        return URL.create("sqlite", database=os.path.abspath(url.database))
+    if kind != "postgresql":
+        raise BankError(f"[bank].database is of {kind}: PostgreSQL and SQLite are supported")
+    url = url.set(drivername="postgresql+psycopg")
+    if settings.bank.password_file:
+        url = url.set(password=_password(settings.bank.password_file))
+    return url
+
+
+def _password(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.readline().rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LedgerUnavailable(f"[bank].password_file {path} cannot be read: {error}") from error
+
+
+class Database:
+    """Connections to the ledger's database, and its errors as ours.
+
+    Args:
+        url: Where it is.
+    """
+
+    def __init__(self, url: URL) -> None:
+        self.is_sqlite = url.get_backend_name() == "sqlite"
+        self.shown = url.render_as_string(hide_password=True)
+        self.path = url.database or "" if self.is_sqlite else ""
+        with self._translated():
+            self._engine = _sqlite_engine(self.path) if self.is_sqlite else _postgresql_engine(url)
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """One transaction that may write: committed at the end, rolled back on any error.
+
+        Raises:
+            LedgerUnavailable: The database is away, full, or locked for too long.
+            BankError: A rule of the database forbids it.
+        """
+        with self._translated(), self._engine.connect() as connection:
+            with connection.execution_options(**{_WRITES: True}).begin():
+                yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """One transaction that sees the ledger as it is at its beginning, and cannot write.
+
+        Raises:
+            LedgerUnavailable: The database is away.
+        """
+        options: dict[str, Any] = {_WRITES: False}
+        if not self.is_sqlite:
+            options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        with self._translated(), self._engine.connect() as connection:
+            with connection.execution_options(**options).begin():
+                yield connection
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        with suppress(DBAPIError):  # one that is broken needs no goodbye
+            self._engine.dispose()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (OperationalError, InterfaceError) as error:
+            # The name of a database that is not there comes as an OperationalError as well.
+            raise LedgerUnavailable(f"the ledger {self.shown}: {_said(error)}") from error
+        except PoolTimeoutError as error:
+            raise LedgerUnavailable(f"the ledger {self.shown}: no connection is free") from error
+        except NoSuchModuleError as error:
+            raise BankError(f"the ledger {self.shown}: {error}") from error
+        except IntegrityError as error:
+            raise BankError(f"the ledger {self.shown} forbids it: {_said(error)}") from error
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise LedgerUnavailable(f"the ledger {self.shown}: {_said(error)}") from error
+            raise BankError(f"the ledger {self.shown}: {_said(error)}") from error
+        except Unavailable as error:
+            if isinstance(error, LedgerUnavailable) or not self.is_sqlite:
+                raise
+            if error.offender != self.path:
+                raise  # of somebody else who was asked while the transaction was open
+            raise LedgerUnavailable(f"the ledger: {error}", error.offender) from error
+
+
+def _said(error: DBAPIError) -> str:
+    """The first line of what the database says."""
+    text = str(error.orig).strip()
+    return text.splitlines()[0] if text else type(error.orig).__name__
+
+
+def _sqlite_engine(path: str) -> Engine:
+    engine = sqlalchemy.create_engine(
+        "sqlite://",
+        module=dbapi2,
+        creator=lambda: open_database(path, (), timeout_s=_LOCK_S),
+        poolclass=sqlalchemy.QueuePool,
+        pool_size=2,
+        pool_timeout=_LOCK_S,
+    )
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get(_WRITES, False)
+        connection.exec_driver_sql(f"PRAGMA query_only={'OFF' if writes else 'ON'}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _postgresql_engine(url: URL) -> Engine:
+    from steward.bank.ledger.patient import connect
+
+    words = url.translate_connect_args(username="user", database="dbname") | dict(url.query)
+    return sqlalchemy.create_engine(
+        url,
+        creator=lambda: connect(
+            _PATIENCE_S,
+            connect_timeout=_CONNECT_S,
+            options=_OPTIONS,
+            application_name="steward",
+            tcp_user_timeout=_STATEMENT_S * 1000,
+            **words,
+        ),
+        pool_size=2,
+        pool_timeout=_LOCK_S,
+        pool_pre_ping=True,
+    )

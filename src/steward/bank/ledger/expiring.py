@@ -1,0 +1,64 @@
+"""What becomes of the money that is left in an allocation when it ends."""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import select
+
+from steward.bank.ledger.allocations import Allocations
+from steward.bank.ledger.moving import Moves
+from steward.bank.ledger.records import Allocation, By, Transfer
+from steward.bank.ledger.session import Session
+from steward.bank.ledger.tables import EXPIRED, pot
+from steward.jobs.facts import micros
+
+
+def expire(
+    session: Session,
+    allocations: Allocations,
+    moves: Moves,
+    by: By,
+    kept: Mapping[int, int],
+) -> list[Transfer]:
+    """Empty the allocations that have ended: what is left expires, or moves on.
+
+    Args:
+        session: The transaction.
+        allocations: The allocations in it.
+        moves: The transfers in it.
+        by: Who does it; ``by.at`` is the present.
+        kept: By allocation, what jobs that started on it may still need: that stays, to be
+            emptied when they have ended.
+    """
+    now_us = micros(session.now(by))
+    ended = allocations.chosen(select(pot).where(pot.c.end_us <= now_us, pot.c.balance > 0))
+    made = []
+    for each in ended:
+        amount = each.balance - max(0, kept.get(each.number, 0))
+        if amount <= 0:
+            continue
+        target = _next(each, allocations.of(each.account, ended=True))
+        if target is None:
+            why, where = f"allocation {each.number} has ended", EXPIRED
+        else:
+            why, where = f"allocation {each.number} has ended: on to {target.number}", target.number
+        made.append(
+            moves.move(
+                "expire" if target is None else "rollover",
+                By(who=by.who, at=by.at),
+                {each.number: -amount, where: amount},
+                why=f"{by.why}: {why}" if by.why else why,
+                about=each.account,
+            )
+        )
+    return made
+
+
+def _next(ended: Allocation, others: Sequence[Allocation]) -> Allocation | None:
+    """Where what is left moves on to: the next that begins, of those that end later."""
+    if ended.rollover != "next" or ended.end is None:
+        return None
+    later = [each for each in others if each.end is not None and each.end > ended.end]
+    if later:
+        return min(later, key=lambda each: (each.begin, each.number))
+    # Nothing follows yet: what is to move on must not be lost meanwhile.
+    return next((each for each in others if each.end is None), None)

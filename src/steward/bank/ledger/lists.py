@@ -1,0 +1,240 @@
+"""Lists that the bank keeps beside the money: tokens, refusals, jobs told by myBRC clients."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row, delete, func, select
+
+from steward.bank.ledger.asides import Refusal, Token, ToldJob
+from steward.bank.ledger.queues import put
+from steward.bank.ledger.session import Session, clean
+from steward.bank.ledger.tables import refusal, token, told
+from steward.jobs.facts import micros, moment
+
+
+class Tokens:
+    """Tokens of the myBRC API, by their digests.
+
+    Args:
+        session: The transaction.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(
+        self,
+        user: str,
+        digest: str,
+        created: datetime,
+        expires: datetime | None = None,
+        note: str = "",
+    ) -> None:
+        """Add one, or change the one of that digest."""
+        values = {
+            "digest": digest,
+            "user_name": clean(user),
+            "created_us": micros(created),
+            "expires_us": None if expires is None else micros(expires),
+            "note": clean(note),
+        }
+        put(self._session, token, values, replace=True)
+
+    def find(self, digest: str) -> Token | None:
+        """The one of a digest, ended or not."""
+        found = self._session.row(select(token).where(token.c.digest == digest))
+        return None if found is None else _token(found)
+
+    def drop(self, digest: str) -> bool:
+        """Take one away; False if there is none."""
+        return self._session.run(delete(token).where(token.c.digest == digest)) > 0
+
+    def of(self, user: str) -> list[Token]:
+        """A user's, the oldest first."""
+        return [each for each in self.all() if each.user == user]
+
+    def all(self) -> list[Token]:
+        """Every one, the oldest first."""
+        chosen = select(token).order_by(token.c.created_us, token.c.digest)
+        return [_token(row) for row in self._session.rows(chosen)]
+
+
+class Refusals:
+    """Jobs that were refused, or would have been.
+
+    Args:
+        session: The transaction.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, new: Refusal) -> bool:
+        """Add one; False if it is known."""
+        values = {
+            "id": clean(new.id),
+            "at_us": micros(new.at),
+            "mode": new.mode,
+            "cluster": clean(new.cluster),
+            "uid": new.uid,
+            "user_name": clean(new.user),
+            "account": clean(new.account),
+            "partition_name": clean(new.partition),
+            "job_id": new.job_id,
+            "amount": new.amount,
+            "why": clean(new.why),
+        }
+        return put(self._session, refusal, values)
+
+    def since(
+        self, at: datetime, until: datetime | None = None, account: str = "", user: str = ""
+    ) -> list[Refusal]:
+        """Those of a time and later, in order.
+
+        Args:
+            at: From when on.
+            until: Until before when.
+            account: Of this account alone.
+            user: Of this user alone.
+        """
+        chosen = select(refusal).where(refusal.c.at_us >= micros(at))
+        if until is not None:
+            chosen = chosen.where(refusal.c.at_us < micros(until))
+        if account:
+            chosen = chosen.where(refusal.c.account == clean(account.lower()))
+        if user:
+            chosen = chosen.where(refusal.c.user_name == clean(user))
+        ordered = chosen.order_by(refusal.c.at_us, refusal.c.id)
+        return [_refusal(row) for row in self._session.rows(ordered)]
+
+
+class Told:
+    """Jobs that clients of the myBRC API told of.
+
+    Args:
+        session: The transaction.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def put(self, new: ToldJob) -> None:
+        """Add one, or change the one of that name."""
+        values = {
+            "jobslurmid": clean(new.jobslurmid),
+            "user_name": clean(new.user),
+            "uid": new.uid,
+            "account": clean(new.account),
+            "status": clean(new.status),
+            "partition_name": clean(new.partition),
+            "amount": new.amount,
+            "submitted_us": _us(new.submitted),
+            "started_us": _us(new.started),
+            "ended_us": _us(new.ended),
+            "body": new.body,
+        }
+        put(self._session, told, values, replace=True)
+
+    def get(self, jobslurmid: str) -> ToldJob | None:
+        """The one of a name."""
+        chosen = select(told).where(told.c.jobslurmid == clean(jobslurmid))
+        found = self._session.row(chosen)
+        return None if found is None else _told(found)
+
+    def find(
+        self,
+        *,
+        user: str = "",
+        account: str = "",
+        status: str = "",
+        partition: str = "",
+        min_amount: int | None = None,
+        max_amount: int | None = None,
+        begin: datetime | None = None,
+        end: datetime | None = None,
+        offset: int = 0,
+        limit: int = 100,
+    ) -> tuple[int, list[ToldJob]]:
+        """How many there are, and a page of them, by their start.
+
+        Args:
+            user: Of this user alone.
+            account: Of this account alone.
+            status: In this state alone.
+            partition: Of this partition alone.
+            min_amount: Of so many micro-SU or more.
+            max_amount: Of so many micro-SU or less.
+            begin: Started then or later.
+            end: Started then or earlier.
+            offset: How many to pass over.
+            limit: How many at the most.
+        """
+        same = {
+            "user_name": user,
+            "account": account,
+            "status": status,
+            "partition_name": partition,
+        }
+        where: list[Any] = [told.c[name] == clean(text) for name, text in same.items() if text]
+        if min_amount is not None:
+            where.append(told.c.amount >= min_amount)
+        if max_amount is not None:
+            where.append(told.c.amount <= max_amount)
+        if begin is not None:
+            where.append(told.c.started_us >= micros(begin))
+        if end is not None:
+            where.append(told.c.started_us <= micros(end))
+        total = self._session.value(select(func.count()).select_from(told).where(*where))
+        order = (told.c.started_us.is_(None), told.c.started_us, told.c.jobslurmid)
+        page = select(told).where(*where).order_by(*order).offset(offset).limit(limit)
+        return int(total), [_told(row) for row in self._session.rows(page)]
+
+
+def _us(at: datetime | None) -> int | None:
+    return None if at is None else micros(at)
+
+
+def _moment(us: int | None) -> datetime | None:
+    return None if us is None else moment(us)
+
+
+def _token(row: "Row[Any]") -> Token:
+    return Token(
+        user=row.user_name,
+        digest=row.digest,
+        created=moment(row.created_us),
+        expires=_moment(row.expires_us),
+        note=row.note,
+    )
+
+
+def _refusal(row: "Row[Any]") -> Refusal:
+    return Refusal(
+        id=row.id,
+        at=moment(row.at_us),
+        mode=row.mode,
+        cluster=row.cluster,
+        uid=row.uid,
+        user=row.user_name,
+        account=row.account,
+        partition=row.partition_name,
+        job_id=row.job_id,
+        amount=row.amount,
+        why=row.why,
+    )
+
+
+def _told(row: "Row[Any]") -> ToldJob:
+    return ToldJob(
+        jobslurmid=row.jobslurmid,
+        user=row.user_name,
+        uid=row.uid,
+        account=row.account,
+        status=row.status,
+        partition=row.partition_name,
+        amount=row.amount,
+        submitted=_moment(row.submitted_us),
+        started=_moment(row.started_us),
+        ended=_moment(row.ended_us),
+        body=bytes(row.body),
+    )

@@ -1,0 +1,219 @@
+"""What waits in the ledger for others: settlements, notices, positions, thresholds told."""
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Row, Table, delete, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from steward.bank.errors import BankUsage
+from steward.bank.ledger.asides import OutboxItem
+from steward.bank.ledger.session import Session, clean
+from steward.bank.ledger.tables import cursor, mark, outbox, settlement, threshold
+from steward.bank.records import Settlement
+from steward.jobs.facts import micros, moment
+
+_KEPT_US: Final = 90 * 86_400 * 1_000_000
+
+
+def put(session: Session, table: Table, values: dict[str, Any], *, replace: bool = False) -> bool:
+    """Put a row into a table; one of the same primary key is replaced, or left as it is.
+
+    Returns:
+        Whether there is something new.
+    """
+    is_sqlite = session.connection.dialect.name == "sqlite"
+    make = (sqlite if is_sqlite else postgresql).insert
+    keys = [column.name for column in table.primary_key]
+    statement = make(table).values(values)
+    if replace:
+        others = {name: value for name, value in values.items() if name not in keys}
+        statement = statement.on_conflict_do_update(index_elements=keys, set_=others)
+    else:
+        statement = statement.on_conflict_do_nothing()
+    return session.run(statement) > 0
+
+
+class Places:
+    """Positions and small notes, by name.
+
+    Args:
+        session: The transaction.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def cursor(self, name: str) -> int:
+        """A position; 0 where there is none."""
+        chosen = select(cursor.c.position).where(cursor.c.name == name)
+        return int(self._session.value(chosen) or 0)
+
+    def move_cursor(self, name: str, position: int) -> None:
+        """Move a position."""
+        put(self._session, cursor, {"name": name, "position": position}, replace=True)
+
+    def mark(self, name: str) -> str:
+        """A note; "" where there is none."""
+        return str(self._session.value(select(mark.c.said).where(mark.c.name == name)) or "")
+
+    def set_mark(self, name: str, text: str) -> None:
+        """Write a note, in place of what it said."""
+        put(self._session, mark, {"name": name, "said": clean(text)}, replace=True)
+
+
+class Settlements:
+    """What the gate is to take off its holds, in order.
+
+    Args:
+        session: The transaction.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(
+        self, hold: str, charge_key: str, amount: int, *, frees: int = 0, final: bool
+    ) -> Settlement:
+        """Add the next; see ``steward.bank.records.Settlement``."""
+        self._session.settlement += 1
+        made = Settlement(
+            seq=self._session.settlement,
+            hold=clean(hold),
+            charge=clean(charge_key),
+            amount=amount,
+            frees=frees,
+            final=final,
+        )
+        values = msgspec.structs.asdict(made) | {"final": int(final)}
+        self._session.run(insert(settlement).values(values))
+        return made
+
+    def after(self, seq: int, limit: int = 1000) -> list[Settlement]:
+        """Those that come after a number, in order."""
+        chosen = select(settlement).where(settlement.c.seq > seq).order_by(settlement.c.seq)
+        return [
+            Settlement(
+                seq=row.seq,
+                hold=row.hold,
+                charge=row.charge,
+                amount=row.amount,
+                frees=row.frees,
+                final=bool(row.final),
+            )
+            for row in self._session.rows(chosen.limit(limit))
+        ]
+
+
+class Thresholds:
+    """Which thresholds were told of, so that each is told once.
+
+    Args:
+        session: The transaction.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def tell(self, allocation: int, kind: str, value: int) -> bool:
+        """Note that one is told now; False if it was before."""
+        now_us = micros(self._session.now())
+        values = {"allocation": allocation, "kind": kind, "value": value, "at_us": now_us}
+        return put(self._session, threshold, values)
+
+    def forget(self, allocation: int, kind: str) -> None:
+        """Have them told again, since the allocation got something or lasts longer."""
+        where = (threshold.c.allocation == allocation, threshold.c.kind == kind)
+        self._session.run(delete(threshold).where(*where))
+
+
+class Outbox:
+    """What is to be told elsewhere, and is tried until it is.
+
+    Args:
+        session: The transaction.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def put(self, kind: str, payload: bytes, *, key: str = "") -> int:
+        """Add something; a key that was used before for its kind adds nothing.
+
+        Returns:
+            Its number.
+        """
+        if key:
+            where = (outbox.c.kind == kind, outbox.c.item_key == clean(key))
+            found = self._session.value(select(outbox.c.id).where(*where))
+            if found is not None:
+                return int(found)
+        number = int(self._session.value(select(func.max(outbox.c.id))) or 0) + 1
+        self._session.run(
+            insert(outbox).values(
+                id=number,
+                kind=kind,
+                item_key=clean(key) if key else None,
+                payload=payload,
+                tries=0,
+                next_us=micros(self._session.now()),
+                error="",
+                done=0,
+            )
+        )
+        return number
+
+    def due(self, kind: str, now: datetime, limit: int = 100) -> list[OutboxItem]:
+        """What is to be tried now, the first that came first."""
+        chosen = (
+            select(outbox)
+            .where(outbox.c.kind == kind, outbox.c.done == 0, outbox.c.next_us <= micros(now))
+            .order_by(outbox.c.id)
+            .limit(limit)
+        )
+        return [_item(row) for row in self._session.rows(chosen)]
+
+    def done(self, number: int) -> None:
+        """It was told. Its key is remembered for some months, what it said is not."""
+        now_us = micros(self._session.now())
+        self._session.run(
+            update(outbox)
+            .where(outbox.c.id == number)
+            .values(done=1, payload=b"", next_us=now_us, error="")
+        )
+        # The last stays, so that numbers go on from there.
+        last = self._session.value(select(func.max(outbox.c.id)))
+        old = (outbox.c.done == 1, outbox.c.next_us < now_us - _KEPT_US, outbox.c.id < last)
+        self._session.run(delete(outbox).where(*old))
+
+    def later(self, number: int, next_at: datetime, error: str) -> None:
+        """It could not be told now.
+
+        Raises:
+            BankUsage: There is nothing of that number.
+        """
+        changed = self._session.run(
+            update(outbox)
+            .where(outbox.c.id == number)
+            .values(tries=outbox.c.tries + 1, next_us=micros(next_at), error=clean(error))
+        )
+        if not changed:
+            raise BankUsage(f"nothing of number {number} waits to be told", number)
+
+    def waiting(self, kind: str) -> int:
+        """How much of a kind waits."""
+        where = (outbox.c.kind == kind, outbox.c.done == 0)
+        return int(self._session.value(select(func.count()).select_from(outbox).where(*where)))
+
+
+def _item(row: "Row[Any]") -> OutboxItem:
+    return OutboxItem(
+        id=row.id,
+        kind=row.kind,
+        key=row.item_key or "",
+        payload=bytes(row.payload),
+        tries=row.tries,
+        next_at=moment(row.next_us),
+        error=row.error,
+    )

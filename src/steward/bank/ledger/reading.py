@@ -1,0 +1,249 @@
+"""What people ask of the ledger: balances, statements, and what was used by whom."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+from sqlalchemy import Row, Select, and_, case, func, literal, or_, select
+
+from steward.bank.errors import BankUsage
+from steward.bank.ledger.accounts import Accounts
+from steward.bank.ledger.allocations import Allocations
+from steward.bank.ledger.records import Statement, StatementLine, UsageRow
+from steward.bank.ledger.session import SPENDING, Session, clean
+from steward.bank.ledger.tables import act, charge, entry, pot
+from steward.jobs.facts import micros, moment
+
+_AT_ONCE: Final = 500
+
+_GROUPS: Final[dict[str, Any]] = {
+    "cluster": charge.c.cluster,
+    "account": charge.c.account,
+    "user": charge.c.user_name,
+    "partition": charge.c.partition_name,
+}
+
+
+class Reading:
+    """Questions that change nothing.
+
+    Args:
+        session: The transaction.
+        accounts: The accounts in it.
+        allocations: The allocations in it.
+    """
+
+    def __init__(self, session: Session, accounts: Accounts, allocations: Allocations) -> None:
+        self._session = session
+        self._accounts = accounts
+        self._allocations = allocations
+
+    def balance(self, account: str, at: datetime | None = None) -> int:
+        """What is in the allocations that an account can draw on, micro-SU.
+
+        Credit and holds are not in it.
+
+        Args:
+            account: The account; its payer's allocations count.
+            at: As it was then; now if None.
+
+        Raises:
+            BankUsage: There is no such account.
+        """
+        payer = self._accounts.payer(account)
+        when = at or self._session.now()
+        active = [each for each in self._allocations.of(payer, ended=True) if each.active(when)]
+        if at is None:
+            return sum(each.balance for each in active)
+        chosen = (
+            select(func.sum(entry.c.amount))
+            .join(act, act.c.number == entry.c.act)
+            .where(entry.c.pot.in_([each.number for each in active]))
+            .where(act.c.at_us <= micros(at))
+        )
+        return int(self._session.value(chosen) or 0)
+
+    def statement(
+        self,
+        account: str = "",
+        user: str = "",
+        begin: datetime | None = None,
+        end: datetime | None = None,
+        limit: int = 0,
+    ) -> Statement:
+        """What happened in a period, with the running total.
+
+        Of an account: its money, and what was charged to it where another pays. Of a user:
+        what the user's jobs cost, in one account or in all.
+
+        Args:
+            account: The account; "" for all of a user's.
+            user: The user; "" for all of an account's.
+            begin: From when on.
+            end: Until before when.
+            limit: How many lines at the most, the latest of them; 0 for all.
+
+        Raises:
+            BankUsage: Neither account nor user is named, or there is no such account.
+        """
+        if not account and not user:
+            raise BankUsage("a statement is of an account or of a user")
+        name = self._accounts.payer(account) and account.lower() if account else ""
+        lines = self._lines(name, clean(user))
+        before = 0 if begin is None else self._total(lines.where(act.c.at_us < micros(begin)))
+        if begin is not None:
+            lines = lines.where(act.c.at_us >= micros(begin))
+        if end is not None:
+            lines = lines.where(act.c.at_us < micros(end))
+        rows = self._session.rows(lines.order_by(act.c.at_us, act.c.number))
+        made, total = [], before
+        for row in rows:
+            total += int(row.amount)
+            made.append(_line(row, total))
+        if limit:
+            made = made[-limit:]
+        return Statement(
+            account=name,
+            user=user,
+            begin=begin,
+            end=end,
+            opening=made[0].balance - made[0].amount if made else before,
+            closing=total,
+            lines=tuple(self._with_allocations(made)),
+        )
+
+    def usage(
+        self,
+        by: Sequence[str],
+        *,
+        accounts: Sequence[str] | None = None,
+        users: Sequence[str] | None = None,
+        begin: datetime | None = None,
+        end: datetime | None = None,
+        zone: str = "UTC",
+    ) -> list[UsageRow]:
+        """What was charged, summed up by any of cluster, account, user, partition and month.
+
+        Args:
+            by: What to group by.
+            accounts: Of these accounts alone.
+            users: Of these users alone.
+            begin: Of runs that began then or later.
+            end: Of runs that began before.
+            zone: The zone that months are cut in.
+
+        Raises:
+            BankUsage: It cannot be grouped by that.
+        """
+        unknown = set(by) - {*_GROUPS, "month"}
+        if unknown:
+            raise BankUsage(f"usage cannot be grouped by {min(unknown)}", min(unknown))
+        conditions = []
+        if accounts is not None:
+            conditions.append(charge.c.account.in_([clean(each.lower()) for each in accounts]))
+        if users is not None:
+            conditions.append(charge.c.user_name.in_([clean(each) for each in users]))
+        if begin is not None:
+            conditions.append(charge.c.begin_us >= micros(begin))
+        if end is not None:
+            conditions.append(charge.c.begin_us < micros(end))
+        groups: dict[str, Any] = {name: _GROUPS[name] for name in by if name != "month"}
+        if "month" in by:
+            groups["month"] = self._month(conditions, zone)
+        due = case(
+            (charge.c.amount > charge.c.refunded, charge.c.amount - charge.c.refunded), else_=0
+        )
+        chosen = select(
+            *(column.label(name) for name, column in groups.items()),
+            func.sum(due).label("amount"),
+            func.count().label("charges"),
+        ).where(*conditions)
+        # By name: the expression of the month has parameters, which no database takes for equal.
+        rows = self._session.rows(chosen.group_by(*groups).order_by(*groups))
+        return [
+            UsageRow(
+                **{name: getattr(row, name) for name in groups},
+                amount=int(row.amount or 0),
+                charges=row.charges,
+            )
+            for row in rows
+        ]
+
+    def _month(self, conditions: Sequence[Any], zone: str) -> Any:
+        """The month in which a run began, as the database can tell it: by where months begin."""
+        ends = self._session.row(
+            select(func.min(charge.c.begin_us), func.max(charge.c.begin_us)).where(*conditions)
+        )
+        if ends is None or ends[0] is None:
+            return literal("")
+        starts = _months(moment(ends[0]), moment(ends[1]), ZoneInfo(zone))
+        return case(
+            *((charge.c.begin_us >= micros(start), literal(name)) for name, start in starts[::-1]),
+            else_=literal(""),
+        )
+
+    def _lines(self, account: str, user: str) -> "Select[Any]":
+        """The acts that a statement is made of, each with what it did."""
+        conditions = [pot.c.number > 0]
+        spent = act.c.kind.in_(SPENDING)
+        if user:
+            conditions += [act.c.user_name == user, spent]
+            if account:
+                conditions.append(act.c.account == account)
+        else:
+            conditions.append(or_(pot.c.account == account, and_(act.c.account == account, spent)))
+        columns = (
+            *(act.c.number, act.c.at_us, act.c.kind, act.c.who, act.c.why),
+            *(act.c.account, act.c.user_name, charge.c.key),
+        )
+        return (
+            select(*columns, func.sum(entry.c.amount).label("amount"))
+            .select_from(act)
+            .join(entry, entry.c.act == act.c.number)
+            .join(pot, pot.c.number == entry.c.pot)
+            .outerjoin(charge, charge.c.number == act.c.charge)
+            .where(*conditions)
+            .group_by(*columns)
+        )
+
+    def _total(self, lines: "Select[Any]") -> int:
+        return int(self._session.value(select(func.sum(lines.subquery().c.amount))) or 0)
+
+    def _with_allocations(self, lines: Sequence[StatementLine]) -> list[StatementLine]:
+        touched: dict[int, list[int]] = {each.number: [] for each in lines}
+        numbers = list(touched)
+        for start in range(0, len(numbers), _AT_ONCE):
+            some = entry.c.act.in_(numbers[start : start + _AT_ONCE])
+            chosen = select(entry.c.act, entry.c.pot).where(some, entry.c.pot > 0)
+            for row in self._session.rows(chosen.order_by(entry.c.act, entry.c.pot)):
+                touched[row.act].append(row.pot)
+        return [
+            msgspec.structs.replace(each, allocations=tuple(touched[each.number])) for each in lines
+        ]
+
+
+def _line(row: "Row[Any]", balance: int) -> StatementLine:
+    return StatementLine(
+        number=row.number,
+        at=moment(row.at_us),
+        kind=row.kind,
+        who=row.who,
+        why=row.why,
+        account=row.account,
+        user=row.user_name,
+        charge=row.key or "",
+        amount=int(row.amount),
+        balance=balance,
+    )
+
+
+def _months(first: datetime, last: datetime, zone: ZoneInfo) -> list[tuple[str, datetime]]:
+    """Every month from the one of ``first`` to that of ``last``, and when it begins in a zone."""
+    start = first.astimezone(zone).replace(day=1, hour=0, minute=0, second=0, microsecond=0, fold=0)
+    found = []
+    while start.astimezone(UTC) <= last:
+        found.append((f"{start:%Y-%m}", start.astimezone(UTC)))
+        start = (start + timedelta(days=31)).replace(day=1)
+    return found

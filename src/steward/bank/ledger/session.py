@@ -1,0 +1,202 @@
+"""One transaction on the ledger, as its parts share it: acts, entries, and the numbers of both.
+
+It is the only place where entries are written and balances change.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, Executable, Row, insert, select, update
+
+from steward.bank.errors import BankError, BankUsage
+from steward.bank.ledger.records import By
+from steward.bank.ledger.tables import account, act, entry, pot, state
+from steward.bank.money import MOST
+from steward.jobs.facts import micros
+
+_GIVEN: Final = frozenset({"deposit", "withdraw", "transfer", "adjust"})
+
+SPENDING: Final = ("charge", "correction", "refund")
+"""Kinds of transfers that are about what was used."""
+
+
+class Session:
+    """A transaction that is open.
+
+    Args:
+        connection: The connection that it is open on.
+        now: The clock.
+        writing: Whether it may write; then all other writers wait until it ends.
+    """
+
+    def __init__(
+        self, connection: Connection, now: Callable[[], datetime], *, writing: bool
+    ) -> None:
+        self.connection = connection
+        self._now = now
+        chosen = select(state.c.seq, state.c.rules_seq, state.c.settlement)
+        found = self.row(chosen.with_for_update() if writing else chosen)
+        if found is None:
+            raise BankError("the ledger has no row in its table state: restore a backup")
+        self._stored = self.seq, self.rules_seq, self.settlement = tuple(map(int, found))
+
+    def flush(self) -> None:
+        """Write down the numbers that were used."""
+        numbers = (self.seq, self.rules_seq, self.settlement)
+        if numbers != self._stored:
+            names = ("seq", "rules_seq", "settlement")
+            self.run(update(state).values(dict(zip(names, numbers, strict=True))))
+            self._stored = numbers
+
+    def rows(self, statement: Executable) -> "list[Row[Any]]":
+        """All rows that a statement gives."""
+        return list(self.connection.execute(statement))
+
+    def row(self, statement: Executable) -> "Row[Any] | None":
+        """The first row that a statement gives."""
+        return self.connection.execute(statement).first()
+
+    def value(self, statement: Executable) -> Any:
+        """The first column of the first row; None if there is none."""
+        return self.connection.execute(statement).scalar()
+
+    def run(self, statement: Executable) -> int:
+        """Carry out a statement; returns how many rows it touched."""
+        return int(self.connection.execute(statement).rowcount)
+
+    def now(self, by: By | None = None) -> datetime:
+        """When something is done."""
+        return by.at if by is not None and by.at is not None else self._now()
+
+    def done(self, by: By, asked: str) -> int | None:
+        """Number of the act that was done under a caller's key before; None if there is none.
+
+        Raises:
+            BankUsage: The key was used for something else.
+        """
+        if not by.key:
+            return None
+        found = self.row(select(act.c.number, act.c.asked).where(act.c.client_key == clean(by.key)))
+        if found is None:
+            return None
+        if found.asked != asked:
+            raise BankUsage(
+                f"the key {by.key!r} was used for something else ({found.asked}): take another",
+                by.key,
+            )
+        return int(found.number)
+
+    def act(
+        self,
+        kind: str,
+        by: By,
+        *,
+        asked: str = "",
+        why: str = "",
+        about: str = "",
+        user: str = "",
+        charge: int | None = None,
+        amount: int = 0,
+    ) -> int:
+        """Enter an act, and return its number.
+
+        Args:
+            kind: What it is.
+            by: Who does it.
+            asked: All that the caller asked for; a repeat of the key has to ask for the same.
+            why: In place of ``by.why``.
+            about: The account.
+            user: The user whom it is about.
+            charge: Number of the charge that it belongs to.
+            amount: How much it moves.
+        """
+        self.seq += 1
+        self.run(
+            insert(act).values(
+                number=self.seq,
+                at_us=micros(self.now(by)),
+                kind=kind,
+                who=clean(by.who),
+                why=clean(why or by.why),
+                client_key=clean(by.key) if by.key and asked else None,
+                asked=asked,
+                account=about,
+                user_name=user,
+                charge=charge,
+                amount=amount,
+            )
+        )
+        if about:
+            self.touch(about)
+        return self.seq
+
+    def post(self, number: int, kind: str, moves: Mapping[int, int]) -> None:
+        """Enter what an act moves, by pot.
+
+        Raises:
+            BankUsage: A balance would be beyond all measure.
+            BankError: It does not sum to zero, or a balance is not what it was.
+        """
+        if sum(moves.values()):
+            raise BankError(f"a {kind} of {dict(moves)} does not sum to zero")
+        columns = (pot.c.number, pot.c.account, pot.c.balance, pot.c.given)
+        held = {
+            row.number: row for row in self.rows(select(*columns).where(pot.c.number.in_(moves)))
+        }
+        for where, amount in sorted(moves.items()):
+            if not amount:
+                continue
+            before = held[where]
+            after = before.balance + amount
+            if abs(after) > MOST:
+                raise BankUsage("that is larger than any balance can be", amount)
+            given = before.given + (_given(kind, amount) if where > 0 else 0)
+            changed = self.run(
+                update(pot)
+                .where(pot.c.number == where, pot.c.balance == before.balance)
+                .values(balance=after, given=given)
+            )
+            if changed != 1:
+                raise BankError(
+                    f"the balance of {where} is not what it was: run steward bank check"
+                )
+            self.run(insert(entry).values(act=number, pot=where, amount=amount, balance=after))
+        self.touch(*{row.account for row in held.values() if row.account is not None})
+
+    def touch(self, *names: str) -> None:
+        """Note that accounts have changed, so that the next books show them."""
+        if names:
+            self.run(update(account).where(account.c.name.in_(names)).values(seq=self.seq))
+
+    def touch_all(self) -> None:
+        """Note that any account may have changed."""
+        self.run(update(account).values(seq=self.seq))
+
+
+def _given(kind: str, amount: int) -> int:
+    if kind in _GIVEN:
+        return amount
+    return max(amount, 0) if kind == "rollover" else 0
+
+
+def asking(kind: str, *what: object) -> str:
+    """All that a caller asks for, as one line that compares equal only to the same."""
+    return msgspec.json.encode([kind, *what]).decode()
+
+
+def clean(text: str) -> str:
+    """Text that every database takes: without NUL and half characters."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def checked_amount(amount: int) -> int:
+    """An amount that can be moved.
+
+    Raises:
+        BankUsage: It is not above zero, or beyond all measure.
+    """
+    if not 0 < amount <= MOST:
+        raise BankUsage("the amount must be above zero, and not beyond all measure", amount)
+    return amount

@@ -1,0 +1,286 @@
+"""The ledger's tables, as SQLAlchemy knows them; the migrations make them.
+
+Every change is an *act* with a number, a who and a why. An act that moves money
+has entries, whose sum is zero, each in a pot: an account's allocation, or one of
+the bank's own pots, which have numbers below zero. Balances stand beside the
+entries, so that nobody has to add them up to know what is left.
+"""
+
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+ISSUED: Final = -1
+USAGE: Final = -2
+EXPIRED: Final = -3
+ADJUSTED: Final = -4
+
+COUNTERS: Final = {ISSUED: "issued", USAGE: "usage", EXPIRED: "expired", ADJUSTED: "adjusted"}
+"""The bank's own pots."""
+
+FOR_EVER: Final = ("act", "entry", "charge_version", "rate", "settlement")
+"""Tables whose rows are never changed nor deleted, which the databases see to."""
+
+metadata = MetaData()
+
+
+def _int(name: str, *rest: ForeignKey, **options: Any) -> Column[int]:
+    return Column(name, BigInteger, *rest, nullable=options.pop("nullable", False), **options)
+
+
+def _text(name: str, *rest: ForeignKey, **options: Any) -> Column[str]:
+    return Column(name, Text, *rest, nullable=options.pop("nullable", False), **options)
+
+
+def _number(name: str) -> Column[int]:
+    return Column(name, BigInteger, primary_key=True, autoincrement=False)
+
+
+state = Table("state", metadata, _number("id"), _int("seq"), _int("rules_seq"), _int("settlement"))
+"""One row, which every writer locks first: so writers queue up, and numbers have no gaps."""
+
+account = Table(
+    "account",
+    metadata,
+    _text("name", primary_key=True),
+    _text("parent"),
+    _text("owners"),
+    _int("credit"),
+    _int("draws_on_parent"),
+    _int("only_listed"),
+    _int("closed"),
+    _text("note"),
+    _int("known"),
+    _int("created_us"),
+    _int("seq"),
+    CheckConstraint("credit >= 0", name="credit_is_not_negative"),
+    Index("account_seq", "seq"),
+)
+
+member = Table(
+    "member",
+    metadata,
+    _text("account", ForeignKey("account.name"), primary_key=True),
+    _text("name", primary_key=True),
+    _int("limit_amount", nullable=True),
+    _int("spent"),
+    _int("listed"),
+    Index("member_name", "name"),
+)
+
+pot = Table(
+    "pot",
+    metadata,
+    _number("number"),
+    _text("account", ForeignKey("account.name"), nullable=True),
+    _int("begin_us"),
+    _int("end_us", nullable=True),
+    _text("rollover"),
+    _text("note"),
+    _int("balance"),
+    _int("given"),
+    _int("made_by"),
+    CheckConstraint("number < 0 OR end_us IS NULL OR balance >= 0", name="not_below_zero"),
+    CheckConstraint("end_us IS NULL OR begin_us < end_us", name="begins_before_it_ends"),
+    CheckConstraint("(number < 0) = (account IS NULL)", name="has_an_account"),
+    Index("pot_account", "account"),
+    Index("pot_end", "end_us"),
+    Index("pot_made_by", "made_by"),
+)
+
+act = Table(
+    "act",
+    metadata,
+    _number("number"),
+    _int("at_us"),
+    _text("kind"),
+    _text("who"),
+    _text("why"),
+    Column("client_key", Text, nullable=True),
+    _text("asked"),
+    _text("account"),
+    _text("user_name"),
+    _int("charge", nullable=True),
+    _int("amount"),
+    UniqueConstraint("client_key", name="act_client_key"),
+    Index("act_account", "account", "at_us"),
+    Index("act_user", "user_name", "at_us"),
+    Index("act_charge", "charge"),
+)
+
+entry = Table(
+    "entry",
+    metadata,
+    _int("act", ForeignKey("act.number"), primary_key=True, autoincrement=False),
+    _int("pot", ForeignKey("pot.number"), primary_key=True, autoincrement=False),
+    _int("amount"),
+    _int("balance"),
+    CheckConstraint("amount <> 0", name="moves_something"),
+    Index("entry_pot", "pot", "act"),
+)
+
+charge = Table(
+    "charge",
+    metadata,
+    _number("number"),
+    _text("key"),
+    _text("cluster"),
+    _int("job_id"),
+    _int("first_submit_us"),
+    _text("account"),
+    _text("user_name"),
+    _text("partition_name"),
+    _text("payer"),
+    _int("amount"),
+    _int("refunded"),
+    _int("overdraw"),
+    _text("hold"),
+    _int("begin_us"),
+    _int("first_at_us"),
+    _int("last_at_us"),
+    _int("versions"),
+    Column("body", LargeBinary, nullable=False),
+    CheckConstraint("amount >= 0 AND refunded >= 0", name="charge_is_not_negative"),
+    UniqueConstraint("key", name="charge_key"),
+    Index("charge_job", "cluster", "job_id"),
+    Index("charge_account", "account", "begin_us"),
+    Index("charge_user", "user_name", "begin_us"),
+    Index("charge_last", "last_at_us", "number"),
+)
+
+charge_version = Table(
+    "charge_version",
+    metadata,
+    _int("charge", ForeignKey("charge.number"), primary_key=True, autoincrement=False),
+    _int("number", primary_key=True, autoincrement=False),
+    _int("at_us"),
+    _text("who"),
+    _text("why"),
+    _int("added"),
+    _text("acts"),
+    Column("body", LargeBinary, nullable=False),
+)
+
+settlement = Table(
+    "settlement",
+    metadata,
+    _number("seq"),
+    _text("hold"),
+    _text("charge"),
+    _int("amount"),
+    _int("frees"),
+    _int("final"),
+)
+
+rate = Table(
+    "rate",
+    metadata,
+    _number("number"),
+    _text("cluster"),
+    _text("partition_name"),
+    _text("qos"),
+    _int("valid_from_us"),
+    _int("made_by"),
+    Column("body", LargeBinary, nullable=False),
+)
+
+mode = Table(
+    "mode",
+    metadata,
+    _text("cluster", primary_key=True),
+    _text("partition_name", primary_key=True),
+    _text("account", primary_key=True),
+    _text("mode"),
+)
+
+cursor = Table("cursor", metadata, _text("name", primary_key=True), _int("position"))
+
+mark = Table("mark", metadata, _text("name", primary_key=True), _text("said"))
+
+threshold = Table(
+    "threshold",
+    metadata,
+    _int("allocation", primary_key=True, autoincrement=False),
+    _text("kind", primary_key=True),
+    _int("value", primary_key=True, autoincrement=False),
+    _int("at_us"),
+)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    _number("id"),
+    _text("kind"),
+    Column("item_key", Text, nullable=True),
+    Column("payload", LargeBinary, nullable=False),
+    _int("tries"),
+    _int("next_us"),
+    _text("error"),
+    _int("done"),
+    UniqueConstraint("kind", "item_key", name="outbox_key"),
+    Index("outbox_due", "kind", "done", "next_us"),
+)
+
+token = Table(
+    "token",
+    metadata,
+    _text("digest", primary_key=True),
+    _text("user_name"),
+    _int("created_us"),
+    _int("expires_us", nullable=True),
+    _text("note"),
+)
+
+refusal = Table(
+    "refusal",
+    metadata,
+    _text("id", primary_key=True),
+    _int("at_us"),
+    _text("mode"),
+    _text("cluster"),
+    _int("uid"),
+    _text("user_name"),
+    _text("account"),
+    _text("partition_name"),
+    _int("job_id"),
+    _int("amount"),
+    _text("why"),
+    Index("refusal_at", "at_us"),
+)
+
+told = Table(
+    "told",
+    metadata,
+    _text("jobslurmid", primary_key=True),
+    _text("user_name"),
+    _int("uid"),
+    _text("account"),
+    _text("status"),
+    _text("partition_name"),
+    _int("amount"),
+    _int("submitted_us", nullable=True),
+    _int("started_us", nullable=True),
+    _int("ended_us", nullable=True),
+    Column("body", LargeBinary, nullable=False),
+    Index("told_started", "started_us", "jobslurmid"),
+)
+
+lease = Table(
+    "lease",
+    metadata,
+    _text("name", primary_key=True),
+    _text("holder"),
+    _int("fence"),
+    _int("until_us"),
+)
