@@ -15,7 +15,6 @@ from steward.bank.room import BankAnswer, BankRoom
 from steward.slurm.times import zone_called
 
 if TYPE_CHECKING:
-    from steward.bank.explaining import Explanation
     from steward.slurm.picture import Picture
 
 log = logging.getLogger(__name__)

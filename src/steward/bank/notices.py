@@ -16,7 +16,7 @@ from steward.bank.money import Unit, show
 from steward.bank_facts import BankThreshold
 from steward.config import Settings
 from steward.errors import Unavailable
-from steward.posting import Letter, NotTaken, post
+from steward.posting import Letter, post
 from steward.slurm.times import zone_called
 
 log = logging.getLogger(__name__)
@@ -52,10 +52,10 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 def send(settings: Settings, notice: Notice) -> None:
     """Send a notice to whom the configuration says; where it says nobody, nothing is done.
 
-    Takes at most [mail].timeout_s and ten seconds. What is refused for good is logged.
+    Takes at most [mail].timeout_s and ten seconds. What the webhook refuses for good is logged.
 
     Raises:
-        NotSent: The mail was not sent now: try again later.
+        NotSent: The mail was not sent: try again later.
         NoticeNotSent: The webhook does not answer now: try again later.
     """
     _mail(settings, notice)
@@ -141,11 +141,7 @@ def _mail(settings: Settings, notice: Notice) -> None:
         sender=mail.sender,
         timeout_s=mail.timeout_s,
     )
-    try:
-        post(letter, "")
-    except NotTaken as error:
-        # Whoever takes mails here has looked at this one, and will not have it later either.
-        log.error("a notice to %s was refused: %s", ", ".join(to), error)
+    post(letter, "")
 
 
 def _tell_webhook(url: str, notice: Notice) -> None:
