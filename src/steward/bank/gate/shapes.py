@@ -199,7 +199,7 @@ class GateState(Noun, frozen=True):
     facts: int = 0
     holds: int = 0
     held: int = 0
-    pictures: dict[str, int] = {}
+    pictures: dict[str, int] = msgspec.field(default_factory=dict)
     deciding: bool = False
     why: str = ""
     fence: int = 0

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -47,7 +47,8 @@ _COLUMNS: Final = (
     "number, id, origin, cluster, job_id, account, payer, uid, user, amount, remaining, shares,"
     " confirmed, started, created_us, expires_us"
 )
-_INSERT: Final = f"INSERT INTO hold ({_COLUMNS}, quote, description) VALUES ({', '.join('?' * 18)})"
+_INSERT: Final = "INSERT INTO hold VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_ALL: Final = f"SELECT {_COLUMNS} FROM hold ORDER BY number"  # noqa: S608 - names of ours
 _UPDATE: Final = (
     "UPDATE hold SET job_id=?, account=?, payer=?, remaining=?, shares=?, confirmed=?,"
     " started=?, expires_us=? WHERE number=?"
@@ -160,7 +161,7 @@ class Store:
 
     def holds(self) -> Iterator[Open]:
         """All open holds."""
-        for row in self._db.execute(f"SELECT {_COLUMNS} FROM hold ORDER BY number"):
+        for row in self._db.execute(_ALL):
             yield _open(row)
 
     def covered(self, hold: Open) -> tuple[Quote | None, Description | None]:
@@ -302,8 +303,8 @@ class Checkpoints(threading.Thread):
         self.join(5.0)
 
 
-def _open(row: tuple[object, ...]) -> Open:
-    values = dict(zip(_COLUMNS.replace(" ", "").split(","), row, strict=True))
+def _open(row: tuple[Any, ...]) -> Open:
+    values: dict[str, Any] = dict(zip(_COLUMNS.replace(" ", "").split(","), row, strict=True))
     values["shares"] = _shares(str(values["shares"]))
     values["confirmed"] = bool(values["confirmed"])
     values["started"] = bool(values["started"])

@@ -1,0 +1,295 @@
+"""May this job be afforded? Looks at the state, changes nothing, and asks nobody.
+
+What it decides is carried out by ``keeper.py``, in one transaction.
+"""
+
+from typing import Final
+
+import msgspec
+
+from steward.bank.errors import NoEstimate, NoRate
+from steward.bank.gate import token
+from steward.bank.gate.case import Case, Decision, Placing, Short, refused
+from steward.bank.gate.ground import Ground
+from steward.bank.gate.purses import Open, Purses
+from steward.bank.gate.refusing import text_of
+from steward.bank.records import Description, Quote
+
+FAR_US: Final = 15 * 60 * 1_000_000
+"""A job that may not begin before is not held for yet, in µs."""
+
+_DEFAULTS: Final = dict(
+    zip(Description.__struct_fields__[1:], Description.__struct_defaults__, strict=True)
+)
+
+
+class Deciding:
+    """Decides by what is known.
+
+    Args:
+        purses: What accounts have.
+        ground: Settings, rules and pictures.
+    """
+
+    def __init__(self, purses: Purses, ground: Ground) -> None:
+        self._purses = purses
+        self._ground = ground
+
+    def submit(
+        self,
+        cluster: str,
+        job: Description,
+        user: str,
+        now_us: int,
+        *,
+        secret: bytes = b"",
+        is_lenient: bool = False,
+    ) -> Decision:
+        """Decide on a new job.
+
+        Args:
+            cluster: Where it was submitted.
+            job: What it asks for.
+            user: Its user's name; "" where that is not known.
+            now_us: The time, µs since the epoch.
+            secret: What tokens are proved with.
+            is_lenient: Whether it is let in whatever the account has, as the policy says
+                where the ledger is away.
+        """
+        case = self.case(cluster, job, user, now_us, is_lenient=is_lenient)
+        if case.mode == "off":
+            return _let_in(case)
+        if job.admin_comment:
+            sibling = self._sibling(cluster, job, secret)
+            if sibling is not None:
+                return self._of_sibling(case, sibling)
+        stranger = self.stranger(case)
+        if stranger is not None:
+            return refused(case, stranger) if stranger else _let_in(case)
+        decision = self._new(case)
+        if decision.ok or case.account not in self._ground.bank.refusal:
+            return decision
+        return self._otherwise(case, decision)
+
+    def change(
+        self,
+        cluster: str,
+        hold: Open,
+        before: Description,
+        job: Description,
+        now_us: int,
+        *,
+        is_lenient: bool = False,
+    ) -> Decision:
+        """Decide on a change to a job that has a hold.
+
+        Args:
+            cluster: Where it is.
+            hold: Its hold.
+            before: What it asked for until now.
+            job: What is to change.
+            now_us: The time, µs since the epoch.
+            is_lenient: As in :meth:`submit`.
+        """
+        merged = merge(before, job)
+        if not merged.account:
+            merged = msgspec.structs.replace(merged, account=hold.account)
+        case = msgspec.structs.replace(
+            self.case(cluster, merged, hold.user, now_us, is_lenient=is_lenient),
+            first_submit_us=hold.created_us,
+            is_started=hold.started,
+            is_change=True,
+            hold=hold,
+        )
+        if case.mode == "off":
+            return _let_in(case)
+        stranger = self.stranger(case)
+        if stranger is not None:
+            return refused(case, stranger) if stranger else _let_in(case)
+        return self.cover(case)
+
+    def case(
+        self, cluster: str, job: Description, user: str, now_us: int, *, is_lenient: bool = False
+    ) -> Case:
+        """What a job is about: who is to pay for it, and by which mode."""
+        account = self._ground.account_of(cluster, job, user)
+        mode = self._ground.mode(cluster, job.partition, account)
+        if job.account != account:
+            job = msgspec.structs.replace(job, account=account)
+        return Case(
+            cluster=cluster,
+            job=job,
+            user=user,
+            account=account,
+            mode=mode,
+            now_us=now_us,
+            free_pass=(
+                is_lenient or mode != "gate" or self._ground.is_exempt(cluster, job.uid, user)
+            ),
+            first_submit_us=now_us,
+        )
+
+    def cover(self, case: Case) -> Decision:
+        """Decide on what a job needs beyond what it has."""
+        try:
+            quote = self._ground.quote(case.cluster, case.job, case.first_submit_us)
+        except (NoRate, NoEstimate) as error:
+            return refused(case, f"Steward: {error}", is_alarming=True)
+        hold = case.hold
+        needed = self._needed(case, quote)
+        has = is_moved = 0
+        if hold is not None:
+            # A change is compared with what was asked for before, of which a part may be settled.
+            has = hold.amount if case.is_change else hold.remaining
+            is_moved = hold.account != case.account
+        amount = max(0, needed - has) + (hold.remaining if hold is not None and is_moved else 0)
+        payer = self._purses.payer_of(case.account)
+        short = self._short(case, payer, amount) if amount else None
+        why = ""
+        if short is not None:
+            why = text_of(self._purses, self._ground, case, quote, short)
+            if not case.free_pass:
+                return refused(case, why, quote=quote)
+        placing = Placing(
+            account=case.account,
+            payer=payer,
+            needed=needed,
+            amount=amount,
+            shares=self._purses.draw(payer, amount, case.now_us),
+            quote=quote,
+            job=case.job,
+            is_moved=bool(is_moved),
+        )
+        return _let_in(case, placing=placing, short=why)
+
+    def stranger(self, case: Case) -> str | None:
+        """Why the bank cannot have an account pay: "" if it is let in; None if it can."""
+        account, user = case.account, case.user
+        known = self._purses.accounts.get(account)
+        if known is None:
+            if self._ground.bank.unknown_accounts == "allow":
+                return ""
+            if not account:
+                return "Steward: this job names no account: give one with --account"
+            return (
+                f"Steward: the bank knows no account {account}: give another with --account, "
+                "or ask for it to be opened"
+            )
+        if known.closed:
+            return f"Steward: account {account} is closed: give another with --account"
+        if known.only_listed and (not user or self._purses.user_books(account, user) is None):
+            return f"Steward: {user or 'this user'} may not charge account {account}"
+        return None
+
+    def _new(self, case: Case) -> Decision:
+        decision = self.cover(case)
+        placing = decision.placing
+        if placing is None or placing.amount or not placing.quote.amount:
+            return decision
+        # It holds nothing yet, but an account that is overdrawn takes no jobs at all.
+        free = self._purses.available(placing.payer, case.now_us)
+        if free >= 0:
+            return decision
+        short = Short(needed=placing.quote.amount, free=free)
+        why = text_of(self._purses, self._ground, case, placing.quote, short)
+        if case.free_pass:
+            return msgspec.structs.replace(decision, short=why)
+        return refused(case, why, quote=placing.quote)
+
+    def _needed(self, case: Case, quote: Quote) -> int:
+        """What is to be held of a quote now."""
+        job = case.job
+        if not case.is_started and (job.held or job.begin_us > case.now_us + FAR_US):
+            return 0
+        arrays = self._ground.bank.arrays
+        if job.array and arrays == "running":
+            return quote.per_task * min(quote.at_once, quote.tasks)
+        if job.array and arrays == "start" and not case.is_started:
+            return 0
+        return quote.amount
+
+    def _otherwise(self, case: Case, decision: Decision) -> Decision:
+        """What the site does with a refused job: let it in elsewhere, if that can be paid."""
+        instead = self._ground.bank.refusal[case.account]
+        job = msgspec.structs.replace(
+            case.job,
+            qos=instead.qos or case.job.qos,
+            partition=instead.partition or case.job.partition,
+        )
+        if job == case.job:
+            return decision
+        moved = self._new(msgspec.structs.replace(case, job=job))
+        if not moved.ok:
+            return decision
+        changes = [
+            f"{name} {value}"
+            for name, value in (("QOS", instead.qos), ("partition", instead.partition))
+            if value
+        ]
+        say = f"{decision.say}\nSteward: it goes to {' and '.join(changes)} instead."
+        return msgspec.structs.replace(
+            moved, say=say, short=decision.short, qos=instead.qos, partition=instead.partition
+        )
+
+    def _sibling(self, cluster: str, job: Description, secret: bytes) -> Open | None:
+        """The hold whose token a federation's other cluster has put on the job already."""
+        for found in token.find(job.admin_comment):
+            hold = self._purses.holds.get(found.id)
+            if (
+                hold is not None
+                and hold.uid == job.uid
+                and not hold.started
+                and cluster not in hold.siblings
+                and (cluster != hold.cluster or not hold.confirmed)
+                and token.verify(found, secret, hold.cluster, job.uid)
+            ):
+                return hold
+        return None
+
+    def _of_sibling(self, case: Case, hold: Open) -> Decision:
+        """Of a federated job the hold is one, as large as the dearest of its clusters needs."""
+        case = msgspec.structs.replace(case, hold=hold, account=hold.account)
+        return msgspec.structs.replace(self.cover(case), sibling=hold)
+
+    def _short(self, case: Case, payer: str, needed: int) -> Short | None:
+        """What is missing; None if all is there."""
+        purses = self._purses
+        available = purses.available(payer, case.now_us)
+        if available < needed:
+            return Short(needed=needed, free=available)
+        account, uid = case.account, case.job.uid
+        own = purses.user_books(account, case.user) if case.user else None
+        if own is not None and own[0] is not None:
+            left = own[0] - own[1] - purses.user_held(account, uid)
+            if left < needed:
+                return Short(needed=needed, free=left, what="user")
+        share = self._ground.bank.hold_share
+        if share < 1:
+            means = sum(one.balance for one in purses.active(payer, case.now_us))
+            left = int((means + purses.credit(payer)) * share) - purses.user_held_of(payer, uid)
+            if left < needed:
+                return Short(needed=needed, free=left, what="share")
+        return None
+
+
+def merge(before: Description, change: Description) -> Description:
+    """A job's description with what is to change; what a change leaves unset stays."""
+    changes = {
+        name: getattr(change, name)
+        for name, default in _DEFAULTS.items()
+        if getattr(change, name) != default
+    }
+    return msgspec.structs.replace(before, **changes)
+
+
+def _let_in(case: Case, *, placing: Placing | None = None, short: str = "") -> Decision:
+    return Decision(
+        ok=True,
+        mode=case.mode,
+        user=case.user,
+        account=case.account,
+        placing=placing,
+        short=short,
+        quote=placing.quote if placing else None,
+        is_bound=placing is not None and not case.free_pass and placing.amount > 0,
+    )

@@ -1,0 +1,155 @@
+"""What the gate decides by, beside what accounts have: settings, rules, rates, pictures.
+
+All of it is pushed to it; nothing here asks anybody.
+"""
+
+from datetime import UTC, datetime, tzinfo
+from typing import Final
+
+from steward.access import Standing
+from steward.bank.estimate import Estimator
+from steward.bank.money import Unit
+from steward.bank.records import Description, Mode, ModeRule, Quote, Rules
+from steward.config import Settings
+from steward.config_bank import Policy
+from steward.slurm.picture import Picture
+from steward.slurm.times import TimeError, zone_called
+
+DEFAULT_MODE: Final[Mode] = "observe"
+"""Where no rule says anything: all is priced, nothing refused."""
+
+_STRICT: Final[tuple[Mode, ...]] = ("gate", "observe", "off")
+_MOST_MODES: Final = 10_000
+
+
+class Ground:
+    """Settings, and what the gate was told beside the books.
+
+    Args:
+        settings: The configuration.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.bank = settings.bank
+        self.unit = Unit(name=settings.bank.unit, decimals=settings.bank.decimals)
+        self.rules: Rules | None = None
+        self.pictures: dict[str, Picture] = {}
+        self._estimators: dict[str, Estimator] = {}
+        self._modes: dict[tuple[str, str, str], Mode] = {}
+        self._exempt = frozenset(
+            (*settings.bank.exempt, *settings.access.operators, *settings.gate.plugin_users)
+        )
+        self._admins: dict[str, frozenset[str]] = {}
+
+    def put_rules(self, rules: Rules) -> None:
+        """Decide by other modes and rates from now on."""
+        self.rules = rules
+        self._modes.clear()
+        self._estimators = {name: self._made(one) for name, one in self.pictures.items()}
+
+    def put_picture(self, picture: Picture) -> None:
+        """A cluster looks like this now."""
+        self.pictures[picture.cluster] = picture
+        self._estimators[picture.cluster] = self._made(picture)
+
+    def put_standing(self, cluster: str, standing: Standing | None) -> None:
+        """Who a cluster's administrators are now."""
+        self._admins[cluster] = standing.admins if standing else frozenset()
+
+    def _made(self, picture: Picture) -> Estimator:
+        rates = self.rules.rates if self.rules else ()
+        return Estimator(picture, rates, self.bank)
+
+    def estimator(self, cluster: str) -> Estimator | None:
+        """What prices a cluster's jobs; None while it has no picture or there are no rules."""
+        return self._estimators.get(cluster) if self.rules else None
+
+    def quote(self, cluster: str, job: Description, first_submit_us: int) -> Quote:
+        """What a job may cost at the most.
+
+        Raises:
+            NoRate: Nothing says what its partition costs.
+            NoEstimate: It cannot be told.
+            KeyError: There is no picture of the cluster; see :meth:`estimator`.
+        """
+        return self._estimators[cluster].quote(job, moment(first_submit_us))
+
+    def mode(self, cluster: str, partitions: str, account: str) -> Mode:
+        """How much is enforced; of several partitions the strictest counts."""
+        key = (cluster, partitions, account)
+        known = self._modes.get(key)
+        if known is None:
+            names = partitions or self.default_partition(cluster)
+            modes = {self._mode(cluster, name, account) for name in names.split(",")}
+            known = next(mode for mode in _STRICT if mode in modes)
+            if len(self._modes) >= _MOST_MODES:
+                # Names are the users' to choose.
+                self._modes.clear()
+            self._modes[key] = known
+        return known
+
+    def _mode(self, cluster: str, partition: str, account: str) -> Mode:
+        best = -1
+        mode: Mode = DEFAULT_MODE
+        for rule in self.rules.modes if self.rules else ():
+            if (
+                rule.cluster in ("", cluster)
+                and rule.partition in ("", partition)
+                and rule.account in ("", account)
+                and _rank(rule) >= best
+            ):
+                best, mode = _rank(rule), rule.mode
+        return mode
+
+    def default_partition(self, cluster: str) -> str:
+        """Where jobs go that name no partition."""
+        picture = self.pictures.get(cluster)
+        return picture.default_partition if picture else ""
+
+    def account_of(self, cluster: str, job: Description, user: str) -> str:
+        """Who is to pay for a job; "" where nothing says so."""
+        if job.account:
+            return job.account.lower()
+        picture = self.pictures.get(cluster)
+        known = picture.accounts.get(user, "") if picture else ""
+        return (known or self.bank.default_account).lower()
+
+    def user_of(self, cluster: str, uid: int) -> str:
+        """A user's name as far as the picture shows it; "" otherwise."""
+        picture = self.pictures.get(cluster)
+        return picture.users.get(uid, "") if picture else ""
+
+    def is_exempt(self, cluster: str, uid: int, user: str) -> bool:
+        """Whether a user's jobs are never refused."""
+        return (
+            uid == 0
+            or user in self._exempt
+            or (bool(user) and user in self._admins.get(cluster, ()))
+        )
+
+    def policy(self, cluster: str, partitions: str) -> Policy:
+        """What becomes of a job that cannot be decided on: the strictest of its partitions'."""
+        policies = {
+            (own.policy if own else None) or self.settings.gate.policy
+            for name in (partitions or self.default_partition(cluster)).split(",")
+            for own in (self.bank.partition.get(name),)
+        }
+        return "deny" if "deny" in policies else "allow"
+
+    def zone(self, cluster: str) -> tzinfo:
+        """The zone in which a cluster's users are told times."""
+        picture = self.pictures.get(cluster)
+        try:
+            return zone_called(picture.zone if picture else "")
+        except TimeError:
+            return UTC  # the settings' own check has said that there is no such zone
+
+
+def moment(at_us: int) -> datetime:
+    """A time given in µs since the epoch."""
+    return datetime.fromtimestamp(at_us / 1e6, UTC)
+
+
+def _rank(rule: ModeRule) -> int:
+    return 4 * bool(rule.account) + 2 * bool(rule.partition) + bool(rule.cluster)

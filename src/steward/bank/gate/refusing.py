@@ -1,0 +1,93 @@
+"""What users are told whose job is refused: what it may cost, what there is, what would fit."""
+
+from typing import Final
+
+from steward.bank.gate.case import Case, Short
+from steward.bank.gate.ground import Ground, moment
+from steward.bank.gate.purses import Purses
+from steward.bank.money import show
+from steward.bank.records import Quote
+
+_MINUTES_A_DAY: Final = 1440
+
+
+def text_of(purses: Purses, ground: Ground, case: Case, quote: Quote, short: Short) -> str:
+    """The lines that a user is shown."""
+    lines = [_first(ground, case, quote, short)]
+    lines += _standing(purses, ground, case, short)
+    fits = _fitting(ground, case, quote, short)
+    if fits:
+        lines.append(f"  What would fit: {fits}.")
+    return "\n".join(lines)
+
+
+def _first(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
+    account = case.account
+    cost = show(quote.amount, ground.unit)
+    what = f"this job may cost {cost}"
+    if short.needed != quote.amount:
+        what = f"this change may cost {show(short.needed, ground.unit)} more ({cost} in all)"
+    free = show(max(0, short.free), ground.unit)
+    if short.what == "user":
+        return (
+            f"Steward: {what}, but user {case.user} has {free} left to spend in account {account}"
+        )
+    if short.what == "share":
+        return (
+            f"Steward: {what}, but only {free} more of account {account} may be held for one "
+            "user's jobs"
+        )
+    if short.free < 0:
+        return f"Steward: {what}, but account {account} is overdrawn"
+    return f"Steward: {what}, but account {account} has {free} free"
+
+
+def _standing(purses: Purses, ground: Ground, case: Case, short: Short) -> list[str]:
+    unit, account = ground.unit, case.account
+    means = purses.means(account, case.user, case.job.uid, case.now_us)
+    given = sum(one.total for one in purses.active(means.payer, case.now_us))
+    lines = []
+    if short.what == "user" and means.user_limit is not None:
+        lines.append(
+            f"  Of the limit of {show(means.user_limit, unit)}, {show(means.user_spent, unit)} "
+            f"are spent and {show(means.user_held, unit)} held for other jobs."
+        )
+    else:
+        paid = f" (paid by {means.payer})" if means.payer != account else ""
+        spent = f"{show(max(0, given - means.balance), unit)} spent, " if given else ""
+        owed = f", credit {show(means.credit, unit)}" if means.credit else ""
+        lines.append(
+            f"  Account {account}{paid}: {spent}balance {show(means.balance, unit)}, "
+            f"{show(means.held, unit)} held for other jobs{owed}."
+        )
+    following = purses.next_allocation(means.payer, case.now_us)
+    if following and short.what == "account":
+        begins = moment(following.begin_us).astimezone(ground.zone(case.cluster))
+        lines.append(
+            f"  The next allocation, {show(following.balance, unit)}, "
+            f"begins on {begins:%Y-%m-%d at %H:%M}."
+        )
+    return lines
+
+
+def _fitting(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
+    """The smaller request that could be paid; "" if there is none."""
+    estimator = ground.estimator(case.cluster)
+    free = quote.amount - short.needed + short.free
+    if estimator is None or free <= 0:
+        return ""
+    ways = []
+    minutes = estimator.longest(case.job, free, moment(case.first_submit_us))
+    if minutes is not None and minutes > 0:
+        ways.append(f"a time limit of at most {_clock(minutes)} (--time={minutes})")
+    if quote.tasks > 1 and quote.per_task:
+        tasks = free // quote.per_task
+        if tasks:
+            ways.append(f"{tasks} of its {quote.tasks} tasks")
+    return ", or ".join(ways)
+
+
+def _clock(minutes: int) -> str:
+    days, rest = divmod(minutes, _MINUTES_A_DAY)
+    clock = f"{rest // 60:02}:{rest % 60:02}:00"
+    return f"{days}-{clock}" if days else clock
