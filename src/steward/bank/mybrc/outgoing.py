@@ -1,0 +1,91 @@
+"""What a myBRC server elsewhere is to be told, put into the ledger's outbox.
+
+It goes there in the transaction that makes it true, so nothing is told that
+did not happen, nothing that happened is forgotten, and nobody waits for it.
+"""
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from steward.bank.ledger.opened import Transaction
+
+KIND: Final = "mybrc"
+"""Of such things in the outbox."""
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job as a server elsewhere knows it.
+
+    Attributes:
+        cluster: The cluster's name.
+        job_id: The raw job id, which is its name there.
+        first_submit: When it was first submitted.
+        account: Who pays.
+        uid: Whose it is.
+        partition: Where it is to run, or ran.
+        qos: Its QOS.
+        state: Its state, in Slurm's word.
+        start: When it started.
+        end: When it ended.
+        cpus: How many CPUs it has; 0 where that is not known.
+    """
+
+    cluster: str
+    job_id: int
+    first_submit: datetime
+    account: str
+    uid: int
+    partition: str = ""
+    qos: str = ""
+    state: str = ""
+    start: datetime | None = None
+    end: datetime | None = None
+    cpus: int = 0
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing to tell.
+
+    Attributes:
+        op: ``hold``, a job that may come to cost something; ``change``, what it does cost
+            so far, which is read from the ledger when it is told: the last word then is the
+            right one, whatever the order.
+        told: The job.
+        amount: Of a hold, micro-SU.
+    """
+
+    op: Literal["hold", "change"]
+    told: Told
+    amount: int = 0
+
+
+def told_hold(t: "Transaction", told: Told, amount: int) -> None:
+    """Have a hold told, once for each job; not that of an array, whose tasks are told instead.
+
+    Args:
+        t: The transaction.
+        told: The job.
+        amount: What is held, micro-SU.
+    """
+    first = int(told.first_submit.timestamp())
+    key = f"hold/{told.cluster}/{told.job_id}/{first}"
+    _put(t, Message(op="hold", told=told, amount=amount), key)
+
+
+def told_change(t: "Transaction", told: Told) -> None:
+    """Have told what a job costs so far: it was charged, or its hold given back.
+
+    Args:
+        t: The transaction, after the charge in it.
+        told: The job.
+    """
+    _put(t, Message(op="change", told=told), "")
+
+
+def _put(t: "Transaction", message: Message, key: str) -> None:
+    if message.told.uid < 0 or not message.told.account:
+        return  # the API knows no job without a user and an account
+    t.outbox.put(KIND, msgspec.json.encode(message), key=key)

@@ -1,0 +1,231 @@
+"""Tells a myBRC server elsewhere what is in the outbox, until it has taken it.
+
+While the server is away all of it waits. What it refuses, one thing alone, is
+tried again ever more seldom and holds up nothing else.
+"""
+
+import logging
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from steward.bank.errors import LedgerUnavailable
+from steward.bank.ledger import OutboxItem
+from steward.bank.mybrc import amounts
+from steward.bank.mybrc.errors import RemoteRejected, RemoteUnavailable
+from steward.bank.mybrc.outgoing import KIND, Message, Told
+from steward.config import Settings
+from steward.waiting import Backoff, Stop
+
+if TYPE_CHECKING:
+    from steward.bank.ledger.opened import Ledger
+
+log = logging.getLogger(__name__)
+
+_BATCH: Final = 100
+_IDLE_S: Final = 1.0
+_FIRST_S: Final = 0.5
+_MOST_S: Final = 60.0
+_REFUSED_S: Final = 60.0
+_REFUSED_MOST_S: Final = 3600.0
+_LONGEST_WORD: Final = 50
+_TAKEN: Final = (200, 201)
+_ITS_OWN_FAULT: Final = (400, 404, 409, 413, 422)
+_MOST_SAID: Final = 300
+
+
+class Remote:
+    """The server elsewhere.
+
+    Args:
+        settings: [bank.remote] is what is used of it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings.bank.remote
+        self._client: Any = None
+
+    def create(self, body: dict[str, Any]) -> None:
+        """Tell of a new job.
+
+        Raises:
+            RemoteUnavailable: It cannot be told now.
+            RemoteRejected: The server does not take it.
+        """
+        self._send("POST", "/jobs/", body)
+
+    def update(self, jobslurmid: str, body: dict[str, Any]) -> None:
+        """Tell of a job, new or not.
+
+        Raises:
+            RemoteUnavailable: It cannot be told now.
+            RemoteRejected: The server does not take it.
+        """
+        self._send("PUT", f"/jobs/{jobslurmid}/", body)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _send(self, method: str, path: str, body: dict[str, Any]) -> None:
+        import httpx
+
+        url = self._settings.url.rstrip("/") + path
+        try:
+            headers = {"Authorization": self._token(), "Content-Type": "application/json"}
+            answer = self._connected().request(
+                method, url, content=msgspec.json.encode(body), headers=headers
+            )
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            # ValueError: certificates or a token that are none.
+            self.close()
+            raise RemoteUnavailable(f"{self._settings.url}: {error}", path) from error
+        if answer.status_code in _TAKEN:
+            return
+        said = f"{method} {url}: {answer.status_code} {answer.text[:_MOST_SAID]}"
+        if answer.status_code in _ITS_OWN_FAULT:
+            raise RemoteRejected(said, path)
+        raise RemoteUnavailable(said, path)
+
+    def _connected(self) -> Any:
+        if self._client is None:
+            import ssl
+
+            import httpx
+
+            # Not from the environment: a proxy of somebody's shell is not the site's.
+            verify = ssl.create_default_context(cafile=self._settings.ca_file or None)
+            self._client = httpx.Client(
+                timeout=self._settings.timeout_s, verify=verify, trust_env=False
+            )
+        return self._client
+
+    def _token(self) -> str:
+        # Read each time, so that a new one needs no restart.
+        with open(self._settings.token_file, encoding="ascii") as file:
+            token = file.read().strip()
+        return token if token.lower().startswith("token ") else f"Token {token}"
+
+
+class Passing:
+    """Empties the outbox.
+
+    Args:
+        settings: The whole configuration.
+        ledger: Where the outbox is.
+        now: The time.
+    """
+
+    def __init__(self, settings: Settings, ledger: "Ledger", now: Callable[[], datetime]) -> None:
+        self._ledger = ledger
+        self._now = now
+        self._remote = Remote(settings)
+        self._backoff = Backoff(_FIRST_S, _MOST_S)
+        self._said = ""
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._remote.close()
+
+    def send_once(self, stop: Stop, beat: Callable[[], None]) -> float:
+        """Tell what is due.
+
+        Returns:
+            Seconds to wait until the next time.
+        """
+        try:
+            with self._ledger.reading() as t:
+                items = t.outbox.due(KIND, self._now(), _BATCH)
+            for item in self._latest(items):
+                if stop.is_set():
+                    return 0.0
+                beat()
+                self._pass(item)
+        except (RemoteUnavailable, LedgerUnavailable) as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                log.warning("the myBRC server elsewhere is told later: %s", error)
+            return self._backoff.next_s()
+        if items:
+            self._backoff.reset()
+            self._said = ""
+        return 0.0 if len(items) == _BATCH else _IDLE_S
+
+    def _latest(self, items: list[OutboxItem]) -> list[OutboxItem]:
+        """Without those of which a later one tells the same job's cost anyhow."""
+        last: dict[tuple[str, str, int, datetime], int] = {}
+        for item in items:
+            message = _read(item)
+            last[_job(message)] = item.id
+        kept = [item for item in items if last[_job(_read(item))] == item.id]
+        passed_over = [item.id for item in items if last[_job(_read(item))] != item.id]
+        if passed_over:
+            with self._ledger.transaction() as t:
+                for number in passed_over:
+                    t.outbox.done(number)
+        return kept
+
+    def _pass(self, item: OutboxItem) -> None:
+        message = _read(item)
+        told = message.told
+        try:
+            if message.op == "hold":
+                self._remote.create(body_of(told, message.amount, told.state or "PENDING"))
+            else:
+                self._remote.update(str(told.job_id), body_of(told, self._cost(told), told.state))
+        except RemoteRejected as error:
+            if message.op == "change":
+                self._later(item, str(error))
+                return
+            # A job that is known there already; or one that its first charge will tell.
+            log.info("a hold is not taken elsewhere: %s", error)
+        with self._ledger.transaction() as t:
+            t.outbox.done(item.id)
+
+    def _later(self, item: OutboxItem, why: str) -> None:
+        wait_s = min(_REFUSED_S * 2 ** min(item.tries, 10), _REFUSED_MOST_S)
+        log.warning("a charge is not taken elsewhere, next try in %d s: %s", wait_s, why)
+        with self._ledger.transaction() as t:
+            t.outbox.later(item.id, self._now() + timedelta(seconds=wait_s), why)
+
+    def _cost(self, told: Told) -> int:
+        with self._ledger.reading() as t:
+            rows = t.charges.of_job(told.cluster, told.job_id, told.first_submit)
+        return sum(row.charge.amount - row.refunded for row in rows)
+
+
+def body_of(told: Told, amount: int, state: str) -> dict[str, Any]:
+    """A job as the API takes it.
+
+    Args:
+        told: The job.
+        amount: What it costs, micro-SU.
+        state: Its state.
+    """
+    fields = {
+        "jobslurmid": str(told.job_id),
+        "submitdate": told.first_submit,
+        "startdate": told.start,
+        "enddate": told.end,
+        "userid": str(told.uid),
+        "accountid": told.account,
+        "amount": amounts.show(max(0, amount)),
+        "jobstatus": state[:_LONGEST_WORD],
+        "partition": told.partition if len(told.partition) <= _LONGEST_WORD else "",
+        "qos": told.qos if len(told.qos) <= _LONGEST_WORD else "",
+        "num_cpus": told.cpus or None,
+    }
+    return {name: value for name, value in fields.items() if value not in (None, "")}
+
+
+def _read(item: OutboxItem) -> Message:
+    return msgspec.json.decode(item.payload, type=Message)
+
+
+def _job(message: Message) -> tuple[str, str, int, datetime]:
+    told = message.told
+    return message.op, told.cluster, told.job_id, told.first_submit
