@@ -179,7 +179,7 @@ class Charges:
     def since(
         self, at: datetime, cluster: str = "", limit: int = 1000, after: str = ""
     ) -> list[ChargeRow]:
-        """Charges of runs that began at a time or later, by key; ``after`` the last one of a page."""
+        """Charges of runs that began at a time or later, by key, behind the key ``after``."""
         chosen = select(charge).where(charge.c.begin_us >= micros(at), charge.c.key > after)
         if cluster:
             chosen = chosen.where(charge.c.cluster == cluster)

@@ -205,7 +205,7 @@ def _numbers(session: Session) -> Iterator[Finding]:
         (settlement, settlement.c.seq, session.settlement),
     ):
         counted = select(func.count(), func.coalesce(func.max(column), 0)).select_from(table)
-        count, most = session.rows(counted)[0]
+        count, most = (int(number) for number in session.rows(counted)[0])
         if not count == most == said:
             what = f"{count} rows, the last has the number {most}, the next follows {said}"
             yield _finding("numbers", what, "table", table.name)

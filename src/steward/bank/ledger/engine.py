@@ -6,7 +6,7 @@ numbered is committed in the order of its numbers. Every wait has an end.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -32,7 +32,9 @@ _CONNECT_S: Final = 5
 _LOCK_S: Final = 10
 _STATEMENT_S: Final = 20
 _PATIENCE_S: Final = _STATEMENT_S + 5.0
-_WRITES: Final = "steward_writes"
+_WRITES: Final = {"steward_writes": True}
+_FILE_READS: Final = {"steward_writes": False}
+_SERVER_READS: Final = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 
 _OPTIONS: Final = " ".join(
     f"-c {name}={seconds * 1000}"
@@ -91,6 +93,7 @@ class Database:
         self.is_sqlite = url.get_backend_name() == "sqlite"
         self.shown = url.render_as_string(hide_password=True)
         self.path = url.database or "" if self.is_sqlite else ""
+        self._reads: Mapping[str, Any] = _FILE_READS if self.is_sqlite else _SERVER_READS
         with self._translated():
             self._engine = _sqlite_engine(self.path) if self.is_sqlite else _postgresql_engine(url)
 
@@ -102,9 +105,8 @@ class Database:
             LedgerUnavailable: The database is away, full, or locked for too long.
             BankError: A rule of the database forbids it.
         """
-        with self._translated(), self._engine.connect() as connection:
-            with connection.execution_options(**{_WRITES: True}).begin():
-                yield connection
+        with self._translated(), self._connected(_WRITES) as connection, connection.begin():
+            yield connection
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -113,17 +115,18 @@ class Database:
         Raises:
             LedgerUnavailable: The database is away.
         """
-        options: dict[str, Any] = {_WRITES: False}
-        if not self.is_sqlite:
-            options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-        with self._translated(), self._engine.connect() as connection:
-            with connection.execution_options(**options).begin():
-                yield connection
+        with self._translated(), self._connected(self._reads) as connection, connection.begin():
+            yield connection
 
     def close(self) -> None:
         """Let go of all connections."""
         with suppress(DBAPIError):  # one that is broken needs no goodbye
             self._engine.dispose()
+
+    @contextmanager
+    def _connected(self, options: Mapping[str, Any]) -> Iterator[Connection]:
+        with self._engine.connect() as connection:
+            yield connection.execution_options(**options)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -168,7 +171,7 @@ def _sqlite_engine(path: str) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get(_WRITES, False)
+        writes = connection.get_execution_options().get("steward_writes", False)
         connection.exec_driver_sql(f"PRAGMA query_only={'OFF' if writes else 'ON'}")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 

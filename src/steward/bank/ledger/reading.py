@@ -140,7 +140,7 @@ class Reading:
         unknown = set(by) - {*_GROUPS, "month"}
         if unknown:
             raise BankUsage(f"usage cannot be grouped by {min(unknown)}", min(unknown))
-        conditions = []
+        conditions: list[Any] = []
         if accounts is not None:
             conditions.append(charge.c.account.in_([clean(each.lower()) for each in accounts]))
         if users is not None:
@@ -152,9 +152,8 @@ class Reading:
         groups: dict[str, Any] = {name: _GROUPS[name] for name in by if name != "month"}
         if "month" in by:
             groups["month"] = self._month(conditions, zone)
-        due = case(
-            (charge.c.amount > charge.c.refunded, charge.c.amount - charge.c.refunded), else_=0
-        )
+        kept = charge.c.amount - charge.c.refunded
+        due = case((kept > 0, kept), else_=0)
         chosen = select(
             *(column.label(name) for name, column in groups.items()),
             func.sum(due).label("amount"),
@@ -173,12 +172,11 @@ class Reading:
 
     def _month(self, conditions: Sequence[Any], zone: str) -> Any:
         """The month in which a run began, as the database can tell it: by where months begin."""
-        ends = self._session.row(
-            select(func.min(charge.c.begin_us), func.max(charge.c.begin_us)).where(*conditions)
-        )
-        if ends is None or ends[0] is None:
+        first = self._session.value(select(func.min(charge.c.begin_us)).where(*conditions))
+        last = self._session.value(select(func.max(charge.c.begin_us)).where(*conditions))
+        if first is None:
             return literal("")
-        starts = _months(moment(ends[0]), moment(ends[1]), ZoneInfo(zone))
+        starts = _months(moment(first), moment(last), ZoneInfo(zone))
         return case(
             *((charge.c.begin_us >= micros(start), literal(name)) for name, start in starts[::-1]),
             else_=literal(""),

@@ -159,9 +159,7 @@ class Session:
                 .values(balance=after, given=given)
             )
             if changed != 1:
-                raise BankError(
-                    f"the balance of {where} is not what it was: run steward bank check"
-                )
+                raise BankError(f"the balance of {where} has changed: run steward bank check")
             self.run(insert(entry).values(act=number, pot=where, amount=amount, balance=after))
         self.touch(*{row.account for row in held.values() if row.account is not None})
 

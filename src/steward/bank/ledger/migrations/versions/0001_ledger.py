@@ -326,6 +326,11 @@ _POSTGRESQL: Final = """
     FOR EACH STATEMENT EXECUTE FUNCTION steward_for_ever()
 """
 
+_POT: Final = """
+    INSERT INTO pot (number, begin_us, rollover, note, balance, given, made_by)
+    VALUES ({number}, 0, 'none', '', 0, 0, 0)
+"""
+
 
 def upgrade() -> None:
     """Make the tables, what keeps their rows from being changed, and the bank's own pots."""
@@ -342,10 +347,7 @@ def upgrade() -> None:
             op.execute(_POSTGRESQL.format(table=table))
     op.execute("INSERT INTO state (id, seq, rules_seq, settlement) VALUES (1, 0, 0, 0)")
     for number in (-1, -2, -3, -4):
-        op.execute(
-            "INSERT INTO pot (number, begin_us, rollover, note, balance, given, made_by) "
-            f"VALUES ({number}, 0, 'none', '', 0, 0, 0)"
-        )
+        op.execute(_POT.format(number=number))
 
 
 def downgrade() -> None:
