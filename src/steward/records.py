@@ -34,6 +34,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         constraints: Node features that it asked for.
         federation_origin: Name of the cluster that it was submitted to; "" for this one.
         federation_siblings: Names of clusters that hold a copy of it, as Slurm lists them.
+        oversubscribe: Whether others may share its nodes: ``NO`` for a job that has them to
+            itself, ``OK``, ``YES``, ``USER``, ``MCS``.
     """
 
     job_id: int
@@ -99,3 +101,4 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job_flags: str = ""
     federation_origin: str = ""
     federation_siblings: str = ""
+    oversubscribe: str = ""

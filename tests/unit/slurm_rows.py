@@ -31,6 +31,7 @@ DEFAULTS = {
     "SiblingsActive": "NA",
     "NodeList": "n1",
     "tres-alloc": "cpu=1,node=1,billing=1",
+    "OverSubscribe": "OK",
     "SLUID": "",
     "Reason": "None",
 }

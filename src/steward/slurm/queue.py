@@ -53,6 +53,7 @@ _SAFE: Final[tuple[tuple[str, Version], ...]] = (
     ("DerivedEC", (0, 0, 0)),
     ("NodeList", (0, 0, 0)),
     ("tres-alloc", (0, 0, 0)),
+    ("OverSubscribe", (0, 0, 0)),
     ("SLUID", (26, 5, 0)),
 )
 # Of one job alone: these change by themselves, so that in the queue every row would be news.
@@ -270,6 +271,7 @@ def _record(shown: dict[str, str], words: dict[str, str], people: People) -> Job
         system_comment=words.get("system_comment", ""),
         federation_origin=_said(shown.get("Origin", "")),
         federation_siblings=_said(shown.get("SiblingsActive", "")),
+        oversubscribe=sys.intern(_said(shown["OverSubscribe"])),
     )
 
 

@@ -1,1 +1,46 @@
 """What a job may cost at the most, from what sbatch really sends."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from steward.bank.estimate.describing import description_of, merged
+from steward.bank.estimate.estimator import GRACE_S, Estimator
+from steward.bank.estimate.options import parse_jobs, parse_options
+from steward.bank.estimate.tasks import tasks_of
+from steward.bank.records import Description, Quote, Rate
+from steward.config_bank import BankSettings
+from steward.slurm.picture import Picture
+
+__all__ = [
+    "GRACE_S",
+    "Estimator",
+    "description_of",
+    "estimate",
+    "merged",
+    "parse_jobs",
+    "parse_options",
+    "tasks_of",
+]
+
+
+def estimate(
+    description: Description,
+    picture: Picture,
+    rates: Sequence[Rate],
+    settings: BankSettings,
+    now: datetime,
+) -> Quote:
+    """What a job may cost at the most, with the way to it; for one who asks once.
+
+    Args:
+        description: What it asks for.
+        picture: The cluster.
+        rates: Every rate there is.
+        settings: [bank].
+        now: When it is, or was first, submitted.
+
+    Raises:
+        NoRate: Nothing says what one of its partitions costs.
+        NoEstimate: One of its partitions is not known, or its array makes no sense.
+    """
+    return Estimator(picture, rates, settings).quote(description, now, lines=True)

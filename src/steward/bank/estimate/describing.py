@@ -1,0 +1,112 @@
+"""Descriptions of jobs that nobody described to us: of those in the queue, and of changed ones."""
+
+from typing import Final
+
+import msgspec
+
+from steward.bank.records import Description
+from steward.records import JobRecord
+from steward.slurm import tres
+
+_HELD: Final = frozenset({"JobHeldAdmin", "JobHeldUser"})
+_UNSET: Final = Description(uid=-1)
+
+
+def description_of(record: JobRecord) -> Description:
+    """What a job asks for, as its record in the queue has it.
+
+    Of a job that has its allocation this is what it was given, so that its estimate is what
+    it has for as long as it may; of one that waits, what Slurm reckons that it needs.
+
+    Args:
+        record: A record of a snapshot, or of the job asked singly.
+    """
+    has = tres.parse(record.tres_allocated)
+    asked = has or tres.parse(record.tres_requested)
+    nodes = asked.get("node") or record.nodes or 1
+    cpus = asked.get("cpu") or record.cpus or 1
+    memory = asked.get("mem")
+    limit = record.time_limit_s
+    return Description(
+        uid=-1 if record.uid is None else record.uid,
+        job_id=record.array_job_id or record.job_id,
+        account=record.account,
+        partition=record.partition,
+        qos=record.qos,
+        reservation=record.reservation,
+        # Slurm shows no limit of a job that may run for ever.
+        time_limit_min=-1 if limit is None else -(-limit // 60),
+        min_nodes=nodes,
+        max_nodes=nodes if has else max(nodes, record.nodes or 1, _spread(record, nodes)),
+        # Each task with its CPUs; of what is allocated the CPUs alone count.
+        num_tasks=None if has else record.tasks,
+        cpus_per_task=None if has else _each(cpus, record.tasks),
+        min_cpus=cpus,
+        max_cpus=cpus if has else None,
+        # A node's share, so that all nodes together have what the job has.
+        pn_min_memory_mib=None if memory is None else -(-memory // nodes),
+        exclusive=record.oversubscribe == "NO",
+        array=_array(record),
+        begin_us=0 if record.eligible is None else int(record.eligible.timestamp() * 1_000_000),
+        held=record.reason in _HELD,
+        het=bool(record.het_job_id),
+        licenses=record.licenses,
+        tres_per_job=",".join(
+            f"{name}:{amount}" for name, amount in _gres(asked).items() if amount
+        ),
+        features=record.constraints,
+        admin_comment=record.admin_comment,
+    )
+
+
+def merged(base: Description, change: Description) -> Description:
+    """A job's description after an update that says only what becomes different.
+
+    Args:
+        base: What it was.
+        change: What ``scontrol update`` sends; what it leaves unset stays.
+    """
+    changes = {
+        field: value
+        for field in Description.__struct_fields__
+        if field not in ("uid", "job_id")
+        and (value := getattr(change, field)) != getattr(_UNSET, field)
+    }
+    if "num_tasks" in changes and "min_cpus" not in changes and base.cpus_per_task:
+        changes["min_cpus"] = changes["num_tasks"] * base.cpus_per_task
+    if "mem_per_cpu_mib" in changes:
+        changes.setdefault("pn_min_memory_mib", None)
+    elif "pn_min_memory_mib" in changes:
+        changes["mem_per_cpu_mib"] = None
+    if "min_nodes" in changes and "max_nodes" not in changes:
+        most = base.max_nodes or 0
+        changes["max_nodes"] = max(most, changes["min_nodes"]) if most else None
+    return msgspec.structs.replace(base, **changes)
+
+
+def _each(cpus: int, tasks: int | None) -> int | None:
+    return None if not tasks or cpus <= tasks or cpus % tasks else cpus // tasks
+
+
+def _spread(record: JobRecord, nodes: int) -> int:
+    """Over how many nodes one that waits may come; a count of 1 is often only the least."""
+    return max(nodes, record.tasks or 1) if nodes == 1 else nodes
+
+
+def _gres(amounts: dict[str, int]) -> dict[str, int]:
+    """GRES by type where a type is known; the rest by name."""
+    found = {name: amount for name, amount in amounts.items() if name.startswith("gres/")}
+    for name, amount in list(found.items()):
+        kind, colon, _ = name.partition(":")
+        if colon and kind in found:
+            found[kind] -= amount
+    return found
+
+
+def _array(record: JobRecord) -> str:
+    """The tasks that a record stands for: those of an array that have no records of their own."""
+    if not record.array_job_id or record.array_task.isdecimal():
+        return ""
+    # What Slurm cut off is counted when it has records of its own.
+    tasks, percent, limit = record.array_task.strip("[]").partition("%")
+    return tasks.replace("...", "").strip(",") + percent + limit

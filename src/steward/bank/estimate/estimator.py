@@ -1,0 +1,211 @@
+"""From a description to a quote: the dearest of the partitions and QOS that a job may run in.
+
+The gate asks this for every submit, so what does not depend on the job is worked
+out once for each partition and QOS, and kept until picture or rates change.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from fractions import Fraction
+from typing import Final
+
+import msgspec
+
+from steward.bank.errors import NoEstimate
+from steward.bank.estimate.sites import Priced, Site
+from steward.bank.estimate.sizes import size_of
+from steward.bank.estimate.tasks import tasks_of
+from steward.bank.money import MOST
+from steward.bank.prices import (
+    amount_of,
+    amount_per_second,
+    dearest_price,
+    rate_for,
+)
+from steward.bank.records import Description, PriceLine, Quote, Rate, Use
+from steward.config_bank import BankSettings
+from steward.slurm.picture import Picture
+
+GRACE_S: Final = 60
+"""slurmctld looks at time limits twice a minute, and ends what is over at the next look."""
+
+_MOST_KEPT: Final = 10_000
+"""A QOS is what a user writes, so that there may be any number of them."""
+
+_NORMAL: Final = "normal"
+"""The QOS that slurmdbd gives where an association names no default."""
+
+
+class Estimator:
+    """Estimates for one cluster; make a new one when its picture or the rates change.
+
+    Args:
+        picture: The cluster.
+        rates: Every rate there is.
+        settings: [bank].
+    """
+
+    def __init__(self, picture: Picture, rates: Sequence[Rate], settings: BankSettings) -> None:
+        self.picture = picture
+        self._settings = settings
+        self._rates = [rate for rate in rates if rate.cluster in ("", picture.cluster)]
+        # A rate from which on time plays no part can be chosen once for all jobs.
+        self._last_change = max(
+            (rate.valid_from for rate in self._rates if rate.valid_from is not None), default=None
+        )
+        self._sites: dict[str, Site] = {}
+        self._priced: dict[tuple[str, str], Priced] = {}
+
+    def quote(self, job: Description, now: datetime, *, lines: bool = False) -> Quote:
+        """What a job may cost at the most.
+
+        Args:
+            job: What it asks for.
+            now: When it is, or was first, submitted: that decides on the rate.
+            lines: Whether to say how it came about.
+
+        Raises:
+            NoRate: Nothing says what one of its partitions costs.
+            NoEstimate: One of its partitions is not known, or its array makes no sense.
+        """
+        account = self.account_of(job)
+        tasks, at_once = (1, 1) if not job.array else tasks_of(job.array)
+        best: tuple[int, Site, Priced, str, int, dict[str, int]] | None = None
+        for name in self._partitions(job):
+            site = self._site(name)
+            seconds = self.time_s(job, site)
+            for qos in self._qos(job, account):
+                priced = self._price(site, qos, now)
+                size = size_of(job, site, priced)
+                amount = _amount(size, seconds, priced, qos)
+                if best is None or amount > best[0]:
+                    best = amount, site, priced, qos, seconds, size
+        if best is None:
+            raise NoEstimate("the job names no partition, and the cluster has no default one", job)
+        amount, site, priced, qos, seconds, size = best
+        if tasks * amount > MOST:
+            raise NoEstimate("the job would cost more than any account can hold", job)
+        quote = Quote(
+            amount=tasks * amount,
+            account=account,
+            partition=site.name,
+            qos=qos,
+            rate=priced.rate.number,
+            time_s=seconds,
+            tres=size,
+            tasks=tasks,
+            per_task=amount,
+            at_once=at_once,
+        )
+        return self._explained(quote, priced.rate) if lines else quote
+
+    def longest(self, job: Description, available: int, now: datetime) -> int | None:
+        """The longest time limit, in minutes, with which a job would cost no more than an amount.
+
+        Args:
+            job: What it asks for.
+            available: The amount, micro-SU.
+            now: When it is, or was first, submitted.
+
+        Returns:
+            Minutes; None if not even one of them can be had.
+
+        Raises:
+            NoRate: As :meth:`quote`.
+            NoEstimate: As :meth:`quote`.
+        """
+        # What is over the limit is the same for every limit, so that it is one division; the
+        # quotes around it are asked for, because rounding and minimum charges bend the line.
+        one = self.quote(_with_limit(job, 1), now)
+        if one.amount > available:
+            return None
+        two = self.quote(_with_limit(job, 61), now)
+        each = Fraction(two.amount - one.amount, 60)
+        if each <= 0:
+            return None if two.amount > available else 60 * 24 * 365
+        minutes = max(1, int((available - one.amount) / each) + 1)
+        while minutes > 1 and self.quote(_with_limit(job, minutes), now).amount > available:
+            minutes -= 1
+        return minutes
+
+    def account_of(self, job: Description) -> str:
+        """The account that is to pay, in lower case as Slurm has it; "" where none is known."""
+        if job.account:
+            return job.account.lower()
+        user = self.picture.users.get(job.uid, "")
+        return (self.picture.accounts.get(user) or self._settings.default_account).lower()
+
+    def user_of(self, uid: int) -> str:
+        """The name of a user that slurmdbd knows; "" for others."""
+        return self.picture.users.get(uid, "")
+
+    def time_s(self, job: Description, site: Site) -> int:
+        """How long a job may hold what it was given, in seconds."""
+        part = site.part
+        limit = job.time_limit_min
+        seconds: int | None
+        if limit is None:
+            seconds = part.default_time_s if part.default_time_s is not None else part.max_time_s
+        else:
+            seconds = limit * 60 if limit >= 0 else part.max_time_s
+        if seconds is None:
+            seconds = self._settings.default_time_s
+        over = part.over_time_s
+        return seconds + (self._settings.default_time_s if over is None else over) + GRACE_S
+
+    def _partitions(self, job: Description) -> Sequence[str]:
+        if not job.partition:
+            default = self.picture.default_partition
+            return (default,) if default else ()
+        if "," not in job.partition:
+            return (job.partition,)
+        return tuple(filter(None, (name.strip() for name in job.partition.split(","))))
+
+    def _qos(self, job: Description, account: str) -> Sequence[str]:
+        if not job.qos:
+            if not self.picture.accounting:
+                return ("",)
+            user = self.picture.users.get(job.uid, "")
+            return (self.picture.qos.get(f"{account}/{user}", _NORMAL),)
+        return (job.qos,) if "," not in job.qos else tuple(filter(None, job.qos.split(",")))
+
+    def _site(self, name: str) -> Site:
+        site = self._sites.get(name)
+        if site is None:
+            part = self.picture.partitions.get(name)
+            if part is None:
+                raise NoEstimate(
+                    f"cluster {self.picture.cluster} has no partition {name}, as far as is known: "
+                    "a new one can be used within a minute",
+                    name,
+                )
+            site = self._sites[name] = Site(part, self.picture)
+        return site
+
+    def _price(self, site: Site, qos: str, now: datetime) -> Priced:
+        is_settled = self._last_change is None or now >= self._last_change
+        priced = self._priced.get((site.name, qos)) if is_settled else None
+        if priced is None:
+            rate = rate_for(self._rates, self.picture.cluster, site.name, qos, now)
+            priced = Priced(rate, site)
+            if is_settled and len(self._priced) < _MOST_KEPT:
+                self._priced[site.name, qos] = priced
+        return priced
+
+    def _explained(self, quote: Quote, rate: Rate) -> Quote:
+        use = Use(tres=quote.tres, seconds=quote.time_s, qos=quote.qos)
+        price = dearest_price(use, rate)
+        head = f"partition {quote.partition}" + (f", QOS {quote.qos}" if quote.qos else "")
+        lines = [PriceLine(what=f"{head}, by rate {rate.number}"), *price.lines]
+        if quote.tasks > 1:
+            lines.append(PriceLine(what=f"x {quote.tasks:,} array tasks", amount=quote.amount))
+        return msgspec.structs.replace(quote, lines=tuple(lines))
+
+
+def _amount(size: dict[str, int], seconds: int, priced: Priced, qos: str) -> int:
+    rate = priced.rate
+    return amount_of(amount_per_second(size, rate, qos) * seconds, rate, priced.end_permille)
+
+
+def _with_limit(job: Description, minutes: int) -> Description:
+    return msgspec.structs.replace(job, time_limit_min=minutes)

@@ -1,0 +1,299 @@
+"""sbatch's options as a description: what ``steward bank quote`` is asked with.
+
+The options are sbatch's, and so is what it makes of those that were not given:
+tasks of nodes, CPUs of tasks. An option that is not known is refused by its
+name, for a quote that passes over one would promise too little.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from steward.bank.errors import BankUsage
+from steward.bank.estimate.option_table import ALL, SHORT, VALUED
+from steward.bank.records import Description
+
+Options = dict[str, str]
+
+_MEMORY: Final = re.compile(r"([0-9]{1,15})([KMGT]?)(?:B|iB)?", re.IGNORECASE)
+_PER_MIB: Final = {"K": (1, 1024), "": (1, 1), "M": (1, 1), "G": (1024, 1), "T": (1024**2, 1)}
+_NODES: Final = re.compile(r"([0-9]+)([km]?)(?:-([0-9]+)([km]?))?(?::[0-9]+)?", re.IGNORECASE)
+_SCALE: Final = {"": 1, "k": 1000, "m": 1_000_000}
+_UNLIMITED: Final = frozenset({"unlimited", "infinite", "-1"})
+
+
+def parse_options(argv: Sequence[str], script: str = "", *, uid: int = -1) -> Description:
+    """What sbatch would send for these options.
+
+    Args:
+        argv: sbatch's options; what follows the first other word is the script's own.
+        script: The batch script's text, for its ``#SBATCH`` lines.
+        uid: Whose job it would be.
+
+    Raises:
+        BankUsage: An option is not sbatch's, a value is none, or they ask for a
+            heterogeneous job.
+    """
+    jobs = parse_jobs(argv, script, uid=uid)
+    if len(jobs) > 1:
+        raise BankUsage("these ask for a heterogeneous job: quote each component", list(argv))
+    return jobs[0]
+
+
+def parse_jobs(argv: Sequence[str], script: str = "", *, uid: int = -1) -> tuple[Description, ...]:
+    """The same for what may be a heterogeneous job: a description for each component.
+
+    Args:
+        argv: sbatch's options, components parted by ``:``.
+        script: The batch script's text; components parted by ``#SBATCH hetjob``.
+        uid: Whose job it would be.
+
+    Raises:
+        BankUsage: An option is not sbatch's, or a value is none.
+    """
+    said: list[Options] = [{}]
+    for word in _split(argv):
+        said.append({}) if word is None else said[-1].update([word])
+    written: list[Options] = [{}]
+    for words in _directives(script):
+        if words in (["hetjob"], ["packjob"]):
+            written.append({})
+            continue
+        for word in _split(words):
+            if word is not None:
+                written[-1].update([word])
+    count = max(len(said), len(written))
+    said += [{}] * (count - len(said))
+    written += [{}] * (count - len(written))
+    # The command line goes before the script.
+    return tuple(
+        _description({**of_script, **of_line}, uid, is_het=count > 1)
+        for of_script, of_line in zip(written, said, strict=True)
+    )
+
+
+def _directives(script: str) -> Iterator[list[str]]:
+    """The words of each ``#SBATCH`` line, up to the first command."""
+    for line in script.splitlines():
+        if line.startswith("#SBATCH"):
+            try:
+                yield shlex.split(line[len("#SBATCH") :], comments=True)
+            except ValueError as error:
+                raise BankUsage(f"{line[:80]!r} is not understood: {error}", line) from error
+        elif line.strip() and not line.startswith("#"):
+            return
+
+
+def _split(argv: Sequence[str]) -> Iterator[tuple[str, str] | None]:
+    """Options and their values; None where a component of a heterogeneous job ends."""
+    words = list(argv)
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if word == ":":
+            yield None
+            continue
+        if not word.startswith("-") or word in ("-", "--"):
+            # From here on it is the script and its own arguments, unless another part follows.
+            while at < len(words) and words[at] != ":":
+                at += 1
+            continue
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = _full(name)
+            if name in VALUED and not equals:
+                value, at = _next(words, at, word), at + 1
+            yield name, value
+            continue
+        rest = word[1:]
+        while rest:
+            name = SHORT.get(rest[0], "")
+            if not name:
+                raise BankUsage(f"-{rest[0]} is no option of sbatch", word)
+            rest = rest[1:]
+            if name in VALUED:
+                if not rest:
+                    rest, at = _next(words, at, word), at + 1
+                yield name, rest
+                break
+            yield name, ""
+
+
+def _next(words: Sequence[str], at: int, word: str) -> str:
+    if at >= len(words):
+        raise BankUsage(f"{word} takes a value", word)
+    return words[at]
+
+
+def _full(name: str) -> str:
+    """An option's whole name; getopt takes any beginning of it that no other has."""
+    if name in ALL:
+        return name
+    found = [of for of in ALL if of.startswith(name)]
+    if len(found) != 1:
+        raise BankUsage(f"--{name} is no option of sbatch that is known here", name)
+    return found[0]
+
+
+def _description(options: Options, uid: int, *, is_het: bool) -> Description:
+    for name in ("clusters",):
+        if "," in options.get(name, ""):
+            raise BankUsage(f"--{name}: quote for one cluster at a time", options[name])
+    get = options.get
+    least, most = _nodes(get("nodes", ""))
+    tasks = _count(options, "ntasks")
+    per_task = _count(options, "cpus-per-task")
+    per_node = _count(options, "ntasks-per-node")
+    sockets, cores, threads = _geometry(options)
+    is_set = tasks is not None
+    reckoned = tasks or 1
+    if not is_set and least is not None:
+        if per_node:
+            reckoned = tasks = least * per_node
+        elif most in (None, least):
+            reckoned = max(1, least) * (sockets or 1) * (cores or 1) * (_threads(threads))
+    min_cpus = max(least or 1, 1) if "overcommit" in options else reckoned * (per_task or 1)
+    memory = get("mem")
+    return Description(
+        uid=uid,
+        account=get("account", ""),
+        partition=get("partition", ""),
+        qos=get("qos", ""),
+        reservation=get("reservation", ""),
+        time_limit_min=_minutes(options, "time"),
+        time_min_min=_minutes(options, "time-min"),
+        min_nodes=least,
+        max_nodes=most if most is not None or least is None else least,
+        num_tasks=tasks,
+        cpus_per_task=per_task,
+        min_cpus=min_cpus,
+        pn_min_cpus=_count(options, "mincpus"),
+        pn_min_memory_mib=None if memory is None else _mib("mem", memory),
+        mem_per_cpu_mib=_mib("mem-per-cpu", options["mem-per-cpu"])
+        if "mem-per-cpu" in options
+        else None,
+        ntasks_per_node=per_node,
+        ntasks_per_socket=_count(options, "ntasks-per-socket"),
+        ntasks_per_core=_count(options, "ntasks-per-core"),
+        ntasks_per_tres=_count(options, "ntasks-per-gpu"),
+        sockets_per_node=sockets,
+        cores_per_socket=cores,
+        threads_per_core=threads,
+        core_spec=_spec(options),
+        exclusive=get("exclusive") == "",
+        overcommit="overcommit" in options,
+        array=get("array", ""),
+        held="hold" in options,
+        het=is_het,
+        req_nodes=get("nodelist", ""),
+        features=get("constraint", ""),
+        licenses=get("licenses", ""),
+        tres_per_job=_tres("gpu", get("gpus", "")),
+        tres_per_node=",".join(
+            filter(None, (_gres(get("gres", "")), _tres("gpu", get("gpus-per-node", ""))))
+        ),
+        tres_per_socket=_tres("gpu", get("gpus-per-socket", "")),
+        tres_per_task=",".join(
+            filter(None, (get("tres-per-task", ""), _tres("gpu", get("gpus-per-task", ""))))
+        ),
+        cpus_per_tres=_tres("gpu", get("cpus-per-gpu", "")),
+        mem_per_tres=_tres("gpu", str(_mib("mem-per-gpu", get("mem-per-gpu", "0"))))
+        if "mem-per-gpu" in options
+        else "",
+    )
+
+
+def _count(options: Options, name: str) -> int | None:
+    value = options.get(name)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit()) or len(value) > 9:
+        raise BankUsage(f"--{name}={value} is no count", value)
+    return int(value)
+
+
+def _spec(options: Options) -> int | None:
+    core = _count(options, "core-spec")
+    return _count(options, "thread-spec") if core is None else core
+
+
+def _nodes(value: str) -> tuple[int | None, int | None]:
+    """The least and most nodes of ``--nodes``; None for what is not said."""
+    if not value:
+        return None, None
+    best: tuple[int, int] | None = None
+    for part in value.split(","):  # later versions take a list of sizes
+        found = _NODES.fullmatch(part)
+        if found is None:
+            raise BankUsage(f"--nodes={value} is no count of nodes", value)
+        least = int(found[1]) * _SCALE[found[2].lower()]
+        most = int(found[3]) * _SCALE[(found[4] or "").lower()] if found[3] else least
+        best = (least, most) if best is None else (min(best[0], least), max(best[1], most))
+    return best if best is not None else (None, None)
+
+
+def _geometry(options: Options) -> tuple[int | None, int | None, int | None]:
+    """Sockets, cores and threads that nodes must have; ``-B`` says all three at once."""
+    found: list[int | None] = [None, None, None]
+    for at, part in enumerate(options.get("extra-node-info", "").split(":")[:3]):
+        if part and part != "*":
+            found[at] = _count({"extra-node-info": part}, "extra-node-info")
+    for at, name in enumerate(("sockets-per-node", "cores-per-socket", "threads-per-core")):
+        if options.get(name) not in (None, "*"):
+            found[at] = _count(options, name)
+    hint = options.get("hint", "")
+    if hint in ("nomultithread", "compute_bound", "memory_bound"):
+        found[2] = 1
+    sockets, cores, threads = found
+    return sockets, cores, threads
+
+
+def _threads(threads: int | None) -> int:
+    return threads or 1
+
+
+def _mib(name: str, value: str) -> int:
+    """Memory in MiB, rounded up; without a suffix it is MiB."""
+    found = _MEMORY.fullmatch(value)
+    if found is None:
+        raise BankUsage(f"--{name}={value} is no amount of memory: write 4G or 500M", value)
+    times, by = _PER_MIB[found[2].upper()]
+    return -(-int(found[1]) * times // by)
+
+
+def _minutes(options: Options, name: str) -> int | None:
+    """A time limit in minutes, rounded up as sbatch does; -1 for unlimited.
+
+    ``min``, ``min:s``, ``h:min:s``, ``d-h``, ``d-h:min``, ``d-h:min:s``.
+    """
+    value = options.get(name)
+    if value is None:
+        return None
+    if value.lower() in _UNLIMITED:
+        return -1
+    days, dash, clock = value.partition("-")
+    parts = (clock if dash else days).split(":")
+    numbers = [*([days] if dash else []), *parts]
+    if len(parts) > 3 or not all(part.isascii() and part.isdigit() for part in numbers):
+        raise BankUsage(f"--{name}={value} is no time: write minutes, or days-hours:minutes", value)
+    counts = [int(part) for part in parts]
+    if dash:
+        hours, minutes, seconds = ([*counts, 0, 0])[:3]
+        hours += int(days) * 24
+    elif len(counts) == 3:
+        hours, minutes, seconds = counts
+    else:
+        hours, (minutes, seconds) = 0, ([*counts, 0])[:2]
+    return hours * 60 + minutes + -(-seconds // 60)
+
+
+def _tres(kind: str, value: str) -> str:
+    """``a100:2,v100:1`` as ``gres/gpu:a100:2,gres/gpu:v100:1``."""
+    return ",".join(f"gres/{kind}:{part}" for part in value.split(",") if part)
+
+
+def _gres(value: str) -> str:
+    parts = (part for part in value.split(",") if part and part.lower() != "none")
+    return ",".join(f"gres/{part.removeprefix('gres:')}" for part in parts)

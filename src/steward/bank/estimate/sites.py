@@ -1,0 +1,97 @@
+"""What a partition and a rate settle before any job is known: worked out once, asked often."""
+
+from fractions import Fraction
+from typing import Final
+
+from steward.bank.prices import dearest_end, weighted
+from steward.bank.records import Rate
+from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+
+_SOCKET: Final = "cr_socket"
+_CORE: Final = "cr_core"
+_BOARD: Final = "cr_board"
+
+
+class Site:
+    """A partition as an estimate sees it.
+
+    Attributes:
+        name: Its name.
+        nodes: How many nodes one job can have at the most.
+        min_nodes: How many each has at the least.
+        whole: Whether every job has its nodes to itself.
+        unit: How many CPUs are handed out at once: a core's, a socket's.
+        threads: CPUs of a core at the most.
+        one_per_core: Whether no two tasks share a core (CR_ONE_TASK_PER_CORE).
+        cpus: CPUs of its largest node.
+        memory_mib: Memory of the node that has most.
+        sockets: Sockets of the node that has most.
+        most: Of each TRES what one node can give at the most.
+        types: Types by GRES: ``{"gres/gpu": ("gres/gpu:a100",)}``.
+    """
+
+    def __init__(self, part: PartitionPicture, picture: Picture) -> None:
+        self.part = part
+        self.name = part.name
+        shapes = [picture.shapes[number] for number, _ in part.shapes]
+        self.shapes = shapes or [NodeShape()]
+        selects = part.selects or picture.selects
+        count = part.nodes or sum(many for _, many in part.shapes) or 1
+        self.nodes = min(count, part.max_nodes) if part.max_nodes else count
+        self.min_nodes = max(1, part.min_nodes)
+        self.whole = part.exclusive or picture.linear
+        self.threads = max(shape.cpus_per_core for shape in self.shapes)
+        self.unit = max(_unit(shape, selects) for shape in self.shapes)
+        self.one_per_core = "one_task_per_core" in selects
+        self.cpus = max(shape.cpus for shape in self.shapes)
+        self.memory_mib = max(shape.memory_mib for shape in self.shapes)
+        self.sockets = max(shape.sockets for shape in self.shapes)
+        self.most: dict[str, int] = {}
+        for shape in self.shapes:
+            for name, amount in shape.whole.items():
+                self.most[name] = max(self.most.get(name, 0), amount)
+        self.types = {
+            name: tuple(of for of in self.most if of.startswith(f"{name}:"))
+            for name in self.most
+            if name.startswith("gres/") and ":" not in name
+        }
+        self.billing = {name: Fraction(weight) for name, weight in part.billing.items()}
+        self.billing_max = picture.billing_max
+
+
+class Priced:
+    """A rate in a partition.
+
+    Attributes:
+        rate: The rate.
+        end_permille: The dearest factor of how a job may end.
+        dearest_type: By GRES that has weights of its types: the dearest type in the partition.
+        bills: Whether the rate weighs Slurm's own billing.
+    """
+
+    def __init__(self, rate: Rate, site: Site) -> None:
+        self.rate = rate
+        self.end_permille = dearest_end(rate)
+        self.whole = rate.whole_nodes or site.whole
+        self.bills = bool(rate.weights.get("billing"))
+        self.dearest_type: dict[str, str] = {}
+        for name, types in site.types.items():
+            if types and any(of in rate.weights for of in types):
+                self.dearest_type[name] = max(types, key=self._cost)
+
+    def _cost(self, typed: str) -> Fraction:
+        one = {typed: 1, typed.partition(":")[0]: 1}
+        return sum((cost for _, _, cost in weighted(one, self.rate)), Fraction(0))
+
+
+def _unit(shape: NodeShape, selects: str) -> int:
+    """How many CPUs Slurm hands out at once on such a node.
+
+    With CR_CPU it is a core's as well where the node has its cores and threads told:
+    Slurm keeps no smaller thing in its books than a core.
+    """
+    if _BOARD in selects:
+        return shape.cpus
+    if _SOCKET in selects:
+        return max(1, -(-shape.cpus // max(1, shape.sockets)))
+    return shape.cpus_per_core

@@ -1,0 +1,294 @@
+"""How much a job may be given at the most: the bound that no allocation of Slurm's exceeds.
+
+Slurm gives whole cores on each node, so that how many nodes it takes decides
+how much is lost to rounding, and a job that leaves that open may be spread over
+as many as it has tasks. sbatch's own reckoning (``min_cpus`` of what was not
+said) and slurmctld's (MaxMemPerCPU, DefCpuPerGPU) are followed where they make
+a job larger. Sources: slurm.conf(5), sbatch(1), and what real Slurm allocates
+in tests/integration/test_estimate_allocations.py.
+"""
+
+from fractions import Fraction
+from math import ceil
+from typing import Final
+
+from steward.bank.estimate.sites import Priced, Site
+from steward.bank.records import Description
+from steward.slurm import tres
+
+_GPU: Final = "gres/gpu"
+_NOTHING: Final[dict[str, int]] = {}
+
+
+def size_of(job: Description, site: Site, priced: Priced) -> dict[str, int]:
+    """What one task of an array, or the job, may have allocated at the most.
+
+    Args:
+        job: What it asks for.
+        site: The partition.
+        priced: What it is priced by there.
+    """
+    asked = _Asked(job, site)
+    whole = priced.whole or job.exclusive or job.core_spec is not None
+    nodes = asked.nodes
+    if whole:
+        found = _whole_nodes(job, site, asked)
+    else:
+        cpus = asked.cpus()
+        found = {"cpu": cpus, "mem": asked.memory(cpus), "node": nodes}
+        for name, amount in asked.gres.items():
+            _add_gres(found, name, amount, priced)
+    if job.licenses:
+        found |= tres.licenses(job.licenses)
+    if asked.licenses:
+        found |= asked.licenses
+    if priced.bills:
+        found["billing"] = _billing(found, site)
+    return found
+
+
+class _Asked:
+    """A request, with what Slurm makes of it in a partition.
+
+    Attributes:
+        tasks: How many tasks at the most.
+        per_task: CPUs of one.
+        nodes: How many nodes at the most.
+        is_open: Whether it leaves open how many nodes.
+        gres: GRES that it may be given altogether.
+    """
+
+    def __init__(self, job: Description, site: Site) -> None:
+        self.job = job
+        self.site = site
+        self.gres: dict[str, int] = _NOTHING
+        self.licenses: dict[str, int] = _NOTHING
+        self.gpus = 0
+        self.mem_per_cpu = job.mem_per_cpu_mib or 0
+        self.per_node_cpus = job.pn_min_cpus or 0
+        per_task = job.cpus_per_task or 1
+        least = max(job.min_nodes or 1, site.min_nodes)
+        self.has_gres = bool(
+            job.ntasks_per_tres
+            or job.tres_per_job
+            or job.tres_per_node
+            or job.tres_per_task
+            or job.tres_per_socket
+        )
+        if job.tres_per_task:
+            per_task = max(per_task, tres.requested_gres(job.tres_per_task).get("cpu", 0))
+        min_cpus = job.min_cpus or 0
+        limit = site.part.max_mem_per_cpu_mib
+        if limit:
+            if self.mem_per_cpu > limit:
+                # slurmctld gives each task so many CPUs that none has more than the limit.
+                ratio = -(-self.mem_per_cpu // limit)
+                self.mem_per_cpu = -(-self.mem_per_cpu // ratio)
+                per_task *= ratio
+                min_cpus *= ratio
+            elif job.pn_min_memory_mib and job.pn_min_memory_mib > limit:
+                self.per_node_cpus = max(self.per_node_cpus, -(-job.pn_min_memory_mib // limit))
+        self.per_task = per_task
+        self.min_cpus = min_cpus
+        self.tasks = self._tasks(least)
+        if self.has_gres:
+            self._ask_gres(least)
+        self.nodes = self._nodes(least)
+        if self.has_gres:
+            self._count_gres()
+
+    def _tasks(self, least: int) -> int:
+        job = self.job
+        if job.overcommit:
+            return max(self.min_cpus, least)
+        tasks = job.num_tasks
+        if tasks is None:
+            tasks = least * (job.ntasks_per_node or 1)
+        return max(tasks, -(-self.min_cpus // self.per_task), 1)
+
+    def _ask_gres(self, least: int) -> None:
+        """GPUs and tasks, each of which may follow from the other."""
+        job = self.job
+        self._per_job = tres.requested_gres(job.tres_per_job)
+        self._per_node = tres.requested_gres(job.tres_per_node)
+        self._per_task = tres.requested_gres(job.tres_per_task)
+        self._per_socket = tres.requested_gres(job.tres_per_socket)
+        per_job, per_task = _gpus(self._per_job), _gpus(self._per_task)
+        if job.num_tasks is None and per_job and per_task:
+            self.tasks = max(self.tasks, -(-per_job // per_task))
+        gpus = max(per_job, per_task * self.tasks, _gpus(self._per_node) * least)
+        if job.ntasks_per_tres and job.num_tasks is None:
+            self.tasks = max(self.tasks, gpus * job.ntasks_per_tres)
+        self._spread = max([self.tasks, *self._per_job.values()])
+
+    def _nodes(self, least: int) -> int:
+        job, site = self.job, self.site
+        named = 0
+        if job.req_nodes:
+            from steward.slurm.nodelists import expand
+
+            named = len(expand(job.req_nodes))
+        self.is_open = not job.max_nodes
+        if job.max_nodes:
+            most = max(job.max_nodes, least, named)
+        else:
+            most = max(self._spread if self.has_gres else self.tasks, least, named)
+        return max(min(most, site.nodes), least)
+
+    def _count_gres(self) -> None:
+        found: dict[str, int] = {}
+        sockets = self.job.sockets_per_node or self.site.sockets
+        for amounts, many in (
+            (self._per_job, 1),
+            (self._per_node, self.nodes),
+            (self._per_task, self.tasks),
+            (self._per_socket, sockets * self.nodes),
+        ):
+            for name, amount in amounts.items():
+                if name.startswith("gres/"):
+                    # The same GPUs, said twice: as a job's and as a task's.
+                    found[name] = max(found.get(name, 0), amount * many)
+                elif name.startswith("license/"):
+                    self.licenses = {**self.licenses, name: amount * many}
+        self.gres = found
+        self.gpus = _gpus(found)
+        if not self.gpus and self.job.ntasks_per_tres:
+            # --ntasks-per-gpu without --gpus: as many GPUs as those tasks need.
+            self.gpus = -(-self.tasks // self.job.ntasks_per_tres)
+            self.gres = {**found, _GPU: self.gpus}
+
+    def cpus(self) -> int:
+        """CPUs, whole cores on every node."""
+        unit, nodes, tasks, per_task = self.site.unit, self.nodes, self.tasks, self.per_task
+        job = self.job
+        alone = _up(per_task, unit)
+        if job.threads_per_core is not None and job.threads_per_core < self.site.threads:
+            alone = _up(-(-per_task // job.threads_per_core) * self.site.threads, unit)
+            total = tasks * alone
+        elif self.is_apart():
+            total = tasks * alone
+        elif nodes == 1:
+            total = _up(tasks * per_task, unit)
+        elif self.is_open and unit % per_task == 0 and not job.min_nodes:
+            # Tasks fill cores, and only the last node's last core can have room left.
+            total = _up(tasks * per_task, unit)
+        else:
+            loss = tasks * per_task + nodes * (unit - 1)
+            total = min(tasks * alone, loss // unit * unit)
+        total = max(total, _up(self.min_cpus, unit))
+        if not self.is_open or job.min_nodes or self.per_node_cpus:
+            total = max(total, nodes * self._least_of_node(unit))
+        if self.gpus:
+            total = max(total, self._cpus_for_gpus(unit))
+        if job.max_cpus:
+            total = min(total, _up(max(job.max_cpus, self.min_cpus), unit))
+        return min(total, nodes * _up(self.site.cpus, unit))
+
+    def is_apart(self) -> bool:
+        """Whether a core serves fewer tasks than it has CPUs for."""
+        at_once = self.job.ntasks_per_core or (1 if self.site.one_per_core else 0)
+        return 0 < at_once * self.per_task < self.site.threads
+
+    def _least_of_node(self, unit: int) -> int:
+        """What every node has at the least."""
+        job = self.job
+        # -B asks for nodes that have so many sockets and cores, and gets as many CPUs.
+        geometry = (job.sockets_per_node or 1) * (job.cores_per_socket or 1)
+        return max(
+            _up(max(1, self.per_node_cpus), unit),
+            _up(geometry * self.site.threads, unit) if geometry > 1 else 0,
+            _up(job.ntasks_per_node * self.per_task, unit) if job.ntasks_per_node else 0,
+        )
+
+    def _cpus_for_gpus(self, unit: int) -> int:
+        job = self.job
+        nodes = min(self.nodes, max(self.gpus, 1))
+        per_gpu = _gpus(tres.requested_gres(job.cpus_per_tres)) if job.cpus_per_tres else 0
+        if not per_gpu and job.cpus_per_task is None:
+            per_gpu = self.site.part.def_cpu_per_gpu
+        together = self.gpus * per_gpu + nodes * (unit - 1)
+        return max(together // unit * unit, self.nodes * unit)
+
+    def memory(self, cpus: int) -> int:
+        """Memory in MiB."""
+        job, part, nodes = self.job, self.site.part, self.nodes
+        per_gpu = _gpus(tres.requested_gres(job.mem_per_tres)) if job.mem_per_tres else 0
+        if self.mem_per_cpu:
+            return cpus * self.mem_per_cpu
+        if job.pn_min_memory_mib:
+            return nodes * job.pn_min_memory_mib
+        if per_gpu and self.gpus:
+            return self.gpus * per_gpu
+        if job.pn_min_memory_mib is None:
+            if self.gpus and part.def_mem_per_gpu_mib:
+                return self.gpus * part.def_mem_per_gpu_mib
+            if part.def_mem_per_cpu_mib:
+                return cpus * part.def_mem_per_cpu_mib
+            if part.def_mem_per_node_mib:
+                return nodes * part.def_mem_per_node_mib
+        return nodes * self.site.memory_mib
+
+
+def _whole_nodes(job: Description, site: Site, asked: _Asked) -> dict[str, int]:
+    """All that the nodes have: as many nodes as it takes of those that hold fewest tasks."""
+    most = site.most
+    if job.core_spec is not None:
+        most = {**most, "cpu": site.cpus}
+    nodes = asked.nodes
+    each = {name: nodes * amount for name, amount in most.items()}
+    if not asked.is_open or asked.has_gres or not (site.whole or job.exclusive):
+        return each
+    alone = _up(asked.per_task, site.unit)
+    if asked.is_apart() or job.threads_per_core is not None:
+        alone = asked.per_task * site.threads
+    room = [
+        (_room(job, asked, shape.usable_cpus, shape.memory_mib, alone), shape)
+        for shape in site.shapes
+    ]
+    room = [(fits, shape) for fits, shape in room if fits > 0]
+    least = max(job.min_nodes or 1, site.min_nodes)
+    if not room or least > 1 or asked.per_node_cpus:
+        return each
+    fewest = min(fits for fits, _ in room)
+    nodes = max(least, min(nodes, -(-asked.tasks // fewest)))
+    found: dict[str, int] = {}
+    for name, amount in most.items():
+        # All but the last node are full of tasks, and the last may be the largest.
+        dearest = max(Fraction(shape.whole.get(name, 0), fits) for fits, shape in room)
+        found[name] = min(nodes * amount, int((asked.tasks - 1) * dearest) + amount)
+    return found
+
+
+def _room(job: Description, asked: _Asked, cpus: int, memory_mib: int, alone: int) -> int:
+    """How many tasks an empty node takes."""
+    fits = cpus // alone
+    if asked.mem_per_cpu:
+        fits = min(fits, memory_mib // (asked.mem_per_cpu * asked.per_task))
+    return min(fits, job.ntasks_per_node) if job.ntasks_per_node else fits
+
+
+def _add_gres(found: dict[str, int], name: str, amount: int, priced: Priced) -> None:
+    """Count a GRES under name and type; one without a type as the dearest that there is."""
+    kind, colon, _ = name.partition(":")
+    found[kind] = found.get(kind, 0) + amount
+    typed = name if colon else priced.dearest_type.get(kind, "")
+    if typed:
+        found[typed] = found.get(typed, 0) + amount
+
+
+def _billing(found: dict[str, int], site: Site) -> int:
+    """Slurm's own billing of these TRES (TRESBillingWeights), rounded up."""
+    if not site.billing:
+        return found["cpu"]
+    parts = [found.get(name, 0) * weight for name, weight in site.billing.items()]
+    return ceil(max(parts) if site.billing_max else sum(parts))
+
+
+def _gpus(amounts: dict[str, int]) -> int:
+    return sum(
+        amount for name, amount in amounts.items() if name == _GPU or name.startswith(f"{_GPU}:")
+    )
+
+
+def _up(amount: int, unit: int) -> int:
+    return -(-amount // unit) * unit
