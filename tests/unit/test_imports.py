@@ -37,6 +37,11 @@ HEAVY = {
 
 LATE = {
     *(f"steward.bank.mybrc.{name}" for name in ("application", "described", "serving")),
+    *(
+        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
+        for path in (ROOT / "bank" / "ledger").rglob("*.py")
+        if path.stem not in {"__init__", "records", "asides", "drawing"}
+    ),
 }
 """Modules that are heavy all over: only functions import them, and they each other."""
 
