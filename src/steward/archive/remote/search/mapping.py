@@ -54,7 +54,7 @@ _SEARCHED_KEYWORDS: Final = (
     *("dependency", "submit_line", "command", "work_dir"),
     *("stdin", "stdout", "stderr", "comment", "admin_comment", "system_comment", "extra"),
     *("constraints", "licenses", "container", "batch_host", "failed_node", "job_flags"),
-    *("wckey", "federation_origin", "federation_siblings"),
+    *("wckey", "federation_origin", "federation_siblings", "oversubscribe"),
 )
 """What is nearly different for each job: it is searched for, and no table is made of it."""
 
