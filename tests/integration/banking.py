@@ -34,7 +34,6 @@ SHELL: Final = "#!/bin/sh\n"
 CPU: Final = 7 * MICRO
 """What a CPU costs for an hour in these tests, micro-SU: no multiple of 3600."""
 RATE: Final = Rate(
-    cluster=CLUSTER,
     weights={"cpu": CPU},
     ends_permille={"NODE_FAIL": 0, "PREEMPTED": 500},
     note="as the tests have it",
@@ -57,7 +56,6 @@ def spec_of(directory: str, slurm: str, **options: Any) -> SandboxSpec:
             "cpus": 8,
             "jobcomp_lua": own + JOBCOMP.read_text(),
             "job_submit": ("steward",),
-            "plugin_dirs": (f"{directory}-lib",),
             "controller_env": {"STEWARD_GATE_CONF": f"{directory}-gate/gate.conf"},
             "accounts": ACCOUNTS,
             **options,
@@ -126,19 +124,20 @@ class BankSite:
         Args:
             deposits: micro-SU by account.
             mode: What the cluster is to do.
-            rates: What jobs cost.
+            rates: What jobs cost, on each cluster.
         """
         by = By(who="root", why="the tests' own")
         ledger = open_ledger(self.settings)
         try:
             with ledger.transaction() as t:
-                for rate in rates:
-                    t.rates.add(msgspec.structs.replace(rate, cluster=self.name), by)
+                for name in self.settings.cluster:
+                    for rate in rates:
+                        t.rates.add(msgspec.structs.replace(rate, cluster=name), by)
+                    t.modes.set(ModeRule(mode=mode, cluster=name), by)
                 for account, amount in deposits.items():
                     t.accounts.create(Account(name=account), by)
                     if amount:
                         t.transfers.deposit(account, amount, by)
-                t.modes.set(ModeRule(mode=mode, cluster=self.name), by)
         finally:
             ledger.close()
 
@@ -300,10 +299,10 @@ def bank_site(
     os.chmod(directory, 0o755)
     path = f"{directory}/box"
     os.mkdir(f"{path}-gate", 0o755)
-    spec = spec_of(path, slurm, **options)
     try:
         # The headers of another version are in its root directory, which this brings about.
-        building.build(f"{root_of(slurm)}/usr/include", f"{path}-lib")
+        built = building.build(f"{find(slurm, print).root}/usr/include", f"{path}-lib")
+        spec = spec_of(path, slurm, plugin_dirs=(os.path.dirname(built.path),), **options)
         with Sandbox.up(spec, say=print) as cluster:
             site = BankSite(cluster, bank=bank, gate=gate, name=spec.cluster)
             try:
@@ -312,8 +311,3 @@ def bank_site(
                 site.close()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def root_of(slurm: str) -> str:
-    """The root directory of a version of Slurm; "" for the machine's own."""
-    return find(slurm, print).root

@@ -1,0 +1,75 @@
+"""Many submit at once against an account that can pay for some of them only."""
+
+from pathlib import Path
+
+import bank_expected
+from banking import ACCOUNTS, SHELL, BankSite
+from submitting import wait_until
+
+from steward.bank.ledger import By, open_ledger
+
+_POOR, _RICH = ACCOUNTS[:2]
+
+
+class Storm:
+    """Jobs that wait for a word before they end, so that nothing is given back meanwhile.
+
+    Args:
+        site: Where they are submitted first; its ``physics`` has nothing yet, and its
+            ``chemistry`` has plenty.
+        can_pay: How many of them ``physics`` will be able to pay for.
+    """
+
+    def __init__(self, site: BankSite, can_pay: int) -> None:
+        self.site = site
+        self.go = Path(f"{site.cluster.directory}/go")
+        self.script = f"{SHELL}while [ ! -e {self.go} ]; do sleep 0.3; done\n"
+        self.price = self._price()
+        self.deposit = can_pay * self.price
+        self._pay_in()
+
+    def _price(self) -> int:
+        """What one of them is held for."""
+        job = self.site.submit(self.script, account=_RICH, time="10", hold=False)
+        found = self.site.link.holds(account=_RICH)
+        self.site.as_user("scancel", str(job))
+        assert len(found) == 1, found
+        assert found[0].amount > 0
+        return found[0].amount
+
+    def _pay_in(self) -> None:
+        ledger = open_ledger(self.site.settings)
+        try:
+            with ledger.transaction() as t:
+                t.transfers.deposit(_POOR, self.deposit, By(who="root", why="for the storm"))
+        finally:
+            ledger.close()
+        wait_until(lambda: self.site.link.means(_POOR).available == self.deposit, 30)
+
+    def submit(self, count: int, site: BankSite | None = None) -> list[int]:
+        """Submit so many, 64 at a time; the ids of those that were let in."""
+        return (site or self.site).storm(count, self.script, "--time=10")
+
+    def end(self, jobs: set[int], *others: BankSite) -> None:
+        """Let them end, and see that the account has paid for what ran, to the last micro-SU."""
+        self.go.touch()
+        sites = (self.site, *others)
+        for site in sites:
+            site.until_idle(300)
+        self.site.until_charged(jobs, 120)
+        ran = sum(
+            amount
+            for site in sites
+            for job, amount in bank_expected.costs(bank_expected.by_slurmctld(site)).items()
+        )
+        rich = sum(charge for charge in self._spent_by_the_rich())
+        wait_until(lambda: self.site.balance(_POOR) == self.deposit - ran + rich, 60)
+        assert self.site.findings() == []
+
+    def _spent_by_the_rich(self) -> list[int]:
+        ledger = open_ledger(self.site.settings)
+        try:
+            with ledger.reading() as t:
+                return [line.amount for line in t.reading.usage(("account",), accounts=[_RICH])]
+        finally:
+            ledger.close()

@@ -1,0 +1,102 @@
+"""A running cluster goes from observing to refusing and to nothing, with jobs in the queue."""
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from banking import ACCOUNTS, SHELL, BankSite, bank_site
+from submitting import wait_until
+
+from steward.bank.ledger import open_ledger
+from steward.bank.money import MICRO
+from steward.bank.records import Rate
+from steward.events import utc_now
+
+pytestmark = [
+    pytest.mark.matrix,
+    pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),
+    pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
+]
+
+POOR, RICH = ACCOUNTS[:2]
+HOURLY = (Rate(weights={"cpu": MICRO}),)
+
+JOBS: Sequence[Sequence[str]] = (
+    # Two that can be paid, one that cannot, then such as do and do not fit what is left.
+    ("--time=60",),
+    ("--time=120", "-n2"),
+    ("--time=10:00:00", "-n8"),
+    ("--time=600", "-n1", "--partition=main,debug"),
+    ("--array=0-3", "--time=20:00:00"),
+    ("--time=60", f"--account={RICH}"),
+    ("--time=1-00:00:00",),
+    ("--time=50:00:00", f"--account={RICH}"),
+)
+"""What is submitted, each time the same."""
+
+
+@pytest.fixture
+def site(slurm_version: str) -> Iterator[BankSite]:
+    with bank_site(slurm_version) as site:
+        yield site
+
+
+def submit_all(site: BankSite) -> dict[str, bool]:
+    """Submit the jobs, all of which wait; which of them were let in, by name."""
+    found = {}
+    for number, words in enumerate(JOBS):
+        name = f"job{number}"
+        done = site.tries(f"{SHELL}sleep 60\n", *words, f"--job-name={name}", "--begin=now+40")
+        found[name] = done.returncode == 0
+        if done.returncode:
+            assert "SU" in done.stderr, done.stderr
+    return found
+
+
+def cancel_all(site: BankSite) -> None:
+    site.as_root("scancel", "--user", site.user)
+    wait_until(lambda: not site.held(), 60)
+
+
+def refused_since(site: BankSite, since: datetime) -> Counter[int]:
+    """The amounts of what was refused, or would have been, as the ledger tells it."""
+    ledger = open_ledger(site.settings)
+    try:
+        with ledger.reading() as t:
+            rows: list[Any] = list(t.refusals.since(since))
+    finally:
+        ledger.close()
+    return Counter(row.amount for row in rows)
+
+
+def test_observe_gate_off(site: BankSite) -> None:
+    site.open({POOR: 10 * MICRO, RICH: 60 * MICRO}, mode="observe", rates=HOURLY)
+    site.start()
+    began = utc_now() - timedelta(seconds=1)
+    assert all(submit_all(site).values())
+    named = site.daemon.ask_json("bank", "would-refuse", "--since", began.strftime("%FT%TZ"))
+    print(named)
+    wait_until(lambda: bool(refused_since(site, began)), 30)
+    cancel_all(site)
+    would = refused_since(site, began)
+
+    site.bank("enforce", "gate")
+    wait_until(lambda: site.tries(f"{SHELL}true\n", "--time=9-0").returncode != 0, 30)
+    asked = refused_since(site, began)
+    wait_until(lambda: refused_since(site, began) != asked or bool(asked - would), 30)
+    began = utc_now()
+    let_in = submit_all(site)
+    assert not all(let_in.values())
+    refused = sum(1 for is_in in let_in.values() if not is_in)
+    wait_until(lambda: refused_since(site, began).total() == refused, 30)
+    assert refused_since(site, began) == would
+
+    site.bank("enforce", "off")
+    wait_until(lambda: site.tries(f"{SHELL}true\n", "--time=9-0").returncode == 0, 30)
+    assert all(submit_all(site).values())
+    cancel_all(site)
+    assert site.findings() == []

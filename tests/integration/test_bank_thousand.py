@@ -1,0 +1,132 @@
+"""A thousand jobs of all sorts, with kills in between: each is charged what Slurm says it used.
+
+``STEWARD_BANK_SEED`` repeats the choices of an earlier run.
+"""
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+
+import bank_expected
+import bank_mix
+import pytest
+from bank_mix import Mix
+from banking import ACCOUNTS, BankSite, bank_site
+from running import chance_of
+from servers.postgresql import PostgreSQL
+from submitting import wait_until
+
+from steward.bank.money import MICRO
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),
+    pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
+]
+
+PHYSICS = ACCOUNTS[0]
+PLENTY = 1_000_000 * MICRO
+KILLS = 12
+
+
+def opened(site: BankSite) -> None:
+    """The bank, with more money than the jobs can use."""
+    site.open({PHYSICS: PLENTY})
+    site.start()
+
+
+def see_that_all_is_charged(
+    site: BankSite, expected: Callable[[], list[bank_expected.Ran]]
+) -> None:
+    """Every job's charge is what Slurm's record says, and the proof of the ledger passes."""
+
+    def wrong() -> dict[int, tuple[int, int]]:
+        due = {job: amount for job, amount in bank_expected.costs(expected()).items() if amount}
+        paid = {job: amount for job, amount in site.charged().items() if amount}
+        jobs = sorted({*due, *paid})
+        return {
+            job: (due.get(job, 0), paid.get(job, 0))
+            for job in jobs
+            if due.get(job, 0) != paid.get(job, 0)
+        }
+
+    try:
+        wait_until(lambda: not wrong() and not site.held(), 40)
+    except AssertionError:
+        told = wrong()
+        runs = [ran for ran in expected() if ran.job in told]
+        raise AssertionError(f"due and paid: {told}\nSlurm: {runs}\nheld: {site.holds()}") from None
+    assert site.findings() == []
+    assert site.balance() == PLENTY - sum(site.charged().values())
+
+
+@pytest.mark.matrix
+def test_jobs_of_all_sorts(slurm_version: str) -> None:
+    chance = chance_of("STEWARD_BANK_SEED")
+    with bank_site(slurm_version, extra=bank_mix.PARTITIONS) as site:
+        opened(site)
+        mix = Mix(site, chance)
+        kinds = [kind for kind in bank_mix.RARE if kind is not bank_mix.limited]
+        for kind in (*kinds, *bank_mix.COMMON):
+            mix.begin(kind)
+            mix.go_on()
+        mix.finish()
+        see_that_all_is_charged(site, lambda: bank_expected.by_slurmctld(site))
+
+
+@pytest.mark.long
+@pytest.mark.database
+@pytest.mark.timeout(3600)
+def test_a_thousand_jobs_with_kills(slurm_version: str, postgresql: PostgreSQL) -> None:
+    chance = chance_of("STEWARD_BANK_SEED")
+    with bank_site(
+        slurm_version,
+        bank={"database": postgresql.database()},
+        accounting=True,
+        extra=(*bank_mix.PARTITIONS, "SlurmdTimeout=600"),
+    ) as site:
+        opened(site)
+        mix = Mix(site, chance)
+        kinds = _kinds(chance)
+        at = sorted(chance.sample(range(20, len(kinds) - 20), KILLS))
+        victims = ["slurmctld", "serve", "gate", "postgresql"] * (KILLS // 4)
+        chance.shuffle(victims)
+        for number, kind in enumerate(kinds):
+            if at and at[0] <= number:
+                at.pop(0)
+                victim = victims.pop()
+                print(f"{time.strftime('%H:%M:%S')} {len(mix.submitted)}: {victim} is killed")
+                kill(site, victim, postgresql)
+            mix.begin(kind)
+            if number % 4 == 0:
+                mix.go_on()
+        print(f"{time.strftime('%H:%M:%S')} {len(mix.submitted)} submitted")
+        mix.finish()
+        print(f"{time.strftime('%H:%M:%S')} all are over")
+        see_that_all_is_charged(site, lambda: bank_expected.by_sacct(site))
+
+
+def _kinds(chance: random.Random) -> list[Callable[[Mix], bank_mix.Life]]:
+    """What is submitted, in a random order: a thousand jobs, each task one."""
+    often = [kind for kind in bank_mix.COMMON for _ in range(45)]
+    seldom = [kind for kind in bank_mix.RARE if kind is not bank_mix.node_failed for _ in range(8)]
+    kinds = [*often, *seldom, bank_mix.node_failed, bank_mix.node_failed]
+    chance.shuffle(kinds)
+    return kinds
+
+
+def kill(site: BankSite, victim: str, postgresql: PostgreSQL) -> None:
+    """End one of them as a power switch would, and have it back."""
+    if victim == "slurmctld":
+        site.cluster.kill_controller()
+        site.cluster.restart_controller(timeout_s=120)
+    elif victim == "serve":
+        site.kill_daemon()
+        site.daemon.start()
+    elif victim == "gate":
+        site.signal_part("gate", 9)
+    else:
+        postgresql.kill()
+        time.sleep(1)  # so that something is told to a database that is away
+        postgresql.start()

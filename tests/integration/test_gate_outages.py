@@ -1,0 +1,188 @@
+"""The gate is away, hangs, answers rubbish, is killed, loses its file; the ledger is away."""
+
+import os
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bank_impostors import Impostor
+from bank_storms import Storm
+from banking import ACCOUNTS, SHELL, BankSite, bank_site
+from running import chance_of
+from servers.postgresql import PostgreSQL
+from submitting import wait_until
+
+from steward.bank.money import MICRO
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),
+    pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
+]
+
+PHYSICS, RICH = ACCOUNTS[:2]
+PLENTY = 1_000_000 * MICRO
+RUBBISH = (
+    b"",
+    b"\n",
+    b"}{\n",
+    b"\x00\xff\xfe" * 50 + b"\n",
+    b'{"v":99,"ok":false}\n',
+    b'{"v":1,"ok":"perhaps"}\n',
+    b'{"v":1,' + b" " * 200_000,
+    b"HTTP/1.1 200 OK\r\n\r\n",
+)
+
+
+@pytest.fixture(scope="module")
+def site(slurm_version: str) -> Iterator[BankSite]:
+    with bank_site(slurm_version, min_job_age_s=600) as site:
+        site.open({PHYSICS: PLENTY})
+        site.start()
+        yield site
+
+
+@pytest.fixture
+def running(site: BankSite) -> BankSite:
+    """With the daemon up and nothing in the queue, whatever the test before left."""
+    site.as_root("scancel", "--user", site.user)
+    site.until_idle()
+    if not site.processes("gate"):
+        site.daemon.close()
+        site.start()
+    site.until_gate()
+    return site
+
+
+def held(site: BankSite) -> dict[int, int]:
+    """What is held, by job."""
+    return {hold.job_id: hold.remaining for hold in site.holds()}
+
+
+def waits(site: BankSite) -> int:
+    """Submit a job that stays in the queue, held for; its id."""
+    return site.submit(f"{SHELL}sleep 100\n", time="5")
+
+
+def set_policy(site: BankSite, policy: str) -> None:
+    """What the plugin does where nobody answers; it looks at its file each time."""
+    path = Path(site.settings.gate.plugin_conf)
+    text = re.sub(r"(?m)^policy .*$", f"policy {policy}", path.read_text())
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").rename(path)
+
+
+@pytest.mark.matrix
+def test_with_the_daemon_dead_it_is_the_policy_that_decides(running: BankSite) -> None:
+    running.kill_daemon()
+    try:
+        first = waits(running)
+        set_policy(running, "deny")
+        denied = running.tries(f"{SHELL}true\n")
+        assert denied.returncode != 0
+        off = Path(running.settings.gate.off_file)
+        off.touch()
+        second = waits(running)
+        off.unlink()
+    finally:
+        running.start()
+    # What was let through unasked is held for from the queue.
+    wait_until(lambda: {first, second} <= set(held(running)), 60)
+
+
+@pytest.mark.matrix
+def test_one_that_hangs_is_asked_once(running: BankSite) -> None:
+    running.kill_daemon()
+    with Impostor(Path(running.settings.gate.socket), None) as impostor:
+        jobs = [waits(running) for _ in range(6)]
+        assert 1 <= impostor.asked <= 2, "it was asked although it had not answered"
+        found = running.storm(32, f"{SHELL}sleep 100\n", "--time=5", at_once=32)
+        assert len(found) == 32
+        assert running.cluster.run(["scontrol", "ping"]).returncode == 0
+    running.start()
+    wait_until(lambda: {*jobs, *found} <= set(held(running)), 90)
+
+
+@pytest.mark.matrix
+def test_rubbish_is_no_answer(running: BankSite) -> None:
+    running.kill_daemon()
+    try:
+        for says in RUBBISH:
+            with Impostor(Path(running.settings.gate.socket), says):
+                assert running.tries(f"{SHELL}true\n").returncode == 0, says
+        assert running.cluster.run(["scontrol", "ping"]).returncode == 0
+    finally:
+        running.start()
+
+
+@pytest.mark.matrix
+def test_a_gate_that_is_killed_has_its_holds_again(running: BankSite) -> None:
+    chance = chance_of("STEWARD_GATE_SEED")
+    stop = threading.Event()
+
+    def kill() -> None:
+        while not stop.wait(chance.uniform(0.05, 1.5)):
+            for pid in running.processes("gate"):
+                os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        jobs = running.storm(64, f"{SHELL}sleep 100\n", "--time=5", at_once=16)
+    finally:
+        stop.set()
+        killer.join(20)
+    assert len(jobs) == 64
+    running.until_gate()
+    wait_until(lambda: set(jobs) <= set(held(running)), 90)
+    amounts = {hold.amount for hold in running.holds() if hold.job_id in jobs}
+    assert len(amounts) == 1
+    assert sum(1 for hold in running.holds() if hold.job_id in jobs) == 64
+
+
+@pytest.mark.matrix
+def test_without_its_file_it_has_them_from_the_tokens(running: BankSite) -> None:
+    jobs = {waits(running) for _ in range(8)}
+    wait_until(lambda: jobs <= set(held(running)))
+    before = {hold.id: hold.remaining for hold in running.holds()}
+    running.kill_daemon()
+    state = Path(running.settings.state_dir)
+    gone = [path.unlink() for path in state.glob("gate.db*")]
+    assert gone
+    running.start()
+    wait_until(lambda: {hold.id: hold.remaining for hold in running.holds()} == before, 60)
+
+
+@pytest.mark.matrix
+def test_a_daemon_that_stands_still_stalls_nobody(running: BankSite) -> None:
+    pids = running.processes("gate")
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        jobs = running.storm(32, f"{SHELL}sleep 100\n", "--time=5", at_once=32)
+        assert len(jobs) == 32
+        assert running.cluster.run(["squeue", "-h"], timeout_s=20).stdout
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: set(jobs) <= set(held(running)), 90)
+
+
+@pytest.mark.database
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_ledger_is_away_while_64_submit(slurm_version: str, postgresql: PostgreSQL) -> None:
+    with bank_site(slurm_version, bank={"database": postgresql.database()}) as site:
+        site.open({PHYSICS: 0, RICH: PLENTY})
+        site.start()
+        storm = Storm(site, 40)
+        postgresql.kill()
+        try:
+            admitted = storm.submit(128)
+        finally:
+            postgresql.start()
+        assert len(admitted) == 40
+        storm.end(set(admitted))
