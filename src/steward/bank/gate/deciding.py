@@ -137,28 +137,31 @@ class Deciding:
             return refused(case, f"Steward: {error}", is_alarming=True)
         hold = case.hold
         needed = self._needed(case, quote)
-        has = is_moved = 0
+        has, is_moved = 0, False
         if hold is not None:
             # A change is compared with what was asked for before, of which a part may be settled.
             has = hold.amount if case.is_change else hold.remaining
-            is_moved = hold.account != case.account
+            is_moved = hold.account != case.account or hold.is_stranded
         amount = max(0, needed - has) + (hold.remaining if hold is not None and is_moved else 0)
         payer = self._purses.payer_of(case.account)
         short = self._short(case, payer, amount) if amount else None
         why = ""
         if short is not None:
             why = text_of(self._purses, self._ground, case, quote, short)
-            if not case.free_pass:
+            if not case.free_pass or (hold is not None and case.mode != "gate"):
                 return refused(case, why, quote=quote)
         placing = Placing(
             account=case.account,
             payer=payer,
             needed=needed,
             amount=amount,
-            shares=self._purses.draw(payer, amount, case.now_us),
+            # On paper a job that would be refused takes nothing from those that would not.
+            shares=()
+            if short is not None and case.mode != "gate"
+            else self._purses.draw(payer, amount, case.now_us),
             quote=quote,
             job=case.job,
-            is_moved=bool(is_moved),
+            is_moved=is_moved,
         )
         return _let_in(case, placing=placing, short=why)
 

@@ -78,15 +78,15 @@ class Ground:
     def mode(self, cluster: str, partitions: str, account: str) -> Mode:
         """How much is enforced; of several partitions the strictest counts."""
         key = (cluster, partitions, account)
-        known = self._modes.get(key)
+        known: Mode | None = self._modes.get(key)
         if known is None:
             names = partitions or self.default_partition(cluster)
             modes = {self._mode(cluster, name, account) for name in names.split(",")}
-            known = next(mode for mode in _STRICT if mode in modes)
+            strictest: Mode = next(mode for mode in _STRICT if mode in modes)
             if len(self._modes) >= _MOST_MODES:
                 # Names are the users' to choose.
                 self._modes.clear()
-            self._modes[key] = known
+            self._modes[key] = known = strictest
         return known
 
     def _mode(self, cluster: str, partition: str, account: str) -> Mode:

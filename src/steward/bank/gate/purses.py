@@ -77,6 +77,8 @@ class Purses:
         self._user_held: dict[tuple[str, int], int] = {}
         self._user_of_payer: dict[tuple[str, int], int] = {}
         self._turns: list[int] = []
+        self.lapsed: set[int] = set()
+        """Allocations that are no more, and that holds are still put down to."""
         self.held = 0
 
     # Books
@@ -95,6 +97,7 @@ class Purses:
         if books.whole:
             gone = self.accounts.keys() - {account.name for account in books.accounts}
             for name in gone:
+                self._lapse(name, set())
                 del self.accounts[name], self._users[name], self._drawn[name]
                 changed.append(name)
         self.position = max(self.position, books.seq)
@@ -110,7 +113,12 @@ class Purses:
             )
         return changed
 
+    def _lapse(self, account: str, still: set[int]) -> None:
+        numbers = {one.number for one in self._drawn.get(account, ())} - still
+        self.lapsed |= numbers & self.on_allocation.keys()
+
     def _put(self, account: AccountBooks) -> None:
+        self._lapse(account.name, {one.number for one in account.allocations})
         self.accounts[account.name] = account
         self._users[account.name] = {user.name: (user.limit, user.spent) for user in account.users}
         self._drawn[account.name] = tuple(
@@ -139,9 +147,23 @@ class Purses:
             if one.begin_us <= now_us and (not one.end_us or now_us < one.end_us):
                 yield one
 
-    def is_active(self, payer: str, allocation: int, now_us: int) -> bool:
-        """Whether this allocation of a payer can be drawn on."""
-        return any(one.number == allocation for one in self.active(payer, now_us))
+    def allocations(self, account: str) -> tuple[AllocationBooks, ...]:
+        """All allocations of an account, in the order in which they are drawn on."""
+        return self._drawn.get(account, ())
+
+    def ended(self, now_us: int, accounts: Iterable[str] | None = None) -> set[int]:
+        """Allocations that have ended, or are no more, and that holds are still put down to.
+
+        Args:
+            now_us: The time, µs since the epoch.
+            accounts: Whose; everybody's if None.
+        """
+        found = set(self.lapsed)
+        for name in self._drawn if accounts is None else accounts:
+            for one in self._drawn.get(name, ()):
+                if one.end_us and one.end_us <= now_us and one.number in self.on_allocation:
+                    found.add(one.number)
+        return found
 
     def next_allocation(self, payer: str, now_us: int) -> AllocationBooks | None:
         """The one that begins next."""
@@ -275,7 +297,8 @@ class Purses:
         return tuple(shares.items())
 
     def _count(self, hold: Open, sign: int) -> None:
-        amount = sign * hold.remaining
+        # Who waits for an allocation holds nothing that another could have.
+        amount = sign * hold.remaining if hold.shares else 0
         self.held += amount
         for number, part in hold.shares:
             self._held[number] = self._held.get(number, 0) + sign * part

@@ -1,0 +1,284 @@
+"""Places, changes and gives back holds: in memory, in gate.db, and as facts for others.
+
+Everything here is called within one transaction of the store. Where that fails
+the state in memory is made anew from the database (:meth:`Keeper.load`).
+"""
+
+import logging
+from typing import Final
+
+from steward.bank.errors import BankError
+from steward.bank.gate import token
+from steward.bank.gate.case import Decision, Placing
+from steward.bank.gate.deciding import Deciding
+from steward.bank.gate.ground import Ground, moment
+from steward.bank.gate.purses import Open, Purses
+from steward.bank.gate.shapes import VERSION, GateFact, Said, Submit
+from steward.bank.gate.store import Store
+from steward.bank.ledger import Refusal
+from steward.bank.money import show
+from steward.bank.records import Books, Description, Quote
+from steward.bank_facts import HoldFact
+
+log = logging.getLogger(__name__)
+
+UNCONFIRMED_US: Final = 24 * 3600 * 1_000_000
+"""A hold that Slurm never shows lapses then, also where the queue is never looked at."""
+PLACED: Final = "hold.placed"
+CONFIRMED: Final = "hold.confirmed"
+SETTLED: Final = "hold.settled"
+RELEASED: Final = "hold.released"
+REFUSAL: Final = "refusal"
+
+
+class Overdrawn(BankError):
+    """What was decided would have taken an account below its means: it is not done."""
+
+
+class Keeper:
+    """The state of the gate, and the only one that changes it.
+
+    Args:
+        store: Its database.
+        ground: Settings, rules and pictures.
+        secret: What tokens are made with.
+    """
+
+    def __init__(self, store: Store, ground: Ground, secret: bytes) -> None:
+        self.store = store
+        self.ground = ground
+        self.secret = secret
+        self.purses = Purses()
+        self.deciding = Deciding(self.purses, ground)
+        self.settled = 0
+        self.load()
+
+    def load(self) -> None:
+        """Make the state in memory anew from the database."""
+        self.purses = Purses()
+        self.deciding = Deciding(self.purses, self.ground)
+        position = self.store.number("position")
+        self.purses.put(Books(seq=position, accounts=self.store.accounts(), whole=True))
+        self.settled = self.store.number("settled")
+        rules = self.store.rules()
+        if rules is not None:
+            self.ground.put_rules(rules)
+        for picture in self.store.pictures():
+            self.ground.put_picture(picture)
+        for hold in self.store.holds():
+            self.purses.add(hold)
+
+    # Decisions
+
+    def submit(self, ask: Submit, user: str, now_us: int, *, is_lenient: bool) -> Said:
+        """Decide on a new job, and hold for it."""
+        job = ask.job
+        decision = self.deciding.submit(
+            ask.cluster, job, user, now_us, secret=self.secret, is_lenient=is_lenient
+        )
+        self._note(ask, decision, now_us)
+        comment = ""
+        placing = decision.placing
+        if decision.sibling is not None:
+            if placing is not None and placing.amount:
+                self._enlarge(decision.sibling, decision, now_us, why="a sibling costs more")
+            decision.sibling.siblings += (ask.cluster,)
+        elif placing is not None:
+            hold = self._new(ask.cluster, decision, now_us)
+            hold.expires_us = now_us + UNCONFIRMED_US
+            self._place(hold, decision, now_us, why="submitted")
+            comment = self._comment(job, hold)
+        return Said(
+            v=VERSION,
+            ok=decision.ok,
+            say=decision.say,
+            admin_comment=comment,
+            qos=decision.qos,
+            partition=decision.partition,
+            id=ask.id,
+        )
+
+    def modify(self, ask: Submit, now_us: int, *, is_lenient: bool) -> Said:
+        """Decide on a change to a job; of one without a hold the queue's next look sees it."""
+        hold = self.purses.by_job.get((ask.cluster, ask.job.job_id))
+        before = self.store.covered(hold)[1] if hold is not None else None
+        if hold is None or before is None:
+            return Said(v=VERSION, ok=True, id=ask.id)
+        decision = self.deciding.change(
+            ask.cluster, hold, before, ask.job, now_us, is_lenient=is_lenient
+        )
+        self._note(ask, decision, now_us)
+        if decision.placing is not None and decision.placing.amount:
+            self._enlarge(hold, decision, now_us, why="changed by its user")
+        return Said(v=VERSION, ok=decision.ok, say=decision.say, id=ask.id)
+
+    def _comment(self, job: Description, hold: Open) -> str:
+        made = token.make(
+            self.secret,
+            hold.id,
+            hold.amount,
+            hold.expires_us // 1_000_000,
+            hold.account,
+            hold.cluster,
+            hold.uid,
+        )
+        return f"{token.without(job.admin_comment)} {made}".lstrip()
+
+    def _note(self, ask: Submit, decision: Decision, now_us: int) -> None:
+        """Keep what was refused, or would have been; say it aloud where a rate is missing."""
+        if decision.is_alarming:
+            log.error("cluster %s: %s", ask.cluster, decision.short)
+        is_told = decision.mode == "observe" or not decision.ok
+        if not decision.short or not (is_told or decision.qos or decision.partition):
+            return
+        seq = self.store.fact_seq + 1
+        quote = decision.quote
+        refusal = Refusal(
+            id=f"gate:{seq}",
+            at=moment(now_us),
+            mode=decision.mode,
+            cluster=ask.cluster,
+            uid=ask.job.uid,
+            user=decision.user,
+            account=decision.account,
+            partition=(quote.partition if quote else "") or ask.job.partition,
+            job_id=ask.job.job_id,
+            amount=quote.amount if quote else 0,
+            why=decision.short,
+        )
+        self.store.put_fact(
+            GateFact(seq=seq, kind=REFUSAL, at_us=now_us, cluster=ask.cluster, refusal=refusal)
+        )
+
+    # Holds
+
+    def _new(self, cluster: str, decision: Decision, now_us: int) -> Open:
+        placing = _placing(decision)
+        return Open(
+            number=self.store.next_number(),
+            id=token.new_id(),
+            cluster=cluster,
+            account=placing.account,
+            payer=placing.payer,
+            uid=placing.job.uid,
+            user=decision.user,
+            amount=placing.amount,
+            remaining=placing.amount,
+            shares=placing.shares,
+            created_us=now_us,
+        )
+
+    def _place(self, hold: Open, decision: Decision, now_us: int, *, why: str) -> None:
+        placing = _placing(decision)
+        self.purses.add(hold)
+        try:
+            self._prove(decision, now_us)
+        except Overdrawn:
+            self.purses.drop(hold)
+            raise
+        self.put_down(hold, placing.quote, placing.job, now_us, why=why)
+
+    def put_down(
+        self, hold: Open, quote: Quote | None, job: Description | None, now_us: int, *, why: str
+    ) -> None:
+        """Write a new hold down, and tell of it."""
+        self.store.insert(hold, quote, job)
+        self.tell(PLACED, hold, hold.amount, now_us, why=why)
+
+    def _enlarge(
+        self, hold: Open, decision: Decision, now_us: int, *, why: str, is_whole: bool = False
+    ) -> None:
+        """Hold what was decided. ``is_whole``: the job's description is of what is left of it."""
+        placing = _placing(decision)
+        before = (hold.account, hold.remaining, hold.shares)
+        if placing.is_moved:
+            remaining, shares = placing.amount, placing.shares
+        else:
+            remaining = hold.remaining + placing.amount
+            shares = self.purses.more(hold, placing.shares)
+        self.purses.resize(hold, remaining, shares, account=placing.account)
+        try:
+            self._prove(decision, now_us)
+        except Overdrawn:
+            self.purses.resize(hold, before[1], before[2], account=before[0])
+            raise
+        hold.amount = remaining if is_whole else hold.amount + remaining - before[1]
+        self.store.update(hold)
+        self.store.describe(hold, placing.quote, placing.job)
+        self.tell(PLACED, hold, remaining - before[1], now_us, why=why)
+
+    def _prove(self, decision: Decision, now_us: int) -> None:
+        """What the gate let in must leave balance + credit - holds at nought or more."""
+        if not decision.is_bound:
+            return
+        payer = _placing(decision).payer
+        left = self.purses.available(payer, now_us)
+        if left < 0:
+            raise Overdrawn(
+                f"a hold would have taken account {payer} to {show(left, self.ground.unit)}: "
+                "nothing was held; run 'steward bank check'",
+                payer,
+            )
+
+    def shrink(self, hold: Open, remaining: int) -> None:
+        """A hold needs no more than this."""
+        shares = self.purses.less(hold, hold.remaining - remaining)
+        self.purses.resize(hold, remaining, shares)
+        self.store.update(hold)
+
+    def give_back(
+        self, hold: Open, now_us: int, *, why: str, kind: str = RELEASED, amount: int | None = None
+    ) -> int:
+        """A hold is over; what remained of it, micro-SU."""
+        remained = hold.remaining
+        self.purses.drop(hold)
+        self.store.delete(hold)
+        hold.remaining = 0
+        self.tell(kind, hold, remained if amount is None else amount, now_us, why=why)
+        return remained
+
+    def tell(self, kind: str, hold: Open, amount: int, now_us: int, *, why: str) -> None:
+        """Put a fact into the outbox."""
+        fact = HoldFact(
+            hold=hold.id,
+            account=hold.account,
+            amount=amount,
+            remaining=hold.remaining,
+            job_id=hold.job_id,
+            user=hold.user,
+            why=why,
+        )
+        seq = self.store.fact_seq + 1
+        self.store.put_fact(
+            GateFact(seq=seq, kind=kind, at_us=now_us, cluster=hold.cluster, hold=fact)
+        )
+
+    def place_decided(
+        self,
+        cluster: str,
+        decision: Decision,
+        now_us: int,
+        *,
+        job_id: int,
+        is_started: bool,
+        first_submit_us: int,
+    ) -> Open:
+        """Hold for a job that is in the queue already."""
+        hold = self._new(cluster, decision, now_us)
+        hold.origin = "queue"
+        hold.job_id = job_id
+        hold.confirmed = True
+        hold.started = is_started
+        hold.created_us = first_submit_us or now_us
+        self._place(hold, decision, now_us, why="found in the queue")
+        return hold
+
+    def enlarge_decided(self, hold: Open, decision: Decision, now_us: int) -> None:
+        """Hold more for a job that is in the queue."""
+        self._enlarge(hold, decision, now_us, why="found in the queue", is_whole=True)
+
+
+def _placing(decision: Decision) -> Placing:
+    if decision.placing is None:
+        raise AssertionError("nothing was decided to be held")
+    return decision.placing
