@@ -1,0 +1,83 @@
+"""What the gate costs those who submit: sbatch with the submit plugin and without it, paired.
+
+``python bench/sbatch_bench.py [--jobs 400] [--slurm VERSION]``. Two clusters are up at
+once, each with a daemon of its own; one has the plugin, and a gate that it asks. Single
+sbatch go to them in turn, so that what disturbs the machine disturbs both.
+"""
+
+import argparse
+import contextlib
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+from banking import ACCOUNTS, BankSite, bank_site
+
+from steward.bank.money import MICRO
+
+# Runs inside of one of them, where it is told whose turn it is; each line is one sbatch.
+LOOP = """
+import subprocess, sys, time
+argv = ["sbatch", "--parsable", "--hold", "--time=5", "--account", sys.argv[1], "--wrap", "true"]
+argv += ["--output=/dev/null"]
+for line in sys.stdin:
+    began = time.perf_counter_ns()
+    done = subprocess.run(argv, stdout=subprocess.DEVNULL, check=True)
+    print(time.perf_counter_ns() - began, flush=True)
+"""
+
+
+def submitter(site: BankSite) -> Any:
+    """A program inside that submits once for each line that it is given."""
+    words = [sys.executable, "-c", LOOP, ACCOUNTS[0]]
+    return site.cluster.popen(
+        words, user=site.user, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def once(program: Any) -> int:
+    """Submit once; the nanoseconds that it took."""
+    program.stdin.write("\n")
+    program.stdin.flush()
+    return int(program.stdout.readline())
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=400)
+    parser.add_argument("--slurm", default="")
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        plain = stack.enter_context(
+            bank_site(options.slurm, bank={"enabled": False}, cluster="plain", job_submit=())
+        )
+        gated = stack.enter_context(bank_site(options.slurm, cluster="gated"))
+        plain.daemon.start()
+        gated.open({ACCOUNTS[0]: 1_000_000_000 * MICRO})
+        gated.start()
+        programs = {"without it": submitter(plain), "with it": submitter(gated)}
+        times: dict[str, list[int]] = {name: [] for name in programs}
+        for number in range(options.jobs + 20):
+            # Each is first as often as the other.
+            order = list(programs) if number % 2 else list(programs)[::-1]
+            for name in order:
+                took = once(programs[name])
+                if number >= 20:
+                    times[name].append(took)
+        for program in programs.values():
+            program.stdin.close()
+            program.wait(30)
+        held = len(gated.holds())
+    base, asked = times["without it"], times["with it"]
+    print(f"{options.jobs} sbatch each, in turn; the gate holds {held} jobs at the end:")
+    for name, found in times.items():
+        print(f"  median {statistics.median(found) / 1e6:.2f} ms {name}")
+    more = statistics.median(a - b for a, b in zip(asked, base, strict=True))
+    ratio = statistics.median(asked) / statistics.median(base)
+    print(f"  ratio {ratio:.3f}, median of the differences {more / 1e6:.2f} ms (wanted: 1.02)")
+
+
+if __name__ == "__main__":
+    main()
