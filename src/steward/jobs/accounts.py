@@ -13,9 +13,12 @@ from steward.jobs.launches import COLUMNS as LAUNCH_COLUMNS
 from steward.jobs.launches import launch_of
 from steward.jobs.lines import COLUMNS, line_of
 from steward.jobs.records import Job
+from steward.jobs.resolve import resolve
+from steward.jobs.runs import views
+from steward.jobs.tables import load
 from steward.lines import Line
 from steward.sqlite import Connection, translated
-from steward.usage import StepUsage
+from steward.usage import RunFact, StepUsage
 
 _ALL_TIME: Final = 2**62
 _LAUNCHES: Final = ", ".join(f"launch.{name}" for name in LAUNCH_COLUMNS.split(", "))
@@ -151,6 +154,56 @@ class Accounts:
             "ORDER BY line.end_us, line.job_id LIMIT :limit",
             {**_window(since, until), "cluster": cluster, "limit": limit},
         )
+
+    def ended_runs(
+        self,
+        since: datetime,
+        until: datetime,
+        cluster: str,
+        *,
+        limit: int = 1000,
+        after: tuple[int, int] = (0, 0),
+    ) -> list[Line]:
+        """Runs, and pieces of runs, that began and ended in a time, oldest end first.
+
+        Args:
+            since: Ended at this time or later.
+            until: Ended before this time.
+            cluster: Of this cluster.
+            limit: How many at most, and those that ended with the last of them.
+            after: Only what comes behind this (end_us, job_id).
+        """
+        return self._lines(
+            "WHERE line.step = '' AND line.end_us > 0 AND line.start_us > 0 "
+            "AND line.end_us >= :since AND line.end_us < :until AND line.cluster = :cluster "
+            "AND (line.end_us, line.job_id) > (:after_us, :after_id) "
+            "ORDER BY line.end_us, line.job_id LIMIT :limit",
+            {
+                **_window(since, until),
+                "cluster": cluster,
+                "limit": limit,
+                "after_us": after[0],
+                "after_id": after[1],
+            },
+        )
+
+    def run_facts(self, cluster: str, job_ids: Iterable[int]) -> list[RunFact]:
+        """All runs that are over, and pieces of runs, under some raw ids, as run.end tells them.
+
+        Args:
+            cluster: The cluster's name.
+            job_ids: The ids; some hundreds at the most.
+        """
+        found: list[RunFact] = []
+        with translated(self._path):
+            groups = load(self._connection, cluster, sorted(set(job_ids)))
+        for job_id, group in groups.items():
+            for job in resolve(list(group.runs.values()), list(group.scripts.values())):
+                for view in views(job):
+                    found += [view.fact(job_id, piece) for piece in view.pieces]
+                    if view.is_over:
+                        found.append(view.fact(job_id))
+        return found
 
     def endless(
         self,

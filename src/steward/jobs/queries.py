@@ -165,6 +165,21 @@ class Jobs(Accounts):
             ).fetchall()
         return [_decode_record(record) for (record,) in rows]
 
+    def unfinished_jobs(self, cluster: str, leaders: Iterable[int] | None = None) -> list[Job]:
+        """A cluster's jobs that are not over as far as is known, newest first.
+
+        Args:
+            cluster: The cluster's name.
+            leaders: Only jobs of these raw ids, and the tasks of arrays of these ids.
+        """
+        condition = "job.cluster = :cluster AND job.ended = 0 AND job.verified = 1"
+        values: dict[str, Any] = {"cluster": cluster}
+        if leaders is not None:
+            among = "(SELECT value FROM json_each(:leaders))"
+            condition += f" AND (job.job_id IN {among} OR job.array_job_id IN {among})"
+            values["leaders"] = _json(sorted(leaders))
+        return self._select(condition, values)
+
     def unconfirmed(
         self, since: datetime, until: datetime, cluster: str = "", limit: int = 1000
     ) -> list[Job]:

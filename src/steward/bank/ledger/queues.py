@@ -122,6 +122,11 @@ class Thresholds:
         values = {"allocation": allocation, "kind": kind, "value": value, "at_us": now_us}
         return put(self._session, threshold, values)
 
+    def told(self, allocation: int, kind: str) -> int:
+        """How many of a kind were told."""
+        where = (threshold.c.allocation == allocation, threshold.c.kind == kind)
+        return len(self._session.rows(select(threshold.c.value).where(*where)))
+
     def forget(self, allocation: int, kind: str) -> None:
         """Have them told again, since the allocation got something or lasts longer."""
         where = (threshold.c.allocation == allocation, threshold.c.kind == kind)

@@ -1,0 +1,325 @@
+"""The consumer ``bank``: charges every run that is over, once, and keeps the gate informed.
+
+Charges, what they take off the holds, and the cursor are one transaction of the
+ledger. What the gate is told beforehand (this job was shown, the queue was seen
+whole) may be told again; what it is told afterwards it asks for by number.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from steward.bank.covering import STARTED, Covering, grouped, needs
+from steward.bank.errors import NoRate
+from steward.bank.gate.link import GateLink
+from steward.bank.gate.shapes import Seen
+from steward.bank.ledger import By, open_ledger
+from steward.bank.live import Live
+from steward.bank.reconciling import Reconciling, mark_unpriced
+from steward.bank.records import Hold
+from steward.bank.settling import (
+    charge_of,
+    frees,
+    is_charged,
+    is_final,
+    is_piece_of,
+    leader_of,
+    same_as,
+)
+from steward.bank.unpaid import Unpaid
+from steward.bank.upkeep import BANK, Upkeep
+from steward.config import Settings
+from steward.consumers import Append
+from steward.events import (
+    JOB_SEEN,
+    JOB_STATE,
+    QUEUE_LOOKED,
+    RUN_END,
+    RUN_START,
+    Event,
+    utc_now,
+)
+from steward.jobs.facts import base_state, micros, moment
+from steward.records import JobRecord
+from steward.slurm.states import FINISHED
+from steward.usage import RunFact
+
+if TYPE_CHECKING:
+    from steward.bank.ledger.opened import Ledger, Transaction
+
+log = logging.getLogger(__name__)
+
+_TICK_S: Final = 1.0
+_BEGAN: Final = "began"
+_BATCH: Final = 200
+
+Key = tuple[str, int]
+
+
+class BankConsumer:
+    """Keeps the ledger; see ``steward.consumers.Consumer``.
+
+    Args:
+        settings: The whole configuration.
+        clock: Tells the present moment.
+        link: The way to the gate; made of the settings if None.
+
+    Raises:
+        LedgerUnavailable: The ledger's database cannot be used now.
+    """
+
+    name = "bank"
+    kinds = frozenset({JOB_SEEN, JOB_STATE, RUN_START, RUN_END, QUEUE_LOOKED})
+    batch_events = _BATCH
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Callable[[], datetime] = utc_now,
+        link: GateLink | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._link = link or GateLink(settings.state_dir)
+        self._ledger: Ledger = open_ledger(settings, clock)
+        self._live = Live(settings, self._ledger, self._link)
+        self._unpaid = Unpaid(settings, self._ledger, self._link)
+        self._covering = Covering(settings, self._link, self._live, self._unpaid)
+        self._upkeep = Upkeep(settings, self._ledger, self._link)
+        self._reconciling = Reconciling(settings, self._ledger, self._live.pricing)
+        self._cursor = cursor_name(settings)
+        self._began = self._beginning()
+        self._swept: dict[str, datetime] = {}
+        self._said: set[str] = set()
+        self._is_busy = False
+
+    def _beginning(self) -> datetime:
+        """When the bank was first started: what ended before is a backfill's to charge."""
+        with self._ledger.transaction() as t:
+            known = t.mark(_BEGAN)
+            if not known:
+                known = str(micros(self._clock()))
+                t.set_mark(_BEGAN, known)
+        return moment(int(known))
+
+    def cursor(self) -> int:
+        """Position of the last event that was put to use; 0 at first."""
+        with self._ledger.reading() as t:
+            return t.cursor(self._cursor)
+
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
+        """Tell the gate what Slurm shows, and charge what is over.
+
+        Raises:
+            Unavailable: The ledger or the gate is away.
+        """
+        self._live.refresh()
+        holds = self._confirm(events)
+        for event in events:
+            if event.kind == QUEUE_LOOKED:
+                # After what it showed was confirmed: the events before it tell that.
+                self._link.looked(event.cluster, event.body.began)
+        ended = [event for event in events if event.kind == RUN_END and not event.body.source]
+        with self._ledger.transaction() as t:
+            for event in ended:
+                self._end(t, event, holds.get(_key(event)))
+            if self._settings.bank.remote.url:
+                self._pass_on(t, events, holds)
+            t.move_cursor(self._cursor, upto)
+        self._look_after(events, holds, ended)
+        self._is_busy = len(events) >= self.batch_events
+
+    def _confirm(self, events: Sequence[Event]) -> dict[Key, Hold]:
+        """The open holds of the jobs that events tell of, known to the gate as seen."""
+        seen: dict[Key, Seen] = {}
+        for event in events:
+            if event.kind == QUEUE_LOOKED:
+                continue
+            record = _record(event)
+            if record.uid is None:
+                continue
+            key = _key(event)
+            before = seen.get(key)
+            is_started = event.kind in (RUN_START, RUN_END) or base_state(record.state) in STARTED
+            seen[key] = Seen(
+                cluster=key[0],
+                job_id=key[1],
+                uid=record.uid,
+                admin_comment=record.admin_comment or (before.admin_comment if before else ""),
+                started=is_started or (before.started if before else False),
+            )
+        found = self._link.confirm(list(seen.values())) if seen else []
+        holds = {key: hold for key, hold in zip(seen, found, strict=True) if hold is not None}
+        for cluster, leader in {_key(event) for event in events if event.kind != QUEUE_LOOKED}:
+            if (cluster, leader) not in holds:
+                for hold in self._link.holds(cluster=cluster, job_id=leader):
+                    holds[cluster, leader] = hold
+        return holds
+
+    def _end(self, t: "Transaction", event: Event, hold: Hold | None) -> None:
+        """Charge a run that is over, and settle its hold."""
+        fact: RunFact = event.body
+        key, amount, is_first = "", 0, not fact.correction
+        if is_charged(fact) and (fact.record.end or event.at) >= self._began:
+            known = [
+                row.charge
+                for row in t.charges.of_job(event.cluster, fact.job_id)
+                if row.charge.source != "mybrc"
+            ]
+            try:
+                charge = charge_of(
+                    *(event.cluster, fact, self._live.pricing(event.cluster)),
+                    pieces=[one for one in known if is_piece_of(one, fact)],
+                    hold=hold,
+                    seen_at=event.at,
+                )
+            except NoRate as error:
+                self._unpriced(t, event, error)
+                charge = None
+            if charge is not None:
+                charge = same_as(charge, known)
+                charged = t.charges.charge(charge, By(who=BANK, why=charge.why))
+                key, amount, is_first = charge.key, charged.added, charged.first
+        if hold is None or not is_first:
+            return
+        freed, final = frees(fact, hold), is_final(fact)
+        if amount or freed or final:
+            t.settlements.add(hold.id, key, max(0, amount), frees=freed, final=final)
+
+    def _unpriced(self, t: "Transaction", event: Event, error: NoRate) -> None:
+        """Note what could not be priced: it is charged as soon as there is a rate."""
+        mark_unpriced(t, event.cluster, event.at)
+        if str(error) not in self._said:
+            self._said.add(str(error))
+            log.error("a run of job %d is not charged yet: %s", event.body.job_id, error)
+
+    def _look_after(
+        self, events: Sequence[Event], holds: dict[Key, Hold], ended: Sequence[Event]
+    ) -> None:
+        """See to the jobs that lack a hold, and forget those that are over."""
+        over: dict[Key, int] = {}
+        for event in ended:
+            if is_final(event.body):
+                over[_key(event)] = max(over.get(_key(event), 0), event.body.restarts)
+        now = self._clock()
+        for event in events:
+            if event.kind in (QUEUE_LOOKED, RUN_END):
+                continue
+            record, key = _record(event), _key(event)
+            if base_state(record.state) in FINISHED:
+                continue
+            is_next = key in over and record.restarts > over[key]
+            if is_next or (key not in over and needs(record, holds.get(key), now)):
+                self._covering.want(*key)
+        again = {_key(event) for event in events if _is_after(event, over)}
+        for key in over.keys() - again:
+            self._covering.drop(*key)
+            self._unpaid.forget(*key)
+
+    def _pass_on(self, t: "Transaction", events: Iterable[Event], holds: dict[Key, Hold]) -> None:
+        """Have a remote myBRC server told of holds and charges, by the ledger's outbox."""
+        from steward.bank.mybrc.outgoing import Told, told_change, told_hold
+
+        for event in events:
+            if event.kind == QUEUE_LOOKED:
+                continue
+            record, fact = _record(event), event.body
+            first = fact.first_submit if isinstance(fact, RunFact) else record.submit
+            if first is None or record.uid is None or (record.restarts and first is record.submit):
+                continue
+            told = Told(
+                cluster=event.cluster,
+                job_id=record.job_id,
+                first_submit=first,
+                account=record.account.lower(),
+                uid=record.uid,
+                partition=record.partition,
+                qos=record.qos,
+                state=record.state,
+                start=record.start,
+                end=record.end,
+                cpus=record.cpus or 0,
+            )
+            hold = holds.get(_key(event))
+            if event.kind == RUN_END:
+                told_change(t, told)
+            elif hold is not None and not record.array_job_id:
+                told_hold(t, told, hold.amount)
+
+    def tick(self, append: Append) -> float:
+        """Push what is new, cover jobs, compare books: what is due by the clock.
+
+        Raises:
+            Unavailable: The ledger, the gate or the journal is away.
+        """
+        now = self._clock()
+        self._live.push()
+        self._upkeep.take_facts(append)
+        has_more = False
+        if self._covering.is_ready():
+            has_more = self._covering.turn(now)
+            if not self._is_busy:
+                self._look_at_queues(now)
+        self._upkeep.turn(now, append)
+        self._is_busy = False
+        return 0.0 if has_more else _TICK_S
+
+    def _look_at_queues(self, now: datetime) -> None:
+        """Sweep one cluster that is due, and compare its charges with Slurm's records."""
+        self._strand()
+        every_s = self._settings.bank.reconcile_s
+        for cluster in self._settings.cluster:
+            last = self._swept.get(cluster)
+            if last is not None and (now - last).total_seconds() < every_s:
+                continue
+            self._swept[cluster] = now
+            for leader in self._unpaid.held(cluster):
+                self._covering.want(cluster, leader)
+            self._covering.sweep(cluster, now)
+            self._reconciling.turn(cluster, self._began, now, self._live.rules.seq)
+            return
+
+    def _strand(self) -> None:
+        holds = self._link.stranded()
+        jobs = {}
+        for cluster in {hold.cluster for hold in holds if hold.cluster}:
+            leaders = {hold.job_id for hold in holds if hold.cluster == cluster}
+            for leader, of_one in grouped(self._covering.queue(cluster, leaders)).items():
+                jobs[cluster, leader] = of_one
+        self._unpaid.strand(holds, jobs)
+
+    def close(self) -> None:
+        """Let go of the ledger, and of the right to decide."""
+        self._covering.close()
+        self._reconciling.close()
+        self._live.close()
+        self._ledger.close()
+
+
+def cursor_name(settings: Settings) -> str:
+    """What the position in the journal is called in the ledger.
+
+    A ledger on a server may be that of several Stewards, each with a journal of its own.
+    """
+    if not settings.bank.database.startswith("postgresql"):
+        return BANK
+    import socket
+
+    return f"{BANK}@{socket.gethostname()}:{settings.state_dir}"
+
+
+def _record(event: Event) -> JobRecord:
+    record: JobRecord = event.body.record
+    return record
+
+
+def _key(event: Event) -> Key:
+    return event.cluster, leader_of(_record(event))
+
+
+def _is_after(event: Event, over: dict[Key, int]) -> bool:
+    """Whether it tells of a run behind the one that is over."""
+    if event.kind == QUEUE_LOOKED or _key(event) not in over:
+        return False
+    return _record(event).restarts > over[_key(event)]

@@ -1,0 +1,311 @@
+"""The second gate: every job in the queue has a hold, or its account's rule is applied to it.
+
+Jobs come past the submit plugin in many ways: requeued after their end, let
+through while the gate was away, made larger by an operator, submitted before
+there was a bank. What they need is told by jobs.db, never by one event: when a
+job is looked at here, what the event said may be long past.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from steward.bank.errors import NoEstimate, NoRate
+from steward.bank.estimate import description_of
+from steward.bank.gate.link import GateLink
+from steward.bank.gate.shapes import Claim
+from steward.bank.records import Description, Hold
+from steward.bank.settling import leader_of
+from steward.bank.unpaid import Unpaid
+from steward.config import Settings
+from steward.jobs import Job, Jobs, database_path
+from steward.jobs.facts import base_state, micros, micros_or_0
+from steward.records import JobRecord
+from steward.slurm.arrays import count
+from steward.sqlite import SqliteUnavailable
+
+if TYPE_CHECKING:
+    from steward.bank.live import Live
+
+log = logging.getLogger(__name__)
+
+STARTED: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT"})
+"""States of jobs that have their resources."""
+
+_AT_ONCE: Final = 200
+_TRIES: Final = 30
+_CUT_OFF: Final = "..."
+_OVER_GRACE: Final = timedelta(minutes=10)
+_SLACK_US: Final = 2_000_000
+_PAGE: Final = 1000
+_MINUTE_S: Final = 60
+
+Key = tuple[str, int]
+"""A cluster, and the raw id that a job's hold is kept under."""
+
+
+class Covering:
+    """Sees that jobs are covered.
+
+    Args:
+        settings: The whole configuration.
+        link: The way to the gate.
+        live: Knows the rules.
+        unpaid: Applies the rule to jobs that cannot be paid.
+    """
+
+    def __init__(self, settings: Settings, link: GateLink, live: "Live", unpaid: "Unpaid") -> None:
+        self._settings = settings
+        self._link = link
+        self._live = live
+        self._unpaid = unpaid
+        self._wanted: dict[Key, int] = {}
+        self._resting: dict[Key, tuple[int, datetime]] = {}
+        self._jobs: Jobs | None = None
+        self._said: set[str] = set()
+
+    def want(self, cluster: str, leader: int) -> None:
+        """Look at a job at the next turn."""
+        self._wanted.setdefault((cluster, leader), 0)
+
+    def drop(self, cluster: str, leader: int) -> None:
+        """Forget that: the job is over."""
+        self._wanted.pop((cluster, leader), None)
+
+    def turn(self, now: datetime) -> bool:
+        """Cover the jobs that were asked for; whether there are more.
+
+        Raises:
+            Unavailable: The gate or jobs.db is away.
+        """
+        batch = list(self._wanted)[:_AT_ONCE]
+        by_cluster: dict[str, set[int]] = {}
+        for cluster, leader in batch:
+            by_cluster.setdefault(cluster, set()).add(leader)
+        for cluster, leaders in by_cluster.items():
+            found = grouped(self.queue(cluster, leaders))
+            for leader in leaders:
+                key = (cluster, leader)
+                if leader in found:
+                    self._cover(key, found[leader], now)
+                    self._wanted.pop(key, None)
+                elif self._wanted[key] >= _TRIES:
+                    # It was over before anybody looked, or is none of jobs.db's.
+                    del self._wanted[key]
+                else:
+                    # jobs.db is behind the journal by a moment.
+                    self._wanted[key] += 1
+        return any(not tries for tries in self._wanted.values())
+
+    def sweep(self, cluster: str, now: datetime) -> None:
+        """Compare all open holds of a cluster with all jobs that are not over.
+
+        Raises:
+            Unavailable: The gate or jobs.db is away.
+        """
+        holds = self._holds(cluster)
+        waiting = grouped(self.queue(cluster))
+        for leader, jobs in waiting.items():
+            if any(needs(job.record, holds.get(leader), now) for job in jobs):
+                key = (cluster, leader)
+                until = self._resting.get(key)
+                if until is None or until[0] != self._live.seq or now >= until[1]:
+                    self.want(cluster, leader)
+        for leader, hold in holds.items():
+            jobs = waiting.get(leader, [])
+            if not jobs:
+                self._release_if_over(cluster, leader, hold, now)
+            elif is_too_large(hold, jobs, self._settings.bank.arrays):
+                self._cover((cluster, leader), jobs, now, is_exact=True)
+        self._resting = {key: rest for key, rest in self._resting.items() if now < rest[1]}
+
+    def _cover(
+        self, key: Key, jobs: Sequence[Job], now: datetime, *, is_exact: bool = False
+    ) -> None:
+        claim = claim_of(key, jobs, now)
+        if claim is None:
+            return
+        if is_exact:
+            claim = msgspec.structs.replace(claim, is_exact=True)
+        try:
+            covered = self._link.cover(claim)
+        except (NoRate, NoEstimate) as error:
+            if str(error) not in self._said:
+                log.error("cluster %s: %s", key[0], error)
+                self._said.add(str(error))
+            self._resting[key] = (self._live.seq, now + _OVER_GRACE)
+            return
+        if covered.is_paid:
+            self._unpaid.paid(key)
+            if covered.hold is None:
+                # Nothing is held where the bank is off: not asked every minute.
+                self._resting[key] = (self._live.seq, now + _OVER_GRACE)
+            return
+        if not is_exact:
+            self._unpaid.apply(key, jobs, claim, covered.why)
+            self._resting[key] = (self._live.seq, now + timedelta(seconds=_MINUTE_S))
+
+    def _release_if_over(self, cluster: str, leader: int, hold: Hold, now: datetime) -> None:
+        """Give back what is held for a job that ended without anybody telling the gate."""
+        if not hold.confirmed:
+            return
+        ends = [micros_or_0(fact.record.end) for fact in self._open().run_facts(cluster, [leader])]
+        over_us = max(ends, default=0)
+        is_known = bool(ends) or bool(self._open().find(str(leader), cluster))
+        is_told = over_us >= hold.created_us - _SLACK_US
+        is_old = hold.created_us < micros(now - _OVER_GRACE)
+        if is_known and (is_told or is_old):
+            self._link.release(hold.id, "its job is over")
+
+    def _holds(self, cluster: str) -> dict[int, Hold]:
+        found: dict[int, Hold] = {}
+        after = ""
+        while True:
+            page = self._link.holds(cluster=cluster, after=after, limit=_PAGE)
+            found |= {hold.job_id: hold for hold in page if hold.job_id}
+            if len(page) < _PAGE:
+                return found
+            after = page[-1].id
+
+    def queue(self, cluster: str, leaders: Iterable[int] | None = None) -> list[Job]:
+        """A cluster's jobs that are not over; of some ids, or all of them.
+
+        Raises:
+            SqliteUnavailable: jobs.db is away.
+        """
+        return self._open().unfinished_jobs(cluster, leaders)
+
+    def _open(self) -> Jobs:
+        if self._jobs is None:
+            self._jobs = Jobs(database_path(self._settings.state_dir))
+        return self._jobs
+
+    def is_ready(self) -> bool:
+        """Whether there is a jobs.db yet."""
+        try:
+            self._open()
+        except SqliteUnavailable:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go of jobs.db."""
+        if self._jobs is not None:
+            self._jobs.close()
+            self._jobs = None
+
+
+def grouped(jobs: Iterable[Job]) -> dict[int, list[Job]]:
+    """Jobs by the id that their hold is kept under; of an id that was used again the newest."""
+    found: dict[int, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(leader_of(job.record), []).append(job)
+    for leader, of_one in found.items():
+        newest: dict[int, Job] = {}
+        for job in of_one:
+            before = newest.get(job.job_id)
+            if before is None or job.first_submit > before.first_submit:
+                newest[job.job_id] = job
+        found[leader] = list(newest.values())
+    return found
+
+
+def needs(record: JobRecord, hold: Hold | None, now: datetime) -> bool:
+    """Whether a job in the queue is to be looked at: its hold is missing, or of something less.
+
+    A job that its user holds, or that begins later, needs nothing until it is eligible.
+    """
+    state = base_state(record.state)
+    if state not in STARTED and is_waiting_on_purpose(record, now):
+        return False
+    if hold is None or not hold.quote:
+        return True
+    if not hold.amount and hold.quote.amount:
+        return True
+    quote = hold.quote
+    if record.account and record.account.lower() != hold.account:
+        return True
+    if record.partition and quote.partition not in record.partition.split(","):
+        return True
+    if record.time_limit_s and quote.time_s and record.time_limit_s > quote.time_s:
+        return True
+    is_larger = any(
+        (asked or 0) > quote.tres[name]
+        for name, asked in (("cpu", record.cpus), ("node", record.nodes))
+        if quote.tres.get(name)
+    )
+    return is_larger or (state in STARTED and not hold.started)
+
+
+def is_waiting_on_purpose(record: JobRecord, now: datetime) -> bool:
+    """Whether it is held, or asked not to begin before a time that is to come."""
+    if record.reason in ("JobHeldUser", "JobHeldAdmin"):
+        return True
+    return record.reason == "BeginTime" and record.eligible is not None and record.eligible > now
+
+
+def is_too_large(hold: Hold, jobs: Sequence[Job], policy: str) -> bool:
+    """Whether an array's hold covers tasks that are gone: cancelled one by one."""
+    if not hold.quote or hold.quote.tasks <= 1 or policy != "full":
+        return False
+    expressions = [job.record.array_task for job in jobs]
+    if any(_CUT_OFF in one for one in expressions):
+        return False
+    left = sum(1 if one.isdigit() else count(one) for one in expressions)
+    return hold.remaining > left * hold.quote.per_task
+
+
+def claim_of(key: Key, jobs: Sequence[Job], now: datetime) -> Claim | None:
+    """What the gate is asked for a job, or for all tasks of an array that are left."""
+    cluster, leader = key
+    of_array = [job for job in jobs if job.record.array_job_id]
+    ruling = min(jobs, key=lambda job: (not _is_started(job.record), job.job_id))
+    record = ruling.record
+    if record.uid is None:
+        return None
+    description = description_of(_still_to_come(record))
+    if of_array:
+        description = msgspec.structs.replace(description, array=_tasks(of_array))
+    is_started = any(_is_started(job.record) for job in jobs)
+    if not is_started and all(is_waiting_on_purpose(job.record, now) for job in jobs):
+        description = _waiting(description, record)
+    return Claim(
+        cluster=cluster,
+        job_id=leader,
+        description=description,
+        first_submit_us=min(micros(job.first_submit) for job in jobs),
+        started=is_started,
+    )
+
+
+def _waiting(description: Description, record: JobRecord) -> Description:
+    if record.reason == "BeginTime" and record.eligible is not None:
+        return msgspec.structs.replace(description, begin_us=micros(record.eligible))
+    return msgspec.structs.replace(description, held=True)
+
+
+def _still_to_come(record: JobRecord) -> JobRecord:
+    """A resized job's record with the time that its last size may still take.
+
+    What the former sizes used is charged already.
+    """
+    if not (_is_started(record) and record.resized_at and record.start and record.time_limit_s):
+        return record
+    used_s = max(0, int((record.resized_at - record.start).total_seconds()))
+    left_s = max(_MINUTE_S, record.time_limit_s - used_s)
+    return msgspec.structs.replace(record, time_limit_s=left_s)
+
+
+def _is_started(record: JobRecord) -> bool:
+    return base_state(record.state) in STARTED
+
+
+def _tasks(jobs: Sequence[Job]) -> str:
+    """The tasks of an array that are left, as one expression; ``%`` of the row that waits."""
+    limits = {job.record.array_task.partition("%")[2] for job in jobs} - {""}
+    parts = sorted({job.record.array_task.partition("%")[0] for job in jobs} - {""})
+    text = ",".join(parts).replace(_CUT_OFF, "").strip(",") or "0"
+    return f"{text}%{min(limits)}" if limits else text

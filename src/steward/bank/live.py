@@ -1,0 +1,272 @@
+"""Keeps the gate's books, rules and pictures up to date, and has it take settlements.
+
+What the ledger knows is pushed whenever it is newer than what the gate has, so
+that either of them can be killed, restored or begin anew at any time.
+"""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from steward.bank.gate.link import GateLink
+from steward.bank.gate.shapes import GateState
+from steward.bank.records import Books, Rules
+from steward.bank.settling import Pricing
+from steward.config import Settings
+from steward.slurm.client import Slurm
+from steward.slurm.errors import SlurmError
+from steward.slurm.picture import Picture
+
+if TYPE_CHECKING:
+    from steward.bank.ledger.asides import Lease
+    from steward.bank.ledger.opened import Ledger
+
+log = logging.getLogger(__name__)
+
+PICTURE_S: Final = 60.0
+LEASE_S: Final = 15.0
+"""So long a gate may decide without hearing from the process that holds the lease."""
+
+_LEASE: Final = "gate"
+_SETTLEMENTS: Final = 1000
+_SECRET: Final = "gate.secret"  # noqa: S105 -- the mark's name
+
+
+class Live:
+    """What the bank's process and the gate share.
+
+    Args:
+        settings: The whole configuration.
+        ledger: The ledger.
+        link: The way to the gate.
+        clock: Seconds, growing.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: "Ledger",
+        link: GateLink,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._link = link
+        self._clock = clock
+        self._rules = Rules(seq=-1)
+        self._books: Books | None = None
+        self._lease: Lease | None = None
+        self._holder = f"{socket.gethostname()}:{os.path.abspath(settings.state_dir)}"
+        self._pictures = Pictures(settings, ledger, clock)
+        self.seq = -1
+        """Position of the ledger that the gate was told of last."""
+
+    @property
+    def rules(self) -> Rules:
+        """Modes and rates, as the gate has them."""
+        return self._rules
+
+    def pricing(self, cluster: str) -> Pricing:
+        """What charges of a cluster's jobs are reckoned by."""
+        of = self._settings.cluster.get(cluster)
+        picture = self._pictures.of(cluster)
+        zone = of.timezone if of and of.timezone else picture.zone if picture else ""
+        return Pricing(
+            settings=self._settings.bank, rates=self._rules.rates, picture=picture, zone=zone
+        )
+
+    def refresh(self) -> None:
+        """Read the rules, where they have changed, and let what charges need be known.
+
+        Raises:
+            LedgerUnavailable: The ledger's database is away.
+        """
+        with self._ledger.reading() as t:
+            if t.seq != self.seq or self._rules.seq < 0:
+                self._rules = t.rules()
+
+    def push(self) -> Books:
+        """Tell the gate all that is new to it.
+
+        Returns:
+            The books that it was told: the accounts that have changed.
+
+        Raises:
+            LedgerUnavailable, GateUnavailable: One of them is away.
+        """
+        self._pictures.look()
+        self._keep_lease()
+        state = self._link.state()
+        with self._ledger.reading() as t:
+            seq = t.seq
+            is_news = seq != self.seq or state.rules != self._rules.seq
+            if is_news:
+                self._rules = t.rules()
+            # A ledger that was restored from a backup is behind what the gate has seen of it.
+            books = t.books(after_seq=state.position if state.position <= seq else 0)
+        if state.rules != self._rules.seq:
+            self._link.rules(self._rules)
+        position = self._link.books(books)
+        if position < books.after and not books.whole:
+            with self._ledger.reading() as t:
+                self._link.books(t.books(after_seq=position))
+        self._settle(state, books)
+        for cluster, picture in self._pictures.all():
+            if picture.taken_us > state.pictures.get(cluster, 0):
+                self._link.picture(picture)
+        self.seq = seq
+        return books
+
+    def _settle(self, state: GateState, books: Books) -> None:
+        after = state.settled
+        while True:
+            with self._ledger.reading() as t:
+                settlements = t.settlements.after(after, limit=_SETTLEMENTS)
+            if not settlements:
+                return
+            self._link.settle(settlements, books)
+            after = settlements[-1].seq
+
+    def _keep_lease(self) -> None:
+        """With a ledger that others may share, see that one gate alone decides."""
+        if not self._settings.bank.database.startswith("postgresql"):
+            return
+        began = self._clock()
+        leases = self._ledger.leases
+        self._lease = leases.take(_LEASE, self._holder, LEASE_S)
+        if self._lease is None:
+            self._link.lease(0, 0.0)
+            return
+        with self._ledger.reading() as t:
+            secret = t.mark(_SECRET)
+        valid_s = LEASE_S - (self._clock() - began)
+        known = self._link.lease(self._lease.fence, max(0.0, valid_s), secret)
+        if known != secret:
+            with self._ledger.transaction(self._lease) as t:
+                t.set_mark(_SECRET, known)
+
+    def close(self) -> None:
+        """Let others decide."""
+        if self._lease is not None:
+            self._ledger.leases.release(self._lease)
+            self._lease = None
+
+
+class Pictures:
+    """What each cluster looks like, asked of its Slurm now and then, and kept in the ledger.
+
+    Args:
+        settings: The whole configuration.
+        ledger: The ledger.
+        clock: Seconds, growing.
+    """
+
+    def __init__(
+        self, settings: Settings, ledger: "Ledger", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._zones = {name: of.timezone for name, of in settings.cluster.items()}
+        self._slurms = {
+            name: Slurm(name, of)
+            for name, of in settings.cluster.items()
+            if of.asks_slurm and not of.remote
+        }
+        self._known: dict[str, Picture] = {}
+        self._said: dict[str, str] = {}
+        self._due = 0.0
+        self._is_read = False
+
+    def of(self, cluster: str) -> Picture | None:
+        """The picture of a cluster; None where nobody has seen it yet."""
+        self._read()
+        return self._known.get(cluster)
+
+    def all(self) -> list[tuple[str, Picture]]:
+        """Every picture there is, with the cluster's name."""
+        return list(self._known.items())
+
+    def look(self) -> None:
+        """Ask each cluster's Slurm, where it is time to; one that is away keeps its picture."""
+        self._read()
+        now = self._clock()
+        if now < self._due:
+            return
+        self._due = now + PICTURE_S
+        for cluster, slurm in self._slurms.items():
+            try:
+                picture = slurm.picture(self._zones[cluster])
+            except SlurmError as error:
+                if self._said.get(cluster) != str(error):
+                    log.warning("the picture of cluster %s stays as it was: %s", cluster, error)
+                self._said[cluster] = str(error)
+                # Without one nothing can be priced there: so it is asked again soon.
+                self._due = min(self._due, now + (PICTURE_S if cluster in self._known else 2.0))
+                continue
+            self._said.pop(cluster, None)
+            if not _is_same(picture, self._known.get(cluster)):
+                with self._ledger.transaction() as t:
+                    t.set_mark(_mark(cluster), msgspec.json.encode(picture).decode())
+            self._known[cluster] = picture
+
+    def _read(self) -> None:
+        if self._is_read:
+            return
+        with self._ledger.reading() as t:
+            for cluster in self._zones:
+                kept = t.mark(_mark(cluster))
+                if kept:
+                    self._remember(cluster, kept)
+        self._is_read = True
+
+    def _remember(self, cluster: str, kept: str) -> None:
+        try:
+            self._known[cluster] = msgspec.json.decode(kept, type=Picture)
+        except msgspec.MsgspecError as error:
+            # Of another version of Steward: the next look makes a new one.
+            log.info("the kept picture of cluster %s cannot be read: %s", cluster, error)
+
+
+def picture_of(ledger: "Ledger", cluster: str) -> Picture | None:
+    """The picture of a cluster that was kept last; None where there is none.
+
+    Raises:
+        LedgerUnavailable: The ledger's database is away.
+    """
+    with ledger.reading() as t:
+        kept = t.mark(_mark(cluster))
+    try:
+        return msgspec.json.decode(kept, type=Picture) if kept else None
+    except msgspec.MsgspecError:
+        return None  # of another version of Steward: there will be a new one within a minute
+
+
+def pricing_of(settings: Settings, ledger: "Ledger", cluster: str) -> Pricing:
+    """What charges of a cluster's jobs are reckoned by, for whoever is not the bank's process.
+
+    Raises:
+        LedgerUnavailable: The ledger's database is away.
+    """
+    picture = picture_of(ledger, cluster)
+    of = settings.cluster.get(cluster)
+    with ledger.reading() as t:
+        rates = t.rates.all()
+    return Pricing(
+        settings=settings.bank,
+        rates=rates,
+        picture=picture,
+        zone=of.timezone if of and of.timezone else picture.zone if picture else "",
+    )
+
+
+def _is_same(one: Picture, other: Picture | None) -> bool:
+    return other is not None and one == msgspec.structs.replace(other, taken_us=one.taken_us)
+
+
+def _mark(cluster: str) -> str:
+    return f"picture:{cluster}"

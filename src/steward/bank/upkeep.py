@@ -1,0 +1,222 @@
+"""What the bank does by the clock: allocations end, thresholds are told, notices are sent.
+
+Events and notices that follow from the ledger are put into its outbox in the
+transaction that brings them about, and sent from there: a journal or a mail
+server that is away delays them, and nothing else.
+"""
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from steward.bank import thresholds
+from steward.bank.gate.link import GateLink
+from steward.bank.gate.shapes import GateFact
+from steward.bank.ledger import By
+from steward.bank.notices import Notice, send, threshold_notice
+from steward.bank.records import AccountBooks
+from steward.bank_facts import BankThreshold
+from steward.config import Settings
+from steward.consumers import Append
+from steward.errors import Unavailable
+from steward.events import BANK_THRESHOLD, Event
+from steward.jobs.facts import micros, moment
+
+if TYPE_CHECKING:
+    from steward.bank.ledger.opened import Ledger, Transaction
+
+log = logging.getLogger(__name__)
+
+BANK: Final = "bank"
+"""Who does what nobody asked for, in the ledger's books."""
+
+_EVENT: Final = "event"
+_NOTICE: Final = "notice"
+_FACTS: Final = "facts"
+_FACTS_AT_ONCE: Final = 500
+_HOUR_S: Final = 3600.0
+_EXPIRE_S: Final = 60.0
+_FIRST_RETRY_S: Final = 30.0
+_LONGEST_RETRY_S: Final = 3600.0
+_SOURCE: Final = "bank"
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """An event of ours while it waits in the outbox."""
+
+    key: str
+    at: datetime
+    body: BankThreshold
+
+
+class Upkeep:
+    """The clock work of the bank's process.
+
+    Args:
+        settings: The whole configuration.
+        ledger: The ledger.
+        link: The way to the gate.
+    """
+
+    def __init__(self, settings: Settings, ledger: "Ledger", link: GateLink) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._link = link
+        self._cluster = next(iter(settings.cluster), "")
+        self._accounts: dict[str, AccountBooks] = {}
+        self._seq = 0
+        self._whole_at: datetime | None = None
+        self._expire_at: datetime | None = None
+        self._statements_at: datetime | None = None
+
+    def turn(self, now: datetime, append: Append) -> None:
+        """Do what is due.
+
+        Raises:
+            Unavailable: The ledger, the gate or the journal is away.
+        """
+        self._look(now)
+        self._expire(now)
+        self._statements(now)
+        self.send_events(append)
+        self._send_notices(now)
+
+    def take_facts(self, append: Append) -> None:
+        """Take over what the gate did: holds into the journal, refusals into the ledger.
+
+        Raises:
+            Unavailable: One of the three is away.
+        """
+        while True:
+            with self._ledger.reading() as t:
+                after = int(t.mark(_FACTS) or 0)
+            facts = self._link.facts(after, limit=_FACTS_AT_ONCE)
+            if not facts:
+                return
+            append([_event_of(fact, self._cluster) for fact in facts if fact.hold is not None])
+            with self._ledger.transaction() as t:
+                for fact in facts:
+                    if fact.refusal is not None:
+                        t.refusals.add(fact.refusal)
+                t.set_mark(_FACTS, str(facts[-1].seq))
+            if len(facts) < _FACTS_AT_ONCE:
+                return
+
+    def _look(self, now: datetime) -> None:
+        """Tell thresholds of the accounts that changed; now and then of all."""
+        with self._ledger.reading() as t:
+            if t.seq == self._seq and not self._is_due(self._whole_at, now):
+                return
+            books = t.books(after_seq=self._seq)
+        if books.whole:
+            self._accounts = {}
+        self._accounts |= {account.name: account for account in books.accounts}
+        looked_at: Iterable[AccountBooks] = books.accounts
+        if self._is_due(self._whole_at, now):
+            self._whole_at = now + timedelta(seconds=_HOUR_S)
+            looked_at = self._accounts.values()
+        changed = list(looked_at)
+        if not any(True for one in changed for _ in one.allocations):
+            self._seq = books.seq
+            return
+        with self._ledger.transaction() as t:
+            told = thresholds.tell(t, changed, self._settings.bank, now)
+            for one in told:
+                key = f"{one.allocation}:{one.kind}:{one.value}:{one.total}"
+                said = _Said(key, now, one)
+                t.outbox.put(_EVENT, msgspec.json.encode(said), key=f"{key}:{micros(now)}")
+            for one in thresholds.worst(told):
+                self._put_notice(t, one)
+        self._seq = books.seq
+
+    def _put_notice(self, t: "Transaction", one: BankThreshold) -> None:
+        account = t.accounts.get(one.account)
+        owners = account.owners if account else ()
+        notice = threshold_notice(self._settings, one, owners, self._cluster)
+        t.outbox.put(_NOTICE, msgspec.json.encode(notice))
+
+    def _expire(self, now: datetime) -> None:
+        """Take what is left of allocations that ended, less what running jobs still need."""
+        now_us = micros(now)
+        ended = [
+            one.number
+            for account in self._accounts.values()
+            for one in account.allocations
+            if one.end_us and one.end_us <= now_us and one.balance
+        ]
+        if not ended or not self._is_due(self._expire_at, now):
+            return
+        self._expire_at = now + timedelta(seconds=_EXPIRE_S)
+        kept = {number: self._link.on_allocation(number) for number in ended}
+        with self._ledger.transaction() as t:
+            by = By(who=BANK, why="the allocation ended", at=now)
+            for one in t.transfers.expire(by, kept=kept):
+                log.info("%s: %s of account %s", one.kind, one.amount, one.account)
+
+    def _statements(self, now: datetime) -> None:
+        if not self._settings.bank.notify.statements or not self._is_due(self._statements_at, now):
+            return
+        from steward.bank.statements import mail_due
+
+        self._statements_at = now + timedelta(seconds=_HOUR_S)
+        mail_due(self._ledger, self._settings, now)
+
+    def send_events(self, append: Append) -> None:
+        """Append the events that wait, then forget them: a repeat has the same key."""
+        now = moment(2**52)
+        with self._ledger.reading() as t:
+            items = t.outbox.due(_EVENT, now)
+        if not items:
+            return
+        append([self._threshold_event(item.payload) for item in items])
+        with self._ledger.transaction() as t:
+            for item in items:
+                t.outbox.done(item.id)
+
+    def _threshold_event(self, payload: bytes) -> Event:
+        said = msgspec.json.decode(payload, type=_Said)
+        return Event(
+            kind=BANK_THRESHOLD,
+            cluster=self._cluster,
+            key=f"{BANK_THRESHOLD}:{said.key}:{micros(said.at)}",
+            at=said.at,
+            seen_at=said.at,
+            source=_SOURCE,
+            body=said.body,
+        )
+
+    def _send_notices(self, now: datetime) -> None:
+        with self._ledger.reading() as t:
+            items = t.outbox.due(_NOTICE, now, limit=1)
+        for item in items:
+            # One a turn: charging waits while a mail server takes its time.
+            try:
+                send(self._settings, msgspec.json.decode(item.payload, type=Notice))
+            except Unavailable as error:
+                wait_s = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2 ** min(item.tries, 10))
+                log.warning("a notice waits: %s", error)
+                with self._ledger.transaction() as t:
+                    t.outbox.later(item.id, now + timedelta(seconds=wait_s), str(error))
+            else:
+                with self._ledger.transaction() as t:
+                    t.outbox.done(item.id)
+
+    @staticmethod
+    def _is_due(at: datetime | None, now: datetime) -> bool:
+        return at is None or now >= at
+
+
+def _event_of(fact: GateFact, cluster: str) -> Event:
+    at = moment(fact.at_us)
+    return Event(
+        kind=fact.kind,
+        cluster=fact.cluster or cluster,
+        key=f"gate:{fact.seq}",
+        at=at,
+        seen_at=at,
+        source="gate",
+        body=fact.hold,
+    )

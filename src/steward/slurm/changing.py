@@ -1,0 +1,117 @@
+"""What Steward changes in Slurm: jobs are held, released and cancelled, and told why.
+
+The reason goes into the job's system comment, which its user sees and cannot
+change; the user's own comment and the admin comment are left alone.
+"""
+
+import re
+from typing import Final
+
+from steward.config import ClusterSettings
+from steward.records import JobRecord
+from steward.slurm.commands import Commands
+from steward.slurm.errors import SlurmError, UnknownJob
+
+_NAME: Final = re.compile(r"\d{1,10}(?:_\d{1,10}|\+\d{1,10})?")
+_LONGEST: Final = 400
+_GONE: Final = re.compile(
+    r"Invalid job id|already completing|Job/step already|has already finished|"
+    r"Job is no longer pending|not pending|Requested operation is presently disabled",
+    re.IGNORECASE,
+)
+
+
+class Changing:
+    """Changes jobs of one cluster, as SlurmUser or an operator.
+
+    Args:
+        cluster: Its name in the configuration.
+        settings: How its commands are found and started.
+    """
+
+    def __init__(self, cluster: str, settings: ClusterSettings) -> None:
+        self._commands = Commands(cluster, settings)
+
+    def hold(self, job: str, why: str) -> bool:
+        """Keep a pending job from starting; its user cannot release it.
+
+        Args:
+            job: Its name, see :func:`name_of`.
+            why: The reason, for its user.
+
+        Returns:
+            Whether it is held; not if it started or ended meanwhile.
+
+        Raises:
+            SlurmError: Slurm does not answer, or does not let us.
+        """
+        return self._done("hold", job) and self.comment(job, why)
+
+    def release(self, job: str) -> bool:
+        """Let a job start that :meth:`hold` kept from it, and take the reason away.
+
+        Raises:
+            SlurmError: As above.
+        """
+        return self._done("release", job) and self.comment(job, "")
+
+    def cancel(self, job: str, why: str) -> bool:
+        """End a job, whether it runs or waits.
+
+        Raises:
+            SlurmError: As above.
+        """
+        self.comment(job, why)
+        try:
+            self._commands.run("scancel", _checked(job))
+        except UnknownJob:
+            return False
+        except SlurmError as error:
+            if _GONE.search(error.said):
+                return False
+            raise
+        return True
+
+    def comment(self, job: str, text: str) -> bool:
+        """Set what the system says of a job; its user sees it in ``scontrol show job``.
+
+        Raises:
+            SlurmError: As above.
+        """
+        said = _tidy(text)
+        return self._done("update", f"JobId={_checked(job)}", f"SystemComment={said}")
+
+    def _done(self, *words: str) -> bool:
+        if words[0] != "update":
+            words = (words[0], _checked(words[1]))
+        try:
+            self._commands.run("scontrol", *words)
+        except UnknownJob:
+            return False
+        except SlurmError as error:
+            if _GONE.search(error.said):
+                return False
+            raise
+        return True
+
+
+def name_of(record: JobRecord) -> str:
+    """What Slurm's commands call a job: an array's task by its index, all else by its raw id.
+
+    An array's last task has the array's own raw id, which would name all of them.
+    """
+    if record.array_job_id and record.array_task.isdigit():
+        return f"{record.array_job_id}_{record.array_task}"
+    return str(record.job_id)
+
+
+def _checked(job: str) -> str:
+    if _NAME.fullmatch(job) is None:
+        raise ValueError(f"{job!r} is no job's name")
+    return job
+
+
+def _tidy(text: str) -> str:
+    """A reason as one short line, without what ``scontrol`` would read as more than a text."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() and c not in "\"'\\" else " " for c in line)[:_LONGEST]

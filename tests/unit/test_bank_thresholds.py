@@ -1,0 +1,59 @@
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from steward.bank.ledger import Account, By, open_ledger
+from steward.bank.ledger.opened import Ledger, Transaction
+from steward.bank.money import MICRO
+from steward.bank.records import Charge
+from steward.bank.thresholds import tell, worst
+from steward.config import BankSettings, Settings
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+BY = By(who="root")
+SETTINGS = BankSettings(enabled=True)
+SPENT = ((50, []), (30, [75]), (5, []), (20, [90, 100]), (0, []))
+
+
+def spend(t: Transaction, job_id: int, amount: int) -> None:
+    charge = Charge(
+        cluster="c1", job_id=job_id, first_submit=NOW, account="physics", amount=amount * MICRO
+    )
+    t.charges.charge(charge, BY)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = open_ledger(Settings(state_dir=str(tmp_path), bank=SETTINGS), lambda: NOW)
+    yield ledger
+    ledger.close()
+
+
+def test_each_share_is_told_once_and_again_after_a_deposit(ledger: Ledger) -> None:
+    with ledger.transaction() as t:
+        t.accounts.create(Account(name="physics"), BY)
+        t.transfers.deposit("physics", 100 * MICRO, BY)
+    for job_id, (amount, said) in enumerate(SPENT, start=1):
+        with ledger.transaction() as t:
+            spend(t, job_id, amount)
+            told = tell(t, t.books().accounts, SETTINGS, NOW)
+        assert [one.value for one in told if one.kind == "used"] == said
+    with ledger.transaction() as t:
+        t.transfers.deposit("physics", 1000 * MICRO, BY)
+        assert tell(t, t.books().accounts, SETTINGS, NOW) == []
+        spend(t, 99, 900)
+        told = tell(t, t.books().accounts, SETTINGS, NOW)
+    assert [one.value for one in told] == [75, 90]
+    assert [one.value for one in worst(told)] == [90]
+
+
+def test_the_end_is_told_when_it_is_near(ledger: Ledger) -> None:
+    with ledger.transaction() as t:
+        t.accounts.create(Account(name="physics"), BY)
+        t.allocations.create("physics", MICRO, BY, begin=NOW, end=NOW + timedelta(days=40))
+        assert tell(t, t.books().accounts, SETTINGS, NOW) == []
+        (told,) = tell(t, t.books().accounts, SETTINGS, NOW + timedelta(days=11))
+        assert (told.kind, told.value, told.balance) == ("ends", 29, MICRO)
+        assert tell(t, t.books().accounts, SETTINGS, NOW + timedelta(days=12)) == []
