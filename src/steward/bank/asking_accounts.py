@@ -325,6 +325,8 @@ def allocation_create(
         raise BankUsage("an allocation is not below zero", request.amount)
     begin = room.moment(request.begin, request.zone) or room.now()
     end = room.moment(request.end, request.zone)
+    if end is None:
+        raise BankUsage("an allocation has an --end; 'bank deposit' gives money that has none")
     _in_order(begin, end)
     with room.ledger.transaction() as t:
         room.rights(asker, t).need_operator(_OPERATORS)

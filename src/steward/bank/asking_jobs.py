@@ -2,6 +2,7 @@
 
 import logging
 import pwd
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -42,14 +43,17 @@ class QuoteAnswer(BankAnswer, frozen=True, kw_only=True):
     """What a job may cost at the most.
 
     Attributes:
-        quote: The estimate, and how it came about.
+        quotes: The estimate, and how it came about; one for each component of a
+            heterogeneous job.
+        amount: Of all of it, micro-SU.
         cluster: Where.
         is_let_in: Whether the gate would let it in now; None where the gate does not answer.
         say: What its user would be told; "" for nothing.
         free: What a job of the account may cost now; None where the gate does not say.
     """
 
-    quote: Quote
+    quotes: tuple[Quote, ...]
+    amount: int
     cluster: str
     is_let_in: bool | None = None
     say: str = ""
@@ -120,31 +124,32 @@ def quote(room: BankRoom, asker: Asker, request: QuoteRequest) -> QuoteAnswer:
         NoEstimate: What it may be given cannot be told.
         SlurmError: Nothing is known of the cluster yet, and its Slurm does not answer.
     """
-    from steward.bank.estimate import estimate
-    from steward.bank.options import parse_options
+    from steward.bank.estimate import estimate, parse_jobs
 
     if len(request.script) > _LONGEST_SCRIPT:
         raise BankUsage("that is no script that sbatch would take: it is too long")
     cluster = room.cluster(request.cluster)
-    description = parse_options(request.options, request.script)
     with room.ledger.reading() as t:
         rights = room.rights(asker, t)
         if request.user and request.user != rights.user:
             rights.need_operator("ask for others")
         rates = t.rates.all(cluster)
         picture = _picture(room, t.mark(f"picture:{cluster}"), cluster)
-    description = msgspec.structs.replace(description, uid=_uid(asker, request.user))
-    found = estimate(description, picture, rates, room.settings.bank, room.now())
-    is_let_in, say = _verdict(room, cluster, description)
-    means = room.means(found.account, request.user or asker.user) if found.account else None
+    parts = parse_jobs(request.options, request.script, uid=_uid(asker, request.user))
+    settings, now = room.settings.bank, room.now()
+    quotes = tuple(estimate(part, picture, rates, settings, now) for part in parts)
+    account = quotes[0].account
+    means = room.means(account, request.user or asker.user) if account else None
     # What others' accounts have is not shown on the way.
-    shown = means if means is not None and rights.sees(found.account) else None
+    free = means.available if means is not None and rights.sees(account) else None
+    is_let_in, say = _verdict(room, cluster, parts)
     return QuoteAnswer(
-        quote=found,
+        quotes=quotes,
+        amount=sum(one.amount for one in quotes),
         cluster=cluster,
         is_let_in=is_let_in,
-        say=say if shown is not None else "",
-        free=shown.available if shown is not None else None,
+        say=say if free is not None else "",
+        free=free,
         **room.heading(),
     )
 
@@ -201,13 +206,20 @@ def _again(
     return found.amount, found.lines
 
 
-def _verdict(room: BankRoom, cluster: str, description: Description) -> tuple[bool | None, str]:
+def _verdict(room: BankRoom, cluster: str, parts: Sequence[Description]) -> tuple[bool | None, str]:
+    """Whether the gate would let each component in now, and what it would say."""
+    said: list[str] = []
+    gate = room.gate
     try:
-        verdict = room.gate.would(cluster, description)
+        for part in parts:
+            verdict = gate.would(cluster, part)
+            said.append(verdict.say)
+            if not verdict.ok:
+                return False, verdict.say
     except GateUnavailable as error:
         log.debug("the gate does not say: %s", error)
         return None, ""
-    return verdict.ok, verdict.say
+    return True, said[0]
 
 
 def _picture(room: BankRoom, kept: str, cluster: str) -> "Picture":

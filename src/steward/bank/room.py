@@ -225,7 +225,8 @@ class BankRoom:
             led |= self.access.coordinated(asker, cluster)
         below = list(led)
         while below:
-            new = [child for child in t.accounts.children(below.pop()) if child not in led]
+            names = [one.name for one in t.accounts.children(below.pop())]
+            new = [name for name in names if name not in led]
             led.update(new)
             below += new
         inside = frozenset(member.account for member in t.accounts.of_user(asker.user))

@@ -12,6 +12,8 @@ from steward.accounting.room import AccountingRoom
 from steward.actions import Action, Registry
 from steward.archive.actions import ACTIONS as ARCHIVE
 from steward.archive.library import Library
+from steward.bank.actions import ACTIONS as BANK
+from steward.bank.room import BankRoom
 from steward.config import Settings
 from steward.errors import UsageError
 from steward.events import Event
@@ -24,7 +26,7 @@ from steward.standings import access_of
 from steward.waiting import Stop
 
 ACTIONS: Final[dict[str, Action]] = {
-    action.name: action for action in (*ARCHIVE, *JOURNAL, *ACCOUNTING)
+    action.name: action for action in (*ARCHIVE, *JOURNAL, *ACCOUNTING, *BANK)
 }
 """Every action, by its name."""
 
@@ -62,6 +64,7 @@ def registry(settings: Settings) -> Registry:
         {
             "accounting": accounting,
             "archive": archive,
+            "bank": lambda: BankRoom(settings, access=access),
             "journal": lambda: JournalRoom(settings.state_dir, access, clusters_of(settings)),
         },
     )

@@ -72,6 +72,19 @@ class StoredScript(msgspec.Struct, frozen=True, kw_only=True):
     environment: bytes | None = None
 
 
+class Associations(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may run jobs under which account.
+
+    Attributes:
+        rows: Account, its parent ("" where the row is a user's), user ("" where it is the
+            account's own).
+        coordinators: For each account the users who coordinate it.
+    """
+
+    rows: tuple[tuple[str, str, str], ...]
+    coordinators: dict[str, frozenset[str]]
+
+
 class Accounting:
     """A cluster's slurmdbd, asked through sacct and sacctmgr.
 
@@ -132,6 +145,21 @@ class Accounting:
         fields = "format=Account,User,DefaultQOS,Partition"
         associations = self._commands.run(*ask, "assoc", *of_cluster, fields)
         return people(users, associations, self._people)
+
+    def associations(self) -> Associations:
+        """Who may run jobs under which account.
+
+        Raises:
+            SlurmError: slurmdbd does not answer, or refuses.
+        """
+        out = self._commands.run(
+            *("sacctmgr", "-n", "-P", "show", "associations", f"cluster={self._cluster}"),
+            "format=Account,ParentName,User",
+        )
+        rows = [line.split("|") for line in values.text(out).split("\n")]
+        # A name with a bar in it makes a row that is none: it is passed over.
+        found = tuple((row[0], row[1], row[2]) for row in rows if len(row) == 3 and row[0])
+        return Associations(rows=found, coordinators=self.coordinators())
 
     def jobs(self, job_id: int, *, texts: bool = True) -> list[JobRecord]:
         """What is known of a job id: an array's tasks, a het job's components; [] for nothing.

@@ -12,7 +12,7 @@ from steward.config import ClusterSettings
 from steward.events import utc_now
 from steward.records import JobRecord
 from steward.slurm import queue, whole
-from steward.slurm.accounting import Accounting, StoredScript
+from steward.slurm.accounting import Accounting, Associations, StoredScript
 from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob
 from steward.slurm.history import History
@@ -239,6 +239,15 @@ class Slurm:
         if self._accounting(config) is None:
             return None
         return History(self._commands, config.get("ClusterName", self.cluster))
+
+    def associations(self) -> Associations | None:
+        """Who may run jobs under which account; None where there is no slurmdbd.
+
+        Raises:
+            SlurmError: slurmctld or slurmdbd does not answer.
+        """
+        accounting = self._accounting(self.config())
+        return None if accounting is None else accounting.associations()
 
     def _accounting(self, config: Mapping[str, str]) -> Accounting | None:
         if config.get("AccountingStorageType") != "accounting_storage/slurmdbd":

@@ -1,0 +1,16 @@
+"""What the bank can be asked: its actions, for the registry.
+
+Their context is a :class:`steward.bank.room.BankRoom`.
+"""
+
+from typing import Final
+
+from steward.actions import Action
+from steward.bank.asking_accounts import ACTIONS as ACCOUNTS
+from steward.bank.asking_jobs import ACTIONS as JOBS
+from steward.bank.asking_money import ACTIONS as MONEY
+from steward.bank.asking_rates import ACTIONS as RATES
+from steward.bank.asking_upkeep import ACTIONS as UPKEEP
+from steward.bank.asking_views import ACTIONS as VIEWS
+
+ACTIONS: Final[tuple[Action, ...]] = (*VIEWS, *JOBS, *MONEY, *ACCOUNTS, *RATES, *UPKEEP)

@@ -1,0 +1,1 @@
+"""What other programs know of accounts and prices, as a plan for the ledger."""
