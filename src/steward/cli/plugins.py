@@ -23,14 +23,14 @@ class PluginsGroup(LazyGroup):
         Entry(
             "build",
             ADMINISTRATORS,
-            "Compile the SPANK plugin for one version of Slurm.",
+            "Compile the plugins for one version of Slurm.",
             "steward.cli.plugins",
             "build",
         ),
         Entry(
             "install",
             ADMINISTRATORS,
-            "Have Slurm load the SPANK plugin on this node, or jobcomp.lua on this host.",
+            "Have Slurm load the SPANK plugin on this node, or slurmctld what is its own.",
             "steward.cli.plugins",
             "install",
         ),
@@ -53,7 +53,7 @@ class PluginsGroup(LazyGroup):
 
 app = typer.Typer(
     cls=PluginsGroup,
-    help="What Slurm itself loads: the SPANK plugin of compute nodes, and jobcomp.lua.",
+    help="What Slurm itself loads: on compute nodes, and in slurmctld.",
     no_args_is_help=True,
     context_settings=CONTEXT,
     add_completion=False,
@@ -62,7 +62,7 @@ app = typer.Typer(
 
 @app.callback()
 def plugins() -> None:
-    """What Slurm itself loads: the SPANK plugin of compute nodes, and jobcomp.lua."""
+    """What Slurm itself loads: on compute nodes, and in slurmctld."""
 
 
 Libdir = Annotated[
@@ -83,6 +83,12 @@ JobComp = Annotated[
     str,
     typer.Option("--jobcomp", metavar="DIR", help="Instead: jobcomp.lua, where slurm.conf is."),
 ]
+JobSubmitLua = Annotated[
+    str,
+    typer.Option(
+        "--job-submit-lua", metavar="DIR", help="Instead: job_submit.lua, where slurm.conf is."
+    ),
+]
 
 
 def build(
@@ -95,7 +101,7 @@ def build(
         str, typer.Option("--cc", metavar="PROGRAM", help="The C compiler; else CC, or cc.")
     ] = "",
 ) -> None:
-    """Compile the SPANK plugin for one version of Slurm.
+    """Compile the plugins for one version of Slurm: SPANK's, and slurmctld's submit plugin.
 
     Builds for several versions lie side by side.
     """
@@ -110,6 +116,10 @@ def build(
     where = "" if libdir == DEFAULT_LIBDIR else f" --libdir {libdir}"
     typer.echo(f"On each compute node: steward plugins install --slurm {built.version}{where}")
     typer.echo(f"or in plugstack.conf: optional {built.path} spool={DEFAULT_SPOOL}")
+    typer.echo(
+        "Where slurmctld is to ask the bank: steward plugins install --job-submit "
+        f"--slurm {built.version}{where}"
+    )
 
 
 def install(
@@ -132,25 +142,41 @@ def install(
         str,
         typer.Option("--lines", metavar="FILE", help="With --jobcomp: where lines go."),
     ] = DEFAULT_LINES,
+    job_submit: Annotated[
+        bool, typer.Option("--job-submit", help="Instead: slurmctld's plugin that asks the bank.")
+    ] = False,
+    job_submit_lua: JobSubmitLua = "",
+    cluster: Annotated[
+        str,
+        typer.Option("--cluster", metavar="NAME", help="With --job-submit-lua, if there are more."),
+    ] = "",
 ) -> None:
-    """Have Slurm load the SPANK plugin on this node, or jobcomp.lua on this host.
+    """Have Slurm load the SPANK plugin on this node, or slurmctld what is its own.
 
     No file of the site's is changed; what is left to add to them is said.
     """
-    from steward.native import building, installing
+    from steward.native import building, installing, submitting
     from steward.native.errors import NativeError
 
     if jobcomp:
         _tell(installing.install_jobcomp(jobcomp, libdir=libdir, lines=lines))
         return
+    if job_submit_lua:
+        _tell(submitting.install_submit_lua(job_submit_lua, libdir=libdir, cluster=cluster))
+        return
     version = _version(slurm, slurm_prefix)
-    built = building.find_built(built_in or libdir, version)
+    library = building.SUBMIT_LIBRARY if job_submit else building.LIBRARY
+    built = building.find_built(built_in or libdir, version, library)
     if built is None:
         raise NativeError(
             f"there is no build for Slurm {version} in {built_in or libdir}: "
             "run steward plugins build where Slurm's headers are",
             version,
         )
+    if job_submit:
+        shown = _shown_if_any(slurm_prefix)
+        _tell(submitting.install_submit(built, libdir=libdir, shown=shown))
+        return
     _tell(
         installing.install_shim(
             built, libdir=libdir, plugstack=plugstack, spool=spool, prolog=prolog
@@ -164,18 +190,27 @@ def check(
     libdir: Libdir = DEFAULT_LIBDIR,
     plugstack: Plugstack = DEFAULT_PLUGSTACK,
     jobcomp: JobComp = "",
+    job_submit: Annotated[
+        bool, typer.Option("--job-submit", help="Instead: what slurmctld asks the bank by.")
+    ] = False,
+    job_submit_lua: JobSubmitLua = "",
 ) -> None:
     """Say what would go wrong when Slurm loads them; the exit code is 1 if anything would.
 
-    With --slurm, before an upgrade: whether the version that is to come would load the plugin.
+    With --slurm, before an upgrade: whether the version that is to come would load the plugin,
+    and, with --job-submit, whether its slurmctld would start.
     """
     from steward.cli.text import safe
-    from steward.native import checking, telling
+    from steward.native import checking, submitting, telling
     from steward.native.building import SlurmVersion
 
     if jobcomp:
         wrong = telling.check_jobcomp(_shown(slurm_prefix), jobcomp)
         good = f"JobCompType is jobcomp/lua, and {jobcomp}/jobcomp.lua is Steward's."
+    elif job_submit or job_submit_lua:
+        shown, version = _shown(slurm_prefix), _version(slurm, slurm_prefix)
+        wrong = submitting.check_submit(shown, version, directory=job_submit_lua)
+        good = f"slurmctld {version} asks the bank, by {shown.get('JobSubmitPlugins', '')}."
     elif slurm:
         version = SlurmVersion.parse(slurm)
         wrong = checking.check_coming(version, libdir=libdir)
@@ -223,6 +258,16 @@ def _shown(prefix: str) -> dict[str, str]:
     except SlurmError as error:
         remedy = "run this where slurmctld runs; SLURM_CONF names another slurm.conf"
         raise NativeError(f"slurmctld does not answer: {remedy} ({error})", error) from error
+
+
+def _shown_if_any(prefix: str) -> dict[str, str]:
+    """What slurmctld shows; nothing where none runs, as before the first start on a host."""
+    from steward.native.errors import NativeError
+
+    try:
+        return _shown(prefix)
+    except NativeError:
+        return {}
 
 
 def _client(prefix: str) -> "Slurm":

@@ -1,8 +1,9 @@
-"""Compiles the SPANK plugin against the headers of one Slurm, beside those of other versions.
+"""Compiles what Slurm loads against the headers of one Slurm, beside those of other versions.
 
-A SPANK plugin serves one major.minor version of Slurm, and while a cluster is
-upgraded two versions run. So builds lie in directories named by the version,
-``LIBDIR/22.05.8/spank_steward.so``, and none ever takes another's place.
+A SPANK plugin serves one major.minor version of Slurm, the submit plugin of slurmctld just
+one patch level, and while a cluster is upgraded two versions run. So builds lie in
+directories named by the version, ``LIBDIR/22.05.8/spank_steward.so``, and none ever takes
+another's place.
 
 Prolog and Epilog are told of by a library of their own: for a plugin that has
 hooks for these slurmd starts a process more before each job, and one after it.
@@ -22,27 +23,40 @@ from steward.native.errors import BuildFailed, HeadersMissing, NativeError
 
 LIBRARY: Final = "spank_steward.so"
 PROLOG_LIBRARY: Final = "spank_steward_prolog.so"
+SUBMIT_LIBRARY: Final = "job_submit_steward.so"
 HOOKS: Final = {
     LIBRARY: (
         *("slurm_spank_init", "slurm_spank_task_post_fork"),
         *("slurm_spank_task_exit", "slurm_spank_exit"),
     ),
     PROLOG_LIBRARY: ("slurm_spank_job_prolog", "slurm_spank_job_epilog"),
+    SUBMIT_LIBRARY: ("init", "fini", "job_submit", "job_modify"),
 }
-"""What each library shows Slurm; both are made of the same sources."""
+"""What each library shows Slurm; those of SPANK are made of the same sources."""
+SHIM: Final = (LIBRARY, PROLOG_LIBRARY)
+"""The libraries of compute nodes."""
 DEFAULT_LIBDIR: Final = "/usr/local/lib/steward"
 HEADER_DIRECTORIES: Final = ("/usr/include", "/usr/local/include", "/opt/slurm/include")
 """Where headers are looked for if nobody says where they are."""
 
-SOURCES: Final = ("spank_steward.c", "facts.c", "facts.h")
+_OF_SPANK: Final = ("spank_steward.c", "facts.c")
+SOURCES: Final = {
+    LIBRARY: _OF_SPANK,
+    PROLOG_LIBRARY: _OF_SPANK,
+    SUBMIT_LIBRARY: ("job_submit_steward.c", "gate_ask.c", "gate_wire.c"),
+}
+"""What each library is compiled from."""
+_HEADERS: Final = ("facts.h", "gate.h")
 FLAGS: Final = (
     *("-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
     *("-Wall", "-Wextra", "-Werror", "-fstack-protector-strong", "-D_FORTIFY_SOURCE=2"),
     *("-Wl,-z,relro", "-Wl,-z,now"),
 )
-_OF_EVERY_PLUGIN: Final = ("plugin_name", "plugin_type", "plugin_version", "spank_plugin_version")
+_OF_EVERY_PLUGIN: Final = ("plugin_name", "plugin_type", "plugin_version")
+_OF_SPANK_PLUGINS: Final = ("spank_plugin_version",)
 _TIMEOUT_S: Final = 120.0
 _NUMBER: Final = re.compile(r"#define\s+SLURM_VERSION_NUMBER\s+0x([0-9a-fA-F]+)")
+_DESCRIPTION: Final = re.compile(r"struct job_descriptor\s*{.*?}\s*job_desc_msg_t;", re.DOTALL)
 _LIKE_VERSION: Final = re.compile(r"(\d{2})\.(\d{2})(?:\.(\d{1,3}))?")
 
 
@@ -87,10 +101,10 @@ class SlurmVersion(msgspec.Struct, frozen=True, order=True):
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
-    """A SPANK plugin on the disk.
+    """What was built for one Slurm.
 
     Attributes:
-        path: Of the library that tells of steps; that of Prolog and Epilog is beside it.
+        path: Of the library that tells of steps; the others are beside it.
         version: Of the Slurm that it was built for.
     """
 
@@ -119,6 +133,22 @@ def headers_of(directory: str) -> SlurmVersion:
     return SlurmVersion.of_number(int(found[1], 16))
 
 
+def defines(headers: str) -> tuple[str, ...]:
+    """What the compiler has to be told of the headers, which no number in them says.
+
+    Raises:
+        HeadersMissing: They cannot be read.
+    """
+    path = os.path.join(headers, "slurm", "slurm.h")
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            found = _DESCRIPTION.search(file.read())
+    except OSError as error:
+        raise HeadersMissing(f"{path}: {error.strerror}", headers) from error
+    # Later versions have a job's number in a struct inside of its description.
+    return ("-DSTEWARD_STEP_ID",) if found and "step_id;" in found[0] else ()
+
+
 def find_headers() -> str:
     """The first of the usual directories that has Slurm's headers.
 
@@ -136,10 +166,10 @@ def find_headers() -> str:
 
 
 def build(headers: str, libdir: str, *, compiler: str = "") -> Built:
-    """Compile the plugin into ``libdir``/VERSION.
+    """Compile the plugins into ``libdir``/VERSION.
 
-    What is there already for the same version is replaced in one step; slurmstepds that
-    have it loaded keep theirs.
+    What is there already for the same version is replaced in one step; daemons that have it
+    loaded keep theirs.
 
     Args:
         headers: Directory with slurm/spank.h.
@@ -158,7 +188,8 @@ def build(headers: str, libdir: str, *, compiler: str = "") -> Built:
         os.makedirs(directory, mode=0o755, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as work:
             _write_sources(work)
-            words = [compiler or os.environ.get("CC") or "cc", *FLAGS, f"-I{headers}"]
+            words = [compiler or os.environ.get("CC") or "cc", *FLAGS, *defines(headers)]
+            words.append(f"-I{headers}")
             for library in HOOKS:
                 _compile_library(words, work, library)
             for library in HOOKS:
@@ -168,18 +199,25 @@ def build(headers: str, libdir: str, *, compiler: str = "") -> Built:
     return Built(path=target, version=version)
 
 
-def find_built(libdir: str, version: SlurmVersion) -> Built | None:
-    """The build for a version: of the same patch level, or else the latest that serves it."""
+def find_built(libdir: str, version: SlurmVersion, library: str = LIBRARY) -> Built | None:
+    """The build for a version: of the same patch level, or else the latest that serves it.
+
+    Args:
+        libdir: Where builds lie side by side.
+        version: Of the Slurm that is to load it.
+        library: Which one has to be there; slurmctld loads none of another patch level.
+    """
     found = []
     try:
         names = os.listdir(libdir)
     except OSError:
         names = []
     for name in names:
-        path = os.path.join(os.path.abspath(libdir), name, LIBRARY)
-        if _LIKE_VERSION.fullmatch(name) and os.path.exists(path):
+        directory = os.path.join(os.path.abspath(libdir), name)
+        if _LIKE_VERSION.fullmatch(name) and os.path.exists(os.path.join(directory, library)):
+            path = os.path.join(directory, LIBRARY)
             built = Built(path=path, version=SlurmVersion.parse(name))
-            if built.version.serves(version):
+            if built.version.serves(version) and (library in SHIM or built.version == version):
                 found.append(built)
     return max(found, key=lambda built: (built.version == version, built.version), default=None)
 
@@ -190,7 +228,7 @@ def source(name: str) -> str:
 
 
 def _write_sources(work: str) -> None:
-    for name in SOURCES:
+    for name in sorted({*_HEADERS, *(one for names in SOURCES.values() for one in names)}):
         with open(os.path.join(work, name), "w", encoding="utf-8") as file:
             file.write(source(name))
 
@@ -199,9 +237,10 @@ def _compile_library(words: Sequence[str], work: str, library: str) -> None:
     """Compile one library, from which only its hooks can be called."""
     shown = os.path.join(work, f"{library}.map")
     with open(shown, "w", encoding="utf-8") as file:
-        names = "; ".join((*_OF_EVERY_PLUGIN, *HOOKS[library]))
+        more = _OF_SPANK_PLUGINS if library in SHIM else ()
+        names = "; ".join((*_OF_EVERY_PLUGIN, *more, *HOOKS[library]))
         file.write(f"{{ global: {names}; local: *; }};\n")
-    sources = [os.path.join(work, name) for name in SOURCES if name.endswith(".c")]
+    sources = [os.path.join(work, name) for name in SOURCES[library]]
     target = os.path.join(work, library)
     _compile([*words, f"-Wl,--version-script={shown}", "-o", target, *sources])
     os.chmod(target, 0o755)  # noqa: S103 - a library is everybody's to load

@@ -12,7 +12,14 @@ from typing import Final
 import msgspec
 
 from steward.filesystems import network_kind
-from steward.native.building import HOOKS, Built, SlurmVersion, find_built
+from steward.native.building import (
+    HOOKS,
+    SHIM,
+    SUBMIT_LIBRARY,
+    Built,
+    SlurmVersion,
+    find_built,
+)
 from steward.native.errors import NativeError
 from steward.native.installing import (
     OUR_CONF,
@@ -26,10 +33,11 @@ _LOOK: Final = """
 import ctypes, json, sys
 library = ctypes.CDLL(sys.argv[1])
 number = lambda name: ctypes.c_uint.in_dll(library, name).value
-text = lambda name: (ctypes.c_char * 16).in_dll(library, name).raw.split(b"\\0")[0].decode()
+text = lambda name: ctypes.string_at(
+    ctypes.addressof(ctypes.c_char.in_dll(library, name))
+).decode()
 print(json.dumps({
     "type": text("plugin_type"), "version": number("plugin_version"),
-    "interface": number("spank_plugin_version"),
     "missing": [name for name in sys.argv[2:] if not hasattr(library, name)],
 }))
 """
@@ -41,13 +49,11 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         type: plugin_type.
         version: plugin_version: SLURM_VERSION_NUMBER of the headers.
-        interface: spank_plugin_version.
         missing: Hooks that it lacks.
     """
 
     type: str
     version: int
-    interface: int
     missing: list[str]
 
 
@@ -55,7 +61,7 @@ def look(path: str) -> Look:
     """Load a library in another process, and say what it is.
 
     Raises:
-        NativeError: It cannot be loaded, or is no SPANK plugin.
+        NativeError: It cannot be loaded, or is no plugin of Slurm's.
     """
     try:
         result = subprocess.run(
@@ -76,17 +82,24 @@ def look(path: str) -> Look:
     return msgspec.json.decode(result.stdout, type=Look)
 
 
-def check_library(path: str, version: SlurmVersion) -> list[str]:
-    """What is wrong with a SPANK plugin for a version of Slurm, a line each."""
+def check_library(path: str, version: SlurmVersion, *, is_exact: bool = False) -> list[str]:
+    """What is wrong with a plugin of ours for a version of Slurm, a line each.
+
+    Args:
+        path: The library.
+        version: Of the Slurm that is to load it.
+        is_exact: Whether it has to be of the same patch level, as slurmctld wants it.
+    """
     try:
         seen = look(path)
     except NativeError as error:
         return [str(error)]
     wrong = []
-    if seen.type != "spank":
-        wrong.append(f"{path} is no SPANK plugin but {seen.type!r}")
+    wanted = "job_submit/steward" if os.path.basename(path) == SUBMIT_LIBRARY else "spank"
+    if seen.type != wanted:
+        wrong.append(f"{path} is no plugin of the type {wanted} but {seen.type!r}")
     made_for = SlurmVersion.of_number(seen.version)
-    if not made_for.serves(version):
+    if not (made_for == version if is_exact else made_for.serves(version)):
         wrong.append(f"{path} was built for Slurm {made_for}, not for {version}: build it anew")
     if seen.missing:
         wrong.append(f"{path} lacks {', '.join(seen.missing)}: build it anew")
@@ -99,9 +112,7 @@ def check_coming(version: SlurmVersion, *, libdir: str) -> list[str]:
     if built is None:
         return [f"there is no build for Slurm {version} in {libdir}: run steward plugins build"]
     directory = os.path.dirname(built.path)
-    return [
-        line for name in HOOKS for line in check_library(os.path.join(directory, name), version)
-    ]
+    return [line for name in SHIM for line in check_library(os.path.join(directory, name), version)]
 
 
 def check_shim(version: SlurmVersion, *, libdir: str, plugstack: str) -> list[str]:

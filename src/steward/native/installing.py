@@ -67,7 +67,7 @@ def install_shim(
     directory = os.path.join(os.path.abspath(libdir), str(built.version))
     libraries = (LIBRARY, PROLOG_LIBRARY) if prolog else (LIBRARY,)
     for path in (directory, plugstack, spool):
-        _require_plain(path)
+        require_plain(path)
     _require_local(spool)
     conf = os.path.join(conf_directory(plugstack), OUR_CONF)
     text = "".join(f"optional {directory}/{library} spool={spool}\n" for library in libraries)
@@ -80,9 +80,9 @@ def install_shim(
         os.makedirs(os.path.dirname(conf), mode=0o755, exist_ok=True)
         # The libraries first: a line that names what is not there is an error for every job.
         _copy_libraries(os.path.dirname(built.path), directory)
-        _replace(conf, (head + text).encode(), 0o644)
+        replace(conf, (head + text).encode(), 0o644)
     except (OSError, shutil.Error) as error:
-        raise NativeError(_said(error, directory), directory) from error
+        raise NativeError(said(error, directory), directory) from error
     left: tuple[str, ...] = ()
     if not includes(plugstack, conf):
         left = (f"add to {plugstack}: include {conf_directory(plugstack)}/*.conf",)
@@ -98,7 +98,7 @@ def _copy_libraries(source_directory: str, directory: str) -> None:
         return
     for library in (LIBRARY, PROLOG_LIBRARY):
         with open(os.path.join(source_directory, library), "rb") as file:
-            _replace(os.path.join(directory, library), file.read(), 0o755)
+            replace(os.path.join(directory, library), file.read(), 0o755)
 
 
 def includes(plugstack: str, conf: str) -> bool:
@@ -140,12 +140,12 @@ def install_jobcomp(directory: str, *, libdir: str, lines: str) -> Installed:
     ours = os.path.join(os.path.abspath(libdir), JOBCOMP)
     called = os.path.join(directory, JOBCOMP)
     for path in (ours, called, lines):
-        _require_plain(path)
+        require_plain(path)
     _require_local(os.path.dirname(lines))
     text = f'-- {MARK}.\nsteward_jobcomp_file = "{lines}"\nreturn dofile("{ours}")\n'
     try:
         os.makedirs(os.path.dirname(ours), mode=0o755, exist_ok=True)
-        _replace(ours, source(JOBCOMP).encode(), 0o644)
+        replace(ours, source(JOBCOMP).encode(), 0o644)
         if os.path.exists(called) and not is_ours(called):
             raise NativeError(
                 f'{called} is the site\'s own: put there steward_jobcomp_file = "{lines}" and '
@@ -153,9 +153,9 @@ def install_jobcomp(directory: str, *, libdir: str, lines: str) -> Installed:
                 "slurm_jobcomp_log_record(job)",
                 called,
             )
-        _replace(called, text.encode(), 0o644)
+        replace(called, text.encode(), 0o644)
     except OSError as error:
-        raise NativeError(_said(error, called), called) from error
+        raise NativeError(said(error, called), called) from error
     left = [f'set in [cluster.NAME] of Steward\'s configuration: jobcomp_lines = "{lines}"']
     if not os.path.isdir(os.path.dirname(lines)):
         left.insert(0, f"make {os.path.dirname(lines)}, writable by SlurmUser")
@@ -172,7 +172,12 @@ def is_ours(path: str) -> bool:
         return False
 
 
-def _require_plain(path: str) -> None:
+def require_plain(path: str) -> None:
+    """See that a path can be written into a file of Slurm's as it is.
+
+    Raises:
+        NativeError: It would need quotes, or is not whole.
+    """
     if not _PLAIN.fullmatch(path):
         raise NativeError(
             f"{path!r} cannot be written down for Slurm: use a plain, whole path", path
@@ -188,7 +193,7 @@ def _require_local(directory: str) -> None:
         )
 
 
-def _replace(path: str, data: bytes, mode: int) -> None:
+def replace(path: str, data: bytes, mode: int) -> None:
     """Write a file in one step: whoever opens it finds the old one or the new one.
 
     One that is the same already is left as old as it is: slurmctld is asked to be restarted
@@ -217,6 +222,7 @@ def _holds(path: str, data: bytes, mode: int) -> bool:
         return False
 
 
-def _said(error: Exception, path: str) -> str:
+def said(error: Exception, path: str) -> str:
+    """An error of the operating system, with the path that it is about."""
     where = getattr(error, "filename", None) or path
     return f"{where}: {getattr(error, 'strerror', None) or error}"
