@@ -1,0 +1,137 @@
+"""A server of the myBRC API for tests: a ledger, an account with money, a client with a token."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from steward.bank.ledger import Account, By, open_ledger
+from steward.bank.mybrc.doorkeeper import hashed
+from steward.config import BankSettings, ClusterSettings, GateSettings, MybrcSettings, Settings
+from steward.daemon.mybrc import run_mybrc
+from steward.waiting import Stop
+
+SU = 1_000_000
+PASSWORD = "correct horse"
+PATIENCE = 30.0
+BY = By(who="tests")
+
+
+def free_port() -> int:
+    """A port at which nothing listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+    return port
+
+
+def mybrc_settings(
+    directory: Path,
+    port: int,
+    *,
+    bank: BankSettings | None = None,
+    gate: GateSettings | None = None,
+) -> Settings:
+    """The configuration of a server at a port, for one user ``plugin``."""
+    users = directory / "users"
+    if not users.exists():
+        users.write_text(f"# who may\nplugin:{hashed(PASSWORD)}\n")
+    return Settings(
+        state_dir=str(directory),
+        cluster={"c": ClusterSettings()},
+        bank=bank or BankSettings(enabled=True),
+        gate=gate or GateSettings(),
+        mybrc=MybrcSettings(listen=f"127.0.0.1:{port or free_port()}", users_file=str(users)),
+    )
+
+
+def with_money(settings: Settings, *accounts: str, amount: int = 1000 * SU) -> None:
+    """Have some accounts with money."""
+    ledger = open_ledger(settings)
+    with ledger.transaction() as t:
+        for name in accounts:
+            t.accounts.create(Account(name=name), BY)
+            t.transfers.deposit(name, amount, BY)
+    ledger.close()
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[str]:
+    """The server, in a thread; where it is."""
+    stop = Stop()
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            run_mybrc(settings, stop, lambda: None)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    url = f"http://{settings.mybrc.listen}"
+    until(lambda: bool(failed) or answers(url), "the server does not answer")
+    assert not failed, failed
+    try:
+        yield url
+    finally:
+        stop.set()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def answers(url: str) -> bool:
+    """Whether a server answers."""
+    try:
+        return httpx.get(f"{url}/schema/openapi.json", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def until(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + patience_s
+    while not is_so():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def token_of(url: str, prefix: str = "/mybrc-rest") -> str:
+    """A token for the user ``plugin``."""
+    answer = httpx.post(
+        f"{url}{prefix}/api_token_auth/", json={"username": "plugin", "password": PASSWORD}
+    )
+    assert answer.status_code == 200, answer.text
+    token: str = answer.json()["token"]
+    return token
+
+
+def client_of(url: str, token: str, prefix: str = "/mybrc-rest") -> httpx.Client:
+    """A client that has a token."""
+    return httpx.Client(
+        base_url=url + prefix, headers={"Authorization": f"Token {token}"}, timeout=20
+    )
+
+
+def job(jobslurmid: str = "1001", **fields: Any) -> dict[str, Any]:
+    """A job as a client sends it."""
+    sent = {"jobslurmid": jobslurmid, "userid": "10001", "accountid": "physics", "amount": "10.00"}
+    return sent | fields
+
+
+def balance(settings: Settings, account: str = "physics") -> int:
+    """What an account has, micro-SU; the ledger is proved as well."""
+    ledger = open_ledger(settings)
+    try:
+        with ledger.reading() as t:
+            found = t.reading.balance(account)
+        assert ledger.check() == []
+    finally:
+        ledger.close()
+    return found

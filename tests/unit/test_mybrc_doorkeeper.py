@@ -1,0 +1,110 @@
+"""Tokens and passwords of the myBRC API: hashed, checked, and taken away."""
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from mybrc_site import PASSWORD, mybrc_settings
+
+from steward.bank.errors import BankUsage
+from steward.bank.ledger import open_ledger
+from steward.bank.mybrc.doorkeeper import Doorkeeper, Failures, UsersFile, hashed, matches
+from steward.bank.mybrc.errors import ApiError
+from steward.events import utc_now
+
+HERE = "192.0.2.1"
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Doorkeeper]:
+    settings = mybrc_settings(tmp_path, 1)
+    ledger = open_ledger(settings)
+    yield Doorkeeper(ledger, UsersFile(settings.mybrc.users_file), utc_now)
+    ledger.close()
+
+
+def refused(keeper: Doorkeeper, header: str, address: str = HERE) -> int:
+    with pytest.raises(ApiError) as error:
+        keeper.caller(header, address)
+    return error.value.status
+
+
+def test_a_password_is_known_by_its_hash_alone() -> None:
+    kept = hashed("s3cret")
+    assert "s3cret" not in kept
+    assert hashed("s3cret") != kept
+    assert matches("s3cret", kept)
+    assert not matches("s3cre", kept)
+    with pytest.raises(BankUsage):
+        matches("s3cret", "s3cret")
+
+
+def test_a_token_is_given_and_known_again_and_not_kept(keeper: Doorkeeper, tmp_path: Path) -> None:
+    token = keeper.login("plugin", PASSWORD, HERE)
+    assert keeper.caller(f"Token {token}", HERE) == "plugin"
+    assert keeper.caller(f"token   {token} ", HERE) == "plugin"
+    for path in tmp_path.iterdir():
+        assert token.encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize("header", ["", "Token", "Token ", "Basic YTpi", "Bearer x", "Token x"])
+def test_what_is_no_token(keeper: Doorkeeper, header: str) -> None:
+    assert refused(keeper, header) == 401
+
+
+def test_whoever_leaves_the_file_is_out(keeper: Doorkeeper, tmp_path: Path) -> None:
+    token = keeper.login("plugin", PASSWORD, HERE)
+    users = tmp_path / "users"
+    kept = users.read_text()
+    users.write_text("# nobody\n")
+    assert refused(keeper, f"Token {token}") == 401
+    users.write_text(kept)
+    os.utime(users, ns=(1, 1))
+    assert keeper.caller(f"Token {token}", HERE) == "plugin"
+    users.unlink()
+    assert refused(keeper, f"Token {token}") == 401
+
+
+def test_who_guesses_has_to_wait_and_others_do_not(keeper: Doorkeeper) -> None:
+    token = keeper.login("plugin", PASSWORD, HERE)
+    assert [refused(keeper, f"Token {n}") for n in range(11)] == [401] * 10 + [429]
+    # One who has a token may be behind the same address.
+    assert keeper.caller(f"Token {token}", HERE) == "plugin"
+    with pytest.raises(ApiError) as error:
+        keeper.login("plugin", PASSWORD, HERE)
+    assert error.value.status == 429
+    assert error.value.wait_s > 0
+    assert refused(keeper, "Token x", "192.0.2.2") == 401
+
+
+def test_a_wrong_password_and_an_unknown_name_are_told_alike(keeper: Doorkeeper) -> None:
+    said = []
+    for user in ("plugin", "nobody"):
+        with pytest.raises(ApiError) as error:
+            keeper.login(user, "wrong", HERE)
+        said.append((error.value.status, str(error.value)))
+    assert said[0] == said[1] == (400, "Unable to log in with provided credentials.")
+
+
+def test_failures_are_forgotten_after_a_minute() -> None:
+    now = 0.0
+    failures = Failures(lambda: now)
+    for _ in range(10):
+        failures.add(HERE)
+    with pytest.raises(ApiError):
+        failures.check(HERE)
+    now = 61.0
+    failures.check(HERE)
+
+
+def test_a_token_that_has_ended_is_none(keeper: Doorkeeper, tmp_path: Path) -> None:
+    from steward.bank.mybrc.doorkeeper import digest_of
+
+    ledger = open_ledger(mybrc_settings(tmp_path, 1))
+    past = datetime(2020, 1, 1, tzinfo=UTC)
+    with ledger.transaction() as t:
+        t.tokens.add("plugin", digest_of("old"), past, expires=past)
+    ledger.close()
+    assert refused(keeper, "Token old") == 401
