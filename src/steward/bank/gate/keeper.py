@@ -82,7 +82,8 @@ class Keeper:
         if decision.sibling is not None:
             if placing is not None and placing.amount:
                 self._enlarge(decision.sibling, decision, now_us, why="a sibling costs more")
-            decision.sibling.siblings += (ask.cluster,)
+            if decision.ok:
+                decision.sibling.siblings += (ask.cluster,)
         elif placing is not None:
             hold = self._new(ask.cluster, decision, now_us)
             hold.expires_us = now_us + UNCONFIRMED_US

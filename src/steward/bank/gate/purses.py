@@ -126,9 +126,9 @@ class Purses:
         )
 
     def next_turn(self, after_us: int) -> int:
-        """When the next allocation begins or ends; 0 for never."""
+        """When the next allocation begins or ends; beyond all times if none does."""
         at = bisect_right(self._turns, after_us)
-        return self._turns[at] if at < len(self._turns) else 0
+        return self._turns[at] if at < len(self._turns) else _LAST
 
     def payer_of(self, account: str) -> str:
         """Whose allocations an account draws on."""

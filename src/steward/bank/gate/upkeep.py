@@ -1,0 +1,381 @@
+"""What becomes of holds once they are placed, as Steward's own processes tell the gate.
+
+Each call is made within one transaction of the store, as ``keeper.py`` says.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from steward.bank.errors import BankRefused, BankUsage, NoEstimate
+from steward.bank.gate import token
+from steward.bank.gate.keeper import CONFIRMED, SETTLED, Keeper
+from steward.bank.gate.purses import Open
+from steward.bank.gate.shapes import Claim, Covered, Means, Seen, Verdict, Wanted
+from steward.bank.money import show
+from steward.bank.records import Books, Description, Hold, Quote, Settlement
+
+log = logging.getLogger(__name__)
+
+LOOK_MARGIN_US: Final = 5_000_000
+"""slurmctld makes a job a little after its plugin was answered, in µs: since 23.02 it asks
+outside its locks."""
+RESERVED_US: Final = 120_000_000
+"""Money that was to leave an account stays spoken for so long, in µs."""
+
+
+class Upkeep:
+    """Books, confirmations, settlements: all that follows a decision.
+
+    Args:
+        keeper: The gate's state.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._turn_us = 0
+
+    # Books
+
+    def books(self, books: Books, now_us: int) -> int:
+        """Take news of the ledger in; the position that is known then.
+
+        News that do not follow what is known are passed over: whoever tells them sees by
+        the answer from where on to tell.
+        """
+        purses = self._keeper.purses
+        store = self._keeper.store
+        position = purses.position
+        if not books.whole and (books.after > position or books.seq < position):
+            return position
+        changed = purses.put(books)
+        if books.whole:
+            # A ledger that was restored from a copy counts from an earlier position.
+            purses.position = books.seq
+        store.put_accounts(books, changed)
+        if purses.position != position:
+            store.set_number("position", purses.position)
+        if changed:
+            self._move(purses.ended(now_us, changed), now_us)
+        self._fund(now_us)
+        return purses.position
+
+    def tick(self, now_us: int) -> None:
+        """What comes with time alone: holds lapse, allocations end and begin."""
+        purses = self._keeper.purses
+        if now_us >= self._turn_us:
+            self._move(purses.ended(now_us), now_us)
+            self._fund(now_us)
+        self._turn_us = purses.next_turn(now_us)
+        late = [
+            hold
+            for hold in purses.unconfirmed.values()
+            if hold.expires_us and hold.expires_us <= now_us
+        ]
+        for hold in late:
+            self._keeper.give_back(hold, now_us, why="it was never confirmed")
+
+    def _move(self, allocations: set[int], now_us: int) -> None:
+        """Holds of jobs that have not started go to the allocations that there are now."""
+        purses = self._keeper.purses
+        for number in allocations:
+            for hold in list(purses.on_allocation.get(number, {}).values()):
+                if not hold.started:
+                    self._draw_anew(hold, now_us)
+        purses.lapsed &= purses.on_allocation.keys()
+
+    def _fund(self, now_us: int) -> None:
+        """Jobs whose allocation ended get money that has come since, the oldest first."""
+        for hold in list(self._keeper.purses.stranded.values()):
+            if self._is_bound(hold):
+                self._draw_anew(hold, now_us)
+
+    def _draw_anew(self, hold: Open, now_us: int) -> None:
+        purses = self._keeper.purses
+        before = hold.shares
+        purses.resize(hold, hold.remaining, ())
+        if purses.available(hold.payer, now_us) >= hold.remaining:
+            purses.resize(hold, hold.remaining, purses.draw(hold.payer, hold.remaining, now_us))
+        if hold.shares != before:
+            self._keeper.store.update(hold)
+            if not hold.shares:
+                log.warning(
+                    "job %d of cluster %s: no allocation of account %s can pay it any more",
+                    hold.job_id,
+                    hold.cluster,
+                    hold.payer,
+                )
+
+    def _is_bound(self, hold: Open) -> bool:
+        quote = self._keeper.store.covered(hold)[0]
+        partition = quote.partition if quote else ""
+        return self._keeper.ground.mode(hold.cluster, partition, hold.account) == "gate"
+
+    def stranded(self) -> list[Hold]:
+        """Holds that no allocation can pay, of jobs on which the bank is to act."""
+        stranded = self._keeper.purses.stranded.values()
+        return [self._keeper.store.whole(hold) for hold in stranded if self._is_bound(hold)]
+
+    # Jobs
+
+    def confirm(self, seen: Sequence[Seen], now_us: int) -> list[Hold | None]:
+        """Slurm shows these jobs; the hold of each, None where none covers it."""
+        return [self._confirmed(one, now_us) for one in seen]
+
+    def _confirmed(self, seen: Seen, now_us: int) -> Hold | None:
+        keeper = self._keeper
+        hold = self._of_token(seen) or keeper.purses.by_job.get((seen.cluster, seen.job_id))
+        if hold is None or hold.uid != seen.uid:
+            return None
+        is_news = not hold.confirmed or (seen.started and not hold.started)
+        if not hold.confirmed:
+            keeper.purses.confirm(hold, seen.job_id)
+            keeper.tell(CONFIRMED, hold, hold.remaining, now_us, why="Slurm shows its job")
+        if seen.started:
+            hold.started = True
+        if is_news:
+            keeper.store.update(hold)
+        return keeper.store.whole(hold)
+
+    def _of_token(self, seen: Seen) -> Open | None:
+        for found in token.find(seen.admin_comment):
+            hold = self._keeper.purses.holds.get(found.id)
+            if (
+                hold is not None
+                and hold.job_id in (0, seen.job_id)
+                and token.verify(found, self._keeper.secret, hold.cluster, seen.uid)
+            ):
+                return hold
+        return None
+
+    def looked(self, cluster: str, began_us: int, now_us: int) -> int:
+        """The queue was seen whole: what was held before and is not in it, is void."""
+        void = [
+            hold
+            for hold in self._keeper.purses.unconfirmed.values()
+            if hold.cluster == cluster
+            and hold.origin == "submit"
+            and hold.created_us < began_us - LOOK_MARGIN_US
+        ]
+        for hold in void:
+            self._keeper.give_back(hold, now_us, why="Slurm has no such job")
+        return len(void)
+
+    def cover(self, claim: Claim, user: str, now_us: int) -> Covered:
+        """Hold for a job that is in the queue, as much as it needs.
+
+        Raises:
+            NoEstimate: Its cluster was never pictured, so nobody can tell what it needs.
+        """
+        keeper = self._keeper
+        if keeper.ground.estimator(claim.cluster) is None:
+            raise NoEstimate(
+                f"the gate has no picture of cluster {claim.cluster} yet: try again",
+                claim.cluster,
+            )
+        hold = keeper.purses.by_job.get((claim.cluster, claim.job_id))
+        case = msgspec.structs.replace(
+            keeper.deciding.case(
+                claim.cluster, claim.description, user, now_us, is_lenient=claim.mode_credit
+            ),
+            first_submit_us=claim.first_submit_us or now_us,
+            is_started=claim.started,
+            hold=hold,
+        )
+        stranger = None if case.mode == "off" else keeper.deciding.stranger(case)
+        if case.mode == "off" or stranger is not None:
+            return self._covered(hold, is_paid=case.free_pass or not stranger, why=stranger or "")
+        decision = keeper.deciding.cover(case)
+        placing = decision.placing
+        if placing is None:
+            return self._covered(hold, is_paid=decision.ok, why=decision.short)
+        if hold is None:
+            hold = keeper.place_decided(
+                claim.cluster,
+                decision,
+                now_us,
+                job_id=claim.job_id,
+                is_started=claim.started,
+                first_submit_us=claim.first_submit_us,
+            )
+        elif placing.amount:
+            keeper.enlarge_decided(hold, decision, now_us)
+        elif claim.is_exact and placing.needed < hold.remaining:
+            keeper.shrink(hold, placing.needed)
+        if claim.started and not hold.started:
+            hold.started = True
+            keeper.store.update(hold)
+        return self._covered(hold, is_paid=True, why="")
+
+    def _covered(self, hold: Open | None, *, is_paid: bool, why: str) -> Covered:
+        whole = self._keeper.store.whole(hold) if hold is not None else None
+        return Covered(hold=whole, is_paid=is_paid, why=why)
+
+    # Money
+
+    def settle(self, settlements: Sequence[Settlement], books: Books | None, now_us: int) -> int:
+        """Take charges off their holds; the last settlement that was taken."""
+        keeper = self._keeper
+        before = keeper.settled
+        for one in sorted(settlements, key=lambda one: one.seq):
+            if one.seq <= keeper.settled:
+                continue
+            keeper.settled = one.seq
+            hold = keeper.purses.holds.get(one.hold)
+            if hold is not None:
+                self._settle(hold, one, now_us)
+        if keeper.settled != before:
+            keeper.store.set_number("settled", keeper.settled)
+        if books is not None:
+            self.books(books, now_us)
+        return keeper.settled
+
+    def _settle(self, hold: Open, one: Settlement, now_us: int) -> None:
+        keeper = self._keeper
+        why = one.charge or "it never ran"
+        left = max(0, hold.remaining - max(one.amount, one.frees))
+        if one.final:
+            if left:
+                keeper.shrink(hold, left)
+                keeper.tell(SETTLED, hold, one.amount, now_us, why=why)
+                keeper.give_back(hold, now_us, why="its job is over")
+            else:
+                keeper.give_back(hold, now_us, why=why, kind=SETTLED, amount=one.amount)
+            return
+        keeper.shrink(hold, left)
+        keeper.tell(SETTLED, hold, one.amount, now_us, why=why)
+
+    def release(self, hold_id: str, why: str, books: Books | None, now_us: int) -> int:
+        """Give a hold back; how much that was, 0 if it was not open."""
+        hold = self._keeper.purses.holds.get(hold_id)
+        given = self._keeper.give_back(hold, now_us, why=why) if hold is not None else 0
+        if books is not None:
+            self.books(books, now_us)
+        return given
+
+    def reserve(self, account: str, amount: int, why: str, allocation: int, now_us: int) -> Hold:
+        """Keep money that is to leave an account from being spent meanwhile.
+
+        Raises:
+            BankUsage: There is no such account or allocation, or nothing is to leave.
+            BankRefused: So much is not free.
+        """
+        keeper = self._keeper
+        purses = keeper.purses
+        if account not in purses.accounts:
+            raise BankUsage(f"the gate knows no account {account} yet", account)
+        if amount <= 0:
+            raise BankUsage("the amount must be more than nothing", account)
+        of = {one.number: one for one in purses.allocations(account)}
+        if allocation and allocation not in of:
+            raise BankUsage(f"account {account} has no allocation {allocation}", account)
+        free = purses.available(account, now_us) - purses.credit(account)
+        shares = purses.draw(account, amount, now_us)
+        if allocation:
+            one = of[allocation]
+            own = purses.free(one)
+            # What cannot be drawn on now is nobody else's to spend.
+            is_active = one in purses.active(account, now_us)
+            free = min(free, own) if is_active else own
+            shares = ((allocation, amount),)
+        if free < amount:
+            raise BankRefused(
+                f"account {account} has {show(max(0, free), keeper.ground.unit)} free: "
+                "the rest is held for jobs, or spent",
+                account,
+            )
+        hold = Open(
+            number=keeper.store.next_number(),
+            id=token.new_id(),
+            origin="transfer",
+            account=account,
+            payer=account,
+            amount=amount,
+            remaining=amount,
+            shares=shares,
+            created_us=now_us,
+            expires_us=now_us + RESERVED_US,
+        )
+        purses.add(hold)
+        keeper.put_down(hold, None, None, now_us, why=why)
+        return keeper.store.whole(hold)
+
+    # Questions
+
+    def means(self, account: str, user: str, now_us: int) -> Means:
+        """What an account, and a user in it, can pay now.
+
+        Raises:
+            BankUsage: There is no such account.
+        """
+        if account not in self._keeper.purses.accounts:
+            raise BankUsage(f"the gate knows no account {account}", account)
+        return self._keeper.purses.means(account, user, self._uid_of(account, user), now_us)
+
+    def _uid_of(self, account: str, user: str) -> int:
+        for picture in self._keeper.ground.pictures.values():
+            for uid, name in picture.users.items():
+                if user and name == user:
+                    return uid
+        for hold in self._keeper.purses.holds.values():
+            if user and hold.user == user and hold.account == account:
+                return hold.uid
+        return -1
+
+    def holds(self, wanted: Wanted) -> list[Hold]:
+        """Open holds, in the order in which they were placed."""
+        found: list[Hold] = []
+        is_behind = not wanted.after
+        for hold in self._chosen(wanted):
+            if is_behind and len(found) < wanted.limit:
+                found.append(self._keeper.store.whole(hold))
+            is_behind = is_behind or hold.id == wanted.after
+        return found
+
+    def _chosen(self, wanted: Wanted) -> Iterator[Open]:
+        holds: Iterable[Open] = self._keeper.purses.holds.values()
+        if wanted.cluster and wanted.job_id:
+            found = self._keeper.purses.by_job.get((wanted.cluster, wanted.job_id))
+            holds = [found] if found else []
+        for hold in holds:
+            if (
+                wanted.account in ("", hold.account)
+                and wanted.cluster in ("", hold.cluster)
+                and wanted.user in ("", hold.user)
+                and wanted.job_id in (0, hold.job_id)
+            ):
+                yield hold
+
+    def on_allocation(self, number: int) -> int:
+        """What jobs that have started still hold on an allocation."""
+        holds = self._keeper.purses.on_allocation.get(number, {}).values()
+        return sum(dict(hold.shares)[number] for hold in holds if hold.started)
+
+    def quote(self, cluster: str, job: Description, user: str, now_us: int) -> Quote:
+        """What a job may cost at the most.
+
+        Raises:
+            NoRate: Nothing says what its partition costs.
+            NoEstimate: It cannot be told.
+        """
+        ground = self._keeper.ground
+        if ground.estimator(cluster) is None:
+            raise NoEstimate(f"the gate has no picture of cluster {cluster} yet", cluster)
+        case = self._keeper.deciding.case(cluster, job, user, now_us)
+        return msgspec.structs.replace(
+            ground.quote(cluster, case.job, now_us), account=case.account
+        )
+
+    def would(self, cluster: str, job: Description, user: str, now_us: int) -> Verdict:
+        """What would be said of a job, if it were submitted now; nothing is held.
+
+        Raises:
+            NoEstimate: Its cluster was never pictured.
+        """
+        if self._keeper.ground.estimator(cluster) is None:
+            raise NoEstimate(f"the gate has no picture of cluster {cluster} yet", cluster)
+        decision = self._keeper.deciding.submit(cluster, job, user, now_us)
+        say = decision.say or decision.short
+        return Verdict(ok=decision.ok, say=say, quote=decision.quote)
