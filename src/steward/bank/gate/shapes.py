@@ -5,12 +5,12 @@ One line of JSON each way. The plugin's requests are :class:`Submit`, answered b
 """
 
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from steward.bank.ledger import Refusal
-from steward.bank.records import Description, Hold, Noun, Quote
+from steward.bank.records import Books, Description, Hold, Noun, Quote, Settlement
 from steward.bank_facts import HoldFact
 
 VERSION: Final = 1
@@ -251,5 +251,40 @@ class Wanted(Noun, frozen=True):
     limit: int = 1000
 
 
-Body = Any
-"""What an operation takes or gives: the link and the gate name the types."""
+class Stood(Noun, frozen=True):
+    """An account, and a user in it, of which the means are asked."""
+
+    account: str
+    user: str = ""
+
+
+class Settled(Noun, frozen=True):
+    """Charges that are in the ledger, and the books that show them."""
+
+    settlements: tuple[Settlement, ...] = ()
+    books: Books | None = None
+
+
+class Released(Noun, frozen=True):
+    """A hold that is to be given back, and the books that show why."""
+
+    hold: str
+    why: str = ""
+    books: Books | None = None
+
+
+class Reserved(Noun, frozen=True):
+    """Money that is to leave an account."""
+
+    account: str
+    amount: int
+    why: str = ""
+    allocation: int = 0
+
+
+class Leased(Noun, frozen=True):
+    """The right to decide, for so many seconds."""
+
+    fence: int
+    valid_s: float
+    secret: str = ""

@@ -1,0 +1,231 @@
+"""How Steward's own processes reach the gate: a Unix socket in the state directory.
+
+One JSON line each way, one call a connection. The gate answers from memory; a
+call that it does not answer in time may have been carried out all the same, and
+all that change something may be repeated.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from steward.bank.errors import (
+    BankError,
+    BankRefused,
+    BankUsage,
+    GateUnavailable,
+    NoEstimate,
+    NoRate,
+)
+from steward.bank.gate.shapes import (
+    CONTROL_SOCKET,
+    LONGEST_CALL,
+    VERSION,
+    Asked,
+    Call,
+    Claim,
+    Covered,
+    GateFact,
+    GateState,
+    Leased,
+    Looked,
+    Means,
+    Released,
+    Reserved,
+    Result,
+    Seen,
+    Settled,
+    Stood,
+    Verdict,
+    Wanted,
+)
+from steward.bank.records import Books, Description, Hold, Quote, Rules, Settlement
+from steward.errors import StewardError
+from steward.slurm.picture import Picture
+
+_ERRORS: Final[dict[str, type[StewardError]]] = {
+    kind.__name__: kind for kind in (BankError, BankRefused, BankUsage, NoEstimate, NoRate)
+}
+_SETTLED_AT_ONCE: Final = 200
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Result).decode
+
+
+class GateLink:
+    """What can be asked of the gate.
+
+    All methods raise GateUnavailable where it does not answer, and BankUsage or
+    another of the bank's errors where it refuses.
+
+    Args:
+        state_dir: The directory that holds its socket.
+        timeout_s: How long one call may take, in seconds.
+    """
+
+    def __init__(self, state_dir: str, timeout_s: float = 5.0) -> None:
+        self._path = os.path.join(state_dir, CONTROL_SOCKET)
+        self._timeout_s = timeout_s
+
+    def books(self, books: Books) -> int:
+        """Tell it the ledger's news; the position that it knows then. Also says: I am here."""
+        return int(self._ask("books", books, int))
+
+    def rules(self, rules: Rules) -> None:
+        """Tell it modes and rates."""
+        self._ask("rules", rules, None)
+
+    def picture(self, picture: Picture) -> None:
+        """Tell it how a cluster looks."""
+        self._ask("picture", picture, None)
+
+    def state(self) -> GateState:
+        """How it stands."""
+        state: GateState = self._ask("state", None, GateState)
+        return state
+
+    def confirm(self, seen: Sequence[Seen]) -> list[Hold | None]:
+        """Jobs that Slurm shows: the hold of each, None where no hold covers it."""
+        found: list[Hold | None] = self._ask("confirm", list(seen), list[Hold | None])
+        return found
+
+    def looked(self, cluster: str, began: datetime) -> int:
+        """The queue was seen whole; how many holds were void."""
+        return int(self._ask("looked", Looked(cluster=cluster, began=began), int))
+
+    def cover(self, claim: Claim) -> Covered:
+        """Hold for a job in the queue as much as it needs; repeats are harmless."""
+        covered: Covered = self._ask("cover", claim, Covered)
+        return covered
+
+    def settle(self, settlements: Sequence[Settlement], books: Books | None) -> int:
+        """Charges that are in the ledger; the last that was taken. Repeats are harmless.
+
+        Args:
+            settlements: In the order of their seq.
+            books: News of the ledger that show these charges.
+        """
+        taken = 0
+        for start in range(0, max(1, len(settlements)), _SETTLED_AT_ONCE):
+            some = tuple(settlements[start : start + _SETTLED_AT_ONCE])
+            # With the first: money is free again only when its charge is known.
+            news = books if not start else None
+            taken = int(self._ask("settle", Settled(settlements=some, books=news), int))
+        return taken
+
+    def release(self, hold_id: str, why: str, books: Books | None = None) -> int:
+        """Give a hold back; how much that was, micro-SU: 0 if it was not open."""
+        return int(self._ask("release", Released(hold=hold_id, why=why, books=books), int))
+
+    def reserve(self, account: str, amount: int, why: str, allocation: int = 0) -> Hold:
+        """Keep money that is to leave an account; it lapses, or is released afterwards."""
+        wanted = Reserved(account=account, amount=amount, why=why, allocation=allocation)
+        hold: Hold = self._ask("reserve", wanted, Hold)
+        return hold
+
+    def holds(
+        self,
+        account: str = "",
+        cluster: str = "",
+        user: str = "",
+        job_id: int = 0,
+        after: str = "",
+        limit: int = 1000,
+    ) -> list[Hold]:
+        """Open holds behind one, in the order in which they were placed."""
+        wanted = Wanted(
+            account=account, cluster=cluster, user=user, job_id=job_id, after=after, limit=limit
+        )
+        found: list[Hold] = self._ask("holds", wanted, list[Hold])
+        return found
+
+    def means(self, account: str, user: str = "") -> Means:
+        """What an account, and a user in it, can pay now."""
+        means: Means = self._ask("means", Stood(account=account, user=user), Means)
+        return means
+
+    def quote(self, cluster: str, description: Description) -> Quote:
+        """What a job may cost at the most."""
+        asked = Asked(cluster=cluster, description=description)
+        quote: Quote = self._ask("quote", asked, Quote)
+        return quote
+
+    def would(self, cluster: str, description: Description) -> Verdict:
+        """What would be said of a job, if it were submitted now; nothing is held."""
+        asked = Asked(cluster=cluster, description=description)
+        verdict: Verdict = self._ask("would", asked, Verdict)
+        return verdict
+
+    def stranded(self) -> list[Hold]:
+        """Holds of jobs that have not started, and that no allocation can pay any more."""
+        found: list[Hold] = self._ask("stranded", None, list[Hold])
+        return found
+
+    def on_allocation(self, number: int) -> int:
+        """What jobs that have started still hold on an allocation, micro-SU."""
+        return int(self._ask("on_allocation", number, int))
+
+    def facts(self, after: int, limit: int = 500) -> list[GateFact]:
+        """What it did after a fact; all up to that one is forgotten."""
+        found: list[GateFact] = self._ask("facts", (after, limit), list[GateFact])
+        return found
+
+    def lease(self, fence: int, valid_s: float, secret: str = "") -> str:
+        """Give it the right to decide, for so many seconds from now; its secret for tokens.
+
+        Args:
+            fence: Of the lease.
+            valid_s: 0 takes the right away.
+            secret: That of the other gates, which it takes on; "" for none.
+        """
+        leased = Leased(fence=fence, valid_s=valid_s, secret=secret)
+        return str(self._ask("lease", leased, str))
+
+    def _ask(self, op: str, body: Any, gives: Any) -> Any:
+        call = Call(v=VERSION, op=op, body=msgspec.Raw(_encode(body)))
+        try:
+            line = self._exchange(_encode(call) + b"\n")
+            result = _decode(line)
+        except OSError as error:
+            raise GateUnavailable(
+                f"no answer at {self._path}: is 'steward serve' running? ({error})", self._path
+            ) from error
+        except msgspec.MsgspecError as error:
+            raise GateUnavailable(f"{self._path} answers rubbish: {error}", self._path) from error
+        if not result.ok:
+            raise _ERRORS.get(result.kind, GateUnavailable)(result.say, op)
+        return None if gives is None else msgspec.json.decode(result.body, type=gives)
+
+    def _exchange(self, data: bytes) -> bytes:
+        until = time.monotonic() + self._timeout_s
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(self._timeout_s)
+            connect(connection, self._path)
+            connection.sendall(data)
+            answer = bytearray()
+            while not answer.endswith(b"\n"):
+                connection.settimeout(max(0.001, until - time.monotonic()))
+                more = connection.recv(1 << 18)
+                if not more:
+                    raise ConnectionResetError("connection closed")
+                answer += more
+                if len(answer) > LONGEST_CALL:
+                    raise ConnectionResetError("the answer is too long")
+        return bytes(answer)
+
+
+def connect(connection: socket.socket, path: str) -> None:
+    """Connect to a Unix socket whose path may be longer than sun_path.
+
+    Raises:
+        OSError: Nobody listens there.
+    """
+    directory = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY)
+    try:
+        connection.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+    finally:
+        os.close(directory)
