@@ -9,6 +9,7 @@ import pytest
 from submitting import Submit, submit_to
 
 from servers.kafka import Kafka
+from servers.postgresql import PostgreSQL
 from servers.process import Server
 from servers.search import Elasticsearch, OpenSearch, SearchServer
 from steward.sandbox import Sandbox, SandboxSpec
@@ -38,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.servers)
         if asked & _SEARCH:
             item.add_marker(pytest.mark.search)
-        if "booked_sandbox" in asked:
+        if asked & {"booked_sandbox", "postgresql"}:
             item.add_marker(pytest.mark.database)
 
 
@@ -82,6 +83,12 @@ def submit(sandbox: Sandbox, submitter: str) -> Submit:
 def kafka(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """A broker that all tests share: take a topic and a consumer group of your own."""
     yield from _shared(pytestconfig, Kafka(tmp_path_factory.mktemp("kafka")))
+
+
+@pytest.fixture(scope="session")
+def postgresql(pytestconfig: pytest.Config) -> Iterator[PostgreSQL]:
+    """A server that all tests share: make a database of your own with `new_database`."""
+    yield from _shared(pytestconfig, PostgreSQL())
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,179 @@
+"""PostgreSQL: one server of a test run's own, as an ordinary user, its data in memory.
+
+It refuses to run as root, so root's tests run it as `postgres` where there is such
+a user, and as `nobody` elsewhere. No server outlives the tests: the kernel kills the
+first process of it when they end, and its others end when they miss that one.
+"""
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from servers.process import HOST, UP_TIMEOUT_S, DidNotStart, Server, free_port
+
+_INIT_TIMEOUT_S: Final = 120.0
+_MEMORY: Final = Path("/dev/shm")
+_DEBIAN: Final = Path("/usr/lib/postgresql")
+
+
+class PostgreSQL(Server):
+    """A server of PostgreSQL, with one superuser.
+
+    Args:
+        is_durable: Whether it syncs what it commits; a killed server loses nothing without,
+            only a machine that loses its power does.
+    """
+
+    user = "steward"
+
+    def __init__(self, *, is_durable: bool = False) -> None:
+        where = _MEMORY if _MEMORY.is_mount() else Path(tempfile.gettempdir())
+        super().__init__(
+            "postgresql", Path(tempfile.mkdtemp(prefix="steward-postgresql-", dir=where))
+        )
+        self._port = free_port()
+        self._is_durable = is_durable
+        self._made = 0
+
+    def command(self) -> Sequence[str]:
+        data = self.directory / "data"
+        if not data.exists():
+            self._initialize(data)
+        # What a killed server leaves would be taken for one that runs, if its number is used.
+        (data / "postmaster.pid").unlink(missing_ok=True)
+        settings = {
+            "listen_addresses": HOST,
+            "port": self._port,
+            "unix_socket_directories": "",
+            "fsync": "on" if self._is_durable else "off",
+            "shared_buffers": "32MB",
+            "max_connections": 60,
+            "dynamic_shared_memory_type": "mmap",
+        }
+        words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        return (*_as_ordinary_user(), program("postgres"), "-D", str(data), *words)
+
+    def answers(self) -> bool:
+        import psycopg
+
+        try:
+            with psycopg.connect(self.dsn("postgres"), connect_timeout=5) as connection:
+                return connection.execute("SELECT 1").fetchone() == (1,)
+        except psycopg.OperationalError:
+            return False
+
+    def dsn(self, database: str) -> str:
+        """How libpq reaches a database."""
+        return f"host={HOST} port={self._port} user={self.user} dbname={database}"
+
+    def url(self, database: str) -> str:
+        """How SQLAlchemy, and ``[bank].database``, reach a database."""
+        return f"postgresql+psycopg://{self.user}@{HOST}:{self._port}/{database}"
+
+    def new_database(self) -> str:
+        """Make an empty database; returns its name."""
+        import psycopg
+
+        self._made += 1
+        name = f"test_{os.getpid()}_{self._made}"
+        with psycopg.connect(self.dsn("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        return name
+
+    def kill(self) -> None:
+        """End all of its processes as a power switch would, and wait for that."""
+        if self._process is not None:
+            for pid in [self._process.pid, *_below(self._process.pid)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        super().kill()
+
+    def pause(self) -> None:
+        """Have all of its processes stand still."""
+        super().pause()
+        for pid in _below(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Have them go on."""
+        for pid in _below(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        super().resume()
+
+    def stop(self) -> None:
+        """End it for good, and remove its data."""
+        self.kill()
+        deadline = time.monotonic() + UP_TIMEOUT_S
+        while self.directory.exists():
+            # A process that is being killed may still write.
+            shutil.rmtree(self.directory, ignore_errors=True)
+            assert time.monotonic() < deadline, f"{self.directory} cannot be removed"
+
+    def _initialize(self, data: Path) -> None:
+        if os.geteuid() == 0:
+            who = _ordinary_user()
+            os.chown(self.directory, who.pw_uid, who.pw_gid)
+        result = subprocess.run(
+            [
+                *_as_ordinary_user(),
+                *(program("initdb"), "-D", str(data), "-U", self.user, "-A", "trust"),
+                *("-E", "UTF8", "--locale=C.UTF-8", "--no-sync"),
+            ],
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_INIT_TIMEOUT_S,
+            check=False,
+        )
+        if result.returncode:
+            raise DidNotStart(f"initdb failed:\n{result.stdout}{result.stderr}")
+
+
+def program(name: str) -> str:
+    """Where one of PostgreSQL's programs is: Debian keeps the server's out of PATH.
+
+    Raises:
+        DidNotStart: It is not there.
+    """
+    versions = sorted(_DEBIAN.glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
+    found = str(versions[-1]) if versions else shutil.which(name)
+    if not found:
+        raise DidNotStart(f"{name} is not there: make setup-databases installs PostgreSQL")
+    return found
+
+
+def _ordinary_user() -> pwd.struct_passwd:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwnam("postgres")
+    return pwd.getpwnam("nobody")
+
+
+def _as_ordinary_user() -> Sequence[str]:
+    if os.geteuid() != 0:
+        return ()
+    who = _ordinary_user()
+    # Changing the user drops the signal for a parent's death, so it is asked for anew behind it.
+    return (
+        *("setpriv", f"--reuid={who.pw_uid}", f"--regid={who.pw_gid}", "--clear-groups", "--"),
+        *("setpriv", "--pdeathsig", "KILL", "--"),
+    )
+
+
+def _below(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has just ended
+            found += map(int, task.read_text().split())
+    return found
