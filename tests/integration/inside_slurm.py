@@ -24,6 +24,7 @@ def main(settings: str, question: str, argument: str = "0") -> None:
         "config": slurm.config,
         "queue": lambda: slurm.queue().records,
         "job": lambda: slurm.job(int(argument)),
+        "picture": slurm.picture,
         "standing": lambda: slurm.standing().private_data,
         "snapshots": lambda: watch(Snapshots("sandbox", cluster, slurm), float(argument)),
     }

@@ -8,7 +8,7 @@ from steward.bank.records import Rate
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
 
 _SOCKET: Final = "cr_socket"
-_CORE: Final = "cr_core"
+_CPU: Final = "cr_cpu"
 _BOARD: Final = "cr_board"
 
 
@@ -85,13 +85,9 @@ class Priced:
 
 
 def _unit(shape: NodeShape, selects: str) -> int:
-    """How many CPUs Slurm hands out at once on such a node.
-
-    With CR_CPU it is a core's as well where the node has its cores and threads told:
-    Slurm keeps no smaller thing in its books than a core.
-    """
+    """How many CPUs Slurm hands out at once on such a node; with CR_CPU each by itself."""
     if _BOARD in selects:
         return shape.cpus
     if _SOCKET in selects:
         return max(1, -(-shape.cpus // max(1, shape.sockets)))
-    return shape.cpus_per_core
+    return 1 if _CPU in selects else shape.cpus_per_core

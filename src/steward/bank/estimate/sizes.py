@@ -15,6 +15,7 @@ from typing import Final
 from steward.bank.estimate.sites import Priced, Site
 from steward.bank.records import Description
 from steward.slurm import tres
+from steward.slurm.picture import NodeShape
 
 _GPU: Final = "gres/gpu"
 _NOTHING: Final[dict[str, int]] = {}
@@ -86,8 +87,10 @@ class _Asked:
                 self.mem_per_cpu = -(-self.mem_per_cpu // ratio)
                 per_task *= ratio
                 min_cpus *= ratio
-            elif job.pn_min_memory_mib and job.pn_min_memory_mib > limit:
-                self.per_node_cpus = max(self.per_node_cpus, -(-job.pn_min_memory_mib // limit))
+            elif job.pn_min_memory_mib is not None:
+                # And each node so many, --mem=0 being all of its memory.
+                of_node = job.pn_min_memory_mib or site.memory_mib
+                self.per_node_cpus = max(self.per_node_cpus, -(-of_node // limit))
         self.per_task = per_task
         self.min_cpus = min_cpus
         self.tasks = self._tasks(least)
@@ -117,7 +120,7 @@ class _Asked:
         if job.num_tasks is None and per_job and per_task:
             self.tasks = max(self.tasks, -(-per_job // per_task))
         gpus = max(per_job, per_task * self.tasks, _gpus(self._per_node) * least)
-        if job.ntasks_per_tres and job.num_tasks is None:
+        if job.ntasks_per_tres:
             self.tasks = max(self.tasks, gpus * job.ntasks_per_tres)
         self._spread = max([self.tasks, *self._per_job.values()])
 
@@ -161,11 +164,8 @@ class _Asked:
         """CPUs, whole cores on every node."""
         unit, nodes, tasks, per_task = self.site.unit, self.nodes, self.tasks, self.per_task
         job = self.job
-        alone = _up(per_task, unit)
-        if job.threads_per_core is not None and job.threads_per_core < self.site.threads:
-            alone = _up(-(-per_task // job.threads_per_core) * self.site.threads, unit)
-            total = tasks * alone
-        elif self.is_apart():
+        alone = self.cores_of(per_task)
+        if self.is_thin() or self.is_apart():
             total = tasks * alone
         elif nodes == 1:
             total = _up(tasks * per_task, unit)
@@ -175,29 +175,40 @@ class _Asked:
         else:
             loss = tasks * per_task + nodes * (unit - 1)
             total = min(tasks * alone, loss // unit * unit)
-        total = max(total, _up(self.min_cpus, unit))
+        total = max(total, self.cores_of(self.min_cpus))
         if not self.is_open or job.min_nodes or self.per_node_cpus:
-            total = max(total, nodes * self._least_of_node(unit))
+            total = max(total, nodes * self._least_of_node())
         if self.gpus:
             total = max(total, self._cpus_for_gpus(unit))
         if job.max_cpus:
             total = min(total, _up(max(job.max_cpus, self.min_cpus), unit))
         return min(total, nodes * _up(self.site.cpus, unit))
 
+    def is_thin(self) -> bool:
+        """Whether it uses fewer threads of each core than there are, and is given them all."""
+        threads = self.job.threads_per_core
+        return threads is not None and 0 < threads < self.site.threads
+
+    def cores_of(self, cpus: int) -> int:
+        """So many CPUs in whole cores."""
+        if self.is_thin():
+            cpus = -(-cpus // (self.job.threads_per_core or 1)) * self.site.threads
+        return _up(cpus, self.site.unit)
+
     def is_apart(self) -> bool:
         """Whether a core serves fewer tasks than it has CPUs for."""
         at_once = self.job.ntasks_per_core or (1 if self.site.one_per_core else 0)
         return 0 < at_once * self.per_task < self.site.threads
 
-    def _least_of_node(self, unit: int) -> int:
+    def _least_of_node(self) -> int:
         """What every node has at the least."""
         job = self.job
         # -B asks for nodes that have so many sockets and cores, and gets as many CPUs.
         geometry = (job.sockets_per_node or 1) * (job.cores_per_socket or 1)
         return max(
-            _up(max(1, self.per_node_cpus), unit),
-            _up(geometry * self.site.threads, unit) if geometry > 1 else 0,
-            _up(job.ntasks_per_node * self.per_task, unit) if job.ntasks_per_node else 0,
+            self.cores_of(max(1, self.per_node_cpus, self.per_task)),
+            _up(geometry * self.site.threads, self.site.unit) if geometry > 1 else 0,
+            self.cores_of(job.ntasks_per_node * self.per_task) if job.ntasks_per_node else 0,
         )
 
     def _cpus_for_gpus(self, unit: int) -> int:
@@ -206,7 +217,7 @@ class _Asked:
         per_gpu = _gpus(tres.requested_gres(job.cpus_per_tres)) if job.cpus_per_tres else 0
         if not per_gpu and job.cpus_per_task is None:
             per_gpu = self.site.part.def_cpu_per_gpu
-        together = self.gpus * per_gpu + nodes * (unit - 1)
+        together = self.cores_of(self.gpus * per_gpu) + nodes * (unit - 1)
         return max(together // unit * unit, self.nodes * unit)
 
     def memory(self, cpus: int) -> int:
@@ -238,13 +249,8 @@ def _whole_nodes(job: Description, site: Site, asked: _Asked) -> dict[str, int]:
     each = {name: nodes * amount for name, amount in most.items()}
     if not asked.is_open or asked.has_gres or not (site.whole or job.exclusive):
         return each
-    alone = _up(asked.per_task, site.unit)
-    if asked.is_apart() or job.threads_per_core is not None:
-        alone = asked.per_task * site.threads
-    room = [
-        (_room(job, asked, shape.usable_cpus, shape.memory_mib, alone), shape)
-        for shape in site.shapes
-    ]
+    alone = asked.cores_of(asked.per_task)
+    room = [(_room(job, asked, shape, alone), shape) for shape in site.shapes]
     room = [(fits, shape) for fits, shape in room if fits > 0]
     least = max(job.min_nodes or 1, site.min_nodes)
     if not room or least > 1 or asked.per_node_cpus:
@@ -259,12 +265,16 @@ def _whole_nodes(job: Description, site: Site, asked: _Asked) -> dict[str, int]:
     return found
 
 
-def _room(job: Description, asked: _Asked, cpus: int, memory_mib: int, alone: int) -> int:
+def _room(job: Description, asked: _Asked, shape: NodeShape, alone: int) -> int:
     """How many tasks an empty node takes."""
-    fits = cpus // alone
+    limits = [shape.usable_cpus // alone]
     if asked.mem_per_cpu:
-        fits = min(fits, memory_mib // (asked.mem_per_cpu * asked.per_task))
-    return min(fits, job.ntasks_per_node) if job.ntasks_per_node else fits
+        limits.append(shape.memory_mib // (asked.mem_per_cpu * asked.per_task))
+    if job.ntasks_per_node:
+        limits.append(job.ntasks_per_node)
+    if job.ntasks_per_socket:
+        limits.append(job.ntasks_per_socket * shape.sockets)
+    return min(limits)
 
 
 def _add_gres(found: dict[str, int], name: str, amount: int, priced: Priced) -> None:

@@ -1,0 +1,154 @@
+"""The estimate against real Slurm: no allocation costs more than what was estimated at submit."""
+
+import os
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+from asked_allocations import RATES, request, spec
+from submitting import wait_until
+
+from steward.bank.estimate import Estimator, parse_options
+from steward.bank.prices import price
+from steward.bank.records import Rate
+from steward.bank.using import use_of
+from steward.config_bank import BankSettings
+from steward.records import JobRecord
+from steward.sandbox import Sandbox
+from steward.slurm.picture import Picture
+
+pytestmark = pytest.mark.matrix
+
+INSIDE = str(Path(__file__).parent / "inside_slurm.py")
+_LONGEST_S = 3600
+SETTINGS = BankSettings(default_time_s=_LONGEST_S, over_limit="charge")
+_BATCH = 120
+"""As many as fill the cluster's nodes in part, so that later ones get what is left."""
+
+
+def chance_of() -> random.Random:
+    seed = int(os.environ.get("STEWARD_ESTIMATE_SEED", "0")) or random.randrange(1, 2**32)
+    print(f"STEWARD_ESTIMATE_SEED={seed}")
+    return random.Random(seed)
+
+
+class Allocating:
+    """A cluster that allocates, and is asked what it has allocated."""
+
+    def __init__(self, cluster: Sandbox) -> None:
+        self._cluster = cluster
+        self._user = next(iter(cluster.users))
+        self._settings = msgspec.json.encode(cluster.cluster_settings()).decode()
+        self.picture = msgspec.convert(self._ask("picture"), Picture, strict=False)
+        now = datetime.now(UTC)
+        self._now = now
+        self._estimators = [(rate, Estimator(self.picture, [rate], SETTINGS)) for rate in RATES]
+
+    def _ask(self, question: str) -> object:
+        words = [sys.executable, INSIDE, self._settings, question]
+        return msgspec.json.decode(self._cluster.run(words, text=False).stdout)
+
+    def allocate(self, requests: Sequence[Sequence[str]]) -> list[tuple[Sequence[str], JobRecord]]:
+        """Submit these; returns those that Slurm took and could place, with their records."""
+        script = "".join(
+            f"sbatch --parsable --output=/dev/null {' '.join(words)} --wrap=true 2>/dev/null || "
+            "echo refused\n"
+            for words in requests
+        )
+        said = self._cluster.run(["bash"], user=self._user, input=script, timeout_s=200).stdout
+        ids = [int(word) if word.isdigit() else 0 for word in said.split()]
+        assert len(ids) == len(requests)
+        # Each look of the scheduler begins anew when jobs were submitted: all have been looked at
+        # when none of them has no reason to wait.
+        wait_until(lambda: self._is_settled(max(ids)))
+        answer = msgspec.convert(self._ask("queue"), list[JobRecord])
+        records = {record.job_id: record for record in answer}
+        self._cluster.run(["scancel", "--user", self._user])
+        wait_until(lambda: not self._states())
+        found = [(words, records.get(job)) for words, job in zip(requests, ids, strict=True)]
+        return [(words, record) for words, record in found if record and record.tres_allocated]
+
+    def _is_settled(self, last: int) -> bool:
+        shown = self._cluster.run(["squeue", "-h", "-a", "-o", "%i %t %r"]).stdout.splitlines()
+        waiting = [line for line in shown if " PD None" in line]
+        return not waiting
+
+    def _states(self) -> str:
+        return str(self._cluster.run(["squeue", "-h", "-a", "-o", "%t"]).stdout).strip()
+
+    def faults(self, words: Sequence[str], record: JobRecord) -> Iterator[str]:
+        """What of a job cost more than was estimated."""
+        job = parse_options(words, uid=record.uid or 0)
+        for rate, estimator in self._estimators:
+            quote = estimator.quote(job, self._now)
+            charged = self._charge(record, rate)
+            if charged > quote.amount:
+                yield (
+                    f"{' '.join(words)}: rate {rate.number}: charged {charged:,} of "
+                    f"{quote.amount:,}; has {record.tres_allocated}, estimated {quote.tres}, "
+                    f"on {record.nodelist}"
+                )
+
+    def looseness(self, words: Sequence[str], record: JobRecord) -> float:
+        """How many times what it cost the estimate was, by CPUs."""
+        rate, estimator = self._estimators[0]
+        job = parse_options(words, uid=record.uid or 0)
+        return estimator.quote(job, self._now).amount / max(1, self._charge(record, rate))
+
+    def _charge(self, record: JobRecord, rate: Rate) -> int:
+        """What it would cost if it ran for as long as it may, and to Slurm's next look."""
+        assert record.start is not None
+        # Slurm gives a year to what is without a limit; an estimate goes by the site's rule.
+        limit_s = min(record.time_limit_s or _LONGEST_S, _LONGEST_S)
+        end = record.start + timedelta(seconds=limit_s + 60)
+        use = use_of(record, rate, self.picture, SETTINGS, end=end)
+        return price(use, rate, UTC).amount
+
+
+def run(cluster: Sandbox, wanted: int) -> None:
+    chance = chance_of()
+    allocating = Allocating(cluster)
+    allocated, asked, faults, loose = 0, 0, [], []
+    while allocated < wanted:
+        requests = [request(chance) for _ in range(_BATCH)]
+        asked += len(requests)
+        for words, record in allocating.allocate(requests):
+            allocated += 1
+            faults += allocating.faults(words, record)
+            loose.append(allocating.looseness(words, record))
+        assert asked < 30 * wanted, "hardly any request is allocated"
+    loose.sort()
+    print(
+        f"{allocated} of {asked} requests allocated; estimated CPUs over allocated: "
+        f"median {loose[len(loose) // 2]:.2f}, 90 % below {loose[len(loose) * 9 // 10]:.2f}, "
+        f"most {loose[-1]:.1f}"
+    )
+    assert not faults, "\n".join([f"{len(faults)} were estimated too low:", *faults[:20]])
+    assert loose[len(loose) // 2] < 1.5, "the estimate is of no use if it is far too high"
+
+
+@pytest.mark.parametrize("selects", ["CR_Core_Memory", "CR_CPU"])
+def test_some_requests(slurm_version: str, selects: str) -> None:
+    with Sandbox.up(spec(slurm_version, selects, accounting=False), say=print) as cluster:
+        run(cluster, 100)
+
+
+@pytest.mark.long
+@pytest.mark.database
+@pytest.mark.parametrize(
+    "selects",
+    [
+        "CR_Core_Memory",
+        "CR_Core_Memory,CR_ONE_TASK_PER_CORE",
+        "CR_CPU_Memory",
+        "CR_Socket_Memory",
+        "CR_Core",
+    ],
+)
+def test_a_thousand_requests(slurm_version: str, selects: str) -> None:
+    with Sandbox.up(spec(slurm_version, selects, accounting=True), say=print) as cluster:
+        run(cluster, 1000)
