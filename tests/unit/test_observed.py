@@ -195,3 +195,15 @@ def test_what_an_earlier_process_saw_is_gone_on_with() -> None:
     (_, first) = Observed("c1").take([RUNNING], LATER)
     assert (event.kind, event.key != first.key) == (JOB_STATE, True)
     assert observed.absent({7}) == ([8], [])
+
+
+def test_a_job_that_is_let_go_is_news() -> None:
+    observed = Observed("c1")
+    held = changed(JOB, reason="JobHeldUser")
+    first = observed.take([held], NOON)
+    assert observed.take([held], NOON) == []
+    let_go = observed.take([changed(JOB, reason="Priority")], NOON)
+    assert [event.kind for event in let_go] == [JOB_SEEN]
+    assert let_go[0].key != first[0].key
+    # What the scheduler says by itself is none.
+    assert observed.take([changed(JOB, reason="Resources")], NOON) == []

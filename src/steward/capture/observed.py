@@ -44,6 +44,7 @@ _STATIC: Final = (
     "comment",
     "admin_comment",
 )
+_HELD: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})
 _MOST_WANTED: Final = 20_000
 
 
@@ -376,4 +377,7 @@ def _digest(record: JobRecord) -> str:
     facts = [getattr(record, field) for field in _STATIC]
     # The tasks that an array has left ("3-9%2") change by themselves; a task's index does not.
     facts.append(record.array_task if record.array_task.isdigit() else "")
+    if record.reason in _HELD:
+        # Somebody keeps it from starting; whoever lets it go makes it cost something.
+        facts.append("held")
     return hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=8).hexdigest()
