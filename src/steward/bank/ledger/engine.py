@@ -36,6 +36,9 @@ _WRITES: Final = {"steward_writes": True}
 _FILE_READS: Final = {"steward_writes": False}
 _SERVER_READS: Final = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 
+_WRONG: Final = ("no such", "syntax error", "malformed")
+"""In what SQLite says where waiting helps nothing, though it calls it operational."""
+
 _OPTIONS: Final = " ".join(
     f"-c {name}={seconds * 1000}"
     for name, seconds in {
@@ -133,7 +136,8 @@ class Database:
         try:
             yield
         except (OperationalError, InterfaceError) as error:
-            # The name of a database that is not there comes as an OperationalError as well.
+            if any(sign in str(error.orig) for sign in _WRONG):
+                raise BankError(f"the ledger {self.shown}: {_said(error)}") from error
             raise LedgerUnavailable(f"the ledger {self.shown}: {_said(error)}") from error
         except PoolTimeoutError as error:
             raise LedgerUnavailable(f"the ledger {self.shown}: no connection is free") from error

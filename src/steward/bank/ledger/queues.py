@@ -5,7 +5,6 @@ from typing import Any, Final
 
 import msgspec
 from sqlalchemy import Row, Table, delete, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from steward.bank.errors import BankUsage
 from steward.bank.ledger.asides import OutboxItem
@@ -21,18 +20,16 @@ def put(session: Session, table: Table, values: dict[str, Any], *, replace: bool
     """Put a row into a table; one of the same primary key is replaced, or left as it is.
 
     Returns:
-        Whether there is something new.
+        Whether there is something new in it.
     """
-    is_sqlite = session.connection.dialect.name == "sqlite"
-    make = (sqlite if is_sqlite else postgresql).insert
-    keys = [column.name for column in table.primary_key]
-    statement = make(table).values(values)
+    # Other writers wait, so nothing comes in between.
+    same = [column == values[column.name] for column in table.primary_key]
+    if session.row(select(*table.primary_key).where(*same)) is None:
+        session.run(insert(table).values(values))
+        return True
     if replace:
-        others = {name: value for name, value in values.items() if name not in keys}
-        statement = statement.on_conflict_do_update(index_elements=keys, set_=others)
-    else:
-        statement = statement.on_conflict_do_nothing()
-    return session.run(statement) > 0
+        session.run(update(table).where(*same).values(values))
+    return replace
 
 
 class Places:

@@ -36,6 +36,7 @@ class Session:
     ) -> None:
         self.connection = connection
         self._now = now
+        self._writes = writing
         chosen = select(state.c.seq, state.c.rules_seq, state.c.settlement)
         found = self.row(chosen.with_for_update() if writing else chosen)
         if found is None:
@@ -63,7 +64,13 @@ class Session:
         return self.connection.execute(statement).scalar()
 
     def run(self, statement: Executable) -> int:
-        """Carry out a statement; returns how many rows it touched."""
+        """Carry out a statement that changes something; returns how many rows it touched.
+
+        Raises:
+            BankError: This is only a look at the ledger.
+        """
+        if not self._writes:
+            raise BankError("nothing is changed in a look at the ledger: open a transaction")
         return int(self.connection.execute(statement).rowcount)
 
     def now(self, by: By | None = None) -> datetime:

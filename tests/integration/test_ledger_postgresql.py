@@ -1,0 +1,32 @@
+"""The ledger on PostgreSQL does what any ledger does, through outages as well."""
+
+from pathlib import Path
+
+import pytest
+
+from ledger.accounts import AccountCases
+from ledger.charges import ChargeCases
+from ledger.lists import ListCases
+from ledger.money import MoneyCases
+from ledger.site import clock, ledger, settings_for
+from servers.postgresql import PostgreSQL
+from steward.config import Settings
+
+__all__ = ["clock", "ledger"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, postgresql: PostgreSQL) -> Settings:
+    return settings_for(str(tmp_path), postgresql.url(postgresql.new_database()))
+
+
+class TestAccounts(AccountCases): ...
+
+
+class TestCharges(ChargeCases): ...
+
+
+class TestLists(ListCases): ...
+
+
+class TestMoney(MoneyCases): ...

@@ -1,0 +1,16 @@
+"""What a ledger is tested for, whatever database it lies in.
+
+The classes here have the tests; those of tests/unit run them on SQLite, those of
+tests/integration on PostgreSQL.
+"""
+
+import pytest
+
+pytest.register_assert_rewrite(
+    "ledger.accounts",
+    "ledger.charges",
+    "ledger.crowd",
+    "ledger.lists",
+    "ledger.machine",
+    "ledger.money",
+)

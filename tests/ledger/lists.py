@@ -1,0 +1,160 @@
+"""What is kept beside the money: positions, settlements, the outbox, tokens, leases."""
+
+from datetime import timedelta
+
+import pytest
+
+from ledger.site import BY, DAY, NOON, Clock, account
+from steward.bank.errors import BankUsage
+from steward.bank.ledger import Refusal, ToldJob
+from steward.bank.ledger.leases import LeaseLost
+from steward.bank.ledger.opened import Ledger
+
+
+class ListCases:
+    def test_positions_and_marks(self, ledger: Ledger) -> None:
+        with ledger.transaction() as t:
+            assert (t.cursor("bank"), t.mark("seen")) == (0, "")
+            t.move_cursor("bank", 7)
+            t.move_cursor("bank", 9)
+            t.set_mark("seen", "a")
+            t.set_mark("seen", "b\0")
+        with ledger.reading() as t:
+            assert (t.cursor("bank"), t.mark("seen"), t.cursor("other")) == (9, "b\ufffd", 0)
+
+    def test_settlements_have_an_order(self, ledger: Ledger) -> None:
+        with ledger.transaction() as t:
+            first = t.settlements.add("h1", "c1", 5, frees=7, final=False)
+            second = t.settlements.add("h1", "", 0, final=True)
+        with ledger.reading() as t:
+            assert t.settlements.after(0) == [first, second]
+            assert t.settlements.after(0, limit=1) == [first]
+            assert t.settlements.after(first.seq) == [second]
+            assert (first.seq, first.frees, second.final) == (1, 7, True)
+
+    def test_a_threshold_is_told_once(self, ledger: Ledger) -> None:
+        with ledger.transaction() as t:
+            assert t.thresholds.tell(3, "used", 75)
+            assert not t.thresholds.tell(3, "used", 75)
+            assert t.thresholds.tell(3, "used", 90)
+            t.thresholds.forget(3, "used")
+            assert t.thresholds.tell(3, "used", 75)
+
+    def test_the_outbox_keeps_until_it_is_told(self, ledger: Ledger, clock: Clock) -> None:
+        with ledger.transaction() as t:
+            first = t.outbox.put("mybrc", b"one", key="k")
+            assert t.outbox.put("mybrc", b"other", key="k") == first
+            second = t.outbox.put("mybrc", b"two\0")
+            t.outbox.put("notice", b"three")
+            assert [each.payload for each in t.outbox.due("mybrc", NOON)] == [b"one", b"two\0"]
+            t.outbox.later(first, NOON + DAY, "away")
+            (due,) = t.outbox.due("mybrc", NOON)
+            assert due.id == second
+            t.outbox.done(second)
+            assert t.outbox.due("mybrc", NOON) == []
+            (due,) = t.outbox.due("mybrc", NOON + DAY)
+            assert (due.tries, due.error, due.key) == (1, "away", "k")
+            t.outbox.done(first)
+            assert t.outbox.put("mybrc", b"again", key="k") == first, "it was told"
+            assert (t.outbox.waiting("mybrc"), t.outbox.waiting("notice")) == (0, 1)
+            with pytest.raises(BankUsage):
+                t.outbox.later(99, NOON, "")
+            clock.go(days=200)
+            last = t.outbox.put("mybrc", b"new")
+            t.outbox.done(last)
+            assert t.outbox.put("mybrc", b"new", key="k") == last + 1, "forgotten by now"
+
+    def test_tokens(self, ledger: Ledger) -> None:
+        with ledger.transaction() as t:
+            t.tokens.add("ann", "d1", NOON, NOON + DAY, "hers")
+            t.tokens.add("bob", "d2", NOON)
+            found = t.tokens.find("d1")
+            assert found is not None
+            assert (found.user, found.expires, found.note) == ("ann", NOON + DAY, "hers")
+            assert [each.digest for each in t.tokens.of("bob")] == ["d2"]
+            assert len(t.tokens.all()) == 2
+            assert t.tokens.drop("d1")
+            assert not t.tokens.drop("d1")
+            assert t.tokens.find("d1") is None
+
+    def test_refusals(self, ledger: Ledger) -> None:
+        with ledger.transaction() as t:
+            one = Refusal(id="1", at=NOON, user="ann", account="phys", amount=5, why="too much")
+            two = Refusal(id="2", at=NOON + DAY, mode="gate", user="bob", account="phys")
+            assert t.refusals.add(one)
+            assert not t.refusals.add(one)
+            assert t.refusals.add(two)
+            assert t.refusals.since(NOON) == [one, two]
+            assert t.refusals.since(NOON, NOON + DAY) == [one]
+            assert t.refusals.since(NOON, account="PHYS", user="bob") == [two]
+
+    def test_told_jobs_are_found_by_anything(self, ledger: Ledger) -> None:
+        with ledger.transaction() as t:
+            for number in range(5):
+                t.told.put(
+                    ToldJob(
+                        jobslurmid=str(number),
+                        user="ann" if number % 2 else "bob",
+                        account="phys",
+                        status="RUNNING",
+                        partition="cpu",
+                        amount=number * 10,
+                        started=NOON + timedelta(hours=number) if number else None,
+                        body=b"\0body",
+                    )
+                )
+            t.told.put(ToldJob(jobslurmid="4", user="eve", amount=40, uid=7))
+            found = t.told.get("4")
+            assert found == ToldJob(jobslurmid="4", user="eve", amount=40, uid=7)
+
+            def ids(**wanted: object) -> list[str]:
+                _, page = t.told.find(**wanted)  # type: ignore[arg-type]
+                return [each.jobslurmid for each in page]
+
+            assert ids() == ["1", "2", "3", "0", "4"]
+            assert ids(user="ann") == ["1", "3"]
+            assert ids(min_amount=20, max_amount=30) == ["2", "3"]
+            assert ids(begin=NOON + timedelta(hours=2)) == ["2", "3"]
+            assert ids(end=NOON + timedelta(hours=2)) == ["1", "2"]
+            assert ids(status="RUNNING", partition="cpu", account="phys", limit=2) == ["1", "2"]
+            total, page = t.told.find(offset=4, limit=2)
+            assert (total, len(page)) == (5, 1)
+
+    def test_one_holds_a_lease(self, ledger: Ledger, clock: Clock) -> None:
+        leases = ledger.leases
+        mine = leases.take("gate", "here", 30.0)
+        assert mine is not None
+        assert leases.take("gate", "there", 30.0) is None
+        mine = leases.renew(mine, 60.0)
+        held = leases.holder("gate")
+        assert held is not None
+        assert held.holder == "here"
+        with ledger.transaction(lease=mine) as t:
+            account(t, "phys", 5)
+        leases.release(mine)
+        assert leases.holder("gate") is None
+        theirs = leases.take("gate", "there", 30.0)
+        assert theirs is not None
+        assert theirs.fence > mine.fence
+        with pytest.raises(LeaseLost), ledger.transaction(lease=mine) as t:
+            t.transfers.deposit("phys", 5, BY)
+        with pytest.raises(LeaseLost):
+            leases.renew(mine, 30.0)
+        leases.release(mine)
+        with ledger.transaction(lease=theirs) as t:
+            assert t.reading.balance("phys") == 5
+
+    def test_who_takes_it_again_has_a_number_of_its_own(self, ledger: Ledger) -> None:
+        before = ledger.leases.take("gate", "here", 30.0)
+        again = ledger.leases.take("gate", "here", 30.0)
+        assert before is not None
+        assert again is not None
+        assert again.fence > before.fence
+        with pytest.raises(LeaseLost), ledger.transaction(lease=before):
+            pass
+
+    def test_a_lease_that_ended_is_there_to_be_taken(self, ledger: Ledger) -> None:
+        mine = ledger.leases.take("gate", "here", 0.0)
+        assert mine is not None
+        assert ledger.leases.holder("gate") is None
+        assert ledger.leases.take("gate", "there", 30.0) is not None

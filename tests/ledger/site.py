@@ -1,0 +1,116 @@
+"""A ledger to test on, with a clock that stands until it is moved.
+
+Whoever imports the fixtures says with one named `place` which settings to open it by.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from steward.bank.ledger import Account, Allocation, By, open_ledger
+from steward.bank.ledger.opened import Ledger, Transaction
+from steward.bank.records import Charge, Share, Use
+from steward.config import BankSettings, Settings
+
+NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
+BY = By(who="root", why="a test")
+DAY = timedelta(days=1)
+
+
+class Clock:
+    """The present, as far as the ledger knows."""
+
+    def __init__(self) -> None:
+        self.at = NOON
+
+    def __call__(self) -> datetime:
+        return self.at
+
+    def go(self, **passed: float) -> datetime:
+        """Let time pass: ``go(hours=3)``."""
+        self.at += timedelta(**passed)
+        return self.at
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(place: Settings, clock: Clock) -> Iterator[Ledger]:
+    """Open and empty; proved in the end, unless a test took care of that."""
+    opened = open_ledger(place, clock)
+    yield opened
+    found = opened.check()
+    opened.close()
+    assert not found
+
+
+def settings_for(state_dir: str, database: str = "") -> Settings:
+    """Settings of a bank whose ledger is in a directory, or in a database."""
+    return Settings(state_dir=state_dir, bank=BankSettings(enabled=True, database=database))
+
+
+def keyed(key: str) -> By:
+    """Somebody who gives a key."""
+    return msgspec.structs.replace(BY, key=key)
+
+
+def account(t: Transaction, name: str, money: int = 0, **options: object) -> None:
+    """Create an account with so much in its open-ended allocation."""
+    t.accounts.create(Account(name=name, **options), BY)  # type: ignore[arg-type]
+    if money:
+        t.transfers.deposit(name, money, BY)
+
+
+def allocation(
+    t: Transaction,
+    name: str,
+    amount: int,
+    *,
+    begin: datetime = NOON - DAY,
+    end: datetime = NOON + DAY,
+    rollover: str = "none",
+) -> Allocation:
+    """Create an allocation of an account."""
+    return t.allocations.create(
+        name,
+        amount,
+        BY,
+        begin=begin,
+        end=end,
+        rollover=rollover,  # type: ignore[arg-type]
+    )
+
+
+def charge(
+    amount: int,
+    name: str = "phys",
+    *,
+    job_id: int = 1,
+    user: str = "ann",
+    start: datetime = NOON,
+    shares: tuple[Share, ...] = (),
+    **options: object,
+) -> Charge:
+    """What a job of ann's costs that began at noon."""
+    return Charge(
+        cluster="tux",
+        job_id=job_id,
+        first_submit=NOON,
+        account=name,
+        user=user,
+        partition="cpu",
+        amount=amount,
+        use=Use(tres={"cpu": 1}, start=start, seconds=60),
+        shares=shares,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def balances(t: Transaction, name: str) -> dict[int, int]:
+    """What is in each allocation of an account."""
+    return {each.number: each.balance for each in t.allocations.of(name, ended=True)}
