@@ -136,7 +136,7 @@ class GateSettings(Section, frozen=True, kw_only=True):
 
     Attributes:
         socket: The Unix socket that the plugin asks through.
-        off_file: While this file is there the plugin admits everything, the daemon dead or not.
+        off_switch: While this file is there the plugin admits everything, the daemon dead or not.
         plugin_conf: The file that the plugin reads its policy from; the gate keeps it written.
         policy: What the plugin does where the gate does not answer.
         timeout_ms: How long the plugin waits, connection included, in milliseconds.
@@ -150,7 +150,7 @@ class GateSettings(Section, frozen=True, kw_only=True):
     """
 
     socket: str = "/run/steward/gate.sock"
-    off_file: str = "/run/steward/gate.off"
+    off_switch: str = "/run/steward/gate.off"
     plugin_conf: str = "/run/steward/gate.conf"
     policy: Policy = "allow"
     timeout_ms: int = 100

@@ -81,7 +81,7 @@ def _database(settings: Settings) -> Iterator[Problem]:
 
 def _gate(settings: Settings) -> Iterator[Problem]:
     gate = settings.gate
-    for name in ("socket", "off_file", "plugin_conf"):
+    for name in ("socket", "off_switch", "plugin_conf"):
         path = getattr(gate, name)
         if not os.path.isabs(path):
             yield Problem(("gate", name), f"'gate.{name}' must be an absolute path, not {path!r}")
