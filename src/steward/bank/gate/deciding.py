@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from steward.bank.errors import NoEstimate, NoRate
+from steward.bank.estimate import merged
 from steward.bank.gate import token
 from steward.bank.gate.case import Case, Decision, Placing, Short, refused
 from steward.bank.gate.ground import Ground
@@ -17,10 +18,6 @@ from steward.bank.records import Description, Quote
 
 FAR_US: Final = 15 * 60 * 1_000_000
 """A job that may not begin before is not held for yet, in µs."""
-
-_DEFAULTS: Final = dict(
-    zip(Description.__struct_fields__[1:], Description.__struct_defaults__, strict=True)
-)
 
 
 class Deciding:
@@ -91,11 +88,11 @@ class Deciding:
             now_us: The time, µs since the epoch.
             is_lenient: As in :meth:`submit`.
         """
-        merged = merge(before, job)
-        if not merged.account:
-            merged = msgspec.structs.replace(merged, account=hold.account)
+        wanted = merged(before, job)
+        if not wanted.account:
+            wanted = msgspec.structs.replace(wanted, account=hold.account)
         case = msgspec.structs.replace(
-            self.case(cluster, merged, hold.user, now_us, is_lenient=is_lenient),
+            self.case(cluster, wanted, hold.user, now_us, is_lenient=is_lenient),
             first_submit_us=hold.created_us,
             is_started=hold.started,
             is_change=True,
@@ -273,16 +270,6 @@ class Deciding:
             if left < needed:
                 return Short(needed=needed, free=left, what="share")
         return None
-
-
-def merge(before: Description, change: Description) -> Description:
-    """A job's description with what is to change; what a change leaves unset stays."""
-    changes = {
-        name: getattr(change, name)
-        for name, default in _DEFAULTS.items()
-        if getattr(change, name) != default
-    }
-    return msgspec.structs.replace(before, **changes)
 
 
 def _let_in(case: Case, *, placing: Placing | None = None, short: str = "") -> Decision:

@@ -1,0 +1,191 @@
+"""What Steward's own processes may have the gate do: each operation, what it takes and gives."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from steward.bank.gate import token
+from steward.bank.gate.answering import Answering, Right
+from steward.bank.gate.keeper import Keeper
+from steward.bank.gate.shapes import (
+    VERSION,
+    Asked,
+    Call,
+    Claim,
+    GateState,
+    Leased,
+    Looked,
+    Released,
+    Reserved,
+    Result,
+    Seen,
+    Settled,
+    Stood,
+    Wanted,
+)
+from steward.bank.gate.upkeep import Upkeep
+from steward.bank.records import Books, Rules
+from steward.errors import StewardError
+from steward.slurm.picture import Picture
+
+log = logging.getLogger(__name__)
+
+_call = msgspec.json.Decoder(Call).decode
+_encode = msgspec.json.Encoder().encode
+
+Do = Callable[[Any, int], Any]
+
+
+class Calls:
+    """Carries operations out, each in a transaction of its own.
+
+    Args:
+        state_dir: The directory that holds the secret of tokens.
+        keeper: The gate's state.
+        upkeep: What changes it.
+        answering: Who knows users' names.
+        right: Whether this gate may decide.
+        leased: Called where the right to decide has come to this gate.
+    """
+
+    def __init__(
+        self,
+        state_dir: str,
+        keeper: Keeper,
+        upkeep: Upkeep,
+        answering: Answering,
+        right: Right,
+        leased: Callable[[], None],
+    ) -> None:
+        self._state_dir = state_dir
+        self._keeper = keeper
+        self._upkeep = upkeep
+        self._user = answering.user
+        self._right = right
+        self._leased = leased
+        self._ops: Final[dict[str, tuple[Any, Do]]] = {
+            "books": (Books, self._books),
+            "rules": (Rules, self._rules),
+            "picture": (Picture, self._picture),
+            "state": (None, lambda _, now_us: self.state()),
+            "confirm": (list[Seen], upkeep.confirm),
+            "looked": (Looked, self._looked),
+            "cover": (Claim, self._cover),
+            "settle": (Settled, self._settle),
+            "release": (
+                Released,
+                lambda one, now_us: upkeep.release(one.hold, one.why, one.books, now_us),
+            ),
+            "reserve": (
+                Reserved,
+                lambda one, now_us: upkeep.reserve(
+                    one.account, one.amount, one.why, one.allocation, now_us
+                ),
+            ),
+            "holds": (Wanted, lambda wanted, now_us: upkeep.holds(wanted)),
+            "means": (Stood, lambda one, now_us: upkeep.means(one.account, one.user, now_us)),
+            "quote": (Asked, self._quote),
+            "would": (Asked, self._would),
+            "stranded": (None, lambda _, now_us: upkeep.stranded()),
+            "on_allocation": (int, lambda number, now_us: upkeep.on_allocation(number)),
+            "facts": (tuple[int, int], lambda of, now_us: keeper.store.facts(*of)),
+            "lease": (Leased, self._lease),
+        }
+
+    def answer(self, line: bytes) -> bytes:
+        """Carry one call out; the line that answers it."""
+        try:
+            call = _call(line)
+            if call.v != VERSION or call.op not in self._ops:
+                return _refused("BankError", f"the gate does not know {call.op!r}: is it older?")
+            takes, do = self._ops[call.op]
+            body = msgspec.json.decode(call.body, type=takes)
+        except (msgspec.MsgspecError, ValueError) as error:
+            return _refused("BankError", f"the gate cannot read what it was sent: {error}")
+        now_us = time.time_ns() // 1000
+        try:
+            with self._keeper.store.transaction():
+                gives = do(body, now_us)
+        except StewardError as error:
+            # What is refused is refused before anything changes; a failed commit is made good.
+            if type(error).__name__ not in _HARMLESS:
+                log.error("%s: %s", call.op, error)
+                self._keeper.load()
+            return _refused(type(error).__name__, str(error))
+        return _encode(Result(ok=True, body=msgspec.Raw(_encode(gives)))) + b"\n"
+
+    def state(self) -> GateState:
+        """How the gate stands."""
+        purses, right = self._keeper.purses, self._right
+        why = right.why_not() or ("the ledger has been away for too long" * right.is_alone)
+        ground = self._keeper.ground
+        return GateState(
+            position=purses.position,
+            settled=self._keeper.settled,
+            rules=ground.rules.seq if ground.rules else -1,
+            facts=self._keeper.store.fact_seq,
+            holds=len(purses.holds),
+            held=purses.held,
+            pictures={name: one.taken_us for name, one in ground.pictures.items()},
+            deciding=not why,
+            why=why,
+            fence=right.fence,
+            books_at_us=right.books_at_us,
+        )
+
+    def _books(self, books: Books, now_us: int) -> int:
+        position = self._upkeep.books(books, now_us)
+        if books.whole or books.after <= position:
+            self._right.heard()
+        return position
+
+    def _rules(self, rules: Rules, now_us: int) -> None:
+        known = self._keeper.ground.rules
+        if known != rules:
+            self._keeper.ground.put_rules(rules)
+            self._keeper.store.put_rules(rules)
+
+    def _picture(self, picture: Picture, now_us: int) -> None:
+        known = self._keeper.ground.pictures.get(picture.cluster)
+        if known != picture:
+            self._keeper.ground.put_picture(picture)
+            self._keeper.store.put_picture(picture)
+
+    def _looked(self, looked: Looked, now_us: int) -> int:
+        began_us = int(looked.began.timestamp() * 1e6)
+        return self._upkeep.looked(looked.cluster, began_us, now_us)
+
+    def _cover(self, claim: Claim, now_us: int) -> Any:
+        user = self._user(claim.cluster, claim.description.uid)
+        return self._upkeep.cover(claim, user, now_us)
+
+    def _settle(self, settled: Settled, now_us: int) -> int:
+        return self._upkeep.settle(settled.settlements, settled.books, now_us)
+
+    def _quote(self, asked: Asked, now_us: int) -> Any:
+        user = self._user(asked.cluster, asked.description.uid)
+        return self._upkeep.quote(asked.cluster, asked.description, user, now_us)
+
+    def _would(self, asked: Asked, now_us: int) -> Any:
+        user = self._user(asked.cluster, asked.description.uid)
+        return self._upkeep.would(asked.cluster, asked.description, user, now_us)
+
+    def _lease(self, leased: Leased, now_us: int) -> str:
+        if leased.secret and leased.secret != self._keeper.secret.hex():
+            secret = token.parse_secret(leased.secret)
+            token.store_secret(self._state_dir, secret)
+            self._keeper.secret = secret
+        if self._right.lease(leased.fence, leased.valid_s):
+            log.info("this gate decides, by lease %d", leased.fence)
+            self._leased()
+        return self._keeper.secret.hex()
+
+
+_HARMLESS: Final = frozenset({"BankUsage", "BankRefused", "NoRate", "NoEstimate"})
+
+
+def _refused(kind: str, say: str) -> bytes:
+    return _encode(Result(ok=False, kind=kind, say=say)) + b"\n"

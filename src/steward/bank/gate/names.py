@@ -1,0 +1,54 @@
+"""Users' names from their uids, without ever waiting long for a directory service.
+
+The gate must not stand still because LDAP does: a thread asks, and a decision
+waits for it only a moment. A name that comes later is there for the next job.
+"""
+
+import queue
+import threading
+import time
+from typing import Final
+
+from steward.slurm.people import People
+
+_WAIT_S: Final = 0.02
+_KNOWN_S: Final = 600.0
+_MOST: Final = 100_000
+
+
+class Names:
+    """Looks names up beside the thread that decides."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[str, float]] = {}
+        self._wanted: queue.SimpleQueue[tuple[int, threading.Event]] = queue.SimpleQueue()
+        self._asked: dict[int, threading.Event] = {}
+        self._thread: threading.Thread | None = None
+
+    def user(self, uid: int) -> str:
+        """The user's name; "" where it does not resolve, or not soon enough."""
+        known = self._known.get(uid)
+        if known is not None and time.monotonic() < known[1]:
+            return known[0]
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._ask, name="names", daemon=True)
+            self._thread.start()
+        event = self._asked.get(uid)
+        if event is None:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            event = self._asked[uid] = threading.Event()
+            self._wanted.put((uid, event))
+            event.wait(_WAIT_S)
+        found = self._known.get(uid)
+        return found[0] if found is not None else ""
+
+    def _ask(self) -> None:
+        people = People()
+        while True:
+            uid, event = self._wanted.get()
+            name = people.user(uid)
+            people.forget()
+            self._known[uid] = (name, time.monotonic() + _KNOWN_S)
+            self._asked.pop(uid, None)
+            event.set()
