@@ -103,7 +103,7 @@ class BankSite:
             gate=GateSettings(
                 **{
                     "socket": f"{self.run_dir}/gate.sock",
-                    "off_file": f"{self.run_dir}/gate.off",
+                    "off_switch": f"{self.run_dir}/gate.off",
                     "plugin_conf": f"{self.run_dir}/gate.conf",
                     **(gate or {}),
                 }
@@ -126,6 +126,7 @@ class BankSite:
             mode: What the cluster is to do.
             rates: What jobs cost, on each cluster.
         """
+        self.daemon.state.mkdir(mode=0o700, exist_ok=True)
         by = By(who="root", why="the tests' own")
         ledger = open_ledger(self.settings)
         try:

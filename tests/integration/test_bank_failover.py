@@ -27,7 +27,7 @@ CAN_PAY = 100
 def test_the_controller_fails_over_in_the_middle(
     slurm_version: str, postgresql: PostgreSQL
 ) -> None:
-    database = {"database": postgresql.database()}
+    database = {"database": postgresql.url(postgresql.new_database())}
     with bank_site(
         slurm_version, bank=database, backup=True, extra=("SlurmctldTimeout=5",)
     ) as site:

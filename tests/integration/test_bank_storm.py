@@ -53,6 +53,6 @@ def test_five_hundred_for_a_hundred(site: BankSite) -> None:
 def test_five_hundred_for_a_hundred_with_postgresql(
     slurm_version: str, postgresql: PostgreSQL
 ) -> None:
-    url = postgresql.database()
+    url = postgresql.url(postgresql.new_database())
     with bank_site(slurm_version, bank={"database": url}) as site:
         storm(site, 500, 100)

@@ -82,7 +82,7 @@ def test_a_thousand_jobs_with_kills(slurm_version: str, postgresql: PostgreSQL) 
     chance = chance_of("STEWARD_BANK_SEED")
     with bank_site(
         slurm_version,
-        bank={"database": postgresql.database()},
+        bank={"database": postgresql.url(postgresql.new_database())},
         accounting=True,
         extra=(*bank_mix.PARTITIONS, "SlurmdTimeout=600"),
     ) as site:

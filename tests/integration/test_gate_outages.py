@@ -83,7 +83,7 @@ def test_with_the_daemon_dead_it_is_the_policy_that_decides(running: BankSite) -
         set_policy(running, "deny")
         denied = running.tries(f"{SHELL}true\n")
         assert denied.returncode != 0
-        off = Path(running.settings.gate.off_file)
+        off = Path(running.settings.gate.off_switch)
         off.touch()
         second = waits(running)
         off.unlink()
@@ -175,7 +175,9 @@ def test_a_daemon_that_stands_still_stalls_nobody(running: BankSite) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_ledger_is_away_while_64_submit(slurm_version: str, postgresql: PostgreSQL) -> None:
-    with bank_site(slurm_version, bank={"database": postgresql.database()}) as site:
+    with bank_site(
+        slurm_version, bank={"database": postgresql.url(postgresql.new_database())}
+    ) as site:
         site.open({PHYSICS: 0, RICH: PLENTY})
         site.start()
         storm = Storm(site, 40)
