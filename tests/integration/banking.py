@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from steward.bank.gate.link import GateLink
 from steward_daemon import Daemon as InSandbox
 from submitting import submit_to, wait_until
 
 from steward.bank.errors import GateUnavailable
+from steward.bank.gate.link import GateLink
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.records import Hold, Mode, ModeRule, Rate

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from bank_storms import Storm
 from banking import ACCOUNTS, BankSite, bank_site
-from servers.postgresql import PostgreSQL
 
+from servers.postgresql import PostgreSQL
 from steward.bank.money import MICRO
 
 pytestmark = [

@@ -15,9 +15,9 @@ import pytest
 from bank_mix import Mix
 from banking import ACCOUNTS, BankSite, bank_site
 from running import chance_of
-from servers.postgresql import PostgreSQL
 from submitting import wait_until
 
+from servers.postgresql import PostgreSQL
 from steward.bank.money import MICRO
 
 pytestmark = [

@@ -13,9 +13,9 @@ from bank_impostors import Impostor
 from bank_storms import Storm
 from banking import ACCOUNTS, SHELL, BankSite, bank_site
 from running import chance_of
-from servers.postgresql import PostgreSQL
 from submitting import wait_until
 
+from servers.postgresql import PostgreSQL
 from steward.bank.money import MICRO
 
 pytestmark = [
