@@ -5,7 +5,7 @@ from datetime import datetime
 
 from steward.bank.estimate.describing import description_of, merged
 from steward.bank.estimate.estimator import GRACE_S, Estimator
-from steward.bank.estimate.options import parse_jobs, parse_options
+from steward.bank.estimate.options import parse_jobs, parse_options, script_among
 from steward.bank.estimate.tasks import tasks_of
 from steward.bank.records import Description, Quote, Rate
 from steward.config_bank import BankSettings
@@ -19,6 +19,7 @@ __all__ = [
     "merged",
     "parse_jobs",
     "parse_options",
+    "script_among",
     "tasks_of",
 ]
 

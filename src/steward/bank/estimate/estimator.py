@@ -16,12 +16,7 @@ from steward.bank.estimate.sites import Priced, Site
 from steward.bank.estimate.sizes import size_of
 from steward.bank.estimate.tasks import tasks_of
 from steward.bank.money import MOST
-from steward.bank.prices import (
-    amount_of,
-    amount_per_second,
-    dearest_price,
-    rate_for,
-)
+from steward.bank.prices import dearest_price, rate_for
 from steward.bank.records import Description, PriceLine, Quote, Rate, Use
 from steward.config_bank import BankSettings
 from steward.slurm.picture import Picture
@@ -77,7 +72,7 @@ class Estimator:
             for qos in self._qos(job, account):
                 priced = self._price(site, qos, now)
                 size = size_of(job, site, priced)
-                amount = _amount(size, seconds, priced, qos)
+                amount = priced.amount(size, seconds, qos)
                 if best is None or amount > best[0]:
                     best = amount, site, priced, qos, seconds, size
         if best is None:
@@ -200,11 +195,6 @@ class Estimator:
         if quote.tasks > 1:
             lines.append(PriceLine(what=f"x {quote.tasks:,} array tasks", amount=quote.amount))
         return msgspec.structs.replace(quote, lines=tuple(lines))
-
-
-def _amount(size: dict[str, int], seconds: int, priced: Priced, qos: str) -> int:
-    rate = priced.rate
-    return amount_of(amount_per_second(size, rate, qos) * seconds, rate, priced.end_permille)
 
 
 def _with_limit(job: Description, minutes: int) -> Description:

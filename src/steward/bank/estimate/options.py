@@ -54,14 +54,17 @@ def parse_jobs(argv: Sequence[str], script: str = "", *, uid: int = -1) -> tuple
     """
     said: list[Options] = [{}]
     for word in _split(argv):
-        said.append({}) if word is None else said[-1].update([word])
+        if word is None:
+            said.append({})
+        elif word[0]:
+            said[-1].update([word])
     written: list[Options] = [{}]
     for words in _directives(script):
         if words in (["hetjob"], ["packjob"]):
             written.append({})
             continue
         for word in _split(words):
-            if word is not None:
+            if word is not None and word[0]:
                 written[-1].update([word])
     count = max(len(said), len(written))
     said += [{}] * (count - len(said))
@@ -71,6 +74,15 @@ def parse_jobs(argv: Sequence[str], script: str = "", *, uid: int = -1) -> tuple
         _description({**of_script, **of_line}, uid, is_het=count > 1)
         for of_script, of_line in zip(written, said, strict=True)
     )
+
+
+def script_among(argv: Sequence[str]) -> str:
+    """The script that is named among sbatch's words; "" where none is.
+
+    Raises:
+        BankUsage: An option is not sbatch's, or a value is missing.
+    """
+    return next((word[1] for word in _split(argv) if word is not None and not word[0]), "")
 
 
 def _directives(script: str) -> Iterator[list[str]]:
@@ -86,7 +98,7 @@ def _directives(script: str) -> Iterator[list[str]]:
 
 
 def _split(argv: Sequence[str]) -> Iterator[tuple[str, str] | None]:
-    """Options and their values; None where a component of a heterogeneous job ends."""
+    """Options and their values, "" and the script; None where a component of a het job ends."""
     words = list(argv)
     at = 0
     while at < len(words):
@@ -97,6 +109,8 @@ def _split(argv: Sequence[str]) -> Iterator[tuple[str, str] | None]:
             continue
         if not word.startswith("-") or word in ("-", "--"):
             # From here on it is the script and its own arguments, unless another part follows.
+            if word != "--":
+                yield "", word
             while at < len(words) and words[at] != ":":
                 at += 1
             continue

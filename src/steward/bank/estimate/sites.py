@@ -3,12 +3,17 @@
 from fractions import Fraction
 from typing import Final
 
-from steward.bank.prices import dearest_end, weighted
+from steward.bank.factors import WHOLE, dearest
+from steward.bank.prices import HOUR_S, amount_of, amount_per_second, dearest_end, weighted
 from steward.bank.records import Rate
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
 
 _SOCKET: Final = "cr_socket"
 _CPU: Final = "cr_cpu"
+_GIB: Final = 1024
+_SCALE: Final = _GIB * HOUR_S * WHOLE * WHOLE
+"""What whole numbers are larger by than the amounts that they stand for."""
+
 _BOARD: Final = "cr_board"
 
 
@@ -65,6 +70,7 @@ class Priced:
     Attributes:
         rate: The rate.
         end_permille: The dearest factor of how a job may end.
+        whole: Whether nodes are charged whole, or are given whole.
         dearest_type: By GRES that has weights of its types: the dearest type in the partition.
         bills: Whether the rate weighs Slurm's own billing.
     """
@@ -74,10 +80,35 @@ class Priced:
         self.end_permille = dearest_end(rate)
         self.whole = rate.whole_nodes or site.whole
         self.bills = bool(rate.weights.get("billing"))
+        self._is_typed = any(":" in name for name in rate.weights)
+        self._factor = dearest(rate.factors)
+        # Of a GiB's weight a MiB has the 1024th part, and so all others are made as much larger.
+        self._weights = [
+            (name, weight if name == "mem" else weight * _GIB)
+            for name, weight in rate.weights.items()
+        ]
         self.dearest_type: dict[str, str] = {}
         for name, types in site.types.items():
             if types and any(of in rate.weights for of in types):
                 self.dearest_type[name] = max(types, key=self._cost)
+
+    def amount(self, size: dict[str, int], seconds: int, qos: str) -> int:
+        """What these TRES cost for so long at the most.
+
+        The same as by :func:`steward.bank.prices.dearest_price`, in whole numbers, which are
+        many times as fast as fractions; weights of types are left to the fractions.
+        """
+        rate = self.rate
+        if self._is_typed or rate.free:
+            exact = amount_per_second(size, rate, qos) * seconds
+            return amount_of(exact, rate, self.end_permille)
+        parts = [size.get(name, 0) * weight for name, weight in self._weights]
+        hourly = max(parts, default=0) if rate.combine == "max" else sum(parts)
+        exact_of = hourly * seconds * self._factor * rate.qos_permille.get(qos, WHOLE)
+        least = rate.minimum * _SCALE
+        # Half up: none of these is negative.
+        whole = max(exact_of, least) * self.end_permille
+        return (2 * whole + _SCALE * WHOLE) // (2 * _SCALE * WHOLE)
 
     def _cost(self, typed: str) -> Fraction:
         one = {typed: 1, typed.partition(":")[0]: 1}
