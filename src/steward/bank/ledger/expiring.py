@@ -30,27 +30,36 @@ def expire(
             emptied when they have ended.
     """
     now_us = micros(session.now(by))
-    ended = allocations.chosen(select(pot).where(pot.c.end_us <= now_us, pot.c.balance > 0))
-    made = []
-    for each in ended:
+    ended = select(pot.c.number).where(pot.c.end_us <= now_us, pot.c.balance > 0)
+    made: list[Transfer] = []
+    # What moves on into an allocation that has ended as well moves on with what is in that.
+    waiting = {row.number for row in session.rows(ended)}
+    while waiting:
+        each = allocations.needed(list(waiting))[0]
+        waiting.remove(each.number)
         amount = each.balance - max(0, kept.get(each.number, 0))
         if amount <= 0:
             continue
         target = _next(each, allocations.of(each.account, ended=True))
-        if target is None:
-            why, where = f"allocation {each.number} has ended", EXPIRED
-        else:
-            why, where = f"allocation {each.number} has ended: on to {target.number}", target.number
-        made.append(
-            moves.move(
-                "expire" if target is None else "rollover",
-                By(who=by.who, at=by.at),
-                {each.number: -amount, where: amount},
-                why=f"{by.why}: {why}" if by.why else why,
-                about=each.account,
-            )
-        )
+        made.append(_emptied(moves, by, each, amount, target))
+        if target is not None and target.end is not None and micros(target.end) <= now_us:
+            waiting.add(target.number)
     return made
+
+
+def _emptied(
+    moves: Moves, by: By, ended: Allocation, amount: int, target: Allocation | None
+) -> Transfer:
+    why, where = f"allocation {ended.number} has ended", EXPIRED
+    if target is not None:
+        why, where = f"{why}: on to {target.number}", target.number
+    return moves.move(
+        "expire" if target is None else "rollover",
+        By(who=by.who, at=by.at),
+        {ended.number: -amount, where: amount},
+        why=f"{by.why}: {why}" if by.why else why,
+        about=ended.account,
+    )
 
 
 def _next(ended: Allocation, others: Sequence[Allocation]) -> Allocation | None:
