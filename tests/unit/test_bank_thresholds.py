@@ -14,7 +14,7 @@ from steward.config import BankSettings, Settings
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 BY = By(who="root")
 SETTINGS = BankSettings(enabled=True)
-SPENT = ((50, []), (30, [75]), (5, []), (20, [90, 100]), (0, []))
+SPENT: tuple[tuple[int, list[int]], ...] = ((50, []), (30, [75]), (5, []), (20, [90, 100]), (0, []))
 
 
 def spend(t: Transaction, job_id: int, amount: int) -> None:

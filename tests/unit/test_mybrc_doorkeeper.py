@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from mybrc_site import PASSWORD, mybrc_settings
 
+from servers.mybrc import PASSWORD, mybrc_settings
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import open_ledger
 from steward.bank.mybrc.doorkeeper import Doorkeeper, Failures, UsersFile, hashed, matches

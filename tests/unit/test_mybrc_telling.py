@@ -1,15 +1,16 @@
 """What clients of the myBRC API tell of jobs is charged once, and to the last hundredth."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mybrc_site import BY, SU, balance, mybrc_settings, with_money
 
+from servers.mybrc import BY, SU, balance, mybrc_settings, with_money
 from steward.bank.ledger import open_ledger
 from steward.bank.mybrc.errors import ApiError
 from steward.bank.mybrc.lists import partitions, users
@@ -58,11 +59,8 @@ def teller(ledger: "Ledger") -> Teller:
 
 
 def sent(number: str = "1001", amount: str | None = "10", **fields: str) -> JobSent:
-    from decimal import Decimal
-
     whole = {"jobslurmid": number, "userid": "10001", "accountid": "physics"} | fields
-    given = {} if amount is None else {"amount": Decimal(amount)}
-    return JobSent(**whole, **given)
+    return msgspec.convert(whole if amount is None else whole | {"amount": amount}, JobSent)
 
 
 def test_a_job_is_charged_and_its_difference_given_back(teller: Teller, site: Settings) -> None:
@@ -85,7 +83,7 @@ def test_what_is_another_jobs_is_refused_and_nothing_is_charged(
     teller: Teller, site: Settings
 ) -> None:
     teller.create(sent(), "plugin")
-    wrong = [
+    wrong: list[Callable[[], object]] = [
         lambda: teller.create(sent(), "plugin"),
         lambda: teller.update("1001", sent(amount="1", userid="10002"), "plugin"),
         lambda: teller.update("1001", sent(amount="1", accountid="biology"), "plugin"),

@@ -18,7 +18,7 @@ from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
-from litestar.params import Parameter
+from litestar.params import FromPath, QueryParameter, RawBody
 
 from steward.bank.ledger.opened import Ledger
 from steward.bank.mybrc import described, lists
@@ -50,10 +50,10 @@ _LAST_SECOND: Final = 253_402_300_799
 
 
 Ask = Request[Any, Any, State]
-Page = Annotated[int | None, Parameter(ge=1, le=10**9)]
-Text = Annotated[str | None, Parameter(max_length=150, pattern=PLAIN)]
-Amount = Annotated[str | None, Parameter(pattern=r"^([0-9]{1,9}(\.[0-9]{1,2})?)?$")]
-Seconds = Annotated[float | None, Parameter(ge=0, le=_LAST_SECOND)]
+Page = Annotated[int | None, QueryParameter(ge=1, le=10**9)]
+Text = Annotated[str | None, QueryParameter(max_length=150, pattern=PLAIN)]
+Amount = Annotated[str | None, QueryParameter(pattern=r"^([0-9]{1,9}(\.[0-9]{1,2})?)?$")]
+Seconds = Annotated[float | None, QueryParameter(ge=0, le=_LAST_SECOND)]
 
 
 class Office(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ async def _admit(request: Ask) -> None:
     operation_class=described.SendsLogin,
     responses=described.only(400, 413, 429, 503),
 )
-def api_token_auth(request: Ask, state: State, body: bytes) -> TokenGiven:
+def api_token_auth(request: Ask, state: State, body: RawBody) -> TokenGiven:
     """Give a token to whoever knows a name and its password."""
     office: Office = state.office
     login = login_of(body, request.headers.get("content-type", ""))
@@ -152,7 +152,9 @@ def api_token_auth(request: Ask, state: State, body: bytes) -> TokenGiven:
     sync_to_thread=True,
     responses={**described.USUAL, **described.ANSWERED},
 )
-def can_submit_job(state: State, job_cost: str, user_id: str, account_id: str) -> Response[Answer]:
+def can_submit_job(
+    state: State, job_cost: FromPath[str], user_id: FromPath[str], account_id: FromPath[str]
+) -> Response[Answer]:
     """Say whether a job with this cost can be submitted by this user for this account."""
     office: Office = state.office
     try:
@@ -196,7 +198,7 @@ def jobs_list(
 
 
 @post("/jobs", sync_to_thread=True, operation_class=described.SendsJob, responses=described.USUAL)
-def jobs_create(request: Ask, state: State, body: bytes) -> Job:
+def jobs_create(request: Ask, state: State, body: RawBody) -> Job:
     """Take in a new job, and charge what it may cost."""
     office: Office = state.office
     sent = job_of(body, request.headers.get("content-type", ""))
@@ -210,7 +212,7 @@ def jobs_create(request: Ask, state: State, body: bytes) -> Job:
     sync_to_thread=True,
     responses={**described.USUAL, **described.NOT_FOUND},
 )
-def jobs_read(state: State, jobslurmid: str) -> Job:
+def jobs_read(state: State, jobslurmid: FromPath[str]) -> Job:
     """Show one job."""
     office: Office = state.office
     return office.teller.one(jobslurmid)
@@ -222,7 +224,7 @@ def jobs_read(state: State, jobslurmid: str) -> Job:
     operation_class=described.SendsJob,
     responses=described.USUAL,
 )
-def jobs_update(request: Ask, state: State, jobslurmid: str, body: bytes) -> Job:
+def jobs_update(request: Ask, state: State, jobslurmid: FromPath[str], body: RawBody) -> Job:
     """Take in a job, new or not, and charge the difference."""
     office: Office = state.office
     sent = job_of(body, request.headers.get("content-type", ""))
@@ -255,7 +257,7 @@ def partitions_list(request: Ask, state: State, page: Page = None) -> PartitionP
     operation_class=described.SendsFile,
     responses={**described.USUAL, **described.REFUSED},
 )
-def upload_cpu_data(filename: str) -> Detail:
+def upload_cpu_data(filename: FromPath[str]) -> Detail:
     """Refuse a file of CPU data: Steward measures use itself, and keeps no such files."""
     what = "CPU data is not taken: use is measured by Steward itself, see 'steward sacct'"
     log.info("CPU data in a file of %d letters is not taken", len(filename))

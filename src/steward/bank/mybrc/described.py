@@ -91,7 +91,7 @@ def _job() -> Schema:
     )
     amount = Schema(
         one_of=[
-            Schema(type=OpenAPIType.STRING, format="decimal", pattern=amounts.PATTERN),
+            Schema(type=OpenAPIType.STRING, pattern=amounts.PATTERN),
             Schema(type=OpenAPIType.NUMBER, minimum=0, maximum=999_999_999),
         ],
         description=f"At most {amounts.DIGITS} digits, {amounts.PLACES} of them decimals.",

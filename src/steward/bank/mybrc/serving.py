@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from steward.bank.errors import BankError
 from steward.config import MybrcSettings
@@ -55,8 +55,9 @@ class TimedProtocol(H11Protocol):
 
     def _watch(self) -> None:
         """Have the timer run exactly while the head of a request is under way."""
-        is_waiting = self.cycle is None or self.cycle.response_complete
-        if not is_waiting:
+        # uvicorn says that there always is one, and begins with none.
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete:
             self._unwatch()
         elif self._head is None:
             self._head = self.loop.call_later(_HEAD_S, self._too_slow)
@@ -67,7 +68,7 @@ class TimedProtocol(H11Protocol):
             self._head = None
 
     def _too_slow(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
+        if not self.transport.is_closing():
             self.transport.abort()
 
 

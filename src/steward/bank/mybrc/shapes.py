@@ -7,7 +7,7 @@ import itertools
 import re
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -24,6 +24,7 @@ _FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}", re.ASCII)
 _MOST_FIELDS: Final = 200
 
+S = TypeVar("S", bound=msgspec.Struct)
 Id = Annotated[str, Meta(min_length=1, max_length=150, pattern=PLAIN)]
 Word = Annotated[str, Meta(max_length=50, pattern=PLAIN)]
 Count = Annotated[int, Meta(ge=-_INT, lt=_INT)]
@@ -192,7 +193,7 @@ def merged(sent: JobSent, before: Job | None) -> tuple[Job, int]:
     return job, micros
 
 
-def _read(body: bytes, content_type: str, kind: type[Any]) -> Any:
+def _read(body: bytes, content_type: str, kind: type[S]) -> S:
     is_form = content_type.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
     try:
         if not is_form:

@@ -1,6 +1,7 @@
 """A server of the myBRC API for tests: a ledger, an account with money, a client with a token."""
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ def free_port() -> int:
 
 def mybrc_settings(
     directory: Path,
-    port: int,
+    port: int = 0,
     *,
     bank: BankSettings | None = None,
     gate: GateSettings | None = None,
@@ -61,7 +62,7 @@ def with_money(settings: Settings, *accounts: str, amount: int = 1000 * SU) -> N
 
 
 @contextmanager
-def serving(settings: Settings) -> Iterator[str]:
+def serving(settings: Settings, verify: ssl.SSLContext | bool = True) -> Iterator[str]:
     """The server, in a thread; where it is."""
     stop = Stop()
     failed: list[BaseException] = []
@@ -75,8 +76,9 @@ def serving(settings: Settings) -> Iterator[str]:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    url = f"http://{settings.mybrc.listen}"
-    until(lambda: bool(failed) or answers(url), "the server does not answer")
+    scheme = "https" if settings.mybrc.certificate_file else "http"
+    url = f"{scheme}://{settings.mybrc.listen}"
+    until(lambda: bool(failed) or answers(url, verify), "the server does not answer")
     assert not failed, failed
     try:
         yield url
@@ -86,12 +88,13 @@ def serving(settings: Settings) -> Iterator[str]:
         assert not thread.is_alive()
 
 
-def answers(url: str) -> bool:
+def answers(url: str, verify: ssl.SSLContext | bool = True) -> bool:
     """Whether a server answers."""
     try:
-        return httpx.get(f"{url}/schema/openapi.json", timeout=5).status_code == 200
+        asked = httpx.get(f"{url}/schema/openapi.json", timeout=5, verify=verify)
     except httpx.HTTPError:
         return False
+    return asked.status_code == 200
 
 
 def until(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE) -> None:
