@@ -172,15 +172,20 @@ static const char *cluster_name(void)
 /* Writes the question; the line is to be freed. */
 static void write_request(struct line *line, const char *op, const job_desc_msg_t *job, uint32_t by)
 {
+	const int is_modify = !strcmp(op, "modify");
+
 	add(line, "{\"v\":1,\"op\":\"%s\",\"cluster\":", op);
 	add_quoted(line, cluster_name());
-	add(line, ",\"by\":%" PRIu32 ",\"job\":{\"uid\":", by);
-	/* The user is the job's, never who submits it. */
-	if (job->user_id < NO_VAL)
-		add(line, "%" PRIu32, job->user_id);
-	else
+	add(line, ",\"by\":%" PRIu32, by);
+	if (is_modify)
+		add_text(line, "jobs", job->job_id_str);
+	/* The user is the job's, never who submits it; an update names whom it likes. */
+	add(line, ",\"job\":{\"uid\":");
+	if (is_modify || job->user_id >= NO_VAL)
 		add(line, "-1");
-	if (!strcmp(op, "modify"))
+	else
+		add(line, "%" PRIu32, job->user_id);
+	if (is_modify)
 		add_32(line, "job_id", id_of(job));
 	add_names(line, job);
 	add_minutes(line, "time_limit_min", job->time_limit);
@@ -189,12 +194,12 @@ static void write_request(struct line *line, const char *op, const job_desc_msg_
 	if (job->begin_time > 0)
 		add(line, ",\"begin_us\":%" PRId64, (int64_t)job->begin_time * 1000000);
 	add_true(line, "held", job->priority == 0);
-	add_true(line, "het", job->het_job_offset < NO_VAL);
+	add_true(line, "het", !is_modify && job->het_job_offset < NO_VAL);
 	add_true(line, "cron", (job->bitflags & CRON_JOB) != 0);
 	add(line, "}}\n");
 }
 
-/* Whether an update may change what a job costs; a note or a new name does not. */
+/* Whether an update may make a job cost more; a note, a new name or a hold does not. */
 static int is_about_cost(const job_desc_msg_t *job)
 {
 	return job->account || job->partition || job->qos || job->reservation || job->array_inx ||
@@ -209,7 +214,8 @@ static int is_about_cost(const job_desc_msg_t *job)
 	       job->ntasks_per_core != NO_VAL16 || job->ntasks_per_tres != NO_VAL16 ||
 	       job->sockets_per_node != NO_VAL16 || job->cores_per_socket != NO_VAL16 ||
 	       job->threads_per_core != NO_VAL16 || job->core_spec != NO_VAL16 ||
-	       job->shared != NO_VAL16 || job->begin_time > 0 || job->priority != NO_VAL;
+	       job->shared != NO_VAL16 || job->begin_time > 0 ||
+	       (job->priority != NO_VAL && job->priority);
 }
 
 /* ---- What becomes of it ----------------------------------------------------------------- */

@@ -21,7 +21,8 @@
 local steward = {}
 
 -- Taken now: a site's script may change these for its own ends.
-local find, gmatch, gsub, match = string.find, string.gmatch, string.gsub, string.match
+local find, format, gmatch = string.find, string.format, string.gmatch
+local gsub, match = string.gsub, string.match
 local concat, open, time = table.concat, io.open, os.time
 local getenv, ipairs, pairs, pcall, require = os.getenv, ipairs, pairs, pcall, require
 local rawget, tonumber, tostring, type = rawget, tonumber, tostring, type
@@ -190,10 +191,10 @@ local function tell(text)
 	if slurm and text and text ~= "" then slurm.log_user("%s", text) end
 end
 
-local function decide(op, job, part_list, by, job_id)
+local function decide(op, job, part_list, by, job_id, jobs)
 	follow_conf()
 	if exists(conf.off_file) then return SUCCESS end
-	local line = wire.request(op, steward.cluster, job, by, job_id)
+	local line = wire.request(op, steward.cluster, job, by, job_id, jobs)
 	local answer, why
 	if line then answer, why = ask(line) else why = "is not asked of so long a request" end
 	if answer then
@@ -230,9 +231,15 @@ end
 -- What slurm_job_modify is to return, of an update as it is now.
 function steward.modify(job_desc, job_rec, part_list, modify_uid)
 	if not wire.is_about_cost(job_desc) then return SUCCESS end
-	local job_id = given(job_rec, "job_id")
-	if type(job_id) ~= "number" or job_id >= NO_VAL then job_id = nil end
-	return safely("modify", job_desc, part_list, modify_uid, job_id)
+	local function number(field)
+		local value = given(job_rec, field)
+		return type(value) == "number" and value < NO_VAL and value or nil
+	end
+	local job_id, jobs = number("job_id"), nil
+	local array_id, task_id = number("array_job_id"), number("array_task_id")
+	if array_id and array_id > 0 then job_id = array_id end
+	if job_id then jobs = format("%.0f", job_id) .. (task_id and format("_%.0f", task_id) or "") end
+	return safely("modify", job_desc, part_list, modify_uid, job_id, jobs)
 end
 
 return steward

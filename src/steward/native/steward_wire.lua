@@ -119,7 +119,7 @@ local function has_bit(value, bit)
 	return type(value) == "number" and floor(value / 2 ^ bit) % 2 == 1
 end
 
--- What an update changes that has to do with cost; a note or a new name has not.
+-- Whether an update may make a job cost more; a note, a new name or a hold does not.
 function wire.is_about_cost(job)
 	for _, pair in ipairs(TEXTS) do
 		if pair[1] ~= "admin_comment" and given(job, pair[1]) then return true end
@@ -128,19 +128,22 @@ function wire.is_about_cost(job)
 		if number_of(job, names[1], names[3]) then return true end
 	end
 	return (minutes(job, "time_limit") or minutes(job, "time_min")
-		or number_of(job, "shared", NO_VAL16) or number_of(job, "priority", NO_VAL)
+		or number_of(job, "shared", NO_VAL16)
+		or (number_of(job, "priority", NO_VAL) or 0) > 0
 		or given(job, "priority") == INFINITE or (number_of(job, "begin_time", 2 ^ 53) or 0) > 0)
 		and true or false
 end
 
--- The question as one line; nil if it is too long.
-function wire.request(op, cluster, job, by, job_id)
+-- The question as one line; nil if it is too long. Of an update with what it is of: a job's
+-- number, and how commands name the jobs that are meant.
+function wire.request(op, cluster, job, by, job_id, jobs)
 	local parts = {}
 	local function add(name, json)
 		if json then parts[#parts + 1] = '"' .. name .. '":' .. json end
 	end
 	local function add_true(name, is_so) add(name, is_so and "true") end
-	local uid = number_of(job, "user_id", NO_VAL)
+	-- The user is the job's, never who submits it; an update names whom it likes.
+	local uid = op == "submit" and number_of(job, "user_id", NO_VAL)
 	add("uid", uid and format("%.0f", uid) or "-1")
 	add("job_id", job_id and format("%.0f", job_id))
 	for _, pair in ipairs(TEXTS) do
@@ -160,10 +163,11 @@ function wire.request(op, cluster, job, by, job_id)
 	local begin = number_of(job, "begin_time", 2 ^ 33)
 	add("begin_us", begin and begin > 0 and format("%.0f000000", begin))
 	add_true("held", given(job, "priority") == 0)
-	add_true("het", number_of(job, "het_job_offset", NO_VAL))
+	add_true("het", op == "submit" and number_of(job, "het_job_offset", NO_VAL))
 	add_true("cron", has_bit(given(job, "bitflags"), 22))
-	local line = format('{"v":1,"op":"%s","cluster":%s,"by":%.0f,"job":{', op,
-		quoted(cluster), by) .. concat(parts, ",") .. "}}\n"
+	jobs = jobs and ',"jobs":' .. quoted(jobs) or ""
+	local line = format('{"v":1,"op":"%s","cluster":%s,"by":%.0f%s,"job":{', op,
+		quoted(cluster), by, jobs) .. concat(parts, ",") .. "}}\n"
 	if #line > REQUEST_BYTES then return nil end
 	return line
 end

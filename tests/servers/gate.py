@@ -1,0 +1,140 @@
+"""A gate that answers as a test says: on a real Unix socket, as slurmctld's plugin asks one."""
+
+import json
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+Question = dict[str, Any]
+Answers = Callable[[Question, socket.socket], bytes | None]
+
+YES = b'{"v":1,"ok":true,"say":"","admin_comment":"","qos":"","partition":"","account":""}\n'
+
+
+def says(**members: Any) -> Answers:
+    """Answers everybody the same."""
+    data = json.dumps({"v": 1, "ok": True, **members}).encode() + b"\n"
+    return lambda _question, _sock: data
+
+
+def hangs(_question: Question, sock: socket.socket) -> bytes | None:
+    """Reads, and never answers; lets go when the other side does."""
+    sock.settimeout(30)
+    sock.recv(1)
+    return None
+
+
+class AskedGate:
+    """Takes questions and keeps them; what it answers can be changed at any time.
+
+    Args:
+        path: Of the socket.
+        answers: Gives the bytes of an answer, or sends some itself and gives None.
+    """
+
+    def __init__(self, path: Path, answers: Answers = says()) -> None:
+        self.path = path
+        self.answers = answers
+        self.asked: list[Question] = []
+        self.connections = 0
+        self._lock = threading.Lock()
+        self._end_read, self._end_write = os.pipe()
+        self._listening: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        os.close(self._end_read)
+        os.close(self._end_write)
+
+    def start(self, backlog: int = 1024) -> None:
+        """Listen."""
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.bind(str(self.path))
+        self.path.chmod(0o777)
+        self._listening.listen(backlog)
+        self._thread = threading.Thread(target=self._serve, args=(self._listening,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Be gone, the socket too."""
+        if self._thread is None or self._listening is None:
+            return
+        os.write(self._end_write, b"x")
+        self._thread.join(30)
+        os.read(self._end_read, 1)
+        self._listening.close()
+        self._thread = None
+        self.path.unlink(missing_ok=True)
+
+    def _serve(self, listening: socket.socket) -> None:
+        while True:
+            ready, _, _ = select.select([listening, self._end_read], [], [])
+            if self._end_read in ready:
+                return
+            connection, _ = listening.accept()
+            with self._lock:
+                self.connections += 1
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, sock: socket.socket) -> None:
+        with sock:
+            try:
+                with sock.makefile("rb") as stream:
+                    line = stream.readline(1 << 20)
+                    question = json.loads(line)
+                    with self._lock:
+                        self.asked.append(question)
+                    data = self.answers(question, sock)
+                    if data:
+                        sock.sendall(data)
+            except (OSError, ValueError):
+                return  # the other side has gone, or has not asked: tests look at `asked`
+
+
+class FullGate:
+    """A gate that takes no connection: its queue is full."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._socks: list[socket.socket] = []
+
+    def __enter__(self) -> Self:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(str(self.path))
+        self.path.chmod(0o777)
+        listening.listen(0)
+        self._socks = [listening]
+        for _ in range(8):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            self._socks.append(sock)
+            try:
+                sock.connect(str(self.path))
+            except BlockingIOError:
+                break
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for sock in self._socks:
+            sock.close()
+        self.path.unlink(missing_ok=True)
