@@ -150,12 +150,7 @@ class BankConsumer:
                 started=is_started or (before.started if before else False),
             )
         found = self._link.confirm(list(seen.values())) if seen else []
-        holds = {key: hold for key, hold in zip(seen, found, strict=True) if hold is not None}
-        for cluster, leader in {_key(event) for event in events if event.kind != QUEUE_LOOKED}:
-            if (cluster, leader) not in holds:
-                for hold in self._link.holds(cluster=cluster, job_id=leader):
-                    holds[cluster, leader] = hold
-        return holds
+        return {key: hold for key, hold in zip(seen, found, strict=True) if hold is not None}
 
     def _end(self, t: "Transaction", event: Event, hold: Hold | None) -> None:
         """Charge a run that is over, and settle its hold."""
@@ -254,7 +249,10 @@ class BankConsumer:
             Unavailable: The ledger, the gate or the journal is away.
         """
         now = self._clock()
-        self._live.push()
+        books = self._live.push()
+        if books.accounts:
+            # Money may have come in: those that wait for it are looked at once more.
+            self._want_held()
         self._upkeep.take_facts(append)
         has_more = False
         if self._covering.is_ready():
@@ -274,11 +272,14 @@ class BankConsumer:
             if last is not None and (now - last).total_seconds() < every_s:
                 continue
             self._swept[cluster] = now
-            for leader in self._unpaid.held(cluster):
-                self._covering.want(cluster, leader)
             self._covering.sweep(cluster, now)
             self._reconciling.turn(cluster, self._began, now, self._live.rules.seq)
             return
+
+    def _want_held(self) -> None:
+        for cluster in self._settings.cluster:
+            for leader in self._unpaid.held(cluster):
+                self._covering.want(cluster, leader)
 
     def _strand(self) -> None:
         holds = self._link.stranded()

@@ -17,7 +17,7 @@ from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.estimate import description_of
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import Claim
-from steward.bank.records import Description, Hold
+from steward.bank.records import Hold
 from steward.bank.settling import leader_of
 from steward.bank.unpaid import Unpaid
 from steward.config import Settings
@@ -35,16 +35,31 @@ log = logging.getLogger(__name__)
 STARTED: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT"})
 """States of jobs that have their resources."""
 
+_HELD: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})
 _AT_ONCE: Final = 200
 _TRIES: Final = 30
 _CUT_OFF: Final = "..."
 _OVER_GRACE: Final = timedelta(minutes=10)
+_MINUTE: Final = timedelta(minutes=1)
+_LONG: Final = timedelta(minutes=10)
 _SLACK_US: Final = 2_000_000
 _PAGE: Final = 1000
 _MINUTE_S: Final = 60
 
 Key = tuple[str, int]
 """A cluster, and the raw id that a job's hold is kept under."""
+
+
+class _Rest(msgspec.Struct, frozen=True):
+    """Until when a job that was looked at need not be looked at again."""
+
+    rules: int
+    until: datetime
+    has_hold: bool
+
+    def is_over(self, live: "Live", has_hold: bool, now: datetime) -> bool:
+        """Whether it is time, or something has changed since."""
+        return now >= self.until or self.rules != live.rules.seq or self.has_hold != has_hold
 
 
 class Covering:
@@ -63,7 +78,7 @@ class Covering:
         self._live = live
         self._unpaid = unpaid
         self._wanted: dict[Key, int] = {}
-        self._resting: dict[Key, tuple[int, datetime]] = {}
+        self._resting: dict[Key, _Rest] = {}
         self._jobs: Jobs | None = None
         self._said: set[str] = set()
 
@@ -110,9 +125,8 @@ class Covering:
         waiting = grouped(self.queue(cluster))
         for leader, jobs in waiting.items():
             if any(needs(job.record, holds.get(leader), now) for job in jobs):
-                key = (cluster, leader)
-                until = self._resting.get(key)
-                if until is None or until[0] != self._live.seq or now >= until[1]:
+                rest = self._resting.get((cluster, leader))
+                if rest is None or rest.is_over(self._live, leader in holds, now):
                     self.want(cluster, leader)
         for leader, hold in holds.items():
             jobs = waiting.get(leader, [])
@@ -120,12 +134,12 @@ class Covering:
                 self._release_if_over(cluster, leader, hold, now)
             elif is_too_large(hold, jobs, self._settings.bank.arrays):
                 self._cover((cluster, leader), jobs, now, is_exact=True)
-        self._resting = {key: rest for key, rest in self._resting.items() if now < rest[1]}
+        self._resting = {key: rest for key, rest in self._resting.items() if now < rest.until}
 
     def _cover(
         self, key: Key, jobs: Sequence[Job], now: datetime, *, is_exact: bool = False
     ) -> None:
-        claim = claim_of(key, jobs, now)
+        claim = claim_of(key, jobs, is_ours=key[1] in self._unpaid.held(key[0]))
         if claim is None:
             return
         if is_exact:
@@ -136,17 +150,19 @@ class Covering:
             if str(error) not in self._said:
                 log.error("cluster %s: %s", key[0], error)
                 self._said.add(str(error))
-            self._resting[key] = (self._live.seq, now + _OVER_GRACE)
+            self._rest(key, now, _MINUTE, has_hold=False)
             return
+        has_hold = covered.hold is not None
         if covered.is_paid:
             self._unpaid.paid(key)
-            if covered.hold is None:
-                # Nothing is held where the bank is off: not asked every minute.
-                self._resting[key] = (self._live.seq, now + _OVER_GRACE)
-            return
-        if not is_exact:
+            self._rest(key, now, _LONG, has_hold=has_hold)
+        elif not is_exact:
             self._unpaid.apply(key, jobs, claim, covered.why)
-            self._resting[key] = (self._live.seq, now + timedelta(seconds=_MINUTE_S))
+            self._rest(key, now, _MINUTE, has_hold=has_hold)
+
+    def _rest(self, key: Key, now: datetime, span: timedelta, *, has_hold: bool) -> None:
+        """Do not ask the same again for a while: the answer would be the same."""
+        self._resting[key] = _Rest(self._live.rules.seq, now + span, has_hold)
 
     def _release_if_over(self, cluster: str, leader: int, hold: Hold, now: datetime) -> None:
         """Give back what is held for a job that ended without anybody telling the gate."""
@@ -242,9 +258,9 @@ def needs(record: JobRecord, hold: Hold | None, now: datetime) -> bool:
 
 def is_waiting_on_purpose(record: JobRecord, now: datetime) -> bool:
     """Whether it is held, or asked not to begin before a time that is to come."""
-    if record.reason in ("JobHeldUser", "JobHeldAdmin"):
+    if record.reason in _HELD:
         return True
-    return record.reason == "BeginTime" and record.eligible is not None and record.eligible > now
+    return record.eligible is not None and record.eligible > now
 
 
 def is_too_large(hold: Hold, jobs: Sequence[Job], policy: str) -> bool:
@@ -258,8 +274,17 @@ def is_too_large(hold: Hold, jobs: Sequence[Job], policy: str) -> bool:
     return hold.remaining > left * hold.quote.per_task
 
 
-def claim_of(key: Key, jobs: Sequence[Job], now: datetime) -> Claim | None:
-    """What the gate is asked for a job, or for all tasks of an array that are left."""
+def claim_of(key: Key, jobs: Sequence[Job], *, is_ours: bool = False) -> Claim | None:
+    """What the gate is asked for a job, or for all tasks of an array that are left.
+
+    Args:
+        key: Its cluster and id.
+        jobs: The job, or the array's tasks that are left.
+        is_ours: Whether it is held because it could not be paid.
+
+    Returns:
+        The claim; None where nobody knows whose job it is.
+    """
     cluster, leader = key
     of_array = [job for job in jobs if job.record.array_job_id]
     ruling = min(jobs, key=lambda job: (not _is_started(job.record), job.job_id))
@@ -270,8 +295,9 @@ def claim_of(key: Key, jobs: Sequence[Job], now: datetime) -> Claim | None:
     if of_array:
         description = msgspec.structs.replace(description, array=_tasks(of_array))
     is_started = any(_is_started(job.record) for job in jobs)
-    if not is_started and all(is_waiting_on_purpose(job.record, now) for job in jobs):
-        description = _waiting(description, record)
+    if is_ours or is_started or not all(job.record.reason in _HELD for job in jobs):
+        # A job that we hold is to be paid all the same; of an array one task is enough.
+        description = msgspec.structs.replace(description, held=False)
     return Claim(
         cluster=cluster,
         job_id=leader,
@@ -279,12 +305,6 @@ def claim_of(key: Key, jobs: Sequence[Job], now: datetime) -> Claim | None:
         first_submit_us=min(micros(job.first_submit) for job in jobs),
         started=is_started,
     )
-
-
-def _waiting(description: Description, record: JobRecord) -> Description:
-    if record.reason == "BeginTime" and record.eligible is not None:
-        return msgspec.structs.replace(description, begin_us=micros(record.eligible))
-    return msgspec.structs.replace(description, held=True)
 
 
 def _still_to_come(record: JobRecord) -> JobRecord:

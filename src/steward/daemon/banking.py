@@ -21,9 +21,7 @@ _HANG_S: Final = 1800.0
 
 
 def banking_parts(settings: Settings) -> list[Part]:
-    """The processes of the bank that a configuration asks for."""
-    if not settings.bank.enabled:
-        return []
+    """The processes of the bank, of a configuration that has one."""
     from steward.daemon.mybrc import mybrc_part, remote_part
 
     parts = [

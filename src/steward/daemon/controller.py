@@ -1,8 +1,8 @@
 """``steward controller``: only the sources of a slurmctld host, durable there, and the forwarder.
 
-Nothing is archived, indexed or asked here, and no socket is open: what is
-captured is kept in the state directory until the Steward that this host
-reports to says that it is durable there.
+Nothing is archived, indexed or asked here, and no socket is open but the gate's,
+where there is a bank elsewhere: what is captured is kept in the state directory
+until the Steward that this host reports to says that it is durable there.
 """
 
 from functools import partial
@@ -58,6 +58,10 @@ def controller_parts(settings: Settings) -> list[Part]:
     parts += lines_parts(settings)
     if settings.nodes.listen:
         parts.append(nodes_part(settings))
+    if settings.gate.ask:
+        from steward.daemon.gate import gate_part
+
+        parts.append(gate_part(settings))
     return parts
 
 

@@ -85,6 +85,10 @@ def parts_of(settings: Settings) -> list[Part]:
     parts += [_consuming(settings, name, after=(JOURNAL, *sinks)) for name in settings.consume]
     parts += lines_parts(settings)
     parts += accounting_parts(settings)
+    if settings.bank.enabled:
+        from steward.daemon.banking import banking_parts
+
+        parts += banking_parts(settings)
     if settings.socket:
         parts.append(Part(name="socket", run=partial(run_socket, settings)))
     return parts

@@ -1,0 +1,154 @@
+from datetime import timedelta
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from job_lives import NOON
+
+from steward.bank.errors import NoRate
+from steward.bank.money import MICRO
+from steward.bank.records import Charge, Hold, Quote, Rate, Use
+from steward.bank.settling import (
+    Pricing,
+    charge_of,
+    frees,
+    is_charged,
+    is_final,
+    is_piece_of,
+    same_as,
+)
+from steward.config import BankSettings
+from steward.jobs.facts import micros
+from steward.records import JobRecord
+from steward.usage import RunFact
+
+PRICING = Pricing(
+    settings=BankSettings(),
+    rates=[Rate(cluster="c1", partition="debug", weights={"cpu": MICRO}, number=3)],
+    zone="UTC",
+)
+START = NOON + timedelta(seconds=10)
+RECORD = JobRecord(
+    job_id=7,
+    uid=1000,
+    user="ada",
+    account="Physics",
+    partition="debug",
+    state="COMPLETED",
+    submit=NOON,
+    start=START,
+    end=START + timedelta(hours=1),
+    tres_allocated="cpu=2,node=1",
+)
+FACT = RunFact(job_id=7, first_submit=NOON, restarts=0, record=RECORD)
+HOLD = Hold(id="h1", remaining=10 * MICRO, quote=Quote(amount=10 * MICRO, per_task=2 * MICRO))
+
+
+def fact(**changes: object) -> RunFact:
+    record = msgspec.structs.replace(RECORD, **changes)
+    return msgspec.structs.replace(FACT, record=record)
+
+
+def test_a_run_is_charged_by_what_slurm_shows_of_it() -> None:
+    charge = charge_of("c1", FACT, PRICING, hold=HOLD)
+    assert charge is not None
+    assert (charge.amount, charge.rate, charge.hold) == (2 * MICRO, 3, "h1")
+    assert (charge.account, charge.user, charge.why) == ("physics", "ada", "end")
+    assert charge.key == f"c1/7/{int(NOON.timestamp())}/0/0"
+    assert charge.use == Use(
+        tres={"cpu": 2, "node": 1}, start=START, seconds=3600, state="COMPLETED"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"start": None},
+        {"state": "REVOKED"},
+        {"state": "REQUEUE_FED"},
+        {"end": None},
+    ],
+)
+def test_what_costs_nothing_or_cannot_be_told_yet(changes: dict[str, object]) -> None:
+    assert charge_of("c1", fact(**changes), PRICING) is None
+
+
+def test_an_end_that_nobody_saw_is_when_it_was_found_to_be_over() -> None:
+    unseen = fact(end=None, state="UNKNOWN")
+    found = charge_of("c1", unseen, PRICING, seen_at=START + timedelta(minutes=30))
+    assert found is not None
+    assert found.amount == MICRO
+
+
+def test_an_imported_run_is_a_backfills() -> None:
+    assert not is_charged(msgspec.structs.replace(FACT, source="slurmdbd"))
+    assert is_charged(FACT)
+
+
+def test_a_partition_without_a_rate_is_named() -> None:
+    with pytest.raises(NoRate, match="partition other"):
+        charge_of("c1", fact(partition="other"), PRICING)
+
+
+@given(
+    cuts=st.lists(st.integers(1, 3599), unique=True, max_size=4).map(sorted),
+    cpus=st.lists(st.integers(1, 64), min_size=5, max_size=5),
+)
+def test_pieces_of_a_resized_run_meet_without_gap_or_overlap(
+    cuts: list[int], cpus: list[int]
+) -> None:
+    ends = [START + timedelta(seconds=cut) for cut in cuts]
+    charges: list[Charge] = []
+    begin = START
+    for end, width in zip(ends, cpus, strict=False):
+        piece = fact(state="RESIZING", start=begin, end=end, tres_allocated=f"cpu={width},node=1")
+        told = msgspec.structs.replace(piece, piece_end=end)
+        charge = charge_of("c1", told, PRICING)
+        assert charge is not None
+        charges.append(charge)
+        begin = end
+    last = fact(tres_allocated="cpu=1,node=1")
+    pieces = [one for one in charges if is_piece_of(one, last)]
+    assert pieces == charges
+    final = charge_of("c1", last, PRICING, pieces=pieces)
+    assert final is not None
+    uses = [one.use for one in (*charges, final) if one.use is not None]
+    assert sum(use.seconds for use in uses) == 3600
+    assert len({one.key for one in (*charges, final)}) == len(cuts) + 1
+
+
+def test_a_former_jobs_pieces_are_none_of_this_run() -> None:
+    old = Charge(
+        cluster="c1",
+        job_id=7,
+        first_submit=NOON - timedelta(days=9),
+        piece_us=micros(NOON - timedelta(days=9)),
+    )
+    assert not is_piece_of(old, FACT)
+
+
+def test_what_a_hold_is_rid_of() -> None:
+    assert (frees(FACT, HOLD), is_final(FACT)) == (0, True)
+    task = fact(array_job_id=5, array_task="3")
+    assert (frees(task, HOLD), is_final(task)) == (2 * MICRO, False)
+    # Cancelled while they waited, before they had records of their own.
+    rest = fact(array_job_id=7, array_task="4-6%2", start=None, state="CANCELLED")
+    assert (frees(rest, HOLD), is_final(rest)) == (6 * MICRO, False)
+    requeued = fact(state="REQUEUED")
+    assert (frees(requeued, HOLD), is_final(requeued)) == (0, False)
+    piece = msgspec.structs.replace(FACT, piece_end=RECORD.end)
+    assert (frees(piece, HOLD), is_final(piece)) == (0, False)
+
+
+def test_a_run_whose_job_turns_out_to_be_older_is_charged_under_its_old_name() -> None:
+    charge = charge_of("c1", FACT, PRICING)
+    earlier = charge_of(
+        "c1", msgspec.structs.replace(FACT, first_submit=NOON - timedelta(hours=1)), PRICING
+    )
+    assert charge is not None
+    assert earlier is not None
+    assert earlier.key != charge.key
+    assert same_as(earlier, [charge]).key == charge.key
+    other = msgspec.structs.replace(earlier, restarts=1)
+    assert same_as(other, [charge]) == other
