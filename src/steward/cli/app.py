@@ -35,6 +35,12 @@ class Root(LazyGroup):
             "steward.cli.sacct_command",
         ),
         Entry(
+            "bank",
+            EVERYONE,
+            "What jobs cost, and what is left to spend.",
+            "steward.cli.bank",
+        ),
+        Entry(
             "journal",
             OPERATORS,
             "Look at what Steward has recorded and what waits.",

@@ -1,0 +1,332 @@
+"""``steward bank account``, ``user`` and ``allocation show``: who has money, and who spends it."""
+
+from typing import Annotated
+
+import typer
+
+from steward.bank import money
+from steward.bank.asking_accounts import (
+    AccountChangeRequest,
+    AccountCreateRequest,
+    AccountPage,
+    AccountShowRequest,
+    UserRequest,
+    UserShowRequest,
+)
+from steward.cli import options, output
+from steward.cli.bank_text import Account, Reason, Shown, plain, tell_gate
+from steward.cli.client import action, call
+from steward.cli.options import Place
+from steward.cli.output import Column, Style
+from steward.errors import UsageError
+
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[ACCOUNT]...", help="These; else all of yours.")
+]
+Ended = Annotated[bool, typer.Option("--ended", help="Allocations that have ended as well.")]
+Owners = Annotated[
+    str, typer.Option("--owners", metavar="USER,…", help="Who looks after it; '' for nobody.")
+]
+Parent = Annotated[
+    str, typer.Option("--parent", metavar="ACCOUNT", help="The account above; '' for none.")
+]
+Credit = Annotated[str, typer.Option("--credit", metavar="AMOUNT", help="What it may owe.")]
+Draws = Annotated[
+    bool | None,
+    typer.Option("--draws-on-parent/--pays-itself", help="Who pays: the account above, or it."),
+]
+Listed = Annotated[
+    bool | None,
+    typer.Option(
+        "--only-listed/--everyone", help="Who may charge it: users created in it, or all."
+    ),
+]
+Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="What it is.")]
+Limit = Annotated[
+    str,
+    typer.Option(
+        "--limit",
+        metavar="AMOUNT",
+        help="What the user may spend of it; 'none' for no limit.",
+        callback=options.not_empty,
+    ),
+]
+User = Annotated[str, typer.Argument(metavar="USER", help="The user.")]
+
+
+def account_show(
+    names: Names = None,
+    columns: options.Format = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Show accounts."""
+    style = options.style(as_json, parsable, noheader, columns)
+    request = AccountShowRequest(names=options.split(names))
+    _print_accounts(_asked(config, socket, "account_show", request), style)
+
+
+def account_create(
+    name: Account,
+    parent: Parent = "",
+    owners: Owners = "",
+    credit: Credit = "0",
+    draws_on_parent: Draws = None,
+    only_listed: Listed = None,
+    note: Note = "",
+    reason: Reason = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Create an account.
+
+    It has a name that Slurm's accounts have, in lower case, and nothing to spend yet.
+    """
+    style = options.style(as_json, parsable, noheader)
+    request = AccountCreateRequest(
+        name=name,
+        parent=parent,
+        owners=options.split([owners]),
+        credit=money.parse(credit),
+        draws_on_parent=bool(draws_on_parent),
+        only_listed=bool(only_listed),
+        note=note,
+        reason=reason,
+    )
+    _print_accounts(_asked(config, socket, "account_create", request), style, changed=True)
+
+
+def account_change(
+    context: typer.Context,
+    name: Account,
+    parent: Parent = "",
+    owners: Owners = "",
+    credit: Credit = "",
+    draws_on_parent: Draws = None,
+    only_listed: Listed = None,
+    closed: Annotated[
+        bool | None, typer.Option("--close/--reopen", help="Let nothing be charged to it any more.")
+    ] = None,
+    note: Note = "",
+    reason: Reason = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Change an account.
+
+    What is not given stays.
+    """
+    style = options.style(as_json, parsable, noheader)
+
+    def given(option: str) -> bool:
+        source = context.get_parameter_source(option)
+        return source is not None and source.name == "COMMANDLINE"
+
+    request = AccountChangeRequest(
+        name=name,
+        parent=parent if given("parent") else None,
+        owners=options.split([owners]) if given("owners") else None,
+        credit=money.parse(credit) if credit else None,
+        draws_on_parent=draws_on_parent,
+        only_listed=only_listed,
+        closed=closed,
+        note=note if given("note") else None,
+        reason=reason,
+    )
+    _print_accounts(_asked(config, socket, "account_change", request), style, changed=True)
+
+
+def user_show(
+    users: Annotated[
+        list[str] | None, typer.Argument(metavar="[USER]...", help="These; else all you may see.")
+    ] = None,
+    accounts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--account", "-A", metavar="NAME,…", help="In these.", callback=options.not_empty
+        ),
+    ] = None,
+    columns: options.Format = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Show who is in which account."""
+    style = options.style(as_json, parsable, noheader, columns)
+    request = UserShowRequest(users=options.split(users), accounts=options.split(accounts))
+    _print_users(_asked(config, socket, "user_show", request), style)
+
+
+def user_create(
+    account: Account,
+    user: User,
+    limit: Limit = "",
+    reason: Reason = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Put a user into an account.
+
+    Owners of the account and its coordinators in Slurm may, too.
+    """
+    style = options.style(as_json, parsable, noheader)
+    request = _user(account, user, limit, reason)
+    _print_users(_asked(config, socket, "user_create", request), style, user)
+
+
+def user_change(
+    account: Account,
+    user: User,
+    limit: Limit = "",
+    listed: Annotated[
+        bool | None,
+        typer.Option("--listed/--unlisted", help="Whether they may charge it if only listed may."),
+    ] = None,
+    reason: Reason = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Set what a user may spend.
+
+    Owners of the account and its coordinators in Slurm may, too.
+    """
+    style = options.style(as_json, parsable, noheader)
+    if not limit and listed is None:
+        raise UsageError("nothing is to be changed: give --limit, --listed or --unlisted")
+    request = _user(account, user, limit, reason, listed=listed)
+    _print_users(_asked(config, socket, "user_change", request), style, user)
+
+
+def _user(
+    account: str, user: str, limit: str, reason: str, *, listed: bool | None = None
+) -> UserRequest:
+    amount = None if limit in ("", "none") else money.parse(limit)
+    return UserRequest(
+        account=account,
+        user=user,
+        limit=amount,
+        is_limited=bool(limit),
+        listed=listed,
+        reason=reason,
+    )
+
+
+def allocation_show(
+    names: Names = None,
+    ended: Ended = False,
+    columns: options.Format = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Show allocations.
+
+    Every account has one without an end, which is drawn on last.
+    """
+    style = options.style(as_json, parsable, noheader, columns)
+    request = AccountShowRequest(names=options.split(names), ended=ended)
+    print_allocations(_asked(config, socket, "allocation_show", request), style)
+
+
+def print_allocations(answer: AccountPage, style: Style, *, changed: bool = False) -> None:
+    """Print the allocations of an answer."""
+    if style.json:
+        output.print_json(answer)
+        return
+    shown = Shown(answer)
+    columns = [
+        Column("Number", lambda one: str(one.number), None, True),
+        Column("Account", lambda one: one.account),
+        Column("Begin", lambda one: shown.time(one.begin)),
+        Column("End", lambda one: shown.time(one.end)),
+        Column("Given", lambda one: shown.amount(one.given), lambda one: plain(one.given), True),
+        Column("Left", lambda one: shown.amount(one.balance), lambda one: plain(one.balance), True),
+        Column("Rollover", lambda one: one.rollover if one.end else ""),
+        Column("Note", lambda one: one.note, widest=40),
+    ]
+    output.print_table(columns, answer.allocations, style)
+    if changed:
+        tell_gate(answer.gate_knows)
+
+
+def _asked(config: str, socket: str, name: str, request: object) -> AccountPage:
+    place = Place(config=config, socket=socket)
+    answer: AccountPage = call(place, action(f"bank.{name}"), request)
+    return answer
+
+
+def _print_accounts(answer: AccountPage, style: Style, *, changed: bool = False) -> None:
+    if style.json:
+        output.print_json(answer)
+        return
+    shown = Shown(answer)
+    left: dict[str, int] = {}
+    for pot in answer.allocations:
+        left[pot.account] = left.get(pot.account, 0) + pot.balance
+    flags = {
+        "draws_on_parent": "draws on parent",
+        "only_listed": "listed users",
+        "closed": "closed",
+    }
+    columns = [
+        Column("Account", lambda one: one.name),
+        Column("Parent", lambda one: one.parent),
+        Column("Owners", lambda one: ",".join(one.owners)),
+        Column(
+            "Left",
+            lambda one: shown.amount(left.get(one.name, 0)),
+            lambda one: plain(left.get(one.name, 0)),
+            True,
+        ),
+        Column("Credit", lambda one: shown.amount(one.credit), lambda one: plain(one.credit), True),
+        Column(
+            "Rules",
+            lambda one: ", ".join(word for name, word in flags.items() if getattr(one, name)),
+        ),
+        Column("Note", lambda one: one.note if one.known else "nobody created it", widest=40),
+    ]
+    output.print_table(columns, answer.accounts, style)
+    if changed:
+        tell_gate(answer.gate_knows)
+
+
+def _print_users(answer: AccountPage, style: Style, user: str = "") -> None:
+    if style.json:
+        output.print_json(answer)
+        return
+    shown = Shown(answer)
+    rows = [one for one in answer.users if not user or one.user == user]
+    columns = [
+        Column("Account", lambda one: one.account),
+        Column("User", lambda one: one.user),
+        Column(
+            "Limit",
+            lambda one: "none" if one.limit is None else shown.amount(one.limit),
+            lambda one: plain(one.limit),
+            True,
+        ),
+        Column("Spent", lambda one: shown.amount(one.spent), lambda one: plain(one.spent), True),
+        Column("Listed", lambda one: "yes" if one.listed else "no"),
+    ]
+    output.print_table(columns, rows, style)
+    if user:
+        tell_gate(answer.gate_knows)

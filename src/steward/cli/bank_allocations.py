@@ -1,0 +1,107 @@
+"""``steward bank allocation create`` and ``change``: money that can be drawn on for a time."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from steward.bank import money
+from steward.bank.asking_accounts import (
+    AccountPage,
+    AllocationChangeRequest,
+    AllocationCreateRequest,
+)
+from steward.cli import options
+from steward.cli.bank_accounts import print_allocations
+from steward.cli.bank_text import Account, Amount, Key, Reason, key_or_random, say
+from steward.cli.client import action, call
+from steward.cli.options import Place
+from steward.cli.times import zone_to_ask_in
+from steward.errors import UsageError
+
+Rollover = Annotated[
+    Literal["none", "next"] | None,
+    typer.Option("--rollover", help="What is left at the end expires, or goes on."),
+]
+Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="What it is.")]
+Begin = Annotated[
+    str,
+    typer.Option("--begin", metavar="TIME", help="From when on.", callback=options.not_empty),
+]
+
+
+def allocation_create(
+    account: Account,
+    amount: Amount,
+    end: Annotated[
+        str,
+        typer.Option("--end", metavar="TIME", help="Until when.", callback=options.not_empty),
+    ],
+    begin: Begin = "",
+    rollover: Rollover = None,
+    note: Note = "",
+    reason: Reason = "",
+    key: Key = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Give an account money for a time.
+
+    Of several allocations the one that ends first is drawn on first.
+    """
+    style = options.style(as_json, parsable, noheader)
+    request = AllocationCreateRequest(
+        account=account,
+        amount=money.parse(amount),
+        begin=begin,
+        end=end,
+        rollover=rollover or "none",
+        note=note,
+        zone=zone_to_ask_in(),
+        reason=reason,
+        key=key_or_random(key),
+    )
+    place = Place(config=config, socket=socket)
+    answer: AccountPage = call(place, action("bank.allocation_create"), request)
+    print_allocations(answer, style, changed=True)
+    if not style.json and not style.parsable:
+        say(f"Key: {request.key}")
+
+
+def allocation_change(
+    number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="The allocation's.")],
+    begin: Begin = "",
+    end: Annotated[
+        str,
+        typer.Option("--end", metavar="TIME", help="Until when.", callback=options.not_empty),
+    ] = "",
+    rollover: Rollover = None,
+    note: Note = "",
+    reason: Reason = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Change an allocation's time.
+
+    Its money is changed by deposit and withdraw, with --allocation.
+    """
+    style = options.style(as_json, parsable, noheader)
+    if not (begin or end or rollover or note):
+        raise UsageError("nothing is to be changed: give --begin, --end, --rollover or --note")
+    request = AllocationChangeRequest(
+        number=number,
+        begin=begin or None,
+        end=end or None,
+        rollover=rollover,
+        note=note or None,
+        zone=zone_to_ask_in(),
+        reason=reason,
+    )
+    place = Place(config=config, socket=socket)
+    answer: AccountPage = call(place, action("bank.allocation_change"), request)
+    print_allocations(answer, style, changed=True)

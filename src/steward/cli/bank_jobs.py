@@ -1,0 +1,173 @@
+"""``steward bank quote`` and ``explain``: what a job may cost, and what it did cost."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from steward.bank.asking_jobs import (
+    ExplainAnswer,
+    ExplainedLine,
+    ExplainRequest,
+    QuoteAnswer,
+    QuoteRequest,
+)
+from steward.bank.records import PriceLine, Quote
+from steward.cli import options, output
+from steward.cli.bank_text import ClusterOption, Shown, plain, say
+from steward.cli.client import action, call
+from steward.cli.options import Place
+from steward.errors import UsageError
+
+_LONGEST = 4 * 1024 * 1024
+
+# sbatch's options come as they are: none of ours has one letter, for theirs have.
+quote_app = typer.Typer(add_completion=False)
+
+
+@quote_app.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]}
+)
+def quote(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SBATCH OPTION]... [SCRIPT]", help="As they would be typed."),
+    ] = None,
+    on: Annotated[
+        str, typer.Option("--on", metavar="NAME", help="The cluster.", callback=options.not_empty)
+    ] = "",
+    by: Annotated[
+        str,
+        typer.Option(
+            "--as", metavar="USER", help="For this user's job.", callback=options.not_empty
+        ),
+    ] = "",
+    as_json: options.Json = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Say what a job may cost.
+
+    Takes sbatch's options and a script, whose #SBATCH lines count. Nothing is submitted
+    and nothing held. A job is never charged more than this, unless Slurm lets it use more
+    than it asked for.
+    """
+    given = tuple(words or ())
+    request = QuoteRequest(options=given, script=_script(given), cluster=on, user=by)
+    answer: QuoteAnswer = call(Place(config=config, socket=socket), action("bank.quote"), request)
+    if as_json:
+        output.print_json(answer)
+        return
+    shown = Shown(answer)
+    for number, one in enumerate(answer.quotes):
+        if len(answer.quotes) > 1:
+            say(f"Component {number}:")
+        _print_quote(one, shown)
+    if len(answer.quotes) > 1:
+        say(f"In all at most {shown.whole(answer.amount)}.")
+    if answer.free is not None:
+        say(f"{answer.quotes[0].account} has {shown.whole(answer.free)} free now.")
+    if answer.is_let_in is False:
+        say("It would be refused now." if not answer.say else answer.say.split("\n", 1)[0])
+
+
+def _print_quote(one: Quote, shown: Shown) -> None:
+    where = ", ".join(part for part in (one.partition, one.qos, one.account) if part)
+    say(f"At most {shown.whole(one.amount)} ({where}).")
+    _print_lines(one.lines, shown)
+
+
+def _print_lines(lines: tuple[PriceLine, ...], shown: Shown) -> None:
+    widest = max((len(line.what) for line in lines), default=0)
+    for line in lines:
+        amount = "" if line.amount is None else shown.amount(line.amount)
+        say(f"  {line.what:<{widest}}  {amount:>12}".rstrip())
+
+
+def _script(words: tuple[str, ...]) -> str:
+    """The text of the script that is named among sbatch's words; "" where none is.
+
+    An option's value may look like a script's name; sbatch's own option table, which the
+    estimate has, says which word is the script.
+    """
+    from steward.bank.estimate import script_among
+
+    path = script_among(words)
+    if not path:
+        return ""
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size > _LONGEST:
+                raise UsageError(f"{path} is too large for a script", path)
+            return file.read(_LONGEST).decode("utf-8", "replace")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
+
+
+def explain(
+    job: options.JobId,
+    cluster: ClusterOption = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Say what a job was charged, and why.
+
+    Each charge is computed again from what was used and the rate of the job's first
+    submission; the exit code is 1 where that makes another amount.
+    """
+    style = options.style(as_json, parsable, noheader)
+    request = ExplainRequest(job=job, cluster=cluster)
+    answer: ExplainAnswer = call(
+        Place(config=config, socket=socket), action("bank.explain"), request
+    )
+    shown = Shown(answer)
+    if style.json:
+        output.print_json(answer)
+    elif style.parsable:
+        output.print_table(_columns(), answer.charges, style)
+    else:
+        say(f"Job {job} of {answer.user} was charged {shown.whole(answer.amount)} to "
+            f"{answer.account}.")  # fmt: skip
+        for line in answer.charges:
+            _print_charge(line, shown)
+    if not answer.is_right:
+        raise typer.Exit(1)
+
+
+def _print_charge(line: ExplainedLine, shown: Shown) -> None:
+    charge = line.charge
+    run = f"run {charge.restarts}" if charge.restarts else "its run"
+    piece = ", a former size" if charge.piece_us else ""
+    number = f", rate {charge.rate}" if charge.rate else ""
+    say(f"{charge.job_id}, {run}{piece} in {charge.partition}: {shown.amount(charge.amount)}"
+        f"{number}, by {charge.source}")  # fmt: skip
+    _print_lines(line.lines, shown)
+    if line.refunded:
+        say(f"  given back by hand: {shown.amount(line.refunded)}")
+    if line.overdraw:
+        say(f"  beyond the account's means: {shown.amount(line.overdraw)}")
+    if line.recomputed is None:
+        say("  told by another program: there is nothing to compute it from")
+    elif line.recomputed != charge.amount:
+        say(f"  but computed now it is {shown.amount(line.recomputed)}: 'steward bank reconcile'")
+
+
+def _columns() -> list[output.Column]:
+    return [
+        output.Column("JobIDRaw", lambda one: str(one.charge.job_id)),
+        output.Column("Restarts", lambda one: str(one.charge.restarts)),
+        output.Column("Account", lambda one: one.charge.account),
+        output.Column("User", lambda one: one.charge.user),
+        output.Column("Partition", lambda one: one.charge.partition),
+        output.Column("Amount", lambda one: plain(one.charge.amount)),
+        output.Column("Recomputed", lambda one: plain(one.recomputed)),
+        output.Column("Refunded", lambda one: plain(one.refunded)),
+        output.Column("Overdraw", lambda one: plain(one.overdraw)),
+        output.Column("Rate", lambda one: str(one.charge.rate)),
+        output.Column("Why", lambda one: one.charge.why),
+        output.Column("Source", lambda one: one.charge.source),
+        output.Column("Key", lambda one: one.charge.key),
+    ]

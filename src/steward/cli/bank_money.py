@@ -1,0 +1,240 @@
+"""``steward bank deposit``, ``withdraw``, ``transfer``, ``refund`` and ``adjust``: money moves."""
+
+from typing import Annotated
+
+import typer
+
+from steward.bank import money
+from steward.bank.asking_money import (
+    AdjustRequest,
+    DepositRequest,
+    MovedAnswer,
+    RefundRequest,
+    TransferRequest,
+    WithdrawRequest,
+)
+from steward.cli import options, output
+from steward.cli.bank_text import (
+    Account,
+    Amount,
+    ClusterOption,
+    Key,
+    NeededReason,
+    Shown,
+    key_or_random,
+    plain,
+    say,
+    tell_gate,
+)
+from steward.cli.client import action, call
+from steward.cli.lazy import CONTEXT
+from steward.cli.options import Place
+from steward.cli.output import Column, Style
+
+Allocation = Annotated[
+    int,
+    typer.Option(
+        "--allocation", min=0, metavar="NUMBER", help="This one; else the ledger's own choice."
+    ),
+]
+
+
+def deposit(
+    account: Account,
+    amount: Amount,
+    reason: NeededReason,
+    key: Key = "",
+    allocation: Allocation = 0,
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Give an account new money.
+
+    It never ends: 'steward bank allocation create' gives money for a time.
+    """
+    style = options.style(as_json, parsable, noheader)
+    request = DepositRequest(
+        account=account,
+        amount=money.parse(amount),
+        reason=reason,
+        key=key_or_random(key),
+        allocation=allocation,
+    )
+    _moved(call(Place(config=config, socket=socket), action("bank.deposit"), request), style)
+
+
+def withdraw(
+    account: Account,
+    amount: Amount,
+    reason: NeededReason,
+    key: Key = "",
+    allocation: Allocation = 0,
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Take money away from an account.
+
+    Only what is not held for jobs can go.
+    """
+    style = options.style(as_json, parsable, noheader)
+    request = WithdrawRequest(
+        account=account,
+        amount=money.parse(amount),
+        reason=reason,
+        key=key_or_random(key),
+        allocation=allocation,
+    )
+    _moved(call(Place(config=config, socket=socket), action("bank.withdraw"), request), style)
+
+
+def transfer(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The account that gives.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The account that gets.")],
+    amount: Amount,
+    reason: NeededReason,
+    key: Key = "",
+    source_allocation: Annotated[
+        int, typer.Option("--from-allocation", min=0, metavar="NUMBER", help="Out of this one.")
+    ] = 0,
+    target_allocation: Annotated[
+        int, typer.Option("--to-allocation", min=0, metavar="NUMBER", help="Into this one.")
+    ] = 0,
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Give money of one account to another.
+
+    Only what is not held for jobs can go.
+    """
+    style = options.style(as_json, parsable, noheader)
+    request = TransferRequest(
+        source=source,
+        target=target,
+        amount=money.parse(amount),
+        reason=reason,
+        key=key_or_random(key),
+        source_allocation=source_allocation,
+        target_allocation=target_allocation,
+    )
+    _moved(call(Place(config=config, socket=socket), action("bank.transfer"), request), style)
+
+
+def refund(
+    account: Annotated[
+        str, typer.Argument(metavar="[ACCOUNT]", help="The account, where no job is named.")
+    ] = "",
+    amount: Annotated[
+        str, typer.Argument(metavar="[AMOUNT]", help="How much; of a job all if not given.")
+    ] = "",
+    reason: NeededReason = "",
+    job: Annotated[
+        str,
+        typer.Option(
+            "--job",
+            "-j",
+            metavar="JOB",
+            help="What this job was charged: 123, 123_7, 123+1.",
+            callback=options.not_empty,
+        ),
+    ] = "",
+    part: Annotated[
+        str,
+        typer.Option(
+            "--amount", metavar="AMOUNT", help="Of a job only so much.", callback=options.not_empty
+        ),
+    ] = "",
+    user: Annotated[
+        str,
+        typer.Option(
+            "--user", "-u", metavar="NAME", help="Off this user's use.", callback=options.not_empty
+        ),
+    ] = "",
+    cluster: ClusterOption = "",
+    key: Key = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Give back what was charged.
+
+    Either of a job (--job 123), or of an account at large (physics 12.5).
+    """
+    style = options.style(as_json, parsable, noheader)
+    given = part or amount
+    request = RefundRequest(
+        account=account,
+        job=job,
+        cluster=cluster,
+        amount=money.parse(given) if given else None,
+        user=user,
+        reason=reason,
+        key=key_or_random(key),
+    )
+    _moved(call(Place(config=config, socket=socket), action("bank.refund"), request), style)
+
+
+# An amount below zero looks like an option.
+adjust_app = typer.Typer(add_completion=False)
+
+
+@adjust_app.command(context_settings={**CONTEXT, "ignore_unknown_options": True})
+def adjust(
+    account: Account,
+    amount: Annotated[
+        str, typer.Argument(metavar="AMOUNT", help="Such as 12.5, or -12.5 to take away.")
+    ],
+    reason: NeededReason,
+    key: Key = "",
+    allocation: Allocation = 0,
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Correct what an account has, by hand."""
+    style = options.style(as_json, parsable, noheader)
+    request = AdjustRequest(
+        account=account,
+        amount=money.parse(amount),
+        reason=reason,
+        key=key_or_random(key),
+        allocation=allocation,
+    )
+    _moved(call(Place(config=config, socket=socket), action("bank.adjust"), request), style)
+
+
+def _moved(answer: MovedAnswer, style: Style) -> None:
+    """Print what was moved: a line each for people, its entries for programs."""
+    if style.json:
+        output.print_json(answer)
+        return
+    shown = Shown(answer)
+    if style.parsable:
+        columns = [
+            Column("Number", lambda one: str(one.number)),
+            Column("Kind", lambda one: one.kind),
+            Column("Account", lambda one: one.account),
+            Column("Amount", lambda one: plain(one.amount)),
+            Column("Key", lambda one: one.key),
+        ]
+        output.print_table(columns, answer.transfers, style)
+        return
+    for one in answer.transfers:
+        before = "Done before" if answer.repeated else "Done"
+        say(f"{before}: {one.kind} of {shown.whole(one.amount)}, number {one.number}.")
+    for name, left in answer.balances.items():
+        say(f"{name} has {shown.whole(left)} now.")
+    say(f"Key: {answer.key}")
+    tell_gate(answer.gate_knows)

@@ -1,0 +1,235 @@
+"""``steward bank reconcile``, ``backfill``, ``check``, ``import``: whether the books are right."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from steward.bank.asking_upkeep import (
+    BackfillAnswer,
+    BackfillRequest,
+    CheckAnswer,
+    CheckRequest,
+    DifferenceLine,
+    ImportAnswer,
+    ImportKind,
+    ImportRequest,
+    ReconcileAnswer,
+    ReconcileRequest,
+)
+from steward.cli import options, output
+from steward.cli.bank_text import ClusterOption, DryRun, Shown, plain, say, since, until
+from steward.cli.client import action, call
+from steward.cli.options import Place
+from steward.cli.output import Column, Style
+from steward.cli.text import number
+from steward.cli.times import zone_to_ask_in
+from steward.errors import UsageError
+
+_LONGEST = 64 * 1024 * 1024
+
+
+def reconcile(
+    cluster: ClusterOption = "",
+    start: Annotated[
+        str, since("Runs that ended since; where it was last left if not given.")
+    ] = "",
+    dry_run: DryRun = False,
+    columns: options.Format = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Compare what was charged with Slurm's records.
+
+    A difference becomes a correcting entry that says why. The daemon does it each minute.
+    """
+    style = options.style(as_json, parsable, noheader, columns)
+    request = ReconcileRequest(cluster=cluster, since=start, dry_run=dry_run, zone=zone_to_ask_in())
+    answer: ReconcileAnswer = call(
+        Place(config=config, socket=socket), action("bank.reconcile"), request
+    )
+    if style.json:
+        output.print_json(answer)
+        return
+    if not answer.differences and not style.parsable:
+        say("Every run was charged what it is due.")
+        return
+    output.print_table(_differences(Shown(answer)), answer.differences, style)
+
+
+def backfill(
+    start: Annotated[str, since("Runs that ended since.")],
+    end: Annotated[str, until()] = "",
+    cluster: ClusterOption = "",
+    dry_run: DryRun = False,
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Charge what ran before there was a bank.
+
+    By the rates that hold for when a job was submitted; what was charged already is
+    passed over.
+    """
+    style = options.style(as_json, parsable, noheader)
+    request = BackfillRequest(
+        since=start, until=end, cluster=cluster, dry_run=dry_run, zone=zone_to_ask_in()
+    )
+    answer: BackfillAnswer = call(
+        Place(config=config, socket=socket), action("bank.backfill"), request
+    )
+    if style.json:
+        output.print_json(answer)
+        return
+    shown = Shown(answer)
+    if style.parsable:
+        columns = [
+            Column("Charges", lambda one: str(one.charges)),
+            Column("Amount", lambda one: plain(one.amount)),
+            Column("PassedOver", lambda one: str(one.passed_over)),
+            Column("Unpriced", lambda one: str(len(one.unpriced))),
+        ]
+        output.print_table(columns, [answer], style)
+        return
+    done = "Would charge" if answer.dry_run else "Charged"
+    say(f"{done} {number(answer.charges, 'run')}, {shown.whole(answer.amount)}; "
+        f"{answer.passed_over} had been charged before.")  # fmt: skip
+    if answer.unpriced:
+        output.warn(f"nothing says what {number(len(answer.unpriced), 'run')} cost:")
+        output.print_table(_differences(shown), answer.unpriced, Style())
+        raise typer.Exit(1)
+
+
+def _differences(shown: Shown) -> list[Column]:
+    def run(one: DifferenceLine) -> str:
+        return f"{one.job_id}" + (f" run {one.restarts}" if one.restarts else "")
+
+    return [
+        Column("Cluster", lambda one: one.cluster, usual=False),
+        Column("JobID", run, lambda one: str(one.job_id), True),
+        Column("Restarts", lambda one: str(one.restarts), usual=False),
+        Column("Account", lambda one: one.account),
+        Column("User", lambda one: one.user),
+        Column(
+            "Charged", lambda one: shown.amount(one.charged), lambda one: plain(one.charged), True
+        ),
+        Column("Due", lambda one: shown.amount(one.due), lambda one: plain(one.due), True),
+        Column("By", lambda one: one.source),
+        Column("Done", lambda one: "yes" if one.done else "no"),
+        Column("Why", lambda one: one.why, widest=60),
+    ]
+
+
+def check(
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Prove the ledger.
+
+    Every transfer sums to zero, balances are what their entries make, charges too, and
+    holds match jobs. The exit code is 1 where anything is wrong.
+    """
+    style = options.style(as_json, parsable, noheader)
+    answer: CheckAnswer = call(
+        Place(config=config, socket=socket), action("bank.check"), CheckRequest()
+    )
+    if style.json:
+        output.print_json(answer)
+    elif answer.findings or style.parsable:
+        columns = [
+            Column("Kind", lambda one: one.kind),
+            Column("Where", lambda one: one.where),
+            Column("What", lambda one: one.what),
+        ]
+        output.print_table(columns, answer.findings, style)
+    else:
+        held = "" if answer.holds is None else f", {number(answer.holds, 'hold')} and their jobs"
+        say(f"The ledger is right: {number(answer.accounts, 'account')}{held}.")
+    if answer.holds is None and not style.json:
+        output.note("The gate does not answer, so holds were not compared with jobs.")
+    if answer.findings:
+        raise typer.Exit(1)
+
+
+def import_(
+    kind: Annotated[
+        ImportKind,
+        typer.Argument(
+            metavar="csv|sacctmgr|bank-config", help="What it is; sacctmgr can do without a file."
+        ),
+    ],
+    file: Annotated[str, typer.Argument(metavar="[FILE|-]", help="The file.")] = "",
+    cluster: ClusterOption = "",
+    dry_run: DryRun = False,
+    columns: options.Format = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Bring in accounts, users, money and prices.
+
+    From a table with commas (docs/bank.md says its columns), from slurmdbd or a file of
+    'sacctmgr dump', or from slurm-banking-plugins' bank-config.toml. What is there
+    already stays, so that it can be done again.
+    """
+    style = options.style(as_json, parsable, noheader, columns)
+    if not file and kind != "sacctmgr":
+        raise UsageError("name the file, or - for the standard input")
+    request = ImportRequest(
+        kind=kind,
+        text=_read(file) if file else "",
+        name=os.path.basename(file),
+        cluster=cluster,
+        dry_run=dry_run,
+        zone=zone_to_ask_in(),
+    )
+    answer: ImportAnswer = call(Place(config=config, socket=socket), action("bank.import"), request)
+    if style.json:
+        output.print_json(answer)
+        return
+    shown = Shown(answer)
+    news = [one for one in answer.changes if one.how != "keep"]
+    table = [
+        Column("How", lambda one: one.how),
+        Column("What", lambda one: one.what),
+        Column("Name", lambda one: one.name),
+        Column("Amount", lambda one: "" if one.amount is None else shown.amount(one.amount),
+               lambda one: plain(one.amount), True),
+        Column("Detail", lambda one: one.detail),
+    ]  # fmt: skip
+    rows = answer.changes if style.parsable else news
+    if rows or style.parsable:
+        output.print_table(table, rows, style)
+    for remark in answer.remarks:
+        output.warn(remark)
+    kept = len(answer.changes) - len(news)
+    done = "would be done" if answer.dry_run else "done"
+    output.note(f"{number(len(news), 'change')} {done}, {kept} left as they were.")
+
+
+def _read(path: str) -> str:
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(_LONGEST + 1)
+        else:
+            with open(path, "rb") as file:
+                data = file.read(_LONGEST + 1)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
+    if len(data) > _LONGEST:
+        raise UsageError(f"{path} is larger than anything that can be imported", path)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: {error.reason}", path) from error

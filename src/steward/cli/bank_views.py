@@ -1,0 +1,252 @@
+"""``steward bank balance``, ``statement`` and ``holds``: what is there, and where it went."""
+
+from typing import Annotated
+
+import typer
+
+from steward.bank.asking_views import (
+    AccountBalance,
+    BalanceAnswer,
+    BalanceRequest,
+    HoldsAnswer,
+    HoldsRequest,
+    StatementAnswer,
+    StatementRequest,
+)
+from steward.bank.ledger import StatementLine
+from steward.bank.records import Hold
+from steward.cli import options, output
+from steward.cli.bank_text import (
+    AccountOption,
+    ClusterOption,
+    Shown,
+    UserOption,
+    plain,
+    say,
+    since,
+    until,
+)
+from steward.cli.client import action, call
+from steward.cli.options import Place
+from steward.cli.output import Column
+from steward.cli.times import zone_to_ask_in
+from steward.errors import UsageError
+from steward.jobs.facts import moment
+
+
+def balance(
+    accounts: Annotated[
+        list[str] | None, typer.Argument(metavar="[ACCOUNT]...", help="These; else all of yours.")
+    ] = None,
+    columns: options.Format = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Show what accounts have.
+
+    Balance is what allocations hold that can be drawn on now, Held what jobs that have
+    not ended may still cost, Free what a new job may cost.
+    """
+    style = options.style(as_json, parsable, noheader, columns)
+    request = BalanceRequest(accounts=options.split(accounts))
+    answer: BalanceAnswer = call(
+        Place(config=config, socket=socket), action("bank.balance"), request
+    )
+    if style.json:
+        output.print_json(answer)
+        return
+    if not answer.accounts:
+        output.note("There is no account that you are in.")
+    output.print_table(_balances(answer), answer.accounts, style)
+    if any(one.free is None for one in answer.accounts):
+        output.note("The gate does not answer, so what is held is not known.")
+
+
+def _balances(answer: BalanceAnswer) -> list[Column]:
+    shown = Shown(answer)
+
+    def ends(one: AccountBalance) -> str:
+        active = [pot for pot in one.allocations if pot.end and pot.active(answer.at)]
+        return shown.time(active[0].end) if active else ""
+
+    def limit(one: AccountBalance) -> str:
+        return "" if one.user_limit is None else shown.amount(one.user_limit - one.user_spent)
+
+    has_limits = any(one.user_limit is not None for one in answer.accounts)
+    has_payers = any(one.payer != one.account for one in answer.accounts)
+    return [
+        Column("Account", lambda one: one.account),
+        Column("Payer", lambda one: one.payer, usual=has_payers),
+        Column(
+            "Balance", lambda one: shown.amount(one.balance), lambda one: plain(one.balance), True
+        ),
+        Column("Held", lambda one: shown.amount(one.held), lambda one: plain(one.held), True),
+        Column(
+            "Credit",
+            lambda one: shown.amount(one.credit),
+            lambda one: plain(one.credit),
+            True,
+            any(one.credit for one in answer.accounts),
+        ),
+        Column("Free", lambda one: shown.amount(one.free), lambda one: plain(one.free), True),
+        Column("Yours", limit, None, True, has_limits),
+        Column("FirstEnd", ends),
+        Column(
+            "State",
+            lambda one: "closed" if one.closed else "",
+            usual=any(one.closed for one in answer.accounts),
+        ),
+    ]
+
+
+def statement(
+    account: Annotated[
+        str, typer.Argument(metavar="[ACCOUNT]", help="The account; else all, for operators.")
+    ] = "",
+    user: UserOption = "",
+    start: Annotated[str, since("Since; the beginning of this month if not given.")] = "",
+    end: Annotated[str, until()] = "",
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table with commas.")] = False,
+    columns: options.Format = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Show what happened to an account's money.
+
+    Owners, coordinators and operators see all of it, others what their own jobs were
+    charged.
+    """
+    style = options.style(as_json, parsable, noheader, columns)
+    if as_csv and (as_json or parsable):
+        raise UsageError("--csv, --json and --parsable2 exclude each other")
+    request = StatementRequest(
+        account=account, user=user, since=start, until=end, zone=zone_to_ask_in()
+    )
+    answer: StatementAnswer = call(
+        Place(config=config, socket=socket), action("bank.statement"), request
+    )
+    found, shown = answer.statement, Shown(answer)
+    table = _lines(shown)
+    if style.json:
+        output.print_json(answer)
+    elif as_csv:
+        _print_csv(table, found.lines, style.header)
+    elif style.parsable:
+        output.print_table(table, found.lines, style)
+    else:
+        if found.account:
+            say(f"{found.account}: {shown.whole(found.opening)} at {shown.time(found.begin)}.")
+        if found.lines:
+            output.print_table(table, found.lines, style)
+        else:
+            say("Nothing happened.")
+        if found.account and not found.user:
+            say(f"{shown.whole(found.closing)} at the end.")
+
+
+def _lines(shown: Shown) -> list[Column]:
+    return [
+        Column("Time", lambda one: shown.time(one.at)),
+        Column("Number", lambda one: str(one.number), None, True, False),
+        Column("Account", lambda one: one.account, usual=False),
+        Column("Kind", lambda one: one.kind),
+        Column("User", lambda one: one.user),
+        Column("What", _what, lambda one: one.charge or one.why, widest=44),
+        Column("Amount", lambda one: shown.amount(one.amount), lambda one: plain(one.amount), True),
+        Column(
+            "Balance", lambda one: shown.amount(one.balance), lambda one: plain(one.balance), True
+        ),
+        Column("By", lambda one: one.who, usual=False),
+        Column("Why", lambda one: one.why, usual=False),
+    ]
+
+
+def _what(one: StatementLine) -> str:
+    """A job and why it was charged, or the reason that somebody gave."""
+    if not one.charge:
+        return one.why
+    parts = one.charge.split("/")
+    named = f"job {parts[1]}" if len(parts) == 5 else one.charge
+    return named if one.kind == "charge" else f"{named}: {one.why}"
+
+
+def _print_csv(table: list[Column], lines: tuple[StatementLine, ...], with_heads: bool) -> None:
+    import csv
+    import io
+
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    if with_heads:
+        writer.writerow([column.name for column in table])
+    for line in lines:
+        cells = [(column.plain or column.text)(line) for column in table]
+        writer.writerow([_no_formula(cell) for cell in cells])
+    output.write(text.getvalue().encode())
+
+
+def _no_formula(cell: str) -> str:
+    """A text that no spreadsheet computes: who submits a job may choose some of these."""
+    is_number = cell.replace("-", "", 1).replace(".", "", 1).isdecimal()
+    return f"'{cell}" if cell[:1] in "=+-@\t\r" and cell and not is_number else cell
+
+
+def holds(
+    account: AccountOption = "",
+    user: UserOption = "",
+    cluster: ClusterOption = "",
+    job: Annotated[
+        int, typer.Option("--jobs", "-j", min=0, metavar="ID", help="Only of this job.")
+    ] = 0,
+    columns: options.Format = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Show what money is spoken for.
+
+    A job's hold is what it may cost at the most; what it did not use is free at its end.
+    """
+    style = options.style(as_json, parsable, noheader, columns)
+    request = HoldsRequest(account=account, user=user, cluster=cluster, job_id=job)
+    answer: HoldsAnswer = call(Place(config=config, socket=socket), action("bank.holds"), request)
+    if style.json:
+        output.print_json(answer)
+        return
+    if not answer.holds:
+        output.note("Nothing is held.")
+    output.print_table(_holds(answer), answer.holds, style)
+    if answer.holds and not style.parsable:
+        output.note(f"{Shown(answer).whole(answer.total)} in all.")
+
+
+def _holds(answer: HoldsAnswer) -> list[Column]:
+    shown = Shown(answer)
+    clusters = {one.cluster for one in answer.holds}
+
+    def state(one: Hold) -> str:
+        if one.started:
+            return "running"
+        return "queued" if one.confirmed else "unconfirmed"
+
+    return [
+        Column("Since", lambda one: shown.time(moment(one.created_us))),
+        Column("Cluster", lambda one: one.cluster, usual=len(clusters) > 1),
+        Column("JobID", lambda one: str(one.job_id) if one.job_id else "", None, True),
+        Column("User", lambda one: one.user or str(one.uid)),
+        Column("Account", lambda one: one.account),
+        Column("Held", lambda one: shown.amount(one.remaining), lambda one: plain(one.remaining),
+               True),
+        Column("AtFirst", lambda one: shown.amount(one.amount), lambda one: plain(one.amount),
+               True, False),
+        Column("State", state),
+        Column("Origin", lambda one: one.origin, usual=False),
+        Column("Hold", lambda one: one.id, usual=False),
+    ]  # fmt: skip
