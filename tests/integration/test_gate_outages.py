@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bank_impostors import Impostor
 from bank_storms import Storm
 from banking import ACCOUNTS, SHELL, BankSite, bank_site
 from running import chance_of
 from submitting import wait_until
 
+from servers.gate import AskedGate, hangs
 from servers.postgresql import PostgreSQL
 from steward.bank.money import MICRO
 
@@ -96,9 +96,11 @@ def test_with_the_daemon_dead_it_is_the_policy_that_decides(running: BankSite) -
 @pytest.mark.matrix
 def test_one_that_hangs_is_asked_once(running: BankSite) -> None:
     running.kill_daemon()
-    with Impostor(Path(running.settings.gate.socket), None) as impostor:
+    path = Path(running.settings.gate.socket)
+    path.unlink(missing_ok=True)
+    with AskedGate(path, hangs) as silent:
         jobs = [waits(running) for _ in range(6)]
-        assert 1 <= impostor.asked <= 2, "it was asked although it had not answered"
+        assert 1 <= silent.connections <= 2, "it was asked although it had not answered"
         found = running.storm(32, f"{SHELL}sleep 100\n", "--time=5", at_once=32)
         assert len(found) == 32
         assert running.cluster.run(["scontrol", "ping"]).returncode == 0
@@ -110,8 +112,11 @@ def test_one_that_hangs_is_asked_once(running: BankSite) -> None:
 def test_rubbish_is_no_answer(running: BankSite) -> None:
     running.kill_daemon()
     try:
-        for says in RUBBISH:
-            with Impostor(Path(running.settings.gate.socket), says):
+        path = Path(running.settings.gate.socket)
+        path.unlink(missing_ok=True)
+        with AskedGate(path) as raving:
+            for says in RUBBISH:
+                raving.answers = lambda _question, _sock, says=says: says
                 assert running.tries(f"{SHELL}true\n").returncode == 0, says
         assert running.cluster.run(["scontrol", "ping"]).returncode == 0
     finally:
