@@ -13,13 +13,14 @@ from typing import Any, Self
 Question = dict[str, Any]
 Answers = Callable[[Question, socket.socket], bytes | None]
 
-YES = b'{"v":1,"ok":true,"say":"","admin_comment":"","qos":"","partition":"","account":""}\n'
-
 
 def says(**members: Any) -> Answers:
     """Answers everybody the same."""
     data = json.dumps({"v": 1, "ok": True, **members}).encode() + b"\n"
     return lambda _question, _sock: data
+
+
+ADMITS = says()
 
 
 def hangs(_question: Question, sock: socket.socket) -> bytes | None:
@@ -37,7 +38,7 @@ class AskedGate:
         answers: Gives the bytes of an answer, or sends some itself and gives None.
     """
 
-    def __init__(self, path: Path, answers: Answers = says()) -> None:
+    def __init__(self, path: Path, answers: Answers = ADMITS) -> None:
         self.path = path
         self.answers = answers
         self.asked: list[Question] = []

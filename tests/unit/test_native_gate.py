@@ -1,0 +1,294 @@
+"""slurmctld's plugin in C: what it writes, what it takes for an answer, and how it waits."""
+
+import json
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gate_site import (
+    VECTORS,
+    answer_of,
+    compile_gate,
+    expected,
+    hexed,
+    needs_compiler,
+    raw,
+    run_gate,
+    setting,
+    spoilt_answers,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from servers.gate import AskedGate, FullGate, hangs, says
+
+pytestmark = needs_compiler
+
+ADMITTED, REFUSED = "0", "2050"
+
+
+@pytest.fixture(scope="session")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    flags = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    return compile_gate(tmp_path_factory.mktemp("asan"), *flags)
+
+
+@pytest.fixture(scope="session")
+def threaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_gate(tmp_path_factory.mktemp("tsan"), "-O1", "-fsanitize=thread")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[AskedGate]:
+    with AskedGate(tmp_path / "gate.sock") as one:
+        yield one
+
+
+def conf(tmp_path: Path, *lines: str, timeout_ms: int = 200) -> Path:
+    path = tmp_path / "gate.conf"
+    text = [f"socket {tmp_path}/gate.sock", f"off_file {tmp_path}/off", f"timeout_ms {timeout_ms}"]
+    path.write_text("".join(f"{line}\n" for line in [*text, *lines]))
+    return path
+
+
+def begun(tmp_path: Path, *lines: str, timeout_ms: int = 200) -> list[str]:
+    path = conf(tmp_path, *lines, timeout_ms=timeout_ms)
+    return [f"conf {path}", "init", "new", "set user_id 1000"]
+
+
+def codes(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines]
+
+
+def test_it_writes_what_the_vectors_say(checked: Path) -> None:
+    orders = []
+    for vector in VECTORS["requests"]:
+        orders += setting(vector["job"])
+        orders += [f"cluster {vector['cluster']}", f"write {vector['op']} {vector['by']}"]
+    lines = run_gate(checked, ["conf /nowhere", "init", *orders])
+    for vector, line in zip(VECTORS["requests"], lines, strict=True):
+        assert json.loads(line) == vector["json"], vector["name"]
+
+
+def test_it_takes_what_the_vectors_say(checked: Path) -> None:
+    vectors = VECTORS["responses"]
+    texts = [raw(one.get("text", one)) for one in vectors]
+    lines = run_gate(checked, [f"read {hexed(text)}" for text in texts])
+    for vector, line in zip(vectors, lines, strict=True):
+        assert answer_of(line) == expected(vector["answer"]), vector["name"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.binary(min_size=1, max_size=60).filter(lambda b: b"\0" not in b), min_size=30))
+def test_any_bytes_can_be_a_name(checked: Path, names: list[bytes]) -> None:
+    orders = [order for name in names for order in (f"set account {name.hex()}", "write submit 1")]
+    lines = run_gate(checked, ["conf /nowhere", "init", "new", *orders])
+    for name, line in zip(names, lines, strict=True):
+        found = json.loads(line)["job"]["account"]
+        assert found == name.decode("utf-8", "backslashreplace")
+
+
+def test_ten_thousand_spoilt_answers_do_no_harm(checked: Path) -> None:
+    seed = random.randrange(1 << 30)
+    spoilt = spoilt_answers(seed, 10_000)
+    lines = run_gate(checked, [f"read {hexed(data)}" for data in spoilt])
+    assert len(lines) == len(spoilt), f"seed {seed}"
+    found = [line != "none" and line.split()[0] == "1" for line in lines]
+    # What is JSON means the same to it as to Python.
+    for data, is_ok in zip(spoilt, found, strict=True):
+        try:
+            verdict = json.loads(data.split(b"\n")[0])["ok"]
+        except (ValueError, KeyError, TypeError):
+            continue  # it is no answer, and what it is taken for is no matter
+        assert not is_ok or verdict is True, f"seed {seed}: {data!r}"
+
+
+def test_an_answer_is_followed(checked: Path, gate: AskedGate, tmp_path: Path) -> None:
+    gate.answers = says(say="note\nwell", admin_comment="t", qos="q", partition="p", account="a")
+    orders = ["set admin_comment 6f6c64", "ask submit 1000", f"ask submit 0 {b'before'.hex()}"]
+    first, second = run_gate(checked, [*begun(tmp_path), *orders])
+    texts = [b"note\nwell", b"t", b"q", b"p", b"a"]
+    assert first.split()[0] == ADMITTED
+    assert [bytes.fromhex(text) for text in first.split()[2:]] == texts
+    assert bytes.fromhex(second.split()[2]) == b"before\nnote\nwell"
+    assert [question["by"] for question in gate.asked] == [1000, 0]
+    gate.answers = says(ok=False, say="no", account="other")
+    (refused,) = run_gate(checked, [*begun(tmp_path), "ask submit 1000"])
+    assert refused.split()[0] == REFUSED
+    assert refused.split()[2:] == [b"no".hex(), "-", "-", "-", "-"]
+
+
+def test_an_update_that_costs_no_more_is_not_asked(
+    checked: Path, gate: AskedGate, tmp_path: Path
+) -> None:
+    gate.answers = says(ok=False)
+    free = ["set comment 61", "set name 61", "set nice 5", "set priority 0", "set admin_comment 61"]
+    dear = ["set time_limit 5", "set priority 9", "set shared 0", "set begin_time 5", "set qos 61"]
+    orders = [part for one in (*free, *dear) for part in ("new", one, "ask modify 1000")]
+    lines = run_gate(checked, [*begun(tmp_path), *orders])
+    assert codes(lines) == [ADMITTED] * len(free) + [REFUSED] * len(dear)
+    assert len(gate.asked) == len(dear)
+
+
+SPOILT = {
+    "rubbish": b"\x00\xffHTTP/1.0\n",
+    "another version": b'{"v":9,"ok":true}\n',
+    "nothing": b"",
+    "half": b'{"v":1,"ok":',
+    "much": b"x" * 100_000 + b"\n",
+}
+
+
+@pytest.mark.parametrize("policy", ["allow", "deny"])
+@pytest.mark.parametrize("name", SPOILT)
+def test_what_is_no_answer_leaves_it_to_the_policy(
+    checked: Path, gate: AskedGate, tmp_path: Path, name: str, policy: str
+) -> None:
+    gate.answers = lambda _question, _sock: SPOILT[name]
+    code = REFUSED if policy == "deny" else ADMITTED
+    orders = ["ask submit 1000", "log", "ask submit 1000", "log"]
+    first, log, second, log_later = run_gate(
+        checked, [*begun(tmp_path, f"policy {policy}"), *orders]
+    )
+    assert codes([first, second]) == [code, code]
+    # Said once, for an administrator's log is not to be filled.
+    assert log == log_later
+    assert log.startswith("1 job_submit/steward: the gate ")
+
+
+def hanging(gate: AskedGate) -> None:
+    gate.answers = hangs
+
+
+def dripping(gate: AskedGate) -> None:
+    def drip(_question: object, sock: object) -> bytes | None:
+        for byte in b'{"v":1,"ok":false,"say":"' + b"x" * 400:
+            sock.sendall(bytes([byte]))  # type: ignore[attr-defined]
+            time.sleep(0.01)
+        return b'"}\n'
+
+    gate.answers = drip
+
+
+@pytest.mark.parametrize("spoil", [hanging, dripping])
+def test_who_does_not_answer_in_time_is_not_asked_for_a_while(
+    checked: Path, gate: AskedGate, tmp_path: Path, spoil: object
+) -> None:
+    spoil(gate)  # type: ignore[operator]
+    lines = run_gate(
+        checked, [*begun(tmp_path, "quiet_s 60", "policy deny"), *["ask submit 1"] * 50]
+    )
+    assert set(codes(lines)) == {REFUSED}
+    took = [float(line.split()[1]) for line in lines]
+    assert took[0] >= 200
+    assert gate.connections == 1
+    assert b"try again" in bytes.fromhex(lines[-1].split()[2])
+
+
+def test_a_queue_that_is_full_is_waited_for_in_the_same_time(checked: Path, tmp_path: Path) -> None:
+    with FullGate(tmp_path / "gate.sock"):
+        first, second = run_gate(checked, [*begun(tmp_path, "quiet_s 60"), *["ask submit 1"] * 2])
+    assert codes([first, second]) == [ADMITTED, ADMITTED]
+    assert float(first.split()[1]) >= 190 > float(second.split()[1])
+
+
+def test_one_that_comes_back_is_asked_again(checked: Path, gate: AskedGate, tmp_path: Path) -> None:
+    gate.answers = hangs
+    orders = [*begun(tmp_path, "quiet_s 0"), *["ask submit 1"] * 3, "log"]
+    *lines, log = run_gate(checked, orders)
+    assert gate.connections == 3
+    assert log.startswith("1 ")
+    assert len(lines) == 3
+
+
+def test_without_a_socket_nothing_is_waited_for(checked: Path, tmp_path: Path) -> None:
+    orders = [*begun(tmp_path, "policy deny", "quiet_s 60"), "ask submit 1", "ask submit 1", "log"]
+    *lines, log = run_gate(checked, orders)
+    assert codes(lines) == [REFUSED, REFUSED]
+    assert log == (
+        "1 job_submit/steward: the gate cannot be reached: until it answers, the policy holds"
+    )
+    gone = AskedGate(tmp_path / "gate.sock", says(say="here"))
+    with gone:
+        (line,) = run_gate(checked, [*begun(tmp_path, "policy deny"), "ask submit 1"])
+    assert line.split()[0] == ADMITTED
+
+
+def test_the_file_that_switches_it_off(checked: Path, gate: AskedGate, tmp_path: Path) -> None:
+    gate.answers = says(ok=False)
+    (tmp_path / "off").touch()
+    (line,) = run_gate(checked, [*begun(tmp_path, "policy deny"), "ask submit 1"])
+    assert (line.split()[0], gate.connections) == (ADMITTED, 0)
+
+
+POLICIES = {
+    "": ("", ADMITTED),
+    "policy deny": ("", REFUSED),
+    "policy deny\npartition a allow": ("a", ADMITTED),
+    "partition a deny": ("b", ADMITTED),
+    "partition a deny #": ("b,a", REFUSED),
+    "partition a deny\npartition b allow": ("b", ADMITTED),
+    "partition a deny\ndefault_partition a": ("", REFUSED),
+    "policy perhaps\npartition a never\n\x01\npartition": ("a", ADMITTED),
+    "# policy deny": ("a", ADMITTED),
+}
+
+
+@pytest.mark.parametrize("lines", POLICIES)
+def test_the_policy_of_partitions(checked: Path, tmp_path: Path, lines: str) -> None:
+    partition, code = POLICIES[lines]
+    orders = [f"set partition {hexed(partition.encode())}", "ask submit 1", "ask modify 0"]
+    asked = run_gate(checked, [*begun(tmp_path, lines), *orders])
+    # Root's updates are the site's own.
+    assert codes(asked) == [code, ADMITTED]
+
+
+def test_a_policy_outlives_the_file(checked: Path, tmp_path: Path) -> None:
+    path = conf(tmp_path, "policy deny")
+    with subprocess.Popen(
+        [checked], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+
+        def ask(*orders: str) -> str:
+            process.stdin.write("".join(f"{order}\n" for order in orders))  # type: ignore[union-attr]
+            return process.stdout.readline().split()[0]  # type: ignore[union-attr]
+
+        assert ask(f"conf {path}", "init", "new", "ask submit 1") == REFUSED
+        path.unlink()
+        assert ask("ask submit 1") == REFUSED
+        conf(tmp_path, "policy allow", "quiet_s 3")
+        assert ask("ask submit 1") == ADMITTED
+        process.stdin.close()
+        assert process.wait(30) == 0
+
+
+def test_a_request_of_a_megabyte_is_not_sent(
+    checked: Path, gate: AskedGate, tmp_path: Path
+) -> None:
+    long = "6e6f64652d" * 250_000
+    orders = [f"set req_nodes {long}", "write submit 1", "ask submit 1"]
+    written, asked = run_gate(checked, [*begun(tmp_path, "policy deny"), *orders])
+    assert written == "failed"
+    assert asked.split()[0] == REFUSED
+    assert gate.connections == 0
+
+
+def test_threads_disturb_nothing(threaded: Path, gate: AskedGate, tmp_path: Path) -> None:
+    gate.answers = says(say="x", account="a")
+    (line,) = run_gate(threaded, [*begun(tmp_path, timeout_ms=1000), "crowd 16 50"])
+    assert line.split()[:2] == ["800", "0"]
+    assert len(gate.asked) == 800
+
+
+def test_of_many_threads_only_those_wait_that_asked_before(
+    threaded: Path, gate: AskedGate, tmp_path: Path
+) -> None:
+    gate.answers = hangs
+    (line,) = run_gate(threaded, [*begun(tmp_path, "quiet_s 60", "policy deny"), "crowd 16 50"])
+    assert line.split()[:2] == ["0", "800"]
+    assert 1 <= gate.connections <= 16
