@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Generator
-from typing import Final
+from typing import Any, Final
 
 from banking import SHELL, BankSite
 from submitting import PATIENCE
@@ -97,7 +97,7 @@ class Mix:
             assert time.monotonic() < deadline, states
             time.sleep(0.5)
 
-    def submit(self, script: str, **options: object) -> int:
+    def submit(self, script: str, **options: Any) -> int:
         """Submit a job, again where slurmctld is away; its id."""
         while True:
             try:
@@ -143,30 +143,26 @@ def plain(mix: Mix) -> Life:
     """One that does nothing special, of some size."""
     cpus = mix.chance.choice((1, 1, 1, 2, 3))
     mix.submit(mix.nap(), ntasks=cpus, time=str(mix.chance.randrange(1, 30)))
-    return
-    yield
+    yield from ()
 
 
 def failing(mix: Mix) -> Life:
     """One that fails."""
     mix.submit(f"{mix.nap()}exit {mix.chance.randrange(1, 200)}\n", time="5")
-    return
-    yield
+    yield from ()
 
 
 def array(mix: Mix) -> Life:
     """An array, sometimes a few tasks at a time."""
     last = mix.chance.randrange(2, 6)
     mix.submit(mix.nap(), array=f"0-{last}{mix.chance.choice(('', '%2'))}", time="5")
-    return
-    yield
+    yield from ()
 
 
 def het(mix: Mix) -> Life:
     """A heterogeneous job."""
     mix.submit(f"#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n2\n{mix.nap()}", time="5")
-    return
-    yield
+    yield from ()
 
 
 def requeued(mix: Mix) -> Life:
@@ -235,8 +231,7 @@ def updated(mix: Mix) -> Life:
 def limited(mix: Mix) -> Life:
     """Runs into its time limit."""
     mix.submit("sleep 300\n", time="1")
-    return
-    yield
+    yield from ()
 
 
 def never(mix: Mix) -> Life:
@@ -270,8 +265,7 @@ def let_through(mix: Mix) -> Life:
         mix.submit(mix.nap(), ntasks=2, time="5")
     finally:
         off.unlink()
-    return
-    yield
+    yield from ()
 
 
 def node_failed(mix: Mix) -> Life:

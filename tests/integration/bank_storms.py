@@ -30,7 +30,7 @@ class Storm:
 
     def _price(self) -> int:
         """What one of them is held for."""
-        job = self.site.submit(self.script, account=_RICH, time="10", hold=False)
+        job = self.site.submit(self.script, account=_RICH, time="10")
         found = self.site.link.holds(account=_RICH)
         self.site.as_user("scancel", str(job))
         assert len(found) == 1, found

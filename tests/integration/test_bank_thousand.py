@@ -111,7 +111,8 @@ def _kinds(chance: random.Random) -> list[Callable[[Mix], bank_mix.Life]]:
     """What is submitted, in a random order: a thousand jobs, each task one."""
     often = [kind for kind in bank_mix.COMMON for _ in range(45)]
     seldom = [kind for kind in bank_mix.RARE if kind is not bank_mix.node_failed for _ in range(8)]
-    kinds = [*often, *seldom, bank_mix.node_failed, bank_mix.node_failed]
+    kinds: list[Callable[[Mix], bank_mix.Life]] = [*often, *seldom]
+    kinds += [bank_mix.node_failed, bank_mix.node_failed]
     chance.shuffle(kinds)
     return kinds
 

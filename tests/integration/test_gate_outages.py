@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,10 @@ RUBBISH = (
     b'{"v":1,' + b" " * 200_000,
     b"HTTP/1.1 200 OK\r\n\r\n",
 )
+
+
+def _rave(says: bytes, _question: object, _sock: object) -> bytes:
+    return says
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +121,7 @@ def test_rubbish_is_no_answer(running: BankSite) -> None:
         path.unlink(missing_ok=True)
         with AskedGate(path) as raving:
             for says in RUBBISH:
-                raving.answers = lambda _question, _sock, says=says: says
+                raving.answers = partial(_rave, says)
                 assert running.tries(f"{SHELL}true\n").returncode == 0, says
         assert running.cluster.run(["scontrol", "ping"]).returncode == 0
     finally:
@@ -155,8 +160,10 @@ def test_without_its_file_it_has_them_from_the_tokens(running: BankSite) -> None
     before = {hold.id: hold.remaining for hold in running.holds()}
     running.kill_daemon()
     state = Path(running.settings.state_dir)
-    gone = [path.unlink() for path in state.glob("gate.db*")]
-    assert gone
+    files = list(state.glob("gate.db*"))
+    assert files
+    for path in files:
+        path.unlink()
     running.start()
     wait_until(lambda: {hold.id: hold.remaining for hold in running.holds()} == before, 60)
 
