@@ -37,6 +37,7 @@ HEAVY = {
 
 LATE = {
     *(f"steward.bank.mybrc.{name}" for name in ("application", "described", "serving")),
+    "steward.bank.gate.secure",
     *(
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
         for path in (ROOT / "bank" / "ledger").rglob("*.py")

@@ -70,7 +70,7 @@ class Calls:
             "books": (Books, self._books),
             "rules": (Rules, self._rules),
             "picture": (Picture, self._picture),
-            "state": (None, lambda _, now_us: self.state()),
+            "state": (None, lambda _, _now_us: self.state()),
             "confirm": (list[Seen], upkeep.confirm),
             "looked": (Looked, self._looked),
             "cover": (Claim, self._cover),
@@ -85,13 +85,13 @@ class Calls:
                     one.account, one.amount, one.why, one.allocation, now_us
                 ),
             ),
-            "holds": (Wanted, lambda wanted, now_us: upkeep.holds(wanted)),
+            "holds": (Wanted, lambda wanted, _now_us: upkeep.holds(wanted)),
             "means": (Stood, lambda one, now_us: upkeep.means(one.account, one.user, now_us)),
             "quote": (Asked, self._quote),
             "would": (Asked, self._would),
-            "stranded": (None, lambda _, now_us: upkeep.stranded()),
-            "on_allocation": (int, lambda number, now_us: upkeep.on_allocation(number)),
-            "facts": (tuple[int, int], lambda of, now_us: keeper.store.facts(*of)),
+            "stranded": (None, lambda _, _now_us: upkeep.stranded()),
+            "on_allocation": (int, lambda number, _now_us: upkeep.on_allocation(number)),
+            "facts": (tuple[int, int], lambda of, _now_us: keeper.store.facts(*of)),
             "lease": (Leased, self._lease),
         }
 
@@ -142,13 +142,13 @@ class Calls:
             self._right.heard()
         return position
 
-    def _rules(self, rules: Rules, now_us: int) -> None:
+    def _rules(self, rules: Rules, _now_us: int) -> None:
         known = self._keeper.ground.rules
         if known != rules:
             self._keeper.ground.put_rules(rules)
             self._keeper.store.put_rules(rules)
 
-    def _picture(self, picture: Picture, now_us: int) -> None:
+    def _picture(self, picture: Picture, _now_us: int) -> None:
         known = self._keeper.ground.pictures.get(picture.cluster)
         if known != picture:
             self._keeper.ground.put_picture(picture)
@@ -173,7 +173,7 @@ class Calls:
         user = self._user(asked.cluster, asked.description.uid)
         return self._upkeep.would(asked.cluster, asked.description, user, now_us)
 
-    def _lease(self, leased: Leased, now_us: int) -> str:
+    def _lease(self, leased: Leased, _now_us: int) -> str:
         if leased.secret and leased.secret != self._keeper.secret.hex():
             secret = token.parse_secret(leased.secret)
             token.store_secret(self._state_dir, secret)

@@ -88,7 +88,8 @@ class Deciding:
             now_us: The time, µs since the epoch.
             is_lenient: As in :meth:`submit`.
         """
-        wanted = merged(before, job)
+        # Who asks for a change is not always whose job it is.
+        wanted = msgspec.structs.replace(merged(before, job), uid=hold.uid)
         if not wanted.account:
             wanted = msgspec.structs.replace(wanted, account=hold.account)
         case = msgspec.structs.replace(

@@ -31,6 +31,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         cluster: The cluster's name.
         job: What is asked for; of a change only what is to change.
         id: Tells the answers of one connection apart; 0 where there is one answer only.
+        jobs: How a command named the jobs that it changes (``2_3``).
     """
 
     v: int
@@ -38,6 +39,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     job: Description
     id: int = 0
+    jobs: str = ""
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

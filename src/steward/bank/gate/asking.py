@@ -1,0 +1,193 @@
+"""Asks the gate that decides, where that is on another host: one connection, kept open.
+
+Each question has a number, so that many wait on one connection. One that is not
+answered in time is answered by the policy; slurmctld waits no longer.
+"""
+
+import logging
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from steward.bank.errors import GateUnavailable
+from steward.bank.gate.peers import Peer, split
+from steward.bank.gate.shapes import LONGEST_REQUEST, VERSION, Submit
+from steward.config_bank import GateSettings
+from steward.waiting import Backoff
+
+if TYPE_CHECKING:
+    import ssl
+
+    from steward.bank.gate.secure import SecurePeer
+
+log = logging.getLogger(__name__)
+
+_OF_TIMEOUT: Final = 0.7
+"""How much of the plugin's time the other gate has: the rest is the way there and back."""
+_CONNECT_S: Final = 5.0
+_WAIT_S: Final = 1.0
+
+Answered = Callable[[Peer, Submit, bytes | None], None]
+
+
+class _Numbered(msgspec.Struct):
+    v: int
+    id: int
+
+
+_number = msgspec.json.Decoder(_Numbered).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Asking:
+    """The connection to the gate that decides.
+
+    Args:
+        settings: [gate].
+        poll: Where its socket is waited for.
+        answered: Is told each answer, None where none came in time.
+    """
+
+    def __init__(self, settings: GateSettings, poll: select.epoll, answered: Answered) -> None:
+        self._settings = settings
+        self._poll = poll
+        self._answered = answered
+        self._context: ssl.SSLContext | None = None
+        self._peer: SecurePeer | None = None
+        self._is_up = False
+        self._number = 0
+        self._waiting: dict[int, tuple[Peer, Submit, float]] = {}
+        self._backoff = Backoff(0.2, 5.0)
+        self._try_at = 0.0
+
+    def pass_on(self, peer: Peer, ask: Submit) -> None:
+        """Ask the other gate what a plugin has asked."""
+        if self._peer is None or not self._is_up:
+            self._answered(peer, ask, None)
+            return
+        self._number += 1
+        until = time.monotonic() + self._settings.timeout_ms / 1000 * _OF_TIMEOUT
+        self._waiting[self._number] = (peer, ask, until)
+        numbered = msgspec.structs.replace(ask, id=self._number)
+        self._peer.send(_encode(numbered) + b"\n")
+        self._watch()
+
+    def wait_s(self) -> float:
+        """How long nothing has to be done, in seconds."""
+        if self._waiting:
+            # They were asked in order, and all have the same time.
+            first = next(iter(self._waiting.values()))
+            return max(0.0, first[2] - time.monotonic())
+        if self._peer is None:
+            return max(0.0, self._try_at - time.monotonic())
+        return _WAIT_S
+
+    def turn(self) -> None:
+        """Give up what is late, connect again where the connection is gone."""
+        now = time.monotonic()
+        for number, (peer, ask, until) in list(self._waiting.items()):
+            if until > now:
+                break
+            del self._waiting[number]
+            self._answered(peer, ask, None)
+        if self._peer is not None and (
+            self._peer.is_over or (not self._is_up and self._peer.until < now)
+        ):
+            self._lost()
+        if self._peer is None and now >= self._try_at:
+            self._connect()
+
+    def served(self, mask: int) -> None:
+        """Something has come, or can be sent, on the connection."""
+        if self._peer is None:
+            return
+        if not self._is_up:
+            self._shake()
+            return
+        if mask & select.EPOLLOUT:
+            self._peer.send(b"")
+        for line in self._peer.take():
+            self._heard(line)
+        self._watch()
+
+    def _heard(self, line: bytes) -> None:
+        try:
+            number = _number(line)
+        except msgspec.MsgspecError as error:
+            log.warning("the gate at %s answers rubbish: %s", self._settings.ask, error)
+            number = _Numbered(v=0, id=0)
+        if number.v != VERSION:
+            if self._peer is not None:
+                self._peer.is_over = True
+            return
+        waiting = self._waiting.pop(number.id, None)
+        if waiting is not None:
+            self._answered(waiting[0], waiting[1], line + b"\n")
+
+    def _connect(self) -> None:
+        from steward.bank.gate.secure import SecurePeer, context_of
+
+        self._try_at = time.monotonic() + self._backoff.next_s()
+        host, port = split(self._settings.ask)
+        try:
+            if self._context is None:
+                self._context = context_of(self._settings, serves=False)
+            # An address or a name of /etc/hosts: whatever else resolves slowly delays only
+            # what could not be asked anyway.
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            connection = socket.socket(found[0][0], socket.SOCK_STREAM)
+            connection.settimeout(self._settings.timeout_ms / 1000)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.connect(found[0][4])
+            connection.setblocking(False)
+            secure = self._context.wrap_socket(
+                connection, server_hostname=host, do_handshake_on_connect=False
+            )
+        except (OSError, GateUnavailable) as error:
+            log.warning("the gate at %s cannot be asked: %s", self._settings.ask, error)
+            return
+        self._peer = SecurePeer(secure, longest=LONGEST_REQUEST, within_s=_CONNECT_S, stays=True)
+        self._poll.register(self._peer.fd, select.EPOLLIN | select.EPOLLOUT)
+        self._shake()
+
+    def _shake(self) -> None:
+        import ssl
+
+        assert self._peer is not None
+        try:
+            self._peer.socket.do_handshake()
+        except ssl.SSLWantReadError:
+            self._poll.modify(self._peer.fd, select.EPOLLIN)
+        except ssl.SSLWantWriteError:
+            self._poll.modify(self._peer.fd, select.EPOLLIN | select.EPOLLOUT)
+        except OSError as error:
+            log.warning("the gate at %s is not to be trusted: %s", self._settings.ask, error)
+            self._lost()
+        else:
+            self._is_up = True
+            self._backoff.reset()
+            self._watch()
+            log.info("asking the gate at %s", self._settings.ask)
+
+    def _watch(self) -> None:
+        if self._peer is not None and not self._peer.is_over:
+            waits = select.EPOLLOUT if self._peer.out else 0
+            self._poll.modify(self._peer.fd, select.EPOLLIN | waits)
+
+    def _lost(self) -> None:
+        if self._peer is None:
+            return
+        if self._is_up:
+            log.warning("the connection to the gate at %s is gone", self._settings.ask)
+        self._poll.unregister(self._peer.fd)
+        self._peer.close()
+        self._peer = None
+        self._is_up = False
+        self._try_at = max(self._try_at, time.monotonic() + self._backoff.next_s())
+        waiting, self._waiting = self._waiting, {}
+        for peer, ask, _ in waiting.values():
+            self._answered(peer, ask, None)

@@ -1,0 +1,75 @@
+"""Gates on other hosts: encrypted connections, on which both sides show a certificate."""
+
+import logging
+import socket
+import ssl
+
+from steward.bank.errors import GateUnavailable
+from steward.bank.gate.peers import CHUNK, Peer, split
+from steward.config_bank import GateSettings
+
+log = logging.getLogger(__name__)
+
+
+class SecurePeer(Peer):
+    """One encrypted connection, to or from another gate."""
+
+    socket: ssl.SSLSocket
+
+    def _receive(self) -> bytes | None:
+        try:
+            return self.socket.recv(CHUNK)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        except OSError as error:
+            log.warning("the connection of another gate ended: %s", error)
+            return b""
+
+    def _send(self) -> int | None:
+        try:
+            return self.socket.send(self.out)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        except OSError as error:
+            log.warning("the connection of another gate ended: %s", error)
+            self.is_over = True
+            return None
+
+
+def tls_listener(address: str) -> socket.socket:
+    """A socket on a ``HOST:PORT`` for gates on other hosts.
+
+    Raises:
+        GateUnavailable: It cannot be made.
+    """
+    host, port = split(address)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, at = found[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(at)
+        listener.listen(64)
+    except OSError as error:
+        raise GateUnavailable(f"cannot listen on {address}: {error.strerror}", address) from error
+    listener.setblocking(False)
+    return listener
+
+
+def context_of(settings: GateSettings, *, serves: bool) -> ssl.SSLContext:
+    """How we prove who we are, and what we want proved: a certificate of the site's own CA.
+
+    Raises:
+        GateUnavailable: A certificate or key cannot be read.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.certificate_file, settings.key_file or None)
+        context.load_verify_locations(settings.ca_file)
+    except OSError as error:
+        raise GateUnavailable(
+            f"the certificates of [gate] cannot be used: {error}", settings.certificate_file
+        ) from error
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context

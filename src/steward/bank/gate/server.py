@@ -1,0 +1,340 @@
+"""The gate's process: one thread that waits for all its sockets at once, and decides.
+
+All requests that have come meanwhile are decided in one transaction, and
+answered when it is committed: under load a commit is shared, without any timer.
+"""
+
+import gc
+import logging
+import os
+import pwd
+import select
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from steward.bank.gate import plugin_conf, token
+from steward.bank.gate.answering import Answering, Right, read, written
+from steward.bank.gate.calls import Calls
+from steward.bank.gate.ground import Ground
+from steward.bank.gate.keeper import Keeper
+from steward.bank.gate.peers import Peer, uid_of, unix_listener
+from steward.bank.gate.remaking import Remaking
+from steward.bank.gate.shapes import CONTROL_SOCKET, LONGEST_CALL, LONGEST_REQUEST, Submit
+from steward.bank.gate.store import Checkpoints, Store
+from steward.bank.gate.upkeep import Upkeep
+from steward.config import Settings
+from steward.sqlite import SqliteError, SqliteUnavailable
+from steward.standings import Standings
+from steward.waiting import Stop
+
+if TYPE_CHECKING:
+    from steward.bank.gate.asking import Asking
+
+log = logging.getLogger(__name__)
+
+_WITHIN_S: Final = 1.0
+_CALL_WITHIN_S: Final = 10.0
+_TICK_S: Final = 1.0
+_REMAKE_S: Final = 2.0
+_REMAKE_MOST_S: Final = 60.0
+_STANDINGS_S: Final = 60.0
+_MOST_PEERS: Final = 2000
+_ACCEPT_AT_ONCE: Final = 128
+_CONTROL_MODE: Final = 0o600
+_PLUGIN_MODE: Final = 0o666
+"""Anybody may connect; SO_PEERCRED says who is heard."""
+
+
+class GateServer:
+    """Serves the plugin's socket, and that of Steward's own processes.
+
+    Args:
+        settings: The configuration.
+
+    Raises:
+        GateUnavailable: The secret of tokens cannot be read.
+        SqliteError: gate.db cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._store = Store(settings.state_dir)
+        self._ground = Ground(settings)
+        self._keeper = Keeper(self._store, self._ground, token.load_secret(settings.state_dir))
+        self._right = Right(settings)
+        self._upkeep = Upkeep(self._keeper)
+        self._answering = Answering(self._keeper, self._right)
+        self._calls = Calls(
+            settings.state_dir,
+            self._keeper,
+            self._upkeep,
+            self._answering,
+            self._right,
+            self._remake_again,
+        )
+        self._checkpoints = Checkpoints(self._store.path)
+        self._poll = select.epoll()
+        self._peers: dict[int, Peer] = {}
+        self._listeners: dict[int, tuple[socket.socket, Callable[[socket.socket], None]]] = {}
+        self._control: set[int] = set()
+        self._asked: list[tuple[Peer, Submit]] = []
+        self._plugin_uids = _uids(settings)
+        self._asking: Asking | None = None
+        self._remaking: Remaking | None = None
+        self._began = time.monotonic()
+        self._tick_at = self._remake_at = self._standings_at = 0.0
+        if not self._store.is_of_this_boot():
+            self._remake_again()
+        elif self._keeper.purses.position:
+            # Killed and started again: the ledger was there a moment ago.
+            self._right.heard()
+
+    def run(self, stop: Stop, beat: Callable[[], None]) -> None:
+        """Serve until the Stop is raised.
+
+        Raises:
+            GateUnavailable: A socket cannot be made.
+        """
+        plugin_conf.write(self._settings)
+        self._checkpoints.start()
+        with ExitStack() as sockets:
+            path = os.path.join(self._settings.state_dir, CONTROL_SOCKET)
+            self._listen(sockets.enter_context(unix_listener(path, _CONTROL_MODE)), self._called)
+            if self._settings.gate.ask:
+                self._ask_others()
+            self._poll.register(stop.fd, select.EPOLLIN)
+            is_open = False
+            gc.collect()
+            gc.freeze()
+            # Nothing here makes cycles; a collection would go through 100,000 holds.
+            gc.disable()
+            while not stop.is_set():
+                beat()
+                self._turn(stop)
+                if not is_open and self._may_open():
+                    path = self._settings.gate.socket
+                    plugin = sockets.enter_context(unix_listener(path, _PLUGIN_MODE))
+                    self._listen(plugin, self._requested)
+                    if self._settings.gate.listen:
+                        self._listen_to_gates(sockets)
+                    is_open = True
+                    log.info("the gate is open at %s", path)
+        self.close()
+
+    def close(self) -> None:
+        """Close everything."""
+        gc.enable()
+        for peer in list(self._peers.values()):
+            self._drop(peer)
+        self._checkpoints.stop()
+        self._poll.close()
+        self._store.close()
+
+    # Waiting
+
+    def _turn(self, stop: Stop) -> None:
+        wait_s = max(0.0, self._tick_at - time.monotonic())
+        if self._asking is not None:
+            wait_s = min(wait_s, self._asking.wait_s())
+        for fd, mask in self._poll.poll(wait_s):
+            peer = self._peers.get(fd)
+            if peer is not None:
+                self._served(peer, mask)
+            elif fd in self._listeners:
+                self._accept(*self._listeners[fd])
+            elif self._asking is not None and fd != stop.fd:
+                self._asking.served(mask)
+        if self._asked:
+            self._decide()
+        if self._asking is not None:
+            self._asking.turn()
+        if time.monotonic() >= self._tick_at:
+            self._tick()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self._tick_at = now + _TICK_S
+        for peer in [peer for peer in self._peers.values() if peer.until < now]:
+            self._drop(peer)
+        try:
+            with self._store.transaction():
+                self._upkeep.tick(time.time_ns() // 1000)
+        except (SqliteUnavailable, SqliteError) as error:
+            log.error("gate.db: %s", error)
+            self._keeper.load()
+        if now >= self._standings_at:
+            self._standings_at = now + _STANDINGS_S
+            standings = Standings(self._settings.state_dir)
+            for cluster in self._settings.cluster:
+                self._ground.put_standing(cluster, standings.get(cluster))
+        if now >= self._remake_at:
+            self._remake_at = now + _REMAKE_S
+            self._remake()
+
+    def _listen(self, listener: socket.socket, accepted: Callable[[socket.socket], None]) -> None:
+        self._listeners[listener.fileno()] = (listener, accepted)
+        self._poll.register(listener, select.EPOLLIN)
+
+    def _accept(self, listener: socket.socket, accepted: Callable[[socket.socket], None]) -> None:
+        for _ in range(_ACCEPT_AT_ONCE):
+            try:
+                connection, _address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.warning("the gate cannot accept a connection: %s", error)
+                return
+            if len(self._peers) >= _MOST_PEERS:
+                # The oldest that said nothing makes room: a flood must not shut others out.
+                self._drop(next(iter(self._peers.values())))
+            accepted(connection)
+
+    def _requested(self, connection: socket.socket) -> None:
+        uid = uid_of(connection)
+        if uid not in self._plugin_uids:
+            log.warning("uid %d may not ask the gate", uid)
+            connection.close()
+            return
+        self._take_in(Peer(connection, longest=LONGEST_REQUEST, within_s=_WITHIN_S))
+
+    def _called(self, connection: socket.socket) -> None:
+        if uid_of(connection) not in (0, os.geteuid()):
+            connection.close()
+            return
+        peer = Peer(connection, longest=LONGEST_CALL, within_s=_CALL_WITHIN_S)
+        self._control.add(peer.fd)
+        self._take_in(peer)
+
+    def _take_in(self, peer: Peer) -> None:
+        self._peers[peer.fd] = peer
+        self._poll.register(peer.fd, select.EPOLLIN)
+        self._served(peer, select.EPOLLIN)
+
+    def _served(self, peer: Peer, mask: int) -> None:
+        if mask & select.EPOLLOUT:
+            self._send(peer, b"")
+        if mask & ~select.EPOLLOUT and not peer.is_over:
+            for line in peer.take():
+                if peer.fd in self._control:
+                    self._send(peer, self._calls.answer(line))
+                    continue
+                ask = read(line)
+                if ask is None:
+                    peer.is_over = True
+                    break
+                self._asked.append((peer, ask))
+        if peer.is_over and peer.fd in self._peers:
+            self._drop(peer)
+
+    def _send(self, peer: Peer, data: bytes) -> None:
+        peer.send(data)
+        if peer.is_over:
+            self._drop(peer)
+        else:
+            waits = select.EPOLLOUT if peer.out else 0
+            self._poll.modify(peer.fd, select.EPOLLIN | waits)
+
+    def _drop(self, peer: Peer) -> None:
+        self._peers.pop(peer.fd, None)
+        self._control.discard(peer.fd)
+        if peer.socket.fileno() >= 0:
+            self._poll.unregister(peer.fd)
+        peer.close()
+
+    # Deciding
+
+    def _decide(self) -> None:
+        """Decide on all that was asked, and answer when it is written down."""
+        asked, self._asked = self._asked, []
+        if self._asking is not None and not self._right.has_lease:
+            for peer, ask in asked:
+                self._asking.pass_on(peer, ask)
+            return
+        now_us = time.time_ns() // 1000
+        answer = self._answering.answer
+        try:
+            with self._store.transaction():
+                said = [answer(ask, now_us) for _, ask in asked]
+        except Exception:
+            # Whatever it is: slurmctld waits, and the state must be what is written down.
+            log.exception("the gate cannot decide, the policy does")
+            self._keeper.load()
+            said = [self._answering.by_policy(ask) for _, ask in asked]
+        for (peer, _), one in zip(asked, said, strict=True):
+            if not peer.is_over:
+                self._send(peer, written(one))
+
+    # Being ready
+
+    def _may_open(self) -> bool:
+        """Whether plugins may ask: the holds are all known, or somebody else knows them."""
+        if self._asking is not None or not self._right.has_lease:
+            return True
+        return self._right.is_ready
+
+    def _remake_again(self) -> None:
+        """Holds may be missing: look at what Slurm shows before anything is decided."""
+        self._remaking = Remaking(self._settings)
+        self._right.is_ready = False
+        self._began = time.monotonic()
+        self._remake_at = 0.0
+
+    def _remake(self) -> None:
+        if self._right.is_ready or not self._right.has_lease:
+            return
+        if self._remaking is not None:
+            if not self._right.has_books:
+                return  # the allocations that are to pay are not known yet
+            self._remaking.run(self._keeper, time.time_ns() // 1000)
+            waiting = self._remaking.waiting
+            if waiting and time.monotonic() - self._began < _REMAKE_MOST_S:
+                return
+            if waiting:
+                log.error(
+                    "holds of %s may be missing until its queue is seen", ", ".join(sorted(waiting))
+                )
+        self._remaking = None
+        self._right.is_ready = True
+        self._store.set_boot()
+
+    # Other gates
+
+    def _listen_to_gates(self, sockets: ExitStack) -> None:
+        from steward.bank.gate.secure import SecurePeer, context_of, tls_listener
+
+        context = context_of(self._settings.gate, serves=True)
+
+        def accepted(connection: socket.socket) -> None:
+            connection.setblocking(False)
+            secure = context.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+            self._take_in(
+                SecurePeer(secure, longest=LONGEST_REQUEST, within_s=_STANDINGS_S, stays=True)
+            )
+
+        listener = sockets.enter_context(tls_listener(self._settings.gate.listen))
+        self._listen(listener, accepted)
+
+    def _ask_others(self) -> None:
+        from steward.bank.gate.asking import Asking
+
+        self._asking = Asking(self._settings.gate, self._poll, self._answered)
+
+    def _answered(self, peer: Peer, ask: Submit, line: bytes | None) -> None:
+        """Another gate has answered, or has not in time."""
+        if not peer.is_over:
+            self._send(peer, line if line is not None else written(self._answering.by_policy(ask)))
+
+
+def _uids(settings: Settings) -> frozenset[int]:
+    uids = {0, os.geteuid()}
+    for user in settings.gate.plugin_users:
+        try:
+            uids.add(pwd.getpwnam(user).pw_uid)
+        except KeyError:
+            log.debug("there is no user %s on this host that a plugin might run as", user)
+    return frozenset(uids)

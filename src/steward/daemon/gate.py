@@ -1,0 +1,23 @@
+"""The process that decides whether a job can be paid, and does nothing else."""
+
+import resource
+from functools import partial
+
+from steward.bank.gate.server import GateServer
+from steward.config import Settings
+from steward.daemon.feeding import patiently
+from steward.daemon.supervise import Beat, Part
+from steward.waiting import Stop
+
+
+def gate_part(settings: Settings) -> Part:
+    """The gate's process."""
+    return Part(name="gate", run=partial(run_gate, settings))
+
+
+def run_gate(settings: Settings, stop: Stop, beat: Beat) -> None:
+    """Decide until the Stop is raised."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    server = patiently(lambda: GateServer(settings), stop, beat)
+    server.run(stop, beat)
