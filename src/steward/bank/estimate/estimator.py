@@ -6,7 +6,6 @@ out once for each partition and QOS, and kept until picture or rates change.
 
 from collections.abc import Sequence
 from datetime import datetime
-from fractions import Fraction
 from typing import Final
 
 import msgspec
@@ -27,6 +26,7 @@ GRACE_S: Final = 60
 _MOST_KEPT: Final = 10_000
 """A QOS is what a user writes, so that there may be any number of them."""
 
+_YEAR_MIN: Final = 365 * 1440
 _NORMAL: Final = "normal"
 """The QOS that slurmdbd gives where an association names no default."""
 
@@ -103,25 +103,21 @@ class Estimator:
             now: When it is, or was first, submitted.
 
         Returns:
-            Minutes; None if not even one of them can be had.
+            Minutes, a year's at the most; None if not even one of them can be had.
 
         Raises:
             NoRate: As :meth:`quote`.
             NoEstimate: As :meth:`quote`.
         """
-        # What is over the limit is the same for every limit, so that it is one division; the
-        # quotes around it are asked for, because rounding and minimum charges bend the line.
-        one = self.quote(_with_limit(job, 1), now)
-        if one.amount > available:
-            return None
-        two = self.quote(_with_limit(job, 61), now)
-        each = Fraction(two.amount - one.amount, 60)
-        if each <= 0:
-            return None if two.amount > available else 60 * 24 * 365
-        minutes = max(1, int((available - one.amount) / each) + 1)
-        while minutes > 1 and self.quote(_with_limit(job, minutes), now).amount > available:
-            minutes -= 1
-        return minutes
+        low, high = 0, _YEAR_MIN
+        # Rounding and minimum charges bend the line, but a longer limit never costs less.
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.quote(_with_limit(job, middle), now).amount <= available:
+                low = middle
+            else:
+                high = middle - 1
+        return low or None
 
     def account_of(self, job: Description) -> str:
         """The account that is to pay, in lower case as Slurm has it; "" where none is known."""

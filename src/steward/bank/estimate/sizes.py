@@ -196,19 +196,31 @@ class _Asked:
         return _up(cpus, self.site.unit)
 
     def is_apart(self) -> bool:
-        """Whether a core serves fewer tasks than it has CPUs for."""
-        at_once = self.job.ntasks_per_core or (1 if self.site.one_per_core else 0)
-        return 0 < at_once * self.per_task < self.site.threads
+        """Whether tasks leave CPUs of their cores that no other task may use."""
+        at_once = self._at_once()
+        return at_once > 0 and at_once * self.per_task % self.site.threads != 0
+
+    def _at_once(self) -> int:
+        """How many tasks may share a core; 0 for no limit."""
+        return self.job.ntasks_per_core or (1 if self.site.one_per_core else 0)
 
     def _least_of_node(self) -> int:
         """What every node has at the least."""
         job = self.job
+        threads = self.site.threads
+        of_tasks = max(1, job.ntasks_per_node or 1)
+        if self.is_apart():
+            of_tasks *= self.cores_of(self.per_task)
+        else:
+            of_tasks = self.cores_of(of_tasks * self.per_task)
+        # Where a core serves one task, Slurm takes a core for each CPU that a node must have.
+        per_node = self.per_node_cpus * (threads if self._at_once() == 1 else 1)
         # -B asks for nodes that have so many sockets and cores, and gets as many CPUs.
         geometry = (job.sockets_per_node or 1) * (job.cores_per_socket or 1)
         return max(
-            self.cores_of(max(1, self.per_node_cpus, self.per_task)),
-            _up(geometry * self.site.threads, self.site.unit) if geometry > 1 else 0,
-            self.cores_of(job.ntasks_per_node * self.per_task) if job.ntasks_per_node else 0,
+            of_tasks,
+            self.cores_of(per_node),
+            _up(geometry * threads, self.site.unit) if geometry > 1 else 0,
         )
 
     def _cpus_for_gpus(self, unit: int) -> int:
@@ -228,11 +240,15 @@ class _Asked:
             return cpus * self.mem_per_cpu
         if job.pn_min_memory_mib:
             return nodes * job.pn_min_memory_mib
-        if per_gpu and self.gpus:
-            return self.gpus * per_gpu
+        gpus = self.gpus
+        if gpus and job.tres_per_socket:
+            # Slurm counts memory for GPUs of sockets that it does not give in the end.
+            gpus = max(gpus, nodes * self.site.most.get(_GPU, 0))
+        if per_gpu and gpus:
+            return gpus * per_gpu
         if job.pn_min_memory_mib is None:
-            if self.gpus and part.def_mem_per_gpu_mib:
-                return self.gpus * part.def_mem_per_gpu_mib
+            if gpus and part.def_mem_per_gpu_mib:
+                return gpus * part.def_mem_per_gpu_mib
             if part.def_mem_per_cpu_mib:
                 return cpus * part.def_mem_per_cpu_mib
             if part.def_mem_per_node_mib:
@@ -249,8 +265,7 @@ def _whole_nodes(job: Description, site: Site, asked: _Asked) -> dict[str, int]:
     each = {name: nodes * amount for name, amount in most.items()}
     if not asked.is_open or asked.has_gres or not (site.whole or job.exclusive):
         return each
-    alone = asked.cores_of(asked.per_task)
-    room = [(_room(job, asked, shape, alone), shape) for shape in site.shapes]
+    room = [(_room(job, asked, shape), shape) for shape in site.shapes]
     room = [(fits, shape) for fits, shape in room if fits > 0]
     least = max(job.min_nodes or 1, site.min_nodes)
     if not room or least > 1 or asked.per_node_cpus:
@@ -265,8 +280,11 @@ def _whole_nodes(job: Description, site: Site, asked: _Asked) -> dict[str, int]:
     return found
 
 
-def _room(job: Description, asked: _Asked, shape: NodeShape, alone: int) -> int:
-    """How many tasks an empty node takes."""
+def _room(job: Description, asked: _Asked, shape: NodeShape) -> int:
+    """How many tasks an empty node takes, as far as is sure."""
+    threads = shape.cpus_per_core
+    usable = min(job.threads_per_core or threads, threads)
+    alone = -(-asked.per_task // usable) * threads
     limits = [shape.usable_cpus // alone]
     if asked.mem_per_cpu:
         limits.append(shape.memory_mib // (asked.mem_per_cpu * asked.per_task))

@@ -1,0 +1,172 @@
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.slurm import tres
+from steward.slurm.people import People
+from steward.slurm.picture import Picture
+from steward.slurm.picture_rows import people, picture, with_people
+
+FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
+CONFIG = {
+    "SelectType": "select/cons_tres",
+    "SelectTypeParameters": "CR_CORE_MEMORY",
+    "OverTimeLimit": "0 min",
+    "MaxArraySize": "1001",
+    "DefMemPerNode": "UNLIMITED",
+    "MaxMemPerNode": "UNLIMITED",
+    "AccountingStorageTRES": "cpu,mem,energy,node,billing",
+    "AccountingStorageType": "accounting_storage/none",
+    "PriorityFlags": "",
+}
+PARTITION = (
+    "PartitionName=gpu Default=NO DefaultTime=00:10:00 MaxNodes=3 MaxTime=1-00:00:00 MinNodes=1 "
+    "Nodes=g[1-2],c1 OverSubscribe=EXCLUSIVE OverTimeLimit=5 State=UP TotalCPUs=80 TotalNodes=3 "
+    "SelectTypeParameters=CR_SOCKET JobDefaults=DefCpuPerGPU=3,DefMemPerGPU=4000 "
+    "DefMemPerCPU=500 MaxMemPerCPU=2000 TRES=cpu=80,mem=160000M,node=3,billing=80,gres/gpu=8 "
+    "TRESBillingWeights=CPU=1.0,Mem=0.25G,GRES/gpu:a100=2.5,Node=1"
+)
+NODES = (
+    "NodeName=g1 Arch=x86_64 CoresPerSocket=8  CPUAlloc=0 CPUEfctv=30 CPUTot=32 "
+    "AvailableFeatures=(null) Gres=gpu:a100:4(S:0-1),shard:8(S:0-1) RealMemory=64000 "
+    "Sockets=2 Boards=1 State=IDLE ThreadsPerCore=2 Partitions=gpu,main  "
+    "Reason=CPUTot=1 Partitions=none [root@2026-11-21T09:54:27]"
+)
+
+
+def shown(partitions: str = PARTITION, nodes: str = NODES, **config: str) -> Picture:
+    return picture("c", {**CONFIG, **config}, partitions.encode(), nodes.encode(), zone="UTC")
+
+
+@pytest.mark.parametrize("version", ["22.05", "24.11", "25.11", "26.05"])
+def test_what_four_versions_of_slurm_write(version: str) -> None:
+    found = picture(
+        "c",
+        CONFIG,
+        (FIXTURES / f"scontrol-partition-{version}.txt").read_bytes(),
+        (FIXTURES / f"scontrol-node-{version}.txt").read_bytes(),
+    )
+    main = found.partitions["main"]
+    assert found.default_partition == "main"
+    assert main.nodes == 4
+    assert [(found.shapes[shape].cpus, count) for shape, count in main.shapes] == [(8, 4)]
+    assert found.shapes[0].nodes == "n[1-4]"
+    assert found.shapes[0].cores == 8
+    assert found.shapes[0].cpus_per_core == 1
+    assert not main.exclusive
+    assert main.over_time_s == 0
+    assert main.max_nodes == 0
+    assert main.max_time_s is not None
+    assert main.def_mem_per_node_mib == 0
+    assert found.max_array == 1001
+
+
+def test_everything_that_a_partition_may_say() -> None:
+    part = shown().partitions["gpu"]
+    assert (part.default_time_s, part.max_time_s, part.over_time_s) == (600, 86400, 300)
+    assert (part.max_nodes, part.min_nodes, part.exclusive) == (3, 1, True)
+    assert (part.def_mem_per_cpu_mib, part.max_mem_per_cpu_mib) == (500, 2000)
+    assert (part.def_cpu_per_gpu, part.def_mem_per_gpu_mib) == (3, 4000)
+    assert part.selects == "cr_socket"
+    assert part.billing == {"cpu": "1", "mem": "1/4096", "gres/gpu:a100": "5/2", "node": "1"}
+
+
+def test_a_node_is_what_slurm_says_and_not_what_its_reason_says() -> None:
+    found = shown()
+    node = found.shapes[0]
+    assert (node.cpus, node.usable_cpus, node.cores, node.cpus_per_core) == (32, 30, 16, 2)
+    assert node.whole == {
+        "cpu": 30,
+        "mem": 64000,
+        "node": 1,
+        "gres/gpu": 4,
+        "gres/gpu:a100": 4,
+        "gres/shard": 8,
+    }
+
+
+def test_nodes_that_are_counted_but_not_shown_are_what_is_left() -> None:
+    found = shown()
+    seen, unseen = (found.shapes[number] for number, _ in found.partitions["gpu"].shapes)
+    assert seen.nodes == "g1"
+    assert (unseen.count, unseen.cpus, unseen.memory_mib) == (2, 25, 48000)
+    assert unseen.tres == {"gres/gpu": 2}
+
+
+def test_a_partitions_own_memory_hides_the_clusters() -> None:
+    bare = "PartitionName=a TotalNodes=0 DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED"
+    found = shown(bare, "", DefMemPerCPU="700", MaxMemPerNode="9000").partitions["a"]
+    assert (found.def_mem_per_cpu_mib, found.max_mem_per_node_mib) == (700, 9000)
+    own = "PartitionName=a TotalNodes=0 DefMemPerNode=1000"
+    found = shown(own, "", DefMemPerCPU="700").partitions["a"]
+    assert (found.def_mem_per_cpu_mib, found.def_mem_per_node_mib) == (0, 1000)
+
+
+@pytest.mark.parametrize(
+    ("own", "clusters", "seconds"),
+    [("NONE", "5 min", 300), ("2", "5 min", 120), ("UNLIMITED", "0 min", None), ("NONE", "", 0)],
+)
+def test_over_time(own: str, clusters: str, seconds: int | None) -> None:
+    line = f"PartitionName=a TotalNodes=0 OverTimeLimit={own}"
+    assert shown(line, "", OverTimeLimit=clusters).partitions["a"].over_time_s == seconds
+
+
+def test_what_can_be_charged_is_what_slurm_counts() -> None:
+    found = shown(PriorityFlags="DEPTH_OBLIVIOUS,MAX_TRES", SelectType="select/linear")
+    assert found.billing_max
+    assert found.linear
+    assert found.tracks("cpu")
+    assert not found.tracks("gres/gpu")
+
+
+def test_people_are_those_of_slurmdbd() -> None:
+    known = People()
+    users, accounts, qos = people(
+        b"root|physics\nnobody-of-that-name|x\nbad|a|b\n",
+        b"physics||normal|\nphysics|root|high|\nphysics|root|low|debug\nphysics|a||\n",
+        known,
+    )
+    assert users == {0: "root"}
+    assert accounts == {"root": "physics", "nobody-of-that-name": "x"}
+    assert qos == {"physics/root": "high"}
+    found = with_people(shown(), (users, accounts, qos))
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Picture, strict=False) == found
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_no_text_upsets_it(partitions: bytes, nodes: bytes) -> None:
+    picture("c", CONFIG, b"PartitionName=" + partitions, b"NodeName=n1 " + nodes)
+
+
+def test_tres_and_gres_as_they_are_written() -> None:
+    assert tres.parse("cpu=4,mem=62.50G,node=2,gres/gpu:a=1,x,energy=1K") == {
+        "cpu": 4,
+        "mem": 64000,
+        "node": 2,
+        "gres/gpu:a": 1,
+        "energy": 1024,
+    }
+    assert tres.parse("mem=500M")["mem"] == 500
+    assert tres.parse("mem=1T")["mem"] == 1024**2
+    assert tres.gres("(null)") == {}
+    assert tres.gres("gpu:2,craynetwork:no_consume:4") == {"gres/gpu": 2, "gres/craynetwork": 4}
+    assert tres.requested_gres("gres/gpu:a100:2,gres/gpu,gpu:3,gres:shard:4") == {
+        "gres/gpu:a100": 2,
+        "gres/gpu": 4,
+        "gres/shard": 4,
+    }
+    assert tres.requested_gres("license/matlab=2,cpu:4") == {"license/matlab": 2, "cpu": 4}
+    assert tres.licenses("matlab:2,abaqus@db=3,one") == {
+        "license/matlab": 2,
+        "license/abaqus@db": 3,
+        "license/one": 1,
+    }
+
+
+@given(st.text(max_size=60))
+def test_no_tres_upset_them(text: str) -> None:
+    for read in (tres.parse, tres.gres, tres.requested_gres, tres.licenses):
+        assert all(amount >= 0 for amount in read(text).values())
