@@ -27,6 +27,8 @@ class Accounts:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        # In a transaction nobody else changes them.
+        self._known: dict[str, Account | None] = {}
 
     def create(self, new: Account, by: By) -> Account:
         """Create an account, with its open-ended allocation, or take one over.
@@ -49,6 +51,7 @@ class Accounts:
             self._refuse_money(new.name)
         created = moment(micros(session.now(by))) if earlier is None else earlier.created
         session.act("account.create", by, asked=asked, about=new.name)
+        self._known.clear()
         values = _columns(msgspec.structs.replace(new, known=True))
         session.run(update(account).where(account.c.name == new.name).values(values))
         session.touch(new.name)
@@ -59,6 +62,7 @@ class Accounts:
         session = self._session
         now_us = micros(session.now(by))
         columns = _columns(new)
+        self._known.clear()
         session.run(insert(account).values(**columns, created_us=now_us, seq=session.seq))
         number = (session.value(select(func.max(pot.c.number)).where(pot.c.number > 0)) or 0) + 1
         session.run(
@@ -117,6 +121,7 @@ class Accounts:
             self._check_parent(name, after.parent, after.draws_on_parent)
         if after.draws_on_parent and not before.draws_on_parent:
             self._refuse_money(name)
+        self._known.clear()
         session.act("account.change", by, asked=asked, about=name)
         session.run(update(account).where(account.c.name == name).values(_columns(after)))
         if moved:
@@ -125,8 +130,11 @@ class Accounts:
 
     def get(self, name: str) -> Account | None:
         """The account of a name."""
-        found = self._session.row(select(account).where(account.c.name == clean(name.lower())))
-        return None if found is None else _account(found)
+        name = clean(name.lower())
+        if name not in self._known:
+            found = self._session.row(select(account).where(account.c.name == name))
+            self._known[name] = None if found is None else _account(found)
+        return self._known[name]
 
     def need(self, name: str) -> Account:
         """The account of a name.

@@ -22,6 +22,7 @@ def books(session: Session, accounts: Accounts, after_seq: int) -> Books:
     All of them also where the position is ahead of the ledger, which then is an older
     one that was put back.
     """
+    session.show_touched()
     whole = after_seq <= 0 or after_seq > session.seq
     known = {each.name: each for each in accounts.changed(0 if whole else after_seq)}
     wanted = [each for each in known.values() if each.known]

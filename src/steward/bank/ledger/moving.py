@@ -6,10 +6,10 @@ from sqlalchemy import select
 
 from steward.bank.errors import BankUsage
 from steward.bank.ledger.records import By, Entry, Kind, Transfer
-from steward.bank.ledger.session import Session, clean
-from steward.bank.ledger.tables import COUNTERS, act, charge, entry, pot
+from steward.bank.ledger.session import Session, clean, entry_of
+from steward.bank.ledger.tables import act, charge, entry, pot
 from steward.bank.money import MOST
-from steward.jobs.facts import moment
+from steward.jobs.facts import micros, moment
 
 
 class Moves:
@@ -64,6 +64,7 @@ class Moves:
         about: str = "",
         user: str = "",
         charge: int | None = None,
+        charge_key: str = "",
     ) -> Transfer:
         """Enter a transfer, whatever it means; see ``Session.act`` for what is not said here.
 
@@ -76,6 +77,7 @@ class Moves:
             about: The account.
             user: The user whom it is about.
             charge: Number of the charge that it belongs to.
+            charge_key: The key of that.
         """
         amount = sum(part for part in moves.values() if part > 0)
         if amount > MOST:
@@ -90,10 +92,20 @@ class Moves:
             charge=charge,
             amount=amount,
         )
-        self._session.post(number, kind, moves)
-        made = self.get(number)
-        assert made is not None
-        return made
+        entries = self._session.post(number, kind, moves)
+        return Transfer(
+            number=number,
+            at=moment(micros(self._session.now(by))),
+            kind=kind,
+            who=clean(by.who),
+            why=clean(why or by.why),
+            key=clean(by.key) if asked else "",
+            account=about,
+            user=user,
+            charge=charge_key,
+            amount=amount,
+            entries=tuple(entries),
+        )
 
     def once(self, by: By, asked: str) -> Transfer | None:
         """The transfer that was made when the same was asked for before, under the same key.
@@ -108,13 +120,4 @@ class Moves:
         columns = (entry.c.pot, entry.c.amount, entry.c.balance, pot.c.account)
         chosen = select(*columns).join(pot, pot.c.number == entry.c.pot)
         rows = self._session.rows(chosen.where(entry.c.act == number).order_by(entry.c.pot))
-        return tuple(
-            Entry(
-                pot=COUNTERS.get(row.pot) or f"allocation:{row.pot}",
-                amount=row.amount,
-                balance=row.balance,
-                account=row.account or "",
-                allocation=max(row.pot, 0),
-            )
-            for row in rows
-        )
+        return tuple(entry_of(row.pot, row.amount, row.balance, row.account) for row in rows)

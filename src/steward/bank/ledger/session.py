@@ -11,8 +11,8 @@ import msgspec
 from sqlalchemy import Connection, Executable, Row, insert, select, update
 
 from steward.bank.errors import BankError, BankUsage
-from steward.bank.ledger.records import By
-from steward.bank.ledger.tables import account, act, entry, pot, state
+from steward.bank.ledger.records import By, Entry
+from steward.bank.ledger.tables import COUNTERS, account, act, entry, pot, state
 from steward.bank.money import MOST
 from steward.jobs.facts import micros
 
@@ -41,10 +41,12 @@ class Session:
         found = self.row(chosen.with_for_update() if writing else chosen)
         if found is None:
             raise BankError("the ledger has no row in its table state: restore a backup")
+        self._touched: set[str] = set()
         self._stored = self.seq, self.rules_seq, self.settlement = tuple(map(int, found))
 
     def flush(self) -> None:
         """Write down the numbers that were used."""
+        self.show_touched()
         numbers = (self.seq, self.rules_seq, self.settlement)
         if numbers != self._stored:
             names = ("seq", "rules_seq", "settlement")
@@ -139,8 +141,8 @@ class Session:
             self.touch(about)
         return self.seq
 
-    def post(self, number: int, kind: str, moves: Mapping[int, int]) -> None:
-        """Enter what an act moves, by pot.
+    def post(self, number: int, kind: str, moves: Mapping[int, int]) -> list[Entry]:
+        """Enter what an act moves, by pot; returns the entries.
 
         Raises:
             BankUsage: A balance would be beyond all measure.
@@ -152,6 +154,7 @@ class Session:
         held = {
             row.number: row for row in self.rows(select(*columns).where(pot.c.number.in_(moves)))
         }
+        made: list[Entry] = []
         for where, amount in sorted(moves.items()):
             if not amount:
                 continue
@@ -167,17 +170,36 @@ class Session:
             )
             if changed != 1:
                 raise BankError(f"the balance of {where} has changed: run steward bank check")
+            made.append(entry_of(where, amount, after, before.account))
             self.run(insert(entry).values(act=number, pot=where, amount=amount, balance=after))
-        self.touch(*{row.account for row in held.values() if row.account is not None})
+        self.touch(*{each.account for each in made if each.account})
+        return made
 
     def touch(self, *names: str) -> None:
         """Note that accounts have changed, so that the next books show them."""
-        if names:
-            self.run(update(account).where(account.c.name.in_(names)).values(seq=self.seq))
+        self._touched.update(names)
+
+    def show_touched(self) -> None:
+        """Write down which accounts have changed, all at once since most change repeatedly."""
+        if self._touched:
+            where = account.c.name.in_(sorted(self._touched))
+            self.run(update(account).where(where).values(seq=self.seq))
+            self._touched.clear()
 
     def touch_all(self) -> None:
         """Note that any account may have changed."""
         self.run(update(account).values(seq=self.seq))
+
+
+def entry_of(where: int, amount: int, balance: int, whose: str | None) -> Entry:
+    """What was entered in a pot, as it is shown."""
+    return Entry(
+        pot=COUNTERS.get(where) or f"allocation:{where}",
+        amount=amount,
+        balance=balance,
+        account=whose or "",
+        allocation=max(where, 0),
+    )
 
 
 def _given(kind: str, amount: int) -> int:
