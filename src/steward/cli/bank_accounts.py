@@ -21,7 +21,7 @@ from steward.cli.output import Column, Style
 from steward.errors import UsageError
 
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[ACCOUNT]...", help="These; else all of yours.")
+    list[str] | None, typer.Argument(metavar="ACCOUNT", help="These; else all of yours.")
 ]
 Ended = Annotated[bool, typer.Option("--ended", help="Allocations that have ended as well.")]
 Owners = Annotated[
@@ -147,7 +147,7 @@ def account_change(
 
 def user_show(
     users: Annotated[
-        list[str] | None, typer.Argument(metavar="[USER]...", help="These; else all you may see.")
+        list[str] | None, typer.Argument(metavar="USER", help="These; else all you may see.")
     ] = None,
     accounts: Annotated[
         list[str] | None,
@@ -256,7 +256,7 @@ def print_allocations(answer: AccountPage, style: Style, *, changed: bool = Fals
     columns = [
         Column("Number", lambda one: str(one.number), None, True),
         Column("Account", lambda one: one.account),
-        Column("Begin", lambda one: shown.time(one.begin)),
+        Column("Begin", lambda one: shown.time(one.begin) if one.end else ""),
         Column("End", lambda one: shown.time(one.end)),
         Column("Given", lambda one: shown.amount(one.given), lambda one: plain(one.given), True),
         Column("Left", lambda one: shown.amount(one.balance), lambda one: plain(one.balance), True),

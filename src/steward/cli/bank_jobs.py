@@ -31,7 +31,7 @@ quote_app = typer.Typer(add_completion=False)
 def quote(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SBATCH OPTION]... [SCRIPT]", help="As they would be typed."),
+        typer.Argument(metavar="OPTION|SCRIPT", help="As they would be typed."),
     ] = None,
     on: Annotated[
         str, typer.Option("--on", metavar="NAME", help="The cluster.", callback=options.not_empty)

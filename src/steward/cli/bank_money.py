@@ -130,10 +130,10 @@ def transfer(
 
 def refund(
     account: Annotated[
-        str, typer.Argument(metavar="[ACCOUNT]", help="The account, where no job is named.")
+        str, typer.Argument(metavar="ACCOUNT", help="The account, where no job is named.")
     ] = "",
     amount: Annotated[
-        str, typer.Argument(metavar="[AMOUNT]", help="How much; of a job all if not given.")
+        str, typer.Argument(metavar="AMOUNT", help="How much; of a job all if not given.")
     ] = "",
     reason: NeededReason = "",
     job: Annotated[

@@ -255,7 +255,7 @@ def enforce(
     mode: Annotated[
         str,
         typer.Argument(
-            metavar="[off|observe|gate|default]", help="Not given, it is only shown what holds."
+            metavar="off|observe|gate|default", help="Not given, it is only shown what holds."
         ),
     ] = "",
     cluster: ClusterOption = "",

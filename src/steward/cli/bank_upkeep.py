@@ -167,7 +167,7 @@ def import_(
             metavar="csv|sacctmgr|bank-config", help="What it is; sacctmgr can do without a file."
         ),
     ],
-    file: Annotated[str, typer.Argument(metavar="[FILE|-]", help="The file.")] = "",
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="The file.")] = "",
     cluster: ClusterOption = "",
     dry_run: DryRun = False,
     columns: options.Format = "",

@@ -23,7 +23,7 @@ _BAR = 24
 
 def usage(
     accounts: Annotated[
-        list[str] | None, typer.Argument(metavar="[ACCOUNT]...", help="These; else all of yours.")
+        list[str] | None, typer.Argument(metavar="ACCOUNT", help="These; else all of yours.")
     ] = None,
     by: Annotated[
         list[str] | None,

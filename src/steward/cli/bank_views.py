@@ -36,7 +36,7 @@ from steward.jobs.facts import moment
 
 def balance(
     accounts: Annotated[
-        list[str] | None, typer.Argument(metavar="[ACCOUNT]...", help="These; else all of yours.")
+        list[str] | None, typer.Argument(metavar="ACCOUNT", help="These; else all of yours.")
     ] = None,
     columns: options.Format = "",
     as_json: options.Json = False,
@@ -104,7 +104,7 @@ def _balances(answer: BalanceAnswer) -> list[Column]:
 
 def statement(
     account: Annotated[
-        str, typer.Argument(metavar="[ACCOUNT]", help="The account; else all, for operators.")
+        str, typer.Argument(metavar="ACCOUNT", help="The account; else all, for operators.")
     ] = "",
     user: UserOption = "",
     start: Annotated[str, since("Since; the beginning of this month if not given.")] = "",
