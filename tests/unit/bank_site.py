@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from job_lives import NOON, record
@@ -67,17 +68,22 @@ class BankSite:
     def _numbered(event: Event, number: int) -> Event:
         return msgspec.structs.replace(event, id=number)
 
-    def job(self, job_id: int, *, begin: int = 0, seconds: int = 3600, **fields: object) -> None:
+    def job(self, job_id: int, *, begin: int = 0, seconds: int = 3600, **fields: Any) -> None:
         """A job that ran, and is over."""
         self.feed(self.life(job_id, begin=begin, seconds=seconds, **fields))
 
     @staticmethod
-    def life(job_id: int, *, begin: int = 0, seconds: int = 3600, **fields: object) -> list[Event]:
+    def life(job_id: int, *, begin: int = 0, seconds: int = 3600, **fields: Any) -> list[Event]:
         """What Slurm shows of a job that ran: its beginning and its end."""
-        values = {"account": "physics", "partition": "debug", "cpus": 2, "qos": "normal"}
+        values: dict[str, Any] = {
+            "account": "physics",
+            "partition": "debug",
+            "cpus": 2,
+            "qos": "normal",
+        }
         values |= {"tres_allocated": "cpu=2,mem=1G,node=1", "nodelist": "n1", **fields}
         start = NOON + timedelta(seconds=begin + 1)
-        ended = {**values, "start": start}
+        ended: dict[str, Any] = {**values, "start": start}
         return [
             record(job_id, begin, seen=begin, **values),
             record(job_id, begin, "RUNNING", seen=begin + 2, **ended),

@@ -1,6 +1,7 @@
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bank_site import BY, HOUR, NOON, BankSite, rate, record
@@ -92,8 +93,12 @@ def test_a_job_without_a_rate_is_charged_when_there_is_one(site: BankSite) -> No
 
 
 def test_every_run_of_a_requeued_job_is_charged_by_itself(site: BankSite) -> None:
-    fields = {"account": "physics", "partition": "debug", "tres_allocated": "cpu=1,node=1"}
-    shown = {**fields, "nodelist": "n1", "cpus": 1}
+    fields: dict[str, Any] = {
+        "account": "physics",
+        "partition": "debug",
+        "tres_allocated": "cpu=1,node=1",
+    }
+    shown: dict[str, Any] = {**fields, "nodelist": "n1", "cpus": 1}
     start, again = NOON + timedelta(seconds=10), NOON + timedelta(seconds=8000)
     site.feed(
         [
@@ -115,10 +120,15 @@ def test_every_run_of_a_requeued_job_is_charged_by_itself(site: BankSite) -> Non
 
 
 def test_a_resized_job_is_charged_piece_by_piece(site: BankSite) -> None:
-    fields = {"account": "physics", "partition": "debug", "nodelist": "n[1-2]"}
+    fields: dict[str, Any] = {"account": "physics", "partition": "debug", "nodelist": "n[1-2]"}
     start = NOON + timedelta(seconds=10)
-    large = {**fields, "tres_allocated": "cpu=4,node=2", "start": start}
-    small = {**fields, "tres_allocated": "cpu=2,node=1", "start": start, "nodelist": "n1"}
+    large: dict[str, Any] = {**fields, "tres_allocated": "cpu=4,node=2", "start": start}
+    small: dict[str, Any] = {
+        **fields,
+        "tres_allocated": "cpu=2,node=1",
+        "start": start,
+        "nodelist": "n1",
+    }
     site.feed(
         [
             record(1, 0, "RUNNING", seen=11, **large),
