@@ -1,113 +1,142 @@
-"""slurmctld's plugin in a slurmctld of our own making: ``tests/native/gate_harness.c``."""
+"""A gate to try decisions on: one cluster, a few accounts, rates of one SU a CPU hour."""
 
-import json
-import random
-import shutil
-import subprocess
-from collections.abc import Iterable
-from importlib import resources
+import time
 from pathlib import Path
 from typing import Any
 
-import pytest
+import msgspec
 
-from steward.native import building
-
-HARNESS = Path(__file__).parents[1] / "native" / "gate_harness.c"
-VECTORS = json.loads((Path(__file__).parent / "gate_vectors.json").read_text())
-NATIVE = Path(str(resources.files("steward.native")))
-CC = shutil.which("cc") or ""
-HEADERS = "/usr/include"
-TEXTS = ("say", "admin_comment", "qos", "partition", "account")
-
-needs_compiler = pytest.mark.skipif(
-    not CC or not Path(HEADERS, "slurm/slurm.h").exists(),
-    reason="needs a C compiler and Slurm's headers",
+from steward.bank.gate.deciding import Deciding
+from steward.bank.gate.ground import Ground
+from steward.bank.gate.keeper import Keeper
+from steward.bank.gate.shapes import Said, Submit
+from steward.bank.gate.store import Store
+from steward.bank.gate.upkeep import Upkeep
+from steward.bank.money import MICRO
+from steward.bank.records import (
+    AccountBooks,
+    AllocationBooks,
+    Books,
+    Description,
+    ModeRule,
+    Rate,
+    Rules,
+    UserBooks,
 )
+from steward.config import BankSettings, ClusterSettings, GateSettings, Settings
+from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+
+CLUSTER = "c"
+HOUR_MIN = 60
+DAY_US = 86_400_000_000
+GRACE_MIN = 1
+"""What an estimate adds for Slurm's timer."""
+SECRET = bytes(range(32))
+RATE = Rate(number=1, cluster=CLUSTER, weights={"cpu": 60 * MICRO})
+"""One SU a CPU and minute."""
 
 
-def raw(text: Any) -> bytes:
-    """A text of the vectors: itself, or bytes that are no UTF-8."""
-    return bytes.fromhex(text["hex"]) if isinstance(text, dict) else str(text).encode()
+def now_us() -> int:
+    return time.time_ns() // 1000
 
 
-def compile_gate(directory: Path, *flags: str) -> Path:
-    """The harness and the plugin as one program."""
-    target = directory / "gate_harness"
-    sources = [str(HARNESS), *(str(NATIVE / name) for name in ("gate_ask.c", "gate_wire.c"))]
-    words = [CC, "-std=gnu11", "-g", "-Wall", "-Wextra", "-Werror", *flags]
-    words += [f"-I{NATIVE}", f"-I{HEADERS}", *building.defines(HEADERS), "-rdynamic", "-pthread"]
-    subprocess.run([*words, "-o", str(target), *sources], check=True, timeout=100)
-    return target
-
-
-def run_gate(program: Path, orders: Iterable[str]) -> list[str]:
-    """Give it orders; returns the lines that it says."""
-    done = subprocess.run(
-        [program],
-        input="".join(f"{order}\n" for order in orders),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=200,
-        check=False,
+def picture() -> Picture:
+    shape = NodeShape(nodes="n[1-64]", count=64, cpus=64, usable_cpus=64, cores=64, memory_mib=1)
+    names = ("main", "cheap", "nothing")
+    return Picture(
+        cluster=CLUSTER,
+        taken_us=now_us(),
+        zone="UTC",
+        partitions={
+            name: PartitionPicture(name=name, shapes=((0, 64),), nodes=64, default_time_s=3600)
+            for name in names
+        },
+        default_partition="main",
+        shapes=(shape,),
+        selects="cr_core",
+        users={1000: "alice", 1001: "bob", 1002: "op"},
+        accounts={"alice": "chem"},
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr == ""
-    return done.stdout.splitlines()
 
 
-def hexed(data: bytes) -> str:
-    return data.hex() or "-"
+def rules(mode: str = "gate", *more: ModeRule, seq: int = 1) -> Rules:
+    rates = (
+        msgspec.structs.replace(RATE, partition="main"),
+        msgspec.structs.replace(RATE, number=2, partition="cheap", weights={}, free=True),
+    )
+    return Rules(seq=seq, modes=(ModeRule(mode=mode), *more), rates=rates)  # type: ignore[arg-type]
 
 
-def setting(job: dict[str, Any]) -> list[str]:
-    """The orders that describe a job, from the fields of a vector."""
-    orders = ["new"]
-    for field, value in job.items():
-        if field == "min_mem_per_node":
-            orders.append(f"set pn_min_memory {value}")
-        elif field == "min_mem_per_cpu":
-            orders.append(f"set pn_min_memory {value | 1 << 63}")
-        elif isinstance(value, int):
-            orders.append(f"set {field} {value}")
-        else:
-            orders.append(f"set {field} {hexed(raw(value))}")
-    return orders
+def account(name: str, su: int, *, number: int = 1, **more: Any) -> AccountBooks:
+    """An account with one open-ended allocation."""
+    own = AllocationBooks(number=number, balance=su * MICRO, total=su * MICRO)
+    return AccountBooks(name=name, **{"payer": name, "allocations": (own,), **more})
 
 
-def answer_of(line: str) -> dict[str, Any] | None:
-    """What the harness says of an answer that it read."""
-    if line == "none":
-        return None
-    ok, *texts = line.split()
-    found: dict[str, Any] = {"ok": ok == "1"}
-    for name, text in zip(TEXTS, texts, strict=True):
-        if text != "-":
-            found[name] = bytes.fromhex(text)
-    return found
+def job(minutes: int = 9, cpus: int = 1, **more: Any) -> Description:
+    """A job that costs a SU for each of its minutes and CPUs, and one minute more."""
+    given = {
+        "uid": 1000,
+        "account": "chem",
+        "partition": "main",
+        "time_limit_min": minutes,
+        "num_tasks": cpus,
+        "min_cpus": cpus,
+        "cpus_per_task": 1,
+    }
+    return Description(**{**given, **more})
 
 
-def expected(answer: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a vector says should be read."""
-    if answer is None:
-        return None
-    return {name: raw(text) if name in TEXTS else text for name, text in answer.items()}
+def settings_of(state_dir: Path, **bank: Any) -> Settings:
+    return Settings(
+        state_dir=str(state_dir),
+        cluster={CLUSTER: ClusterSettings(slurm=False)},
+        bank=BankSettings(enabled=True, **bank),
+        gate=GateSettings(
+            socket=str(state_dir / "plugin.sock"),
+            plugin_conf=str(state_dir / "gate.conf"),
+            plugin_users=(),
+        ),
+    )
 
 
-def spoilt_answers(seed: int, count: int) -> list[bytes]:
-    """Answers of the vectors, with bytes taken out and put in."""
-    chance = random.Random(seed)
-    good = [raw(one.get("text", one)) for one in VECTORS["responses"]]
-    put = (b'"', b"\\", b"\\u", b"{", b"[", b",", b":", b"1", b"\n", b"\xff", b"true")
-    spoilt = []
-    for _ in range(count):
-        data = bytearray(chance.choice(good))
-        for _ in range(chance.randint(0, 6)):
-            at = chance.randint(0, len(data))
-            if chance.random() < 0.5:
-                data[at : at + chance.randint(0, 3)] = b""
-            else:
-                data[at:at] = chance.choice(put)
-        spoilt.append(bytes(data))
-    return spoilt
+class Site:
+    """A gate without its process."""
+
+    def __init__(self, state_dir: Path, *accounts: AccountBooks, mode: str = "gate", **bank: Any):
+        self.settings = settings_of(state_dir, **bank)
+        self.store = Store(str(state_dir))
+        self.ground = Ground(self.settings)
+        self.ground.put_rules(rules(mode))
+        self.ground.put_picture(picture())
+        self.keeper = Keeper(self.store, self.ground, SECRET)
+        self.upkeep = Upkeep(self.keeper)
+        self.seq = 0
+        self.tell(*accounts)
+
+    @property
+    def deciding(self) -> Deciding:
+        return self.keeper.deciding
+
+    def tell(self, *accounts: AccountBooks, at_us: int = 0) -> None:
+        """What all accounts have now."""
+        self.seq += 1
+        with self.store.transaction():
+            self.upkeep.books(
+                Books(seq=self.seq, accounts=accounts, whole=True), at_us or now_us()
+            )
+
+    def submit(self, what: Description, *, at_us: int = 0, cluster: str = CLUSTER) -> Said:
+        ask = Submit(v=1, op="submit", cluster=cluster, job=what)
+        user = self.ground.user_of(CLUSTER, what.uid)
+        with self.store.transaction():
+            return self.keeper.submit(ask, user, at_us or now_us(), is_lenient=False)
+
+    def modify(self, what: Description) -> Said:
+        ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what)
+        with self.store.transaction():
+            return self.keeper.modify(ask, now_us(), is_lenient=False)
+
+    def free(self, name: str = "chem", at_us: int = 0) -> float:
+        """What a new job may cost, in SU."""
+        return self.keeper.purses.available(name, at_us or now_us()) / MICRO
