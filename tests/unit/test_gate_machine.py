@@ -1,0 +1,233 @@
+"""Whatever comes in whatever order: no answer of the gate overdraws, and nothing held is lost."""
+
+import shutil
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from gate_site import CLUSTER, DAY_US, Site, job, now_us
+from steward.bank.errors import BankRefused
+from steward.bank.gate.shapes import Claim, Seen
+from steward.bank.money import MICRO
+from steward.bank.records import AccountBooks, AllocationBooks, Books, Settlement
+
+ACCOUNTS = ("chem", "phys")
+
+
+class Gate(RuleBasedStateMachine):
+    """The gate beside a ledger of a few lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dir = tempfile.mkdtemp(prefix="steward-gate-")
+        self.now = now_us()
+        self.balances = {1: 60 * MICRO, 2: 40 * MICRO, 3: 50 * MICRO}
+        self.ends = {1: self.now + DAY_US, 2: 0, 3: 0}
+        self.owners = {1: "chem", 2: "chem", 3: "phys"}
+        self.credits = {"chem": 5 * MICRO, "phys": 0}
+        self.site = Site(Path(self.dir))
+        self.comments: dict[int, str] = {}
+        self.next_job = 1
+        self.seq = 0
+        self.push()
+
+    def teardown(self) -> None:
+        self.site.store.close()
+        shutil.rmtree(self.dir)
+
+    def books(self) -> tuple[AccountBooks, ...]:
+        return tuple(
+            AccountBooks(
+                name=name,
+                payer=name,
+                credit=self.credits[name],
+                allocations=tuple(
+                    AllocationBooks(
+                        number=number, balance=self.balances[number], end_us=self.ends[number]
+                    )
+                    for number, owner in self.owners.items()
+                    if owner == name
+                ),
+            )
+            for name in ACCOUNTS
+        )
+
+    def push(self) -> None:
+        self.site.tell(*self.books(), at_us=self.now)
+
+    @property
+    def open(self) -> list[str]:
+        return list(self.site.keeper.purses.holds)
+
+    @rule(
+        name=st.sampled_from(ACCOUNTS),
+        minutes=st.integers(0, 30),
+        uid=st.integers(1000, 1001),
+        held=st.booleans(),
+        array=st.sampled_from(["", "0-3"]),
+    )
+    def submit(self, name: str, minutes: int, uid: int, held: bool, array: str) -> None:
+        before = self.site.keeper.purses.available(name, self.now)
+        wanted = job(minutes, account=name, uid=uid, held=held, array=array)
+        said = self.site.submit(wanted, at_us=self.now)
+        after = self.site.keeper.purses.available(name, self.now)
+        if said.ok:
+            assert after >= 0
+            self.comments[self.next_job] = said.admin_comment
+            self.next_job += 1
+        else:
+            assert after == before
+            cost = (minutes + 1) * (4 if array else 1) * MICRO
+            assert before < (0 if held else cost)
+
+    @rule(data=st.data(), started=st.booleans())
+    def show(self, data: st.DataObject, started: bool) -> None:
+        if not self.comments:
+            return
+        number = data.draw(st.sampled_from(sorted(self.comments)))
+        for uid in (1000, 1001):
+            seen = Seen(
+                cluster=CLUSTER,
+                job_id=number,
+                uid=uid,
+                admin_comment=self.comments[number],
+                started=started,
+            )
+            with self.site.store.transaction():
+                (found,) = self.site.upkeep.confirm([seen], self.now)
+            assert found is None or (found.confirmed and found.uid == uid)
+
+    @rule(late=st.booleans())
+    def look(self, late: bool) -> None:
+        began = self.now + (6_000_000 if late else 0)
+        with self.site.store.transaction():
+            self.site.upkeep.looked(CLUSTER, began, self.now)
+        if late:
+            unconfirmed = self.site.keeper.purses.unconfirmed.values()
+            assert all(hold.origin == "transfer" for hold in unconfirmed)
+
+    @rule(data=st.data(), part=st.integers(0, 15), frees=st.integers(0, 15), final=st.booleans())
+    def settle(self, data: st.DataObject, part: int, frees: int, final: bool) -> None:
+        if not self.open:
+            return
+        hold = self.site.keeper.purses.holds[data.draw(st.sampled_from(self.open))]
+        self.seq += 1
+        # What Slurm does beyond a hold is another test's: a charge is what was held at the most.
+        amount = min(part * MICRO, sum(share for _, share in hold.shares))
+        left = amount
+        for number, share in hold.shares:
+            taken = min(share, left)
+            self.balances[number] -= taken
+            left -= taken
+        one = Settlement(
+            seq=self.seq, hold=hold.id, amount=amount, frees=frees * MICRO, final=final
+        )
+        self.site.seq += 1
+        books = Books(seq=self.site.seq, accounts=self.books(), whole=True)
+        with self.site.store.transaction():
+            self.site.upkeep.settle([one], books, self.now)
+            held = self.site.keeper.purses.held
+            self.site.upkeep.settle([one], books, self.now)
+        assert self.site.keeper.purses.held == held, "a repeat is harmless"
+        assert (hold.id in self.open) != final
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if self.open:
+            which = data.draw(st.sampled_from(self.open))
+            with self.site.store.transaction():
+                self.site.upkeep.release(which, "because", None, self.now)
+                assert self.site.upkeep.release(which, "again", None, self.now) == 0
+
+    @rule(number=st.sampled_from([1, 2, 3]), su=st.integers(1, 40))
+    def deposit(self, number: int, su: int) -> None:
+        self.balances[number] += su * MICRO
+        self.push()
+
+    @rule(name=st.sampled_from(ACCOUNTS), su=st.integers(1, 80))
+    def reserve(self, name: str, su: int) -> None:
+        with self.site.store.transaction():
+            try:
+                self.site.upkeep.reserve(name, su * MICRO, "a transfer", 0, self.now)
+            except BankRefused:
+                free = self.site.keeper.purses.available(name, self.now) - self.credits[name]
+                assert free < su * MICRO
+
+    @rule(minutes=st.integers(0, 40), name=st.sampled_from(ACCOUNTS), number=st.integers(900, 903))
+    def cover(self, minutes: int, name: str, number: int) -> None:
+        wanted = job(minutes, account=name)
+        claim = Claim(cluster=CLUSTER, job_id=number, description=wanted, is_exact=minutes > 20)
+        with self.site.store.transaction():
+            covered = self.site.upkeep.cover(claim, "alice", self.now)
+        if covered.is_paid:
+            assert covered.hold is not None
+            assert covered.hold.account == name
+            assert covered.hold.remaining >= (minutes + 1) * MICRO
+            assert self.site.keeper.purses.available(name, self.now) >= 0
+        else:
+            assert "Steward: " in covered.why
+
+    @rule(hours=st.integers(1, 30))
+    def time_goes_by(self, hours: int) -> None:
+        self.now += hours * 3_600_000_000
+        with self.site.store.transaction():
+            self.site.upkeep.tick(self.now)
+        late = [
+            hold
+            for hold in self.site.keeper.purses.holds.values()
+            if not hold.confirmed and hold.expires_us <= self.now
+        ]
+        assert not late
+        self.push()
+
+    @rule()
+    def kill(self) -> None:
+        before = sorted(map(msgspec.to_builtins, self.site.keeper.purses.holds.values()), key=str)
+        self.site.keeper.load()
+        after = sorted(map(msgspec.to_builtins, self.site.keeper.purses.holds.values()), key=str)
+        assert after == before
+
+    @invariant()
+    def nothing_is_overdrawn(self) -> None:
+        purses = self.site.keeper.purses
+        for name in ACCOUNTS:
+            assert purses.available(name, self.now) >= 0
+
+    @invariant()
+    def sums_are_right(self) -> None:
+        purses = self.site.keeper.purses
+        on: dict[int, int] = {}
+        for hold in purses.holds.values():
+            shares = sum(part for _, part in hold.shares)
+            assert shares == hold.remaining or (not hold.shares and hold.id in purses.stranded)
+            assert all(part > 0 for _, part in hold.shares)
+            for number, part in hold.shares:
+                on[number] = on.get(number, 0) + part
+                active = self.ends[number] == 0 or self.now < self.ends[number]
+                assert active or hold.started
+        assert on == {
+            number: sum(dict(hold.shares)[number] for hold in holds.values())
+            for number, holds in purses.on_allocation.items()
+        }
+        assert purses.held == sum(on.values())
+
+    @invariant()
+    def every_fact_is_told_once(self) -> None:
+        rows = self.site.store.facts(0, 10_000)
+        assert [fact.seq for fact in rows] == sorted({fact.seq for fact in rows})
+        for fact in rows:
+            assert datetime.fromtimestamp(fact.at_us / 1e6, UTC).year > 2000
+
+
+Gate.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+test_gate = Gate.TestCase
