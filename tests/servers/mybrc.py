@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from steward.bank.ledger import Account, By, open_ledger
-from steward.bank.mybrc.doorkeeper import hashed
+from steward.bank.mybrc.passwords import hashed
 from steward.config import BankSettings, ClusterSettings, GateSettings, MybrcSettings, Settings
 from steward.daemon.mybrc import run_mybrc
 from steward.waiting import Stop

@@ -10,8 +10,10 @@ import pytest
 from servers.mybrc import PASSWORD, mybrc_settings
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import open_ledger
-from steward.bank.mybrc.doorkeeper import Doorkeeper, Failures, UsersFile, hashed, matches
+from steward.bank.mybrc.doorkeeper import Doorkeeper, Failures, UsersFile, digest_of
 from steward.bank.mybrc.errors import ApiError
+from steward.bank.mybrc.passwords import hashed, matches
+from steward.bank.mybrc.users_file import drop_user, set_user
 from steward.events import utc_now
 
 HERE = "192.0.2.1"
@@ -100,11 +102,39 @@ def test_failures_are_forgotten_after_a_minute() -> None:
 
 
 def test_a_token_that_has_ended_is_none(keeper: Doorkeeper, tmp_path: Path) -> None:
-    from steward.bank.mybrc.doorkeeper import digest_of
-
     ledger = open_ledger(mybrc_settings(tmp_path, 1))
     past = datetime(2020, 1, 1, tzinfo=UTC)
     with ledger.transaction() as t:
         t.tokens.add("plugin", digest_of("old"), past, expires=past)
     ledger.close()
     assert refused(keeper, "Token old") == 401
+
+
+def test_users_are_written_and_taken_away(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    assert set_user(str(path), "plugin", "long enough")
+    path.write_text(f"# who\n{path.read_text()}")
+    path.chmod(0o640)
+    assert set_user(str(path), "second", "long enough")
+    assert not set_user(str(path), "plugin", "another one")
+    users = UsersFile(str(path))
+    assert users.admits("plugin", "another one")
+    assert not users.admits("plugin", "long enough")
+    assert users.admits("second", "long enough")
+    assert path.read_text().startswith("# who\n")
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert drop_user(str(path), "second")
+    assert not drop_user(str(path), "second")
+    assert not users.knows("second")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["users"]
+
+
+@pytest.mark.parametrize("user", ["", "a b", "a:b", "#a", "a\nb"])
+def test_what_can_be_no_user(tmp_path: Path, user: str) -> None:
+    with pytest.raises(BankUsage):
+        set_user(str(tmp_path / "users"), user, "long enough")
+
+
+def test_a_password_that_is_too_short(tmp_path: Path) -> None:
+    with pytest.raises(BankUsage):
+        set_user(str(tmp_path / "users"), "plugin", "short")

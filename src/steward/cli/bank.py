@@ -66,6 +66,13 @@ class BankGroup(LazyGroup):
             _UPKEEP,
             "import_",
         ),
+        Entry(
+            "mybrc-user",
+            ADMINISTRATORS,
+            "Say who may get a token of the myBRC API.",
+            "steward.cli.bank_mybrc",
+            "mybrc_user",
+        ),
     )
 
 

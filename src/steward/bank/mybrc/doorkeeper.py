@@ -1,7 +1,6 @@
 """Who may use the API: names and passwords in a file, tokens in the ledger, both hashed.
 
-A password's hash is scrypt's, which takes a quarter of a second and 32 MB on
-purpose; a token is random and long, so that SHA-256 is enough for it. Whoever
+A token is random and long, so that SHA-256 is enough for it. Whoever
 is taken out of the file is out at once, tokens and all. Who guesses is made to
 wait, by address.
 """
@@ -19,18 +18,14 @@ from typing import TYPE_CHECKING, Final
 
 from steward.bank.errors import BankUsage, LedgerUnavailable
 from steward.bank.mybrc.errors import ApiError
+from steward.bank.mybrc.passwords import hashed, matches
+from steward.bank.mybrc.users_file import users_in
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger
 
 log = logging.getLogger(__name__)
 
-_KIND: Final = "scrypt"
-_COST: Final = 2**15
-_BLOCK: Final = 8
-_MEMORY: Final = 64 << 20
-_SALT: Final = 16
-_KEY: Final = 32
 _TOKEN: Final = 20
 """Bytes of a token: 40 characters in hex, as myBRC's have."""
 _MOST_TOKENS: Final = 100
@@ -42,37 +37,9 @@ _AT_ONCE: Final = 2
 _TURN_S: Final = 5.0
 
 
-def hashed(password: str) -> str:
-    """A password as a line of the users file has it behind the name."""
-    salt = secrets.token_bytes(_SALT)
-    return f"{_KIND}${_COST}${_BLOCK}${salt.hex()}${_key(password, salt, _COST, _BLOCK).hex()}"
-
-
-def matches(password: str, kept: str) -> bool:
-    """Whether a password is the one of which the hash was kept.
-
-    Raises:
-        BankUsage: What was kept is no such hash.
-    """
-    try:
-        kind, cost, block, salt, key = kept.split("$")
-        numbers = int(cost), int(block)
-        made = _key(password, bytes.fromhex(salt), *numbers)
-        is_ours = kind == _KIND
-    except ValueError as error:
-        raise BankUsage(f"{kept[:12]!r} is no hash of a password", kept) from error
-    return is_ours and hmac.compare_digest(made.hex(), key)
-
-
 def digest_of(token: str) -> str:
     """What the ledger knows a token by."""
     return hashlib.sha256(token.encode()).hexdigest()
-
-
-def _key(password: str, salt: bytes, cost: int, block: int) -> bytes:
-    return hashlib.scrypt(
-        password.encode(), salt=salt, n=cost, r=block, p=1, maxmem=_MEMORY, dklen=_KEY
-    )
 
 
 class UsersFile:
@@ -111,7 +78,7 @@ class UsersFile:
                 mark = (found.st_mtime_ns, found.st_size, found.st_ino)
                 if mark != self._read:
                     with open(self._path, encoding="utf-8") as file:
-                        self._users = dict(_users(file.read()))
+                        self._users = dict(users_in(file.read()))
                     self._read, self._said = mark, ""
             except (OSError, UnicodeError) as error:
                 # Fail closed: nobody is known while the file that says who is cannot be read.
@@ -119,12 +86,6 @@ class UsersFile:
                     log.error("nobody is let in to the myBRC API: %s: %s", self._path, error)
                 self._users, self._read, self._said = {}, None, str(error)
             return self._users
-
-
-def _users(text: str) -> list[tuple[str, str]]:
-    lines = (line.strip() for line in text.splitlines())
-    parts = (line.partition(":") for line in lines if line and not line.startswith("#"))
-    return [(user.strip(), kept.strip()) for user, colon, kept in parts if colon and user.strip()]
 
 
 class Failures:

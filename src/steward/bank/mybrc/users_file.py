@@ -1,0 +1,89 @@
+"""The file of those who may get a token of the myBRC API: lines ``USER:HASH``, written whole."""
+
+import os
+import re
+import tempfile
+from typing import Final
+
+from steward.bank.errors import BankError, BankUsage
+from steward.bank.mybrc.passwords import hashed
+
+_USER: Final = re.compile(r"[^\s:#][^\s:]{0,149}")
+_SHORTEST: Final = 8
+
+
+def users_in(text: str) -> list[tuple[str, str]]:
+    """The users of such a file, and the hashes of their passwords; ``#`` begins a comment."""
+    lines = (line.strip() for line in text.splitlines())
+    parts = (line.partition(":") for line in lines if line and not line.startswith("#"))
+    return [(user.strip(), kept.strip()) for user, colon, kept in parts if colon and user.strip()]
+
+
+def set_user(path: str, user: str, password: str) -> bool:
+    """Let a user in by a password.
+
+    Returns:
+        Whether there was no such user.
+
+    Raises:
+        BankUsage: The name or the password cannot be one.
+        BankError: The file cannot be read or written.
+    """
+    if not _USER.fullmatch(user):
+        raise BankUsage(f"{user!r} can be no name here: leave out blanks and colons", user)
+    if len(password) < _SHORTEST:
+        raise BankUsage(f"the password is too short: give {_SHORTEST} characters or more", user)
+    lines = _lines(path)
+    others = [line for line in lines if not _is_of(line, user)]
+    _write(path, [*others, f"{user}:{hashed(password)}"])
+    return len(others) == len(lines)
+
+
+def drop_user(path: str, user: str) -> bool:
+    """Let a user in no more; False if there is none of that name.
+
+    Raises:
+        BankError: The file cannot be read or written.
+    """
+    lines = _lines(path)
+    others = [line for line in lines if not _is_of(line, user)]
+    if len(others) < len(lines):
+        _write(path, others)
+    return len(others) < len(lines)
+
+
+def _is_of(line: str, user: str) -> bool:
+    return any(name == user for name, _ in users_in(line))
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeError) as error:
+        raise BankError(f"{path} cannot be read: {error}", path) from error
+
+
+def _write(path: str, lines: list[str]) -> None:
+    """Put a new file in place of the old one, with its owner; nobody sees half of it."""
+    directory = os.path.dirname(os.path.abspath(path))
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=directory, prefix=".users.", encoding="utf-8", delete=False
+        ) as file:
+            try:
+                file.writelines(f"{line}\n" for line in lines)
+                file.flush()
+                os.fsync(file.fileno())
+                if os.path.exists(path):
+                    old = os.stat(path)
+                    os.fchown(file.fileno(), old.st_uid, old.st_gid)
+                    os.fchmod(file.fileno(), old.st_mode & 0o7777)
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise BankError(f"{path} cannot be written: {error.strerror}", path) from error
