@@ -138,7 +138,8 @@ class Estimator:
         if limit is None:
             seconds = part.default_time_s if part.default_time_s is not None else part.max_time_s
         else:
-            seconds = limit * 60 if limit >= 0 else part.max_time_s
+            # Zero asks for no limit, see sbatch(1).
+            seconds = limit * 60 if limit > 0 else part.max_time_s
         if seconds is None:
             seconds = self._settings.default_time_s
         over = part.over_time_s

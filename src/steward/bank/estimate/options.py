@@ -167,7 +167,11 @@ def _description(options: Options, uid: int, *, is_het: bool) -> Description:
         if per_node:
             reckoned = tasks = least * per_node
         elif most in (None, least):
-            reckoned = max(1, least) * (sockets or 1) * (cores or 1) * (_threads(threads))
+            reckoned = max(1, least)
+    if not is_set and (sockets or cores):
+        # A task for each of the cores that are asked for.
+        reckoned = max(reckoned, (least or 1) * (sockets or 1) * (cores or 1) * (threads or 1))
+        tasks = reckoned
     min_cpus = max(least or 1, 1) if "overcommit" in options else reckoned * (per_task or 1)
     memory = get("mem")
     return Description(
@@ -262,10 +266,6 @@ def _geometry(options: Options) -> tuple[int | None, int | None, int | None]:
         found[2] = 1
     sockets, cores, threads = found
     return sockets, cores, threads
-
-
-def _threads(threads: int | None) -> int:
-    return threads or 1
 
 
 def _mib(name: str, value: str) -> int:

@@ -26,6 +26,7 @@ class Site:
         min_nodes: How many each has at the least.
         whole: Whether every job has its nodes to itself.
         unit: How many CPUs are handed out at once: a core's, a socket's.
+        is_scattered: Whether each CPU may come with a socket, or a board, of its own.
         threads: CPUs of a core at the most.
         one_per_core: Whether no two tasks share a core (CR_ONE_TASK_PER_CORE).
         cpus: CPUs of its largest node.
@@ -47,6 +48,7 @@ class Site:
         self.whole = part.exclusive or picture.linear
         self.threads = max(shape.cpus_per_core for shape in self.shapes)
         self.unit = max(_unit(shape, selects) for shape in self.shapes)
+        self.is_scattered = _SOCKET in selects or _BOARD in selects
         self.one_per_core = "one_task_per_core" in selects
         self.cpus = max(shape.cpus for shape in self.shapes)
         self.memory_mib = max(shape.memory_mib for shape in self.shapes)

@@ -101,8 +101,9 @@ class _Asked:
             self._count_gres()
 
     def _tasks(self, least: int) -> int:
+        """Tasks that each have CPUs of their own."""
         job = self.job
-        if job.overcommit:
+        if job.overcommit and self.per_task == 1:
             return max(self.min_cpus, least)
         tasks = job.num_tasks
         if tasks is None:
@@ -119,9 +120,12 @@ class _Asked:
         per_job, per_task = _gpus(self._per_job), _gpus(self._per_task)
         if job.num_tasks is None and per_job and per_task:
             self.tasks = max(self.tasks, -(-per_job // per_task))
-        gpus = max(per_job, per_task * self.tasks, _gpus(self._per_node) * least)
+        # With --overcommit tasks share CPUs, but not GPUs.
+        self.count = max(self.tasks, job.num_tasks or 0)
+        gpus = max(per_job, per_task * self.count, _gpus(self._per_node) * least)
         if job.ntasks_per_tres:
             self.tasks = max(self.tasks, gpus * job.ntasks_per_tres)
+        self.count = max(self.tasks, self.count)
         self._spread = max([self.tasks, *self._per_job.values()])
 
     def _nodes(self, least: int) -> int:
@@ -136,6 +140,8 @@ class _Asked:
             most = max(job.max_nodes, least, named)
         else:
             most = max(self._spread if self.has_gres else self.tasks, least, named)
+            if job.overcommit and (job.ntasks_per_node or job.ntasks_per_socket):
+                most = max(most, job.num_tasks or 0)
         return max(min(most, site.nodes), least)
 
     def _count_gres(self) -> None:
@@ -144,7 +150,7 @@ class _Asked:
         for amounts, many in (
             (self._per_job, 1),
             (self._per_node, self.nodes),
-            (self._per_task, self.tasks),
+            (self._per_task, self.count),
             (self._per_socket, sockets * self.nodes),
         ):
             for name, amount in amounts.items():
@@ -165,7 +171,7 @@ class _Asked:
         unit, nodes, tasks, per_task = self.site.unit, self.nodes, self.tasks, self.per_task
         job = self.job
         alone = self.cores_of(per_task)
-        if self.is_thin() or self.is_apart():
+        if self.site.is_scattered or self.is_thin() or self.is_apart():
             total = tasks * alone
         elif nodes == 1:
             total = _up(tasks * per_task, unit)
@@ -176,7 +182,7 @@ class _Asked:
             loss = tasks * per_task + nodes * (unit - 1)
             total = min(tasks * alone, loss // unit * unit)
         total = max(total, self.cores_of(self.min_cpus))
-        if not self.is_open or job.min_nodes or self.per_node_cpus:
+        if not self.is_open or job.min_nodes or self.per_node_cpus or job.overcommit:
             total = max(total, nodes * self._least_of_node())
         if self.gpus:
             total = max(total, self._cpus_for_gpus(unit))
@@ -191,6 +197,8 @@ class _Asked:
 
     def cores_of(self, cpus: int) -> int:
         """So many CPUs in whole cores."""
+        if self.site.is_scattered:
+            return cpus * self.site.unit
         if self.is_thin():
             cpus = -(-cpus // (self.job.threads_per_core or 1)) * self.site.threads
         return _up(cpus, self.site.unit)
@@ -229,6 +237,8 @@ class _Asked:
         per_gpu = _gpus(tres.requested_gres(job.cpus_per_tres)) if job.cpus_per_tres else 0
         if not per_gpu and job.cpus_per_task is None:
             per_gpu = self.site.part.def_cpu_per_gpu
+        if self._per_node and not (self._per_job or self._per_task or self._per_socket):
+            return self.nodes * max(unit, self.cores_of(_gpus(self._per_node) * per_gpu))
         together = self.cores_of(self.gpus * per_gpu) + nodes * (unit - 1)
         return max(together // unit * unit, self.nodes * unit)
 
@@ -241,9 +251,9 @@ class _Asked:
         if job.pn_min_memory_mib:
             return nodes * job.pn_min_memory_mib
         gpus = self.gpus
-        if gpus and job.tres_per_socket:
-            # Slurm counts memory for GPUs of sockets that it does not give in the end.
-            gpus = max(gpus, nodes * self.site.most.get(_GPU, 0))
+        if gpus and job.tres_per_socket and job.pn_min_memory_mib is None:
+            # Slurm counts memory for more GPUs of sockets than it gives in the end.
+            return nodes * self.site.memory_mib
         if per_gpu and gpus:
             return gpus * per_gpu
         if job.pn_min_memory_mib is None:
@@ -285,6 +295,8 @@ def _room(job: Description, asked: _Asked, shape: NodeShape) -> int:
     threads = shape.cpus_per_core
     usable = min(job.threads_per_core or threads, threads)
     alone = -(-asked.per_task // usable) * threads
+    if usable == threads and threads % asked.per_task == 0 and not asked.is_apart():
+        alone = asked.per_task
     limits = [shape.usable_cpus // alone]
     if asked.mem_per_cpu:
         limits.append(shape.memory_mib // (asked.mem_per_cpu * asked.per_task))
