@@ -4,16 +4,18 @@ import itertools
 import shutil
 from pathlib import Path
 
+import hypothesis
+from hypothesis.stateful import run_state_machine_as_test
+from ledger_place import empty
+
 from ledger.machine import SETTINGS, LedgerMachine
 from ledger.site import settings_for
-from steward.bank.ledger import open_ledger
 from steward.config import Settings
 
+__all__ = ["empty"]
 
-def test_the_ledger_is_right_whatever_happens(tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    open_ledger(settings_for(str(empty))).close()
+
+def test_the_ledger_is_right_whatever_happens(tmp_path: Path, empty: Path) -> None:
     numbers = itertools.count()
 
     class OnSqlite(LedgerMachine):
@@ -23,6 +25,5 @@ def test_the_ledger_is_right_whatever_happens(tmp_path: Path) -> None:
             shutil.copytree(empty, where)
             return settings_for(str(where))
 
-    from hypothesis.stateful import run_state_machine_as_test
-
-    run_state_machine_as_test(OnSqlite, settings=SETTINGS)  # type: ignore[no-untyped-call]
+    few = hypothesis.settings(SETTINGS, max_examples=10, stateful_step_count=20)
+    run_state_machine_as_test(OnSqlite, settings=few)  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import sqlalchemy
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from ledger_place import empty, place
 from pysqlite3 import dbapi2
 
 from ledger.crowd import CrowdCases
@@ -23,12 +25,7 @@ from steward.bank.ledger.tables import metadata
 from steward.config import BankSettings, Settings
 from steward.errors import StewardError
 
-__all__ = ["clock", "ledger"]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Settings:
-    return settings_for(str(tmp_path))
+__all__ = ["clock", "empty", "ledger", "place"]
 
 
 class TestCrowd(CrowdCases): ...
@@ -56,11 +53,15 @@ def edit(place: Settings, *statements: str) -> None:
     connection.close()
 
 
-def test_the_file_is_stewards_alone(ledger: Ledger, tmp_path: Path) -> None:
+def test_the_file_is_stewards_alone(tmp_path: Path) -> None:
+    made = open_ledger(settings_for(str(tmp_path)))
+    with made.transaction() as t:
+        account(t, "phys")
     for path in tmp_path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert "ledger.db" in ledger.url_shown
-    assert not ledger.is_shared
+    assert "ledger.db" in made.url_shown
+    assert not made.is_shared
+    made.close()
 
 
 def test_a_commit_waits_for_the_disk(place: Settings) -> None:
@@ -189,8 +190,10 @@ def test_a_balance_that_was_changed_meanwhile_is_not_written_over(
         edit(place, "UPDATE pot SET balance = -1 WHERE end_us IS NOT NULL")
 
 
-def test_two_open_a_new_ledger_at_once(place: Settings) -> None:
-    one, other = open_ledger(place), open_ledger(place)
+def test_two_open_a_new_ledger_at_once(tmp_path: Path) -> None:
+    place = settings_for(str(tmp_path))
+    with ThreadPoolExecutor() as pool:
+        one, other = pool.map(open_ledger, [place, place])
     with one.transaction() as t:
         account(t, "phys", 5)
     with other.reading() as t:
