@@ -6,6 +6,7 @@ numbered is committed in the order of its numbers. Every wait has an end.
 """
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -31,6 +32,7 @@ from steward.sqlite import open_database
 _CONNECT_S: Final = 5
 _LOCK_S: Final = 10
 _STATEMENT_S: Final = 20
+_LOOK_AGAIN_S: Final = 0.002
 _PATIENCE_S: Final = _STATEMENT_S + 5.0
 _WRITES: Final = {"steward_writes": True}
 _FILE_READS: Final = {"steward_writes": False}
@@ -177,9 +179,35 @@ def _sqlite_engine(path: str) -> Engine:
     def begin(connection: Connection) -> None:
         writes = connection.get_execution_options().get("steward_writes", False)
         connection.exec_driver_sql(f"PRAGMA query_only={'OFF' if writes else 'ON'}")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        if not writes:
+            connection.exec_driver_sql("BEGIN")
+        elif not _begun_in_turn(connection.connection.dbapi_connection):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
+
+
+def _begun_in_turn(connection: Any) -> bool:
+    """Begin to write as soon as nobody else does; False if somebody did for too long.
+
+    SQLite itself looks again after 100 ms at last, and so hardly ever meets the moment
+    between two transactions of a process that writes without a pause.
+    """
+    deadline = time.monotonic() + _LOCK_S
+    connection.execute("PRAGMA busy_timeout=0")
+    try:
+        while time.monotonic() < deadline:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except dbapi2.OperationalError as error:
+                if "locked" not in str(error):
+                    return False  # whoever tries it once more says what is wrong
+                time.sleep(_LOOK_AGAIN_S)
+            else:
+                return True
+        return False
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={_LOCK_S * 1000}")
 
 
 def _postgresql_engine(url: URL) -> Engine:
