@@ -115,17 +115,18 @@ static void empty(job_desc_msg_t *job)
 	job->bitflags = 0;
 }
 
+static unsigned nibble(char digit)
+{
+	return (unsigned)(digit <= '9' ? digit - '0' : digit - 'a' + 10);
+}
+
 static char *from_hex(const char *hex)
 {
 	size_t length = strcmp(hex, "-") ? strlen(hex) / 2 : 0;
 	char *text = malloc(length + 1);
 
-	for (size_t i = 0; i < length; i++) {
-		unsigned byte;
-
-		sscanf(hex + 2 * i, "%2x", &byte);
-		text[i] = (char)byte;
-	}
+	for (size_t i = 0; i < length; i++)
+		text[i] = (char)(nibble(hex[2 * i]) << 4 | nibble(hex[2 * i + 1]));
 	text[length] = 0;
 	return text;
 }

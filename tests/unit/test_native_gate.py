@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gate_site import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from submit_site import (
     VECTORS,
     answer_of,
     compile_gate,
@@ -20,8 +22,6 @@ from gate_site import (
     setting,
     spoilt_answers,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from servers.gate import AskedGate, FullGate, hangs, says
 

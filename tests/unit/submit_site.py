@@ -1,0 +1,113 @@
+"""slurmctld's plugin in a slurmctld of our own making: ``tests/native/gate_harness.c``."""
+
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steward.native import building
+
+HARNESS = Path(__file__).parents[1] / "native" / "gate_harness.c"
+VECTORS = json.loads((Path(__file__).parent / "gate_vectors.json").read_text())
+NATIVE = Path(str(resources.files("steward.native")))
+CC = shutil.which("cc") or ""
+HEADERS = "/usr/include"
+TEXTS = ("say", "admin_comment", "qos", "partition", "account")
+
+needs_compiler = pytest.mark.skipif(
+    not CC or not Path(HEADERS, "slurm/slurm.h").exists(),
+    reason="needs a C compiler and Slurm's headers",
+)
+
+
+def raw(text: Any) -> bytes:
+    """A text of the vectors: itself, or bytes that are no UTF-8."""
+    return bytes.fromhex(text["hex"]) if isinstance(text, dict) else str(text).encode()
+
+
+def compile_gate(directory: Path, *flags: str) -> Path:
+    """The harness and the plugin as one program."""
+    target = directory / "gate_harness"
+    sources = [str(HARNESS), *(str(NATIVE / name) for name in ("gate_ask.c", "gate_wire.c"))]
+    words = [CC, "-std=gnu11", "-g", "-Wall", "-Wextra", "-Werror", *flags]
+    words += [f"-I{NATIVE}", f"-I{HEADERS}", *building.defines(HEADERS), "-rdynamic", "-pthread"]
+    subprocess.run([*words, "-o", str(target), *sources], check=True, timeout=100)
+    return target
+
+
+def run_gate(program: Path, orders: Iterable[str]) -> list[str]:
+    """Give it orders; returns the lines that it says."""
+    done = subprocess.run(
+        [program],
+        input="".join(f"{order}\n" for order in orders),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def hexed(data: bytes) -> str:
+    return data.hex() or "-"
+
+
+def setting(job: dict[str, Any]) -> list[str]:
+    """The orders that describe a job, from the fields of a vector."""
+    orders = ["new"]
+    for field, value in job.items():
+        if field == "min_mem_per_node":
+            orders.append(f"set pn_min_memory {value}")
+        elif field == "min_mem_per_cpu":
+            orders.append(f"set pn_min_memory {value | 1 << 63}")
+        elif isinstance(value, int):
+            orders.append(f"set {field} {value}")
+        else:
+            orders.append(f"set {field} {hexed(raw(value))}")
+    return orders
+
+
+def answer_of(line: str) -> dict[str, Any] | None:
+    """What the harness says of an answer that it read."""
+    if line == "none":
+        return None
+    ok, *texts = line.split()
+    found: dict[str, Any] = {"ok": ok == "1"}
+    for name, text in zip(TEXTS, texts, strict=True):
+        if text != "-":
+            found[name] = bytes.fromhex(text)
+    return found
+
+
+def expected(answer: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a vector says should be read."""
+    if answer is None:
+        return None
+    return {name: raw(text) if name in TEXTS else text for name, text in answer.items()}
+
+
+def spoilt_answers(seed: int, count: int) -> list[bytes]:
+    """Answers of the vectors, with bytes taken out and put in."""
+    chance = random.Random(seed)
+    good = [raw(one.get("text", one)) for one in VECTORS["responses"]]
+    put = (b'"', b"\\", b"\\u", b"{", b"[", b",", b":", b"1", b"\n", b"\xff", b"true")
+    spoilt = []
+    for _ in range(count):
+        data = bytearray(chance.choice(good))
+        for _ in range(chance.randint(0, 6)):
+            at = chance.randint(0, len(data))
+            if chance.random() < 0.5:
+                data[at : at + chance.randint(0, 3)] = b""
+            else:
+                data[at:at] = chance.choice(put)
+        spoilt.append(bytes(data))
+    return spoilt
