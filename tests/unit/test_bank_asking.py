@@ -1,0 +1,317 @@
+"""What people ask the bank: who may see and do what, and that money moves once."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asking_site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
+from bank_site import NOON
+
+from steward.access import Asker
+from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
+from steward.bank.ledger import By, Refusal
+from steward.bank.money import MICRO
+from steward.bank.records import Factor, Rate
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> AskingSite:
+    return AskingSite(tmp_path)
+
+
+def accounts(site: AskingSite, asker: Asker) -> list[str]:
+    return [one.account for one in site.ask("balance", asker).accounts]
+
+
+def test_everybody_sees_their_own_accounts(site: AskingSite) -> None:
+    assert accounts(site, ROOT) == ["chemistry", "optics", "physics"]
+    assert accounts(site, OWNER) == ["optics", "physics"]
+    assert accounts(site, COORDINATOR) == ["chemistry"]
+    assert accounts(site, ADA) == ["optics", "physics"]
+    assert accounts(site, BELA) == ["chemistry"]
+    assert accounts(site, NOBODY) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "request_"),
+    [
+        ("deposit", {"account": "physics", "amount": 1, "reason": "x"}),
+        ("withdraw", {"account": "physics", "amount": 1, "reason": "x"}),
+        ("transfer", {"source": "physics", "target": "optics", "amount": 1, "reason": "x"}),
+        ("refund", {"account": "physics", "amount": 1, "reason": "x"}),
+        ("adjust", {"account": "physics", "amount": 1, "reason": "x"}),
+        ("account_create", {"name": "new"}),
+        ("account_change", {"name": "physics", "credit": 5}),
+        ("allocation_create", {"account": "physics", "amount": 1, "end": "2027-01-01"}),
+        ("allocation_change", {"number": 1, "note": "x"}),
+        ("rate_create", {"rate": {"free": True}}),
+        ("enforce", {"mode": "off"}),
+        ("reconcile", {}),
+        ("backfill", {"since": "2026-01-01"}),
+        ("check", {}),
+        ("import", {"kind": "csv", "text": "account\nx\n"}),
+    ],
+)
+def test_only_operators_change_anything(
+    site: AskingSite, name: str, request_: dict[str, Any]
+) -> None:
+    for asker in (OWNER, COORDINATOR, ADA, NOBODY):
+        with site.ledger.reading() as t:
+            before = t.seq
+        with pytest.raises(BankRefused):
+            site.ask(name, asker, **request_)
+        with site.ledger.reading() as t:
+            assert t.seq == before
+
+
+def test_others_accounts_are_as_if_they_were_not_there(site: AskingSite) -> None:
+    for name in ("balance", "account_show"):
+        field = "accounts" if name == "balance" else "names"
+        with pytest.raises(BankRefused, match="no account 'chemistry'"):
+            site.ask(name, ADA, **{field: ["chemistry"]})
+        with pytest.raises(BankRefused, match="no account 'nowhere'"):
+            site.ask(name, ADA, **{field: ["nowhere"]})
+    with pytest.raises(BankUsage):
+        site.ask("balance", ROOT, accounts=["nowhere"])
+
+
+def test_owners_and_coordinators_set_limits(site: AskingSite) -> None:
+    site.ask("user_change", OWNER, account="Physics", user="ada", limit=7, is_limited=True)
+    site.ask("user_create", OWNER, account="optics", user="gus", limit=None)
+    site.ask("user_create", COORDINATOR, account="chemistry", user="ada", limit=3)
+    for asker in (ADA, COORDINATOR, NOBODY):
+        with pytest.raises(BankRefused, match="only owners"):
+            site.ask("user_change", asker, account="physics", user="ada", is_limited=True)
+    page = site.ask("user_show", OWNER)
+    limits = {(one.account, one.user): one.limit for one in page.users}
+    assert limits["physics", "ada"] == 7
+    assert ("optics", "gus") in limits
+    assert not any(account == "chemistry" for account, _ in limits)
+    with pytest.raises(BankUsage, match="already"):
+        site.ask("user_create", OWNER, account="physics", user="ada")
+
+
+def test_a_change_of_the_listing_leaves_the_limit(site: AskingSite) -> None:
+    page = site.ask("user_change", OWNER, account="physics", user="ada", listed=False)
+    ada = next(one for one in page.users if one.user == "ada")
+    assert (ada.limit, ada.listed) == (500 * MICRO, False)
+
+
+def test_who_is_only_in_an_account_sees_their_own_use(site: AskingSite) -> None:
+    site.charge(1, hours=2)
+    site.charge(2, hours=3, user="gus")
+    whole = site.ask("statement", OWNER, account="physics").statement
+    charged = [line.user for line in whole.lines if line.kind == "charge"]
+    assert sorted(charged) == ["ada", "gus"]
+    own = site.ask("statement", ADA, account="physics").statement
+    assert [line.user for line in own.lines] == ["ada"]
+    for name in ({"account": "physics", "user": "gus"}, {"user": "gus"}, {}):
+        with pytest.raises(BankRefused):
+            site.ask("statement", ADA, **name)
+    used = site.ask("usage", ADA, accounts=["physics"])
+    assert [(row.user, row.amount) for row in used.rows] == [("ada", 2 * MICRO)]
+    assert site.ask("usage", OWNER, accounts=["physics"]).total == 5 * MICRO
+    assert site.ask("usage", ROOT, by=["account", "month"]).total == 5 * MICRO
+    with pytest.raises(BankRefused):
+        site.ask("usage", ADA, users=["gus"])
+    with pytest.raises(BankRefused):
+        site.ask("usage", NOBODY)
+
+
+def test_months_and_shares(site: AskingSite) -> None:
+    site.charge(1, start=NOON - timedelta(days=40))
+    site.charge(2, start=NOON - timedelta(days=1))
+    site.charge(3, hours=2, user="gus")
+    rows = site.ask("usage", ROOT, by=["month", "user"], since="2026-01-01").rows
+    assert [row.month for row in rows] == sorted(row.month for row in rows)
+    assert sum(row.amount for row in rows) == 4 * MICRO
+
+
+def test_a_key_makes_a_repeat_harmless(site: AskingSite) -> None:
+    gift = {"account": "physics", "amount": 5 * MICRO, "reason": "grant", "key": "k1"}
+    first = site.ask("deposit", **gift)
+    again = site.ask("deposit", **gift)
+    assert not first.repeated
+    assert again.repeated
+    assert again.transfers == first.transfers
+    assert again.balances == {"physics": 1005 * MICRO}
+    with pytest.raises(BankUsage):
+        site.ask("deposit", **{**gift, "amount": 6 * MICRO})
+
+
+@pytest.mark.parametrize("reason", ["", "  \t"])
+def test_money_moves_for_a_reason(site: AskingSite, reason: str) -> None:
+    with pytest.raises(BankUsage, match="--reason"):
+        site.ask("deposit", account="physics", amount=1, reason=reason)
+    with pytest.raises(BankUsage, match="--reason"):
+        site.ask("withdraw", account="physics", amount=1, reason=reason)
+
+
+@pytest.mark.parametrize("amount", [0, -1])
+def test_what_moves_is_above_zero(site: AskingSite, amount: int) -> None:
+    for name in ("deposit", "withdraw"):
+        with pytest.raises(BankUsage, match="above zero"):
+            site.ask(name, account="physics", amount=amount, reason="x")
+    with pytest.raises(BankUsage):
+        site.ask("adjust", account="physics", amount=0, reason="x")
+
+
+def test_no_more_is_taken_than_there_is(site: AskingSite) -> None:
+    with pytest.raises(BankRefused):
+        site.ask("withdraw", account="chemistry", amount=11 * MICRO, reason="x")
+    with pytest.raises(BankRefused):
+        site.ask("transfer", source="chemistry", target="optics", amount=11 * MICRO, reason="x")
+    moved = site.ask("transfer", source="chemistry", target="optics", amount=MICRO, reason="x")
+    assert moved.balances == {"chemistry": 9 * MICRO, "optics": MICRO}
+
+
+def test_where_a_gate_has_run_nothing_leaves_without_it(site: AskingSite, tmp_path: Path) -> None:
+    (tmp_path / "gate.db").touch()
+    for name in ("withdraw", "adjust"):
+        amount = MICRO if name == "withdraw" else -MICRO
+        with pytest.raises(GateUnavailable, match="start 'steward serve'"):
+            site.ask(name, account="physics", amount=amount, reason="x")
+    assert site.ask("balance").accounts[2].balance == 1000 * MICRO
+    assert site.ask("deposit", account="physics", amount=1, reason="x").gate_knows is False
+
+
+def test_a_jobs_charges_are_refunded_as_far_as_they_go(site: AskingSite) -> None:
+    site.charge(7, hours=4)
+    part = site.ask("refund", job="7", amount=MICRO, reason="node was slow", key="a")
+    assert part.transfers[0].amount == MICRO
+    assert site.ask("refund", job="7", amount=MICRO, reason="node was slow", key="a").repeated
+    with pytest.raises(BankUsage, match="not charged so much"):
+        site.ask("refund", job="7", amount=4 * MICRO, reason="x")
+    assert site.ask("refund", job="7", reason="all of it").transfers[0].amount == 3 * MICRO
+    with pytest.raises(BankUsage, match="nothing that job 7"):
+        site.ask("refund", job="7", reason="again")
+    with pytest.raises(BankUsage, match="either an account"):
+        site.ask("refund", reason="x")
+    assert not site.ask("check").findings
+
+
+def test_a_charge_is_explained_by_its_sum(site: AskingSite) -> None:
+    site.charge(7, hours=4)
+    for asker in (ROOT, OWNER, ADA):
+        answer = site.ask("explain", asker, job="7")
+        assert (answer.amount, answer.is_right) == (4 * MICRO, True)
+        assert answer.charges[0].recomputed == 4 * MICRO
+        assert answer.charges[0].lines
+    for asker in (BELA, NOBODY):
+        with pytest.raises(BankRefused):
+            site.ask("explain", asker, job="7")
+    for unknown in ("8", "x", "7_1"):
+        with pytest.raises(BankUsage):
+            site.ask("explain", job=unknown)
+
+
+def test_a_charge_that_is_not_what_it_should_be_is_seen(site: AskingSite) -> None:
+    charge = site.charge(7, hours=4)
+    with site.ledger.transaction() as t:
+        wrong = {name: getattr(charge, name) for name in charge.__struct_fields__}
+        t.charges.charge(type(charge)(**{**wrong, "amount": 5 * MICRO}), By(who="x", why="wrong"))
+    assert not site.ask("explain", job="7").is_right
+
+
+def test_rates_say_what_they_cost_or_that_it_is_nothing(site: AskingSite) -> None:
+    for bad in (
+        Rate(partition="gpu"),
+        Rate(partition="gpu", free=True, weights={"cpu": 1}),
+        Rate(partition="gpu", weights={"cpu": -1}),
+        Rate(partition="gpu", minimum=-1, weights={"cpu": 1}),
+        Rate(weights={"cpu": 1}, factors=(Factor(days=(7,), begin_min=0, end_min=5, permille=1),)),
+        Rate(weights={"cpu": 1}, factors=(Factor(days=(1,), begin_min=5, end_min=5, permille=1),)),
+        Rate(weights={"cpu": 1}, cluster="elsewhere"),
+    ):
+        with pytest.raises(BankUsage):
+            site.ask("rate_create", rate=msgspec_of(bad))
+    made = site.ask("rate_create", rate={"partition": "gpu", "weights": {"gres/gpu": MICRO}})
+    assert made.rates[0].cluster == "c1"
+    assert [one.partition for one in site.ask("rate_show", ADA).rates] == ["debug", "gpu"]
+
+
+def msgspec_of(rate: Rate) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(rate)
+    return found
+
+
+def test_the_last_rate_is_shown_and_what_is_to_come(site: AskingSite) -> None:
+    site.ask("rate_create", rate={"partition": "debug", "weights": {"cpu": 2}})
+    site.ask("rate_create", rate={"partition": "debug", "free": True}, valid_from="2027-01-01")
+    shown = site.ask("rate_show").rates
+    assert [(one.weights, one.free) for one in shown] == [({"cpu": 2}, False), ({}, True)]
+    assert len(site.ask("rate_show", past=True).rates) == 3
+
+
+def test_modes_are_set_and_taken_back(site: AskingSite) -> None:
+    assert site.ask("enforce", ADA).rules == ()
+    site.ask("enforce", mode="gate")
+    rules = site.ask("enforce", mode="off", partition="debug", cluster="c1").rules
+    assert {(one.mode, one.partition) for one in rules} == {("gate", ""), ("off", "debug")}
+    left = site.ask("enforce", mode="default", partition="debug", cluster="c1").rules
+    assert [one.mode for one in left] == ["gate"]
+    with pytest.raises(BankUsage, match="no mode"):
+        site.ask("enforce", mode="strict")
+    with pytest.raises(BankUsage, match="no cluster"):
+        site.ask("enforce", mode="gate", cluster="c2")
+
+
+def refusal(number: int, user: str = "ada", account: str = "physics", mode: Any = "observe") -> Any:
+    return Refusal(
+        id=f"gate:{number}",
+        at=NOON,
+        mode=mode,
+        cluster="c1",
+        uid=4001,
+        user=user,
+        account=account,
+        amount=MICRO,
+        why="too dear\nmore",
+    )
+
+
+def test_what_would_have_been_refused(site: AskingSite) -> None:
+    with site.ledger.transaction() as t:
+        t.refusals.add(refusal(1))
+        t.refusals.add(refusal(2, user="gus"))
+        t.refusals.add(refusal(3, mode="gate"))
+    assert [one.id for one in site.ask("would_refuse").refusals] == ["gate:1", "gate:2"]
+    assert len(site.ask("would_refuse", all=True).refusals) == 3
+    assert [one.id for one in site.ask("would_refuse", ADA).refusals] == ["gate:1"]
+    assert len(site.ask("would_refuse", OWNER, account="physics").refusals) == 2
+    assert not site.ask("would_refuse", since="now-1hour").refusals
+
+
+def test_allocations_end_after_they_begin(site: AskingSite) -> None:
+    new = {"account": "optics", "amount": MICRO}
+    for times in ({"end": "2020-01-01"}, {}, {"begin": "2028-01-01", "end": "2027-01-01"}):
+        with pytest.raises(BankUsage):
+            site.ask("allocation_create", **new, **times)
+    made = site.ask("allocation_create", **new, end="2027-01-01", key="k").allocations[0]
+    changed = site.ask("allocation_change", number=made.number, rollover="next", end="2028-01-01")
+    assert changed.allocations[0].rollover == "next"
+    with pytest.raises(BankUsage):
+        site.ask("allocation_change", number=made.number, end="2020-01-01")
+    with pytest.raises(BankUsage):
+        site.ask("allocation_change", number=999, note="x")
+
+
+def test_the_proof_says_that_holds_were_not_looked_at(site: AskingSite) -> None:
+    site.charge(1)
+    answer = site.ask("check")
+    assert (answer.findings, answer.holds, answer.accounts) == ((), None, 3)
+
+
+def test_without_a_bank_it_is_said(tmp_path: Path) -> None:
+    import msgspec
+
+    from steward.bank.room import BankRoom
+    from steward.config import BankSettings
+
+    site = AskingSite(tmp_path)
+    off = msgspec.structs.replace(site.settings, bank=BankSettings())
+    with pytest.raises(BankUsage, match="no bank here"):
+        BankRoom(off, access=site.room.access).ledger  # noqa: B018 -- opening it is the point

@@ -1,0 +1,217 @@
+"""What other programs know of accounts and prices comes in whole, once, or says what is wrong."""
+
+from pathlib import Path
+
+import pytest
+from asking_site import ADA, AskingSite
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.bank.errors import BankRefused, BankUsage
+from steward.bank.importing import bank_config, csv_file, sacctmgr
+from steward.bank.importing.plan import Plan
+from steward.bank.money import MICRO
+
+TABLE = """\
+\ufeffAccount,Parent,Owners,Credit,Draws on parent,User,Limit,Amount,End,Rollover,Note
+# a remark
+physics2,,"olga, carl",10,,,,1000,2027-01-01,next,grant 7
+
+Optics2,physics2,,,yes,ada,12.5,,,,
+optics2,,,,,bela,,,,,
+physics2,,,,,,,0.5,,,
+"""
+DUMP = """\
+# To edit this file start with a cluster line for the new cluster
+Cluster - 'linux':Fairshare=1:QOS='normal'
+Parent - 'root'
+User - 'root':DefaultAccount='root':AdminLevel='Administrator':Fairshare=1
+Account - 'Physics3':Description='all of: physics':Organization='uni':Fairshare=1
+Parent - 'Physics3'
+Account - 'optics3':Description='optics3':Organization='uni'
+User - 'ada':Coordinator='optics3,physics3':DefaultAccount='optics3':Fairshare=1
+Parent - 'optics3'
+User - 'ada':DefaultAccount='optics3':Fairshare=1
+User - 'bela':DefaultAccount='optics3':Fairshare=1
+"""
+OLD = """\
+[Enable]
+enable_job_submit_plugin = true
+[PartitionPrice]
+normal = 1
+debug = 0.5
+"Savio_BigMem" = "1.67"
+free = 0
+[QosMultiplier]
+normal = 1
+lowprio = 0
+high = "2.5"
+[API]
+url = "http://localhost:5000"
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> AskingSite:
+    return AskingSite(tmp_path)
+
+
+def test_a_table_is_brought_in_once(site: AskingSite) -> None:
+    dry = site.ask("import", kind="csv", text=TABLE, name="a.csv", dry_run=True)
+    assert not any(one.account == "physics2" for one in site.ask("balance").accounts)
+    first = site.ask("import", kind="csv", text=TABLE, name="a.csv")
+    assert first.changes == dry.changes
+    assert {one.how for one in first.changes} == {"create"}
+    again = site.ask("import", kind="csv", text=TABLE, name="a.csv")
+    assert {one.how for one in again.changes} == {"keep"}
+    page = site.ask("account_show", names=["physics2", "optics2"])
+    physics, optics = page.accounts
+    assert (physics.owners, physics.credit) == (("olga", "carl"), 10 * MICRO)
+    assert (optics.parent, optics.draws_on_parent) == ("physics2", True)
+    assert {(one.user, one.limit) for one in page.users} == {("ada", 12_500_000), ("bela", None)}
+    assert {one.balance for one in page.allocations if one.account == "physics2"} == {
+        1000 * MICRO,
+        500_000,
+    }
+    balance = site.ask("balance", accounts=["optics2"]).accounts[0]
+    assert (balance.payer, balance.balance) == ("physics2", 1_000_500_000)
+
+
+def test_what_was_set_here_stays(site: AskingSite) -> None:
+    site.ask("account_change", name="physics", credit=5, note="ours")
+    site.ask("import", kind="csv", text="account,owners,note\nphysics,carl,theirs\n", name="b")
+    page = site.ask("account_show", names=["physics"])
+    assert page.accounts[0].owners == ("olga", "carl")
+    assert (page.accounts[0].credit, page.accounts[0].note) == (5, "ours")
+    assert page.users[0].limit == 500 * MICRO
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "the table is empty"),
+        ("name\nx\n", "no column 'name'"),
+        ("parent\nx\n", "no column 'account'"),
+        ("account,account\nx,y\n", "twice"),
+        ("account,amount\nx,1\ny,many\n", "line 3: 'many' is no amount"),
+        ("account,amount\nx,-1\n", "above zero"),
+        ("account,amount,end\nx,1,someday\n", "line 2: 'someday' is no time"),
+        ("account,end\nx,2027-01-01\n", "has an amount"),
+        ("account,amount,begin\nx,1,2027-01-01\n", "has an end"),
+        ("account,amount,end,rollover\nx,1,2027-01-01,maybe\n", "rollover is none or next"),
+        ("account,limit\nx,1\n", "name the user"),
+        ("account,only_listed\nx,perhaps\n", "yes or no"),
+        ("account,user\nx,a b\n", "no name of a user"),
+        ("account\n\n,x\n", "line 3"),
+        ("account,parent\nx,nowhere\n", "no parent 'nowhere'"),
+        ("account,parent\nx,y\ny,x\n", "each other's parents"),
+        ('account\n"x\n', "line"),
+    ],
+)
+def test_a_table_that_is_wrong_changes_nothing(site: AskingSite, text: str, says: str) -> None:
+    with site.ledger.reading() as t:
+        before = t.seq
+    with pytest.raises(BankUsage, match=says):
+        site.ask("import", kind="csv", text=text, name="bad.csv")
+    with site.ledger.reading() as t:
+        assert t.seq == before
+
+
+def test_a_dump_of_sacctmgr(site: AskingSite) -> None:
+    answer = site.ask("import", kind="sacctmgr", text=DUMP, name="linux.cfg")
+    assert {one.how for one in answer.changes} == {"create"}
+    page = site.ask("account_show", names=["physics3", "optics3"])
+    physics, optics = page.accounts
+    assert (physics.parent, physics.owners, physics.note) == ("", ("ada",), "all of: physics")
+    assert (optics.parent, optics.owners, optics.note) == ("physics3", ("ada",), "")
+    members = sorted((one.account, one.user) for one in page.users)
+    assert members == [("optics3", "ada"), ("optics3", "bela"), ("physics3", "ada")]
+    assert {one.how for one in site.ask("import", kind="sacctmgr", text=DUMP).changes} == {"keep"}
+
+
+def test_associations_as_slurmdbd_answers() -> None:
+    rows = [
+        ("root", "", ""),
+        ("root", "", "root"),
+        ("physics", "root", ""),
+        ("optics", "physics", ""),
+        ("optics", "", "ada"),
+    ]
+    plan = sacctmgr.of_associations(rows, {"optics": {"bela", "ada"}, "gone": {"x"}})
+    assert set(plan.accounts) == {"physics", "optics"}
+    assert plan.accounts["optics"].owners == ("ada", "bela")
+    assert set(plan.members) == {("optics", "ada")}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# nothing\n", "hello\n", "User - 'ada':x=1\n", "Account - 'a b'\n"]
+)
+def test_what_is_no_dump(text: str) -> None:
+    with pytest.raises(BankUsage):
+        sacctmgr.read_dump(text)
+
+
+def test_prices_of_the_old_plugins(site: AskingSite) -> None:
+    answer = site.ask("import", kind="bank-config", text=OLD, name="bank-config.toml")
+    assert "[bank.remote]" in answer.remarks[0]
+    rates = {one.partition: one for one in site.ask("rate_show").rates}
+    assert rates["normal"].weights == {"cpu": MICRO}
+    assert rates["Savio_BigMem"].weights == {"cpu": 1_670_000}
+    assert rates["debug"].qos_permille == {"lowprio": 0, "high": 2500}
+    assert rates["free"].free
+    again = site.ask("import", kind="bank-config", text=OLD, name="bank-config.toml")
+    assert {one.how for one in again.changes} == {"keep"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x = ",
+        "PartitionPrice = 3",
+        "[PartitionPrice]\na = -1",
+        "[PartitionPrice]\na = true",
+        "[PartitionPrice]\na = nan",
+        "[PartitionPrice]\na = inf",
+        '[PartitionPrice]\na = "dear"',
+        "[PartitionPrice]\na = 0.0000001",
+        "[PartitionPrice]\na = 1\n[QosMultiplier]\nb = 0.0001",
+        '[PartitionPrice]\n"a b" = 1',
+    ],
+)
+def test_what_is_no_bank_config(text: str) -> None:
+    with pytest.raises(BankUsage):
+        bank_config.read(text, "c1")
+
+
+def test_only_operators_import(site: AskingSite) -> None:
+    with pytest.raises(BankRefused):
+        site.ask("import", ADA, kind="csv", text=TABLE)
+
+
+def reads(text: str) -> list[Plan]:
+    """What each reader makes of a text that may be anything."""
+    found = []
+    for read in (
+        lambda: csv_file.read(text, lambda _: None),
+        lambda: sacctmgr.read_dump(text),
+        lambda: bank_config.read(text, "c1"),
+    ):
+        try:
+            found.append(read())
+        except BankUsage:
+            continue  # that is the other thing that may come of it
+    return found
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_a_plan_or_an_error(text: str) -> None:
+    reads(text)
+
+
+@given(st.lists(st.text(alphabet="account,user\"'\n=:-Parent 0.5", max_size=40), max_size=8))
+def test_texts_that_nearly_are_tables(lines: list[str]) -> None:
+    for head in ("account,user,amount,limit\n", "Parent - 'root'\n", "[PartitionPrice]\n"):
+        for plan in reads(head + "\n".join(lines)):
+            assert all(name == one.name == name.lower() for name, one in plan.accounts.items())
+            assert all(money.amount > 0 for money in plan.money)

@@ -1,0 +1,184 @@
+"""Statements by mail once a month, notices to people and to a webhook."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from asking_site import NOON, AskingSite
+
+from steward.bank.ledger import By
+from steward.bank.money import MICRO
+from steward.bank.notices import Notice, NoticeNotSent, addresses, send, threshold_notice
+from steward.bank.statements import OUTBOX, last_month, mail_due
+from steward.bank_facts import BankThreshold
+from steward.config import BankSettings, MailSettings, Settings
+from steward.config_bank import NotifySettings
+from steward.posting import NotSent
+
+NOTICE = Notice(kind="bank.threshold", subject="[bank] x", text="hello\n", to=("olga",))
+
+
+class Hook(http.server.BaseHTTPRequestHandler):
+    """A webhook that keeps what it is told, and answers as it is told to."""
+
+    def do_POST(self) -> None:
+        told = self.rfile.read(int(self.headers["Content-Length"]))
+        server: Any = self.server
+        server.told.append(json.loads(told))
+        self.send_response(server.answer)
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        """Nothing: the tests' own output is read."""
+
+
+@pytest.fixture
+def hook() -> Iterator[Any]:
+    server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)
+    server.told, server.answer = [], 204
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def settings_of(
+    site: AskingSite, directory: Path, *, fails: bool = False, **notify: Any
+) -> Settings:
+    """The site's settings, with a mailer that keeps what it is given."""
+    mailer = directory / "mailer"
+    mailer.write_text(f"#!/bin/sh\ncat >> {directory}/mails\nexit {int(fails)}\n")
+    mailer.chmod(0o755)
+    rules = NotifySettings(**{"domain": "example.org", **notify})
+    return msgspec.structs.replace(
+        site.settings,
+        bank=BankSettings(enabled=True, notify=rules),
+        mail=MailSettings(sendmail=str(mailer), sender="bank@example.org", timeout_s=10),
+    )
+
+
+def waiting(site: AskingSite) -> list[Notice]:
+    with site.ledger.reading() as t:
+        items = t.outbox.due(OUTBOX, site.now + timedelta(days=1))
+    return [msgspec.json.decode(item.payload, type=Notice) for item in items]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> AskingSite:
+    return AskingSite(tmp_path)
+
+
+def test_a_month_is_told_once_to_owners(site: AskingSite, tmp_path: Path) -> None:
+    settings = settings_of(site, tmp_path, statements=True)
+    site.charge(1, hours=2)
+    site.charge(2, hours=3, user="gus")
+    with site.ledger.transaction() as t:
+        by = By(who="root", why="grant 7", at=NOON)
+        t.transfers.deposit("physics", 5 * MICRO, by)
+    assert mail_due(site.ledger, settings, NOON) == 0
+    later = (NOON.replace(day=1) + timedelta(days=40)).replace(day=2)
+    assert mail_due(site.ledger, settings, later) == 1
+    assert mail_due(site.ledger, settings, later + timedelta(days=3)) == 0
+    (notice,) = waiting(site)
+    assert notice.to == ("olga",)
+    assert f"{NOON:%Y-%m}" in notice.subject
+    assert "Charges of ada" in notice.text
+    assert "-3.00 SU" in notice.text
+    assert "(grant 7, root)" in notice.text
+    assert notice.body["closing"] - notice.body["opening"] == 1000 * MICRO
+
+
+def test_none_is_told_unless_it_is_wanted(site: AskingSite, tmp_path: Path) -> None:
+    settings = settings_of(site, tmp_path)
+    for month in range(3):
+        assert mail_due(site.ledger, settings, NOON + timedelta(days=40 * month)) == 0
+    assert not waiting(site)
+
+
+def test_months_are_the_clusters(site: AskingSite) -> None:
+    cluster = msgspec.structs.replace(site.settings.cluster["c1"], timezone="Asia/Tokyo")
+    settings = msgspec.structs.replace(site.settings, cluster={"c1": cluster})
+    begin, end = last_month(settings, datetime(2026, 12, 31, 20, tzinfo=UTC))
+    assert (begin.isoformat(), end.isoformat()) == (
+        "2026-12-01T00:00:00+09:00",
+        "2027-01-01T00:00:00+09:00",
+    )
+    begin, _ = last_month(site.settings, datetime(2027, 1, 15, tzinfo=UTC))
+    assert begin == datetime(2026, 12, 1, tzinfo=UTC)
+
+
+def test_a_notice_goes_to_all_it_is_for(site: AskingSite, tmp_path: Path, hook: Any) -> None:
+    url = f"http://127.0.0.1:{hook.server_port}/x"
+    settings = settings_of(site, tmp_path, mail=("all@example.org",), webhook=url)
+    send(settings, NOTICE)
+    mail = (tmp_path / "mails").read_text()
+    assert "To: olga@example.org, all@example.org\n" in mail
+    assert "Subject: [bank] x\n" in mail
+    assert "hello" in mail
+    assert hook.told[0]["kind"] == "bank.threshold"
+    assert hook.told[0]["version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "again"), [(503, True), (429, True), (302, True), (400, False), (404, False)]
+)
+def test_a_webhook_is_tried_again_where_that_can_help(
+    site: AskingSite, tmp_path: Path, hook: Any, answer: int, again: bool
+) -> None:
+    hook.answer = answer
+    url = f"http://127.0.0.1:{hook.server_port}/"
+    settings = settings_of(site, tmp_path, webhook=url)
+    notice = msgspec.structs.replace(NOTICE, to=())
+    if again:
+        with pytest.raises(NoticeNotSent):
+            send(settings, notice)
+    else:
+        send(settings, notice)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "nonsense", "http://[::/"])
+def test_a_webhook_that_is_not_there(site: AskingSite, tmp_path: Path, url: str) -> None:
+    with pytest.raises(NoticeNotSent):
+        send(settings_of(site, tmp_path, webhook=url), msgspec.structs.replace(NOTICE, to=()))
+
+
+def test_a_mail_that_is_not_taken_is_tried_again(site: AskingSite, tmp_path: Path) -> None:
+    with pytest.raises(NotSent):
+        send(settings_of(site, tmp_path, fails=True), NOTICE)
+
+
+def test_nobody_is_told_where_nobody_is_named(site: AskingSite, tmp_path: Path) -> None:
+    send(settings_of(site, tmp_path), msgspec.structs.replace(NOTICE, to=()))
+    assert not (tmp_path / "mails").exists()
+
+
+def test_names_that_are_no_addresses_get_nothing(site: AskingSite, tmp_path: Path) -> None:
+    settings = settings_of(site, tmp_path, mail=("ops@example.org",))
+    hostile = ("-oQ/tmp", "a\nBcc: x", "ada", "b@other.org", "ada")
+    assert addresses(settings, hostile) == (
+        "ada@example.org",
+        "b@other.org",
+        "ops@example.org",
+    )
+
+
+def test_a_threshold_says_what_is_left(site: AskingSite, tmp_path: Path) -> None:
+    settings = settings_of(site, tmp_path)
+    used = BankThreshold(
+        account="physics", allocation=7, kind="used", value=90, balance=MICRO, total=10 * MICRO
+    )
+    notice = threshold_notice(settings, used, ("olga",))
+    assert "90 %" in notice.subject
+    assert "1.00 SU" in notice.text
+    assert notice.body["allocation"] == 7
+    ends = msgspec.structs.replace(used, kind="ends", value=1, end=NOON)
+    assert "ends in 1 day" in threshold_notice(settings, ends, ("olga",)).subject
+    silent = settings_of(site, tmp_path, owners=False)
+    assert threshold_notice(silent, used, ("olga",)).to == ()
