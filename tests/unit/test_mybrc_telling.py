@@ -71,7 +71,7 @@ def test_a_job_is_charged_and_its_difference_given_back(teller: Teller, site: Se
     teller.update("1001", sent(amount="4.25"), "plugin")
     teller.update("1001", sent(amount=None, jobstatus="COMPLETED"), "plugin")
     assert balance(site) == 995_750_000
-    assert teller.one("1001").jobstatus == "COMPLETED"
+    assert teller.page(1, Filters()).results[0].jobstatus == "COMPLETED"
 
 
 def test_a_job_may_be_told_only_at_its_end_and_overdraw(teller: Teller, site: Settings) -> None:

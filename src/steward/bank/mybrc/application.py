@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import msgspec
-from litestar import Litestar, Request, Response, Router, get, post, put
+from litestar import Litestar, Request, Response, Router, get, post, put, route
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
@@ -50,10 +51,11 @@ _LAST_SECOND: Final = 253_402_300_799
 
 
 Ask = Request[Any, Any, State]
-Page = Annotated[int | None, QueryParameter(ge=1, le=10**9)]
-Text = Annotated[str | None, QueryParameter(max_length=150, pattern=PLAIN)]
-Amount = Annotated[str | None, QueryParameter(pattern=r"^([0-9]{1,9}(\.[0-9]{1,2})?)?$")]
-Seconds = Annotated[float | None, QueryParameter(ge=0, le=_LAST_SECOND)]
+# Each has a default of its own kind: of one that may be None, the word "null" would be taken.
+Page = Annotated[int, QueryParameter(ge=1, le=10**9)]
+Text = Annotated[str, QueryParameter(max_length=150, pattern=PLAIN)]
+Amount = Annotated[str, QueryParameter(pattern=r"^([0-9]{1,9}(\.[0-9]{1,2})?)?$")]
+Seconds = Annotated[float, QueryParameter(ge=0, le=_LAST_SECOND)]
 
 
 class Office(msgspec.Struct, frozen=True):
@@ -82,8 +84,10 @@ class Office(msgspec.Struct, frozen=True):
 
 def application(office: Office) -> Litestar:
     """The API as a server can serve it."""
-    guarded = [
-        *(can_submit_job, jobs_list, jobs_create, jobs_read, jobs_update),
+    # Litestar's own answers to OPTIONS know of a path's first method alone.
+    guarded: list[Any] = [
+        _options("/jobs", "GET, POST, OPTIONS"),
+        *(can_submit_job, jobs_list, jobs_create, jobs_update),
         *(users_list, partitions_list, upload_cpu_data),
     ]
     routers = [
@@ -120,6 +124,16 @@ def application(office: Office) -> Litestar:
         logging_config=None,
         debug=False,
     )
+
+
+def _options(path: str, methods: str) -> HTTPRouteHandler:
+    @route(
+        path, http_method="OPTIONS", status_code=204, include_in_schema=False, sync_to_thread=False
+    )
+    def options() -> Response[None]:
+        return Response(None, status_code=204, headers={"Allow": methods})
+
+    return options
 
 
 async def _admit(request: Ask) -> None:
@@ -167,15 +181,15 @@ def can_submit_job(
 def jobs_list(
     request: Ask,
     state: State,
-    page: Page = None,
-    user: Text = None,
-    account: Text = None,
-    jobstatus: Text = None,
-    partition: Text = None,
-    min_amount: Amount = None,
-    max_amount: Amount = None,
-    start_time: Seconds = None,
-    end_time: Seconds = None,
+    page: Page = 1,
+    user: Text = "",
+    account: Text = "",
+    jobstatus: Text = "",
+    partition: Text = "",
+    min_amount: Amount = "",
+    max_amount: Amount = "",
+    start_time: Seconds = 0,
+    end_time: Seconds = _LAST_SECOND,
 ) -> JobPage:
     """Show jobs, a hundred at a time, in the order of their start.
 
@@ -183,17 +197,17 @@ def jobs_list(
     """
     office: Office = state.office
     filters = Filters(
-        user=user or "",
-        account=account or "",
-        jobstatus=jobstatus or "",
-        partition=partition or "",
+        user=user,
+        account=account,
+        jobstatus=jobstatus,
+        partition=partition,
         min_amount=amount_filter("min_amount", min_amount),
         max_amount=amount_filter("max_amount", max_amount),
-        begin=_moment("start_time", start_time),
-        end=_moment("end_time", end_time),
+        begin=_moment(start_time),
+        end=_moment(end_time),
     )
-    found = office.teller.page(page or 1, filters)
-    following, previous = links(str(request.url), page or 1, found.count)
+    found = office.teller.page(page, filters)
+    following, previous = links(str(request.url), page, found.count)
     return msgspec.structs.replace(found, next=following, previous=previous)
 
 
@@ -205,17 +219,6 @@ def jobs_create(request: Ask, state: State, body: RawBody) -> Job:
     job = office.teller.create(sent, request.state.caller)
     office.told()
     return job
-
-
-@get(
-    "/jobs/{jobslurmid:str}",
-    sync_to_thread=True,
-    responses={**described.USUAL, **described.NOT_FOUND},
-)
-def jobs_read(state: State, jobslurmid: FromPath[str]) -> Job:
-    """Show one job."""
-    office: Office = state.office
-    return office.teller.one(jobslurmid)
 
 
 @put(
@@ -234,20 +237,20 @@ def jobs_update(request: Ask, state: State, jobslurmid: FromPath[str], body: Raw
 
 
 @get("/users", sync_to_thread=True, responses={**described.USUAL, **described.NOT_FOUND})
-def users_list(request: Ask, state: State, page: Page = None) -> UserPage:
+def users_list(request: Ask, state: State, page: Page = 1) -> UserPage:
     """Show the users that the bank knows, a hundred at a time."""
     office: Office = state.office
-    found = lists.users(office.ledger, office.domain, page or 1)
-    following, previous = links(str(request.url), page or 1, found.count)
+    found = lists.users(office.ledger, office.domain, page)
+    following, previous = links(str(request.url), page, found.count)
     return msgspec.structs.replace(found, next=following, previous=previous)
 
 
 @get("/partitions", sync_to_thread=True, responses={**described.USUAL, **described.NOT_FOUND})
-def partitions_list(request: Ask, state: State, page: Page = None) -> PartitionPage:
+def partitions_list(request: Ask, state: State, page: Page = 1) -> PartitionPage:
     """Show the partitions and what they cost, a hundred at a time."""
     office: Office = state.office
-    found = lists.partitions(office.ledger, office.cluster, office.now(), page or 1)
-    following, previous = links(str(request.url), page or 1, found.count)
+    found = lists.partitions(office.ledger, office.cluster, office.now(), page)
+    following, previous = links(str(request.url), page, found.count)
     return msgspec.structs.replace(found, next=following, previous=previous)
 
 
@@ -268,13 +271,11 @@ def _address(request: Ask) -> str:
     return request.client.host if request.client else ""
 
 
-def _moment(name: str, seconds: float | None) -> datetime | None:
-    if seconds is None:
+def _moment(seconds: float) -> datetime | None:
+    """A bound of the list; None where it bounds nothing."""
+    if not 0 < seconds < _LAST_SECOND:
         return None
-    try:
-        return datetime.fromtimestamp(seconds, tz=UTC)
-    except (ValueError, OverflowError) as error:
-        raise ApiError(400, f"{name} is no time: write seconds since 1970") from error
+    return datetime.fromtimestamp(seconds, tz=UTC)
 
 
 def _said(status: int, what: str, headers: dict[str, str] | None = None) -> Response[Detail]:

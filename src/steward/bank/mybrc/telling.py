@@ -17,7 +17,7 @@ from steward.bank.errors import BankUsage
 from steward.bank.ledger import By, ToldJob
 from steward.bank.mybrc import amounts
 from steward.bank.mybrc.errors import ApiError
-from steward.bank.mybrc.shapes import PLAIN, Job, JobPage, JobSent, merged
+from steward.bank.mybrc.shapes import Job, JobPage, JobSent, merged
 from steward.bank.records import Charge, Use
 from steward.slurm.people import People
 
@@ -93,20 +93,6 @@ class Teller:
             raise ApiError(400, f"jobslurmid {sent.jobslurmid} is not the job {jobslurmid}")
         with self._ledger.transaction() as t:
             return self._put(t, sent, t.told.get(jobslurmid), caller)
-
-    def one(self, jobslurmid: str) -> Job:
-        """A job that was told of.
-
-        Raises:
-            ApiError: It was not.
-        """
-        told = None
-        if re.fullmatch(PLAIN, jobslurmid):
-            with self._ledger.reading() as t:
-                told = t.told.get(jobslurmid)
-        if told is None:
-            raise ApiError(404, "Not found.")
-        return shown(told)
 
     def page(self, number: int, filters: Filters) -> JobPage:
         """One page of jobs in order of their start; its links are for the caller to make.
@@ -238,7 +224,7 @@ def _account(t: "Transaction", name: str) -> str:
     return account.name
 
 
-def amount_filter(name: str, text: str | None) -> int | None:
+def amount_filter(name: str, text: str) -> int | None:
     """An amount that a list is bounded by.
 
     Raises:
