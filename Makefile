@@ -12,7 +12,7 @@ export PYTHON
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check matrix matrix-search bench soak docs setup setup-python
-.PHONY: setup-slurm setup-servers setup-debootstrap clean
+.PHONY: setup-slurm setup-servers setup-databases setup-debootstrap clean
 
 help: ## Show this list
 	@echo "make TARGET, where TARGET is"
@@ -24,7 +24,7 @@ demo: setup-slurm ## Watch Steward keep the scripts of a real Slurm cluster (KEE
 test: setup-slurm ## Run the tests, with the Slurm at hand; under ten minutes
 	@ARGS='$(ARGS)' scripts/test.sh "not long and not servers and not database"
 
-test-all: setup-slurm setup-servers setup-debootstrap ## Run every test there is, on every version of Slurm
+test-all: setup-slurm setup-servers setup-databases setup-debootstrap ## Run every test there is, on every version of Slurm
 	@ARGS='$(ARGS)' scripts/test.sh ""
 	@$(MAKE) --no-print-directory matrix MATRIX="$(filter-out installed,$(MATRIX))"
 
@@ -62,6 +62,9 @@ setup-python:
 
 setup-slurm: setup-python
 	@scripts/setup.sh slurm
+
+setup-databases: setup-python
+	@scripts/setup.sh databases
 
 setup-servers: setup-python
 	@scripts/setup.sh servers

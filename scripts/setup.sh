@@ -1,5 +1,5 @@
 #!/bin/sh
-# Brings what Steward needs onto this machine: `setup.sh python slurm servers debootstrap`, any of them.
+# Brings what Steward needs onto this machine: `setup.sh python slurm servers databases debootstrap`, any of them.
 #
 # What is there already is left alone, silently. Packages are installed only as
 # root and only on Debian or Ubuntu, never on a machine that has a Slurm of its
@@ -121,6 +121,15 @@ need_servers() {
     PYTHONPATH=tests "$venv/bin/python" -m servers.jars
 }
 
+# PostgreSQL for the tests, which start one of their own; Debian's keeps its programs out of PATH.
+need_databases() {
+    if have postgres || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1; then
+        return 0
+    fi
+    have apt-get || give_up "the ledger is tested on PostgreSQL: install its server"
+    apt "the ledger is tested on PostgreSQL" postgresql
+}
+
 need_debootstrap() {
     if have debootstrap || [ "$(id -u)" != 0 ]; then
         return 0 # without root there are no root directories, and the sandbox says so
@@ -180,7 +189,8 @@ for need in "$@"; do
     python) need_python ;;
     slurm) need_slurm ;;
     servers) need_servers ;;
+    databases) need_databases ;;
     debootstrap) need_debootstrap ;;
-    *) give_up "usage: scripts/setup.sh [python] [slurm] [servers] [debootstrap]" ;;
+    *) give_up "usage: scripts/setup.sh [python] [slurm] [servers] [databases] [debootstrap]" ;;
     esac
 done

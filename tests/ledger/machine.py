@@ -262,7 +262,8 @@ class LedgerMachine(RuleBasedStateMachine):
             if left <= 0:
                 continue
             pot.balance -= left
-            later = [n for n in self.dated(pot.account) if (self.pots[n].end or 0) > pot.end]
+            ends = {n: self.pots[n].end for n in self.dated(pot.account)}
+            later = [n for n, end in ends.items() if end and end > pot.end]
             if pot.rollover == "none":
                 self.expired += left
             elif later:

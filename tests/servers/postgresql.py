@@ -78,14 +78,14 @@ class PostgreSQL(Server):
         """How SQLAlchemy, and ``[bank].database``, reach a database."""
         return f"postgresql+psycopg://{self.user}@{HOST}:{self._port}/{database}"
 
-    def new_database(self) -> str:
-        """Make an empty database; returns its name."""
+    def new_database(self, template: str = "template1") -> str:
+        """Make a database, empty or as another that nobody uses; returns its name."""
         import psycopg
 
         self._made += 1
         name = f"test_{os.getpid()}_{self._made}"
         with psycopg.connect(self.dsn("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
         return name
 
     def kill(self) -> None:

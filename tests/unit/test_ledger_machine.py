@@ -26,4 +26,4 @@ def test_the_ledger_is_right_whatever_happens(tmp_path: Path, empty: Path) -> No
             return settings_for(str(where))
 
     few = hypothesis.settings(SETTINGS, max_examples=10, stateful_step_count=20)
-    run_state_machine_as_test(OnSqlite, settings=few)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(OnSqlite, settings=few)
