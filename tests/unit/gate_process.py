@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-
 from gate_site import picture, rules
+
 from steward.bank.gate.link import GateLink, connect
 from steward.bank.gate.shapes import GateState
 from steward.bank.records import AccountBooks, Books, Description

@@ -21,7 +21,6 @@ from steward.bank.records import (
     ModeRule,
     Rate,
     Rules,
-    UserBooks,
 )
 from steward.config import BankSettings, ClusterSettings, GateSettings, Settings
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
@@ -122,9 +121,7 @@ class Site:
         """What all accounts have now."""
         self.seq += 1
         with self.store.transaction():
-            self.upkeep.books(
-                Books(seq=self.seq, accounts=accounts, whole=True), at_us or now_us()
-            )
+            self.upkeep.books(Books(seq=self.seq, accounts=accounts, whole=True), at_us or now_us())
 
     def submit(self, what: Description, *, at_us: int = 0, cluster: str = CLUSTER) -> Said:
         ask = Submit(v=1, op="submit", cluster=cluster, job=what)

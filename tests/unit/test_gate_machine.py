@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from gate_site import CLUSTER, DAY_US, Site, job, now_us
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gate_site import CLUSTER, DAY_US, Site, job, now_us
 from steward.bank.errors import BankRefused
 from steward.bank.gate.shapes import Claim, Seen
 from steward.bank.money import MICRO
@@ -27,7 +27,7 @@ class Gate(RuleBasedStateMachine):
         self.dir = tempfile.mkdtemp(prefix="steward-gate-")
         self.now = now_us()
         self.balances = {1: 60 * MICRO, 2: 40 * MICRO, 3: 50 * MICRO}
-        self.ends = {1: self.now + DAY_US, 2: 0, 3: 0}
+        self.ends = {1: self.now + DAY_US // 4, 2: 0, 3: 0}
         self.owners = {1: "chem", 2: "chem", 3: "phys"}
         self.credits = {"chem": 5 * MICRO, "phys": 0}
         self.site = Site(Path(self.dir))
@@ -60,22 +60,37 @@ class Gate(RuleBasedStateMachine):
     def push(self) -> None:
         self.site.tell(*self.books(), at_us=self.now)
 
+    def free(self, name: str) -> int:
+        """What an account can pay, added up from scratch."""
+        active = {
+            number
+            for number, owner in self.owners.items()
+            if owner == name and (not self.ends[number] or self.now < self.ends[number])
+        }
+        held = sum(
+            part
+            for hold in self.site.keeper.purses.holds.values()
+            for number, part in hold.shares
+            if number in active
+        )
+        return self.credits[name] + sum(self.balances[number] for number in active) - held
+
     @property
     def open(self) -> list[str]:
         return list(self.site.keeper.purses.holds)
 
     @rule(
         name=st.sampled_from(ACCOUNTS),
-        minutes=st.integers(0, 30),
+        minutes=st.integers(1, 30),
         uid=st.integers(1000, 1001),
         held=st.booleans(),
         array=st.sampled_from(["", "0-3"]),
     )
     def submit(self, name: str, minutes: int, uid: int, held: bool, array: str) -> None:
-        before = self.site.keeper.purses.available(name, self.now)
+        before = self.free(name)
         wanted = job(minutes, account=name, uid=uid, held=held, array=array)
         said = self.site.submit(wanted, at_us=self.now)
-        after = self.site.keeper.purses.available(name, self.now)
+        after = self.free(name)
         if said.ok:
             assert after >= 0
             self.comments[self.next_job] = said.admin_comment
@@ -119,6 +134,7 @@ class Gate(RuleBasedStateMachine):
         self.seq += 1
         # What Slurm does beyond a hold is another test's: a charge is what was held at the most.
         amount = min(part * MICRO, sum(share for _, share in hold.shares))
+        remains = max(0, hold.remaining - max(amount, frees * MICRO))
         left = amount
         for number, share in hold.shares:
             taken = min(share, left)
@@ -135,6 +151,7 @@ class Gate(RuleBasedStateMachine):
             self.site.upkeep.settle([one], books, self.now)
         assert self.site.keeper.purses.held == held, "a repeat is harmless"
         assert (hold.id in self.open) != final
+        assert final or hold.remaining == remains
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -155,10 +172,9 @@ class Gate(RuleBasedStateMachine):
             try:
                 self.site.upkeep.reserve(name, su * MICRO, "a transfer", 0, self.now)
             except BankRefused:
-                free = self.site.keeper.purses.available(name, self.now) - self.credits[name]
-                assert free < su * MICRO
+                assert self.free(name) - self.credits[name] < su * MICRO
 
-    @rule(minutes=st.integers(0, 40), name=st.sampled_from(ACCOUNTS), number=st.integers(900, 903))
+    @rule(minutes=st.integers(1, 40), name=st.sampled_from(ACCOUNTS), number=st.integers(900, 903))
     def cover(self, minutes: int, name: str, number: int) -> None:
         wanted = job(minutes, account=name)
         claim = Claim(cluster=CLUSTER, job_id=number, description=wanted, is_exact=minutes > 20)
@@ -168,11 +184,11 @@ class Gate(RuleBasedStateMachine):
             assert covered.hold is not None
             assert covered.hold.account == name
             assert covered.hold.remaining >= (minutes + 1) * MICRO
-            assert self.site.keeper.purses.available(name, self.now) >= 0
+            assert self.free(name) >= 0
         else:
             assert "Steward: " in covered.why
 
-    @rule(hours=st.integers(1, 30))
+    @rule(hours=st.sampled_from([1, 2, 3, 7, 25]))
     def time_goes_by(self, hours: int) -> None:
         self.now += hours * 3_600_000_000
         with self.site.store.transaction():
@@ -194,9 +210,9 @@ class Gate(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_overdrawn(self) -> None:
-        purses = self.site.keeper.purses
         for name in ACCOUNTS:
-            assert purses.available(name, self.now) >= 0
+            assert self.free(name) >= 0
+            assert self.free(name) == self.site.keeper.purses.available(name, self.now)
 
     @invariant()
     def sums_are_right(self) -> None:
@@ -209,7 +225,7 @@ class Gate(RuleBasedStateMachine):
             for number, part in hold.shares:
                 on[number] = on.get(number, 0) + part
                 active = self.ends[number] == 0 or self.now < self.ends[number]
-                assert active or hold.started
+                assert active or hold.started or hold.origin == "transfer"
         assert on == {
             number: sum(dict(hold.shares)[number] for hold in holds.values())
             for number, holds in purses.on_allocation.items()
@@ -225,7 +241,7 @@ class Gate(RuleBasedStateMachine):
 
 
 Gate.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=80,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -82,7 +82,8 @@ class Upkeep:
         purses = self._keeper.purses
         for number in allocations:
             for hold in list(purses.on_allocation.get(number, {}).values()):
-                if not hold.started:
+                # What is to leave an account is over in a moment, or lapses.
+                if not hold.started and hold.origin != "transfer":
                     self._draw_anew(hold, now_us)
         purses.lapsed &= purses.on_allocation.keys()
 
