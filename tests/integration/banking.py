@@ -134,7 +134,7 @@ class BankSite:
                 for name in self.settings.cluster:
                     for rate in rates:
                         t.rates.add(msgspec.structs.replace(rate, cluster=name), by)
-                    t.modes.set(ModeRule(mode=mode, cluster=name), by)
+                t.modes.set(ModeRule(mode=mode), by)
                 for account, amount in deposits.items():
                     t.accounts.create(Account(name=account), by)
                     if amount:
