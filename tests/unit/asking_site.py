@@ -105,7 +105,7 @@ def config_of(directory: Path) -> Path:
     path = directory / "steward.toml"
     path.write_text(
         f'state_dir = "{directory}"\nsocket = "{directory}/s.sock"\n'
-        f'[cluster.c1]\nslurm = false\nspool = "{directory}"\ntimezone = "UTC"\n'
+        f'[cluster.c1]\nslurm = false\nspool = "{directory}/spool"\ntimezone = "UTC"\n'
         "[bank]\nenabled = true\n"
     )
     return path

@@ -69,7 +69,7 @@ class BankGroup(LazyGroup):
         Entry(
             "mybrc-user",
             ADMINISTRATORS,
-            "Say who may get a token of the myBRC API.",
+            "Say who may get a token of the myBRC API, and by which password.",
             "steward.cli.bank_mybrc",
             "mybrc_user",
         ),

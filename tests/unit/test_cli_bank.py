@@ -1,0 +1,232 @@
+"""The commands of ``steward bank``: what people and programs are shown, and what is refused."""
+
+import csv
+import io
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asking_site import AskingSite, config_of, run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.bank.money import MICRO
+from steward.bank.records import Factor
+from steward.cli.bank_rate_options import factors_of, permille, shown, times, weights
+from steward.cli.bank_views import _no_formula as no_formula
+from steward.errors import UsageError
+
+
+@pytest.fixture
+def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs ``steward bank`` on a ledger of its own."""
+    monkeypatch.setenv("STEWARD_CONFIG", str(config_of(tmp_path)))
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.delenv("SLURM_TIME_FORMAT", raising=False)
+
+    def command(*words: str, code: int = 0, stdin: bytes = b"") -> str:
+        ended, out, err = run("bank", *words, stdin=stdin)
+        assert ended == code, out + err
+        return out or err
+
+    return command
+
+
+@pytest.fixture
+def rich(tmp_path: Path, bank: Any) -> Any:
+    """The same, with accounts, money and two jobs that were charged."""
+    site = AskingSite(tmp_path)
+    site.charge(7, hours=4)
+    site.charge(8, hours=1, user="=cmd|' /C calc'!A0")
+    site.ledger.close()
+    return bank
+
+
+def test_money_from_first_to_last(bank: Any, tmp_path: Path) -> None:
+    assert "physics" in bank("account", "create", "Physics", "--owners", "olga", "--credit", "5")
+    given = bank("deposit", "physics", "1,000.5", "--reason", "grant", "--key", "k1")
+    assert "Done: deposit of 1,000.50 SU" in given
+    assert "physics has 1,000.50 SU now" in given
+    assert "Key: k1" in given
+    again = bank("deposit", "physics", "1000.5", "--reason", "grant", "--key", "k1")
+    assert "Done before" in again
+    assert "k1" in bank("deposit", "physics", "7", "--reason", "x", "--key", "k1", code=2)
+    assert "Key: " in bank("withdraw", "physics", "0.5", "--reason", "back")
+    bank("adjust", "physics", "-100", "--reason", "a slip")
+    bank("account", "create", "optics", "--parent", "physics", "--draws-on-parent")
+    bank("account", "create", "chemistry")
+    bank("transfer", "physics", "chemistry", "100", "--reason", "swap")
+    bank("allocation", "create", "chemistry", "50", "--end", "2099-01-01", "--note", "n")
+    rows = bank("balance", "-P", "-n").splitlines()
+    assert [row.split("|")[:3] for row in rows] == [
+        ["chemistry", "chemistry", "150.000000"],
+        ["optics", "physics", "800.000000"],
+        ["physics", "physics", "800.000000"],
+    ]
+    assert "The ledger is right: 3 accounts." in bank("check")
+    assert stat.S_IMODE((tmp_path / "ledger.db").stat().st_mode) == 0o600
+
+
+def test_a_statement_for_people_spreadsheets_and_programs(rich: Any) -> None:
+    said = rich("statement", "physics", "-S", "2020-01-01")
+    assert "job 7" in said
+    assert "-4.00" in said
+    table = list(csv.DictReader(io.StringIO(rich("statement", "physics", "-S", "2020-01-01", "--csv"))))
+    charge = next(row for row in table if row["User"] == "ada")
+    assert charge["Amount"] == "-4.000000"
+    assert charge["What"].startswith("c1/7/")
+    hostile = next(row for row in table if "calc" in row["User"])
+    assert hostile["User"].startswith("'=")
+    whole = json.loads(rich("statement", "physics", "-S", "2020-01-01", "--json"))
+    assert whole["version"] == 1
+    assert whole["statement"]["lines"][-1]["balance"] == 995 * MICRO
+    assert "exclude" in rich("statement", "physics", "--csv", "--json", code=2)
+    assert "nowhere" in rich("statement", "nowhere", code=2)
+
+
+def test_usage_has_bars(rich: Any) -> None:
+    lines = rich("usage", "physics", "--by", "user,partition").splitlines()
+    assert lines[0].split() == ["User", "Partition", "Charges", "Used", "Share", "Bar"]
+    assert "[########################]" in lines[1]
+    assert lines[1].split()[4] == "80.0%"
+    assert "[######------------------]" in lines[2]
+    assert rich("usage", "-P", "-n", "-u", "ada").strip() == "ada|1|4.000000|100.0%|"
+    assert "nothing to sum up by" in rich("usage", "--by", "colour", code=2)
+    assert "Nothing was used" in rich("usage", "-u", "nobody")
+
+
+def test_a_job_is_explained_and_refunded(rich: Any) -> None:
+    said = rich("explain", "7")
+    assert "Job 7 of ada was charged 4.00 SU to physics." in said
+    assert "rate 1" in said
+    assert rich("explain", "7", "-P", "-n").split("|")[5:7] == ["4.000000", "4.000000"]
+    rich("refund", "--job", "7", "--amount", "1", "--reason", "slow node")
+    assert "given back by hand: 1.00" in rich("explain", "7")
+    assert "--reason" in rich("refund", "--job", "7", code=2)
+    assert "nothing was charged" in rich("explain", "99", code=2)
+
+
+def test_rates_are_typed_as_they_are_shown(bank: Any) -> None:
+    bank(
+        *("rate", "create", "gpu", "-w", "cpu=1,gres/gpu:a100=20.5", "--max", "--minimum", "0.01"),
+        *("--factor", "sat-sun/0-24=0.5", "--qos-factor", "low=0", "--end-factor", "NODE_FAIL=0"),
+        *("--whole-nodes", "--from", "2026-01-01", "--note", "as agreed"),
+    )
+    line = bank("rate", "show", "-P", "-n").strip().split("|")
+    assert line[5] == (
+        "cpu=1, gres/gpu:a100=20.5; the dearest counts; at least 0.01; whole nodes; low: x0; "
+        "sat,sun/00:00-24:00: x0.5; NODE_FAIL: x0"
+    )
+    bank("rate", "change", "gpu", "--weight", "cpu=2")
+    changed = bank("rate", "show", "-P", "-n").strip().split("|")[5]
+    assert changed.startswith("cpu=2; at least 0.01; whole nodes; low: x0")
+    bank("rate", "change", "gpu", "--free")
+    assert bank("rate", "show", "-P", "-n").split("|")[5] == "free"
+    assert len(bank("rate", "show", "--past", "-P", "-n").splitlines()) == 3
+    assert "no rate of cpu" in bank("rate", "change", "cpu", "-w", "cpu=1", code=2)
+    assert "nothing is to be changed" in bank("rate", "change", "gpu", code=2)
+    assert "or that it is --free" in bank("rate", "create", "x", code=2)
+
+
+def test_modes_and_what_they_would_do(bank: Any) -> None:
+    assert "Where nothing else is said: observe." in bank("enforce")
+    assert "gate" in bank("enforce", "gate")
+    assert "observe" not in bank("enforce", "off", "-r", "debug")
+    assert bank("enforce", "-P", "-n").splitlines()[0] == "all|all|all|gate"
+    assert "'strict' is no mode" in bank("enforce", "strict", code=2)
+    assert "Nothing would have been refused." in bank("would-refuse", "--since", "now-1hour")
+
+
+def test_users_and_their_limits(bank: Any) -> None:
+    bank("account", "create", "physics", "--only-listed")
+    bank("user", "create", "physics", "ada", "--limit", "10")
+    assert bank("user", "show", "-P", "-n").strip() == "physics|ada|10.000000|0.000000|yes"
+    bank("user", "change", "physics", "ada", "--limit", "none", "--unlisted")
+    assert bank("user", "show", "-P", "-n", "ada").strip() == "physics|ada||0.000000|no"
+    assert "nothing is to be changed" in bank("user", "change", "physics", "ada", code=2)
+    bank("account", "change", "physics", "--note", "ours", "--close", "--everyone")
+    page = json.loads(bank("account", "show", "physics", "--json"))
+    assert page["accounts"][0] | {"created": 0} == {
+        "name": "physics",
+        "closed": True,
+        "note": "ours",
+        "created": 0,
+    }
+
+
+def test_imports_say_what_they_do(bank: Any, tmp_path: Path) -> None:
+    table = b"account,user,amount\nphysics,ada,5\n"
+    dry = bank("import", "csv", "-", "--dry-run", "-P", stdin=table)
+    assert dry.splitlines()[1:] == [
+        "create|account|physics||",
+        "create|user|ada in physics||",
+        "create|deposit|physics|5.000000|",
+    ]
+    assert not bank("balance", "-P", "-n")
+    path = tmp_path / "accounts.csv"
+    path.write_bytes(table)
+    assert "physics" in bank("import", "csv", str(path))
+    assert bank("import", "csv", str(path), "-P", "-n").startswith("keep|account|physics")
+    assert "cannot be read" in bank("import", "csv", str(tmp_path / "none"), code=2)
+    assert "not UTF-8" in bank("import", "csv", "-", code=2, stdin=b"\xff")
+    assert "name the file" in bank("import", "csv", code=2)
+
+
+def test_what_needs_the_gate_says_so(bank: Any) -> None:
+    assert "serve" in bank("holds", code=1)
+
+
+def test_help_is_there_for_every_command() -> None:
+    from steward.cli.bank import AccountGroup, AllocationGroup, BankGroup, RateGroup, UserGroup
+    from steward.cli.lazy import load
+
+    for group in (BankGroup, AccountGroup, UserGroup, AllocationGroup, RateGroup):
+        for entry in group.entries:
+            command = load(entry)
+            assert (command.help or "").split("\n")[0] == entry.help, entry
+
+
+@given(st.text(max_size=20))
+def test_no_cell_of_a_table_is_computed(text: str) -> None:
+    cell = no_formula(text)
+    assert cell[:1] not in "=+@\t\r" or not cell
+    assert cell in (text, f"'{text}")
+
+
+@pytest.mark.parametrize("amount", ["-4.000000", "12", "0.5"])
+def test_numbers_of_a_table_stay_numbers(amount: str) -> None:
+    assert no_formula(amount) == amount
+
+
+def test_factors_by_time() -> None:
+    assert times(["mon-fri/8-18:30=1.5", "sat,sun/0-24=0.5", "fri-mon/0-1=0"]) == (
+        Factor(days=(0, 1, 2, 3, 4), begin_min=480, end_min=1110, permille=1500),
+        Factor(days=(5, 6), begin_min=0, end_min=1440, permille=500),
+        Factor(days=(0, 4, 5, 6), begin_min=0, end_min=60, permille=0),
+    )
+    for bad in ("x", "mon/25-26=1", "someday/0-1=1", "mon/0-1=x", "mon/0:99-1=1", "mon/0-1=0.0001"):
+        with pytest.raises(UsageError):
+            times([bad])
+
+
+@given(st.text(max_size=30))
+def test_rates_that_are_typed_wrong_are_refused(text: str) -> None:
+    for read in (lambda: weights([text]), lambda: factors_of([text], "x"), lambda: times([text])):
+        try:
+            read()
+        except UsageError:
+            continue  # that is the other thing that may come of it
+
+
+@given(st.integers(0, 10_000_000))
+def test_thousandths_are_exact(value: int) -> None:
+    whole, part = divmod(value, 1000)
+    assert permille(f"{whole}.{part:03}") == value
+
+
+def test_a_rate_without_anything_else_is_short() -> None:
+    from steward.bank.records import Rate
+
+    assert shown(Rate(weights={"cpu": MICRO, "mem": 1})) == "cpu=1, mem=0.000001"
