@@ -15,6 +15,7 @@ import msgspec
 
 from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.estimate import description_of
+from steward.bank.gate.deciding import FAR_US
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import Claim
 from steward.bank.records import Hold
@@ -257,10 +258,10 @@ def needs(record: JobRecord, hold: Hold | None, now: datetime) -> bool:
 
 
 def is_waiting_on_purpose(record: JobRecord, now: datetime) -> bool:
-    """Whether it is held, or asked not to begin before a time that is to come."""
+    """Whether it is held, or asked not to begin before a time that is far away."""
     if record.reason in _HELD:
         return True
-    return record.eligible is not None and record.eligible > now
+    return record.eligible is not None and micros(record.eligible) > micros(now) + FAR_US
 
 
 def is_too_large(hold: Hold, jobs: Sequence[Job], policy: str) -> bool:

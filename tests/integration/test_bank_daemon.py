@@ -1,0 +1,121 @@
+"""The bank's process on a real Slurm: what jobs of all sorts are charged, covered and told."""
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+
+import pytest
+from banking import CPU, SHELL, BankSite, bank_site
+from submitting import state_of, wait_until
+
+from steward.bank.ledger import By, open_ledger
+from steward.bank.money import MICRO, rounded
+
+pytestmark = [pytest.mark.matrix, pytest.mark.long]
+
+BY = By(who="root", why="a test")
+
+
+@pytest.fixture(scope="module")
+def site(slurm_version: str) -> Iterator[BankSite]:
+    with bank_site(slurm_version) as site:
+        site.open({"physics": 1_000_000 * MICRO, "chemistry": 1_000_000 * MICRO})
+        site.start()
+        yield site
+
+
+def shown(site: BankSite, job: int | str) -> dict[str, str]:
+    """What scontrol shows of a job."""
+    out = site.cluster.run(["scontrol", "-o", "show", "job", str(job)]).stdout
+    return dict(re.findall(r"(\w+)=(\S*)", out))
+
+
+def seconds(text: str) -> int:
+    days, _, clock = text.rpartition("-")
+    hours, minutes, rest = map(int, clock.split(":"))
+    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + rest
+
+
+def due(site: BankSite, job: int) -> int:
+    """What scontrol's own record of a job comes to, by the tests' rate."""
+    record = shown(site, job)
+    cpus = int(record["NumCPUs"])
+    return rounded(Fraction(CPU * cpus * seconds(record["RunTime"]), 3600))
+
+
+def test_a_job_is_held_for_and_then_charged_what_it_used(site: BankSite) -> None:
+    before = site.balance()
+    job = site.submit(f"{SHELL}sleep 3\n", time="10", ntasks=2)
+    wait_until(lambda: site.held() > 0, 20)
+    (hold,) = (one for one in site.holds() if one.job_id in (0, job))
+    assert hold.amount >= rounded(Fraction(CPU * 2 * 660, 3600))
+    wait_until(lambda: any(one.confirmed and one.job_id == job for one in site.holds()), 20)
+    site.until_charged([job])
+    assert site.charged()[job] == due(site, job)
+    assert before - site.balance() == due(site, job)
+
+
+def test_every_run_of_a_requeued_job_and_one_after_its_end(site: BankSite) -> None:
+    job = site.submit(f"{SHELL}sleep 2\n", time="5", requeue=True)
+    site.until_charged([job])
+    first = site.charged()[job]
+    assert first == due(site, job)
+    assert site.as_root("scontrol", "requeue", str(job))
+    # Slurm would have it wait for two minutes.
+    assert site.as_root("scontrol", "update", f"JobId={job}", "StartTime=now+15")
+    # Nothing asked the gate: the second one does.
+    wait_until(lambda: any(one.job_id == job for one in site.holds()), 30)
+    wait_until(lambda: state_of(site.cluster, job) == "COMPLETED" and not site.held(), 90)
+    wait_until(lambda: site.charged()[job] > first, 30)
+    assert site.charged()[job] == first + due(site, job)
+
+
+def test_array_tasks_settle_their_part_and_what_is_cancelled_is_given_back(
+    site: BankSite,
+) -> None:
+    job = site.submit(f"{SHELL}sleep 2\n", time="5", array="1-4%2")
+    wait_until(lambda: any(one.job_id == job for one in site.holds()), 20)
+    site.as_root("scancel", f"{job}_4")
+    site.until_idle()
+    wait_until(lambda: not site.held(), 60)
+    out = site.cluster.run(["squeue", "-h", "-t", "all", "-r", "-j", str(job), "-o", "%A %i %M"])
+    ran = [line.split() for line in out.stdout.splitlines()]
+    wait_until(lambda: sum(int(raw) in site.charged() for raw, *_ in ran) >= 3, 30)
+    charged = site.charged()
+    for raw, name, _elapsed in ran:
+        if not name.endswith("_4"):
+            assert charged[int(raw)] == due_of(site, name), name
+
+
+def due_of(site: BankSite, name: str) -> int:
+    record = shown(site, name)
+    return rounded(Fraction(CPU * int(record["NumCPUs"]) * seconds(record["RunTime"]), 3600))
+
+
+def test_a_job_that_cannot_be_paid_is_held_with_the_reason_until_it_can(site: BankSite) -> None:
+    job = site.submit(f"{SHELL}sleep 1\n", account="chemistry", time="5", requeue=True)
+    site.until_charged([job])
+    first = site.charged()[job]
+    ledger = open_ledger(site.settings)
+    with ledger.transaction() as t:
+        t.transfers.withdraw("chemistry", t.reading.balance("chemistry"), BY)
+    wait_until(lambda: site.link.means("chemistry").available == 0, 20)
+    # Slurm has it wait for two minutes, which is time enough to see that nobody can pay it.
+    assert site.as_root("scontrol", "requeue", str(job))
+    wait_until(lambda: shown(site, job).get("Reason") == "JobHeldAdmin", 30)
+    told = site.cluster.run(["scontrol", "show", "job", str(job)], user=site.user).stdout
+    assert "SystemComment=steward: " in told
+    assert not site.as_user("scontrol", "release", str(job))
+    with ledger.transaction() as t:
+        t.transfers.deposit("chemistry", 1000 * MICRO, BY)
+    ledger.close()
+    wait_until(lambda: shown(site, job).get("Reason") != "JobHeldAdmin", 30)
+    assert "SystemComment=steward: " not in shown(site, job)
+    site.as_root("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait_until(lambda: state_of(site.cluster, job) == "COMPLETED", 60)
+    wait_until(lambda: site.charged()[job] > first, 60)
+    assert site.charged()[job] == first + due(site, job)
+
+
+def test_the_proof_holds(site: BankSite) -> None:
+    assert site.findings() == []
