@@ -64,7 +64,7 @@ class Allocating:
         assert len(ids) == len(requests)
         # Each look of the scheduler begins anew when jobs were submitted: all have been looked at
         # when none of them has no reason to wait.
-        wait_until(lambda: self._is_settled(max(ids)))
+        wait_until(lambda: self._is_settled())
         answer = msgspec.convert(self._ask("queue"), list[JobRecord])
         records = {record.job_id: record for record in answer}
         self._cluster.run(["scancel", "--user", self._user])
@@ -72,7 +72,7 @@ class Allocating:
         found = [(words, records.get(job)) for words, job in zip(requests, ids, strict=True)]
         return [(words, record) for words, record in found if record and record.tres_allocated]
 
-    def _is_settled(self, last: int) -> bool:
+    def _is_settled(self) -> bool:
         shown = self._cluster.run(["squeue", "-h", "-a", "-o", "%i %t %r"]).stdout.splitlines()
         waiting = [line for line in shown if " PD None" in line]
         return not waiting
@@ -109,10 +109,12 @@ class Allocating:
         return price(use, rate, UTC).amount
 
 
-def run(cluster: Sandbox, wanted: int) -> None:
+def run(cluster: Sandbox, wanted: int, median: float = 1.5) -> None:
     chance = chance_of()
     allocating = Allocating(cluster)
-    allocated, asked, faults, loose = 0, 0, [], []
+    allocated, asked = 0, 0
+    faults: list[str] = []
+    loose: list[float] = []
     while allocated < wanted:
         requests = [request(chance) for _ in range(_BATCH)]
         asked += len(requests)
@@ -128,7 +130,7 @@ def run(cluster: Sandbox, wanted: int) -> None:
         f"most {loose[-1]:.1f}"
     )
     assert not faults, "\n".join([f"{len(faults)} were estimated too low:", *faults[:20]])
-    assert loose[len(loose) // 2] < 1.5, "the estimate is of no use if it is far too high"
+    assert loose[len(loose) // 2] < median, "the estimate is of no use if it is far too high"
 
 
 @pytest.mark.parametrize("selects", ["CR_Core_Memory", "CR_CPU"])
@@ -151,4 +153,5 @@ def test_some_requests(slurm_version: str, selects: str) -> None:
 )
 def test_a_thousand_requests(slurm_version: str, selects: str) -> None:
     with Sandbox.up(spec(slurm_version, selects, accounting=True), say=print) as cluster:
-        run(cluster, 1000)
+        # Where sockets are handed out whole, nobody can tell on how many of them tasks will be.
+        run(cluster, 1000, 6.0 if "Socket" in selects else 1.5)

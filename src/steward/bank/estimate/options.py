@@ -77,12 +77,22 @@ def parse_jobs(argv: Sequence[str], script: str = "", *, uid: int = -1) -> tuple
 
 
 def script_among(argv: Sequence[str]) -> str:
-    """The script that is named among sbatch's words; "" where none is.
+    """The batch script that is named among sbatch's options; "" where none is.
+
+    Args:
+        argv: sbatch's options, the script, and its own arguments.
 
     Raises:
-        BankUsage: An option is not sbatch's, or a value is missing.
+        BankUsage: An option is not sbatch's.
     """
-    return next((word[1] for word in _split(argv) if word is not None and not word[0]), "")
+    at = 0
+    for name, _, after in _options(argv):
+        if not name:
+            return ""
+        at = after
+    # A lone -- ends the options.
+    rest = [word for word in argv[at : at + 2] if word != "--"]
+    return rest[0] if rest else ""
 
 
 def _directives(script: str) -> Iterator[list[str]]:
@@ -98,41 +108,56 @@ def _directives(script: str) -> Iterator[list[str]]:
 
 
 def _split(argv: Sequence[str]) -> Iterator[tuple[str, str] | None]:
-    """Options and their values, "" and the script; None where a component of a het job ends."""
-    words = list(argv)
+    """Options and their values; None where a component of a heterogeneous job ends."""
+    rest = list(argv)
+    while rest:
+        at = 0
+        for name, value, after in _options(rest):
+            yield (name, value) if name else None
+            at = after
+        # From here on it is the script and its own arguments, unless another part follows.
+        if ":" not in rest[at:]:
+            return
+        rest = rest[rest.index(":", at) :]
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+    """Options, their values and the place behind them, up to the first word that is neither.
+
+    The name is "" for the ``:`` between the components of a heterogeneous job.
+    """
     at = 0
     while at < len(words):
         word = words[at]
         at += 1
         if word == ":":
-            yield None
-            continue
-        if not word.startswith("-") or word in ("-", "--"):
-            # From here on it is the script and its own arguments, unless another part follows.
-            if word != "--":
-                yield "", word
-            while at < len(words) and words[at] != ":":
-                at += 1
-            continue
-        if word.startswith("--"):
+            yield "", "", at
+        elif word.startswith("--") and word != "--":
             name, equals, value = word[2:].partition("=")
             name = _full(name)
             if name in VALUED and not equals:
                 value, at = _next(words, at, word), at + 1
-            yield name, value
-            continue
-        rest = word[1:]
-        while rest:
-            name = SHORT.get(rest[0], "")
-            if not name:
-                raise BankUsage(f"-{rest[0]} is no option of sbatch", word)
-            rest = rest[1:]
-            if name in VALUED:
-                if not rest:
-                    rest, at = _next(words, at, word), at + 1
-                yield name, rest
-                break
-            yield name, ""
+            yield name, value, at
+        elif word.startswith("-") and word not in ("-", "--"):
+            for name, attached in _letters(word):
+                if attached is None:
+                    attached, at = _next(words, at, word), at + 1  # noqa: PLW2901 # its value
+                yield name, attached, at
+        else:
+            return
+
+
+def _letters(word: str) -> Iterator[tuple[str, str | None]]:
+    """The options of a word such as ``-Hn4``; None for a value that is the next word."""
+    rest = word[1:]
+    while rest:
+        name, rest = SHORT.get(rest[0], ""), rest[1:]
+        if not name:
+            raise BankUsage(f"-{word[len(word) - len(rest) - 1]} is no option of sbatch", word)
+        if name in VALUED:
+            yield name, rest or None
+            return
+        yield name, ""
 
 
 def _next(words: Sequence[str], at: int, word: str) -> str:
@@ -152,9 +177,8 @@ def _full(name: str) -> str:
 
 
 def _description(options: Options, uid: int, *, is_het: bool) -> Description:
-    for name in ("clusters",):
-        if "," in options.get(name, ""):
-            raise BankUsage(f"--{name}: quote for one cluster at a time", options[name])
+    if "," in options.get("clusters", ""):
+        raise BankUsage("--clusters: quote for one cluster at a time", options["clusters"])
     get = options.get
     least, most = _nodes(get("nodes", ""))
     tasks = _count(options, "ntasks")
