@@ -64,7 +64,7 @@ class Allocating:
         assert len(ids) == len(requests)
         # Each look of the scheduler begins anew when jobs were submitted: all have been looked at
         # when none of them has no reason to wait.
-        wait_until(lambda: self._is_settled())
+        wait_until(self._is_settled)
         answer = msgspec.convert(self._ask("queue"), list[JobRecord])
         records = {record.job_id: record for record in answer}
         self._cluster.run(["scancel", "--user", self._user])
