@@ -148,7 +148,7 @@ def read(line: bytes) -> Submit | None:
     """A request; None for what is none of this version's."""
     try:
         ask = _submit(line)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         # The plugin then applies its policy: it knows more of the job than this line says.
         log.warning("a request of the submit plugin cannot be read: %s", error)
         return None

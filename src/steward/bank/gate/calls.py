@@ -103,7 +103,7 @@ class Calls:
                 return _refused("BankError", f"the gate does not know {call.op!r}: is it older?")
             takes, do = self._ops[call.op]
             body = msgspec.json.decode(call.body, type=takes)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return _refused("BankError", f"the gate cannot read what it was sent: {error}")
         now_us = time.time_ns() // 1000
         try:

@@ -100,12 +100,15 @@ class Remaking:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.is_tried = False
+        """Whether all have been asked once."""
         self.waiting = {
             name for name, of in settings.cluster.items() if of.asks_slurm and not of.remote
         }
 
     def run(self, keeper: Keeper, now_us: int) -> None:
         """Ask those that have not answered yet."""
+        self.is_tried = True
         for cluster in sorted(self.waiting):
             try:
                 records = shown(self._settings, cluster)

@@ -88,8 +88,8 @@ class GateServer:
         self._tick_at = self._remake_at = self._standings_at = 0.0
         if not self._store.is_of_this_boot():
             self._remake_again()
-        elif self._keeper.purses.position:
-            # Killed and started again: the ledger was there a moment ago.
+        if self._keeper.purses.position:
+            # What it said last is known; the time that the ledger may be away begins now.
             self._right.heard()
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
@@ -151,6 +151,8 @@ class GateServer:
             self._decide()
         if self._asking is not None:
             self._asking.turn()
+        if self._remaking is not None and not self._remaking.is_tried:
+            self._remake()
         if time.monotonic() >= self._tick_at:
             self._tick()
 
