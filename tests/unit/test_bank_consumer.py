@@ -1,0 +1,257 @@
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from bank_site import BY, HOUR, NOON, BankSite, record
+
+from steward.bank.consumer import BankConsumer
+from steward.bank.errors import GateUnavailable
+from steward.bank.gate.link import GateLink
+from steward.bank.gate.server import GateServer
+from steward.bank.money import MICRO
+from steward.bank.records import Hold, ModeRule
+from steward.config import BankSettings, GateSettings
+from steward.events import HOLD_PLACED, JOB_SEEN, QUEUE_LOOKED, Event, QueueLooked
+from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+from steward.waiting import Stop
+
+SHAPE = NodeShape(nodes="n[1-64]", count=64, cpus=64, usable_cpus=64, cores=64, memory_mib=65536)
+
+
+def picture() -> Picture:
+    debug = PartitionPicture(name="debug", shapes=((0, 64),), nodes=64)
+    return Picture(
+        cluster="c1",
+        taken_us=1,
+        zone="UTC",
+        partitions={"debug": debug},
+        default_partition="debug",
+        shapes=(SHAPE,),
+        selects="cr_core",
+        users={1000: "ada"},
+    )
+
+
+class Bank(BankSite):
+    """The same with the bank's consumer and a gate that runs."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, money=100, bank=BankSettings(enabled=True, reconcile_s=1.0))
+        gate = GateSettings(
+            socket=str(directory / "plugin.sock"),
+            off_switch=str(directory / "gate.off"),
+            plugin_conf=str(directory / "gate.conf"),
+            plugin_users=(),
+        )
+        self.settings = msgspec.structs.replace(self.settings, gate=gate)
+        with self.ledger.transaction() as t:
+            t.modes.set(ModeRule(mode="gate", cluster="c1"), BY)
+            t.set_mark("picture:c1", msgspec.json.encode(picture()).decode())
+        self.began(NOON - timedelta(hours=1))
+        self.link = GateLink(self.settings.state_dir)
+        self.said: list[Event] = []
+        self.start_gate()
+        self.consumer = self.make()
+        self.tick()
+
+    def start_gate(self) -> None:
+        self._stop = Stop()
+        server = GateServer(self.settings)
+        self._gate = threading.Thread(target=server.run, args=(self._stop, lambda: None))
+        self._gate.start()
+        deadline = time.monotonic() + 30
+        while not self._answers() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _answers(self) -> bool:
+        try:
+            self.link.state()
+        except GateUnavailable:
+            return False  # it opens its socket in this moment
+        return True
+
+    def stop_gate(self) -> None:
+        self._stop.set()
+        self._gate.join(10)
+
+    def make(self) -> BankConsumer:
+        return BankConsumer(self.settings, lambda: self.now)
+
+    def tick(self, times: int = 3) -> None:
+        for _ in range(times):
+            self.consumer.tick(self.said.extend)
+
+    def happen(self, events: Sequence[Event]) -> None:
+        """Have jobs.db and the bank take in what Slurm shows."""
+        said = self.feed(events)
+        mine = [e for e in (*self.journal[-len(events) :], *said) if e.kind in BankConsumer.kinds]
+        self.take(mine)
+
+    def take(self, events: Sequence[Event]) -> None:
+        if events:
+            self.consumer.apply(events, self.consumer.cursor() + 1, self.said.extend)
+        self.tick()
+
+    def holds(self) -> list[Hold]:
+        return self.link.holds()
+
+    def held(self) -> int:
+        return sum(hold.remaining for hold in self.holds())
+
+    def later(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def close(self) -> None:
+        self.consumer.close()
+        self.stop_gate()
+        super().close()
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> Iterator[Bank]:
+    bank = Bank(tmp_path / "state")
+    yield bank
+    bank.close()
+
+
+def life(job_id: int, begin: int = 0, **fields: Any) -> list[Event]:
+    return BankSite.life(job_id, begin=begin, time_limit_s=7200, **fields)
+
+
+def test_a_job_without_a_hold_is_given_one_and_charged_once(bank: Bank) -> None:
+    pending, running, ended = life(1)
+    bank.happen([pending])
+    (hold,) = bank.holds()
+    assert (hold.job_id, hold.origin, hold.account) == (1, "queue", "physics")
+    assert hold.amount >= 2 * 2 * HOUR
+    bank.happen([running])
+    assert bank.holds()[0].started
+    bank.happen([ended])
+    assert bank.holds() == []
+    assert bank.balance() == 98 * HOUR
+    with bank.ledger.reading() as t:
+        (row,) = t.charges.of_job("c1", 1)
+    assert (row.charge.hold, row.charge.why, row.overdraw) == (hold.id, "end", 0)
+    # The same events once more, as after a crash in front of the cursor.
+    bank.take([e for e in bank.feed([]) if e.kind in BankConsumer.kinds])
+    assert bank.balance() == 98 * HOUR
+    assert bank.ledger.check() == []
+    assert HOLD_PLACED in {event.kind for event in bank.said}
+
+
+def test_events_that_come_again_change_nothing(bank: Bank) -> None:
+    events = life(1)
+    said = bank.feed(events)
+    mine = [e for e in (*bank.journal, *said) if e.kind in BankConsumer.kinds]
+    for _ in range(3):
+        bank.take(mine)
+    assert bank.balance() == 98 * HOUR
+    assert bank.holds() == []
+    with bank.ledger.reading() as t:
+        assert len(t.settlements.after(0)) <= 1
+
+
+def test_a_gate_that_is_new_learns_everything_again(bank: Bank) -> None:
+    pending, running, ended = life(1)
+    bank.happen([pending])
+    bank.stop_gate()
+    for path in Path(bank.settings.state_dir).glob("gate.db*"):
+        path.unlink()
+    bank.start_gate()
+    bank.tick()
+    state = bank.link.state()
+    assert (state.rules >= 0, "c1" in state.pictures) == (True, True)
+    bank.later(120)
+    bank.tick()
+    assert [hold.job_id for hold in bank.holds()] == [1]
+    bank.happen([running, ended])
+    assert (bank.holds(), bank.balance()) == ([], 98 * HOUR)
+
+
+def test_a_job_that_vanished_is_given_its_money_back(bank: Bank) -> None:
+    pending, *_ = life(1)
+    bank.happen([pending])
+    assert bank.held()
+    cancelled = record(*(1, 0, "CANCELLED"), seen=60, end=59, account="physics", partition="debug")
+    bank.happen([cancelled])
+    assert (bank.held(), bank.balance()) == (0, 100 * HOUR)
+
+
+def test_what_cannot_be_paid_is_remembered_until_it_can(bank: Bank) -> None:
+    pending, *_ = life(1, tres_requested="cpu=64,node=1", cpus=64, tres_allocated="")
+    bank.happen([pending])
+    assert bank.holds() == []
+    with bank.ledger.reading() as t:
+        assert '"1"' in t.mark("unpaid:c1")
+    with bank.ledger.transaction() as t:
+        t.transfers.deposit("physics", 1000 * MICRO, BY)
+    bank.tick()
+    assert [hold.job_id for hold in bank.holds()] == [1]
+    with bank.ledger.reading() as t:
+        assert t.mark("unpaid:c1") == "{}"
+
+
+def test_a_requeued_jobs_next_run_is_covered_and_charged_by_itself(bank: Bank) -> None:
+    fields: dict[str, Any] = {
+        "account": "physics",
+        "partition": "debug",
+        "tres_allocated": "cpu=1,node=1",
+        "time_limit_s": 7200,
+        "cpus": 1,
+    }
+    shown = {**fields, "nodelist": "n1"}
+    start, again = NOON + timedelta(seconds=10), NOON + timedelta(seconds=8000)
+    bank.happen([record(1, 0, seen=1, **fields)])
+    bank.happen([record(1, 0, "RUNNING", seen=11, start=start, **shown)])
+    bank.happen([record(1, 0, "COMPLETED", seen=3611, start=start, end=3610, **shown)])
+    assert (bank.held(), bank.balance()) == (0, 99 * HOUR)
+    # Its user puts it into the queue again, and asks nobody.
+    bank.happen([record(1, 4000, seen=4001, restarts=1, **fields)])
+    assert [hold.job_id for hold in bank.holds()] == [1]
+    bank.happen([record(1, 4000, "RUNNING", seen=8001, start=again, restarts=1, **shown)])
+    last = record(1, 4000, "COMPLETED", seen=9801, start=again, end=9800, restarts=1, **shown)
+    bank.happen([last])
+    assert (bank.held(), bank.balance()) == (0, 99 * HOUR - HOUR // 2)
+
+
+def test_a_look_that_shows_no_such_job_voids_its_hold(bank: Bank) -> None:
+    began: datetime = bank.now + timedelta(days=1)
+    looked = Event(
+        kind=QUEUE_LOOKED,
+        cluster="c1",
+        key="queue.looked:1",
+        at=began,
+        seen_at=began,
+        source="snapshot",
+        body=QueueLooked(began=began),
+        id=1,
+    )
+    bank.take([looked])
+    assert bank.consumer.cursor() == 1
+
+
+def test_a_job_that_is_over_for_nobody_to_tell_loses_its_hold_to_the_sweep(bank: Bank) -> None:
+    pending, running, ended = life(1)
+    bank.happen([pending])
+    # jobs.db hears of the end, the bank does not.
+    bank.feed([running, ended])
+    assert bank.held()
+    bank.later(3600 * 24)
+    bank.tick()
+    assert bank.held() == 0
+    assert JOB_SEEN in {event.kind for event in bank.journal}
+
+
+def test_a_partition_without_a_rate_stops_nobody(bank: Bank) -> None:
+    for event in life(1, partition="nothing"):
+        bank.happen([event])
+    for event in life(2):
+        bank.happen([event])
+    assert bank.balance() == 98 * HOUR
+    with bank.ledger.reading() as t:
+        assert int(t.mark("unpriced:c1")) > 0
