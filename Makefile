@@ -47,6 +47,7 @@ bench: setup-slurm ## Measure against `cp -a`, on tmpfs or in BENCH_DIR
 	$(BIN)/python bench/shim_bench.py
 	PYTHONPATH=tests:tests/integration $(BIN)/python bench/sinks_bench.py
 	PYTHONPATH=tests:tests/integration $(BIN)/python bench/nodes_bench.py
+	$(BIN)/python bench/gate_bench.py
 	PYTHONPATH=tests:tests/integration $(BIN)/python bench/sbatch_bench.py
 
 soak: setup-slurm ## Run the long storm

@@ -1,0 +1,193 @@
+"""``make bench``: the gate with 10,000 accounts and 100,000 open holds, quiet and beside a storm.
+
+A gate runs in a process of its own, as in ``steward serve``. One client asks in
+turn, for the time of a round trip; several ask at once, for the decisions a
+second, of which the gate's own CPU time says what one core could do. The
+baseline is a server of the same shape that decides nothing: it answers each line
+with one of its own.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "unit"))
+
+import msgspec
+from gate_process import RunningGate
+from gate_site import CLUSTER, account, job, now_us, settings_of
+
+from steward.bank.gate import token
+from steward.bank.gate.purses import Open
+from steward.bank.gate.store import Store
+from steward.bank.money import MICRO
+from steward.bank.records import AccountBooks, AllocationBooks
+
+_ACCOUNTS, _HOLDS = 10_000, 100_000
+_ROUNDS, _CLIENTS, _BULK_S = 5_000, 4, 5.0
+_WARM = 200
+_BASELINE = """
+import socket, sys
+server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+server.bind(sys.argv[1]); server.listen(1024)
+while True:
+    peer, _ = server.accept()
+    peer.recv(65536); peer.sendall(b'{"v":1,"ok":true}\\n'); peer.close()
+"""
+_CLIENT = """
+import socket, sys, time
+path, seconds, line = sys.argv[1], float(sys.argv[2]), sys.argv[3].encode() + b"\\n"
+until, count = time.monotonic() + seconds, 0
+while time.monotonic() < until:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
+        one.connect(path); one.sendall(line)
+        assert b'"ok":true' in one.recv(65536)
+    count += 1
+print(count)
+"""
+_STORM = """
+import json
+data = [{"job": number, "text": "x" * 200} for number in range(20_000)]
+while True:
+    json.loads(json.dumps(data))
+"""
+
+
+def main() -> None:
+    """Print the figures."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    with tempfile.TemporaryDirectory(prefix="steward-gate-bench-") as where:
+        settings = settings_of(Path(where))
+        _fill(where)
+        gate = RunningGate(settings)
+        try:
+            gate.tell(*_accounts())
+            print(f"{_ACCOUNTS} accounts, {_HOLDS} open holds; RSS {_rss_mb(gate):.0f} MB")
+            _measure(gate, "quiet", os.path.join(where, "base.sock"))
+            with _storm():
+                _measure(gate, "beside a storm", os.path.join(where, "base2.sock"))
+        finally:
+            gate.kill(signal.SIGTERM)
+
+
+def _accounts() -> list[AccountBooks]:
+    return [
+        account(
+            f"a{number}",
+            10**9,
+            number=number + 1,
+            allocations=(
+                AllocationBooks(number=number + 1, balance=10**15),
+                AllocationBooks(number=_ACCOUNTS + number + 1, balance=10**15, end_us=2**60),
+            ),
+        )
+        for number in range(_ACCOUNTS)
+    ]
+
+
+def _fill(state_dir: str) -> None:
+    store = Store(state_dir)
+    with store.transaction():
+        for number in range(_HOLDS):
+            at = number % _ACCOUNTS
+            hold = Open(
+                number=store.next_number(),
+                id=token.new_id(),
+                cluster=CLUSTER,
+                job_id=number + 1,
+                account=f"a{at}",
+                payer=f"a{at}",
+                uid=1000,
+                user="alice",
+                amount=MICRO,
+                remaining=MICRO,
+                shares=((_ACCOUNTS + at + 1, MICRO),),
+                confirmed=True,
+                created_us=now_us(),
+            )
+            store.insert(hold, None, job())
+    store.set_boot()
+    store.close()
+
+
+def _measure(gate: RunningGate, name: str, baseline: str) -> None:
+    lines = [_line(number) for number in range(_ROUNDS)]
+    base = subprocess.Popen([sys.executable, "-c", _BASELINE, baseline])
+    try:
+        gate.wait(lambda: os.path.exists(baseline))
+        path = gate.settings.gate.socket
+        pairs = [(_round(baseline, line), _round(path, line)) for line in lines]
+    finally:
+        base.kill()
+        base.wait()
+    floor, took = (sorted(column) for column in zip(*pairs[_WARM:], strict=True))
+    for part, wanted in ((0.5, "< 0.3 ms"), (0.99, "< 1 ms")):
+        ours, bare = (column[int(len(column) * part)] * 1e3 for column in (took, floor))
+        print(
+            f"{name}: round trip p{part * 100:.0f} {ours:.3f} ms (wanted {wanted}), "
+            f"{ours / bare:.1f} x a server that only answers ({bare:.3f} ms)"
+        )
+    before = _cpu_s(gate)
+    clients = [
+        subprocess.Popen(
+            [sys.executable, "-c", _CLIENT, path, str(_BULK_S), _line(number).decode().strip()],
+            stdout=subprocess.PIPE,
+        )
+        for number in range(_CLIENTS)
+    ]
+    count = sum(int(client.communicate()[0]) for client in clients)
+    spent = _cpu_s(gate) - before
+    print(
+        f"{name}: {count / _BULK_S:.0f} decisions a second from {_CLIENTS} clients beside it; "
+        f"{count / spent:.0f} a second of the gate's CPU (wanted 5000)"
+    )
+
+
+def _line(number: int) -> bytes:
+    wanted = msgspec.json.encode(job(30, account=f"a{number * 7 % _ACCOUNTS}"))
+    return b'{"v":1,"op":"submit","cluster":"c","job":' + wanted + b"}\n"
+
+
+def _round(path: str, line: bytes) -> float:
+    began = time.perf_counter()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
+        one.connect(path)
+        one.sendall(line)
+        assert b'"ok":true' in one.recv(65536)
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _storm() -> Iterator[None]:
+    busy = subprocess.Popen([sys.executable, "-c", _STORM])
+    try:
+        yield
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+def _cpu_s(gate: RunningGate) -> float:
+    fields = _proc(gate, "stat").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _rss_mb(gate: RunningGate) -> float:
+    return int(_proc(gate, "statm").split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _proc(gate: RunningGate, name: str) -> str:
+    assert gate.process is not None
+    return Path(f"/proc/{gate.process.pid}/{name}").read_text()
+
+
+if __name__ == "__main__":
+    main()
