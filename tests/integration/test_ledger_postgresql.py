@@ -6,6 +6,9 @@ from pathlib import Path
 import hypothesis
 import psycopg
 import pytest
+import sqlalchemy
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from hypothesis.stateful import run_state_machine_as_test
 
 from ledger.accounts import AccountCases
@@ -20,6 +23,7 @@ from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import engine, open_ledger
 from steward.bank.ledger.leases import LeaseLost
 from steward.bank.ledger.opened import Ledger
+from steward.bank.ledger.tables import metadata
 from steward.config import Settings
 
 __all__ = ["clock", "ledger"]
@@ -81,6 +85,22 @@ def test_what_is_entered_stays(ledger: Ledger, place: Settings, table: str) -> N
     for statement in (f"DELETE FROM {table}", f"TRUNCATE {table} CASCADE"):
         with connected(place) as direct, pytest.raises(psycopg.Error, match="never changed"):
             direct.execute(statement.encode())
+
+
+def test_the_migrations_make_what_the_tables_say(ledger: Ledger, place: Settings) -> None:
+    found = sqlalchemy.create_engine(place.bank.database, poolclass=sqlalchemy.NullPool)
+    with found.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_a_server_that_takes_no_changes_is_one_to_wait_for(place: Settings) -> None:
+    follower = f"{place.bank.database}?options=-c default_transaction_read_only=on"
+    ledger = open_ledger(settings_for("", follower))
+    with ledger.reading() as t:
+        assert t.accounts.all() == []
+    with pytest.raises(LedgerUnavailable, match="read-only"), ledger.transaction() as t:
+        t.move_cursor("bank", 1)
+    ledger.close()
 
 
 def test_the_proof_finds_what_was_changed(place: Settings) -> None:

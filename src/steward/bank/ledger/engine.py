@@ -35,8 +35,14 @@ _STATEMENT_S: Final = 20
 _LOOK_AGAIN_S: Final = 0.002
 _PATIENCE_S: Final = _STATEMENT_S + 5.0
 _WRITES: Final = {"steward_writes": True}
-_FILE_READS: Final = {"steward_writes": False}
-_SERVER_READS: Final = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+_READS: Final = {"steward_writes": False}
+_LOOK: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+_CONNECT: Final[dict[str, Any]] = {
+    "connect_timeout": _CONNECT_S,
+    "application_name": "steward",
+    "tcp_user_timeout": _STATEMENT_S * 1000,
+}
 
 _WRONG: Final = ("no such", "syntax error", "malformed")
 """In what SQLite says where waiting helps nothing, though it calls it operational."""
@@ -98,7 +104,6 @@ class Database:
         self.is_sqlite = url.get_backend_name() == "sqlite"
         self.shown = url.render_as_string(hide_password=True)
         self.path = url.database or "" if self.is_sqlite else ""
-        self._reads: Mapping[str, Any] = _FILE_READS if self.is_sqlite else _SERVER_READS
         with self._translated():
             self._engine = _sqlite_engine(self.path) if self.is_sqlite else _postgresql_engine(url)
 
@@ -120,7 +125,9 @@ class Database:
         Raises:
             LedgerUnavailable: The database is away.
         """
-        with self._translated(), self._connected(self._reads) as connection, connection.begin():
+        with self._translated(), self._connected(_READS) as connection, connection.begin():
+            if not self.is_sqlite:
+                connection.exec_driver_sql(_LOOK)
             yield connection
 
     def close(self) -> None:
@@ -148,7 +155,7 @@ class Database:
         except IntegrityError as error:
             raise BankError(f"the ledger {self.shown} forbids it: {_said(error)}") from error
         except DBAPIError as error:
-            if error.connection_invalidated:
+            if error.connection_invalidated or _is_standby(error):
                 raise LedgerUnavailable(f"the ledger {self.shown}: {_said(error)}") from error
             raise BankError(f"the ledger {self.shown}: {_said(error)}") from error
         except Unavailable as error:
@@ -157,6 +164,11 @@ class Database:
             if error.offender != self.path:
                 raise  # of somebody else who was asked while the transaction was open
             raise LedgerUnavailable(f"the ledger: {error}", error.offender) from error
+
+
+def _is_standby(error: DBAPIError) -> bool:
+    """Whether the server follows another just now, and takes no changes (SQLSTATE 25006)."""
+    return getattr(error.orig, "sqlstate", None) == "25006"
 
 
 def _said(error: DBAPIError) -> str:
@@ -214,15 +226,13 @@ def _postgresql_engine(url: URL) -> Engine:
     from steward.bank.ledger.patient import connect
 
     words = url.translate_connect_args(username="user", database="dbname") | dict(url.query)
+    options = f"{_OPTIONS} {words.pop('options', '')}".rstrip()
     return sqlalchemy.create_engine(
         url,
         creator=lambda: connect(
             _PATIENCE_S,
-            connect_timeout=_CONNECT_S,
-            options=_OPTIONS,
-            application_name="steward",
-            tcp_user_timeout=_STATEMENT_S * 1000,
-            **words,
+            **_CONNECT | words,
+            options=options,
         ),
         pool_size=2,
         pool_timeout=_LOCK_S,
