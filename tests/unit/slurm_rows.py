@@ -32,6 +32,7 @@ DEFAULTS = {
     "NodeList": "n1",
     "tres-alloc": "cpu=1,node=1,billing=1",
     "OverSubscribe": "OK",
+    "Exclusive": "NO",
     "SLUID": "",
     "Reason": "None",
 }

@@ -74,6 +74,19 @@ def test_everything_that_a_partition_may_say() -> None:
     assert part.billing == {"cpu": "1", "mem": "1/4096", "gres/gpu:a100": "5/2", "node": "1"}
 
 
+@pytest.mark.parametrize(
+    ("words", "exclusive"),
+    [
+        ("OverSubscribe=EXCLUSIVE", True),
+        ("Exclusive=NODE OverSubscribe=NO", True),  # 26.05
+        ("Exclusive=USER OverSubscribe=NO", False),
+        ("ExclusiveUser=YES OverSubscribe=NO", False),
+    ],
+)
+def test_partitions_of_whole_nodes(words: str, exclusive: bool) -> None:
+    assert shown(f"PartitionName=a TotalNodes=0 {words}", "").partitions["a"].exclusive == exclusive
+
+
 def test_a_node_is_what_slurm_says_and_not_what_its_reason_says() -> None:
     found = shown()
     node = found.shapes[0]

@@ -207,3 +207,24 @@ def test_of_one_job_there_is_more(version: Version) -> None:
     row = squeue_row(form, State="RUNNING", TimeUsed="1:00", DerivedEC="7:0")
     (job,), _, _ = parse(form, row, People(), {})
     assert (job.suspended_s, job.derived_exit_code, job.end) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("version", "oversubscribe", "exclusive", "said"),
+    [
+        ((24, 11, 5), "NO", "", "NO"),
+        ((24, 11, 5), "OK", "", "OK"),
+        ((26, 5, 5), "NO", "NO", "OK"),
+        ((26, 5, 5), "NO", "NODE", "NO"),
+        ((26, 5, 5), "NO", "USER", "USER"),
+        ((26, 5, 5), "YES", "NO", "YES"),
+    ],
+)
+def test_who_has_nodes_to_itself(
+    version: Version, oversubscribe: str, exclusive: str, said: str
+) -> None:
+    form = QueueFormat(version)
+    row = squeue_row(form, OverSubscribe=oversubscribe, Exclusive=exclusive)
+    ((record,), _, strange) = parse(form, row, People(), {})
+    assert strange == 0
+    assert record.oversubscribe == said

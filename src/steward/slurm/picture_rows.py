@@ -169,7 +169,8 @@ def _partition(
         max_time_s=values.seconds(shown.get("MaxTime", "")),
         default_time_s=values.seconds(shown.get("DefaultTime", "")),
         over_time_s=_over_time(shown.get("OverTimeLimit", ""), config.get("OverTimeLimit", "")),
-        exclusive=shown.get("OverSubscribe") == "EXCLUSIVE",
+        # 26.05 says it in a word of its own.
+        exclusive=shown.get("OverSubscribe") == "EXCLUSIVE" or shown.get("Exclusive") == "NODE",
         selects="" if selects == "none" else selects,
         **_memory(shown, config),
         def_cpu_per_gpu=defaults.get("DefCpuPerGPU", 0),

@@ -55,6 +55,7 @@ _SAFE: Final[tuple[tuple[str, Version], ...]] = (
     ("tres-alloc", (0, 0, 0)),
     ("OverSubscribe", (0, 0, 0)),
     ("SLUID", (26, 5, 0)),
+    ("Exclusive", (26, 5, 0)),
 )
 # Of one job alone: these change by themselves, so that in the queue every row would be news.
 _SAFE_OF_ONE: Final[tuple[tuple[str, Version], ...]] = (
@@ -271,8 +272,21 @@ def _record(shown: dict[str, str], words: dict[str, str], people: People) -> Job
         system_comment=words.get("system_comment", ""),
         federation_origin=_said(shown.get("Origin", "")),
         federation_siblings=_said(shown.get("SiblingsActive", "")),
-        oversubscribe=sys.intern(_said(shown["OverSubscribe"])),
+        oversubscribe=_shared(shown["OverSubscribe"], shown.get("Exclusive")),
     )
+
+
+def _shared(oversubscribe: str, exclusive: str | None) -> str:
+    """Who else may be on its nodes, as versions before 26.05 say it.
+
+    From then on ``NO`` is also said of jobs that share nodes, but not CPUs, and another
+    field tells of those that have nodes to themselves.
+    """
+    if exclusive is None:
+        return sys.intern(_said(oversubscribe))
+    if exclusive == "NO":
+        return "YES" if oversubscribe == "YES" else "OK"
+    return "NO" if exclusive == "NODE" else sys.intern(_said(exclusive))
 
 
 def _suspended_s(start: datetime | None, end: datetime | None, used: str) -> int | None:

@@ -97,8 +97,11 @@ class _Asked:
         if self.has_gres:
             self._ask_gres(least)
         self.nodes = self._nodes(least)
+        self.unit = site.unit
         if self.has_gres:
             self._count_gres()
+            # GPUs come with whole cores, with CR_CPU too.
+            self.unit = max(site.unit, site.threads) if self.gpus else site.unit
 
     def _tasks(self, least: int) -> int:
         """Tasks that each have CPUs of their own."""
@@ -168,7 +171,8 @@ class _Asked:
 
     def cpus(self) -> int:
         """CPUs, whole cores on every node."""
-        unit, nodes, tasks, per_task = self.site.unit, self.nodes, self.tasks, self.per_task
+        nodes, tasks, per_task = self.nodes, self.tasks, self.per_task
+        unit = self.unit
         job = self.job
         alone = self.cores_of(per_task)
         if self.site.is_scattered or self.is_thin() or self.is_apart():
@@ -198,10 +202,10 @@ class _Asked:
     def cores_of(self, cpus: int) -> int:
         """So many CPUs in whole cores."""
         if self.site.is_scattered:
-            return cpus * self.site.unit
+            return cpus * self.unit
         if self.is_thin():
             cpus = -(-cpus // (self.job.threads_per_core or 1)) * self.site.threads
-        return _up(cpus, self.site.unit)
+        return _up(cpus, self.unit)
 
     def is_apart(self) -> bool:
         """Whether tasks leave CPUs of their cores that no other task may use."""
@@ -228,7 +232,7 @@ class _Asked:
         return max(
             of_tasks,
             self.cores_of(per_node),
-            _up(geometry * threads, self.site.unit) if geometry > 1 else 0,
+            _up(geometry * threads, self.unit) if geometry > 1 else 0,
         )
 
     def _cpus_for_gpus(self, unit: int) -> int:
@@ -243,7 +247,9 @@ class _Asked:
         return max(together // unit * unit, self.nodes * unit)
 
     def memory(self, cpus: int) -> int:
-        """Memory in MiB."""
+        """Memory in MiB; none where Slurm does not count it for any job."""
+        if not self.site.counts_memory:
+            return 0
         job, part, nodes = self.job, self.site.part, self.nodes
         per_gpu = _gpus(tres.requested_gres(job.mem_per_tres)) if job.mem_per_tres else 0
         if self.mem_per_cpu:
@@ -298,7 +304,7 @@ def _room(job: Description, asked: _Asked, shape: NodeShape) -> int:
     if usable == threads and threads % asked.per_task == 0 and not asked.is_apart():
         alone = asked.per_task
     limits = [shape.usable_cpus // alone]
-    if asked.mem_per_cpu:
+    if asked.mem_per_cpu and asked.site.counts_memory:
         limits.append(shape.memory_mib // (asked.mem_per_cpu * asked.per_task))
     if job.ntasks_per_node:
         limits.append(job.ntasks_per_node)
