@@ -70,6 +70,7 @@ def main() -> None:
         gate = RunningGate(settings)
         try:
             gate.tell(*_accounts())
+            time.sleep(2)
             print(f"{_ACCOUNTS} accounts, {_HOLDS} open holds; RSS {_rss_mb(gate):.0f} MB")
             _measure(gate, "quiet", os.path.join(where, "base.sock"))
             with _storm():
