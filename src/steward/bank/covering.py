@@ -40,7 +40,7 @@ _HELD: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})
 _AT_ONCE: Final = 200
 _TRIES: Final = 30
 _CUT_OFF: Final = "..."
-_OVER_GRACE: Final = timedelta(minutes=10)
+_OVER_GRACE: Final = timedelta(seconds=30)
 _MINUTE: Final = timedelta(minutes=1)
 _LONG: Final = timedelta(minutes=10)
 _SLACK_US: Final = 2_000_000

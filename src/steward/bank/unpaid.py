@@ -76,7 +76,7 @@ class Unpaid:
             if of.asks_slurm and not of.remote
         }
         self._kept: dict[str, dict[str, Kept]] = {}
-        self._warned: dict[Key, str] = {}
+        self._warned: set[Key] = set()
 
     def rule(self, partition: str) -> Rule:
         """What the site says of jobs for a partition; of several the first one's rule."""
@@ -98,7 +98,7 @@ class Unpaid:
         if claim.description.cron and rule == "hold":
             # A scrontab job that is held is released by cron's next minute.
             rule = "cancel"
-        line = next(iter(why.splitlines()), "it cannot be paid")
+        line = next(iter(why.splitlines()), "it cannot be paid").removeprefix("Steward: ")
         self._warn(key, rule, line)
         if rule in ("warn", "credit"):
             self._link.cover(msgspec.structs.replace(claim, mode_credit=True))
@@ -117,7 +117,7 @@ class Unpaid:
         Raises:
             LedgerUnavailable: The ledger is away.
         """
-        self._warned.pop(key, None)
+        self._warned.discard(key)
         kept = self._of(key[0]).get(str(key[1]))
         if kept is not None and not kept.is_stranded:
             self._release(key, kept)
@@ -155,7 +155,7 @@ class Unpaid:
         Raises:
             LedgerUnavailable: The ledger is away.
         """
-        self._warned.pop((cluster, leader), None)
+        self._warned.discard((cluster, leader))
         if self._of(cluster).pop(str(leader), None) is not None:
             self._store(cluster)
 
@@ -195,9 +195,9 @@ class Unpaid:
         return True
 
     def _warn(self, key: Key, rule: str, why: str) -> None:
-        if self._warned.get(key) != why:
+        if key not in self._warned:
+            self._warned.add(key)
             log.warning("cluster %s: job %s cannot be paid (%s): %s", *key, rule, why)
-            self._warned[key] = why
 
     def _of(self, cluster: str) -> dict[str, Kept]:
         if cluster not in self._kept:

@@ -1,7 +1,8 @@
 """What Steward changes in Slurm: jobs are held, released and cancelled, and told why.
 
 The reason goes into the job's system comment, which its user sees and cannot
-change; the user's own comment and the admin comment are left alone.
+change. Slurm 22.05 lets nobody set that: there it stands in brackets behind what
+the admin comment holds.
 """
 
 import re
@@ -14,6 +15,11 @@ from steward.slurm.errors import SlurmError, UnknownJob
 
 _NAME: Final = re.compile(r"\d{1,10}(?:_\d{1,10}|\+\d{1,10})?")
 _LONGEST: Final = 400
+_LONGEST_COMMENT: Final = 8192
+_OURS: Final = re.compile(r" ?\[steward: [^\]]*\]")
+_UNSUPPORTED: Final = re.compile(
+    r"parameter is not supported|Update of this parameter", re.IGNORECASE
+)
 _GONE: Final = re.compile(
     r"Invalid job id|already completing|Job/step already|has already finished|"
     r"Job is no longer pending|not pending|Requested operation is presently disabled",
@@ -31,6 +37,7 @@ class Changing:
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
         self._commands = Commands(cluster, settings)
+        self._has_system_comment = True
 
     def hold(self, job: str, why: str) -> bool:
         """Keep a pending job from starting; its user cannot release it.
@@ -78,8 +85,30 @@ class Changing:
         Raises:
             SlurmError: As above.
         """
-        said = _tidy(text)
-        return self._done("update", f"JobId={_checked(job)}", f"SystemComment={said}")
+        name, said = f"JobId={_checked(job)}", _tidy(text)
+        if self._has_system_comment:
+            try:
+                return self._done("update", name, f"SystemComment={said}")
+            except SlurmError as error:
+                if not _UNSUPPORTED.search(error.said):
+                    raise
+                self._has_system_comment = False
+        try:
+            before = self._admin_comment(job)
+        except UnknownJob:
+            return False
+        kept = _OURS.sub("", before).rstrip()
+        after = f"{kept} [{said}]".lstrip() if said else kept
+        return after == before or self._done("update", name, f"AdminComment={after}")
+
+    def _admin_comment(self, job: str) -> str:
+        out = self._commands.run(
+            *("squeue", "-a", "-t", "all", "--local", "-h", "-j", job),
+            *("-O", f"admin_comment:{_LONGEST_COMMENT}"),
+        )
+        # Of an array the tasks that wait come as one row, and have one comment.
+        shown = next(iter(out.decode("utf-8", "backslashreplace").splitlines()), "").rstrip()
+        return "" if shown == "(null)" else shown
 
     def _done(self, *words: str) -> bool:
         if words[0] != "update":
@@ -114,4 +143,4 @@ def _checked(job: str) -> str:
 def _tidy(text: str) -> str:
     """A reason as one short line, without what ``scontrol`` would read as more than a text."""
     line = " ".join(text.split())
-    return "".join(c if c.isprintable() and c not in "\"'\\" else " " for c in line)[:_LONGEST]
+    return "".join(c if c.isprintable() and c not in "\"'\\[]" else " " for c in line)[:_LONGEST]
