@@ -1,0 +1,240 @@
+"""Holds and charges are told to a myBRC server elsewhere, whatever is killed in between."""
+
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from servers.mybrc import (
+    BY,
+    SU,
+    answers,
+    balance,
+    client_of,
+    free_port,
+    mybrc_settings,
+    token_of,
+    until,
+    with_money,
+)
+from steward.bank.ledger import open_ledger
+from steward.bank.mybrc.outgoing import KIND, Told, told_change, told_hold
+from steward.bank.records import Charge, Use
+from steward.config import BankSettings, Settings
+from steward.config_bank import RemoteBankSettings
+from steward.daemon.mybrc import run_mybrc, run_remote
+from steward.waiting import Stop
+
+SUBMITTED = datetime(2026, 3, 1, 10, tzinfo=UTC)
+JOBS = 120
+PATIENCE = 120.0
+_FORK = multiprocessing.get_context("spawn")
+
+
+def _serve(settings: Settings) -> None:
+    run_mybrc(settings, Stop(), lambda: None)
+
+
+def _send(settings: Settings) -> None:
+    run_remote(settings, Stop(), lambda: None)
+
+
+class Killable:
+    """A process that is killed and started again."""
+
+    def __init__(self, work: object, settings: Settings) -> None:
+        self._work = work
+        self._settings = settings
+        self.start()
+
+    def start(self) -> None:
+        """Start it."""
+        self._process = _FORK.Process(target=self._work, args=(self._settings,), daemon=True)  # type: ignore[arg-type]
+        self._process.start()
+
+    def kill(self) -> None:
+        """End it as a power switch would."""
+        self._process.kill()
+        self._process.join(PATIENCE)
+        assert self._process.exitcode == -signal.SIGKILL
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Settings:
+    """The server elsewhere."""
+    directory = tmp_path / "there"
+    directory.mkdir()
+    settings = mybrc_settings(directory, free_port())
+    with_money(settings, "physics", amount=100_000 * SU)
+    return settings
+
+
+@pytest.fixture
+def server(there: Settings) -> Iterator[Killable]:
+    started = Killable(_serve, there)
+    until(lambda: answers(_url(there)), "the server elsewhere does not come up", PATIENCE)
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def here(tmp_path: Path, there: Settings, server: Killable) -> Settings:
+    """The Steward that passes on."""
+    del server
+    token = tmp_path / "token"
+    token.write_text(f"Token {token_of(_url(there))}\n")
+    remote = RemoteBankSettings(
+        url=f"{_url(there)}/mybrc-rest", token_file=str(token), timeout_s=20.0
+    )
+    settings = mybrc_settings(tmp_path, 1, bank=BankSettings(enabled=True, remote=remote))
+    with_money(settings, "physics", amount=100_000 * SU)
+    return settings
+
+
+def _url(settings: Settings) -> str:
+    return f"http://{settings.mybrc.listen}"
+
+
+def told(number: int, state: str = "") -> Told:
+    start = SUBMITTED + timedelta(minutes=1) if state else None
+    end = start and start + timedelta(hours=1)
+    return Told(
+        cluster="c",
+        job_id=number,
+        first_submit=SUBMITTED,
+        account="physics",
+        uid=4_000_001,
+        partition="long",
+        state=state,
+        start=start,
+        end=end,
+        cpus=4,
+    )
+
+
+def hold(settings: Settings, number: int, amount: int = 50 * SU) -> None:
+    ledger = open_ledger(settings)
+    with ledger.transaction() as t:
+        told_hold(t, told(number), amount)
+        told_hold(t, told(number), amount)
+    ledger.close()
+
+
+def charge(settings: Settings, number: int, amount: int) -> None:
+    ledger = open_ledger(settings)
+    with ledger.transaction() as t:
+        t.charges.charge(
+            Charge(
+                cluster="c",
+                job_id=number,
+                first_submit=SUBMITTED,
+                account="physics",
+                user="ada",
+                amount=amount,
+                use=Use(tres={"cpu": 4}, start=SUBMITTED, seconds=3600),
+            ),
+            BY,
+        )
+        told_change(t, told(number, "COMPLETED"))
+    ledger.close()
+
+
+def waiting(settings: Settings) -> int:
+    ledger = open_ledger(settings)
+    with ledger.reading() as t:
+        count = t.outbox.waiting(KIND)
+    ledger.close()
+    return count
+
+
+def test_all_is_told_though_both_sides_are_killed(
+    here: Settings, there: Settings, server: Killable
+) -> None:
+    sender = Killable(_send, here)
+    for number in range(1, JOBS + 1):
+        hold(here, number)
+        if number % 3:
+            # To the hundredth, since that is what the API can say.
+            charge(here, number, number * 1_010_000)
+        if number % 40 == 20:
+            server.kill()
+        if number % 40 == 30:
+            sender.kill()
+            sender.start()
+        if number % 40 == 39:
+            server.start()
+    until(lambda: waiting(here) == 0, "not all is told", PATIENCE)
+    sender.kill()
+    charged = sum(number * 1_010_000 for number in range(1, JOBS + 1) if number % 3)
+    held = sum(50 * SU for number in range(1, JOBS + 1) if number % 3 == 0)
+    assert balance(here) == 100_000 * SU - charged
+    assert balance(there) == 100_000 * SU - charged - held
+
+
+def test_a_charge_that_changes_while_nobody_listens_is_told_as_it_is_in_the_end(
+    here: Settings, there: Settings, server: Killable
+) -> None:
+    server.kill()
+    hold(here, 7)
+    for amount in (3 * SU, 9 * SU, 4 * SU):
+        charge(here, 7, amount)
+    sender = Killable(_send, here)
+    server.start()
+    until(lambda: waiting(here) == 0, "not all is told", PATIENCE)
+    sender.kill()
+    assert balance(there) == 100_000 * SU - 4 * SU
+    with client_of(_url(there), token_of(_url(there))) as client:
+        (found,) = client.get("/jobs/").json()["results"]
+    assert found["jobstatus"] == "COMPLETED"
+    assert found["submitdate"] == "2026-03-01T10:00:00Z"
+    assert (found["amount"], found["num_cpus"]) == ("4.00", 4)
+
+
+def test_what_is_refused_there_holds_up_nothing_else(
+    here: Settings, there: Settings, server: Killable
+) -> None:
+    del server
+    ledger = open_ledger(here)
+    with ledger.transaction() as t:
+        stranger = msgspec.structs.replace(told(1), account="unheard-of")
+        told_hold(t, stranger, SU)
+        told_change(t, stranger)
+    ledger.close()
+    charge(here, 2, 5 * SU)
+    sender = Killable(_send, here)
+    until(lambda: waiting(here) == 1, "the others are not told", PATIENCE)
+    sender.kill()
+    assert balance(there) == 100_000 * SU - 5 * SU
+    ledger = open_ledger(here)
+    with ledger.reading() as t:
+        (item,) = t.outbox.due(KIND, datetime.now(UTC) + timedelta(days=1))
+    ledger.close()
+    assert item.tries == 1
+    assert "unheard-of" in item.error
+
+
+def test_the_servers_own_token_ends_and_all_waits(
+    here: Settings, there: Settings, server: Killable
+) -> None:
+    del server
+    users = Path(there.mybrc.users_file)
+    kept = users.read_text()
+    users.write_text("# nobody\n")
+    charge(here, 1, 5 * SU)
+    sender = Killable(_send, here)
+
+    def is_refused() -> bool:
+        answer = httpx.get(f"{_url(there)}/api/jobs/", headers={"Authorization": "Token x"})
+        return answer.status_code in (401, 429)
+
+    until(is_refused, "the server lets anybody in", PATIENCE)
+    assert waiting(here) == 1
+    users.write_text(kept)
+    until(lambda: waiting(here) == 0, "not all is told", PATIENCE)
+    sender.kill()
+    assert balance(there) == 100_000 * SU - 5 * SU
