@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 PICTURE_S: Final = 60.0
 LEASE_S: Final = 15.0
-"""So long a gate may decide without hearing from the process that holds the lease."""
+"""So long one of several gates may decide without hearing from who holds the lease for it."""
 
 _LEASE: Final = "gate"
 _SETTLEMENTS: Final = 1000
@@ -61,6 +61,9 @@ class Live:
         self._rules = Rules(seq=-1)
         self._books: Books | None = None
         self._lease: Lease | None = None
+        # Where no other gate can decide, this one goes on without the ledger as it is told to.
+        is_one_of_many = settings.gate.listen or settings.gate.ask
+        self._lease_s = LEASE_S if is_one_of_many else max(LEASE_S, settings.bank.without_ledger_s)
         self._holder = f"{socket.gethostname()}:{os.path.abspath(settings.state_dir)}"
         self._pictures = Pictures(settings, ledger, clock)
         self.seq = -1
@@ -137,18 +140,29 @@ class Live:
         if not self._settings.bank.database.startswith("postgresql"):
             return
         began = self._clock()
-        leases = self._ledger.leases
-        self._lease = leases.take(_LEASE, self._holder, LEASE_S)
+        self._lease = self._renewed()
         if self._lease is None:
             self._link.lease(0, 0.0)
             return
         with self._ledger.reading() as t:
             secret = t.mark(_SECRET)
-        valid_s = LEASE_S - (self._clock() - began)
+        valid_s = self._lease_s - (self._clock() - began)
         known = self._link.lease(self._lease.fence, max(0.0, valid_s), secret)
         if known != secret:
             with self._ledger.transaction(self._lease) as t:
                 t.set_mark(_SECRET, known)
+
+    def _renewed(self) -> "Lease | None":
+        from steward.bank.ledger.leases import LeaseLost
+
+        leases = self._ledger.leases
+        if self._lease is not None:
+            try:
+                return leases.renew(self._lease, self._lease_s)
+            except LeaseLost as error:
+                log.warning("%s", error)
+        # Each that is taken is a new one, for which the gate asks Slurm for all tokens again.
+        return leases.take(_LEASE, self._holder, self._lease_s)
 
     def close(self) -> None:
         """Let others decide."""
