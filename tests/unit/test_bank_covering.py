@@ -1,0 +1,133 @@
+from datetime import timedelta
+
+import msgspec
+import pytest
+from job_lives import NOON
+
+from steward.bank.covering import claim_of, grouped, is_too_large, needs
+from steward.bank.money import MICRO
+from steward.bank.records import Hold, Quote
+from steward.jobs import Job
+from steward.records import JobRecord
+from steward.slurm.changing import name_of
+
+RECORD = JobRecord(
+    job_id=7,
+    uid=1000,
+    account="physics",
+    partition="debug",
+    state="PENDING",
+    submit=NOON,
+    cpus=2,
+    nodes=1,
+    time_limit_s=3600,
+)
+QUOTE = Quote(
+    amount=4 * MICRO,
+    account="physics",
+    partition="debug",
+    time_s=3660,
+    tres={"cpu": 2, "node": 1},
+    tasks=4,
+    per_task=MICRO,
+)
+HOLD = Hold(id="h", job_id=7, account="physics", amount=4 * MICRO, remaining=4 * MICRO, quote=QUOTE)
+
+
+def record(**changes: object) -> JobRecord:
+    return msgspec.structs.replace(RECORD, **changes)
+
+
+def job(**changes: object) -> Job:
+    shown = record(**changes)
+    return Job(
+        number=1,
+        cluster="c1",
+        job_id=shown.job_id,
+        first_submit=shown.submit or NOON,
+        verified=True,
+        purged=False,
+        ended=False,
+        script_key="",
+        record=shown,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_needed"),
+    [
+        ({}, False),
+        ({"account": "Physics"}, False),
+        ({"account": "chemistry"}, True),
+        ({"partition": "debug,other"}, False),
+        ({"partition": "other"}, True),
+        ({"time_limit_s": 7200}, True),
+        ({"cpus": 3}, True),
+        ({"nodes": 2}, True),
+        ({"state": "RUNNING"}, True),
+    ],
+)
+def test_a_hold_that_covers_less_than_the_job_is_looked_at(
+    changes: dict[str, object], is_needed: bool
+) -> None:
+    assert needs(record(**changes), HOLD, NOON) is is_needed
+
+
+def test_a_job_that_waits_on_purpose_needs_nothing_yet() -> None:
+    assert needs(RECORD, None, NOON)
+    assert not needs(record(reason="JobHeldUser"), None, NOON)
+    assert not needs(record(eligible=NOON + timedelta(hours=1)), None, NOON)
+    # Soon enough that what it needs is to be there.
+    assert needs(record(eligible=NOON + timedelta(minutes=2)), None, NOON)
+    assert needs(record(eligible=NOON + timedelta(hours=1), state="RUNNING"), None, NOON)
+    empty = msgspec.structs.replace(HOLD, amount=0, remaining=0)
+    assert needs(RECORD, empty, NOON)
+
+
+def test_tasks_that_are_gone_make_an_arrays_hold_too_large() -> None:
+    waiting = job(array_job_id=7, array_task="2-4")
+    running = job(job_id=8, array_job_id=7, array_task="1", state="RUNNING")
+    assert not is_too_large(HOLD, [waiting, running], "full")
+    assert is_too_large(HOLD, [waiting], "full")
+    assert not is_too_large(HOLD, [job(array_job_id=7, array_task="2,...")], "full")
+    assert not is_too_large(HOLD, [waiting], "running")
+
+
+def test_a_claim_is_of_all_tasks_that_are_left() -> None:
+    waiting = job(array_job_id=7, array_task="5-9%2")
+    running = job(job_id=8, array_job_id=7, array_task="3", state="RUNNING", start=NOON)
+    claim = claim_of(("c1", 7), [waiting, running])
+    assert claim is not None
+    assert (claim.description.array, claim.started) == ("3,5-9%2", True)
+    assert claim_of(("c1", 7), [job(uid=None)]) is None
+
+
+def test_a_job_that_we_hold_is_asked_for_as_if_it_were_not_held() -> None:
+    held = job(reason="JobHeldAdmin")
+    of_others, ours = claim_of(("c1", 7), [held]), claim_of(("c1", 7), [held], is_ours=True)
+    assert of_others is not None
+    assert ours is not None
+    assert (of_others.description.held, ours.description.held) == (True, False)
+
+
+def test_what_a_resized_job_has_used_is_not_held_for_again() -> None:
+    resized = job(
+        state="RUNNING",
+        start=NOON,
+        resized_at=NOON + timedelta(minutes=20),
+        tres_allocated="cpu=2,node=1",
+    )
+    claim = claim_of(("c1", 7), [resized])
+    assert claim is not None
+    assert claim.description.time_limit_min == 40
+
+
+def test_of_an_id_that_was_used_again_the_newest_job_counts() -> None:
+    old, new = job(submit=NOON - timedelta(days=1)), job()
+    assert grouped([new, old]) == {7: [new]}
+
+
+def test_an_arrays_task_is_named_by_its_index() -> None:
+    assert name_of(record(array_job_id=5, array_task="3")) == "5_3"
+    assert name_of(record(array_job_id=7, array_task="3-9")) == "7"
+    assert name_of(RECORD) == "7"
