@@ -169,5 +169,7 @@ def serve(
         *listener.getsockname()[:2],
         "with TLS" if settings.certificate_file else "without TLS: tokens can be read on their way",
     )
+    # What it says of itself at its start and end we have said.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with listener:
         _Server(config, stop, beat).run(sockets=[listener])
