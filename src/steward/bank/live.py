@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from steward.bank.errors import LedgerUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import GateState
 from steward.bank.records import Books, Rules
@@ -166,9 +167,13 @@ class Live:
 
     def close(self) -> None:
         """Let others decide."""
-        if self._lease is not None:
+        if self._lease is None:
+            return
+        try:
             self._ledger.leases.release(self._lease)
-            self._lease = None
+        except LedgerUnavailable as error:
+            log.info("the right to decide ends by itself: %s", error)
+        self._lease = None
 
 
 class Pictures:
