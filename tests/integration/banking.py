@@ -147,6 +147,13 @@ class BankSite:
         self.daemon.start()
         self.until_gate()
 
+    def restart(self) -> None:
+        """Kill the daemon and all its parts as a power switch would, and have it back."""
+        self.kill_daemon()
+        wait_until(lambda: not self.processes("gate") and not self.processes("journal"), 20)
+        self.daemon.start()
+        wait_until(lambda: bool(self.processes("gate")), 30)
+
     def until_gate(self) -> None:
         """Wait until the gate knows all that it decides by: books, rules and the cluster."""
         wait_until(self._is_ready, 60)
@@ -308,6 +315,9 @@ def bank_site(
             site = BankSite(cluster, bank=bank, gate=gate, name=spec.cluster)
             try:
                 yield site
+            except BaseException:
+                print(site.daemon.log()[-5000:])  # it is gone with the cluster
+                raise
             finally:
                 site.close()
     finally:

@@ -123,8 +123,7 @@ def kill(site: BankSite, victim: str, postgresql: PostgreSQL) -> None:
         site.cluster.kill_controller()
         site.cluster.restart_controller(timeout_s=120)
     elif victim == "serve":
-        site.kill_daemon()
-        site.daemon.start()
+        site.restart()
     elif victim == "gate":
         site.signal_part("gate", 9)
     else:
