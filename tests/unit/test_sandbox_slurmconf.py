@@ -94,3 +94,18 @@ def test_an_extra_line_is_one_line_or_refused(line: str) -> None:
     except SandboxError:
         return
     assert len(text) <= len(conf(plain)) + 1
+
+
+def test_submit_plugins_and_a_second_controller_are_written() -> None:
+    lines = conf(SandboxSpec(job_submit=("lua", "steward"), backup=True, cluster="box"))
+    assert "JobSubmitPlugins=lua,steward" in lines
+    hosts = [line for line in lines if line.startswith("SlurmctldHost=")]
+    assert len(hosts) == 2
+    assert hosts[1].endswith("b(127.0.0.2)")
+    assert not [line for line in conf(SandboxSpec()) if line.startswith("JobSubmitPlugins")]
+
+
+@pytest.mark.parametrize("name", ["lua\nSlurmUser=root", "steward\\"])
+def test_a_submit_plugin_is_one_word_or_refused(name: str) -> None:
+    with pytest.raises(SandboxError, match=r"cannot be one line of slurm\.conf"):
+        slurmconf.check(SandboxSpec(job_submit=(name,)))
