@@ -54,7 +54,8 @@ class TestLists(ListCases): ...
 class TestMoney(MoneyCases): ...
 
 
-class TestCrowd(CrowdCases): ...
+class TestCrowd(CrowdCases):
+    rounds = 4
 
 
 def test_the_ledger_is_right_whatever_happens(postgresql: PostgreSQL, empty: str) -> None:

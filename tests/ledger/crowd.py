@@ -93,6 +93,8 @@ def proved(ledger: Ledger, *chargers: int) -> None:
 
 
 class CrowdCases:
+    rounds = 2
+
     def test_writers_queue_up(self, ledger: Ledger, place: Settings) -> None:
         with ledger.transaction() as t:
             account(t, "phys", 10)
@@ -108,7 +110,7 @@ class CrowdCases:
         chance = random.Random(seed)
         with ledger.transaction() as t:
             account(t, "phys", 10)
-        for _ in range(4):
+        for _ in range(self.rounds):
             at = position(ledger, 0)
             with writing(place, "charge", "deposit"):
                 wait_until(lambda at=at: position(ledger, 0) > at, "it charges")  # type: ignore[misc]
