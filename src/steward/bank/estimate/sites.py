@@ -51,7 +51,7 @@ class Site:
         self.unit = max(_unit(shape, selects) for shape in self.shapes)
         self.is_scattered = _SOCKET in selects or _BOARD in selects
         self.counts_memory = "memory" in selects
-        self.one_per_core = "one_task_per_core" in selects
+        self.one_per_core = "one_task_per_core" in f"{selects},{picture.selects}"
         self.cpus = max(shape.cpus for shape in self.shapes)
         self.memory_mib = max(shape.memory_mib for shape in self.shapes)
         self.sockets = max(shape.sockets for shape in self.shapes)

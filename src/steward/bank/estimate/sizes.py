@@ -129,7 +129,8 @@ class _Asked:
         if job.ntasks_per_tres:
             self.tasks = max(self.tasks, gpus * job.ntasks_per_tres)
         self.count = max(self.tasks, self.count)
-        self._spread = max([self.tasks, *self._per_job.values()])
+        # Each GPU may be on a node of its own.
+        self._spread = max([self.tasks, gpus, *self._per_job.values()])
 
     def _nodes(self, least: int) -> int:
         job, site = self.job, self.site
@@ -241,6 +242,8 @@ class _Asked:
         per_gpu = _gpus(tres.requested_gres(job.cpus_per_tres)) if job.cpus_per_tres else 0
         if not per_gpu and job.cpus_per_task is None:
             per_gpu = self.site.part.def_cpu_per_gpu
+        if self._at_once() == 1:
+            per_gpu *= self.site.threads
         if self._per_node and not (self._per_job or self._per_task or self._per_socket):
             return self.nodes * max(unit, self.cores_of(_gpus(self._per_node) * per_gpu))
         together = self.cores_of(self.gpus * per_gpu) + nodes * (unit - 1)
