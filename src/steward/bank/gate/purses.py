@@ -77,6 +77,8 @@ class Purses:
         self._user_held: dict[tuple[str, int], int] = {}
         self._user_of_payer: dict[tuple[str, int], int] = {}
         self._turns: list[int] = []
+        self._dates: dict[str, tuple[int, ...]] = {}
+        self._is_dated_anew = False
         self.lapsed: set[int] = set()
         """Allocations that are no more, and that holds are still put down to."""
         self.held = 0
@@ -99,18 +101,12 @@ class Purses:
             for name in gone:
                 self._lapse(name, set())
                 del self.accounts[name], self._users[name], self._drawn[name]
+                self._date(name, ())
                 changed.append(name)
         self.position = max(self.position, books.seq)
-        if changed:
-            self._turns = sorted(
-                {
-                    turn
-                    for allocations in self._drawn.values()
-                    for one in allocations
-                    for turn in (one.begin_us, one.end_us)
-                    if turn
-                }
-            )
+        if self._is_dated_anew:
+            self._is_dated_anew = False
+            self._turns = sorted({turn for dates in self._dates.values() for turn in dates if turn})
         return changed
 
     def _lapse(self, account: str, still: set[int]) -> None:
@@ -124,6 +120,14 @@ class Purses:
         self._drawn[account.name] = tuple(
             sorted(account.allocations, key=lambda one: (one.end_us or _LAST, one.number))
         )
+        dates = [date for one in account.allocations for date in (one.begin_us, one.end_us)]
+        self._date(account.name, tuple(dates))
+
+    def _date(self, account: str, dates: tuple[int, ...]) -> None:
+        # Books come with every charge, new dates hardly ever.
+        if self._dates.get(account, ()) != dates:
+            self._dates[account] = dates
+            self._is_dated_anew = True
 
     def next_turn(self, after_us: int) -> int:
         """When the next allocation begins or ends; beyond all times if none does."""

@@ -23,7 +23,7 @@ from steward.slurm.states import FINISHED, WAITING
 
 log = logging.getLogger(__name__)
 
-_OVER_US: Final = 600_000_000
+_OVER_US: Final = 60_000_000
 """What an ended job held is kept so long for its charge to come, in µs."""
 
 

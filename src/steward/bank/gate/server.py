@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+from steward.bank.errors import GateUnavailable
 from steward.bank.gate import plugin_conf, token
 from steward.bank.gate.answering import Answering, Right, read, written
 from steward.bank.gate.calls import Calls
@@ -119,7 +120,11 @@ class GateServer:
                     plugin = sockets.enter_context(unix_listener(path, _PLUGIN_MODE))
                     self._listen(plugin, self._requested)
                     if self._settings.gate.listen:
-                        self._listen_to_gates(sockets)
+                        try:
+                            self._listen_to_gates(sockets)
+                        except GateUnavailable as error:
+                            # This host's jobs are decided on all the same.
+                            log.error("gates on other hosts cannot ask this one: %s", error)
                     is_open = True
                     log.info("the gate is open at %s", path)
         self.close()
@@ -259,6 +264,9 @@ class GateServer:
         answer = self._answering.answer
         try:
             with self._store.transaction():
+                if now_us >= self._upkeep.turn_us:
+                    # Holds go to the next allocation before anybody else can have it.
+                    self._upkeep.tick(now_us)
                 said = [answer(ask, now_us) for _, ask in asked]
         except Exception:
             # Whatever it is: slurmctld waits, and the state must be what is written down.

@@ -1,0 +1,212 @@
+"""What the gate decides: by mode, by limits, by what a job will hold, and what it then says."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from gate_site import CLUSTER, DAY_US, Site, account, job, now_us, rules
+
+from steward.bank.gate import token
+from steward.bank.gate.shapes import Claim, Seen, Submit
+from steward.bank.money import MICRO
+from steward.bank.records import AllocationBooks, Books, ModeRule, UserBooks
+from steward.config_bank import RefusalSettings
+
+
+@pytest.mark.parametrize(
+    ("rule", "mode"),
+    [
+        (ModeRule(mode="observe", account="chem"), "observe"),
+        (ModeRule(mode="observe", partition="main"), "observe"),
+        (ModeRule(mode="observe", partition="cheap"), "gate"),
+        (ModeRule(mode="off", cluster=CLUSTER), "off"),
+        (ModeRule(mode="off", cluster="other"), "gate"),
+    ],
+)
+def test_the_rule_that_names_most_holds(tmp_path: Path, rule: ModeRule, mode: str) -> None:
+    site = Site(tmp_path, account("chem", 5))
+    site.ground.put_rules(rules("gate", rule))
+    said = site.submit(job(99))
+    assert said.ok == (mode != "gate")
+    assert bool(said.admin_comment) == (mode == "observe")
+    kinds = [(fact.kind, fact.refusal and fact.refusal.mode) for fact in site.store.facts(0, 9)]
+    told = {"gate": [("refusal", "gate")], "off": []}
+    assert kinds == told.get(mode, [("refusal", "observe"), ("hold.placed", None)])
+
+
+def test_of_several_partitions_the_strictest_holds(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 5))
+    site.ground.put_rules(rules("gate", ModeRule(mode="off", partition="cheap")))
+    assert site.submit(job(99, partition="cheap")).ok
+    assert not site.submit(job(99, partition="cheap,main")).ok
+    assert not site.submit(job(99, partition="")).ok, "the default partition is main"
+
+
+def test_on_paper_the_same_is_refused_as_in_earnest(tmp_path: Path) -> None:
+    wanted = [job(9), job(99), job(4), job(9), job(2), job(3), job(1, uid=1001)]
+    refused = {}
+    for mode in ("observe", "gate"):
+        where = tmp_path / mode
+        where.mkdir()
+        site = Site(where, account("chem", 20), mode=mode)
+        for one in wanted:
+            site.submit(one)
+        rows = [fact.refusal for fact in site.store.facts(0, 99) if fact.refusal]
+        refused[mode] = [(row.amount, row.user, row.why) for row in rows]
+    assert refused["observe"] == refused["gate"]
+    assert [amount // MICRO for amount, _, _ in refused["gate"]] == [100, 10, 4]
+
+
+def test_accounts_that_may_not_pay(tmp_path: Path) -> None:
+    listed = account("math", 9, number=2, only_listed=True, users=(UserBooks(name="bob"),))
+    closed = account("old", 9, number=3, closed=True)
+    site = Site(tmp_path, account("chem", 9), listed, closed)
+    assert "no account phys" in site.submit(job(1, account="phys")).say
+    assert "closed" in site.submit(job(1, account="old")).say
+    assert "alice may not charge" in site.submit(job(1, account="math")).say
+    assert site.submit(job(1, account="math", uid=1001)).ok
+    assert site.submit(job(1, account="")).ok, "alice's default account is chem"
+    assert "names no account" in site.submit(job(1, account="", uid=1001)).say
+    assert "has no rate" in site.submit(job(1, partition="nothing")).say
+    site.ground.bank = msgspec.structs.replace(site.ground.bank, unknown_accounts="allow")
+    said = site.submit(job(1, account="phys"))
+    assert (said.ok, said.admin_comment) == (True, "")
+
+
+def test_limits_of_users_and_shares_of_accounts(tmp_path: Path) -> None:
+    users = (UserBooks(name="alice", limit=20 * MICRO, spent=5 * MICRO),)
+    site = Site(tmp_path, account("chem", 100, users=users), hold_share=0.3)
+    assert site.submit(job(9)).ok
+    said = site.submit(job(9))
+    assert "user alice has 5.00 SU left" in said.say
+    assert "limit of 20.00 SU, 5.00 SU are spent and 10.00 SU held" in said.say
+    assert "--time=4)" in said.say
+    assert site.submit(job(24, uid=1001)).ok
+    assert "only 5.00 SU more" in site.submit(job(9, uid=1001)).say
+
+
+def test_a_parent_pays_and_exempt_users_are_never_refused(tmp_path: Path) -> None:
+    child = account("lab", 0, number=2, payer="chem", allocations=())
+    site = Site(tmp_path, account("chem", 10), child, exempt=("op",))
+    assert site.submit(job(7, account="lab")).ok
+    assert site.free() == 2
+    assert "Account lab (paid by chem)" in site.submit(job(7, account="lab")).say
+    assert site.submit(job(99, uid=1002)).ok
+    assert site.free() == -98
+    assert "overdrawn" in site.submit(job(1)).say
+    assert "overdrawn" in site.submit(job(1, held=True)).say, "also one that holds nothing yet"
+    assert site.submit(job(99, partition="cheap")).ok, "what is free is free"
+
+
+def test_what_is_not_eligible_yet_holds_nothing(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 10))
+    later = now_us() + DAY_US
+    for one in (job(9, held=True), job(9, begin_us=later)):
+        said = site.submit(one)
+        assert token.find(said.admin_comment)[0].amount == 0
+    assert site.free() == 10
+    soon = site.submit(job(4, begin_us=now_us() + 1_000_000))
+    assert token.find(soon.admin_comment)[0].amount == 5 * MICRO
+    with site.store.transaction():
+        seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=said.admin_comment)
+        site.upkeep.confirm([seen], now_us())
+        claim = Claim(cluster=CLUSTER, job_id=5, description=job(4))
+        covered = site.upkeep.cover(claim, "alice", now_us())
+    assert covered.is_paid
+    assert covered.hold is not None
+    assert covered.hold.remaining == 5 * MICRO
+    assert site.free() == 0
+
+
+@pytest.mark.parametrize(("arrays", "held"), [("full", 80), ("running", 20), ("start", 0)])
+def test_arrays_hold_by_the_sites_rule(tmp_path: Path, arrays: str, held: int) -> None:
+    site = Site(tmp_path, account("chem", 100), arrays=arrays)
+    assert site.submit(job(9, array="1-8%2")).ok
+    assert site.free() == 100 - held
+
+
+def test_a_refusal_may_send_the_job_elsewhere(tmp_path: Path) -> None:
+    instead = {"chem": RefusalSettings(partition="cheap")}
+    site = Site(tmp_path, account("chem", 5), refusal=instead)
+    said = site.submit(job(99))
+    assert (said.ok, said.partition) == (True, "cheap")
+    assert said.say.endswith("it goes to partition cheap instead.")
+    assert [fact.kind for fact in site.store.facts(0, 9)] == ["refusal", "hold.placed"]
+    dear = {"chem": RefusalSettings(qos="low")}
+    site.ground.bank = msgspec.structs.replace(site.ground.bank, refusal=dear)
+    assert not site.submit(job(99)).ok, "what it would cost there cannot be paid either"
+
+
+def test_a_federations_sibling_has_no_second_hold(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 100))
+    other = msgspec.structs.replace(site.ground.pictures[CLUSTER], cluster="d")
+    site.ground.put_picture(other)
+    rates = tuple(msgspec.structs.replace(rate, cluster="") for rate in rules().rates)
+    site.ground.put_rules(msgspec.structs.replace(rules(), rates=rates))
+    comment = site.submit(job(9)).admin_comment
+    sibling = job(19, admin_comment=comment)
+    assert site.submit(sibling, cluster="d").ok
+    assert site.free() == 80, "the dearer of the two"
+    with site.store.transaction():
+        seen = Seen(cluster=CLUSTER, job_id=1, uid=1000, admin_comment=comment)
+        site.upkeep.confirm([seen], now_us())
+    again = site.submit(job(9, admin_comment=comment))
+    assert again.ok
+    assert site.free() == 70, "a copied token pays for nothing"
+    assert len(token.find(again.admin_comment)) == 1
+    forged = comment.replace("steward=1.", "steward=1.a", 1)
+    assert site.submit(job(9, admin_comment=forged)).ok
+    assert site.free() == 60
+
+
+def test_a_change_needs_the_difference_or_another_account(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 30), account("phys", 15, number=2))
+    comment = site.submit(job(9)).admin_comment
+    with site.store.transaction():
+        seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment, started=True)
+        site.upkeep.confirm([seen], now_us())
+    longer = Submit(v=1, op="modify", cluster=CLUSTER, job=job(19, uid=-1, job_id=5)).job
+    assert site.modify(longer).ok
+    assert site.modify(longer).ok, "Slurm asks once for each of an array's records"
+    assert site.free() == 10
+    assert not site.modify(job(39, uid=-1, job_id=5)).ok
+    assert not site.modify(job(19, uid=-1, job_id=5, account="phys")).ok
+    assert (site.free(), site.free("phys")) == (10, 15)
+    site.tell(account("chem", 30), account("phys", 25, number=2))
+    assert site.modify(job(19, uid=-1, job_id=5, account="phys")).ok
+    assert (site.free(), site.free("phys")) == (30, 5)
+    assert site.modify(job(999, uid=-1, job_id=77)).ok, "one without a hold is looked at later"
+
+
+def test_holds_move_when_an_allocation_ends(tmp_path: Path) -> None:
+    begin = now_us()
+    first = AllocationBooks(number=1, balance=50 * MICRO, end_us=begin + DAY_US)
+    last = AllocationBooks(number=2, balance=0)
+    following = AllocationBooks(number=3, balance=15 * MICRO, begin_us=begin + DAY_US)
+    site = Site(tmp_path, account("chem", 0, allocations=(first, last, following)))
+    comments = [site.submit(job(9)).admin_comment for _ in range(3)]
+    with site.store.transaction():
+        for number, comment in enumerate(comments, 1):
+            seen = Seen(
+                cluster=CLUSTER,
+                job_id=number,
+                uid=1000,
+                admin_comment=comment,
+                started=number == 1,
+            )
+            site.upkeep.confirm([seen], begin)
+    refused = site.submit(job(40))
+    assert "The next allocation, 15.00 SU, begins on " in refused.say
+    with site.store.transaction():
+        site.upkeep.tick(begin)
+        site.upkeep.tick(begin + DAY_US)
+        assert site.upkeep.on_allocation(1) == 10 * MICRO
+        stranded = site.upkeep.stranded()
+    assert [hold.job_id for hold in stranded] == [3]
+    assert site.free(at_us=begin + DAY_US) == 5
+    more = msgspec.structs.replace(following, balance=20 * MICRO)
+    site.tell(account("chem", 0, allocations=(last, more)), at_us=begin + DAY_US)
+    assert site.upkeep.stranded() == []
+    with site.store.transaction():
+        late = Books(seq=0, accounts=(), after=0)
+        assert site.upkeep.books(late, begin) == site.seq, "older news are passed over"
