@@ -132,7 +132,7 @@ def rate_create(room: BankRoom, asker: Asker, request: RateCreateRequest) -> Rat
     """
     valid_from = room.moment(request.valid_from, request.zone) or room.now()
     given = request.rate
-    if not given.free and not given.weights and not given.minimum:
+    if not given.free and not given.weights:
         raise BankUsage("say what it costs, such as --weight cpu=1, or that it is --free")
     if given.free and (given.weights or given.minimum):
         raise BankUsage("what is --free has neither weights nor a minimum")

@@ -64,7 +64,7 @@ def rate_for(
     if best is None or not (best.free or best.weights):
         raise NoRate(
             f"partition {partition} of cluster {cluster} has no rate, and is not said to be "
-            f"free: 'steward bank rate create --partition {partition}' gives it one",
+            f"free: 'steward bank rate create {partition}' gives it one",
             partition,
         )
     return best

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from steward.archive.shapes import JobLine
-from steward.demo import checks
+from steward.demo import bank, checks
 from steward.demo.books import BURST, HELD, peak_of
 from steward.demo.cast import submissions
 from steward.demo.site import Site
@@ -44,11 +44,13 @@ def play(*, keep: bool = False, directory: str = "", slurm: str = "") -> int:
     if keep and not directory:
         directory = default_directory()
     with _site(stage, directory, keep, slurm) as site:
+        _open_bank(stage, site)
         _submit(stage, site)
         with stage.working("Waiting for the jobs to end …", "All jobs have ended and are kept"):
             lines = site.wait_for_jobs()
         _show(stage, site)
         failed = _account(stage, site)
+        failed += _pay(stage, site)
         failed += _check(stage, site, lines)
         if not keep:
             failed += _stop(stage, site)
@@ -63,7 +65,7 @@ def _site(stage: Stage, directory: str, keep: bool, slurm: str) -> Iterator[Site
     site: Site | None = None
     try:
         with stage.working("Bringing up Slurm …", "slurmctld, slurmd and munge are up"):
-            site = Site.up(directory, keep=keep, slurm=slurm, booked=True)
+            site = Site.up(directory, keep=keep, slurm=slurm, booked=True, paid=True)
         cluster = site.sandbox
         names = " and ".join(site.users)
         stage.say(
@@ -82,6 +84,21 @@ def _site(stage: Stage, directory: str, keep: bool, slurm: str) -> Iterator[Site
         raise
     if not keep:
         site.down()
+
+
+def _open_bank(stage: Stage, site: Site) -> None:
+    """Say what jobs cost, and give an account some money."""
+    if site.bank.trouble:
+        return
+    stage.act(
+        "A bank",
+        "What a CPU costs for an hour, and an account with 500 units. Nothing is refused yet: a "
+        "new bank only observes.",
+    )
+    for command in bank.OPENING:
+        _type(stage, site, "", command.format(owner=site.users[0]))
+    with stage.working("Waiting for the gate ...", "slurmctld can ask the gate"):
+        site.wait_for_gate()
 
 
 def _submit(stage: Stage, site: Site) -> None:
@@ -162,6 +179,35 @@ def _account(stage: Stage, site: Site) -> int:
     )
     is_right = peak_of(page) >= HELD
     stage.result(is_right, "the 300 MB that a job held for a moment are in its books")
+    return int(not is_right)
+
+
+def _pay(stage: Stage, site: Site) -> int:
+    """Show what a job may cost, one that is refused, one that is charged, and the books."""
+    stage.act(
+        "What a job may cost",
+        "slurmctld asks before it takes a job, and a job that its account cannot pay is refused "
+        "with the reason. What a job may cost at the most is held, what it used is charged.",
+    )
+    if site.bank.trouble:
+        stage.line(f"Left out here: {site.bank.trouble}.")
+        return 0
+    _type(stage, site, "", "steward bank enforce gate --reason demo")
+    first = site.users[0]
+    one = site.order(bank.PAID)
+    stage.prompt(one.user, bank.PAID.typed)
+    stage.line(f"{f'job {one.job}':<8} {bank.PAID.about}", style="dim")
+    _type(stage, site, first, f"steward bank quote --account={bank.ACCOUNT} paid.sh")
+    _type(stage, site, first, shlex.join(bank.LARGE), bank.REFUSED)
+    with stage.working("Waiting for the job to end ...", "It has ended and is charged"):
+        amount = site.wait_for_charge(one)
+    _type(stage, site, first, f"steward bank explain {one.job}")
+    _type(stage, site, first, f"steward bank statement {bank.ACCOUNT}")
+    _type(stage, site, "", "steward bank usage")
+    _type(stage, site, "", "steward bank check")
+    proof = site.steward(["bank", "check", "--json"])
+    is_right = amount > 0 and bank.is_proved(proof.stdout)
+    stage.result(is_right, "what was refused was not run, what ran was charged, the books agree")
     return int(not is_right)
 
 

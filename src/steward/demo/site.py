@@ -14,6 +14,7 @@ import msgspec
 
 from steward.archive.answers import ListAnswer
 from steward.archive.shapes import JobLine
+from steward.demo.bank import CONTROLLER_ENV, PLUGIN_DIRS, Till, charged
 from steward.demo.books import PLUGSTACK, Books, is_told
 from steward.demo.cast import Submission, submissions
 from steward.errors import StewardError
@@ -24,6 +25,7 @@ _UP_S: Final = 20.0
 _JOBS_S: Final = 40.0
 _STOP_S: Final = 8.0
 _COMMAND_S: Final = 30.0
+_GATE: Final = "steward/gate.sock"
 _LOGIN: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "SLURM_CONF")
 _SUBMITTED = re.compile(r"Submitted batch job (\d+)")
 _SRUN = re.compile(r"job (\d+)")
@@ -59,11 +61,19 @@ class Site:
         self.keep = keep
         self.jobs: list[Submitted] = []
         self.books = Books(sandbox, keep=keep)
+        unpaid = "" if sandbox.plan.spec.plugin_dirs else "this cluster is not to have a bank"
+        self.bank = Till(sandbox, self.books.trouble or unpaid)
         self._daemon: Inside | None = None
 
     @classmethod
     def up(
-        cls, directory: str = "", *, keep: bool = False, slurm: str = "", booked: bool = False
+        cls,
+        directory: str = "",
+        *,
+        keep: bool = False,
+        slurm: str = "",
+        booked: bool = False,
+        paid: bool = False,
     ) -> Self:
         """Bring the cluster up.
 
@@ -72,17 +82,25 @@ class Site:
             keep: Whether all of it is to live on when the caller ends.
             slurm: Version of Slurm; the installed one if empty.
             booked: Whether it is to have slurmdbd, where that is installed.
+            paid: Whether it is to have the bank, where slurmctld's plugin can be built.
 
         Raises:
             SandboxError: It does not come up.
         """
-        spec = SandboxSpec(directory=directory, slurm=slurm, plugstack=PLUGSTACK, accounting=booked)
+        spec = SandboxSpec(
+            directory=directory,
+            slurm=slurm,
+            plugstack=PLUGSTACK,
+            accounting=booked,
+            plugin_dirs=PLUGIN_DIRS if paid else (),
+            controller_env=CONTROLLER_ENV if paid else {},
+        )
         try:
             sandbox = Sandbox.up(spec, detached=keep)
         except SlurmMissing:
             if not booked:
                 raise
-            return cls.up(directory, keep=keep, slurm=slurm)
+            return cls.up(directory, keep=keep, slurm=slurm, paid=paid)
         return cls(sandbox, keep=keep)
 
     def __enter__(self) -> Self:
@@ -187,6 +205,7 @@ class Site:
                 if self.books.trouble
                 else ["[nodes]", f"listen = {_toml(self.books.listen)}", ""]
             ),
+            *self.bank.settings,
             "[archive.sink.files]",
             f"path = {_toml(self.archive)}",
         ]
@@ -241,6 +260,35 @@ class Site:
 
         self._wait(is_there, _JOBS_S, f"nothing is told of the steps of job {one.job}")
         return page
+
+    def wait_for_charge(self, one: Submitted) -> int:
+        """Wait until a job was charged; what, in micro-SU.
+
+        Raises:
+            DemoError: It was not, after the time-out.
+        """
+        amount = 0
+
+        def is_there() -> bool:
+            nonlocal amount
+            amount = charged(self.steward(["bank", "explain", str(one.job), "--json"]).stdout)
+            return amount > 0
+
+        self._wait(is_there, _JOBS_S, f"job {one.job} was not charged")
+        return amount
+
+    def wait_for_gate(self) -> None:
+        """Wait until the gate says what an account has.
+
+        Raises:
+            DemoError: It does not, after the time-out.
+        """
+
+        def is_there() -> bool:
+            found = self.steward(["bank", "holds", "--json"])
+            return found.returncode == 0 and os.path.exists(f"{self.sandbox.directory}/{_GATE}")
+
+        self._wait(is_there, _JOBS_S, "the gate does not answer")
 
     def submit_all(self) -> None:
         """Submit everything that there is to submit."""
