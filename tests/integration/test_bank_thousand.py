@@ -1,6 +1,7 @@
 """A thousand jobs of all sorts, with kills in between: each is charged what Slurm says it used.
 
-``STEWARD_BANK_SEED`` repeats the choices of an earlier run.
+``STEWARD_BANK_SEED`` repeats the choices of an earlier run, ``STEWARD_BANK_JOBS`` has more or
+fewer jobs.
 """
 
 import os
@@ -28,6 +29,7 @@ pytestmark = [
 PHYSICS = ACCOUNTS[0]
 PLENTY = 1_000_000 * MICRO
 KILLS = 12
+JOBS = int(os.environ.get("STEWARD_BANK_JOBS", "1000"))
 
 
 def opened(site: BankSite) -> None:
@@ -108,9 +110,10 @@ def test_a_thousand_jobs_with_kills(slurm_version: str, postgresql: PostgreSQL) 
 
 
 def _kinds(chance: random.Random) -> list[Callable[[Mix], bank_mix.Life]]:
-    """What is submitted, in a random order: a thousand jobs, each task one."""
-    often = [kind for kind in bank_mix.COMMON for _ in range(45)]
-    seldom = [kind for kind in bank_mix.RARE if kind is not bank_mix.node_failed for _ in range(8)]
+    """What is submitted, in a random order: a thousand jobs, each task and component one."""
+    often = [kind for kind in bank_mix.COMMON for _ in range(45 * JOBS // 1000)]
+    rare = [kind for kind in bank_mix.RARE if kind is not bank_mix.node_failed]
+    seldom = [kind for kind in rare for _ in range(max(1, 8 * JOBS // 1000))]
     kinds: list[Callable[[Mix], bank_mix.Life]] = [*often, *seldom]
     kinds += [bank_mix.node_failed, bank_mix.node_failed]
     chance.shuffle(kinds)
