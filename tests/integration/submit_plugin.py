@@ -45,7 +45,7 @@ class AskingSite:
 
     def submit(self, **options: Any) -> int:
         """Submit a job that stays in the queue."""
-        options = {"output": "/dev/null", "hold": True} | options
+        options = {"output": "/dev/null", "hold": True, **options}
         return submit_to(self.cluster, "#!/bin/sh\nsleep 100\n", user=self.user, **options)
 
     def run(self, *words: str, user: str = "") -> tuple[int, str]:

@@ -84,7 +84,7 @@ class AskedGate:
 
     def _serve(self, listening: socket.socket) -> None:
         while True:
-            ready, _, _ = select.select([listening, self._end_read], [], [])
+            ready, _, _ = select.select([listening.fileno(), self._end_read], [], [])
             if self._end_read in ready:
                 return
             connection, _ = listening.accept()
