@@ -247,7 +247,8 @@ class _Asked:
         if self._per_node and not (self._per_job or self._per_task or self._per_socket):
             return self.nodes * max(unit, self.cores_of(_gpus(self._per_node) * per_gpu))
         together = self.cores_of(self.gpus * per_gpu) + nodes * (unit - 1)
-        return max(together // unit * unit, self.nodes * unit)
+        # A node that is taken for its GPUs has CPUs for a task as well.
+        return max(together // unit * unit, self.nodes * self.cores_of(self.per_task))
 
     def memory(self, cpus: int) -> int:
         """Memory in MiB; none where Slurm does not count it for any job."""
