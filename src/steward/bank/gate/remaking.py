@@ -100,26 +100,33 @@ class Remaking:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.is_tried = False
-        """Whether all have been asked once."""
-        self.waiting = {
+        self.waiting = [
             name for name, of in settings.cluster.items() if of.asks_slurm and not of.remote
-        }
+        ]
+        """Clusters that have not answered yet."""
+        self._untried = max(1, len(self.waiting))
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether all have been asked once."""
+        return self._untried <= 0
 
     def run(self, keeper: Keeper, now_us: int) -> None:
-        """Ask those that have not answered yet."""
-        self.is_tried = True
-        for cluster in sorted(self.waiting):
-            try:
-                records = shown(self._settings, cluster)
-            except StewardError as error:
-                # Asked again; a slurmctld that is down asks for no jobs either.
-                log.debug("the holds of cluster %s cannot be made anew yet: %s", cluster, error)
-                continue
-            with keeper.store.transaction():
-                made = remake(keeper, cluster, records, now_us)
-            self.waiting.discard(cluster)
-            if made:
-                log.warning(
-                    "cluster %s: %d holds were made anew from their jobs' tokens", cluster, made
-                )
+        """Ask the next of those that have not answered yet; one, as it may take its time."""
+        self._untried -= 1
+        if not self.waiting:
+            return
+        cluster = self.waiting.pop(0)
+        try:
+            records = shown(self._settings, cluster)
+        except StewardError as error:
+            # Asked again; a slurmctld that is down asks for no jobs either.
+            log.debug("the holds of cluster %s cannot be made anew yet: %s", cluster, error)
+            self.waiting.append(cluster)
+            return
+        with keeper.store.transaction():
+            made = remake(keeper, cluster, records, now_us)
+        if made:
+            log.warning(
+                "cluster %s: %d holds were made anew from their jobs' tokens", cluster, made
+            )
