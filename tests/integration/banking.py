@@ -265,9 +265,9 @@ class BankSite:
                 continue
             with contextlib.suppress(OSError):  # it has ended
                 # The kernel keeps fifteen bytes of a name.
-                if (entry / "comm").read_text().strip() == part[:15] and here in (
-                    entry / "environ"
-                ).read_bytes().split(b"\0"):
+                name = (entry / "comm").read_text().strip()
+                variables = (entry / "environ").read_bytes().split(b"\0")
+                if name == f"steward {part}"[:15] and here in variables:
                     found.append(int(entry.name))
         return found
 

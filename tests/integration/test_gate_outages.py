@@ -137,11 +137,13 @@ def test_rubbish_is_no_answer(running: BankSite) -> None:
 def test_a_gate_that_is_killed_has_its_holds_again(running: BankSite) -> None:
     chance = chance_of("STEWARD_GATE_SEED")
     stop = threading.Event()
+    killed: list[int] = []
 
     def kill() -> None:
         while not stop.wait(chance.uniform(0.05, 1.5)):
             for pid in running.processes("gate"):
                 os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -151,6 +153,7 @@ def test_a_gate_that_is_killed_has_its_holds_again(running: BankSite) -> None:
         stop.set()
         killer.join(20)
     assert len(jobs) == 64
+    assert killed
     running.until_gate()
     wait_until(lambda: set(jobs) <= set(held(running)), 90)
     amounts = {hold.amount for hold in running.holds() if hold.job_id in jobs}
@@ -177,6 +180,7 @@ def test_without_its_file_it_has_them_from_the_tokens(running: BankSite) -> None
 @pytest.mark.matrix
 def test_a_daemon_that_stands_still_stalls_nobody(running: BankSite) -> None:
     pids = running.processes("gate")
+    assert pids
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
