@@ -188,7 +188,11 @@ class _Asked:
             total = min(tasks * alone, loss // unit * unit)
         total = max(total, self.cores_of(self.min_cpus))
         if not self.is_open or job.min_nodes or self.per_node_cpus or job.overcommit:
-            total = max(total, nodes * self._least_of_node())
+            least = self._least_of_node()
+            if self.per_node_cpus:
+                # One node may have many tasks, and the others what each must have.
+                total += (nodes - 1) * max(0, least - alone)
+            total = max(total, nodes * least)
         if self.gpus:
             total = max(total, self._cpus_for_gpus(unit))
         if job.max_cpus:
@@ -239,6 +243,9 @@ class _Asked:
     def _cpus_for_gpus(self, unit: int) -> int:
         job = self.job
         nodes = min(self.nodes, max(self.gpus, 1))
+        if job.tres_per_socket:
+            # How many CPUs sockets give for their GPUs differs by version.
+            return self.nodes * _up(self.site.cpus, unit)
         per_gpu = _gpus(tres.requested_gres(job.cpus_per_tres)) if job.cpus_per_tres else 0
         if not per_gpu and job.cpus_per_task is None:
             per_gpu = self.site.part.def_cpu_per_gpu
