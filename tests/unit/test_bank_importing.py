@@ -1,5 +1,6 @@
 """What other programs know of accounts and prices comes in whole, once, or says what is wrong."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -191,12 +192,13 @@ def test_only_operators_import(site: AskingSite) -> None:
 
 def reads(text: str) -> list[Plan]:
     """What each reader makes of a text that may be anything."""
-    found = []
-    for read in (
+    readers: list[Callable[[], Plan]] = [
         lambda: csv_file.read(text, lambda _: None),
         lambda: sacctmgr.read_dump(text),
         lambda: bank_config.read(text, "c1"),
-    ):
+    ]
+    found = []
+    for read in readers:
         try:
             found.append(read())
         except BankUsage:

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking_site import NOON, AskingSite
+from asking_site import AskingSite
+from bank_site import NOON
 
 from steward.bank.ledger import By
 from steward.bank.money import MICRO

@@ -137,6 +137,26 @@ def test_standing_with_slurmdbd(site_with_slurmdbd: Site) -> None:
     }
 
 
+def test_associations_of_slurmdbd(site_with_slurmdbd: Site) -> None:
+    site = site_with_slurmdbd
+    rows = "root||\nroot||root\nphysics|root|\nphysics||ada\nodd|x|y|z\n|\n"
+    site.answer("sacctmgr", "show associations", rows)
+    site.answer("sacctmgr", "show account", "physics|bela\n")
+    found = site.slurm.associations()
+    assert found is not None
+    assert found.rows == (
+        ("root", "", ""),
+        ("root", "", "root"),
+        ("physics", "root", ""),
+        ("physics", "", "ada"),
+    )
+    assert found.coordinators == {"physics": frozenset({"bela"})}
+
+
+def test_there_are_no_associations_without_slurmdbd(site: Site) -> None:
+    assert site.slurm.associations() is None
+
+
 def test_an_unknown_job_is_no_error(site: Site) -> None:
     site.answer("squeue", "--version", "slurm-wlm 22.05.8\n")
     assert site.slurm.job(99) == []

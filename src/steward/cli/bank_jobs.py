@@ -29,6 +29,7 @@ quote_app = typer.Typer(add_completion=False)
     context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]}
 )
 def quote(
+    context: typer.Context,
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="OPTION|SCRIPT", help="As they would be typed."),
@@ -53,6 +54,10 @@ def quote(
     than it asked for.
     """
     given = tuple(words or ())
+    if "-h" in given[:1]:
+        # Not an option of ours, so that no h is taken out of a word such as -phigh.
+        print(context.get_help())
+        return
     request = QuoteRequest(options=given, script=_script(given), cluster=on, user=by)
     answer: QuoteAnswer = call(Place(config=config, socket=socket), action("bank.quote"), request)
     if as_json:

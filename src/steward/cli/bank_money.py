@@ -140,6 +140,7 @@ def refund(
         str,
         typer.Option(
             "--job",
+            "--jobs",
             "-j",
             metavar="JOB",
             help="What this job was charged: 123, 123_7, 123+1.",
