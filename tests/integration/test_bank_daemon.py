@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from fractions import Fraction
 
 import pytest
@@ -10,6 +11,7 @@ from submitting import state_of, wait_until
 
 from steward.bank.ledger import By, open_ledger
 from steward.bank.money import MICRO, rounded
+from steward.events import utc_now
 
 pytestmark = [pytest.mark.matrix, pytest.mark.long]
 
@@ -117,6 +119,31 @@ def test_a_job_that_cannot_be_paid_is_held_with_the_reason_until_it_can(site: Ba
     wait_until(lambda: state_of(site.cluster, job) == "COMPLETED", 60)
     wait_until(lambda: site.charged()[job] > first, 60)
     assert site.charged()[job] == first + due(site, job)
+
+
+def test_a_job_whose_allocation_ends_before_it_starts_waits_for_the_next(site: BankSite) -> None:
+    ledger = open_ledger(site.settings)
+    now = utc_now()
+    with ledger.transaction() as t:
+        t.transfers.withdraw("chemistry", t.reading.balance("chemistry"), BY)
+        end = now + timedelta(seconds=12)
+        ending = t.allocations.create("chemistry", 1000 * MICRO, BY, begin=now, end=end)
+    wait_until(lambda: site.link.means("chemistry").available == 1000 * MICRO, 20)
+    job = site.submit(f"{SHELL}sleep 1\n", account="chemistry", time="5", begin="now+10minutes")
+    wait_until(lambda: shown(site, job).get("Reason") == "JobHeldAdmin", 60)
+    wait_until(lambda: "no allocation" in seen_by_its_user(site, job), 20)
+    with ledger.transaction() as t:
+        end = utc_now() + timedelta(hours=1)
+        after = t.allocations.create("chemistry", 1000 * MICRO, BY, begin=now, end=end)
+    wait_until(lambda: shown(site, job).get("Reason") != "JobHeldAdmin", 30)
+    site.as_root("scontrol", "update", f"JobId={job}", "StartTime=now")
+    site.until_charged([job])
+    assert site.charged()[job] == due(site, job)
+    with ledger.reading() as t:
+        balances = {one.number: one.balance for one in t.allocations.of("chemistry", ended=True)}
+    ledger.close()
+    assert balances[after.number] == 1000 * MICRO - due(site, job)
+    assert balances[ending.number] == 0, "what was left of it has expired"
 
 
 def seen_by_its_user(site: BankSite, job: int) -> str:
