@@ -95,7 +95,23 @@ class Mix:
         deadline = time.monotonic() + PATIENCE * 150
         while (states := self.look()) is None or not set(states.values()) <= over:
             assert time.monotonic() < deadline, states
+            self._help()
             time.sleep(0.5)
+
+    def _help(self) -> None:
+        """Do again what a slurmctld that was killed has forgotten, as an operator would."""
+        words = ["squeue", "-a", "-h", "-t", "PD", "-o", "%i|%r|%j"]
+        for line in self.site.cluster.run(words, check=False).stdout.splitlines():
+            job, reason, name = line.split("|")
+            if name == "never":
+                self.site.as_root("scancel", job)
+            elif reason.startswith("JobHeld"):
+                self.site.as_root("scontrol", "release", job)
+        words = ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %t"]
+        for line in self.site.cluster.run(words, check=False).stdout.splitlines():
+            node, state = line.split()
+            if state.startswith(("drain", "drng", "down")):
+                self.site.as_root("scontrol", "update", f"nodename={node}", "state=resume")
 
     def submit(self, script: str, **options: Any) -> int:
         """Submit a job, again where slurmctld is away; its id."""

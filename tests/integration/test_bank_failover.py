@@ -29,7 +29,12 @@ def test_the_controller_fails_over_in_the_middle(
 ) -> None:
     database = {"database": postgresql.url(postgresql.new_database())}
     with bank_site(
-        slurm_version, bank=database, backup=True, extra=("SlurmctldTimeout=5",)
+        slurm_version,
+        bank=database,
+        # After a time-out all are let in for ten seconds: limits are for machines not busy.
+        gate={"timeout_ms": 1000},
+        backup=True,
+        extra=("SlurmctldTimeout=5",),
     ) as site:
         site.open({POOR: 0, RICH: 1_000_000 * MICRO})
         site.start()
