@@ -1,17 +1,19 @@
 """The actions of operators: comparing with Slurm's records, the proof, and imports."""
 
 import logging
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from steward.access import Asker
 from steward.actions import Action, Request, Shape
 from steward.bank.asking_views import all_holds
-from steward.bank.errors import BankUsage, GateUnavailable
+from steward.bank.errors import BankUsage, GateUnavailable, NoRate
 from steward.bank.importing.plan import Change, Plan, carry_out
 from steward.bank.ledger import Finding
-from steward.bank.records import Hold
+from steward.bank.prices import rate_for
+from steward.bank.records import Hold, Rate
 from steward.bank.room import BankAnswer, BankRoom
+from steward.bank.settling import leader_of
 from steward.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -335,27 +337,55 @@ def _holds_and_jobs(room: BankRoom, holds: list[Hold]) -> list[Finding]:
     """Holds of jobs that are over, and running jobs that nothing is held for."""
     before = room.now() - _PATIENCE
     found: list[Finding] = []
-    try:
-        for cluster in room.clusters:
-            live = {_held_id(one): one for one in room.jobs.unfinished(cluster)}
-            own = {one.job_id: one for one in holds if one.cluster == cluster and one.job_id}
-            found += [
-                Finding(
-                    kind="hold-without-job",
-                    what=f"hold {one.id} of {one.account} is for a job that is over",
-                    where=f"{cluster}/{job_id}",
-                )
-                for job_id, one in own.items()
-                if job_id not in live and one.created_us < before.timestamp() * 1e6
-            ]
-    except Unavailable as error:
-        found.append(Finding(kind="unproved", what=f"holds could not be compared: {error}"))
+    with room.ledger.reading() as t:
+        rates = t.rates.all()
+        is_enforced = all(rule.mode != "off" for rule in t.modes.all())
+    for cluster in room.clusters:
+        try:
+            live = room.jobs.unfinished(cluster)
+        except Unavailable as error:
+            found.append(Finding(kind="unproved", what=f"holds could not be compared: {error}"))
+            continue
+        ids = {leader_of(record) for record in live}
+        own = {one.job_id: one for one in holds if one.cluster == cluster and one.job_id}
+        found += [
+            Finding(
+                kind="hold-without-job",
+                what=f"hold {one.id} of {one.account} is for a job that is over",
+                where=f"{cluster}/{job_id}",
+            )
+            for job_id, one in own.items()
+            if job_id not in ids and one.created_us < before.timestamp() * 1e6
+        ]
+        found += [
+            Finding(
+                kind="job-without-hold",
+                what=f"job {record.job_id} runs, and nothing is held for it",
+                where=f"{cluster}/{record.job_id}",
+            )
+            for record in live
+            if is_enforced
+            and leader_of(record) not in own
+            and _runs_since(record, before)
+            and _costs(record, cluster, rates)
+        ]
     return found
 
 
-def _held_id(record: "JobRecord") -> int:
-    """The id that a job's hold goes by: an array's for its tasks."""
-    return record.array_job_id or record.job_id
+def _runs_since(record: "JobRecord", before: datetime) -> bool:
+    is_running = record.state.split()[0:1] == ["RUNNING"]
+    return is_running and record.start is not None and record.start < before
+
+
+def _costs(record: "JobRecord", cluster: str, rates: list[Rate]) -> bool:
+    """Whether a job's partition has a price; of one that has none, all is said elsewhere."""
+    submit = record.submit
+    if submit is None:
+        return False
+    try:
+        return not rate_for(rates, cluster, record.partition, record.qos, submit).free
+    except NoRate:
+        return False
 
 
 def _need_operator(room: BankRoom, asker: Asker, what: str) -> None:
