@@ -9,10 +9,11 @@ from asking_site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
 from bank_site import NOON
 
 from steward.access import Asker
+from steward.bank.asking_upkeep import holds_and_jobs
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import By, Refusal
 from steward.bank.money import MICRO
-from steward.bank.records import Factor, Rate
+from steward.bank.records import Factor, Hold, Rate
 
 
 @pytest.fixture
@@ -315,3 +316,29 @@ def test_without_a_bank_it_is_said(tmp_path: Path) -> None:
     off = msgspec.structs.replace(site.settings, bank=BankSettings())
     with pytest.raises(BankUsage, match="no bank here"):
         BankRoom(off, access=site.room.access).ledger  # noqa: B018 -- opening it is the point
+
+
+def held(job_id: int, minutes_ago: int, site: AskingSite) -> Hold:
+    created = site.now - timedelta(minutes=minutes_ago)
+    return Hold(
+        id=f"h{job_id}",
+        cluster="c1",
+        job_id=job_id,
+        account="physics",
+        created_us=int(created.timestamp() * 1e6),
+    )
+
+
+def test_holds_are_compared_with_jobs(site: AskingSite) -> None:
+    for job_id in (1, 2, 3):
+        site.feed(site.life(job_id)[:2])
+    site.job(4)
+    site.feed(site.life(5, partition="unpriced")[:2])
+    found = holds_and_jobs(site.room, [held(1, 60, site), held(4, 60, site), held(9, 1, site)])
+    assert sorted((one.kind, one.where) for one in found) == [
+        ("hold-without-job", "c1/4"),
+        ("job-without-hold", "c1/2"),
+        ("job-without-hold", "c1/3"),
+    ]
+    site.ask("enforce", mode="off")
+    assert [one.where for one in holds_and_jobs(site.room, [held(4, 60, site)])] == ["c1/4"]

@@ -260,7 +260,7 @@ def check(room: BankRoom, asker: Asker, request: CheckRequest) -> CheckAnswer:
     holds: list[Hold] | None = None
     try:
         holds = all_holds(room)
-        findings += _holds_and_jobs(room, holds)
+        findings += holds_and_jobs(room, holds)
     except GateUnavailable as error:
         log.debug("holds are not compared: %s", error)
     return CheckAnswer(
@@ -333,8 +333,8 @@ def _plan(room: BankRoom, request: ImportRequest) -> Plan:
     return sacctmgr.of_associations(found.rows, found.coordinators)
 
 
-def _holds_and_jobs(room: BankRoom, holds: list[Hold]) -> list[Finding]:
-    """Holds of jobs that are over, and running jobs that nothing is held for."""
+def holds_and_jobs(room: BankRoom, holds: list[Hold]) -> list[Finding]:
+    """Findings of holds whose jobs are over, and of running jobs that nothing is held for."""
     before = room.now() - _PATIENCE
     found: list[Finding] = []
     with room.ledger.reading() as t:
