@@ -105,7 +105,7 @@ class Mix:
             job, reason, name = line.split("|")
             if name == "never":
                 self.site.as_root("scancel", job)
-            elif reason.startswith("JobHeld"):
+            elif "held" in reason.lower():
                 self.site.as_root("scontrol", "release", job)
         words = ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %t"]
         for line in self.site.cluster.run(words, check=False).stdout.splitlines():
