@@ -1,31 +1,47 @@
 #!/bin/sh
-# Runs unit and integration tests side by side: `test.sh "not long and not servers"`.
+# Runs the unit tests and groups of integration tests side by side: `test.sh "not long" long`.
 #
-# The ones compute and the others wait, so together they take little longer than
-# the longer of the two. The unit tests' output is shown as a whole at the end.
-# The one argument is pytest's -m; ARGS in the environment are further arguments.
+# Some compute and most wait, so together they take little longer than the longest of
+# them. Each argument is pytest's -m for one group; the first one's output is shown as
+# it comes, that of the others as a whole when all have ended. ARGS in the environment
+# are further arguments.
 set -u
 
 cd "$(dirname "$0")/.."
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-unit=
-trap 'kill $unit; exit 130' INT
-trap 'kill $unit; exit 143' TERM
+work=$(mktemp -d)
+running=
+trap 'rm -rf "$work"' EXIT
+trap 'kill $running; exit 130' INT
+trap 'kill $running; exit 143' TERM
 
-# shellcheck disable=SC2086 # several words
-.venv/bin/pytest tests/unit ${ARGS:-} >"$log" 2>&1 &
-unit=$!
-# shellcheck disable=SC2086
-.venv/bin/pytest tests/integration -m "$1" ${ARGS:-}
-integration=$?
-wait "$unit"
-unit=$?
-cat "$log"
+run() {
+    # shellcheck disable=SC2086 # several words
+    .venv/bin/pytest "$@" ${ARGS:-}
+}
 
-# Code 5 says that no test was chosen, as ARGS='-k spool' may have it for one of the two.
-case "$unit $integration" in
-'5 5') printf 'no test was chosen\n' >&2 && exit 5 ;;
-[05]' '[05]) exit 0 ;;
-*) printf 'failed: unit tests with code %s, integration tests with %s\n' "$unit" "$integration" >&2 && exit 1 ;;
-esac
+run tests/unit >"$work/0" 2>&1 &
+running=$!
+first=$1
+shift
+group=0
+for marks in "$@"; do
+    group=$((group + 1))
+    run tests/integration -m "$marks" >"$work/$group" 2>&1 &
+    running="$running $!"
+done
+
+run tests/integration -m "$first"
+codes=$?
+for process in $running; do
+    wait "$process"
+    codes="$codes $?"
+done
+cat "$work"/*
+
+# Code 5 says that no test was chosen, as ARGS='-k spool' may have it for some of the groups.
+for code in $codes; do
+    case $code in
+    0 | 5) ;;
+    *) printf 'some tests failed: pytest ended with the codes %s\n' "$codes" >&2 && exit 1 ;;
+    esac
+done
