@@ -19,7 +19,7 @@ from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
-from steward.bank.records import Hold, Mode, ModeRule, Rate
+from steward.bank.records import Charge, Hold, Mode, ModeRule, Rate
 from steward.config_bank import BankSettings, GateSettings
 from steward.events import utc_now
 from steward.native import building, installing
@@ -214,17 +214,21 @@ class BankSite:
         finally:
             ledger.close()
 
-    def charged(self) -> dict[int, int]:
-        """What every job was charged, all its runs and pieces, micro-SU by raw job id."""
+    def charges(self) -> list[Charge]:
+        """All that was charged."""
         ledger = open_ledger(self.settings)
         try:
             with ledger.reading() as t:
                 rows = t.charges.since(utc_now() - timedelta(days=30), limit=1_000_000)
         finally:
             ledger.close()
+        return [row.charge for row in rows]
+
+    def charged(self) -> dict[int, int]:
+        """What every job was charged, all its runs and pieces, micro-SU by raw job id."""
         found: dict[int, int] = {}
-        for row in rows:
-            found[row.charge.job_id] = found.get(row.charge.job_id, 0) + row.charge.amount
+        for charge in self.charges():
+            found[charge.job_id] = found.get(charge.job_id, 0) + charge.amount
         return found
 
     def held(self) -> int:

@@ -106,6 +106,8 @@ def test_a_thousand_jobs_with_kills(slurm_version: str, postgresql: PostgreSQL) 
         print(f"{time.strftime('%H:%M:%S')} {len(mix.submitted)} submitted")
         mix.finish()
         print(f"{time.strftime('%H:%M:%S')} all are over")
+        # What ended of late is compared two minutes later; so one need not wait.
+        print(site.bank("reconcile", "--since", "now-1hour"))
         see_that_all_is_charged(site, lambda: bank_expected.by_sacct(site))
 
 
