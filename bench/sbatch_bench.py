@@ -75,8 +75,10 @@ def main() -> None:
     for name, found in times.items():
         print(f"  median {statistics.median(found) / 1e6:.2f} ms {name}")
     more = statistics.median(a - b for a, b in zip(asked, base, strict=True))
+    share = more / statistics.median(base)
     ratio = statistics.median(asked) / statistics.median(base)
-    print(f"  ratio {ratio:.3f}, median of the differences {more / 1e6:.2f} ms (wanted: 1.02)")
+    print(f"  median of the differences of pairs {more / 1e6:.2f} ms: {share:.1%} (wanted: 2 %)")
+    print(f"  ratio of the medians {ratio:.3f}")
 
 
 if __name__ == "__main__":
