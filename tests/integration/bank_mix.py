@@ -26,6 +26,7 @@ PARTITIONS: Final = (
 """Further lines of slurm.conf that the mix needs."""
 
 _WAITS_S: Final = 60.0
+_LOST_S: Final = 60.0
 _ENDED: Final = ("", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
@@ -43,6 +44,7 @@ class Mix:
         self.submitted: list[int] = []
         self._lives: list[Life] = []
         self._hurried: set[str] = set()
+        self._helped = time.monotonic()
 
     def begin(self, kind: Callable[["Mix"], Life]) -> None:
         """Let a life begin; what cannot be submitted is none."""
@@ -93,6 +95,7 @@ class Mix:
         self.go_to_the_end()
         over = {*_ENDED, "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
         deadline = time.monotonic() + PATIENCE * 150
+        self._helped = time.monotonic()
         while (states := self.look()) is None or not set(states.values()) <= over:
             assert time.monotonic() < deadline, states
             self._help()
@@ -107,6 +110,12 @@ class Mix:
                 self.site.as_root("scancel", job)
             elif "held" in reason.lower():
                 self.site.as_root("scontrol", "release", job)
+        if time.monotonic() - self._helped > _LOST_S:
+            self._helped = time.monotonic()
+            # slurmctld believes in jobs whose end it forgot until their node registers anew.
+            for name in self.site.cluster.status():
+                if name.startswith("slurmd."):
+                    self.site.cluster.restart_service(name)
         words = ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %t"]
         for line in self.site.cluster.run(words, check=False).stdout.splitlines():
             node, state = line.split()
