@@ -36,6 +36,11 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         federation_siblings: Names of clusters that hold a copy of it, as Slurm lists them.
         oversubscribe: Whether others may share its nodes: ``NO`` for a job that has them to
             itself, ``OK``, ``YES``, ``USER``, ``MCS``.
+        tres_per_job: GRES and licenses that it asked for altogether (``gres/gpu:2``), as Slurm
+            writes them; those for each node, socket and task stand beside it. TRES that Slurm
+            does not count for any job are told by these alone.
+        cpus_per_tres: CPUs that it asked for with each of them (``gres/gpu:4``).
+        mem_per_tres: Memory likewise, in MiB.
     """
 
     job_id: int
@@ -102,3 +107,9 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     federation_origin: str = ""
     federation_siblings: str = ""
     oversubscribe: str = ""
+    tres_per_job: str = ""
+    tres_per_node: str = ""
+    tres_per_socket: str = ""
+    tres_per_task: str = ""
+    cpus_per_tres: str = ""
+    mem_per_tres: str = ""

@@ -228,3 +228,19 @@ def test_who_has_nodes_to_itself(
     ((record,), _, strange) = parse(form, row, People(), {})
     assert strange == 0
     assert record.oversubscribe == said
+
+
+def test_what_a_job_asks_for_per_job_node_socket_and_task() -> None:
+    form = QueueFormat((24, 11, 5))
+    asked = {"tres-per-job": "gres/gpu:2", "tres-per-node": "gres:gpu:1", "tres-per-task": "N/A"}
+    more = {"tres-per-socket": "(null)", "cpus-per-tres": "gres:gpu:4", "mem-per-tres": "gpu:9"}
+    ((record,), _, strange) = parse(form, squeue_row(form, **asked, **more), People(), {})
+    assert strange == 0
+    assert (record.tres_per_job, record.tres_per_node) == ("gres/gpu:2", "gres:gpu:1")
+    assert (record.tres_per_socket, record.tres_per_task) == ("", "")
+    assert (record.cpus_per_tres, record.mem_per_tres) == ("gres:gpu:4", "gpu:9")
+    for name in ("tres-per-job", "mem-per-tres"):
+        # A user may have written it: nothing in it makes another field.
+        row = squeue_row(form, **{name: b"gpu\x1f0\n7\x1f"})
+        ((record,), _, strange) = parse(form, row, People(), {})
+        assert (record.job_id, strange) == (1, 0)

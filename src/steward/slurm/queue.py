@@ -86,6 +86,12 @@ _HOSTILE: Final = (
     "WCKey",
     "Feature",
     "Licenses",
+    "tres-per-job",
+    "tres-per-node",
+    "tres-per-socket",
+    "tres-per-task",
+    "cpus-per-tres",
+    "mem-per-tres",
 )
 _HOSTILE_OF_ONE: Final = ("Container", "system_comment")
 _NOBODY: Final = frozenset({"(null)", "N/A", "NA", "n/a"})
@@ -273,6 +279,12 @@ def _record(shown: dict[str, str], words: dict[str, str], people: People) -> Job
         federation_origin=_said(shown.get("Origin", "")),
         federation_siblings=_said(shown.get("SiblingsActive", "")),
         oversubscribe=_shared(shown["OverSubscribe"], shown.get("Exclusive")),
+        tres_per_job=_said(words["tres-per-job"]),
+        tres_per_node=_said(words["tres-per-node"]),
+        tres_per_socket=_said(words["tres-per-socket"]),
+        tres_per_task=_said(words["tres-per-task"]),
+        cpus_per_tres=_said(words["cpus-per-tres"]),
+        mem_per_tres=_said(words["mem-per-tres"]),
     )
 
 

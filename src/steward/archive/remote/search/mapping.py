@@ -55,6 +55,8 @@ _SEARCHED_KEYWORDS: Final = (
     *("stdin", "stdout", "stderr", "comment", "admin_comment", "system_comment", "extra"),
     *("constraints", "licenses", "container", "batch_host", "failed_node", "job_flags"),
     *("wckey", "federation_origin", "federation_siblings", "oversubscribe"),
+    *("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"),
+    *("cpus_per_tres", "mem_per_tres"),
 )
 """What is nearly different for each job: it is searched for, and no table is made of it."""
 
