@@ -1,11 +1,12 @@
 """What other programs know of accounts and prices comes in whole, once, or says what is wrong."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from asking_site import ADA, AskingSite
-from hypothesis import given
+from hypothesis import given as with_any
 from hypothesis import strategies as st
 
 from steward.bank.errors import BankRefused, BankUsage
@@ -206,14 +207,62 @@ def reads(text: str) -> list[Plan]:
     return found
 
 
-@given(st.text(max_size=300))
+@with_any(st.text(max_size=300))
 def test_any_text_is_a_plan_or_an_error(text: str) -> None:
     reads(text)
 
 
-@given(st.lists(st.text(alphabet="account,user\"'\n=:-Parent 0.5", max_size=40), max_size=8))
+@with_any(st.lists(st.text(alphabet="account,user\"'\n=:-Parent 0.5", max_size=40), max_size=8))
 def test_texts_that_nearly_are_tables(lines: list[str]) -> None:
     for head in ("account,user,amount,limit\n", "Parent - 'root'\n", "[PartitionPrice]\n"):
         for plan in reads(head + "\n".join(lines)):
             assert all(name == one.name == name.lower() for name, one in plan.accounts.items())
             assert all(money.amount > 0 for money in plan.money)
+
+
+HEAD = "account,amount,end,note\n"
+ROWS = ("physics,100,2027-01-01,grant\n", "optics,50,,\n", "optics,50,,\n")
+
+
+def given(site: AskingSite, text: str, name: str = "m.csv") -> list[tuple[str, int | None]]:
+    """What an import gives that was not there: accounts and units."""
+    changes = site.ask("import", kind="csv", text=text, name=name).changes
+    return [
+        (one.name, one.amount and one.amount // MICRO)
+        for one in changes
+        if one.how == "create" and one.what in ("deposit", "allocation")
+    ]
+
+
+def test_lines_that_move_within_a_file_give_nothing_again(site: AskingSite) -> None:
+    assert len(given(site, HEAD + "".join(ROWS))) == 3
+    assert given(site, HEAD + "# a remark\n\n" + "".join(reversed(ROWS))) == []
+    first = HEAD + "chemistry,7,,new\n" + "".join(ROWS) + ROWS[1]
+    assert sorted(given(site, first)) == [("chemistry", 7), ("optics", 50)]
+    assert given(site, first) == []
+
+
+def test_money_of_a_file_that_was_changed_is_not_given_twice(site: AskingSite) -> None:
+    given(site, HEAD + "".join(ROWS))
+    for changed in (
+        "physics,200,2027-01-01,grant\n",
+        "physics,100,2028-01-01,grant\n",
+        "physics,100,2027-01-01,Grant 7\n",
+    ):
+        with site.ledger.reading() as t:
+            before = t.seq
+        with pytest.raises(BankUsage, match=r"line 2: physics gets .*100\.00 that this file gave"):
+            given(site, HEAD + changed + "".join(ROWS[1:]))
+        with site.ledger.reading() as t:
+            assert t.seq == before
+    # What is left out stays, and what others get is none of its business.
+    answer = site.ask("import", kind="csv", text=HEAD + ROWS[1] + ROWS[2], name="m.csv")
+    assert answer.remarks[0].endswith("which stay: 1")
+    assert given(site, HEAD + ROWS[1] + ROWS[2] + "chemistry,1,,\n") == [("chemistry", 1)]
+
+
+def test_money_that_has_ended_may_be_followed_by_more(site: AskingSite) -> None:
+    assert given(site, HEAD + "physics,100,now+1day,grant\n") == [("physics", 100)]
+    assert given(site, HEAD + "physics,100,now+1day,grant\n") == []
+    site.now += timedelta(days=2)
+    assert given(site, HEAD + "physics,100,2027-06-01,grant\n") == [("physics", 100)]

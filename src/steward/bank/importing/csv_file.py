@@ -129,6 +129,7 @@ def _money(plan: Plan, account: str, fields: dict[str, str], moment: Moment, num
     rollover = fields.get("rollover", "").lower() or "none"
     if rollover not in ("none", "next"):
         raise BankUsage(f"rollover is none or next, not {rollover!r}")
+    note = fields.get("note", "")
     plan.money.append(
         PlannedMoney(
             account=account,
@@ -136,8 +137,10 @@ def _money(plan: Plan, account: str, fields: dict[str, str], moment: Moment, num
             begin=moment(fields.get("begin", "")),
             end=moment(fields.get("end", "")),
             rollover="next" if rollover == "next" else "none",
-            note=fields.get("note", ""),
+            note=note,
             line=number,
+            # As it is written: "now+1year" is the same line tomorrow.
+            says="\0".join((fields.get("begin", ""), fields.get("end", ""), rollover, note)),
         )
     )
 

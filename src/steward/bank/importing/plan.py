@@ -1,10 +1,13 @@
 """A plan: what is to be in the ledger, told by a file, and how it gets there.
 
 Whatever is there already as the plan has it is left alone, so a file can be
-brought in again; money has a key made of the file's line, for the same reason.
+brought in again; money has a key made of what its line says, for the same reason.
 """
 
+import hashlib
 import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -12,12 +15,14 @@ import msgspec
 
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import Account, By, Member
-from steward.bank.ledger.records import Rollover
+from steward.bank.ledger.records import Rollover, Transfer
+from steward.bank.money import show
 from steward.bank.records import Rate
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Transaction
 
+_DIGEST: Final = 16
 _NAME: Final = re.compile(r"[^\s,|:;\"'\x00-\x1f]{1,128}")
 
 
@@ -31,7 +36,9 @@ class PlannedMoney(msgspec.Struct, frozen=True, kw_only=True):
         end: Until when; None for what goes into the open-ended one.
         rollover: What becomes of the rest.
         note: What it is, for people.
-        line: The file's line, which makes its key.
+        line: Number of the file's line.
+        says: What tells it from other money of the account and the same amount, as the
+            file has it; part of its key, so that lines may move within the file.
     """
 
     account: str
@@ -41,6 +48,7 @@ class PlannedMoney(msgspec.Struct, frozen=True, kw_only=True):
     rollover: Rollover = "none"
     note: str = ""
     line: str = ""
+    says: str = ""
 
 
 class Plan(msgspec.Struct, kw_only=True):
@@ -102,11 +110,14 @@ def carry_out(t: "Transaction", plan: Plan, by: By) -> list[Change]:
         What was done, in order.
 
     Raises:
-        BankUsage: A parent is unknown, or accounts are each other's parents.
+        BankUsage: A parent is unknown, accounts are each other's parents, or money that the
+            file gave before is another now.
     """
     done = [_account(t, one, by) for one in _parents_first(t, plan)]
     done += [_member(t, one, by) for one in plan.members.values()]
-    done += [_money(t, one, by) for one in plan.money]
+    money = _keyed(plan.money, by)
+    _no_contradiction(t, plan, money, by)
+    done += [_money(t, one, key, by) for key, one in money.items()]
     done += [_rate(t, one, by) for one in plan.rates]
     return done
 
@@ -186,8 +197,67 @@ def _member(t: "Transaction", wanted: Member, by: By) -> Change:
     return Change(what="user", name=name, how=how, amount=limit)
 
 
-def _money(t: "Transaction", wanted: PlannedMoney, by: By) -> Change:
-    key = f"{by.key}/{wanted.line}"
+def _keyed(wanted: Iterable[PlannedMoney], by: By) -> dict[str, PlannedMoney]:
+    """Money under its key: the account, the amount, a digest of the rest, and which of its like."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for one in wanted:
+        digest = hashlib.sha256(one.says.encode("utf-8", "replace")).hexdigest()[:_DIGEST]
+        same = f"{by.key}/{one.account}/{one.amount}/{digest}"
+        seen[same] += 1
+        found[f"{same}/{seen[same]}"] = one
+    return found
+
+
+def _no_contradiction(
+    t: "Transaction", plan: Plan, money: Mapping[str, PlannedMoney], by: By
+) -> None:
+    """Refuse a line that may be an old one that was changed: its money would be given twice.
+
+    Raises:
+        BankUsage: An account gets something new, and something that the file gave it before
+            is not in the file any more, though it has not ended.
+    """
+    accounts = {one.account for one in plan.money} | set(plan.accounts)
+    gone: dict[str, Transfer] = {}
+    left_out = 0
+    known = set()
+    for made in t.transfers.keyed(f"{by.key}/"):
+        account, *rest = made.key.removeprefix(f"{by.key}/").rsplit("/", 3)
+        if len(rest) != 3 or account != made.account:
+            continue  # of a file whose name begins with this one's
+        known.add(made.key)
+        if made.key in money:
+            continue
+        left_out += 1
+        if account in accounts and _is_open(t, made, by):
+            gone.setdefault(account, made)
+    for key, one in money.items():
+        former = gone.get(one.account)
+        if former is not None and key not in known:
+            raise BankUsage(
+                f"line {one.line}: {one.account} gets {show(one.amount)} that is new, and "
+                f"{show(former.amount)} that this file gave it on {former.at:%Y-%m-%d} is not in "
+                "it any more: change what was given by 'steward bank', and bring in what is new "
+                "by a file of another name",
+                one.account,
+            )
+    if left_out:
+        plan.remarks.append(
+            f"amounts that this file gave before and has no more, which stay: {left_out}"
+        )
+
+
+def _is_open(t: "Transaction", made: Transfer, by: By) -> bool:
+    """Whether money that was given has not ended."""
+    numbers = {entry.allocation for entry in made.entries if entry.allocation}
+    found = [t.allocations.get(number) for number in numbers]
+    return any(
+        one is not None and (one.end is None or by.at is None or one.end > by.at) for one in found
+    )
+
+
+def _money(t: "Transaction", wanted: PlannedMoney, key: str, by: By) -> Change:
     own = By(who=by.who, why=wanted.note or by.why, key=key, at=by.at)
     what = "deposit" if wanted.end is None else "allocation"
     if t.transfers.by_key(key) is not None:

@@ -53,6 +53,14 @@ class Moves:
         number = self._session.value(chosen)
         return None if number is None else self.get(number)
 
+    def keyed(self, prefix: str) -> list[Transfer]:
+        """The transfers whose callers' keys begin so, in order."""
+        begins = act.c.client_key.startswith(clean(prefix), autoescape=True)
+        rows = self._session.rows(select(act.c.number).where(begins).order_by(act.c.number))
+        found = [self.get(row.number) for row in rows]
+        # SQLite compares without case; and not every act moves something.
+        return [one for one in found if one is not None and one.key.startswith(prefix)]
+
     def move(
         self,
         kind: Kind,
