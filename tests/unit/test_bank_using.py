@@ -64,12 +64,39 @@ def test_time_past_the_limit_is_free_unless_it_is_said_not_to_be() -> None:
     assert using(changed(end=NOW + 99 * HOUR, time_limit_s=None)).seconds == 99 * 3600
 
 
+def test_a_limit_that_was_lowered_makes_no_time_free() -> None:
+    # scontrol update timelimit=1, in the third hour.
+    lowered = changed(end=NOW + 3 * HOUR, time_limit_s=60, state="TIMEOUT")
+    assert using(lowered).seconds == 3 * 3600
+    middle = NOW + HOUR
+    pieces = [
+        use_of(lowered, CPUS, CLUSTER, SETTINGS, end=middle).seconds,
+        use_of(lowered, CPUS, CLUSTER, SETTINGS, begin=middle).seconds,
+    ]
+    assert pieces == [3600, 2 * 3600]
+    assert use_of(lowered, CPUS, None, SETTINGS).seconds == 3 * 3600
+
+
+@pytest.mark.parametrize(
+    ("over_s", "kill_wait_s", "is_free"),
+    [(0, 30, True), (0, 5, False), (300, 5, True), (None, 5, False), (None, 30, True)],
+)
+def test_time_past_the_limit_is_free_as_far_as_slurm_lets_jobs_go(
+    over_s: int | None, kill_wait_s: int, is_free: bool
+) -> None:
+    main = msgspec.structs.replace(CLUSTER.partitions["main"], over_time_s=over_s)
+    picture = msgspec.structs.replace(CLUSTER, partitions={"main": main}, kill_wait_s=kill_wait_s)
+    late = changed(end=NOW + timedelta(seconds=7200 + 105))
+    found = use_of(late, CPUS, picture, SETTINGS).seconds
+    assert found == (7200 if is_free else 7200 + 105)
+
+
 def test_suspended_time_is_free_unless_it_is_said_not_to_be() -> None:
     record = changed(suspended_s=600)
     assert using(record).seconds == 3000
     assert using(record, settings=BankSettings(suspended=True)).seconds == 3600
     # A limit is put off by it.
-    late = changed(end=NOW + 3 * HOUR, suspended_s=1800)
+    late = changed(end=NOW + timedelta(seconds=9060), suspended_s=1800)
     assert using(late).seconds == 7200
     assert using(late, settings=BankSettings(suspended=True)).seconds == 9000
 
@@ -80,7 +107,7 @@ def test_pieces_of_a_resized_job_add_up_to_the_run() -> None:
     second = use_of(DONE, CPUS, CLUSTER, SETTINGS, begin=middle)
     assert (first.start, second.start) == (NOW, middle)
     assert first.seconds + second.seconds == using().seconds
-    late = changed(end=NOW + 3 * HOUR)
+    late = changed(end=NOW + timedelta(seconds=7260))
     assert use_of(late, CPUS, CLUSTER, SETTINGS, begin=middle).seconds == 7200 - 1200
     suspended = use_of(DONE, CPUS, CLUSTER, SETTINGS, begin=middle, suspended_s=60)
     assert suspended.seconds == 2400 - 60

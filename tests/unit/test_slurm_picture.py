@@ -183,3 +183,8 @@ def test_tres_and_gres_as_they_are_written() -> None:
 def test_no_tres_upset_them(text: str) -> None:
     for read in (tres.parse, tres.gres, tres.requested_gres, tres.licenses):
         assert all(amount >= 0 for amount in read(text).values())
+
+
+def test_kill_wait_is_slurms_own_where_it_is_not_told() -> None:
+    for shown, seconds in (("5 sec", 5), ("", 30), ("0 sec", 0)):
+        assert picture("c", {"KillWait": shown}, b"", b"").kill_wait_s == seconds

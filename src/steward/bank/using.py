@@ -9,7 +9,10 @@ from steward.config_bank import BankSettings
 from steward.errors import StewardError
 from steward.records import JobRecord
 from steward.slurm import tres
-from steward.slurm.picture import NodeShape, Picture
+from steward.slurm.picture import KILL_WAIT_S, NodeShape, Picture
+
+_LOOK_S: Final = 75
+"""A minute until slurmctld looks at limits, and what its clock and its messages take."""
 
 
 def use_of(
@@ -26,8 +29,8 @@ def use_of(
     """What is charged for.
 
     Suspended time is left out unless [bank] suspended says otherwise; so is time past the
-    time limit unless over_limit does. Where nodes are charged whole, their TRES are what is
-    configured, whatever of it the job was given.
+    time limit, as far as Slurm lets jobs run past it, unless over_limit does. Where nodes
+    are charged whole, their TRES are what is configured, whatever the job was given.
 
     Args:
         record: Slurm's record of the run, or of the piece.
@@ -49,7 +52,7 @@ def use_of(
     if suspended_s is None:
         # Of a later piece nobody knows how much of the run's it was.
         suspended_s = 0 if first > start else record.suspended_s or 0
-    seconds = _seconds(record, settings, first, last, suspended_s)
+    seconds = _seconds(record, settings, picture, first, last, suspended_s)
     return Use(tres=amounts, start=first, seconds=seconds, qos=record.qos, state=state)
 
 
@@ -82,7 +85,12 @@ def untracked(rate: Rate, picture: Picture) -> list[str]:
 
 
 def _seconds(
-    record: JobRecord, settings: BankSettings, first: datetime, last: datetime, suspended_s: int
+    record: JobRecord,
+    settings: BankSettings,
+    picture: Picture | None,
+    first: datetime,
+    last: datetime,
+    suspended_s: int,
 ) -> int:
     start = record.start or first
     part = settings.partition.get(record.partition)
@@ -90,9 +98,26 @@ def _seconds(
     if rule == "free" and record.time_limit_s is not None:
         # A suspended job's limit is put off by as long as it was suspended.
         allowed_s = record.time_limit_s + (record.suspended_s or 0)
-        last = min(last, start + timedelta(seconds=allowed_s))
+        ran_s = (max(last, record.end or last) - start).total_seconds()
+        # Users may lower a running job's limit: what ran on for longer did not run into it.
+        if ran_s <= allowed_s + _grace_s(record, picture):
+            last = min(last, start + timedelta(seconds=allowed_s))
     seconds = int((last - first).total_seconds())
     return max(0, seconds if settings.suspended else seconds - suspended_s)
+
+
+def _grace_s(record: JobRecord, picture: Picture | None) -> int:
+    """How long past its limit Slurm ends a job at the latest.
+
+    That is OverTimeLimit, up to a minute until slurmctld looks (it does so each half), and
+    KillWait: see slurm.conf(5). Where OverTimeLimit is UNLIMITED Slurm ends none, so that
+    what ran on for longer than the rest was meant to, and none of it is free.
+    """
+    if picture is None:
+        return _LOOK_S + KILL_WAIT_S
+    part = picture.partitions.get(record.partition)
+    over_s = part.over_time_s if part is not None else 0
+    return (over_s or 0) + _LOOK_S + picture.kill_wait_s
 
 
 def _is_whole(record: JobRecord, rate: Rate, picture: Picture) -> bool:

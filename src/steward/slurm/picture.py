@@ -14,6 +14,9 @@ PICTURE_ASKS: Final = (
 )
 """What scontrol is asked for a picture, beside its configuration."""
 
+KILL_WAIT_S: Final = 30
+"""KillWait where slurm.conf does not say, in seconds."""
+
 
 class _Noun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pass
@@ -112,6 +115,7 @@ class Picture(_Noun, frozen=True):
         billing_max: Whether billing is the dearest of the weighted TRES (MAX_TRES).
         tracked: AccountingStorageTRES: what AllocTRES can show.
         max_array: MaxArraySize; 0 where it is not known.
+        kill_wait_s: KillWait in seconds: how long a job may go on that is to end.
         accounting: Whether there is a slurmdbd.
         users: Names of the users that slurmdbd knows, by uid.
         accounts: Default account by user name.
@@ -129,6 +133,7 @@ class Picture(_Noun, frozen=True):
     billing_max: bool = False
     tracked: tuple[str, ...] = ()
     max_array: int = 0
+    kill_wait_s: int = KILL_WAIT_S
     accounting: bool = False
     users: dict[int, str] = {}
     accounts: dict[str, str] = {}

@@ -10,7 +10,7 @@ import msgspec
 from steward.slurm import tres, values
 from steward.slurm.nodelists import fold
 from steward.slurm.people import People
-from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+from steward.slurm.picture import KILL_WAIT_S, NodeShape, PartitionPicture, Picture
 
 _WORD: Final = re.compile(r"(?:^| )([A-Za-z/]+)=(\S*)")
 # Those of a node's words that stand before, or can be no part of, what somebody wrote.
@@ -64,6 +64,7 @@ def picture(
         billing_max="MAX_TRES" in config.get("PriorityFlags", "").upper(),
         tracked=tuple(filter(None, config.get("AccountingStorageTRES", "").split(","))),
         max_array=values.number(config.get("MaxArraySize", "")) or 0,
+        kill_wait_s=_kill_wait(config.get("KillWait", "")),
         accounting=config.get("AccountingStorageType", "") == "accounting_storage/slurmdbd",
     )
 
@@ -232,6 +233,12 @@ def _over_time(own: str, clusters: str) -> int | None:
         return None
     minutes = values.number(text.partition(" ")[0])
     return (minutes or 0) * 60
+
+
+def _kill_wait(text: str) -> int:
+    """KillWait in seconds: ``30 sec``."""
+    seconds = values.number(text.partition(" ")[0])
+    return KILL_WAIT_S if seconds is None else seconds
 
 
 def _defaults(text: str) -> dict[str, int]:
