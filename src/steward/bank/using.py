@@ -10,6 +10,7 @@ from steward.errors import StewardError
 from steward.records import JobRecord
 from steward.slurm import tres
 from steward.slurm.picture import KILL_WAIT_S, NodeShape, Picture
+from steward.slurm.requests import asked_for, kind_of
 
 _LOOK_S: Final = 75
 """A minute until slurmctld looks at limits, and what its clock and its messages take."""
@@ -41,7 +42,7 @@ def use_of(
         end: When the piece ended; the run's end if None.
         suspended_s: Seconds of the piece that it was suspended; those of the record if None.
         held: TRES of the job's hold, in place of what Slurm does not count for any job
-            (AccountingStorageTRES lacks it).
+            (AccountingStorageTRES lacks it); what nobody held is as the job asked for it.
     """
     start = record.start
     state = record.state.partition(" ")[0].rstrip("+").upper()
@@ -72,7 +73,21 @@ def allocated(
         for name, amount in held.items():
             if name not in found and not picture.tracks(name):
                 found[name] = amount
+        _add_asked(found, record, picture)
     return found
+
+
+def _add_asked(found: dict[str, int], record: JobRecord, picture: Picture) -> None:
+    """Count what Slurm does not, and nobody held, as the job asked for it."""
+    asked = asked_for(record)
+    known = {kind_of(name) for name in found}
+    for name, amount in asked.items():
+        kind = kind_of(name)
+        if kind in known or picture.tracks(kind):
+            continue
+        found[kind] = found.get(kind, 0) + amount
+        if name != kind:
+            found[name] = amount
 
 
 def untracked(rate: Rate, picture: Picture) -> list[str]:

@@ -141,4 +141,9 @@ class Picture(_Noun, frozen=True):
 
     def tracks(self, name: str) -> bool:
         """Whether AllocTRES shows this TRES, so that what a job used of it can be told."""
-        return not self.tracked or name in self.tracked
+        if not self.tracked:
+            return True
+        if not self.accounting and name.startswith("gres/"):
+            # slurmdbd gives GRES the numbers that they are counted under.
+            return False
+        return name in self.tracked

@@ -7,6 +7,7 @@ import msgspec
 from steward.bank.records import Description
 from steward.records import JobRecord
 from steward.slurm import tres
+from steward.slurm.requests import asked_for, kind_of, without
 
 _HELD: Final = frozenset({"JobHeldAdmin", "JobHeldUser"})
 _UNSET: Final = Description(uid=-1)
@@ -16,7 +17,8 @@ def description_of(record: JobRecord) -> Description:
     """What a job asks for, as its record in the queue has it.
 
     Of a job that has its allocation this is what it was given, so that its estimate is what
-    it has for as long as it may; of one that waits, what Slurm reckons that it needs.
+    it has for as long as it may; of one that waits, what Slurm reckons that it needs. GRES that
+    Slurm does not count in a job's TRES are as the job asked for them.
 
     Args:
         record: A record of a snapshot, or of the job asked singly.
@@ -26,6 +28,7 @@ def description_of(record: JobRecord) -> Description:
     nodes = asked.get("node") or record.nodes or 1
     cpus = asked.get("cpu") or record.cpus or 1
     memory = asked.get("mem")
+    counted = {kind_of(name) for name in asked}
     limit = record.time_limit_s
     return Description(
         uid=-1 if record.uid is None else record.uid,
@@ -51,9 +54,12 @@ def description_of(record: JobRecord) -> Description:
         held=record.reason in _HELD,
         het=bool(record.het_job_id),
         licenses=record.licenses,
-        tres_per_job=",".join(
-            f"{name}:{amount}" for name, amount in _gres(asked).items() if amount
-        ),
+        tres_per_job=_together(record, asked, counted, has=bool(has)),
+        tres_per_node="" if has else without(record.tres_per_node, counted),
+        tres_per_socket="" if has else without(record.tres_per_socket, counted),
+        tres_per_task="" if has else without(record.tres_per_task, counted),
+        cpus_per_tres="" if has else record.cpus_per_tres,
+        mem_per_tres="" if has or memory is not None else record.mem_per_tres,
         features=record.constraints,
         admin_comment=record.admin_comment,
     )
@@ -62,6 +68,8 @@ def description_of(record: JobRecord) -> Description:
 def merged(base: Description, change: Description) -> Description:
     """A job's description after an update that says only what becomes different.
 
+    One that is released may start at once: Slurm drops a time to begin with it.
+
     Args:
         base: What it was.
         change: What ``scontrol update`` sends; what it leaves unset stays.
@@ -69,9 +77,12 @@ def merged(base: Description, change: Description) -> Description:
     changes = {
         field: value
         for field in Description.__struct_fields__
-        if field not in ("uid", "job_id")
+        if field not in ("uid", "job_id", "released")
         and (value := getattr(change, field)) != getattr(_UNSET, field)
     }
+    if change.released or not changes:
+        # Slurm asks of nothing but a release without saying what becomes different.
+        changes |= {"held": False, "begin_us": change.begin_us}
     if "num_tasks" in changes and "min_cpus" not in changes and base.cpus_per_task:
         changes["min_cpus"] = changes["num_tasks"] * base.cpus_per_task
     if "mem_per_cpu_mib" in changes:
@@ -91,6 +102,19 @@ def _each(cpus: int, tasks: int | None) -> int | None:
 def _spread(record: JobRecord, nodes: int) -> int:
     """Over how many nodes one that waits may come; a count of 1 is often only the least."""
     return max(nodes, record.tasks or 1) if nodes == 1 else nodes
+
+
+def _together(record: JobRecord, asked: dict[str, int], counted: set[str], *, has: bool) -> str:
+    """All of a job's GRES: those that Slurm counts, and the others as it asked for them."""
+    found = _gres(asked)
+    if has:
+        # Of a job that runs nodes and tasks are settled.
+        others = asked_for(record)
+        found |= {name: count for name, count in others.items() if kind_of(name) not in counted}
+    parts = [f"{name}:{amount}" for name, amount in found.items() if amount]
+    if not has:
+        parts.append(without(record.tres_per_job, counted))
+    return ",".join(filter(None, parts))
 
 
 def _gres(amounts: dict[str, int]) -> dict[str, int]:

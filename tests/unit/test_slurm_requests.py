@@ -1,0 +1,94 @@
+import msgspec
+import pytest
+from estimate_site import CLUSTER, NOW, SETTINGS, SU, estimator
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.bank.estimate import description_of
+from steward.bank.records import Rate
+from steward.bank.using import use_of
+from steward.records import JobRecord
+from steward.slurm.requests import asked_for, without
+
+GPU = Rate(number=3, weights={"gres/gpu": SU})
+WAITS = JobRecord(
+    job_id=9,
+    uid=1,
+    account="physics",
+    partition="gpu",
+    state="PENDING",
+    nodes=2,
+    cpus=4,
+    tasks=4,
+    time_limit_s=3540,
+    tres_requested="cpu=4,mem=4G,node=2,billing=4",
+)
+RUNS = msgspec.structs.replace(
+    WAITS,
+    state="RUNNING",
+    tres_requested="",
+    tres_allocated="cpu=4,mem=4G,node=2,billing=4",
+    start=NOW,
+    end=NOW,
+)
+
+
+@pytest.mark.parametrize("record", [WAITS, RUNS])
+@pytest.mark.parametrize(
+    ("asked", "gpus"),
+    [
+        ({"tres_per_job": "gres/gpu:3"}, 3),
+        ({"tres_per_job": "gres:gpu:a100:3"}, 3),
+        ({"tres_per_node": "gres/gpu:3"}, 6),
+        ({"tres_per_task": "cpu:1,gres/gpu:1"}, 4),
+        ({"tres_per_job": "gres/gpu:4", "tres_per_task": "gres/gpu:1"}, 4),
+    ],
+)
+def test_gpus_that_slurm_does_not_count_are_as_the_job_asked(
+    record: JobRecord, asked: dict[str, str], gpus: int
+) -> None:
+    job = description_of(msgspec.structs.replace(record, **asked))
+    quote = estimator(GPU).quote(job, NOW)
+    assert (quote.tres["gres/gpu"], quote.amount) == (gpus, gpus * SU)
+
+
+def test_gpus_that_slurm_counts_are_not_counted_twice() -> None:
+    record = msgspec.structs.replace(
+        WAITS,
+        tres_requested="cpu=4,mem=4G,node=2,billing=4,gres/gpu=2",
+        tres_per_node="gres/gpu:1,gres/shard:2",
+    )
+    job = description_of(record)
+    assert (job.tres_per_job, job.tres_per_node) == ("gres/gpu:2", "gres/shard:2")
+    runs = msgspec.structs.replace(RUNS, tres_allocated=record.tres_requested, tres_per_job="gpu:2")
+    assert description_of(runs).tres_per_job == "gres/gpu:2"
+
+
+def test_a_run_is_charged_the_gpus_that_slurm_did_not_count() -> None:
+    run = msgspec.structs.replace(RUNS, tres_per_node="gres/gpu:a100:2")
+    alone = msgspec.structs.replace(CLUSTER, accounting=False, tracked=("cpu", "gres/gpu"))
+    untold = msgspec.structs.replace(CLUSTER, tracked=("cpu", "mem", "node", "billing"))
+    for picture in (alone, untold):
+        charged = use_of(run, GPU, picture, SETTINGS).tres
+        assert (charged["gres/gpu"], charged["gres/gpu:a100"]) == (4, 4)
+        # What was held goes before.
+        held = {"gres/gpu": 3}
+        assert use_of(run, GPU, picture, SETTINGS, held=held).tres["gres/gpu"] == 3
+        # And where only something else was, what it asked for counts.
+        assert use_of(run, GPU, picture, SETTINGS, held={"cpu": 4}).tres["gres/gpu"] == 4
+    counted = msgspec.structs.replace(CLUSTER, tracked=("cpu", "gres/gpu"))
+    assert "gres/gpu" not in use_of(run, GPU, counted, SETTINGS).tres
+
+
+def test_requests() -> None:
+    record = JobRecord(job_id=1, nodes=2, tasks=3, tres_per_socket="gres/gpu:1", tres_per_job="x")
+    assert asked_for(record, sockets=2) == {"gres/gpu": 4, "gres/x": 1}
+    assert asked_for(JobRecord(job_id=1)) == {}
+    assert without("gres/gpu:2,gres/shard:1", {"gres/gpu"}) == "gres/shard:1"
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_read(text: str) -> None:
+    record = JobRecord(job_id=1, nodes=2, tres_per_node=text)
+    assert all(amount >= 0 for amount in asked_for(record).values())
+    assert len(without(text, {"gres/gpu"})) <= len(text)
