@@ -13,8 +13,9 @@ from steward.bank.consumer import BankConsumer
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.server import GateServer
+from steward.bank.ledger import Account
 from steward.bank.money import MICRO
-from steward.bank.records import Hold, ModeRule
+from steward.bank.records import Description, Hold, ModeRule
 from steward.config import BankSettings, GateSettings
 from steward.events import HOLD_PLACED, JOB_SEEN, QUEUE_LOOKED, Event, QueueLooked
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
@@ -194,6 +195,45 @@ def test_what_cannot_be_paid_is_remembered_until_it_can(bank: Bank) -> None:
     assert [hold.job_id for hold in bank.holds()] == [1]
     with bank.ledger.reading() as t:
         assert t.mark("unpaid:c1") == "{}"
+
+
+@pytest.mark.parametrize("account", ["physics", "closed"])
+def test_a_job_that_runs_unpaid_keeps_others_from_the_same_money(bank: Bank, account: str) -> None:
+    if account == "closed":
+        with bank.ledger.transaction() as t:
+            t.accounts.create(Account(name="closed", draws_on_parent=True, parent="physics"), BY)
+            t.accounts.change("closed", BY, closed=True)
+        bank.tick()
+    fields: dict[str, Any] = {"tres_allocated": "cpu=64,node=1", "cpus": 64, "account": account}
+    _, running, ended = life(1, **fields)
+    bank.happen([running])
+    (hold,) = bank.holds()
+    assert (hold.started, hold.amount > 100 * HOUR) == (True, True)
+    another = Description(uid=1000, account="physics", partition="debug", time_limit_min=60)
+    verdict = bank.link.would("c1", another)
+    assert "overdrawn" in verdict.say
+    assert not verdict.ok
+    bank.later(120)
+    bank.tick()
+    assert [one.remaining for one in bank.holds()] == [hold.remaining]
+    bank.happen([ended])
+    assert (bank.held(), bank.balance()) == (0, 36 * HOUR)
+    assert bank.link.would("c1", another).ok
+
+
+def test_of_an_unpaid_array_only_what_runs_is_held_for(bank: Bank) -> None:
+    fields: dict[str, Any] = {"cpus": 64, "array_job_id": 5}
+    _, running, _ = life(6, array_task="1", tres_allocated="cpu=64,node=1", **fields)
+    pending, *_ = life(5, array_task="2-9", tres_requested="cpu=64,node=1", **fields)
+    bank.happen([pending, running])
+    (hold,) = bank.holds()
+    assert (hold.job_id, hold.quote and hold.quote.tasks) == (5, 1)
+    for _ in range(2):
+        bank.later(120)
+        bank.tick()
+        assert bank.holds() == [hold]
+        with bank.ledger.reading() as t:
+            assert '"5"' in t.mark("unpaid:c1")
 
 
 def test_a_requeued_jobs_next_run_is_covered_and_charged_by_itself(bank: Bank) -> None:

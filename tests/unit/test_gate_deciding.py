@@ -210,3 +210,20 @@ def test_holds_move_when_an_allocation_ends(tmp_path: Path) -> None:
     with site.store.transaction():
         late = Books(seq=0, accounts=(), after=0)
         assert site.upkeep.books(late, begin) == site.seq, "older news are passed over"
+
+
+def test_a_job_that_starts_after_its_allocation_ended_is_held_for_all_the_same(
+    tmp_path: Path,
+) -> None:
+    begin = now_us()
+    first = AllocationBooks(number=1, balance=50 * MICRO, end_us=begin + DAY_US)
+    last = AllocationBooks(number=2, balance=5 * MICRO)
+    site = Site(tmp_path, account("chem", 0, allocations=(first, last)))
+    comment = site.submit(job(9)).admin_comment
+    with site.store.transaction():
+        site.upkeep.tick(begin + DAY_US)
+    assert site.free(at_us=begin + DAY_US) == 5, "it waits for money"
+    seen = Seen(cluster=CLUSTER, job_id=1, uid=1000, admin_comment=comment, started=True)
+    with site.store.transaction():
+        site.upkeep.confirm([seen], begin + DAY_US)
+    assert site.free(at_us=begin + DAY_US) == -5

@@ -158,8 +158,20 @@ class Covering:
             self._unpaid.paid(key)
             self._rest(key, now, _LONG, has_hold=has_hold)
         elif not is_exact:
-            self._unpaid.apply(key, jobs, claim, covered.why)
+            if self._unpaid.apply(key, jobs, claim, covered.why):
+                self._owe(key, jobs)
             self._rest(key, now, _MINUTE, has_hold=has_hold)
+
+    def _owe(self, key: Key, jobs: Sequence[Job]) -> None:
+        """Hold for what runs already, whatever the account has, since it will be charged.
+
+        Nothing else keeps others from being let in against the same money meanwhile. For an
+        array's tasks that wait nothing is held: they are not to start.
+        """
+        started = [job for job in jobs if _is_started(job.record)]
+        claim = claim_of(key, started) if started else None
+        if claim is not None:
+            self._link.cover(msgspec.structs.replace(claim, mode_credit=True))
 
     def _rest(self, key: Key, now: datetime, span: timedelta, *, has_hold: bool) -> None:
         """Do not ask the same again for a while: the answer would be the same."""

@@ -86,8 +86,11 @@ class Unpaid:
                 return of.unpaid
         return self._settings.bank.unpaid
 
-    def apply(self, key: Key, jobs: Sequence[Job], claim: Claim, why: str) -> None:
+    def apply(self, key: Key, jobs: Sequence[Job], claim: Claim, why: str) -> bool:
         """Do what the rule says to a job that cannot be paid.
+
+        Returns:
+            Whether it is done; False where slurmctld is away, so that it is to be tried again.
 
         Raises:
             Unavailable: The ledger or the gate is away.
@@ -103,13 +106,16 @@ class Unpaid:
         if rule in ("warn", "credit"):
             self._link.cover(msgspec.structs.replace(claim, mode_credit=True))
         if rule == "cancel":
-            for job in jobs:
-                self._try(key[0], "cancel", name_of(job.record), PREFIX + line)
-        elif rule == "warn":
+            tried = [
+                self._try(key[0], "cancel", name_of(job.record), PREFIX + line) for job in jobs
+            ]
+            return all(tried)
+        if rule == "warn":
             for job in jobs:
                 self._try(key[0], "comment", name_of(job.record), PREFIX + line)
         elif rule == "hold" and waiting:
             self._hold(key, [name_of(job.record) for job in waiting], line, is_stranded=False)
+        return True
 
     def paid(self, key: Key) -> None:
         """Let a job go that was held, now that it can be paid.

@@ -136,11 +136,18 @@ class Upkeep:
         if not hold.confirmed:
             keeper.purses.confirm(hold, seen.job_id)
             keeper.tell(CONFIRMED, hold, hold.remaining, now_us, why="Slurm shows its job")
-        if seen.started:
-            hold.started = True
+        if seen.started and not hold.started:
+            self._start(hold, now_us)
         if is_news:
             keeper.store.update(hold)
         return keeper.store.whole(hold)
+
+    def _start(self, hold: Open, now_us: int) -> None:
+        """Its job runs, so that it will be charged, whatever its account has."""
+        hold.started = True
+        if hold.is_stranded and self._is_bound(hold):
+            purses = self._keeper.purses
+            purses.resize(hold, hold.remaining, purses.draw(hold.payer, hold.remaining, now_us))
 
     def _of_token(self, seen: Seen) -> Open | None:
         for found in token.find(seen.admin_comment):
@@ -188,7 +195,9 @@ class Upkeep:
             hold=hold,
         )
         stranger = None if case.mode == "off" else keeper.deciding.stranger(case)
-        if case.mode == "off" or stranger is not None:
+        # What runs is charged to its account, whoever may not use that.
+        is_owed = claim.started and claim.mode_credit and case.account in keeper.purses.accounts
+        if case.mode == "off" or (stranger is not None and not is_owed):
             return self._covered(hold, is_paid=case.free_pass or not stranger, why=stranger or "")
         decision = keeper.deciding.cover(case)
         placing = decision.placing
@@ -208,7 +217,7 @@ class Upkeep:
         elif claim.is_exact and placing.needed < hold.remaining:
             keeper.shrink(hold, placing.needed)
         if claim.started and not hold.started:
-            hold.started = True
+            self._start(hold, now_us)
             keeper.store.update(hold)
         return self._covered(hold, is_paid=True, why="")
 
