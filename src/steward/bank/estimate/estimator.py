@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from steward.bank.errors import NoEstimate
+from steward.bank.estimate.bounds import choices, refuse_endless
 from steward.bank.estimate.sites import Priced, Site
 from steward.bank.estimate.sizes import size_of
 from steward.bank.estimate.tasks import tasks_of
@@ -63,6 +64,7 @@ class Estimator:
             NoRate: Nothing says what one of its partitions costs.
             NoEstimate: One of its partitions is not known, or its array makes no sense.
         """
+        refuse_endless(job)
         account = self.account_of(job)
         tasks, at_once = (1, 1) if not job.array else tasks_of(job.array)
         best: tuple[int, Site, Priced, str, int, dict[str, int]] | None = None
@@ -151,7 +153,7 @@ class Estimator:
             return (default,) if default else ()
         if "," not in job.partition:
             return (job.partition,)
-        return tuple(filter(None, (name.strip() for name in job.partition.split(","))))
+        return choices(job.partition, "--partition")
 
     def _qos(self, job: Description, account: str) -> Sequence[str]:
         if not job.qos:
@@ -159,7 +161,7 @@ class Estimator:
                 return ("",)
             user = self.picture.users.get(job.uid, "")
             return (self.picture.qos.get(f"{account}/{user}", _NORMAL),)
-        return (job.qos,) if "," not in job.qos else tuple(filter(None, job.qos.split(",")))
+        return (job.qos,) if "," not in job.qos else choices(job.qos, "--qos")
 
     def _site(self, name: str) -> Site:
         site = self._sites.get(name)

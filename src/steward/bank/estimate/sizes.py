@@ -9,9 +9,11 @@ in tests/integration/test_estimate_allocations.py.
 """
 
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 from typing import Final
 
+from steward.bank.estimate.named import nodes_named
 from steward.bank.estimate.sites import Priced, Site
 from steward.bank.records import Description
 from steward.slurm import tres
@@ -19,6 +21,10 @@ from steward.slurm.picture import NodeShape
 
 _GPU: Final = "gres/gpu"
 _NOTHING: Final[dict[str, int]] = {}
+
+# The same texts are read for each partition and QOS that a job names; nobody changes these.
+_requested: Final = lru_cache(maxsize=256)(tres.requested_gres)
+_licenses: Final = lru_cache(maxsize=256)(tres.licenses)
 
 
 def size_of(job: Description, site: Site, priced: Priced) -> dict[str, int]:
@@ -40,7 +46,7 @@ def size_of(job: Description, site: Site, priced: Priced) -> dict[str, int]:
         for name, amount in asked.gres.items():
             _add_gres(found, name, amount, priced)
     if job.licenses:
-        found |= tres.licenses(job.licenses)
+        found |= _licenses(job.licenses)
     if asked.licenses:
         found |= asked.licenses
     if priced.bills:
@@ -77,7 +83,7 @@ class _Asked:
             or job.tres_per_socket
         )
         if job.tres_per_task:
-            per_task = max(per_task, tres.requested_gres(job.tres_per_task).get("cpu", 0))
+            per_task = max(per_task, _requested(job.tres_per_task).get("cpu", 0))
         min_cpus = job.min_cpus or 0
         limit = site.part.max_mem_per_cpu_mib
         if limit:
@@ -116,10 +122,10 @@ class _Asked:
     def _ask_gres(self, least: int) -> None:
         """GPUs and tasks, each of which may follow from the other."""
         job = self.job
-        self._per_job = tres.requested_gres(job.tres_per_job)
-        self._per_node = tres.requested_gres(job.tres_per_node)
-        self._per_task = tres.requested_gres(job.tres_per_task)
-        self._per_socket = tres.requested_gres(job.tres_per_socket)
+        self._per_job = _requested(job.tres_per_job)
+        self._per_node = _requested(job.tres_per_node)
+        self._per_task = _requested(job.tres_per_task)
+        self._per_socket = _requested(job.tres_per_socket)
         per_job, per_task = _gpus(self._per_job), _gpus(self._per_task)
         if job.num_tasks is None and per_job and per_task:
             self.tasks = max(self.tasks, -(-per_job // per_task))
@@ -136,9 +142,7 @@ class _Asked:
         job, site = self.job, self.site
         named = 0
         if job.req_nodes:
-            from steward.slurm.nodelists import expand
-
-            named = len(expand(job.req_nodes))
+            named = nodes_named(job.req_nodes, site.nodes)
         self.is_open = not job.max_nodes
         if job.max_nodes:
             most = max(job.max_nodes, least, named)
@@ -246,7 +250,7 @@ class _Asked:
         if job.tres_per_socket:
             # How many CPUs sockets give for their GPUs differs by version.
             return self.nodes * _up(self.site.cpus, unit)
-        per_gpu = _gpus(tres.requested_gres(job.cpus_per_tres)) if job.cpus_per_tres else 0
+        per_gpu = _gpus(_requested(job.cpus_per_tres)) if job.cpus_per_tres else 0
         if not per_gpu and job.cpus_per_task is None:
             per_gpu = self.site.part.def_cpu_per_gpu
         if self._at_once() == 1:
@@ -262,7 +266,7 @@ class _Asked:
         if not self.site.counts_memory:
             return 0
         job, part, nodes = self.job, self.site.part, self.nodes
-        per_gpu = _gpus(tres.requested_gres(job.mem_per_tres)) if job.mem_per_tres else 0
+        per_gpu = _gpus(_requested(job.mem_per_tres)) if job.mem_per_tres else 0
         if self.mem_per_cpu:
             return cpus * self.mem_per_cpu
         if job.pn_min_memory_mib:

@@ -1,0 +1,121 @@
+"""What users write into a job to hold the gate up, or to be estimated at less than they get."""
+
+import random
+
+import msgspec
+import pytest
+from estimate_site import CLUSTER, NOW, estimator
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.bank.errors import NoEstimate
+from steward.bank.estimate.named import nodes_named
+from steward.bank.records import Description
+from steward.slurm.nodelists import expand
+
+JOB = Description(uid=1, partition="main", num_tasks=1)
+MANY = msgspec.structs.replace(
+    CLUSTER,
+    partitions={
+        f"p{number}": msgspec.structs.replace(CLUSTER.partitions["main"], name=f"p{number}")
+        for number in range(64)
+    },
+)
+
+
+def asking(**fields: object) -> Description:
+    return msgspec.structs.replace(JOB, **fields)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "count"),
+    [
+        ("", 0),
+        ("n1", 1),
+        ("n1,n1,n1", 1),
+        ("n[1-3,7],gpu1", 5),
+        ("n[01-03],n[1-3]", 6),
+        ("r[1-2]n[1-3]", 6),
+        ("n[1-3]-ib", 3),
+        ("n[1-999999]", 8),
+        ("n[1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9]", 8),
+        ("n[1-999999999999]", 8),
+        ("n[3-1]", 8),
+        ("n[1-", 8),
+        ("@all", 1),
+        ("n[1-3]]", 8),
+        (",".join(f"n{number}x{number}y" for number in range(4000)), 8),
+        ("a" * 60_000 + "[1-8]", 8),
+        ("[" * 60_000, 8),
+        ("n1," * 100_000, 8),
+    ],
+)
+def test_nodes_are_counted_without_writing_them_out(nodelist: str, count: int) -> None:
+    assert nodes_named(nodelist, 8) == count
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["n", "gpu", "r1n"]), st.integers(0, 12), st.integers(0, 5)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_as_many_nodes_as_clustershell_finds(parts: list[tuple[str, int, int]]) -> None:
+    text = ",".join(f"{name}[{first}-{first + more}]" for name, first, more in parts)
+    assert nodes_named(text, 1000) == len(set(expand(text)))
+
+
+@given(st.text(alphabet="n12[]-,@!& \x00é", max_size=40), st.integers(1, 20))
+def test_whatever_is_written_is_a_count(text: str, most: int) -> None:
+    assert 0 <= nodes_named(text, most) <= most
+
+
+def test_nodes_that_cannot_be_had_are_as_many_as_there_are() -> None:
+    every = estimator().quote(asking(req_nodes="t[1-8]"), NOW).amount
+    for nodelist in ("n[1-999999]", "n[0-9]x[0-9]x[0-9]x[0-9]x[0-9]x[0-9]", "t[1-"):
+        assert estimator().quote(asking(req_nodes=nodelist), NOW).amount == every
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"array": "1," * 60_000 + "1"},
+        {"array": "0-4000000000"},
+        {"array": "0-9:0"},
+        {"licenses": "matlab:1," * 200},
+        {"licenses": "x" * 5000},
+        {"features": "(" * 100_000},
+        {"tres_per_job": ",".join(f"gres/gpu:{number}:1" for number in range(300))},
+        {"tres_per_node": "gres/gpu:" * 1000},
+        {"tres_per_task": "gres/gpu:1," * 100},
+        {"cpus_per_tres": "gres/gpu:1," * 100},
+        {"mem_per_tres": "9" * 5000},
+        {"partition": "main," * 10_000},
+        {"partition": ",".join(f"p{number}" for number in range(65))},
+        {"qos": ",".join(f"q{number}" for number in range(65))},
+        {"account": "a" * 5000},
+    ],
+)
+def test_what_is_endless_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(NoEstimate):
+        estimator().quote(asking(**fields), NOW)
+
+
+def test_a_partition_that_is_named_often_is_one() -> None:
+    once = estimator().quote(JOB, NOW)
+    assert estimator().quote(asking(partition="main," * 500, qos="normal,normal"), NOW) == once
+
+
+def test_the_most_that_is_let_through_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from steward.bank.estimate import sizes
+
+    sizes._requested.cache_clear()
+    mark = random.Random(7).randrange(10**6)
+    job = asking(
+        partition=",".join(MANY.partitions),
+        qos=",".join(f"q{number}" for number in range(4)),
+        tres_per_job=",".join(f"gres/x{mark}y{number}:1" for number in range(60)),
+    )
+    assert estimator(picture=MANY).quote(job, NOW).amount > 0
+    assert sizes._requested.cache_info().misses < 10
