@@ -4,6 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from asking_site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
 from bank_site import NOON
@@ -14,6 +15,7 @@ from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import By, Refusal
 from steward.bank.money import MICRO
 from steward.bank.records import Factor, Hold, Rate
+from steward.slurm.picture import NodeShape, Picture
 
 
 @pytest.fixture
@@ -232,9 +234,41 @@ def test_rates_say_what_they_cost_or_that_it_is_nothing(site: AskingSite) -> Non
     assert [one.partition for one in site.ask("rate_show", ADA).rates] == ["debug", "gpu"]
 
 
-def msgspec_of(rate: Rate) -> dict[str, Any]:
-    import msgspec
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("foo", "weigh one of cpu, mem"),
+        ("gpu", "gres/gpu is"),
+        ("cpus", "cpu is"),
+        ("CPU", "cpu is"),
+        ("memory", "mem is"),
+        ("gres/gpus", "gres/gpu is"),
+        ("gre/gpu", "gres/gpu is"),
+        ("licenses/matlab", "license/matlab is"),
+        ("gres/", "weigh one of"),
+        ("energy", "measured"),
+        ("fs/disk", "measured"),
+    ],
+)
+def test_what_no_job_is_handed_is_not_weighed(site: AskingSite, name: str, said: str) -> None:
+    with pytest.raises(BankUsage, match=said):
+        site.ask("rate_create", rate={"partition": "gpu", "weights": {name: MICRO}})
+    assert [one.partition for one in site.ask("rate_show").rates] == ["debug"]
 
+
+def test_a_gres_that_no_node_has_is_warned_of(site: AskingSite) -> None:
+    picture = Picture(cluster="c1", shapes=(NodeShape(tres={"gres/gpu:a100": 4}),))
+    with site.ledger.transaction() as t:
+        t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
+    sound = {"cpu": 1, "gres/gpu": 1, "gres/gpu:a100": 1, "license/matlab@db": 1}
+    assert site.ask("rate_create", rate={"weights": sound}).warnings == ()
+    told = site.ask("rate_create", rate={"weights": {"gres/gpu:h100": 1}}).warnings
+    assert told == (
+        "no node of cluster c1 has gres/gpu:h100 now; there are gres/gpu, gres/gpu:a100",
+    )
+
+
+def msgspec_of(rate: Rate) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(rate)
     return found
 

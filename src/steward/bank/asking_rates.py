@@ -11,6 +11,8 @@ from steward.bank.errors import BankUsage
 from steward.bank.ledger import Refusal
 from steward.bank.records import Factor, Mode, ModeRule, Rate
 from steward.bank.room import BankAnswer, BankRoom
+from steward.bank.weighing import check_names, unseen
+from steward.slurm.picture import Picture
 
 _OPERATORS: Final = "set rates and modes"
 _MOST_REFUSALS: Final = 10_000
@@ -50,10 +52,12 @@ class RatesAnswer(BankAnswer, frozen=True, kw_only=True):
     Attributes:
         rates: By cluster, partition, QOS, and the time from which they hold.
         gate_knows: Whether the gate reckons with a change already; it is told soon otherwise.
+        warnings: What of a new rate may charge nothing on its cluster.
     """
 
     rates: tuple[Rate, ...]
     gate_knows: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 class EnforceRequest(Request, frozen=True, kw_only=True):
@@ -128,7 +132,8 @@ def rate_create(room: BankRoom, asker: Asker, request: RateCreateRequest) -> Rat
 
     Raises:
         BankRefused: The asker is no operator.
-        BankUsage: It says neither what it costs nor that it is free, or there is no such cluster.
+        BankUsage: It says neither what it costs nor that it is free, it weighs what is no TRES,
+            or there is no such cluster.
     """
     valid_from = room.moment(request.valid_from, request.zone) or room.now()
     given = request.rate
@@ -138,6 +143,7 @@ def rate_create(room: BankRoom, asker: Asker, request: RateCreateRequest) -> Rat
         raise BankUsage("what is --free has neither weights nor a minimum")
     if given.minimum < 0 or any(amount < 0 for amount in given.weights.values()):
         raise BankUsage("nothing costs less than nothing")
+    check_names(given.weights)
     for factor in given.factors:
         _sound(factor)
     rate = msgspec.structs.replace(
@@ -147,9 +153,11 @@ def rate_create(room: BankRoom, asker: Asker, request: RateCreateRequest) -> Rat
         room.rights(asker, t).need_operator(_OPERATORS)
         before = t.seq
         made = t.rates.add(rate, room.by(asker, request.reason))
+        kept = t.mark(f"picture:{rate.cluster}")
     return RatesAnswer(
         rates=(made,),
         gate_knows=room.tell_gate(before, rules=True),
+        warnings=unseen(rate.weights, msgspec.json.decode(kept, type=Picture)) if kept else (),
         **room.heading(),
     )
 

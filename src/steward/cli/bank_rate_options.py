@@ -6,12 +6,12 @@ from typing import Final
 
 from steward.bank import money
 from steward.bank.records import Factor, Rate
+from steward.bank.weighing import check_names
 from steward.cli.options import split
 from steward.errors import UsageError
 
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _FACTOR: Final = re.compile(r"([a-z,-]+)/([\d:]+)-([\d:]+)=([\d.]+)")
-_TRES: Final = re.compile(r"[a-z]+(/[A-Za-z0-9_.:-]+)?")
 _PERMILLE: Final = 1000
 
 
@@ -23,9 +23,8 @@ def weights(values: Iterable[str] | None) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for name, value in _pairs(values, "--weight cpu=1"):
-        if not _TRES.fullmatch(name):
-            raise UsageError(f"{name!r} is no TRES: cpu, mem, node, gres/gpu, license/NAME", name)
         found[name] = money.parse(value)
+    check_names(found)
     return found
 
 

@@ -227,6 +227,8 @@ def _create(rate: Rate, valid_from: str, reason: str, place: Place, style: Style
     )
     answer: RatesAnswer = call(place, action("bank.rate_create"), request)
     _print_rates(answer, style)
+    for warning in answer.warnings:
+        output.warn(warning)
     if not style.json:
         tell_gate(answer.gate_knows)
 
