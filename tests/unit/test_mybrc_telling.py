@@ -14,9 +14,10 @@ from servers.mybrc import BY, SU, balance, mybrc_settings, with_money
 from steward.bank.ledger import open_ledger
 from steward.bank.mybrc.errors import ApiError
 from steward.bank.mybrc.lists import partitions, users
+from steward.bank.mybrc.matching import take_back
 from steward.bank.mybrc.shapes import JobSent
 from steward.bank.mybrc.telling import Filters, Teller
-from steward.bank.records import Charge, Rate
+from steward.bank.records import Charge, Rate, Use
 from steward.config import Settings
 from steward.events import utc_now
 from steward.slurm.people import People
@@ -41,12 +42,15 @@ def ledger(site: Settings) -> Iterator["Ledger"]:
     opened.close()
 
 
-def own_charge(amount: int) -> Charge:
-    """What Steward itself charges for job 1001."""
+def own_charge(amount: int, restarts: int = 0) -> Charge:
+    """What Steward itself charges for a run of job 1001, which waits and runs ten minutes each."""
+    start = SUBMITTED + timedelta(minutes=20 * restarts + 10)
     return Charge(
         cluster="c",
         job_id=1001,
         first_submit=SUBMITTED,
+        restarts=restarts,
+        use=Use(tres={"cpu": 1}, start=start, seconds=600),
         account="physics",
         user="ada",
         amount=amount,
@@ -133,6 +137,48 @@ def test_what_steward_finds_out_goes_before_what_was_told(
         t.charges.charge(own_charge(7 * SU), BY)
     teller.update("1001", sent(amount="3", submitdate=SUBMITTED.isoformat()), "plugin")
     assert balance(site) == 993 * SU
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"submitdate": "2026-03-01T10:20:00Z"},
+        {"submitdate": "2026-03-01T10:20:00Z", "startdate": "2026-03-01T10:30:00Z"},
+        {"startdate": "2026-03-01T10:30:00Z", "enddate": "2026-03-01T10:40:00Z"},
+        {"startdate": "2026-03-01T10:10:00Z"},
+    ],
+)
+def test_a_job_of_several_runs_is_charged_by_steward_alone(
+    teller: Teller, ledger: "Ledger", site: Settings, times: dict[str, str]
+) -> None:
+    with ledger.transaction() as t:
+        for restarts in (0, 1):
+            t.charges.charge(own_charge(7 * SU, restarts), BY)
+    teller.update("1001", sent(amount="14", **times), "plugin")
+    teller.update("1001", sent(amount="13", **times), "plugin")
+    assert balance(site) == 986 * SU
+
+
+def test_what_was_told_of_a_later_run_is_taken_back_with_its_charge(
+    teller: Teller, ledger: "Ledger", site: Settings
+) -> None:
+    teller.create(sent(amount="10", submitdate="2026-03-01T10:20:00Z"), "plugin")
+    teller.create(sent("1002", amount="1", submitdate="2026-03-01T10:20:00Z"), "plugin")
+    with ledger.transaction() as t:
+        for restarts in (0, 1):
+            charge = own_charge(7 * SU, restarts)
+            t.charges.charge(charge, BY)
+            take_back(t, charge, BY)
+    assert balance(site) == 985 * SU
+
+
+def test_another_job_of_the_same_number_costs_what_is_told(
+    teller: Teller, ledger: "Ledger", site: Settings
+) -> None:
+    with ledger.transaction() as t:
+        t.charges.charge(own_charge(7 * SU), BY)
+    teller.update("1001", sent(amount="3", submitdate="2026-05-01T10:00:00Z"), "plugin")
+    assert balance(site) == 990 * SU
 
 
 @pytest.mark.parametrize("name", ["7_3", "7+1", "0007", "x", "\u0667", "99999999999", "7.batch"])

@@ -6,7 +6,7 @@ whole) may be told again; what it is told afterwards it asks for by number.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +16,7 @@ from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import Seen
 from steward.bank.ledger import By, open_ledger
 from steward.bank.live import Live
+from steward.bank.mybrc.matching import SOURCE, take_back
 from steward.bank.reconciling import Reconciling, mark_unpriced
 from steward.bank.records import Hold
 from steward.bank.settling import (
@@ -125,7 +126,9 @@ class BankConsumer:
             for event in ended:
                 self._end(t, event, holds.get(_key(event)))
             if self._settings.bank.remote.url:
-                self._pass_on(t, events, holds)
+                from steward.bank.mybrc.relaying import relay
+
+                relay(t, events, holds, self._began)
             t.move_cursor(self._cursor, upto)
         self._look_after(events, holds, ended)
         self._is_busy = len(events) >= self.batch_events
@@ -160,7 +163,7 @@ class BankConsumer:
             known = [
                 row.charge
                 for row in t.charges.of_job(event.cluster, fact.job_id)
-                if row.charge.source != "mybrc"
+                if row.charge.source != SOURCE
             ]
             try:
                 charge = charge_of(
@@ -175,6 +178,7 @@ class BankConsumer:
             if charge is not None:
                 charge = same_as(charge, known)
                 charged = t.charges.charge(charge, By(who=BANK, why=charge.why))
+                take_back(t, charge, By(who=BANK, why="told by a client, and charged by the bank"))
                 key, amount, is_first = charge.key, charged.added, charged.first
         if hold is None or not is_first:
             return
@@ -211,36 +215,6 @@ class BankConsumer:
         for key in over.keys() - again:
             self._covering.drop(*key)
             self._unpaid.forget(*key)
-
-    def _pass_on(self, t: "Transaction", events: Iterable[Event], holds: dict[Key, Hold]) -> None:
-        """Have a remote myBRC server told of holds and charges, by the ledger's outbox."""
-        from steward.bank.mybrc.outgoing import Told, told_change, told_hold
-
-        for event in events:
-            if event.kind == QUEUE_LOOKED:
-                continue
-            record, fact = _record(event), event.body
-            first = fact.first_submit if isinstance(fact, RunFact) else record.submit
-            if first is None or record.uid is None or (record.restarts and first is record.submit):
-                continue
-            told = Told(
-                cluster=event.cluster,
-                job_id=record.job_id,
-                first_submit=first,
-                account=record.account.lower(),
-                uid=record.uid,
-                partition=record.partition,
-                qos=record.qos,
-                state=record.state,
-                start=record.start,
-                end=record.end,
-                cpus=record.cpus or 0,
-            )
-            hold = holds.get(_key(event))
-            if event.kind == RUN_END:
-                told_change(t, told)
-            elif hold is not None and not record.array_job_id:
-                told_hold(t, told, hold.amount)
 
     def tick(self, append: Append) -> float:
         """Push what is new, cover jobs, compare books: what is due by the clock.

@@ -17,6 +17,7 @@ from steward.bank.errors import BankUsage
 from steward.bank.ledger import By, ToldJob
 from steward.bank.mybrc import amounts
 from steward.bank.mybrc.errors import ApiError
+from steward.bank.mybrc.matching import SOURCE, is_same_job
 from steward.bank.mybrc.shapes import Job, JobPage, JobSent, merged
 from steward.bank.records import Charge, Use
 from steward.slurm.people import People
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger, Transaction
 
 PAGE: Final = 100
-SOURCE: Final = "mybrc"
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -146,7 +146,8 @@ class Teller:
                 body=msgspec.json.encode(job),
             )
         )
-        self._charge(t, self._charge_of(job, user, micros), before, user, caller)
+        due = 0 if self._is_ours(t, job) else micros
+        self._charge(t, self._charge_of(job, user, due), before, user, caller)
         return job
 
     def _charge(
@@ -165,9 +166,15 @@ class Teller:
         if row is not None or charge.amount:
             t.charges.charge(charge, by)
 
+    def _is_ours(self, t: "Transaction", job: Job) -> bool:
+        """Whether Steward has charged a run of it."""
+        rows = t.charges.of_job(self._cluster, _number(job))
+        own = [row.charge for row in rows if row.charge.source != SOURCE]
+        return is_same_job((job.submitdate, job.startdate), own)
+
     def _charge_of(self, job: Job, user: str, micros: int) -> Charge:
-        number = int(job.jobslurmid) if _NUMBER.fullmatch(job.jobslurmid) else 0
-        is_named = job.submitdate is None or not 0 < number < 2**32
+        number = _number(job)
+        is_named = job.submitdate is None or not number
         begin, end = job.startdate, job.enddate
         seconds = int((end - begin).total_seconds()) if begin and end else 0
         return Charge(
@@ -189,6 +196,12 @@ class Teller:
             source=SOURCE,
             told=job.jobslurmid if is_named else "",
         )
+
+
+def _number(job: Job) -> int:
+    """Its number in Slurm; 0 where its name is none."""
+    number = int(job.jobslurmid) if _NUMBER.fullmatch(job.jobslurmid) else 0
+    return number if number < 2**32 else 0
 
 
 def shown(told: ToldJob) -> Job:

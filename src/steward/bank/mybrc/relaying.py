@@ -1,0 +1,79 @@
+"""What of the bank's events a myBRC server elsewhere is told of: holds, and ends of runs.
+
+Of a run that the bank does not charge, since it ended before there was a bank or
+another's books tell of it, nothing is said: the server may know what it cost.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from steward.bank.mybrc.outgoing import Told, told_change, told_hold
+from steward.bank.records import Hold
+from steward.bank.settling import REVOKED, leader_of
+from steward.events import QUEUE_LOOKED, RUN_END, Event
+from steward.jobs.facts import base_state
+from steward.records import JobRecord
+from steward.usage import RunFact
+
+if TYPE_CHECKING:
+    from steward.bank.ledger.opened import Transaction
+
+
+def relay(
+    t: "Transaction",
+    events: Iterable[Event],
+    holds: Mapping[tuple[str, int], Hold],
+    began: datetime,
+) -> None:
+    """Put into the outbox what events mean for the server elsewhere.
+
+    Args:
+        t: The transaction that charges them.
+        events: The events.
+        holds: The open holds, by cluster and the id that each is kept under.
+        began: When the bank was first started.
+    """
+    for event in events:
+        if event.kind == QUEUE_LOOKED or not _is_ours(event, began):
+            continue
+        told = _told(event)
+        if told is None:
+            continue
+        record: JobRecord = event.body.record
+        hold = holds.get((event.cluster, leader_of(record)))
+        if event.kind == RUN_END:
+            told_change(t, told)
+        elif hold is not None and not record.array_job_id:
+            told_hold(t, told, hold.amount)
+
+
+def _is_ours(event: Event, began: datetime) -> bool:
+    """Whether it is the bank's to say what that costs."""
+    if event.kind != RUN_END:
+        return True
+    record: JobRecord = event.body.record
+    if event.body.source or (record.end or event.at) < began:
+        return False
+    # A job that a federation ran elsewhere has the same number there.
+    return base_state(record.state) not in REVOKED
+
+
+def _told(event: Event) -> Told | None:
+    record, fact = event.body.record, event.body
+    first = fact.first_submit if isinstance(fact, RunFact) else record.submit
+    if first is None or record.uid is None or (record.restarts and first is record.submit):
+        return None
+    return Told(
+        cluster=event.cluster,
+        job_id=record.job_id,
+        first_submit=first,
+        account=record.account.lower(),
+        uid=record.uid,
+        partition=record.partition,
+        qos=record.qos,
+        state=record.state,
+        start=record.start,
+        end=record.end,
+        cpus=record.cpus or 0,
+    )

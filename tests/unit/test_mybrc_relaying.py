@@ -1,0 +1,71 @@
+"""A server elsewhere is told of what the bank holds and charges, and of nothing else."""
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from bank_site import NOON, BankSite
+
+from steward.bank.mybrc.outgoing import KIND, Message
+from steward.bank.mybrc.relaying import relay
+from steward.bank.records import Hold
+from steward.events import JOB_SEEN, RUN_END, Event
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[BankSite]:
+    made = BankSite(tmp_path / "state")
+    yield made
+    made.close()
+
+
+def ended(site: BankSite, job_id: int, **fields: Any) -> list[Event]:
+    """The ends of a job's runs, as jobs.db tells them."""
+    return [event for event in site.feed(site.life(job_id, **fields)) if event.kind == RUN_END]
+
+
+def told(
+    site: BankSite, events: Sequence[Event], hours_ago: float, hold: int = 0
+) -> list[tuple[str, int]]:
+    """What is put into the outbox, where the bank began so long before noon."""
+    holds = {}
+    if hold:
+        holds["c1", hold] = Hold(
+            id="h", cluster="c1", job_id=hold, account="physics", amount=5, created_us=1
+        )
+    with site.ledger.transaction() as t:
+        relay(t, events, holds, NOON - timedelta(hours=hours_ago))
+    with site.ledger.reading() as t:
+        items = t.outbox.due(KIND, site.now + timedelta(days=1))
+    messages = [msgspec.json.decode(item.payload, type=Message) for item in items]
+    return [(message.op, message.told.job_id) for message in messages]
+
+
+def test_runs_of_the_banks_time_are_told(site: BankSite) -> None:
+    assert told(site, ended(site, 1), 1) == [("change", 1)]
+
+
+def test_what_ended_before_there_was_a_bank_is_not(site: BankSite) -> None:
+    assert told(site, ended(site, 1), -5) == []
+
+
+def test_what_anothers_books_tell_is_not(site: BankSite) -> None:
+    events = ended(site, 1)
+    bodies = [msgspec.structs.replace(event.body, source="sacct") for event in events]
+    imported = [
+        msgspec.structs.replace(event, body=body)
+        for event, body in zip(events, bodies, strict=True)
+    ]
+    assert told(site, imported, 1) == []
+
+
+def test_a_hold_is_told_once(site: BankSite) -> None:
+    seen = site.feed(site.life(1)[:1])
+    events = [event for event in (*site.journal, *seen) if event.kind == JOB_SEEN]
+    assert events
+    assert told(site, events, 1) == []
+    assert told(site, events, 1, hold=1) == [("hold", 1)]
+    assert told(site, events, 1, hold=1) == [("hold", 1)]
