@@ -129,7 +129,7 @@ def test_updates_that_cost_more_are_asked_for(site: AskingSite) -> None:
     assert (limit["op"], limit["jobs"], limit["job"]["job_id"]) == ("modify", str(job), job)
     assert (limit["job"]["uid"], limit["job"]["time_limit_min"]) == (-1, 4)
     assert (task["jobs"], task["job"]["job_id"]) == (f"{array}_2", array)
-    assert release["job"] == {"uid": -1, "job_id": job}
+    assert release["job"] == {"uid": -1, "job_id": job, "released": True}
 
 
 SPOILT = {

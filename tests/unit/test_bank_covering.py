@@ -73,14 +73,19 @@ def test_a_hold_that_covers_less_than_the_job_is_looked_at(
     assert needs(record(**changes), HOLD, NOON) is is_needed
 
 
-def test_a_job_that_waits_on_purpose_needs_nothing_yet() -> None:
+def test_a_job_that_waits_on_purpose_is_only_to_be_known_to_the_gate() -> None:
     assert needs(RECORD, None, NOON)
-    assert not needs(record(reason="JobHeldUser"), None, NOON)
-    assert not needs(record(eligible=NOON + timedelta(hours=1)), None, NOON)
+    empty = msgspec.structs.replace(HOLD, amount=0, remaining=0)
+    for waiting in (
+        record(reason="JobHeldUser"),
+        record(eligible=NOON + timedelta(hours=1), cpus=999),
+    ):
+        assert needs(waiting, None, NOON)
+        assert needs(waiting, empty, NOON), "what it asks for may have changed"
+        assert not needs(waiting, HOLD, NOON)
     # Soon enough that what it needs is to be there.
     assert needs(record(eligible=NOON + timedelta(minutes=2)), None, NOON)
     assert needs(record(eligible=NOON + timedelta(hours=1), state="RUNNING"), None, NOON)
-    empty = msgspec.structs.replace(HOLD, amount=0, remaining=0)
     assert needs(RECORD, empty, NOON)
 
 

@@ -42,6 +42,7 @@ _TRIES: Final = 30
 _CUT_OFF: Final = "..."
 _OVER_GRACE: Final = timedelta(seconds=30)
 _MINUTE: Final = timedelta(minutes=1)
+_CHANGED: Final = timedelta(seconds=30)
 _LONG: Final = timedelta(minutes=10)
 _SLACK_US: Final = 2_000_000
 _PAGE: Final = 1000
@@ -57,10 +58,18 @@ class _Rest(msgspec.Struct, frozen=True):
     rules: int
     until: datetime
     has_hold: bool
+    asks: tuple[object, ...]
 
-    def is_over(self, live: "Live", has_hold: bool, now: datetime) -> bool:
+    def is_over(
+        self, live: "Live", has_hold: bool, asks: tuple[object, ...], now: datetime
+    ) -> bool:
         """Whether it is time, or something has changed since."""
-        return now >= self.until or self.rules != live.rules.seq or self.has_hold != has_hold
+        return (
+            now >= self.until
+            or self.rules != live.rules.seq
+            or self.has_hold != has_hold
+            or self.asks != asks
+        )
 
 
 class Covering:
@@ -127,7 +136,8 @@ class Covering:
         for leader, jobs in waiting.items():
             if any(needs(job.record, holds.get(leader), now) for job in jobs):
                 rest = self._resting.get((cluster, leader))
-                if rest is None or rest.is_over(self._live, leader in holds, now):
+                asks = put_off(jobs, now)
+                if rest is None or rest.is_over(self._live, leader in holds, asks, now):
                     self.want(cluster, leader)
         for leader, hold in holds.items():
             jobs = waiting.get(leader, [])
@@ -135,7 +145,9 @@ class Covering:
                 self._release_if_over(cluster, leader, hold, now)
             elif is_too_large(hold, jobs, self._settings.bank.arrays):
                 self._cover((cluster, leader), jobs, now, is_exact=True)
-        self._resting = {key: rest for key, rest in self._resting.items() if now < rest.until}
+        self._resting = {
+            key: rest for key, rest in self._resting.items() if now < rest.until + _MINUTE
+        }
 
     def _cover(
         self, key: Key, jobs: Sequence[Job], now: datetime, *, is_exact: bool = False
@@ -151,16 +163,16 @@ class Covering:
             if str(error) not in self._said:
                 log.error("cluster %s: %s", key[0], error)
                 self._said.add(str(error))
-            self._rest(key, now, _MINUTE, has_hold=False)
+            self._rest(key, jobs, now, _MINUTE, has_hold=False)
             return
         has_hold = covered.hold is not None
         if covered.is_paid:
             self._unpaid.paid(key)
-            self._rest(key, now, _LONG, has_hold=has_hold)
+            self._rest(key, jobs, now, _LONG, has_hold=has_hold)
         elif not is_exact:
             if self._unpaid.apply(key, jobs, claim, covered.why):
                 self._owe(key, jobs)
-            self._rest(key, now, _MINUTE, has_hold=has_hold)
+            self._rest(key, jobs, now, _MINUTE, has_hold=has_hold)
 
     def _owe(self, key: Key, jobs: Sequence[Job]) -> None:
         """Hold for what runs already, whatever the account has, since it will be charged.
@@ -173,9 +185,16 @@ class Covering:
         if claim is not None:
             self._link.cover(msgspec.structs.replace(claim, mode_credit=True))
 
-    def _rest(self, key: Key, now: datetime, span: timedelta, *, has_hold: bool) -> None:
+    def _rest(
+        self, key: Key, jobs: Sequence[Job], now: datetime, span: timedelta, *, has_hold: bool
+    ) -> None:
         """Do not ask the same again for a while: the answer would be the same."""
-        self._resting[key] = _Rest(self._live.rules.seq, now + span, has_hold)
+        asks = put_off(jobs, now)
+        before = self._resting.get(key)
+        if asks and (before is None or before.asks != asks):
+            # The gate takes the queue's word only a while after a change.
+            span = min(span, _CHANGED)
+        self._resting[key] = _Rest(self._live.rules.seq, now + span, has_hold, asks)
 
     def _release_if_over(self, cluster: str, leader: int, hold: Hold, now: datetime) -> None:
         """Give back what is held for a job that ended without anybody telling the gate."""
@@ -245,11 +264,12 @@ def grouped(jobs: Iterable[Job]) -> dict[int, list[Job]]:
 def needs(record: JobRecord, hold: Hold | None, now: datetime) -> bool:
     """Whether a job in the queue is to be looked at: its hold is missing, or of something less.
 
-    A job that its user holds, or that begins later, needs nothing until it is eligible.
+    A job that its user holds, or that begins later, is held nothing for until it is eligible;
+    but the gate is to know what it asks for, to decide on its release.
     """
     state = base_state(record.state)
     if state not in STARTED and is_waiting_on_purpose(record, now):
-        return False
+        return hold is None or not hold.amount
     if hold is None or not hold.quote:
         return True
     if not hold.amount and hold.quote.amount:
@@ -274,6 +294,17 @@ def is_waiting_on_purpose(record: JobRecord, now: datetime) -> bool:
     if record.reason in _HELD:
         return True
     return record.eligible is not None and micros(record.eligible) > micros(now) + FAR_US
+
+
+def put_off(jobs: Sequence[Job], now: datetime) -> tuple[object, ...]:
+    """What a job that waits on purpose asks for; nothing of any other."""
+    record = jobs[0].record
+    if base_state(record.state) in STARTED or not is_waiting_on_purpose(record, now):
+        return ()
+    return (
+        *(record.account, record.partition, record.qos, record.time_limit_s),
+        *(record.cpus, record.nodes, record.tres_requested, record.eligible, len(jobs)),
+    )
 
 
 def is_too_large(hold: Hold, jobs: Sequence[Job], policy: str) -> bool:

@@ -40,6 +40,7 @@ class Description(Noun, frozen=True):
         array: The task expression: ``0-9:2%4``.
         begin_us: ``--begin``; 0 for now.
         held: Submitted held (priority 0).
+        released: Of an update: it gives a held job a priority, as ``scontrol release`` does.
         het: Whether it is a component of a heterogeneous job.
         tres_per_job: ``--gpus`` and its like, as Slurm writes them (``gres/gpu:a100:2``).
         admin_comment: May carry our token.
@@ -76,6 +77,7 @@ class Description(Noun, frozen=True):
     array: str = ""
     begin_us: int = 0
     held: bool = False
+    released: bool = False
     het: bool = False
     cron: bool = False
     req_nodes: str = ""

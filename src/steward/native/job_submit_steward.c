@@ -169,6 +169,12 @@ static const char *cluster_name(void)
 	return slurms_conf && slurms_conf->cluster_name ? slurms_conf->cluster_name : "";
 }
 
+/* Whether an update gives a job a priority, and so lets it go if it was held. */
+static int is_released(const job_desc_msg_t *job)
+{
+	return job->priority != NO_VAL && job->priority;
+}
+
 /* Writes the question; the line is to be freed. */
 static void write_request(struct line *line, const char *op, const job_desc_msg_t *job, uint32_t by)
 {
@@ -194,6 +200,7 @@ static void write_request(struct line *line, const char *op, const job_desc_msg_
 	if (job->begin_time > 0)
 		add(line, ",\"begin_us\":%" PRId64, (int64_t)job->begin_time * 1000000);
 	add_true(line, "held", job->priority == 0);
+	add_true(line, "released", is_modify && is_released(job));
 	add_true(line, "het", !is_modify && job->het_job_offset < NO_VAL);
 	add_true(line, "cron", (job->bitflags & CRON_JOB) != 0);
 	add(line, "}}\n");
@@ -215,7 +222,7 @@ static int is_about_cost(const job_desc_msg_t *job)
 	       job->sockets_per_node != NO_VAL16 || job->cores_per_socket != NO_VAL16 ||
 	       job->threads_per_core != NO_VAL16 || job->core_spec != NO_VAL16 ||
 	       job->shared != NO_VAL16 || job->begin_time > 0 ||
-	       (job->priority != NO_VAL && job->priority);
+	       is_released(job);
 }
 
 /* ---- What becomes of it ----------------------------------------------------------------- */

@@ -119,6 +119,11 @@ local function has_bit(value, bit)
 	return type(value) == "number" and floor(value / 2 ^ bit) % 2 == 1
 end
 
+-- Whether an update gives a job a priority, and so lets it go if it was held.
+local function is_released(job)
+	return (number_of(job, "priority", NO_VAL) or 0) > 0 or given(job, "priority") == INFINITE
+end
+
 -- Whether an update may make a job cost more; a note, a new name or a hold does not.
 function wire.is_about_cost(job)
 	for _, pair in ipairs(TEXTS) do
@@ -129,8 +134,7 @@ function wire.is_about_cost(job)
 	end
 	return (minutes(job, "time_limit") or minutes(job, "time_min")
 		or number_of(job, "shared", NO_VAL16)
-		or (number_of(job, "priority", NO_VAL) or 0) > 0
-		or given(job, "priority") == INFINITE or (number_of(job, "begin_time", 2 ^ 53) or 0) > 0)
+		or is_released(job) or (number_of(job, "begin_time", 2 ^ 53) or 0) > 0)
 		and true or false
 end
 
@@ -163,6 +167,7 @@ function wire.request(op, cluster, job, by, job_id, jobs)
 	local begin = number_of(job, "begin_time", 2 ^ 33)
 	add("begin_us", begin and begin > 0 and format("%.0f000000", begin))
 	add_true("held", given(job, "priority") == 0)
+	add_true("released", op == "modify" and is_released(job))
 	add_true("het", op == "submit" and number_of(job, "het_job_offset", NO_VAL))
 	add_true("cron", has_bit(given(job, "bitflags"), 22))
 	jobs = jobs and ',"jobs":' .. quoted(jobs) or ""

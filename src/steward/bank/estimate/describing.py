@@ -68,7 +68,7 @@ def description_of(record: JobRecord) -> Description:
 def merged(base: Description, change: Description) -> Description:
     """A job's description after an update that says only what becomes different.
 
-    One that is released may start at once: Slurm drops a time to begin with it.
+    One that is released is taken to start at once.
 
     Args:
         base: What it was.

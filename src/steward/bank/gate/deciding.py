@@ -3,7 +3,9 @@
 What it decides is carried out by ``keeper.py``, in one transaction.
 """
 
-from typing import Final
+import functools
+from collections.abc import Callable
+from typing import Concatenate, Final, ParamSpec
 
 import msgspec
 
@@ -15,9 +17,31 @@ from steward.bank.gate.ground import Ground
 from steward.bank.gate.purses import Open, Purses
 from steward.bank.gate.refusing import text_of
 from steward.bank.records import Description, Quote
+from steward.errors import StewardError
+
+P = ParamSpec("P")
 
 FAR_US: Final = 15 * 60 * 1_000_000
 """A job that may not begin before is not held for yet, in µs."""
+
+
+class Undecided(StewardError):
+    """A job is such that nobody can decide on it; nothing was changed."""
+
+
+def _surely(
+    decide: Callable[Concatenate["Deciding", P], Decision],
+) -> Callable[Concatenate["Deciding", P], Decision]:
+    """Whatever a user wrote, it is this job alone that fails."""
+
+    @functools.wraps(decide)
+    def surely(self: "Deciding", *args: P.args, **options: P.kwargs) -> Decision:
+        try:
+            return decide(self, *args, **options)
+        except Exception as error:
+            raise Undecided(f"it cannot be decided on: {error}") from error
+
+    return surely
 
 
 class Deciding:
@@ -32,6 +56,7 @@ class Deciding:
         self._purses = purses
         self._ground = ground
 
+    @_surely
     def submit(
         self,
         cluster: str,
@@ -68,6 +93,7 @@ class Deciding:
             return decision
         return self._otherwise(case, decision)
 
+    @_surely
     def change(
         self,
         cluster: str,
@@ -76,6 +102,7 @@ class Deciding:
         job: Description,
         now_us: int,
         *,
+        covered: int = 0,
         is_lenient: bool = False,
     ) -> Decision:
         """Decide on a change to a job that has a hold.
@@ -86,12 +113,16 @@ class Deciding:
             before: What it asked for until now.
             job: What is to change.
             now_us: The time, µs since the epoch.
+            covered: What it could cost until now, micro-SU.
             is_lenient: As in :meth:`submit`.
         """
         # Who asks for a change is not always whose job it is.
         wanted = msgspec.structs.replace(merged(before, job), uid=hold.uid)
         if not wanted.account:
             wanted = msgspec.structs.replace(wanted, account=hold.account)
+        if hold.amount:
+            # What it is held for is not put off: Slurm may refuse the update that says so.
+            wanted = msgspec.structs.replace(wanted, held=False, begin_us=0)
         case = msgspec.structs.replace(
             self.case(cluster, wanted, hold.user, now_us, is_lenient=is_lenient),
             first_submit_us=hold.created_us,
@@ -104,7 +135,13 @@ class Deciding:
         stranger = self.stranger(case)
         if stranger is not None:
             return refused(case, stranger) if stranger else _let_in(case)
-        return self.cover(case)
+        decision = self.cover(case)
+        placing = decision.placing
+        if placing is None or placing.needed or placing.quote.amount <= covered:
+            return decision
+        # It holds nothing yet; what nobody could pay when it begins is refused now.
+        short = self._short(case, placing.payer, placing.quote.amount)
+        return self._not_yet(case, decision, placing, short) if short else decision
 
     def case(
         self, cluster: str, job: Description, user: str, now_us: int, *, is_lenient: bool = False
@@ -192,6 +229,10 @@ class Deciding:
         if free >= 0:
             return decision
         short = Short(needed=placing.quote.amount, free=free)
+        return self._not_yet(case, decision, placing, short)
+
+    def _not_yet(self, case: Case, decision: Decision, placing: Placing, short: Short) -> Decision:
+        """Refuse what would hold nothing now, but could not be paid later."""
         why = text_of(self._purses, self._ground, case, placing.quote, short)
         if case.free_pass:
             return msgspec.structs.replace(decision, short=why)

@@ -24,6 +24,12 @@ log = logging.getLogger(__name__)
 
 UNCONFIRMED_US: Final = 24 * 3600 * 1_000_000
 """A hold that Slurm never shows lapses then, also where the queue is never looked at."""
+SEEN_WITHIN_US: Final = 20_000_000
+"""What was changed so long ago the queue shows, in µs."""
+_UNSEEN: Final = (
+    "Steward: job {} has just been submitted, and is not seen yet by the bank: "
+    "change it in a few seconds"
+)
 PLACED: Final = "hold.placed"
 CONFIRMED: Final = "hold.confirmed"
 SETTLED: Final = "hold.settled"
@@ -51,6 +57,7 @@ class Keeper:
         self.purses = Purses()
         self.deciding = Deciding(self.purses, ground)
         self.settled = 0
+        self.changed_us: dict[str, int] = {}
         self.load()
 
     def load(self) -> None:
@@ -102,16 +109,52 @@ class Keeper:
     def modify(self, ask: Submit, now_us: int, *, is_lenient: bool) -> Said:
         """Decide on a change to a job; of one without a hold the queue's next look sees it."""
         hold = self.purses.by_job.get((ask.cluster, ask.job.job_id))
-        before = self.store.covered(hold)[1] if hold is not None else None
+        quote, before = self.store.covered(hold) if hold is not None else (None, None)
         if hold is None or before is None:
-            return Said(v=VERSION, ok=True, id=ask.id)
+            is_new = hold is None and not is_lenient and self._may_be_new(ask)
+            say = _UNSEEN.format(ask.jobs or ask.job.job_id) if is_new else ""
+            return Said(v=VERSION, ok=not is_new, say=say, id=ask.id)
+        covered = quote.amount if quote is not None else 0
         decision = self.deciding.change(
-            ask.cluster, hold, before, ask.job, now_us, is_lenient=is_lenient
+            ask.cluster, hold, before, ask.job, now_us, covered=covered, is_lenient=is_lenient
         )
         self._note(ask, decision, now_us)
-        if decision.placing is not None and decision.placing.amount:
+        placing = decision.placing
+        if placing is not None and placing.amount:
             self._enlarge(hold, decision, now_us, why="changed by its user")
+        elif placing is not None and not hold.amount and decision.ok:
+            self.changed_us[hold.id] = now_us
+            if placing.quote.amount >= covered:
+                # Only the queue's word makes it less: Slurm may yet refuse the update.
+                self.store.describe(hold, placing.quote, placing.job)
         return Said(v=VERSION, ok=decision.ok, say=decision.say, id=ask.id)
+
+    def _may_be_new(self, ask: Submit) -> bool:
+        """Whether the job may be one that this user has just submitted, not yet seen in Slurm.
+
+        What it was let in with is not known by its number, so no change can be judged.
+        """
+        if ask.by <= 0:
+            return False
+        for hold in self.purses.unconfirmed.values():
+            if hold.uid == ask.by and hold.cluster == ask.cluster:
+                quote = self.store.covered(hold)[0]
+                partition = quote.partition if quote else ""
+                if self.ground.mode(
+                    hold.cluster, partition, hold.account
+                ) == "gate" and not self.ground.is_exempt(hold.cluster, hold.uid, hold.user):
+                    return True
+        return False
+
+    def describe(self, hold: Open, decision: Decision, now_us: int) -> None:
+        """Take the queue's word for what a job asks for that holds nothing yet.
+
+        Not soon after it was changed: the queue may have been looked at before.
+        """
+        placing = _placing(decision)
+        if now_us - self.changed_us.get(hold.id, 0) > SEEN_WITHIN_US:
+            self.changed_us.pop(hold.id, None)
+            self.store.describe(hold, placing.quote, placing.job)
 
     def _comment(self, job: Description, hold: Open) -> str:
         made = token.make(
@@ -233,6 +276,7 @@ class Keeper:
         """A hold is over; what remained of it, micro-SU."""
         remained = hold.remaining
         self.purses.drop(hold)
+        self.changed_us.pop(hold.id, None)
         self.store.delete(hold)
         hold.remaining = 0
         self.tell(kind, hold, remained if amount is None else amount, now_us, why=why)

@@ -32,6 +32,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         job: What is asked for; of a change only what is to change.
         id: Tells the answers of one connection apart; 0 where there is one answer only.
         jobs: How a command named the jobs that it changes (``2_3``).
+        by: The uid that submits or changes; -1 where that is not said.
     """
 
     v: int
@@ -40,6 +41,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     job: Description
     id: int = 0
     jobs: str = ""
+    by: int = -1
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -216,6 +216,8 @@ class Upkeep:
             keeper.enlarge_decided(hold, decision, now_us)
         elif claim.is_exact and placing.needed < hold.remaining:
             keeper.shrink(hold, placing.needed)
+        elif not hold.amount:
+            keeper.describe(hold, decision, now_us)
         if claim.started and not hold.started:
             self._start(hold, now_us)
             keeper.store.update(hold)
