@@ -2,7 +2,9 @@
 
 Nothing of the bank is used here: rows of ``sacct --duplicates`` where there is a
 slurmdbd, else the words of ``scontrol show job`` and, of runs that a requeue hid
-there, the lines of jobcomp.
+there, the lines of jobcomp. Where two of Slurm's records of a run have different ends,
+the one that was told first holds: a finished job's requeue writes its end once more, and
+so does a slurmctld that was killed and begins again with what it saved seconds before.
 """
 
 import json
@@ -15,7 +17,7 @@ from typing import Final, NamedTuple
 from banking import CPU, BankSite
 
 _TRES: Final = re.compile(r"(\w[\w/:.-]*)=([0-9.]+)([KMGTP]?)")
-_COLUMNS: Final = "JobIDRaw,Start,End,State,ElapsedRaw,AllocTRES,TimelimitRaw,Partition"
+_COLUMNS: Final = "JobIDRaw,Submit,Start,End,State,ElapsedRaw,AllocTRES,TimelimitRaw,Partition"
 _PERMILLE: Final = {"NODE_FAIL": 0, "PREEMPTED": 500}
 _TIMES: Final = {"TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
 _ENDED: Final = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT")
@@ -32,6 +34,8 @@ class Ran(NamedTuple):
     cpus: int
     limit_s: int | None
     partition: str
+    submit: str = ""
+    end: int = 0
 
 
 def cost(ran: Ran, cpu: int = CPU, permille: Mapping[str, int] = _PERMILLE) -> int:
@@ -50,29 +54,41 @@ def costs(runs: Iterable[Ran], cpu: int = CPU) -> dict[int, int]:
 
 
 def by_sacct(site: BankSite) -> list[Ran]:
-    """All runs and pieces that slurmdbd knows the end of."""
+    """All runs and pieces that slurmdbd knows the end of, or jobcomp where slurmctld was killed."""
     words = ["sacct", "-a", "-D", "-X", "-n", "-P", "--noconvert", "-S", "now-1day", "-o", _COLUMNS]
     rows = site.cluster.run(words, env=_TIMES, timeout_s=120).stdout.splitlines()
-    ends: dict[tuple[int, str], Ran] = {}
-    for ran in _lines(site):
-        ends.setdefault((ran.job, ran.start), ran)
-    found: list[Ran] = []
+    lines = _lines(site)
+    first: dict[tuple[int, str], Ran] = {}
+    for ran in sorted(lines, key=lambda ran: ran.end):
+        if ran.state != "RESIZING":
+            first.setdefault((ran.job, ran.submit), ran)
+    told: set[tuple[int, str]] = set()
+    found: dict[tuple[int, str, str], Ran] = {}
     pieces: list[Ran] = []
     for row in rows:
-        job, start, end, state, seconds, tres, limit, partition = row.split("|")
+        job, submit, start, end, state, seconds, tres, limit, partition = row.split("|")
         state = state.partition(" ")[0]
         if not (start.isdigit() and end.isdigit()) or state in _UNFINISHED:
             continue
         limit_s = int(limit) * 60 if limit.isdigit() else None
-        ran = Ran(int(job), start, int(seconds), state, _cpus(tres), limit_s, partition)
+        ran = Ran(
+            *(int(job), start, int(seconds), state, _cpus(tres), limit_s, partition),
+            *(submit, int(end)),
+        )
+        told.add((ran.job, submit))
         if state == "RESIZING":
             pieces.append(ran)
             continue
-        first = ends.get((ran.job, start))
-        # When a job is requeued after its end, Slurm writes that end once more, and wrongly.
-        is_wrong = state == "REQUEUED" and first is not None and first.state in _ENDED
-        found.append(first if is_wrong and first is not None else ran)
-    return [*_without(found, pieces)]
+        before = first.get((ran.job, submit))
+        if before is not None and before.state in _ENDED and before.end < ran.end:
+            ran = before
+        found[ran.job, submit, ran.start] = ran
+    # A slurmctld that was killed took with it what it had not told slurmdbd yet.
+    pieces += [
+        ran for ran in lines if ran.state == "RESIZING" and (ran.job, ran.submit) not in told
+    ]
+    untold = [ran for key, ran in first.items() if key not in told]
+    return [*_without([*found.values(), *untold], pieces)]
 
 
 def by_slurmctld(site: BankSite) -> list[Ran]:
@@ -141,6 +157,8 @@ def _lines(site: BankSite) -> list[Ran]:
                 _cpus(told.get("tres_fmt_alloc_str", "")),
                 limit * 60 if isinstance(limit, int) and limit < 10**8 else None,
                 told.get("partition", ""),
+                str(told.get("submit_time", "")),
+                told["t"] if told.get("resizing") else end,
             )
         )
     return found

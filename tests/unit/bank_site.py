@@ -64,6 +64,12 @@ class BankSite:
         self.jobs.tick(said.extend)
         return [self._numbered(event, n) for n, event in enumerate(said, len(self.journal) + 1)]
 
+    def tick(self) -> list[Event]:
+        """Have jobs.db do what is due by the clock; what it said."""
+        said: list[Event] = []
+        self.jobs.tick(said.extend)
+        return said
+
     @staticmethod
     def _numbered(event: Event, number: int) -> Event:
         return msgspec.structs.replace(event, id=number)

@@ -3,6 +3,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from bank_site import BY, HOUR, NOON, BankSite, rate, record
 
@@ -11,6 +12,8 @@ from steward.bank.ledger import By
 from steward.bank.reconciling import Reconciling, mark_unpriced, reconcile
 from steward.bank.records import Rate
 from steward.bank.settling import Pricing
+from steward.config import ClusterSettings
+from steward.events import RUN_END
 
 
 @pytest.fixture
@@ -174,3 +177,70 @@ def test_the_clocks_turn_looks_again_at_what_had_no_rate(site: BankSite) -> None
     with site.ledger.reading() as t:
         assert t.mark("unpriced:c1") == ""
     reconciling.close()
+
+
+def test_the_clocks_turn_finds_what_came_to_be_known_late(site: BankSite) -> None:
+    def pricing(_cluster: str) -> Pricing:
+        return Pricing(settings=site.settings.bank, rates=[rate("debug")], zone="UTC")
+
+    reconciling = Reconciling(site.settings, site.ledger, pricing)
+    began = NOON - timedelta(hours=1)
+    reconciling.turn("c1", began, site.now, 1)
+    site.job(1)  # it ended five hours ago: the mark has moved past it
+    reconciling.turn("c1", began, site.now + timedelta(minutes=1), 1)
+    assert site.balance() == 1000 * HOUR
+    reconciling.turn("c1", began, site.now + timedelta(minutes=61), 1)
+    assert site.balance() == 998 * HOUR
+    site.job(2)
+    reconciling.close()
+    again = Reconciling(site.settings, site.ledger, pricing)
+    again.turn("c1", began, site.now + timedelta(minutes=62), 1)
+    assert site.balance() == 996 * HOUR, "when the bank has been away it looks far back"
+    again.close()
+
+
+def test_a_run_that_slurm_forgot_ended_when_it_was_found_to_be_gone(site: BankSite) -> None:
+    shown, running, ended = site.life(1)
+    lost = msgspec.structs.replace(ended.body.record, state="UNKNOWN", end=None)
+    gone = msgspec.structs.replace(ended, body=msgspec.structs.replace(ended.body, record=lost))
+    assert not [event for event in site.feed([shown, running, gone]) if event.kind == RUN_END]
+    found_us = site.now
+    site.now += timedelta(minutes=3)
+    (said,) = [event for event in site.tick() if event.kind == RUN_END]
+    assert said.body.record.end is None
+    assert said.at <= found_us, "and not when it is said, minutes later"
+
+
+def test_what_slurmdbd_could_not_be_asked_for_is_asked_for_again(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    programs = {
+        "scontrol": 'echo "AccountingStorageType = accounting_storage/slurmdbd"\n'
+        'echo "ClusterName = c1"; echo "StateSaveLocation = /nowhere"',
+        "squeue": "echo slurm-wlm 24.11.5",
+        "sacct": f'case "$*" in *-S*) echo "$*" >> {asked};; *) echo JobIDRaw JobID; exit;; esac\n'
+        f"[ -e {tmp_path}/up ]",
+        "sacctmgr": "true",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    site = BankSite(tmp_path / "state")
+    of_cluster = ClusterSettings(slurm_bin=str(tmp_path), timezone="UTC")
+    site.settings = msgspec.structs.replace(site.settings, cluster={"c1": of_cluster})
+    site.job(1)
+
+    def pricing(_cluster: str) -> Pricing:
+        return Pricing(settings=site.settings.bank, rates=[rate("debug")], zone="UTC")
+
+    reconciling = Reconciling(site.settings, site.ledger, pricing)
+    began = NOON - timedelta(hours=1)
+    for minutes in (0, 30, 31, 32):
+        if minutes == 31:
+            (tmp_path / "up").touch()
+        reconciling.turn("c1", began, site.now + timedelta(minutes=minutes), 1)
+    since = [line.split(" -S ")[1].split()[0] for line in asked.read_text().splitlines()]
+    first, until = f"{began:%Y-%m-%dT%H:%M:%S}", site.now + timedelta(minutes=31 - 2 - 10)
+    assert since == [first, first, first, f"{until:%Y-%m-%dT%H:%M:%S}"]
+    assert site.balance() == 998 * HOUR
+    reconciling.close()
+    site.close()

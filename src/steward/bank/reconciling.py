@@ -1,7 +1,7 @@
 """Compares what was charged with Slurm's own records, and corrects the ledger.
 
-It is done every minute for what ended of late, for all that could not be priced
-when it ended, and at somebody's order for any time.
+It is done every minute for what ended of late, every hour for the last day, for all
+that could not be priced when it ended, and at somebody's order for any time.
 """
 
 import logging
@@ -37,6 +37,15 @@ GRACE: Final = timedelta(minutes=2)
 
 OVERLAP: Final = timedelta(minutes=10)
 """So much is looked at twice: slurmdbd may be told late."""
+
+FAR: Final = timedelta(days=1)
+"""So much is looked at once more every hour, and when the bank has been away.
+
+What slurmctld could not tell slurmdbd for hours, and ends that an operator writes into it
+for jobs that slurmctld forgot, come with times that were compared long ago.
+"""
+
+_FAR_EVERY: Final = timedelta(hours=1)
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +107,7 @@ def reconcile(
     """
     with ledger.reading() as t:
         began = moment(int(t.mark("began") or 0))
-    start = max(since or now - timedelta(days=1), began)
+    start = max(since or now - FAR, began)
     pricing = pricing_of(settings, ledger, cluster)
     with _jobs(settings) as jobs:
         found = compare(ledger, jobs, cluster, pricing, (start, now), is_dry=is_dry)
@@ -276,6 +285,7 @@ class Reconciling:
         self._jobs: Jobs | None = None
         self._rules: dict[str, int] = {}
         self._said: dict[str, str] = {}
+        self._far: dict[str, datetime] = {}
 
     def turn(self, cluster: str, began: datetime, now: datetime, rules: int) -> None:
         """Compare what ended since the last turn.
@@ -290,19 +300,24 @@ class Reconciling:
             LedgerUnavailable, SqliteUnavailable: The ledger or jobs.db is away.
         """
         with self._ledger.reading() as t:
-            mark = t.mark(_reconciled(cluster))
+            marks = [t.mark(_reconciled(cluster)), t.mark(_reconciled_by_sacct(cluster))]
             unpriced = t.mark(_unpriced(cluster))
-        since = max(began, moment(int(mark)) - OVERLAP if mark else began)
+        until = now - GRACE
+        is_far = now - self._far.get(cluster, moment(0)) >= _FAR_EVERY
+        least = now - FAR if is_far else until
+        since, since_by_sacct = (
+            max(began, min(moment(int(mark)) - OVERLAP, least) if mark else began) for mark in marks
+        )
         is_again = bool(unpriced) and self._rules.get(cluster) != rules
         start = max(began, min(since, moment(int(unpriced)))) if is_again else since
-        until = now - GRACE
-        if start >= until:
+        if min(start, since_by_sacct) >= until:
             return
         if self._jobs is None:
             self._jobs = Jobs(database_path(self._settings.state_dir))
         pricing = self._pricing(cluster)
         found = compare(self._ledger, self._jobs, cluster, pricing, (start, until))
-        found += self._with_slurmdbd(cluster, pricing, (since, until))
+        by_sacct = self._with_slurmdbd(cluster, pricing, (since_by_sacct, until))
+        found += by_sacct or []
         for one in found:
             if one.done:
                 log.warning(
@@ -312,24 +327,29 @@ class Reconciling:
         is_left = any(one.due is None for one in found)
         with self._ledger.transaction() as t:
             t.set_mark(_reconciled(cluster), str(micros(until)))
+            if by_sacct is not None:
+                t.set_mark(_reconciled_by_sacct(cluster), str(micros(until)))
             if is_again and not is_left:
                 t.set_mark(_unpriced(cluster), "")
         self._rules[cluster] = rules
+        if is_far:
+            self._far[cluster] = now
 
     def _with_slurmdbd(
         self, cluster: str, pricing: Pricing, period: tuple[datetime, datetime]
-    ) -> list[Difference]:
+    ) -> list[Difference] | None:
+        """What slurmdbd has otherwise; None where it does not answer: it is asked again then."""
         assert self._jobs is not None, "it was opened by the turn"
         try:
             found = with_slurmdbd(
                 *(self._settings, self._ledger, self._jobs, cluster, pricing, period)
             )
         except SlurmError as error:
-            # The overlap, and what somebody asks for by hand, make up for it.
+            # Its mark stays where it is, so that the next turn asks for the same time.
             if self._said.get(cluster) != str(error):
                 log.warning("charges are not compared with slurmdbd: %s", error)
             self._said[cluster] = str(error)
-            return []
+            return None
         self._said.pop(cluster, None)
         return found
 
@@ -351,6 +371,10 @@ def _jobs(settings: Settings) -> Iterator[Jobs]:
 
 def _reconciled(cluster: str) -> str:
     return f"reconciled:{cluster}"
+
+
+def _reconciled_by_sacct(cluster: str) -> str:
+    return f"reconciled.sacct:{cluster}"
 
 
 def _unpriced(cluster: str) -> str:

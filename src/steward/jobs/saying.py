@@ -138,7 +138,8 @@ class Sayer:
         content = _ending(view.record)
         if told.end == content:
             return
-        at = view.record.end or self._now
+        # Nobody told when: it was over by when it was found to be, not only when that is said.
+        at = view.record.end or moment(told.over_us)
         if not told.end:
             told.end = content
             self._say(RUN_END, view, view.record, at=at)
