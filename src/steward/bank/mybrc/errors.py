@@ -24,3 +24,7 @@ class RemoteUnavailable(Unavailable):
 
 class RemoteRejected(StewardError):
     """The myBRC server elsewhere does not take this one thing."""
+
+
+class RemoteFailed(StewardError):
+    """The myBRC server elsewhere fails over this one thing, for all that is known."""

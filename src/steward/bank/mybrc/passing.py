@@ -1,7 +1,8 @@
 """Tells a myBRC server elsewhere what is in the outbox, until it has taken it.
 
-While the server is away all of it waits. What it refuses, one thing alone, is
-tried again ever more seldom and holds up nothing else.
+While the server is away all of it waits. What it refuses, or fails over, one thing
+alone, is tried again ever more seldom and holds up nothing else; where it fails over
+everything it counts as away.
 """
 
 import logging
@@ -14,7 +15,7 @@ import msgspec
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import OutboxItem
 from steward.bank.mybrc import amounts
-from steward.bank.mybrc.errors import RemoteRejected, RemoteUnavailable
+from steward.bank.mybrc.errors import RemoteFailed, RemoteRejected, RemoteUnavailable
 from steward.bank.mybrc.outgoing import KIND, Message, Told
 from steward.config import Settings
 from steward.waiting import Backoff, Stop
@@ -34,6 +35,10 @@ _LONGEST_WORD: Final = 50
 _TAKEN: Final = (200, 201)
 _ITS_OWN_FAULT: Final = (400, 404, 409, 413, 422)
 _MOST_SAID: Final = 300
+_FAILED: Final = 500
+_FAILED_S: Final = 10.0
+_MOST_FAILED: Final = 20
+"""So many failures one after the other are the server's, not those of what it is told."""
 
 
 class Remote:
@@ -52,6 +57,7 @@ class Remote:
 
         Raises:
             RemoteUnavailable: It cannot be told now.
+            RemoteFailed: The server fails over it.
             RemoteRejected: The server does not take it.
         """
         self._send("POST", "/jobs/", body)
@@ -61,6 +67,7 @@ class Remote:
 
         Raises:
             RemoteUnavailable: It cannot be told now.
+            RemoteFailed: The server fails over it.
             RemoteRejected: The server does not take it.
         """
         self._send("PUT", f"/jobs/{jobslurmid}/", body)
@@ -80,6 +87,9 @@ class Remote:
             answer = self._connected().request(
                 method, url, content=msgspec.json.encode(body), headers=headers
             )
+        except httpx.ReadTimeout as error:
+            self.close()
+            raise RemoteFailed(f"{method} {url}: no answer in time", path) from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             # ValueError: certificates or a token that are none.
             self.close()
@@ -89,6 +99,8 @@ class Remote:
         said = f"{method} {url}: {answer.status_code} {answer.text[:_MOST_SAID]}"
         if answer.status_code in _ITS_OWN_FAULT:
             raise RemoteRejected(said, path)
+        if answer.status_code == _FAILED:
+            raise RemoteFailed(said, path)
         raise RemoteUnavailable(said, path)
 
     def _connected(self) -> Any:
@@ -126,6 +138,7 @@ class Passing:
         self._remote = Remote(settings)
         self._backoff = Backoff(_FIRST_S, _MOST_S)
         self._said = ""
+        self._failed = 0
 
     def close(self) -> None:
         """Let go of connections."""
@@ -177,18 +190,26 @@ class Passing:
                 self._remote.create(body_of(told, message.amount, told.state or "PENDING"))
             else:
                 self._remote.update(str(told.job_id), body_of(told, self._cost(told), told.state))
+        except RemoteFailed as error:
+            self._later(item, str(error), _FAILED_S)
+            self._failed += 1
+            if self._failed >= _MOST_FAILED:
+                raise RemoteUnavailable(str(error), told.job_id) from error
+            return
         except RemoteRejected as error:
+            self._failed = 0
             if message.op == "change":
-                self._later(item, str(error))
+                self._later(item, str(error), _REFUSED_S)
                 return
             # A job that is known there already; or one that its first charge will tell.
             log.info("a hold is not taken elsewhere: %s", error)
+        self._failed = 0
         with self._ledger.transaction() as t:
             t.outbox.done(item.id)
 
-    def _later(self, item: OutboxItem, why: str) -> None:
-        wait_s = min(_REFUSED_S * 2 ** min(item.tries, 10), _REFUSED_MOST_S)
-        log.warning("a charge is not taken elsewhere, next try in %d s: %s", wait_s, why)
+    def _later(self, item: OutboxItem, why: str, first_s: float) -> None:
+        wait_s = min(first_s * 2 ** min(item.tries, 10), _REFUSED_MOST_S)
+        log.warning("a job is not taken elsewhere, next try in %d s: %s", wait_s, why)
         with self._ledger.transaction() as t:
             t.outbox.later(item.id, self._now() + timedelta(seconds=wait_s), why)
 

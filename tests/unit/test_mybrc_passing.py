@@ -1,0 +1,131 @@
+"""What a server elsewhere fails over holds up nothing else; a server that fails is left alone."""
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from servers.mybrc import mybrc_settings, with_money
+from steward.bank.ledger import open_ledger
+from steward.bank.mybrc.outgoing import KIND, Told, told_change
+from steward.bank.mybrc.passing import Passing
+from steward.config import BankSettings
+from steward.config_bank import RemoteBankSettings
+from steward.waiting import Stop
+
+if TYPE_CHECKING:
+    from steward.bank.ledger.opened import Ledger
+
+NOW = datetime.now(UTC)
+
+
+class Elsewhere(BaseHTTPRequestHandler):
+    """A server that fails over some jobs, and keeps count of what it was asked."""
+
+    poison: ClassVar[set[str]] = set()
+    asked: ClassVar[list[str]] = []
+
+    def do_PUT(self) -> None:
+        """Take a job, or fail over it."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        job = self.path.split("/")[-2]
+        self.asked.append(job)
+        self.send_response(500 if job in self.poison else 200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    Elsewhere.poison.clear()
+    Elsewhere.asked.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class Site:
+    """An outbox, and what empties it, by a clock of its own."""
+
+    def __init__(self, directory: Path, url: str) -> None:
+        token = directory / "token"
+        token.write_text("Token x\n")
+        remote = RemoteBankSettings(url=url, token_file=str(token), timeout_s=10.0)
+        settings = mybrc_settings(directory, 1, bank=BankSettings(enabled=True, remote=remote))
+        with_money(settings, "physics")
+        self.now = NOW
+        self.ledger: Ledger = open_ledger(settings, lambda: self.now)
+        self._passing = Passing(settings, self.ledger, lambda: self.now)
+
+    def say(self, *jobs: int) -> None:
+        """Have jobs told."""
+        with self.ledger.transaction() as t:
+            for job in jobs:
+                told_change(
+                    t,
+                    Told(cluster="c", job_id=job, first_submit=NOW, account="physics", uid=1),
+                )
+
+    def send(self, after_s: float = 0.0) -> float:
+        """Tell what is due; seconds to wait."""
+        self.now += timedelta(seconds=after_s)
+        return self._passing.send_once(Stop(), lambda: None)
+
+    def waiting(self) -> int:
+        """How much is not told."""
+        with self.ledger.reading() as t:
+            return t.outbox.waiting(KIND)
+
+    def close(self) -> None:
+        self._passing.close()
+        self.ledger.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path, url: str) -> Iterator[Site]:
+    made = Site(tmp_path, url)
+    yield made
+    made.close()
+
+
+def test_a_job_that_it_fails_over_holds_up_no_other(site: Site) -> None:
+    Elsewhere.poison.add("1")
+    site.say(1, 2, 3)
+    site.send()
+    assert (Elsewhere.asked, site.waiting()) == (["1", "2", "3"], 1)
+    site.say(4)
+    site.send()
+    assert (Elsewhere.asked[3:], site.waiting()) == (["4"], 1)
+    for wait_s in (10, 20, 40):
+        site.send(wait_s - 1)
+        assert Elsewhere.asked.count("1") == {10: 1, 20: 2, 40: 3}[wait_s]
+        site.send(1)
+        assert Elsewhere.asked.count("1") == {10: 2, 20: 3, 40: 4}[wait_s]
+    Elsewhere.poison.clear()
+    site.send(3600)
+    assert site.waiting() == 0
+
+
+def test_a_server_that_fails_over_everything_is_left_alone_for_a_while(site: Site) -> None:
+    Elsewhere.poison.update(map(str, range(1, 100)))
+    site.say(*range(1, 51))
+    site.send()
+    assert len(Elsewhere.asked) == 20
+    site.send()
+    assert len(Elsewhere.asked) == 21
+    Elsewhere.poison.clear()
+    site.send()
+    assert site.waiting() == 21
+    site.send(3600)
+    assert site.waiting() == 0
