@@ -79,6 +79,17 @@ def test_others_accounts_are_as_if_they_were_not_there(site: AskingSite) -> None
         site.ask("balance", ROOT, accounts=["nowhere"])
 
 
+def test_what_an_account_owes_that_nobody_created_is_shown(site: AskingSite) -> None:
+    site.charge(7, hours=4, account="stray")
+    shown = {one.account: one for one in site.ask("balance").accounts}
+    assert sorted(shown) == ["chemistry", "optics", "physics", "stray"]
+    assert (shown["stray"].balance, shown["stray"].known) == (-4 * MICRO, False)
+    assert shown["physics"].known
+    assert [one.account for one in site.ask("balance", accounts=["Stray"]).accounts] == ["stray"]
+    assert site.ask("statement", account="stray").statement.lines
+    assert accounts(site, BELA) == ["chemistry"]
+
+
 def test_owners_and_coordinators_set_limits(site: AskingSite) -> None:
     site.ask("user_change", OWNER, account="Physics", user="ada", limit=7, is_limited=True)
     site.ask("user_create", OWNER, account="optics", user="gus", limit=None)

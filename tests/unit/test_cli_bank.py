@@ -69,11 +69,24 @@ def test_money_from_first_to_last(bank: Any, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "ledger.db").stat().st_mode) == 0o600
 
 
+def test_an_account_that_nobody_created_is_in_the_balance(bank: Any, tmp_path: Path) -> None:
+    site = AskingSite(tmp_path)
+    site.charge(7, hours=4, account="stray")
+    site.ledger.close()
+    row = next(line for line in bank("balance").splitlines() if "stray" in line)
+    assert row.split()[1] == "-4.00"
+    assert row.endswith("not created")
+    bank("account", "create", "stray")
+    assert "not created" not in bank("balance")
+
+
 def test_a_statement_for_people_spreadsheets_and_programs(rich: Any) -> None:
     said = rich("statement", "physics", "-S", "2020-01-01")
     assert "job 7" in said
     assert "-4.00" in said
-    table = list(csv.DictReader(io.StringIO(rich("statement", "physics", "-S", "2020-01-01", "--csv"))))
+    table = list(
+        csv.DictReader(io.StringIO(rich("statement", "physics", "-S", "2020-01-01", "--csv")))
+    )
     charge = next(row for row in table if row["User"] == "ada")
     assert charge["Amount"] == "-4.000000"
     assert charge["What"].startswith("c1/7/")

@@ -8,7 +8,7 @@ import msgspec
 from steward.access import Asker
 from steward.actions import Action, Request, Shape
 from steward.bank.errors import BankRefused, BankUsage
-from steward.bank.ledger import Allocation, Statement, UsageRow
+from steward.bank.ledger import Account, Allocation, Statement, UsageRow
 from steward.bank.records import Hold
 from steward.bank.room import BankAnswer, BankRoom, Rights
 from steward.slurm.times import zone_called
@@ -45,6 +45,7 @@ class AccountBalance(Shape, frozen=True, kw_only=True):
         user_limit: What the asker may spend of it; None for no limit.
         user_spent: What the asker has spent of it.
         closed: Whether nothing may be charged to it any more.
+        known: Whether somebody created it; not if jobs were only charged to it.
         allocations: The payer's, in the order in which they are drawn on.
     """
 
@@ -57,6 +58,7 @@ class AccountBalance(Shape, frozen=True, kw_only=True):
     user_limit: int | None = None
     user_spent: int = 0
     closed: bool = False
+    known: bool = True
     allocations: tuple[Allocation, ...] = ()
 
 
@@ -178,7 +180,7 @@ def balance(room: BankRoom, asker: Asker, request: BalanceRequest) -> BalanceAns
         for name in request.accounts:
             rights.need_sight(name.lower())
         if request.accounts:
-            found = [t.accounts.need(name.lower()) for name in request.accounts]
+            found = [_account(t, name.lower()) for name in request.accounts]
         else:
             found = [one for one in t.accounts.all(unknown=True) if rights.sees(one.name)]
         lines = [_balance(room, t, one.name, rights) for one in found]
@@ -203,7 +205,7 @@ def statement(room: BankRoom, asker: Asker, request: StatementRequest) -> Statem
         rights = room.rights(asker, t)
         if account:
             rights.need_sight(account)
-            t.accounts.need(account)
+            _account(t, account)
         elif not rights.is_operator and request.user != rights.user:
             raise BankRefused(
                 "name the account; of all of them you may see your own use: -u "
@@ -306,9 +308,9 @@ def _all_led(rights: Rights, accounts: list[str]) -> bool:
 
 def _balance(room: BankRoom, t: "Transaction", account: str, rights: Rights) -> AccountBalance:
     now = room.now()
-    own = t.accounts.need(account)
+    own = _account(t, account)
     payer = t.accounts.payer(account)
-    paying = t.accounts.need(payer)
+    paying = _account(t, payer)
     member = {one.user: one for one in t.accounts.users(account)}.get(rights.user)
     pots = [one for one in t.allocations.of(payer) if one.active(now) or one.begin > now]
     return AccountBalance(
@@ -319,8 +321,18 @@ def _balance(room: BankRoom, t: "Transaction", account: str, rights: Rights) -> 
         user_limit=member.limit if member else None,
         user_spent=member.spent if member else 0,
         closed=own.closed,
+        known=own.known,
         allocations=tuple(sorted(pots, key=_drawn)),
     )
+
+
+def _account(t: "Transaction", name: str) -> Account:
+    """The account of a name, also one that nobody created and jobs were charged to.
+
+    Raises:
+        BankUsage: There is none.
+    """
+    return t.accounts.get(name) or t.accounts.need(name)
 
 
 def _drawn(pot: Allocation) -> tuple[bool, float, int]:

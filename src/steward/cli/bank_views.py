@@ -61,6 +61,11 @@ def balance(
     if not answer.accounts:
         output.note("There is no account that you are in.")
     output.print_table(_balances(answer), answer.accounts, style)
+    if not all(one.known for one in answer.accounts):
+        output.note(
+            "Jobs were charged to an account that nobody created: "
+            "'steward bank account create' takes it over with what it owes."
+        )
     if any(one.free is None for one in answer.accounts):
         output.note("The gate does not answer, so what is held is not known.")
 
@@ -96,8 +101,8 @@ def _balances(answer: BalanceAnswer) -> list[Column]:
         Column("FirstEnd", ends),
         Column(
             "State",
-            lambda one: "closed" if one.closed else "",
-            usual=any(one.closed for one in answer.accounts),
+            lambda one: "closed" if one.closed else "" if one.known else "not created",
+            usual=any(one.closed or not one.known for one in answer.accounts),
         ),
     ]
 
