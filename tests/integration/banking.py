@@ -49,6 +49,8 @@ def spec_of(directory: str, slurm: str, **options: Any) -> SandboxSpec:
         options: Of SandboxSpec, beside and in place of these.
     """
     own = f"steward_jobcomp_file = '{directory}/log/jobcomp.jsonl'\n"
+    env = {"STEWARD_GATE_CONF": f"{directory}-gate/gate.conf"}
+    env |= options.pop("controller_env", {})
     return SandboxSpec(
         **{
             "directory": directory,
@@ -56,7 +58,7 @@ def spec_of(directory: str, slurm: str, **options: Any) -> SandboxSpec:
             "cpus": 8,
             "jobcomp_lua": own + JOBCOMP.read_text(),
             "job_submit": ("steward",),
-            "controller_env": {"STEWARD_GATE_CONF": f"{directory}-gate/gate.conf"},
+            "controller_env": env,
             "accounts": ACCOUNTS,
             **options,
         }

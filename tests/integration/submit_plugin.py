@@ -105,10 +105,10 @@ def asking(directory: Path, version: str, kind: str, **more: Any) -> Iterator[As
         yield site
 
 
-def put_lua(directory: Path) -> dict[str, str]:
+def put_lua(directory: Path, cluster: str = "sandbox") -> dict[str, str]:
     """Install the module, with LuaSocket where every version of Slurm finds it."""
     (directory / "etc").mkdir()
-    submitting.install_submit_lua(f"{directory}/etc", libdir=f"{directory}/lua", cluster="sandbox")
+    submitting.install_submit_lua(f"{directory}/etc", libdir=f"{directory}/lua", cluster=cluster)
     (found,) = glob("/usr/lib/*/lua/5.1/socket")
     shutil.copytree(found, directory / "lua51" / "socket")
     return {"LUA_CPATH": f"{directory}/lua51/?.so"}

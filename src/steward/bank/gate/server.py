@@ -19,11 +19,12 @@ from steward.bank.errors import GateUnavailable
 from steward.bank.gate import plugin_conf, token
 from steward.bank.gate.answering import Answering, Right, read, written
 from steward.bank.gate.calls import Calls
+from steward.bank.gate.clusters import Clusters
 from steward.bank.gate.ground import Ground
 from steward.bank.gate.keeper import Keeper
 from steward.bank.gate.peers import Peer, uid_of, unix_listener
 from steward.bank.gate.remaking import Remaking
-from steward.bank.gate.shapes import CONTROL_SOCKET, LONGEST_CALL, LONGEST_REQUEST, Submit
+from steward.bank.gate.shapes import CONTROL_SOCKET, LONGEST_CALL, LONGEST_REQUEST, Said, Submit
 from steward.bank.gate.store import Checkpoints, Store
 from steward.bank.gate.upkeep import Upkeep
 from steward.config import Settings
@@ -43,6 +44,8 @@ _REMAKE_S: Final = 2.0
 _REMAKE_MOST_S: Final = 60.0
 _STANDINGS_S: Final = 60.0
 _MOST_PEERS: Final = 2000
+_ASKED_US: Final = 60_000_000
+"""How often it is written down that plugins ask."""
 _ACCEPT_AT_ONCE: Final = 128
 _CONTROL_MODE: Final = 0o600
 _PLUGIN_MODE: Final = 0o666
@@ -83,6 +86,7 @@ class GateServer:
         self._control: set[int] = set()
         self._asked: list[tuple[Peer, Submit]] = []
         self._plugin_uids = _uids(settings)
+        self._clusters = Clusters(settings.cluster)
         self._asking: Asking | None = None
         self._remaking: Remaking | None = None
         self._began = time.monotonic()
@@ -232,7 +236,7 @@ class GateServer:
                 if ask is None:
                     peer.is_over = True
                     break
-                self._asked.append((peer, ask))
+                self._asked.append((peer, self._clusters.named(ask)))
         if peer.is_over and peer.fd in self._peers:
             self._drop(peer)
 
@@ -256,26 +260,49 @@ class GateServer:
     def _decide(self) -> None:
         """Decide on all that was asked, and answer when it is written down."""
         asked, self._asked = self._asked, []
+        now_us = time.time_ns() // 1000
+        is_news = now_us - self._right.asked_at_us > _ASKED_US
+        if is_news:
+            self._right.asked_at_us = now_us
         if self._asking is not None and not self._right.has_lease:
             for peer, ask in asked:
                 self._asking.pass_on(peer, ask)
             return
-        now_us = time.time_ns() // 1000
         answer = self._answering.answer
         try:
             with self._store.transaction():
+                if is_news:
+                    self._store.set_number("asked_us", now_us)
                 if now_us >= self._upkeep.turn_us:
                     # Holds go to the next allocation before anybody else can have it.
                     self._upkeep.tick(now_us)
                 said = [answer(ask, now_us) for _, ask in asked]
-        except Exception:
-            # Whatever it is: slurmctld waits, and the state must be what is written down.
-            log.exception("the gate cannot decide, the policy does")
+        except (SqliteUnavailable, SqliteError) as error:
+            # slurmctld waits, and the state must be what is written down.
+            log.error("the gate cannot decide, the policy does: %s", error)
             self._keeper.load()
             said = [self._answering.by_policy(ask) for _, ask in asked]
+        except Exception:
+            log.exception("the gate could not carry out a decision: each is tried by itself")
+            self._keeper.load()
+            said = [self._decided_alone(ask, now_us) for _, ask in asked]
         for (peer, _), one in zip(asked, said, strict=True):
             if not peer.is_over:
                 self._send(peer, written(one))
+
+    def _decided_alone(self, ask: Submit, now_us: int) -> Said:
+        """Decide on one request, of a batch in which one is such that it fails."""
+        try:
+            with self._store.transaction():
+                return self._answering.answer(ask, now_us)
+        except (SqliteUnavailable, SqliteError) as error:
+            log.error("the gate cannot decide, the policy does: %s", error)
+            self._keeper.load()
+            return self._answering.by_policy(ask)
+        except Exception as error:
+            self._answering.say_strange(ask.cluster, error)
+            self._keeper.load()
+            return self._answering.refused(ask)
 
     # Being ready
 

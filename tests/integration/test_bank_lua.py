@@ -1,0 +1,50 @@
+"""The gate as the documentation begins with it: in Lua, with no cluster named anywhere."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from glob import glob
+from pathlib import Path
+
+import pytest
+from banking import ACCOUNTS, SHELL, bank_site
+from submit_plugin import put_lua
+from submitting import wait_until
+
+from steward.bank.money import MICRO
+
+pytestmark = [
+    pytest.mark.matrix,
+    pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),
+    pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
+    pytest.mark.skipif(not glob("/usr/lib/*/lua/5.1/socket"), reason="needs LuaSocket"),
+]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
+        Path(path).chmod(0o755)  # SlurmUser reads it
+        yield Path(path)
+
+
+def test_the_only_cluster_needs_no_name(slurm_version: str, directory: Path) -> None:
+    env = put_lua(directory, cluster="")
+    lua = (directory / "etc" / "job_submit.lua").read_text()
+    assert "steward_gate_cluster" not in lua
+    with bank_site(
+        slurm_version, job_submit=("lua",), job_submit_lua=lua, controller_env=env
+    ) as site:
+        site.open({ACCOUNTS[0]: 40 * MICRO})
+        site.start()
+        wait_until(lambda: site.tries(f"{SHELL}true\n", "--time=9-0").returncode != 0, 60)
+        refused = site.tries(f"{SHELL}true\n", "--time=9-0")
+        assert "account physics has 40.00 SU free" in refused.stderr
+        held = site.submit(f"{SHELL}sleep 100\n", time="40:00:00", hold=True)
+        wait_until(lambda: held in {hold.job_id for hold in site.holds()}, 60)
+        assert not site.as_user("scontrol", "release", str(held))
+        job = site.submit(f"{SHELL}sleep 100\n", time="60")
+        assert site.held() > 0
+        shown = site.cluster.run(["scontrol", "show", "job", str(job)]).stdout
+        assert "steward=1." in shown

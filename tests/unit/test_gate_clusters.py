@@ -1,0 +1,32 @@
+"""Questions that name no cluster: the only one is meant, and of several nobody knows which."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from gate_process import running, state_dir
+from gate_site import CLUSTER, account, job, settings_of
+
+from steward.bank.gate.clusters import Clusters
+from steward.bank.gate.shapes import Submit
+
+ASK = Submit(v=1, op="submit", cluster="", job=job(9))
+
+
+def test_a_job_of_no_cluster_is_refused_as_the_only_ones(tmp_path: Path) -> None:
+    with running(settings_of(state_dir(tmp_path))) as gate:
+        gate.tell(account("chem", 30))
+        assert not gate.ask(job(99), cluster="")["ok"]
+        assert "steward=1." in gate.ask(job(9), cluster="")["admin_comment"]
+        assert [hold.cluster for hold in gate.link.holds()] == [CLUSTER]
+
+
+def test_of_several_it_is_said_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    clusters = Clusters(["two", "one"])
+    with caplog.at_level(logging.ERROR):
+        assert clusters.named(ASK) is ASK
+        assert clusters.named(ASK) is ASK
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "one, two" in line
+    assert 'steward_gate_cluster = "NAME"' in line
+    assert Clusters(["one"]).named(ASK).cluster == "one"
