@@ -236,6 +236,19 @@ def test_of_an_unpaid_array_only_what_runs_is_held_for(bank: Bank) -> None:
             assert '"5"' in t.mark("unpaid:c1")
 
 
+def test_an_unpaid_array_that_is_over_is_forgotten(bank: Bank) -> None:
+    fields: dict[str, Any] = {"account": "physics", "partition": "debug", "array_job_id": 5}
+    asked: dict[str, Any] = {"tres_requested": "cpu=64,node=1", "cpus": 64, "nodes": 1, **fields}
+    bank.happen([record(5, 0, seen=1, array_task="1-9", **asked)])
+    with bank.ledger.reading() as t:
+        assert '"5"' in t.mark("unpaid:c1")
+    bank.happen([record(5, 0, "CANCELLED", seen=60, end=59, array_task="1-9", **fields)])
+    bank.later(120)
+    bank.tick()
+    with bank.ledger.reading() as t:
+        assert t.mark("unpaid:c1") == "{}"
+
+
 def test_a_requeued_jobs_next_run_is_covered_and_charged_by_itself(bank: Bank) -> None:
     fields: dict[str, Any] = {
         "account": "physics",

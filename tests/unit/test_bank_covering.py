@@ -136,3 +136,30 @@ def test_an_arrays_task_is_named_by_its_index() -> None:
     assert name_of(record(array_job_id=5, array_task="3")) == "5_3"
     assert name_of(record(array_job_id=7, array_task="3-9")) == "7"
     assert name_of(RECORD) == "7"
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_needed"),
+    [
+        ({"tres_requested": "cpu=2,mem=4G,node=1,gres/gpu=2,gres/gpu:v100=2"}, False),
+        ({"tres_requested": "cpu=2,mem=5G,node=1"}, True),
+        ({"tres_requested": "cpu=2,mem=1G,node=1,gres/gpu=3"}, True),
+        ({"tres_requested": "cpu=2,node=1,gres/shard=1"}, True),
+        ({"tres_per_node": "gres/gpu:2"}, False),
+        ({"tres_per_node": "gres/gpu:a100:1,gres/gpu:v100:1"}, True),
+        ({"tres_per_node": "gres/gpu:3"}, True),
+        ({"licenses": "matlab:2"}, False),
+        ({"licenses": "matlab:3"}, True),
+        ({"licenses": "other"}, True),
+        ({"qos": "normal"}, False),
+        ({"qos": "normal,high"}, False),
+        ({"qos": "high"}, True),
+    ],
+)
+def test_more_memory_gres_licenses_or_another_qos_is_looked_at(
+    changes: dict[str, object], is_needed: bool
+) -> None:
+    more = {"mem": 4096, "gres/gpu": 2, "gres/gpu:a100": 2, "license/matlab": 2}
+    quote = msgspec.structs.replace(QUOTE, tres=QUOTE.tres | more, qos="normal")
+    hold = msgspec.structs.replace(HOLD, quote=quote)
+    assert needs(record(**changes), hold, NOON) is is_needed

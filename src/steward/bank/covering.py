@@ -18,14 +18,16 @@ from steward.bank.estimate import description_of
 from steward.bank.gate.deciding import FAR_US
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import Claim
-from steward.bank.records import Hold
+from steward.bank.records import Hold, Quote
 from steward.bank.settling import leader_of
 from steward.bank.unpaid import Unpaid
 from steward.config import Settings
 from steward.jobs import Job, Jobs, database_path
 from steward.jobs.facts import base_state, micros, micros_or_0
 from steward.records import JobRecord
+from steward.slurm import tres
 from steward.slurm.arrays import count
+from steward.slurm.requests import asked_for, kind_of
 from steward.sqlite import SqliteUnavailable
 
 if TYPE_CHECKING:
@@ -133,6 +135,8 @@ class Covering:
         """
         holds = self._holds(cluster)
         waiting = grouped(self.queue(cluster))
+        # An array's tasks end one by one, and none of them tells that it was the last.
+        self._unpaid.forget_gone(cluster, waiting.keys())
         for leader, jobs in waiting.items():
             if any(needs(job.record, holds.get(leader), now) for job in jobs):
                 rest = self._resting.get((cluster, leader))
@@ -281,12 +285,28 @@ def needs(record: JobRecord, hold: Hold | None, now: datetime) -> bool:
         return True
     if record.time_limit_s and quote.time_s and record.time_limit_s > quote.time_s:
         return True
-    is_larger = any(
-        (asked or 0) > quote.tres[name]
-        for name, asked in (("cpu", record.cpus), ("node", record.nodes))
-        if quote.tres.get(name)
-    )
-    return is_larger or (state in STARTED and not hold.started)
+    if record.qos and quote.qos and quote.qos not in record.qos.split(","):
+        return True
+    return _is_larger(record, quote) or (state in STARTED and not hold.started)
+
+
+def _is_larger(record: JobRecord, quote: Quote) -> bool:
+    """Whether it has, or asks for, more of anything than was reckoned with."""
+    shown = tres.parse(record.tres_allocated) or tres.parse(record.tres_requested)
+    counted = {"cpu": record.cpus or 0, "node": record.nodes or 0, "mem": shown.get("mem", 0)}
+    if any(asked > quote.tres[name] for name, asked in counted.items() if quote.tres.get(name)):
+        return True
+    asked = asked_for(record)
+    extras = tres.licenses(record.licenses) | {n: count for n, count in asked.items() if ":" in n}
+    for amounts in (shown, asked):
+        kinds: dict[str, int] = {}
+        for name, amount in amounts.items():
+            if name.startswith("gres/") and not (":" in name and kind_of(name) in amounts):
+                # Which type it gets is Slurm's choice, if it named none.
+                kinds[kind_of(name)] = kinds.get(kind_of(name), 0) + amount
+        for name, amount in kinds.items():
+            extras[name] = max(extras.get(name, 0), amount)
+    return any(amount > quote.tres.get(name, 0) for name, amount in extras.items())
 
 
 def is_waiting_on_purpose(record: JobRecord, now: datetime) -> bool:

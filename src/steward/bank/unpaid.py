@@ -5,7 +5,7 @@ go as soon as it can be paid, whoever was restarted meanwhile.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -163,6 +163,24 @@ class Unpaid:
         """
         self._warned.discard((cluster, leader))
         if self._of(cluster).pop(str(leader), None) is not None:
+            self._store(cluster)
+
+    def forget_gone(self, cluster: str, waiting: Collection[int]) -> None:
+        """Forget the jobs that are in the queue no more: their ids may be others' one day.
+
+        Args:
+            cluster: The cluster's name.
+            waiting: Leaders of all jobs that are not over.
+
+        Raises:
+            LedgerUnavailable: The ledger is away.
+        """
+        of_cluster = self._of(cluster)
+        gone = [name for name in of_cluster if int(name) not in waiting]
+        for name in gone:
+            self._warned.discard((cluster, int(name)))
+            del of_cluster[name]
+        if gone:
             self._store(cluster)
 
     def _hold(self, key: Key, names: list[str], why: str, *, is_stranded: bool) -> None:
