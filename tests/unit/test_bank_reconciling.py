@@ -81,6 +81,21 @@ def test_what_ended_before_the_bank_began_is_a_backfills(site: BankSite) -> None
     assert (again.charges, again.amount) == (0, 0)
 
 
+def test_a_backfill_leaves_what_was_charged_already(site: BankSite) -> None:
+    site.job(1)
+    compared(site)
+    with site.ledger.transaction() as t:
+        (row,) = t.charges.of_job("c1", 1)
+        other = msgspec.structs.replace(row.charge, amount=5 * HOUR)
+        t.charges.charge(other, By(who="root", why="agreed with its user"))
+    site.job(2)
+    since, until = NOON - timedelta(hours=1), NOON + timedelta(hours=5)
+    args = (site.settings, site.ledger, "c1", since, until)
+    done = backfill(*args, is_dry=False, now=site.now)
+    assert (done.charges, done.amount) == (1, 2 * HOUR)
+    assert site.balance() == 993 * HOUR
+
+
 def test_a_job_without_a_rate_is_charged_when_there_is_one(site: BankSite) -> None:
     site.job(1, partition="new")
     (found,) = reconcile(

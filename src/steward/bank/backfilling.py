@@ -46,7 +46,8 @@ def backfill(
 ) -> Backfilled:
     """Charge all runs that ended in a time and were not charged yet.
 
-    A repeat charges nothing anew: each run is charged under its own key.
+    A repeat charges nothing anew: each run is charged under its own key. What was charged
+    already stays as it is, for :func:`steward.bank.reconciling.reconcile` to correct.
 
     Args:
         settings: The whole configuration.
@@ -71,13 +72,15 @@ def backfill(
             lambda job_id: charges(ledger, cluster, job_id),
             with_imported=True,
         )
-        found = settle(ledger, cluster, reckoning.of_jobs(since, until), why=WHY, is_dry=is_dry)
+        found = settle(
+            ledger, cluster, reckoning.of_jobs(since, until), why=WHY, is_dry=is_dry, only_new=True
+        )
         of = settings.cluster.get(cluster)
         slurm = Slurm(cluster, of) if of and of.asks_slurm and not of.remote else None
         history = slurm.history() if slurm else None
         if slurm is not None and history is not None:
             due = reckoning.of_slurmdbd(history, since, until, slurm.people)
-            found += settle(ledger, cluster, due, why=WHY, is_dry=is_dry)
+            found += settle(ledger, cluster, due, why=WHY, is_dry=is_dry, only_new=True)
             passed_over = history.passed_over
     finally:
         jobs.close()

@@ -184,9 +184,17 @@ def own_charges(t: "Transaction", cluster: str, job_id: int) -> list[Charge]:
 
 
 def settle(
-    ledger: "Ledger", cluster: str, due: Iterator[Due], *, why: str, is_dry: bool
+    ledger: "Ledger",
+    cluster: str,
+    due: Iterator[Due],
+    *,
+    why: str,
+    is_dry: bool,
+    only_new: bool = False,
 ) -> list[Difference]:
     """Post what is due and was not charged so; say what that was.
+
+    With ``only_new`` what was charged already stays as it is, whatever it was charged.
 
     Raises:
         LedgerUnavailable: The ledger's database is away.
@@ -199,7 +207,7 @@ def settle(
         with ledger.reading() as t:
             row = t.charges.get(one.charge.key)
         before = row.charge if row else None
-        if before is not None and not _differs(before, one.charge):
+        if before is not None and (only_new or not _differs(before, one.charge)):
             continue
         reason = _reason(before, one.charge)
         if not is_dry:
