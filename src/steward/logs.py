@@ -96,6 +96,8 @@ def set_up(level: str, part: str = "", stream: TextIO | None = None) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
+    # It tells each URL that is asked, and that of a webhook lets anybody write there.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     # A log that cannot be written (its reader is gone) must not add to what went wrong.
     logging.raiseExceptions = False
 

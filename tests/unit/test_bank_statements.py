@@ -1,7 +1,9 @@
 """Statements by mail once a month, notices to people and to a webhook."""
 
 import http.server
+import io
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,13 +15,16 @@ import pytest
 from asking_site import AskingSite
 from bank_site import NOON
 
+from steward.bank.gate.link import GateLink
 from steward.bank.ledger import By
 from steward.bank.money import MICRO
 from steward.bank.notices import Notice, NoticeNotSent, addresses, send, threshold_notice
 from steward.bank.statements import OUTBOX, last_month, mail_due
+from steward.bank.upkeep import Upkeep
 from steward.bank_facts import BankThreshold
 from steward.config import BankSettings, MailSettings, Settings
 from steward.config_bank import NotifySettings
+from steward.logs import set_up
 from steward.posting import NotSent
 
 NOTICE = Notice(kind="bank.threshold", subject="[bank] x", text="hello\n", to=("olga",))
@@ -63,6 +68,9 @@ def settings_of(
         bank=BankSettings(enabled=True, notify=rules),
         mail=MailSettings(sendmail=str(mailer), sender="bank@example.org", timeout_s=10),
     )
+
+
+DAY = timedelta(days=1)
 
 
 def waiting(site: AskingSite) -> list[Notice]:
@@ -148,6 +156,77 @@ def test_a_webhook_is_tried_again_where_that_can_help(
 def test_a_webhook_that_is_not_there(site: AskingSite, tmp_path: Path, url: str) -> None:
     with pytest.raises(NoticeNotSent):
         send(settings_of(site, tmp_path, webhook=url), msgspec.structs.replace(NOTICE, to=()))
+
+
+def turns(site: AskingSite, settings: Settings, times: int, seconds: int = 0) -> None:
+    """Let the bank's clock work go on, which sends one notice a turn."""
+    upkeep = Upkeep(settings, site.ledger, GateLink(settings.state_dir))
+    for _ in range(times):
+        site.now += timedelta(seconds=seconds)
+        upkeep.turn(site.now, lambda events: None)
+
+
+def test_a_mail_comes_once_while_the_webhook_is_down(
+    site: AskingSite, tmp_path: Path, hook: Any
+) -> None:
+    hook.answer = 503
+    url = f"http://127.0.0.1:{hook.server_port}/T0/secret"
+    settings = settings_of(site, tmp_path, webhook=url)
+    with site.ledger.transaction() as t:
+        t.outbox.put(OUTBOX, msgspec.json.encode(NOTICE))
+    turns(site, settings, 20, seconds=600)
+    assert (tmp_path / "mails").read_text().count("Subject:") == 1
+    assert [one.by for one in waiting(site)] == ["webhook"]
+    hook.answer = 204
+    before = len(hook.told)
+    turns(site, settings, 3, seconds=3600)
+    assert (len(hook.told) - before, waiting(site)) == (1, [])
+    assert (tmp_path / "mails").read_text().count("Subject:") == 1
+
+
+def test_a_webhook_is_told_once_while_no_mail_is_taken(
+    site: AskingSite, tmp_path: Path, hook: Any
+) -> None:
+    settings = settings_of(
+        site, tmp_path, fails=True, webhook=f"http://127.0.0.1:{hook.server_port}/"
+    )
+    with site.ledger.transaction() as t:
+        t.outbox.put(OUTBOX, msgspec.json.encode(NOTICE))
+    turns(site, settings, 6, seconds=600)
+    assert len(hook.told) == 1
+    assert [one.by for one in waiting(site)] == ["mail"]
+
+
+@pytest.fixture
+def as_it_was() -> Iterator[None]:
+    """Leave logging as it was found."""
+    root = logging.getLogger()
+    before, level, raises = root.handlers[:], root.level, logging.raiseExceptions
+    yield
+    root.handlers[:], logging.raiseExceptions = before, raises
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize("answer", [None, 503, 404])
+def test_a_webhooks_url_is_not_said(
+    site: AskingSite,
+    tmp_path: Path,
+    hook: Any,
+    answer: int | None,
+    as_it_was: None,
+) -> None:
+    del as_it_was
+    hook.answer = answer
+    port = hook.server_port if answer else 1
+    settings = settings_of(site, tmp_path, webhook=f"http://127.0.0.1:{port}/T0/secret")
+    with site.ledger.transaction() as t:
+        t.outbox.put(OUTBOX, msgspec.json.encode(msgspec.structs.replace(NOTICE, to=())))
+    set_up("debug", stream=(said := io.StringIO()))
+    turns(site, settings, 2)
+    assert "127.0.0.1" in said.getvalue()
+    assert "secret" not in said.getvalue()
+    with site.ledger.reading() as t:
+        assert all("secret" not in i.error for i in t.outbox.due(OUTBOX, site.now + DAY))
 
 
 def test_a_mail_that_is_not_taken_is_tried_again(site: AskingSite, tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """How the bank tells people: by mail, and by a post to the site's webhook.
 
 Whoever keeps a notice sends it again until that raises nothing: a mail comes
-twice rather than not at all.
+twice rather than not at all. So that the one does not come again because the other
+fails, whoever keeps it takes it apart first. A webhook's URL is a secret of the
+site's: of it no more than the host is said.
 """
 
 import logging
 import re
 from collections.abc import Sequence
 from datetime import UTC
-from typing import Any, Final
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -40,6 +43,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
         text: The mail's.
         to: Users, or addresses, beside those that get every notice.
         body: What the webhook is told, as JSON.
+        by: The one way that it is to go; "" for all.
     """
 
     kind: str
@@ -47,6 +51,19 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     to: tuple[str, ...] = ()
     body: dict[str, Any] = msgspec.field(default_factory=dict)
+    by: Literal["", "mail", "webhook"] = ""
+
+
+def parts(settings: Settings, notice: Notice) -> list[Notice]:
+    """A notice for each way that it is to go, so that each is tried again by itself."""
+    if notice.by:
+        return [notice]
+    found = []
+    if addresses(settings, notice.to):
+        found.append(msgspec.structs.replace(notice, by="mail"))
+    if settings.bank.notify.webhook:
+        found.append(msgspec.structs.replace(notice, by="webhook"))
+    return found
 
 
 def send(settings: Settings, notice: Notice) -> None:
@@ -58,8 +75,10 @@ def send(settings: Settings, notice: Notice) -> None:
         NotSent: The mail was not sent: try again later.
         NoticeNotSent: The webhook does not answer now: try again later.
     """
-    _mail(settings, notice)
-    _tell_webhook(settings.bank.notify.webhook, notice)
+    if notice.by in ("", "mail"):
+        _mail(settings, notice)
+    if notice.by in ("", "webhook"):
+        _tell_webhook(settings.bank.notify.webhook, notice)
 
 
 def addresses(settings: Settings, to: Sequence[str]) -> tuple[str, ...]:
@@ -149,6 +168,7 @@ def _tell_webhook(url: str, notice: Notice) -> None:
         return
     import httpx
 
+    where = _host(url)
     said = {
         "version": 1,
         "kind": notice.kind,
@@ -165,9 +185,19 @@ def _tell_webhook(url: str, notice: Notice) -> None:
             follow_redirects=False,
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise NoticeNotSent(f"{url} cannot be told: {error}", url) from error
+        # What it says may hold the URL, and where the error is shown its cause is, too.
+        kind = type(error).__name__
+        raise NoticeNotSent(f"{where} cannot be told: {kind}", where) from None
     code = answer.status_code
     if code in _REFUSED and code not in _TRY_AGAIN:
-        log.error("%s does not take a notice: it answers %d", url, code)
+        log.error("%s does not take a notice: it answers %d", where, code)
     elif not answer.is_success:
-        raise NoticeNotSent(f"{url} answers {code}", url)
+        raise NoticeNotSent(f"{where} answers {code}", where)
+
+
+def _host(url: str) -> str:
+    try:
+        host = urlsplit(url).hostname
+    except ValueError:
+        host = None  # it is no URL, and that is said when it is used
+    return f"the webhook at {host}" if host else "the webhook"

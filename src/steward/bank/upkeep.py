@@ -16,7 +16,7 @@ from steward.bank import thresholds
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import GateFact
 from steward.bank.ledger import By
-from steward.bank.notices import Notice, send, threshold_notice
+from steward.bank.notices import Notice, parts, send, threshold_notice
 from steward.bank.records import AccountBooks
 from steward.bank_facts import BankThreshold
 from steward.config import Settings
@@ -190,11 +190,16 @@ class Upkeep:
 
     def _send_notices(self, now: datetime) -> None:
         with self._ledger.reading() as t:
-            items = t.outbox.due(_NOTICE, now, limit=1)
-        for item in items:
+            items = t.outbox.due(_NOTICE, now)
+        # What fails again and again comes behind what was not tried yet.
+        for item in sorted(items, key=lambda item: item.tries)[:1]:
+            notice = msgspec.json.decode(item.payload, type=Notice)
+            if not notice.by:
+                self._take_apart(item.id, notice)
+                continue
             # One a turn: charging waits while a mail server takes its time.
             try:
-                send(self._settings, msgspec.json.decode(item.payload, type=Notice))
+                send(self._settings, notice)
             except Unavailable as error:
                 wait_s = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2 ** min(item.tries, 10))
                 log.warning("a notice waits: %s", error)
@@ -203,6 +208,13 @@ class Upkeep:
             else:
                 with self._ledger.transaction() as t:
                     t.outbox.done(item.id)
+
+    def _take_apart(self, number: int, notice: Notice) -> None:
+        """Let each way that a notice goes be tried again by itself."""
+        with self._ledger.transaction() as t:
+            for part in parts(self._settings, notice):
+                t.outbox.put(_NOTICE, msgspec.json.encode(part))
+            t.outbox.done(number)
 
     @staticmethod
     def _is_due(at: datetime | None, now: datetime) -> bool:
