@@ -9,6 +9,7 @@ from steward.bank.errors import BankError, BankUsage
 from steward.bank.ledger import NO_ACCOUNT, Account
 from steward.bank.ledger.opened import Ledger
 from steward.bank.records import ModeRule, Rate
+from steward.jobs.facts import moment
 
 
 class AccountCases:
@@ -168,6 +169,7 @@ class AccountCases:
             assert t.rates.all() == [first, second]
             assert t.rates.all("cub") == [second]
             assert t.rates.get(1) == first
+            assert moment(first.created_us) == moment(second.created_us) == NOON
             rules = t.rules()
             assert rules.rates == (first, second)
             assert rules.seq == t.seq

@@ -10,6 +10,7 @@ from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.estimate import estimate, merged, parse_options, tasks_of
 from steward.bank.prices import dearest_price
 from steward.bank.records import Description, Factor, Rate, Use
+from steward.jobs.facts import micros
 
 EVERYTHING = Rate(weights=dict.fromkeys(["cpu", "mem", "node", "gres/gpu", "billing"], SU))
 
@@ -369,3 +370,11 @@ def test_whatever_is_asked_for_costs_something(job: Description) -> None:
     assert found.tres["cpu"] >= 1
     assert found.tres["node"] >= 1
     assert found.time_s >= GRACE_S
+
+
+def test_a_job_keeps_its_price_whatever_rate_is_entered_later() -> None:
+    later = NOW + timedelta(hours=1)
+    late = Rate(number=2, partition="main", weights={"cpu": 9 * SU}, created_us=micros(later))
+    prices = estimator(CPUS, late)
+    job = Description(uid=1, partition="main")
+    assert [prices.quote(job, at).rate for at in (NOW, later, NOW, later)] == [1, 2, 1, 2]

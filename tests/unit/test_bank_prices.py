@@ -11,6 +11,7 @@ from steward.bank.factors import dearest, permille_at, split
 from steward.bank.money import rounded
 from steward.bank.prices import dearest_price, price, rate_for
 from steward.bank.records import Factor, Rate, Use
+from steward.jobs.facts import micros
 
 SU = 1_000_000
 PARIS = ZoneInfo("Europe/Paris")
@@ -112,6 +113,26 @@ def test_a_rate_holds_for_jobs_first_submitted_from_its_date_on() -> None:
     assert rate_for(rates, "c", "p", "", NOW - timedelta(seconds=1)).number == 1
     assert rate_for(rates, "c", "p", "", NOW).number == 2
     assert rate_for(rates, "c", "p", "", NOW + timedelta(days=2)).number == 3
+
+
+def test_a_rate_that_came_later_reprices_nothing() -> None:
+    created = micros(NOW)
+    old = Rate(number=1, weights={"cpu": 1}, created_us=created - 9 * SU)
+    late = Rate(
+        number=2,
+        partition="p",
+        weights={"cpu": 9},
+        valid_from=NOW - timedelta(days=9),
+        created_us=created + 400_000,
+    )
+    before = NOW - timedelta(seconds=1)
+    assert rate_for([old, late], "c", "p", "", before).number == 1
+    assert rate_for([old, late], "c", "p", "", NOW).number == 2
+    # What nothing had a price for can be charged by it.
+    assert rate_for([late], "c", "p", "", before).number == 2
+    assert rate_for([old, late], "c", "p", "", NOW - timedelta(seconds=10)).number == 2
+    with pytest.raises(NoRate):
+        rate_for([late], "c", "p", "", NOW - timedelta(days=10))
 
 
 def test_the_lines_can_be_added_up_by_a_person() -> None:

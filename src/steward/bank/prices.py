@@ -13,12 +13,14 @@ from steward.bank.errors import NoRate
 from steward.bank.factors import WHOLE, dearest, split
 from steward.bank.money import rounded, show
 from steward.bank.records import Price, PriceLine, Rate, Use
+from steward.jobs.facts import micros
 
 HOUR_S: Final = 3600
 ANY: Final = "*"
 """The partition of rates that hold where none is named."""
 
 _GIB: Final = 1024
+_SECOND_US: Final = 1_000_000
 _MEMORY: Final = "mem"
 _NONE: Final = Fraction(0)
 
@@ -30,7 +32,8 @@ def rate_for(
 
     A rate of the partition goes before one of all partitions, then one of the QOS before one
     of all, then one of the cluster before one of all, then the one that holds from latest on,
-    then the one with the highest number.
+    then the one with the highest number. What was created after the job's first submission
+    counts only where nothing held by then, whatever time it was said to hold from.
 
     Args:
         rates: Every rate there is.
@@ -43,7 +46,8 @@ def rate_for(
         NoRate: None holds, and none says that it is free.
     """
     best: Rate | None = None
-    rank: tuple[bool, bool, bool, float, int] | None = None
+    rank: tuple[bool, bool, bool, bool, float, int] | None = None
+    submit_us = micros(first_submit)
     for rate in rates:
         if rate.partition not in (partition, ANY) or rate.qos not in (qos, ""):
             continue
@@ -53,6 +57,8 @@ def rate_for(
         if since is not None and since > first_submit:
             continue
         place = (
+            # Slurm tells times of submission in whole seconds.
+            rate.created_us // _SECOND_US * _SECOND_US <= submit_us,
             rate.partition != ANY,
             bool(rate.qos),
             bool(rate.cluster),

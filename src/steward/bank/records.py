@@ -117,6 +117,7 @@ class Rate(Noun, frozen=True):
         partition: The partition's name; ``*`` for every one that has no rate of its own.
         qos: Only under this QOS; "" for all that have no rate of their own.
         valid_from: For jobs whose first submit is not before.
+        created_us: When it was entered; 0 for one that is in no ledger.
         weights: micro-SU for a TRES' unit and hour; of ``mem`` for a GiB and hour.
         combine: Whether the weighted TRES are added, or the dearest counts.
         minimum: What a run costs at the least.
@@ -133,6 +134,7 @@ class Rate(Noun, frozen=True):
     partition: str = "*"
     qos: str = ""
     valid_from: datetime | None = None
+    created_us: int = 0
     weights: dict[str, int] = {}
     combine: Literal["sum", "max"] = "sum"
     minimum: int = 0

@@ -19,6 +19,7 @@ from steward.bank.money import MOST
 from steward.bank.prices import dearest_price, rate_for
 from steward.bank.records import Description, PriceLine, Quote, Rate, Use
 from steward.config_bank import BankSettings
+from steward.jobs.facts import moment
 from steward.slurm.picture import Picture
 
 GRACE_S: Final = 60
@@ -46,9 +47,9 @@ class Estimator:
         self._settings = settings
         self._rates = [rate for rate in rates if rate.cluster in ("", picture.cluster)]
         # A rate from which on time plays no part can be chosen once for all jobs.
-        self._last_change = max(
-            (rate.valid_from for rate in self._rates if rate.valid_from is not None), default=None
-        )
+        times = [moment(rate.created_us) for rate in self._rates if rate.created_us]
+        times += [rate.valid_from for rate in self._rates if rate.valid_from is not None]
+        self._last_change = max(times, default=None)
         self._sites: dict[str, Site] = {}
         self._priced: dict[tuple[str, str], Priced] = {}
 

@@ -37,13 +37,14 @@ class Rates:
         if not new.cluster or not new.partition:
             raise BankUsage("a rate names a cluster and a partition", new)
         session = self._session
-        asked = asking("rate.add", msgspec.structs.replace(new, number=0))
+        asked = asking("rate.add", msgspec.structs.replace(new, number=0, created_us=0))
         done = session.done(by, asked)
         if done is not None:
             return next(each for each in self.all() if self._made_by(each.number) == done)
-        since: datetime = new.valid_from or session.now(by)
+        now: datetime = session.now(by)
+        since = new.valid_from or now
         number = (session.value(select(func.max(rate.c.number))) or 0) + 1
-        made = msgspec.structs.replace(new, number=number, valid_from=since)
+        made = msgspec.structs.replace(new, number=number, valid_from=since, created_us=micros(now))
         act = session.act("rate.add", by, asked=asked)
         session.rules_seq = session.seq
         session.run(
