@@ -8,6 +8,8 @@ import msgspec
 import pytest
 from asking_site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
 from bank_site import NOON
+from gate_process import running
+from gate_site import account, job, settings_of
 
 from steward.access import Asker
 from steward.bank.asking_upkeep import holds_and_jobs
@@ -15,6 +17,7 @@ from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import By, Refusal
 from steward.bank.money import MICRO
 from steward.bank.records import Factor, Hold, Rate
+from steward.events import utc_now
 from steward.slurm.picture import NodeShape, Picture
 
 
@@ -329,6 +332,22 @@ def test_what_would_have_been_refused(site: AskingSite) -> None:
     assert [one.id for one in site.ask("would_refuse", ADA).refusals] == ["gate:1"]
     assert len(site.ask("would_refuse", OWNER, account="physics").refusals) == 2
     assert not site.ask("would_refuse", since="now-1hour").refusals
+
+
+def test_it_is_said_that_no_plugin_asks(site: AskingSite, tmp_path: Path) -> None:
+    assert site.ask("enforce", mode="gate").warning == "", "without a gate nothing is known"
+    settings = settings_of(tmp_path)
+    with running(settings) as gate:
+        for answer in (site.ask("enforce", mode="gate"), site.ask("would_refuse")):
+            assert "has not asked the gate yet" in answer.warning
+            assert "steward plugins build" in answer.warning
+        assert site.ask("enforce", mode="observe").warning == ""
+        gate.tell(account("physics", 100))
+        gate.ask(job(9))
+        assert site.ask("enforce", mode="gate").warning == ""
+        assert site.ask("would_refuse").warning == ""
+        site.now = utc_now() + timedelta(days=8)
+        assert "has not asked the gate since 20" in site.ask("would_refuse").warning
 
 
 def test_allocations_end_after_they_begin(site: AskingSite) -> None:

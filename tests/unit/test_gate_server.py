@@ -60,6 +60,20 @@ def test_a_job_from_its_submit_to_its_settlement(tmp_path: Path) -> None:
         assert link.facts(link.state().facts) == []
 
 
+def test_when_plugins_asked_last_outlives_the_gate(tmp_path: Path) -> None:
+    with running(settings_of(state_dir(tmp_path))) as gate:
+        gate.tell(account("chem", 100))
+        assert gate.link.would(CLUSTER, job(9)).ok
+        assert gate.link.state().asked_at_us == 0, "Steward's own questions do not count"
+        begun_us = now_us()
+        gate.ask(job(9))
+        asked_us = gate.link.state().asked_at_us
+        assert begun_us <= asked_us <= now_us()
+        gate.kill()
+        gate.start()
+        assert gate.link.state().asked_at_us == asked_us
+
+
 def test_what_the_link_asks_and_is_refused(tmp_path: Path) -> None:
     settings = settings_of(state_dir(tmp_path))
     with pytest.raises(GateUnavailable, match="steward serve"):

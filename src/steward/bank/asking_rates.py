@@ -1,6 +1,6 @@
 """The actions about what jobs cost, and how much the bank enforces: rates and modes."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -16,6 +16,8 @@ from steward.slurm.picture import Picture
 
 _OPERATORS: Final = "set rates and modes"
 _MOST_REFUSALS: Final = 10_000
+_UNASKED: Final = timedelta(days=7)
+"""So long a cluster may be without any submission."""
 
 
 class RateCreateRequest(Request, frozen=True, kw_only=True):
@@ -85,10 +87,12 @@ class EnforceAnswer(BankAnswer, frozen=True, kw_only=True):
     Attributes:
         rules: What was set; where nothing was, it is ``observe``.
         gate_knows: Whether the gate goes by it already; it is told soon otherwise.
+        warning: Why nothing is refused all the same; "" where nothing is known of that.
     """
 
     rules: tuple[ModeRule, ...]
     gate_knows: bool = False
+    warning: str = ""
 
 
 class WouldRefuseRequest(Request, frozen=True, kw_only=True):
@@ -119,12 +123,14 @@ class WouldRefuseAnswer(BankAnswer, frozen=True, kw_only=True):
         since: Beginning of the time looked at.
         until: Its end.
         more: Whether there was more.
+        warning: Why it may be that nothing was; "" where nothing is known of that.
     """
 
     refusals: tuple[Refusal, ...]
     since: datetime
     until: datetime
     more: bool = False
+    warning: str = ""
 
 
 def rate_create(room: BankRoom, asker: Asker, request: RateCreateRequest) -> RatesAnswer:
@@ -209,7 +215,9 @@ def enforce(room: BankRoom, asker: Asker, request: EnforceRequest) -> EnforceAns
             )
             t.modes.set(rule, by)
         rules = tuple(t.modes.all())
-    return _modes(room, rules, gate_knows=room.tell_gate(before, rules=True))
+    knows = room.tell_gate(before, rules=True)
+    warning = room.asked_since(room.now() - _UNASKED) if mode == "gate" else ""
+    return msgspec.structs.replace(_modes(room, rules, gate_knows=knows), warning=warning)
 
 
 def would_refuse(room: BankRoom, asker: Asker, request: WouldRefuseRequest) -> WouldRefuseAnswer:
@@ -232,6 +240,7 @@ def would_refuse(room: BankRoom, asker: Asker, request: WouldRefuseRequest) -> W
         since=since,
         until=until,
         more=len(wanted) > _MOST_REFUSALS,
+        warning=room.asked_since(since),
         **room.heading(),
     )
 

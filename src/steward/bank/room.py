@@ -266,6 +266,26 @@ class BankRoom:
             return False
         return True
 
+    def asked_since(self, since: datetime) -> str:
+        """What is to be said where no submit plugin has asked the gate since; "" where one has.
+
+        Where the gate does not answer, or decides on another host, nothing is known of it.
+        """
+        try:
+            state = self.gate.state()
+        except GateUnavailable as error:
+            log.debug("when plugins asked is not known: %s", error)
+            return ""
+        last = datetime.fromtimestamp(state.asked_at_us / 1e6, UTC)
+        if last >= since:
+            return ""
+        when = f"since {last:%Y-%m-%dT%H:%MZ}" if state.asked_at_us else "yet"
+        return (
+            f"slurmctld has not asked the gate {when}, so no submission can be refused: "
+            "'steward plugins build' makes the submit plugin, 'steward plugins check' tells "
+            "whether slurm.conf names it"
+        )
+
     @property
     def has_gate(self) -> bool:
         """Whether a gate has ever run here, so that money may be held that the ledger has."""

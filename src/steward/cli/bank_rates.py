@@ -303,6 +303,8 @@ def enforce(
         output.print_table(columns, answer.rules, style)
     if mode:
         tell_gate(answer.gate_knows)
+    if answer.warning:
+        output.warn(answer.warning)
 
 
 def _is_general(rule: ModeRule) -> bool:
@@ -338,8 +340,11 @@ def would_refuse(
     if style.json:
         output.print_json(answer)
         return
+    if answer.warning:
+        output.warn(answer.warning)
     if not answer.refusals and not style.parsable:
-        say("Nothing would have been refused.")
+        if not answer.warning:
+            say("Nothing would have been refused.")
         return
     view = Shown(answer)
     several = len({one.cluster for one in answer.refusals}) > 1

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from steward.bank.gate.deciding import Undecided
 from steward.bank.gate.keeper import Keeper, Overdrawn
 from steward.bank.gate.names import Names
 from steward.bank.gate.shapes import VERSION, Said, Submit
@@ -15,6 +16,13 @@ log = logging.getLogger(__name__)
 
 _AWAY: Final = (
     "Steward: the bank cannot be asked now, and jobs are not let in meanwhile: try again later"
+)
+_NO_CHANGES: Final = (
+    "Steward: the bank cannot be asked now, and jobs are not changed meanwhile: try again later"
+)
+_STRANGE: Final = (
+    "Steward: the bank cannot tell what this job may cost: ask for it in other words, or tell "
+    "those who run the cluster"
 )
 _SAY_AGAIN_S: Final = 60.0
 
@@ -33,6 +41,8 @@ class Right:
         self._books_at = 0.0
         self._lease_until = 0.0
         self.books_at_us = 0
+        self.asked_at_us = 0
+        """When a plugin asked last, as far as that was written down."""
         self.fence = 0
         self.is_ready = False
         """Whether the holds are all there."""
@@ -117,15 +127,45 @@ class Answering:
             return self._keeper.submit(ask, user, now_us, is_lenient=is_lenient)
         except Overdrawn as error:
             log.critical("%s", error)
-            return self.by_policy(ask)
+            return self.refused(ask)
+        except Undecided as error:
+            self.say_strange(ask.cluster, error.__cause__ or error)
+            return self.refused(ask)
+
+    def refused(self, ask: Submit) -> Said:
+        """What is wrong with one request is no reason to let it in, nor to refuse another."""
+        ground, job = self._keeper.ground, ask.job
+        partition, account, user = self._about(ask)
+        mode = ground.mode(ask.cluster, partition, account)
+        is_ok = mode != "gate" or ground.is_exempt(ask.cluster, job.uid, user)
+        return Said(v=VERSION, ok=is_ok, say="" if is_ok else _STRANGE, id=ask.id)
+
+    def say_strange(self, cluster: str, error: BaseException) -> None:
+        """Log once in a while that there are requests that nobody can decide on."""
+        if self._is_news(type(error).__name__):
+            log.error("cluster %s: a request cannot be decided on", cluster, exc_info=error)
+
+    def _about(self, ask: Submit) -> tuple[str, str, str]:
+        """Partition, account and user of a request, as far as they are known."""
+        job = ask.job
+        hold = self._keeper.purses.by_job.get((ask.cluster, job.job_id)) if job.job_id else None
+        if ask.op == "modify" and hold is not None:
+            quote = self._keeper.store.covered(hold)[0]
+            return job.partition or (quote.partition if quote else ""), hold.account, hold.user
+        user = self.user(ask.cluster, job.uid)
+        return job.partition, self._keeper.ground.account_of(ask.cluster, job, user), user
 
     def by_policy(self, ask: Submit) -> Said:
         """What the site wants where nobody can decide."""
-        is_ok = (
-            ask.op == "modify"
-            or self._keeper.ground.policy(ask.cluster, ask.job.partition) == "allow"
+        ground = self._keeper.ground
+        if ask.op == "submit":
+            is_ok = ground.policy(ask.cluster, ask.job.partition) == "allow"
+            return Said(v=VERSION, ok=is_ok, say="" if is_ok else _AWAY, id=ask.id)
+        is_ok = ground.policy(ask.cluster, self._about(ask)[0]) == "allow" or (
+            # The plugin's own policy lets root and SlurmUser do as they will, too.
+            ask.by >= 0 and ground.is_exempt(ask.cluster, ask.by, self.user(ask.cluster, ask.by))
         )
-        return Said(v=VERSION, ok=is_ok, say="" if is_ok else _AWAY, id=ask.id)
+        return Said(v=VERSION, ok=is_ok, say="" if is_ok else _NO_CHANGES, id=ask.id)
 
     def _why_not(self, cluster: str) -> str:
         if self._keeper.ground.estimator(cluster) is None:
@@ -133,11 +173,16 @@ class Answering:
         return ""
 
     def _say(self, why: str, cluster: str) -> None:
-        """Log it once in a while: jobs come by the thousand."""
-        now = time.monotonic()
-        if now - self._said.get(why, -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
-            self._said[why] = now
+        if self._is_news(why):
             log.warning("jobs of cluster %s are answered by the policy: %s", cluster, why)
+
+    def _is_news(self, what: str) -> bool:
+        """Whether something was not logged within the last minute: jobs come by the thousand."""
+        now = time.monotonic()
+        if now - self._said.get(what, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
+            return False
+        self._said[what] = now
+        return True
 
 
 _submit = msgspec.json.Decoder(Submit).decode

@@ -114,7 +114,13 @@ class Calls:
             if type(error).__name__ not in _HARMLESS:
                 log.error("%s: %s", call.op, error)
                 self._keeper.load()
-            return _refused(type(error).__name__, str(error))
+            name = type(error).__name__
+            return _refused("NoEstimate" if name == "Undecided" else name, str(error))
+        except Exception as error:
+            # It is about one job or account; the gate decides on all the others.
+            log.exception("%s", call.op)
+            self._keeper.load()
+            return _refused("BankError", f"the gate cannot do this, see its log: {error!r}")
         return _encode(Result(ok=True, body=msgspec.Raw(_encode(gives)))) + b"\n"
 
     def state(self) -> GateState:
@@ -134,6 +140,7 @@ class Calls:
             why=why,
             fence=right.fence,
             books_at_us=right.books_at_us,
+            asked_at_us=max(right.asked_at_us, self._keeper.store.number("asked_us")),
         )
 
     def _books(self, books: Books, now_us: int) -> int:
@@ -184,7 +191,7 @@ class Calls:
         return self._keeper.secret.hex()
 
 
-_HARMLESS: Final = frozenset({"BankUsage", "BankRefused", "NoRate", "NoEstimate"})
+_HARMLESS: Final = frozenset({"BankUsage", "BankRefused", "NoRate", "NoEstimate", "Undecided"})
 
 
 def _refused(kind: str, say: str) -> bytes:

@@ -121,6 +121,7 @@ class GateServer:
                 self._turn(stop)
                 if not is_open and self._may_open():
                     path = self._settings.gate.socket
+                    self._make_way(path)
                     plugin = sockets.enter_context(unix_listener(path, _PLUGIN_MODE))
                     self._listen(plugin, self._requested)
                     if self._settings.gate.listen:
@@ -132,6 +133,12 @@ class GateServer:
                     is_open = True
                     log.info("the gate is open at %s", path)
         self.close()
+
+    def _make_way(self, path: str) -> None:
+        try:
+            plugin_conf.open_directory(os.path.dirname(path))
+        except OSError as error:
+            raise GateUnavailable(f"cannot listen on {path}: {error.strerror}", path) from error
 
     def close(self) -> None:
         """Close everything."""

@@ -195,6 +195,7 @@ class GateState(Noun, frozen=True):
         why: Why not.
         fence: Of the lease that it decides by; 0 without one.
         books_at_us: When the ledger last said anything; 0 for never.
+        asked_at_us: When a submit plugin asked last, to the minute; 0 for never.
     """
 
     position: int = 0
@@ -208,6 +209,7 @@ class GateState(Noun, frozen=True):
     why: str = ""
     fence: int = 0
     books_at_us: int = 0
+    asked_at_us: int = 0
 
 
 class GateFact(Noun, frozen=True):
