@@ -3,23 +3,32 @@
 All of it is pushed to it; nothing here asks anybody.
 """
 
+import logging
+import time
 from datetime import UTC, datetime, tzinfo
 from typing import Final
 
 from steward.access import Standing
+from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.estimate import Estimator
 from steward.bank.money import Unit
 from steward.bank.records import Description, Mode, ModeRule, Quote, Rules
 from steward.config import Settings
 from steward.config_bank import Policy
+from steward.errors import StewardError
 from steward.slurm.picture import Picture
 from steward.slurm.times import TimeError, zone_called
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MODE: Final[Mode] = "observe"
 """Where no rule says anything: all is priced, nothing refused."""
 
 _STRICT: Final[tuple[Mode, ...]] = ("gate", "observe", "off")
 _MOST_MODES: Final = 10_000
+_LONGEST_KEPT: Final = 256
+_MOST_PARTITIONS: Final = 64
+_SAY_AGAIN_S: Final = 60.0
 
 
 class Ground:
@@ -41,6 +50,7 @@ class Ground:
             (*settings.bank.exempt, *settings.access.operators, *settings.gate.plugin_users)
         )
         self._admins: dict[str, frozenset[str]] = {}
+        self._said_at = -_SAY_AGAIN_S
 
     def put_rules(self, rules: Rules) -> None:
         """Decide by other modes and rates from now on."""
@@ -73,7 +83,24 @@ class Ground:
             NoEstimate: It cannot be told.
             KeyError: There is no picture of the cluster; see :meth:`estimator`.
         """
-        return self._estimators[cluster].quote(job, moment(first_submit_us))
+        try:
+            return self._estimators[cluster].quote(job, moment(first_submit_us))
+        except (NoRate, NoEstimate):
+            raise
+        except Exception as error:
+            # A user wrote the job: what nobody has thought of must be that user's trouble alone.
+            self._say(cluster, job, error)
+            why = str(error) if isinstance(error, StewardError) else "the gate's log says why"
+            raise NoEstimate(f"what this job may cost cannot be told: {why}", cluster) from error
+
+    def _say(self, cluster: str, job: Description, error: Exception) -> None:
+        """Log it once in a while: a user may send such jobs by the thousand."""
+        now = time.monotonic()
+        if now - self._said_at >= _SAY_AGAIN_S:
+            self._said_at = now
+            log.error(
+                "cluster %s: a job of uid %d cannot be estimated", cluster, job.uid, exc_info=error
+            )
 
     def mode(self, cluster: str, partitions: str, account: str) -> Mode:
         """How much is enforced; of several partitions the strictest counts."""
@@ -81,12 +108,16 @@ class Ground:
         known: Mode | None = self._modes.get(key)
         if known is None:
             names = partitions or self.default_partition(cluster)
-            modes = {self._mode(cluster, name, account) for name in names.split(",")}
+            # Of more partitions than these no estimate is made.
+            few = names.split(",", _MOST_PARTITIONS)[:_MOST_PARTITIONS]
+            modes = {self._mode(cluster, name, account) for name in few}
             strictest: Mode = next(mode for mode in _STRICT if mode in modes)
             if len(self._modes) >= _MOST_MODES:
                 # Names are the users' to choose.
                 self._modes.clear()
-            self._modes[key] = known = strictest
+            known = strictest
+            if len(partitions) + len(account) <= _LONGEST_KEPT:
+                self._modes[key] = known
         return known
 
     def _mode(self, cluster: str, partition: str, account: str) -> Mode:

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from steward.bank.errors import NoEstimate
 from steward.bank.gate.case import Case, Short
 from steward.bank.gate.ground import Ground, moment
 from steward.bank.gate.purses import Purses
@@ -77,7 +78,10 @@ def _fitting(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
     if estimator is None or free <= 0:
         return ""
     ways = []
-    minutes = estimator.longest(case.job, free, moment(case.first_submit_us))
+    try:
+        minutes = estimator.longest(case.job, free, moment(case.first_submit_us))
+    except NoEstimate:
+        minutes = None  # with another limit it would cost more than can be told
     if minutes is not None and minutes > 0:
         ways.append(f"a time limit of at most {_clock(minutes)} (--time={minutes})")
     if quote.tasks > 1 and quote.per_task:

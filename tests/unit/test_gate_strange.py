@@ -1,0 +1,179 @@
+"""Requests that nobody has thought of: each is its sender's trouble alone."""
+
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from gate_site import CLUSTER, Site, account, job, now_us, picture, rules
+
+from steward.bank.errors import NoEstimate
+from steward.bank.estimate import Estimator
+from steward.bank.gate.answering import Answering, Right
+from steward.bank.gate.peers import Peer
+from steward.bank.gate.server import GateServer
+from steward.bank.gate.shapes import Claim, Said, Submit
+from steward.bank.records import Description, Quote
+from steward.config_bank import BankPartitionSettings
+from steward.slurm.errors import SlurmError
+
+STRANGE = ("node1,", "node1,,node2", "node[1-02]", "node[", "@all", "n[1-999999999]", ",")
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An estimate that fails for jobs with a reservation, as no estimate should."""
+    quote = Estimator.quote
+
+    def failing(self: Estimator, job: Description, *args: Any, **options: Any) -> Quote:
+        if job.reservation == "slurm":
+            raise SlurmError("'x' is no node list", (), "x")
+        if job.reservation == "python":
+            raise RecursionError
+        return quote(self, job, *args, **options)
+
+    monkeypatch.setattr(Estimator, "quote", failing)
+
+
+class Asked:
+    """A gate that answers as its process does, without one."""
+
+    def __init__(self, tmp_path: Path, site: Site) -> None:
+        self.site = site
+        self.answering = Answering(site.keeper, Right(site.settings))
+        self.right = self.answering._right
+        self.right.heard()
+        self.right.is_ready = True
+
+    def __call__(self, what: Description, op: Any = "submit", by: int = 1000) -> Said:
+        ask = Submit(v=1, op=op, cluster=CLUSTER, job=what, by=by)
+        with self.site.store.transaction():
+            return self.answering.answer(ask, now_us())
+
+
+@pytest.mark.parametrize("req_nodes", STRANGE)
+def test_node_lists_of_all_sorts_are_decided_on(tmp_path: Path, req_nodes: str) -> None:
+    ask = Asked(tmp_path, Site(tmp_path, account("chem", 5)))
+    assert not ask(job(99, req_nodes=req_nodes)).ok
+    assert ask(job(1)).admin_comment
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize("what", ["slurm", "python"])
+def test_a_job_that_cannot_be_estimated_is_refused_alone(tmp_path: Path, what: str) -> None:
+    site = Site(tmp_path, account("chem", 50))
+    ask = Asked(tmp_path, site)
+    holds = site.keeper.purses
+    for _ in range(3):
+        said = ask(job(1, reservation=what))
+        assert (said.ok, said.admin_comment) == (False, "")
+        assert "cannot be told" in said.say
+        assert ask(job(1)).admin_comment
+    assert site.keeper.purses is holds, "nothing is read anew"
+    with site.store.transaction():
+        claim = Claim(cluster=CLUSTER, job_id=5, description=job(4, reservation=what))
+        covered = site.upkeep.cover(claim, "alice", now_us())
+    assert (covered.is_paid, covered.hold) == (False, None)
+    site.ground.put_rules(rules("observe"))
+    assert ask(job(1, reservation=what)).ok, "on paper all are let in"
+
+
+def test_whatever_fails_in_a_decision_refuses_one_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, account("chem", 50))
+    ask = Asked(tmp_path, site)
+    known = site.ground.account_of
+    failing = [1]
+
+    def account_of(cluster: str, what: Description, user: str) -> str:
+        if what.reservation and failing:
+            failing.pop()
+            raise ValueError("nobody has thought of this")
+        return known(cluster, what, user)
+
+    monkeypatch.setattr(site.ground, "account_of", account_of)
+    said = ask(job(1, reservation="x"))
+    assert not said.ok
+    assert "cannot tell what this job may cost" in said.say
+    failing.append(1)
+    assert ask(job(1, reservation="x", uid=0)).ok, "root is never refused"
+    site.ground.put_rules(rules("observe"))
+    failing.append(1)
+    assert ask(job(1, reservation="x")).ok
+
+
+def test_a_decision_that_cannot_be_carried_out_does_not_let_others_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, account("chem", 15))
+    site.store.close()
+    server = GateServer(site.settings)
+    server._checkpoints.start()
+    server._keeper.ground.put_rules(rules())
+    server._keeper.ground.put_picture(picture())
+    server._right.heard()
+    server._right.is_ready = True
+    insert = server._store.insert
+
+    def failing(hold: Any, quote: Any, what: Description | None) -> None:
+        if what is not None and what.reservation:
+            raise OverflowError("Python int too large to convert to SQLite INTEGER")
+        insert(hold, quote, what)
+
+    monkeypatch.setattr(server._store, "insert", failing)
+
+    jobs = [job(9), job(9), job(1, reservation="x"), job(4)]
+    said: list[Said] = []
+    monkeypatch.setattr("steward.bank.gate.server.written", said.append)
+    with ExitStack() as sockets:
+        peers = [Peer(sockets.enter_context(socket.socket()), longest=1, within_s=1) for _ in jobs]
+        monkeypatch.setattr(server, "_send", lambda _peer, _line: None)
+        asks = [Submit(v=1, op="submit", cluster=CLUSTER, job=one) for one in jobs]
+        server._asked = list(zip(peers, asks, strict=True))
+        server._decide()
+    assert [one.ok for one in said] == [True, False, False, True]
+    assert server._keeper.purses.available("chem", now_us()) == 0
+    server.close()
+
+
+def test_partitions_without_end_are_refused_soon(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 50))
+    ask = Asked(tmp_path, site)
+    assert not ask(job(1, partition="," * 500_000)).ok
+    assert not ask(job(1, partition="main," * 100_000, account="a" * 100_000)).ok
+    assert not site.ground._modes
+
+
+def test_under_deny_changes_are_refused_while_nobody_can_decide(tmp_path: Path) -> None:
+    site = Site(
+        tmp_path,
+        account("chem", 50),
+        partition={"cheap": BankPartitionSettings(policy="deny")},
+        exempt=("op",),
+    )
+    ask = Asked(tmp_path, site)
+    ask.right.is_ready = False
+    longer = job(99, uid=-1, job_id=5, partition="")
+    to_cheap = msgspec.structs.replace(longer, partition="cheap")
+    assert ask(longer, "modify").ok
+    said = ask(to_cheap, "modify")
+    assert not said.ok
+    assert "jobs are not changed meanwhile" in said.say
+    assert ask(to_cheap, "modify", by=0).ok, "root does as it will"
+    assert ask(to_cheap, "modify", by=1002).ok, "and so do operators"
+    assert not ask(job(1, partition="cheap")).ok
+    ask.right.is_ready = True
+    with site.store.transaction():
+        claim = Claim(cluster=CLUSTER, job_id=5, description=job(1, partition="cheap"))
+        assert site.upkeep.cover(claim, "alice", now_us()).hold
+    ask.right.is_ready = False
+    assert not ask(longer, "modify").ok, "it is in a partition whose policy says so"
+
+
+def test_what_cannot_be_priced_is_an_error_of_that_job(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 50))
+    with pytest.raises(NoEstimate):
+        site.ground.quote(CLUSTER, job(1, array="x-y"), now_us())
