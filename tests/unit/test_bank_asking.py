@@ -340,7 +340,7 @@ def test_it_is_said_that_no_plugin_asks(site: AskingSite, tmp_path: Path) -> Non
     with running(settings) as gate:
         for answer in (site.ask("enforce", mode="gate"), site.ask("would_refuse")):
             assert "has not asked the gate yet" in answer.warning
-            assert "steward plugins build" in answer.warning
+            assert "steward plugins install" in answer.warning
         assert site.ask("enforce", mode="observe").warning == ""
         gate.tell(account("physics", 100))
         gate.ask(job(9))
@@ -368,6 +368,16 @@ def test_the_proof_says_that_holds_were_not_looked_at(site: AskingSite) -> None:
     site.charge(1)
     answer = site.ask("check")
     assert (answer.findings, answer.holds, answer.accounts) == ((), None, 3)
+
+
+def test_the_proof_tells_of_what_slurm_does_not_count(site: AskingSite) -> None:
+    picture = Picture(cluster="c1", accounting=True, tracked=("cpu", "mem", "node", "billing"))
+    gpus = Rate(cluster="c1", partition="gpu", weights={"gres/gpu": MICRO}, valid_from=NOON)
+    with site.ledger.transaction() as t:
+        t.rates.add(gpus, BY)
+        t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
+    (found,) = site.ask("check").findings
+    assert (found.kind, found.where) == ("not-counted", "c1/gres/gpu")
 
 
 def test_without_a_bank_it_is_said(tmp_path: Path) -> None:

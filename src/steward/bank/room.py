@@ -282,8 +282,8 @@ class BankRoom:
         when = f"since {last:%Y-%m-%dT%H:%MZ}" if state.asked_at_us else "yet"
         return (
             f"slurmctld has not asked the gate {when}, so no submission can be refused: "
-            "'steward plugins build' makes the submit plugin, 'steward plugins check' tells "
-            "whether slurm.conf names it"
+            "'steward plugins install --job-submit-lua DIR' installs the submit plugin, which "
+            "slurm.conf has to name"
         )
 
     @property
