@@ -69,6 +69,18 @@ def test_over_time_without_a_limit_is_the_sites_rule() -> None:
         ("-p limited -n1 --mem=9000", 6),
         ("-p limited -n1 --mem=0", 16),
         ("-n2 -O", 2),
+        ("-n4 -c3 -N3-4 --mincpus=4", 22),  # one has all that it can, and the others four each
+        ("-n4 -N4 --mincpus=4", 16),
+        ("-n7 --ntasks-per-node=1", 14),  # half of each core is left
+        ("-n7 --ntasks-per-node=3", 14),
+        ("-n8 --ntasks-per-node=4", 10),
+        ("-n12 --ntasks-per-socket=3", 24),
+        ("-p limited -n1 -N1 --ntasks-per-node=3 --mem=9000", 6),  # two CPUs for each of three
+        ("-p limited -n1 -N1 --ntasks-per-node=3 --mem=9000 --hint=nomultithread", 12),
+        ("-p gpu -n4 -N3 --gpus-per-task=1", 18),  # all nodes as the one that has two
+        ("-p gpu -n7 -N4 --gpus-per-task=1", 48),
+        ("-p gpu -n5 --gpus=7", 48),
+        ("-p gpu -n4 -N2-4 --hint=nomultithread --gpus-per-task=1", 36),
         ("-n100000", 128),  # no more than there is
     ],
 )
@@ -103,6 +115,7 @@ def test_cpus_sockets_and_whole_nodes_as_the_cluster_selects_them() -> None:
         ("-p plain", 4000),  # nothing is said of it: all of a node's
         ("-p gpu --gpus=2", 8000),
         ("-p gpu --gpus=2 --mem-per-gpu=1G", 2048),
+        ("-p gpu -n5 -N3 --ntasks-per-node=2 --gpus-per-task=1", 24000),  # of six GPUs
         ("-p limited -n1 --mem-per-cpu=5000", 6668),
         ("--exclusive --mem=100", 32000),
     ],
@@ -119,6 +132,7 @@ def test_memory(options: str, memory: int) -> None:
         ("--gpus-per-node=2 -N2", {"gres/gpu": 4}),
         ("--gres=gpu:v100:1 -N3", {"gres/gpu": 3, "gres/gpu:v100": 3}),
         ("--gpus-per-task=1 -n3", {"gres/gpu": 3}),
+        ("--gpus-per-task=1 -n5 -N1-4 --ntasks-per-node=2", {"gres/gpu": 8}),
         ("--gpus-per-task=1 --gpus=4", {"gres/gpu": 4}),
         ("--gpus-per-socket=1 --sockets-per-node=2 -N1", {"gres/gpu": 2}),
         ("-n4 --ntasks-per-gpu=2", {"gres/gpu": 2}),

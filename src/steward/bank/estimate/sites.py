@@ -28,6 +28,7 @@ class Site:
         unit: How many CPUs are handed out at once: a core's, a socket's.
         is_scattered: Whether each CPU may come with a socket, or a board, of its own.
         threads: CPUs of a core at the most.
+        thinnest: CPUs of a core at the least.
         counts_memory: Whether memory is a consumable resource.
         one_per_core: Whether no two tasks share a core (CR_ONE_TASK_PER_CORE).
         cpus: CPUs of its largest node.
@@ -48,6 +49,7 @@ class Site:
         self.min_nodes = max(1, part.min_nodes)
         self.whole = part.exclusive or picture.linear
         self.threads = max(shape.cpus_per_core for shape in self.shapes)
+        self.thinnest = min(shape.cpus_per_core for shape in self.shapes)
         self.unit = max(_unit(shape, selects) for shape in self.shapes)
         self.is_scattered = _SOCKET in selects or _BOARD in selects
         self.counts_memory = "memory" in selects

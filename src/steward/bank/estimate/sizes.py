@@ -137,6 +137,11 @@ class _Asked:
         self.count = max(self.tasks, self.count)
         # Each GPU may be on a node of its own.
         self._spread = max([self.tasks, gpus, *self._per_job.values()])
+        if per_task and job.ntasks_per_node:
+            # Every node gets GPUs, CPUs and memory for so many tasks, also where fewer are left.
+            each = job.ntasks_per_node
+            full = max(_up(self.count, each), max(job.max_nodes or 0, least) * each)
+            self.tasks, self.count = max(self.tasks, full), max(self.count, full)
 
     def _nodes(self, least: int) -> int:
         job, site = self.job, self.site
@@ -185,8 +190,7 @@ class _Asked:
         elif nodes == 1:
             total = _up(tasks * per_task, unit)
         elif self.is_open and unit % per_task == 0 and not job.min_nodes:
-            # Tasks fill cores, and only the last node's last core can have room left.
-            total = _up(tasks * per_task, unit)
+            total = self._filled(alone)
         else:
             loss = tasks * per_task + nodes * (unit - 1)
             total = min(tasks * alone, loss // unit * unit)
@@ -194,14 +198,26 @@ class _Asked:
         if not self.is_open or job.min_nodes or self.per_node_cpus or job.overcommit:
             least = self._least_of_node()
             if self.per_node_cpus:
-                # One node may have many tasks, and the others what each must have.
-                total += (nodes - 1) * max(0, least - alone)
+                # Slurm lets one node have all CPUs but a core for each of the others, and then
+                # gives those what each must have.
+                total += (nodes - 1) * max(0, least - min(unit, self.site.thinnest))
             total = max(total, nodes * least)
         if self.gpus:
             total = max(total, self._cpus_for_gpus(unit))
         if job.max_cpus:
             total = min(total, _up(max(job.max_cpus, self.min_cpus), unit))
         return min(total, nodes * _up(self.site.cpus, unit))
+
+    def _filled(self, alone: int) -> int:
+        """CPUs of tasks that fill cores, as far as nothing parts them."""
+        job, unit = self.job, self.unit
+        cpus, each = self.tasks * self.per_task, job.ntasks_per_node
+        if job.ntasks_per_socket or (each and each * self.per_task % unit):
+            return self.tasks * alone
+        if each:
+            cpus += -(-self.tasks // each) * (unit - 1)
+        # Only the last node's last core can have room left.
+        return min(self.tasks * alone, _up(cpus, unit))
 
     def is_thin(self) -> bool:
         """Whether it uses fewer threads of each core than there are, and is given them all."""
@@ -230,10 +246,14 @@ class _Asked:
         job = self.job
         threads = self.site.threads
         of_tasks = max(1, job.ntasks_per_node or 1)
+        per_task = self.per_task
+        if job.ntasks_per_node:
+            # CPUs that a node must have for its memory are shared out evenly among its tasks.
+            per_task = max(per_task, -(-self.per_node_cpus // of_tasks))
         if self.is_apart():
-            of_tasks *= self.cores_of(self.per_task)
+            of_tasks *= self.cores_of(per_task)
         else:
-            of_tasks = self.cores_of(of_tasks * self.per_task)
+            of_tasks = self.cores_of(of_tasks * per_task)
         # Where a core serves one task, Slurm takes a core for each CPU that a node must have.
         per_node = self.per_node_cpus * (threads if self._at_once() == 1 else 1)
         # -B asks for nodes that have so many sockets and cores, and gets as many CPUs.
@@ -251,15 +271,38 @@ class _Asked:
             # How many CPUs sockets give for their GPUs differs by version.
             return self.nodes * _up(self.site.cpus, unit)
         per_gpu = _gpus(_requested(job.cpus_per_tres)) if job.cpus_per_tres else 0
-        if not per_gpu and job.cpus_per_task is None:
-            per_gpu = self.site.part.def_cpu_per_gpu
+        of_task = _gpus(self._per_task)
+        if job.cpus_per_task is None and (of_task or not per_gpu):
+            # For GPUs of tasks 26.05 goes by the partition's CPUs also where a job says fewer.
+            per_gpu = max(per_gpu, self.site.part.def_cpu_per_gpu)
         if self._at_once() == 1:
             per_gpu *= self.site.threads
         if self._per_node and not (self._per_job or self._per_task or self._per_socket):
             return self.nodes * max(unit, self.cores_of(_gpus(self._per_node) * per_gpu))
+        alike = self._alike(of_task or 1, per_gpu) if per_gpu else 0
         together = self.cores_of(self.gpus * per_gpu) + nodes * (unit - 1)
         # A node that is taken for its GPUs has CPUs for a task as well.
-        return max(together // unit * unit, self.nodes * self.cores_of(self.per_task))
+        return max(together // unit * unit, alike, self.nodes * self.cores_of(self.per_task))
+
+    def _alike(self, of_task: int, per_gpu: int) -> int:
+        """CPUs where each node has as many as the one with most GPUs, as 26.05 gives them.
+
+        Args:
+            of_task: GPUs of a task, that are on one node.
+            per_gpu: CPUs that come with each.
+        """
+        job, site = self.job, self.site
+        least = max(job.min_nodes or 1, site.min_nodes)
+        count = -(-self.gpus // of_task)
+        most = max(1, count - least + 1)
+        most = min(most, max(1, site.most.get(_GPU, 0) // of_task))
+        if job.ntasks_per_node and self._per_task:
+            most = min(most, job.ntasks_per_node)
+        # So many on one node leave one for each other.
+        return max(
+            min(self.nodes, count - here + 1) * self.cores_of(here * of_task * per_gpu)
+            for here in range(1, most + 1)
+        )
 
     def memory(self, cpus: int) -> int:
         """Memory in MiB; none where Slurm does not count it for any job."""
