@@ -374,7 +374,7 @@ def test_the_proof_tells_of_what_slurm_does_not_count(site: AskingSite) -> None:
     picture = Picture(cluster="c1", accounting=True, tracked=("cpu", "mem", "node", "billing"))
     gpus = Rate(cluster="c1", partition="gpu", weights={"gres/gpu": MICRO}, valid_from=NOON)
     with site.ledger.transaction() as t:
-        t.rates.add(gpus, BY)
+        t.rates.add(gpus, By(who="root"))
         t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
     (found,) = site.ask("check").findings
     assert (found.kind, found.where) == ("not-counted", "c1/gres/gpu")

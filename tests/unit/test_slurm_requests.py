@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from steward.bank.estimate import description_of
 from steward.bank.records import Rate
+from steward.bank.uncounted import uncounted
 from steward.bank.using import use_of
 from steward.records import JobRecord
 from steward.slurm.requests import asked_for, without
@@ -77,7 +78,24 @@ def test_a_run_is_charged_the_gpus_that_slurm_did_not_count() -> None:
         # And where only something else was, what it asked for counts.
         assert use_of(run, GPU, picture, SETTINGS, held={"cpu": 4}).tres["gres/gpu"] == 4
     counted = msgspec.structs.replace(CLUSTER, tracked=("cpu", "gres/gpu"))
-    assert "gres/gpu" not in use_of(run, GPU, counted, SETTINGS).tres
+    charged = use_of(run, GPU, counted, SETTINGS).tres
+    assert "gres/gpu" not in charged
+    assert charged["gres/gpu:a100"] == 4, "what is counted without its type is known by the request"
+
+
+def test_what_slurm_does_not_count_is_said() -> None:
+    rates = [GPU, Rate(weights={"bb/cray": 1, "cpu": 1}), Rate(cluster="x", weights={"gres/x": 1})]
+    picture = msgspec.structs.replace(CLUSTER, tracked=("cpu", "mem", "node", "billing"))
+    bursts, gpus = uncounted(rates, picture)
+    assert (bursts.name, bursts.is_mended, gpus.name, gpus.is_mended) == (
+        *("bb/cray", True),
+        *("gres/gpu", True),
+    )
+    assert "charged nothing" in bursts.what
+    assert "asked for" in gpus.what
+    alone = msgspec.structs.replace(picture, accounting=False)
+    assert [one.is_mended for one in uncounted(rates, alone)] == [True, False]
+    assert uncounted(rates, CLUSTER) == []
 
 
 def test_requests() -> None:

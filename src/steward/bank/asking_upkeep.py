@@ -10,10 +10,12 @@ from steward.bank.asking_views import all_holds
 from steward.bank.errors import BankUsage, GateUnavailable, NoRate
 from steward.bank.importing.plan import Change, Plan, carry_out
 from steward.bank.ledger import Finding
+from steward.bank.live import pricing_of
 from steward.bank.prices import rate_for
 from steward.bank.records import Hold, Rate
 from steward.bank.room import BankAnswer, BankRoom
 from steward.bank.settling import leader_of
+from steward.bank.uncounted import not_counted
 from steward.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -257,6 +259,8 @@ def check(room: BankRoom, asker: Asker, request: CheckRequest) -> CheckAnswer:
         findings = list(t.check())
         accounts = len(t.accounts.all(unknown=True))
         position = t.seq
+    of_all = (pricing_of(room.settings, room.ledger, cluster) for cluster in room.clusters)
+    findings += not_counted(of_all)
     holds: list[Hold] | None = None
     try:
         holds = all_holds(room)

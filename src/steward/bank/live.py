@@ -18,6 +18,7 @@ from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import GateState
 from steward.bank.records import Books, Rules
 from steward.bank.settling import Pricing
+from steward.bank.uncounted import uncounted
 from steward.config import Settings
 from steward.slurm.client import Slurm
 from steward.slurm.errors import SlurmError
@@ -67,6 +68,7 @@ class Live:
         self._lease_s = LEASE_S if is_one_of_many else max(LEASE_S, settings.bank.without_ledger_s)
         self._holder = f"{socket.gethostname()}:{os.path.abspath(settings.state_dir)}"
         self._pictures = Pictures(settings, ledger, clock)
+        self._said: set[str] = set()
         self.seq = -1
         """Position of the ledger that the gate was told of last."""
 
@@ -123,8 +125,15 @@ class Live:
         for cluster, picture in self._pictures.all():
             if picture.taken_us > state.pictures.get(cluster, 0):
                 self._link.picture(picture)
+                self._tell_uncounted(picture)
         self.seq = seq
         return books
+
+    def _tell_uncounted(self, picture: Picture) -> None:
+        for one in uncounted(self._rules.rates, picture):
+            if one.what not in self._said:
+                self._said.add(one.what)
+                log.error("%s", one.what)
 
     def _settle(self, state: GateState, books: Books) -> None:
         after = state.settled

@@ -12,6 +12,9 @@ from steward.slurm import tres
 from steward.slurm.picture import KILL_WAIT_S, NodeShape, Picture
 from steward.slurm.requests import asked_for, kind_of
 
+ALONE: Final = "NO"
+"""A record's word for a job that has its nodes to itself."""
+
 _LOOK_S: Final = 75
 """A minute until slurmctld looks at limits, and what its clock and its messages take."""
 
@@ -26,6 +29,8 @@ def use_of(
     end: datetime | None = None,
     suspended_s: int | None = None,
     held: Mapping[str, int] | None = None,
+    amounts: Mapping[str, int] | None = None,
+    whole: bool | None = None,
 ) -> Use:
     """What is charged for.
 
@@ -43,28 +48,33 @@ def use_of(
         suspended_s: Seconds of the piece that it was suspended; those of the record if None.
         held: TRES of the job's hold, in place of what Slurm does not count for any job
             (AccountingStorageTRES lacks it); what nobody held is as the job asked for it.
+        amounts: The TRES, where they were told before; see :func:`allocated` if None.
+        whole: Whether its nodes are charged whole; see :func:`is_whole` if None.
     """
     start = record.start
     state = record.state.partition(" ")[0].rstrip("+").upper()
-    amounts = allocated(record, rate, picture, held or {})
+    if whole is None:
+        whole = is_whole(record, rate, picture)
+    if amounts is None:
+        amounts = allocated(record, picture, held or {}, whole=whole)
     if start is None:
-        return Use(tres=amounts, qos=record.qos, state=state)
+        return Use(tres=dict(amounts), qos=record.qos, state=state)
     first, last = begin or start, end or record.end or start
     if suspended_s is None:
         # Of a later piece nobody knows how much of the run's it was.
         suspended_s = 0 if first > start else record.suspended_s or 0
     seconds = _seconds(record, settings, picture, first, last, suspended_s)
-    return Use(tres=amounts, start=first, seconds=seconds, qos=record.qos, state=state)
+    return Use(tres=dict(amounts), start=first, seconds=seconds, qos=record.qos, state=state)
 
 
 def allocated(
-    record: JobRecord, rate: Rate, picture: Picture | None, held: Mapping[str, int]
+    record: JobRecord, picture: Picture | None, held: Mapping[str, int], *, whole: bool
 ) -> dict[str, int]:
-    """The TRES that a run has, as they are charged."""
+    """The TRES that a run has, as they are charged: its nodes' own if it has them whole."""
     found = tres.parse(record.tres_allocated)
     if "cpu" not in found and record.cpus and found:
         found["cpu"] = record.cpus
-    if picture is not None and record.nodelist and _is_whole(record, rate, picture):
+    if picture is not None and record.nodelist and whole:
         for name, amount in _of_nodes(record.nodelist, picture).items():
             found[name] = max(found.get(name, 0), amount)
     for name, amount in tres.licenses(record.licenses).items():
@@ -83,10 +93,9 @@ def _add_asked(found: dict[str, int], record: JobRecord, picture: Picture) -> No
     known = {kind_of(name) for name in found}
     for name, amount in asked.items():
         kind = kind_of(name)
-        if kind in known or picture.tracks(kind):
-            continue
-        found[kind] = found.get(kind, 0) + amount
-        if name != kind:
+        if kind not in known and not picture.tracks(kind):
+            found[kind] = found.get(kind, 0) + amount
+        if name != kind and name not in found and not picture.tracks(name):
             found[name] = amount
 
 
@@ -135,11 +144,14 @@ def _grace_s(record: JobRecord, picture: Picture | None) -> int:
     return (over_s or 0) + _LOOK_S + picture.kill_wait_s
 
 
-def _is_whole(record: JobRecord, rate: Rate, picture: Picture) -> bool:
+def is_whole(record: JobRecord, rate: Rate, picture: Picture | None) -> bool:
+    """Whether a run's nodes are charged whole, by its rate, its request and the cluster."""
+    if picture is None:
+        return False
     part = picture.partitions.get(record.partition)
     return (
         rate.whole_nodes
-        or record.oversubscribe == "NO"
+        or record.oversubscribe == ALONE
         or picture.linear
         or (part is not None and part.exclusive)
     )
