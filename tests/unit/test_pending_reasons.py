@@ -3,6 +3,7 @@
 import glob
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,39 @@ def test_slurm_that_does_not_answer_is_no_error(tmp_path: Path) -> None:
     assert isinstance(told, Waiting)
     assert told.trouble
     assert (told.reason, told.priority) == ("Priority", 4)
+
+
+BROKE = "this job may cost 24.00 SU, but account physics has 3.00 SU free"
+
+
+@pytest.mark.parametrize(
+    "comments",
+    [
+        {"system_comment": f"steward: {BROKE}"},
+        {"admin_comment": f"site words steward=1.AB.CD [steward: {BROKE}]"},
+    ],
+)
+def test_a_job_that_the_bank_holds_says_so(comments: Any, tmp_path: Path) -> None:
+    record = JobRecord(job_id=9, state="PENDING", reason="JobHeldAdmin", **comments)
+    absent = Pending("c1", ClusterSettings(slurm_bin=str(tmp_path)))
+    for pending in (None, absent):
+        held = waiting(record, pending, lambda _: "")
+        assert isinstance(held, Waiting)
+        assert held.words == f"The bank holds it: {BROKE}."
+        assert held.behind == ("it is let go by itself when its account can pay for it",)
+        others = waiting(record, pending, lambda _: "", may_read=False)
+        assert isinstance(others, Waiting)
+        assert others.words == "An administrator holds it: ask them why."
+
+
+def test_squeue_is_asked_why_a_job_is_held(tmp_path: Path) -> None:
+    rows = f"{f'steward: {BROKE}':8192}{'site words':8192}", f"{'(null)':8192}{'(null)':8192}"
+    (tmp_path / "rows").write_text("\n".join(reversed(rows)) + "\n")
+    program = tmp_path / "squeue"
+    program.write_text(f'#!/bin/sh\ncat "{tmp_path}/rows"\n')
+    program.chmod(0o755)
+    pending = Pending("c1", ClusterSettings(slurm_bin=str(tmp_path)))
+    assert pending.why_held(9) == BROKE
 
 
 ASSOC_MGR = """\

@@ -16,7 +16,8 @@ from steward.slurm.errors import SlurmError, UnknownJob
 _NAME: Final = re.compile(r"\d{1,10}(?:_\d{1,10}|\+\d{1,10})?")
 _LONGEST: Final = 400
 _LONGEST_COMMENT: Final = 8192
-_OURS: Final = re.compile(r" ?\[steward: [^\]]*\]")
+_SPEAKER: Final = "steward: "
+_OURS: Final = re.compile(r" ?\[steward: ([^\]]*)\]")
 _UNSUPPORTED: Final = re.compile(
     r"parameter is not supported|Update of this parameter", re.IGNORECASE
 )
@@ -132,6 +133,14 @@ def name_of(record: JobRecord) -> str:
     if record.array_job_id and record.array_task.isdigit():
         return f"{record.array_job_id}_{record.array_task}"
     return str(record.job_id)
+
+
+def told(system_comment: str, admin_comment: str) -> str:
+    """What :meth:`Changing.comment` said of a job, by its comments; "" for nothing."""
+    if system_comment.startswith(_SPEAKER):
+        return system_comment.removeprefix(_SPEAKER).strip()
+    ours = _OURS.search(admin_comment)
+    return ours[1] if ours else ""
 
 
 def _checked(job: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from steward.config import ClusterSettings
 from steward.slurm import values
+from steward.slurm.changing import told
 from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError, UnknownJob
 from steward.slurm.states import WAITING
@@ -21,6 +22,8 @@ _ONE: Final = ("-a", "--local", "-h", "-t", "all")
 _FORM: Final = "%A|%T|%S|%Y|%Q|%N|%r"
 """Raw id, state, start (expected or not), expected nodes, priority, nodes, reason: the last may
 hold a bar."""
+_COMMENT: Final = 8192
+"""Bytes of a comment that squeue is asked for: it pads what is shorter."""
 _PAIR: Final = re.compile(r"([A-Za-z][A-Za-z0-9]*)=(\S*)")
 _BLOCK: Final = re.compile(r"(\S+)=\{([^{}]*)\}")
 """In a QOS, what one account or one user (by uid) has of it."""
@@ -83,6 +86,24 @@ class Pending:
                     priority=values.number(fields[4]),
                 )
         return None
+
+    def why_held(self, job_id: int) -> str:
+        """What Steward said when it held a job, for its user; "" where it said nothing.
+
+        Raises:
+            SlurmUnavailable: slurmctld does not answer.
+        """
+        wide = f"system_comment:{_COMMENT},admin_comment:{_COMMENT}"
+        try:
+            out = self._commands.run("squeue", *_ONE, "-j", str(job_id), "-O", wide)
+        except UnknownJob:
+            return ""
+        # Tasks of an array that have records of their own have rows, and comments, of their own.
+        for row in out.splitlines():
+            found = told(values.text(row[:_COMMENT]), values.text(row[_COMMENT:]))
+            if found:
+                return found
+        return ""
 
     def partition(self, name: str) -> dict[str, str]:
         """What ``scontrol show partition`` says: MaxTime, MaxNodes, State …; {} for none.

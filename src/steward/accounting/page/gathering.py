@@ -210,7 +210,8 @@ class Pages:
                     return record.state
             return ""
 
-        return waiting(job.record, pending, state_of)
+        may_read = self._may_read(asker, job)
+        return waiting(job.record, pending, state_of, may_read=may_read)
 
 
 def without_private(record: JobRecord) -> JobRecord:

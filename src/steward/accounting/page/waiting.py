@@ -14,6 +14,7 @@ from steward.accounting.pending import Limit, Reason, explain
 from steward.jobs.facts import micros
 from steward.records import JobRecord
 from steward.slurm import WAITING, Outlook, Pending, SlurmError
+from steward.slurm.changing import told
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +44,16 @@ StateOf = Callable[[int], str]
 """The state of another job by its raw id; "" where that is not known, or not for the asker."""
 
 
-def waiting(record: JobRecord, pending: Pending | None, state_of: StateOf) -> Waiting | Outlook:
+def waiting(
+    record: JobRecord, pending: Pending | None, state_of: StateOf, *, may_read: bool = True
+) -> Waiting | Outlook:
     """Why a job waits; how it stands where Slurm says that it does not wait any more.
 
     Args:
         record: The latest that is known of it.
         pending: Asks its cluster's Slurm; None where that cannot be asked.
         state_of: Tells of jobs that it depends on.
+        may_read: Whether the asker may read the job's comments.
     """
     outlook: Outlook | None = None
     trouble = ""
@@ -66,6 +70,11 @@ def waiting(record: JobRecord, pending: Pending | None, state_of: StateOf) -> Wa
         return outlook
     reason = explain(outlook.reason if outlook is not None else record.reason)
     behind += _held_up_by(record, reason, state_of)
+    held = ""
+    if reason.code == "JobHeldAdmin" and may_read:
+        held = _why_held(record, None if trouble else pending)
+        if held:
+            behind.append("it is let go by itself when its account can pay for it")
     if pending is not None and not trouble:
         try:
             behind += _limits(record, reason, pending)
@@ -74,7 +83,7 @@ def waiting(record: JobRecord, pending: Pending | None, state_of: StateOf) -> Wa
             log.info("job %d: %s", record.job_id, error)
     return Waiting(
         reason=reason.code,
-        words=reason.words,
+        words=f"The bank holds it: {held}." if held else reason.words,
         behind=tuple(behind[:_MOST_BEHIND]),
         expected_start=outlook.expected_start if outlook is not None else None,
         expected_nodes=outlook.expected_nodes if outlook is not None else "",
@@ -82,6 +91,16 @@ def waiting(record: JobRecord, pending: Pending | None, state_of: StateOf) -> Wa
         asked=outlook is not None,
         trouble=trouble,
     )
+
+
+def _why_held(record: JobRecord, pending: Pending | None) -> str:
+    """What Steward said when it held the job; "" where somebody else did."""
+    if pending is not None:
+        try:
+            return pending.why_held(record.job_id).rstrip(".")
+        except SlurmError as error:
+            log.info("job %d: %s", record.job_id, error)
+    return told(record.system_comment, record.admin_comment).rstrip(".")
 
 
 def gone_on(answer: PageAnswer, now: Outlook) -> PageAnswer:
