@@ -1,4 +1,4 @@
-from datetime import timedelta
+from datetime import UTC, timedelta
 
 import msgspec
 import pytest
@@ -8,10 +8,12 @@ from job_lives import NOON
 
 from steward.bank.errors import NoRate
 from steward.bank.money import MICRO
+from steward.bank.prices import price
 from steward.bank.records import Charge, Hold, Quote, Rate, Use
 from steward.bank.settling import (
     Pricing,
     charge_of,
+    charged_before,
     frees,
     is_charged,
     is_final,
@@ -21,6 +23,7 @@ from steward.bank.settling import (
 from steward.config import BankSettings
 from steward.jobs.facts import micros
 from steward.records import JobRecord
+from steward.slurm.picture import NodeShape, PartitionPicture, Picture
 from steward.usage import RunFact
 
 PRICING = Pricing(
@@ -152,3 +155,93 @@ def test_a_run_whose_job_turns_out_to_be_older_is_charged_under_its_old_name() -
     assert same_as(earlier, [charge]).key == charge.key
     other = msgspec.structs.replace(earlier, restarts=1)
     assert same_as(other, [charge]) == other
+
+
+def node(cpus: int) -> NodeShape:
+    return NodeShape(nodes="n1", cpus=cpus, usable_cpus=cpus, memory_mib=100)
+
+
+def cluster(cpus: int = 8, *, exclusive: bool = False) -> Picture:
+    debug = PartitionPicture(name="debug", shapes=((0, 1),), nodes=1, exclusive=exclusive)
+    return Picture(cluster="c1", shapes=(node(cpus),), partitions={"debug": debug})
+
+
+def again(before: Charge, told: RunFact, pricing: Pricing, why: str = "reconcile") -> Charge:
+    found = charge_of(*("c1", told, pricing), before=charged_before(told, [before]), why=why)
+    assert found is not None
+    return found
+
+
+def test_what_was_charged_is_not_priced_by_todays_cluster() -> None:
+    ran = fact(nodelist="n1")
+    shared = msgspec.structs.replace(PRICING, picture=cluster())
+    first = charge_of("c1", ran, shared)
+    assert first is not None
+    dear = [*PRICING.rates, Rate(cluster="c1", partition="debug", weights={"cpu": 9}, number=4)]
+    today = msgspec.structs.replace(
+        PRICING,
+        picture=cluster(exclusive=True),
+        rates=dear,
+        settings=BankSettings(over_limit="charge", suspended=True),
+    )
+    fresh = charge_of("c1", ran, today)
+    assert fresh is not None
+    assert fresh.amount != first.amount
+    assert again(first, ran, today) == msgspec.structs.replace(first, why="reconcile")
+    # What its record says otherwise is priced as it was then.
+    shorter = fact(nodelist="n1", end=START + timedelta(minutes=30))
+    found = again(first, shorter, today)
+    assert (found.amount, found.rate, found.whole) == (MICRO, 3, False)
+    # Another partition has another rate.
+    moved = fact(nodelist="n1", partition="gpu")
+    gpu = Rate(cluster="c1", partition="gpu", weights={"cpu": 5 * MICRO}, number=5)
+    assert again(first, moved, msgspec.structs.replace(shared, rates=[*dear, gpu])).rate == 5
+
+
+def test_nodes_that_were_charged_whole_stay_what_they_were() -> None:
+    ran = fact(nodelist="n1")
+    first = charge_of("c1", ran, msgspec.structs.replace(PRICING, picture=cluster(exclusive=True)))
+    assert first is not None
+    assert (first.amount, first.whole) == (8 * MICRO, True)
+    grown = msgspec.structs.replace(PRICING, picture=cluster(64))
+    assert again(first, ran, grown).amount == 8 * MICRO
+    longer = again(first, fact(nodelist="n1", end=START + timedelta(hours=2)), grown)
+    assert (longer.amount, longer.whole) == (16 * MICRO, True)
+    # What it was given is another thing: then its nodes are looked at anew.
+    other = again(first, fact(nodelist="n1", tres_allocated="cpu=3,node=1"), grown)
+    assert (other.amount, other.whole) == (64 * MICRO, True)
+
+
+def test_what_was_charged_before_the_cluster_was_seen_is_made_good() -> None:
+    first = charge_of("c1", fact(nodelist="n1"), PRICING)
+    assert first is not None
+    seen = msgspec.structs.replace(PRICING, picture=cluster(exclusive=True))
+    assert again(first, fact(nodelist="n1"), seen).amount == 8 * MICRO
+
+
+def test_a_job_that_turns_out_to_have_been_alone_is_charged_so() -> None:
+    pricing = msgspec.structs.replace(PRICING, picture=cluster())
+    first = charge_of("c1", fact(nodelist="n1"), pricing)
+    assert first is not None
+    assert not first.whole
+    assert again(first, fact(nodelist="n1", oversubscribe="NO"), pricing).amount == 8 * MICRO
+
+
+@pytest.mark.parametrize(("minimum", "amounts"), [(10, (0, 2, 8)), (1, (0, 2, 0)), (3, (0, 2, 1))])
+def test_the_minimum_is_charged_once_a_run(minimum: int, amounts: tuple[int, ...]) -> None:
+    rate = Rate(cluster="c1", partition="debug", weights={"cpu": MICRO}, minimum=minimum * MICRO)
+    pricing = msgspec.structs.replace(PRICING, rates=[rate])
+    pieces: list[Charge] = []
+    ends = [START + timedelta(microseconds=1), START + timedelta(hours=1)]
+    for end in ends:
+        piece = msgspec.structs.replace(fact(state="RESIZING", end=end), piece_end=end)
+        charge = charge_of("c1", piece, pricing, pieces=pieces)
+        assert charge is not None
+        pieces.append(charge)
+    last = charge_of("c1", fact(end=ends[-1]), pricing, pieces=pieces)
+    assert last is not None
+    every = [*pieces, last]
+    assert tuple(one.amount // MICRO for one in every) == amounts
+    assert [price(one.use, rate, UTC).amount for one in every if one.use] == [
+        one.amount for one in every
+    ]

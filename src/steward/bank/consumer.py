@@ -21,6 +21,7 @@ from steward.bank.reconciling import Reconciling, mark_unpriced
 from steward.bank.records import Hold
 from steward.bank.settling import (
     charge_of,
+    charged_before,
     frees,
     is_charged,
     is_final,
@@ -170,6 +171,7 @@ class BankConsumer:
                     *(event.cluster, fact, self._live.pricing(event.cluster)),
                     pieces=[one for one in known if is_piece_of(one, fact)],
                     hold=hold,
+                    before=charged_before(fact, known),
                     seen_at=event.at,
                 )
             except NoRate as error:

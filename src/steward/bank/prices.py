@@ -138,11 +138,21 @@ def amount_per_second(tres: Mapping[str, int], rate: Rate, qos: str) -> Fraction
     return per_hour(tres, rate) * factor / HOUR_S
 
 
-def amount_of(exact: Fraction, rate: Rate, end_permille: int = WHOLE) -> int:
-    """The sum: at least the minimum, changed by how it ended, rounded."""
+def amount_of(
+    exact: Fraction, rate: Rate, end_permille: int = WHOLE, least: int | None = None
+) -> int:
+    """The sum: at least the minimum, changed by how it ended, rounded.
+
+    Args:
+        exact: The amount before, micro-SU.
+        rate: The rate.
+        end_permille: By how it ended, in thousandths.
+        least: The minimum; the rate's if None.
+    """
     if rate.free:
         return 0
-    return rounded(max(exact, Fraction(rate.minimum)) * end_permille / WHOLE)
+    minimum = rate.minimum if least is None else least
+    return rounded(max(exact, Fraction(minimum)) * end_permille / WHOLE)
 
 
 def dearest_end(rate: Rate) -> int:
@@ -162,13 +172,14 @@ def _price(use: Use, rate: Rate, parts: Mapping[int, int], end: int) -> Price:
     time = sum((Fraction(seconds * permille, WHOLE) for permille, seconds in parts.items()), _NONE)
     of_qos = rate.qos_permille.get(use.qos, WHOLE)
     exact = hourly * time * of_qos / WHOLE / HOUR_S
-    amount = amount_of(exact, rate, end)
+    least = rate.minimum if use.least is None else use.least
+    amount = amount_of(exact, rate, end, least)
     lines = [*_tres_lines(use, rate, hourly), *_time_lines(parts)]
     if of_qos != WHOLE:
         lines.append(PriceLine(what=f"QOS {use.qos}: x {_times(of_qos)}"))
     lines.append(PriceLine(what="for that time", amount=rounded(exact)))
-    if exact < rate.minimum:
-        lines.append(PriceLine(what="at the least", amount=rate.minimum))
+    if exact < least:
+        lines.append(PriceLine(what="at the least", amount=least))
     if end != WHOLE:
         lines.append(PriceLine(what=f"ended {use.state or 'at its dearest'}: x {_times(end)}"))
     lines.append(PriceLine(what="sum", amount=amount))

@@ -13,7 +13,14 @@ import msgspec
 
 from steward.bank.errors import NoRate
 from steward.bank.records import Charge
-from steward.bank.settling import Pricing, charge_of, is_charged, is_piece_of, same_as
+from steward.bank.settling import (
+    Pricing,
+    charge_of,
+    charged_before,
+    is_charged,
+    is_piece_of,
+    same_as,
+)
 from steward.jobs import Jobs
 from steward.jobs.facts import base_state, micros, micros_or_0
 from steward.records import JobRecord
@@ -142,13 +149,14 @@ class Reckoning:
             fact = msgspec.structs.replace(fact, source="")
         if not is_charged(fact) or fact.record.end is None:
             return None
-        before = _charge_before(known, fact)
+        before = charged_before(fact, known)
         held = before.use.tres if before is not None and before.use is not None else None
         try:
             charge = charge_of(
                 *(self._cluster, fact, self._pricing),
                 pieces=[one for one in known if is_piece_of(one, fact)],
                 held=held,
+                before=before,
             )
         except NoRate as error:
             return Due(fact=fact, unpriced=str(error), source=source)
@@ -178,17 +186,6 @@ def _rows_by_job(rows: Iterable[JobRecord]) -> dict[int, list[JobRecord]]:
 
 def _in_time(record: JobRecord) -> tuple[int, int]:
     return micros_or_0(record.submit), micros_or_0(record.end)
-
-
-def _charge_before(known: Sequence[Charge], fact: RunFact) -> Charge | None:
-    """The charge that there is of a run already."""
-    piece_us = micros_or_0(fact.piece_end)
-    for one in known:
-        if (one.restarts, one.piece_us) == (fact.restarts, piece_us) and (
-            abs((one.first_submit - fact.first_submit).total_seconds()) < 1
-        ):
-            return one
-    return None
 
 
 def _is_same_run(fact: RunFact, record: JobRecord) -> bool:

@@ -155,6 +155,8 @@ class Use(Noun, frozen=True):
         seconds: How long it lasted or may last, without what is not charged.
         qos: Its QOS.
         state: Its final state; "" for what is still to come.
+        least: What it costs at the least, where other pieces of the run count towards that;
+            None for the rate's minimum.
     """
 
     tres: dict[str, int]
@@ -162,6 +164,7 @@ class Use(Noun, frozen=True):
     seconds: int = 0
     qos: str = ""
     state: str = ""
+    least: int | None = None
 
 
 class PriceLine(Noun, frozen=True):
@@ -398,6 +401,9 @@ class Charge(Noun, frozen=True):
         source: Whose word it is: ``jobs``, ``sacct``, ``mybrc``.
         told: Of a job that another program told of, and whose id and submit time are not
             known, the name that it gave; it then stands for both.
+        facts: Digest of what Slurm's record said when it was priced; see
+            :mod:`steward.bank.priced_by`.
+        whole: Whether its nodes were charged whole.
     """
 
     cluster: str
@@ -417,6 +423,8 @@ class Charge(Noun, frozen=True):
     why: str = "end"
     source: str = "jobs"
     told: str = ""
+    facts: str = ""
+    whole: bool = False
 
     @property
     def key(self) -> str:

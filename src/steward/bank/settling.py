@@ -11,9 +11,10 @@ from typing import Final
 
 import msgspec
 
+from steward.bank.priced_by import as_allocated, facts_of
 from steward.bank.prices import price, rate_for
 from steward.bank.records import Charge, Hold, Rate, Use
-from steward.bank.using import use_of
+from steward.bank.using import ALONE, is_whole, use_of
 from steward.config import BankSettings
 from steward.jobs.facts import base_state, micros, micros_or_0, moment
 from steward.records import JobRecord
@@ -65,10 +66,15 @@ def charge_of(
     pieces: Sequence[Charge] = (),
     hold: Hold | None = None,
     held: Mapping[str, int] | None = None,
+    before: Charge | None = None,
     seen_at: datetime | None = None,
     why: str = "",
 ) -> Charge | None:
     """What a run that is over is charged.
+
+    What was charged already stays as it is while Slurm's record says the same, whatever
+    has become of the cluster and the settings since; where the record says something else,
+    it is still by the same rate, and whole nodes stay whole nodes.
 
     Args:
         cluster: The cluster's name.
@@ -77,6 +83,7 @@ def charge_of(
         pieces: The charges of the run's former sizes.
         hold: The hold that covers it.
         held: TRES that Slurm does not count for any job, as they are known; the hold's if None.
+        before: What it was charged; None for nothing yet.
         seen_at: When it was found to be over, where nobody told when it ended.
         why: Why it is charged now; what the fact says if "".
 
@@ -92,15 +99,30 @@ def charge_of(
     begin, end = _begin(fact, pieces), fact.piece_end or record.end or seen_at
     if begin is None or end is None:
         return None
-    rate = rate_for(pricing.rates, cluster, record.partition, record.qos, fact.first_submit)
+    minimum_paid = sum(piece.amount for piece in pieces)
+    facts = facts_of(fact, begin, end, minimum_paid)
+    why = why or _why(fact)
+    if before is not None and facts == before.facts:
+        return _again(before, hold, why)
+    rate = _rate(cluster, fact, pricing, before)
     if held is None and hold is not None and hold.quote is not None:
         held = hold.quote.tres
+    whole = is_whole(record, rate, pricing.picture)
+    if before is not None and before.facts:
+        # What the job itself asked for may be known late.
+        whole = before.whole or record.oversubscribe == ALONE
     use = use_of(
         *(record, rate, pricing.picture, pricing.settings),
         begin=begin,
         end=max(begin, end),
         held=held,
+        amounts=as_allocated(before, facts),
+        whole=whole,
     )
+    if fact.piece_end is not None or pieces:
+        # A run costs the minimum once, whatever its sizes were.
+        least = 0 if fact.piece_end is not None else max(0, rate.minimum - minimum_paid)
+        use = msgspec.structs.replace(use, least=least)
     amount, number = _amount(use, rate, pricing.zone)
     return Charge(
         cluster=cluster,
@@ -116,8 +138,50 @@ def charge_of(
         rate=number,
         hold="" if hold is None else hold.id,
         shares=() if hold is None else hold.shares,
-        why=why or _why(fact),
+        why=why,
+        # Without a picture it is not known what its nodes had: that is made good later.
+        facts=facts if pricing.picture is not None else "",
+        whole=whole,
     )
+
+
+def _again(before: Charge, hold: Hold | None, why: str) -> Charge:
+    """What was charged already, as it was."""
+    if hold is None:
+        return msgspec.structs.replace(before, why=why)
+    return msgspec.structs.replace(before, why=why, hold=hold.id, shares=hold.shares)
+
+
+def _rate(cluster: str, fact: RunFact, pricing: Pricing, before: Charge | None) -> Rate:
+    """What it is charged by: what it was charged by, unless it turns out to have run elsewhere."""
+    record = fact.record
+    if before is not None and before.use is not None and before.partition == record.partition:
+        for rate in pricing.rates:
+            if rate.number == before.rate and before.use.qos == record.qos:
+                return rate
+    return rate_for(pricing.rates, cluster, record.partition, record.qos, fact.first_submit)
+
+
+def charged_before(fact: RunFact, known: Sequence[Charge]) -> Charge | None:
+    """The charge that there is of a run, or of the same piece of it, already.
+
+    Args:
+        fact: The run.
+        known: What was charged under its job id.
+    """
+    piece_us = micros_or_0(fact.piece_end)
+    begin = _begin(fact, [one for one in known if is_piece_of(one, fact)])
+    alike = [one for one in known if one.restarts == fact.restarts]
+    for one in alike:
+        if one.piece_us == piece_us and (
+            abs((one.first_submit - fact.first_submit).total_seconds()) < 1
+        ):
+            return one
+    use = Use(tres={}, start=begin)
+    for one in alike:
+        if bool(one.piece_us) == bool(piece_us) and _is_same_time(one.use, use):
+            return one
+    return None
 
 
 def _amount(use: Use, rate: Rate, zone: str) -> tuple[int, int]:
