@@ -209,7 +209,8 @@ def test_without_a_socket_nothing_is_waited_for(checked: Path, tmp_path: Path) -
     *lines, log = run_gate(checked, orders)
     assert codes(lines) == [REFUSED, REFUSED]
     assert log == (
-        "1 job_submit/steward: the gate cannot be reached: until it answers, the policy holds"
+        f"1 job_submit/steward: the gate at {tmp_path}/gate.sock cannot be reached: "
+        "No such file or directory: until it answers, the policy holds"
     )
     gone = AskedGate(tmp_path / "gate.sock", says(say="here"))
     with gone:

@@ -198,7 +198,8 @@ def test_who_does_not_answer_in_time_is_not_asked_for_a_while(
     """
     first, later, of_root = run(SOCKETS[0], site(tmp_path, f"policy {policy}") + program)
     code = {"allow": "0", "deny": "2050"}[policy]
-    assert first.startswith(f"{code}\ttrue\t1\tsteward_gate: the gate does not answer")
+    said = f"steward_gate: the gate at {tmp_path}/gate.sock does not answer"
+    assert first.startswith(f"{code}\ttrue\t1\t{said}")
     assert later == f"{code}\ttrue\t1"
     assert of_root == "0"
     assert gate.connections == 1
@@ -214,6 +215,13 @@ def test_what_is_no_answer_leaves_it_to_the_policy(
     gate.answers = lambda _question, _sock: data
     program = "submit() print((submit()), #logged)"
     assert run(SOCKETS[0], site(tmp_path, "policy deny") + program) == ["2050\t1"]
+
+
+@needs_socket
+def test_of_one_that_cannot_be_reached_path_and_reason_are_said(tmp_path: Path) -> None:
+    (line,) = run(SOCKETS[0], site(tmp_path) + "submit() print(logged[1])")
+    assert f"the gate at {tmp_path}/gate.sock cannot be reached: " in line
+    assert "no such file" in line.lower()
 
 
 @needs_socket

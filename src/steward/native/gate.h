@@ -52,8 +52,10 @@ enum asked {
 void begin_asking(const char *conf_path);
 void end_asking(void);
 
+enum { WHY_BYTES = 320 }; /* of why the gate did not answer, with its socket's path */
+
 /* Asks the gate, if that is to be done now. The line ends with a newline. */
-enum asked ask_gate(const struct line *request, struct answer *answer, const char **why);
+enum asked ask_gate(const struct line *request, struct answer *answer, char *why);
 
 /*
  * Whether jobs for these partitions, with commas between, are refused while the gate does

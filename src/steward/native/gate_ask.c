@@ -255,7 +255,7 @@ static int connect_to(const char *path, int64_t deadline)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	int64_t left;
-	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int failure, fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	if (fd < 0)
 		return -1;
@@ -270,7 +270,10 @@ static int connect_to(const char *path, int64_t deadline)
 		if (errno != EINTR)
 			break;
 	}
+	/* What the socket's own time-out says is "try again", as if nothing had been waited for. */
+	failure = left <= 0 || errno == EAGAIN ? ETIMEDOUT : errno;
 	close(fd);
+	errno = failure;
 	return -1;
 }
 
@@ -315,31 +318,34 @@ static size_t receive_line(int fd, char *text, size_t room, int64_t deadline)
 	return 0;
 }
 
-/* Asks, whatever came of it before; NULL if there is an answer, or else why there is none. */
-static const char *ask_once(const char *path, const struct line *request, int64_t deadline,
-			    struct answer *answer)
+/* Asks, whatever came of it before; 1 if there is an answer, or else `why` says what is wrong. */
+static int ask_once(const char *path, const struct line *request, int64_t deadline,
+		    struct answer *answer, char *why)
 {
-	const char *why = "has no memory";
-	char *text = malloc(ANSWER_BYTES);
+	char *text = malloc(ANSWER_BYTES), reason[128];
+	const char *what = NULL;
 	size_t length;
 	int fd = -1;
 
-	if (!text)
-		return why;
-	if ((fd = connect_to(path, deadline)) < 0)
-		why = "cannot be reached";
-	else if (!send_all(fd, request->text, request->used, deadline))
-		why = "does not listen";
-	else if (!(length = receive_line(fd, text, ANSWER_BYTES, deadline)))
-		why = "does not answer";
-	else if (!read_answer(text, length, answer))
-		why = "answers what cannot be understood";
-	else
-		why = NULL;
+	if (!text) {
+		what = "has no memory";
+	} else if ((fd = connect_to(path, deadline)) < 0) {
+		/* Without the path and the reason nobody finds a directory that is closed. */
+		snprintf(why, WHY_BYTES, "at %s cannot be reached: %s", path,
+			 strerror_r(errno, reason, sizeof(reason)));
+	} else if (!send_all(fd, request->text, request->used, deadline)) {
+		what = "does not listen";
+	} else if (!(length = receive_line(fd, text, ANSWER_BYTES, deadline))) {
+		what = "does not answer";
+	} else if (!read_answer(text, length, answer)) {
+		what = "answers what cannot be understood";
+	}
+	if (what)
+		snprintf(why, WHY_BYTES, "at %s %s", path, what);
 	if (fd >= 0)
 		close(fd);
 	free(text);
-	return why;
+	return !*why;
 }
 
 /* Whether it is this thread's to ask. */
@@ -353,13 +359,13 @@ static int may_ask(int64_t now, int64_t timeout_ns)
 	return now >= until && atomic_compare_exchange_strong(&quiet_until, &until, now + timeout_ns);
 }
 
-enum asked ask_gate(const struct line *request, struct answer *answer, const char **why)
+enum asked ask_gate(const struct line *request, struct answer *answer, char *why)
 {
 	char path[SOCKET_BYTES], off_file[PATH_MAX];
 	int64_t timeout_ns, quiet_ns, begun;
 
 	memset(answer, 0, sizeof(*answer));
-	*why = NULL;
+	*why = 0;
 	pthread_mutex_lock(&conf_lock);
 	follow_conf();
 	strcpy(path, conf.socket);
@@ -370,14 +376,13 @@ enum asked ask_gate(const struct line *request, struct answer *answer, const cha
 	if (!access(off_file, F_OK))
 		return SWITCHED_OFF;
 	if (request->failed) {
-		*why = "is not asked of so long a request";
+		snprintf(why, WHY_BYTES, "is not asked of so long a request");
 		return FAILED;
 	}
 	begun = now_ns();
 	if (!may_ask(begun, timeout_ns))
 		return QUIET;
-	*why = ask_once(path, request, begun + timeout_ns, answer);
-	if (!*why) {
+	if (ask_once(path, request, begun + timeout_ns, answer, why)) {
 		atomic_store(&quiet_until, 0);
 		return ANSWERED;
 	}

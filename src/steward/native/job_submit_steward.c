@@ -273,14 +273,14 @@ static int decide(const char *op, job_desc_msg_t *job, uint32_t by, char **messa
 {
 	struct line line = { 0 };
 	struct answer answer;
-	const char *why;
+	char why[WHY_BYTES];
 	enum asked asked;
 	int code = SLURM_SUCCESS;
 
 	if (!slurm_xstrdup || !slurm_xfree)
 		return SLURM_SUCCESS; /* init has said so */
 	write_request(&line, op, job, by);
-	asked = ask_gate(&line, &answer, &why);
+	asked = ask_gate(&line, &answer, why);
 	free(line.text);
 	log_change(asked, why);
 	if (asked == ANSWERED) {

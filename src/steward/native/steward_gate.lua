@@ -144,13 +144,16 @@ end
 
 local function ask_once(client, line, left)
 	client:settimeout(left(), "t")
-	if not client:connect(conf.socket) then return nil, "cannot be reached" end
+	local is_there, reason = client:connect(conf.socket)
+	local at = "at " .. conf.socket .. " "
+	-- Without the path and the reason nobody finds a directory that is closed.
+	if not is_there then return nil, at .. "cannot be reached: " .. tostring(reason) end
 	client:settimeout(left(), "t")
-	if not client:send(line) then return nil, "does not listen" end
+	if not client:send(line) then return nil, at .. "does not listen" end
 	local text = receive_line(client, left)
-	if not text then return nil, "does not answer" end
+	if not text then return nil, at .. "does not answer" end
 	local answer = wire.answer(text)
-	if not answer then return nil, "answers what cannot be understood" end
+	if not answer then return nil, at .. "answers what cannot be understood" end
 	return answer
 end
 

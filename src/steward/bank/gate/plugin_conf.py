@@ -6,6 +6,7 @@ without a touch of slurm.conf.
 
 import logging
 import os
+import stat
 from typing import Final
 
 from steward.config import Settings
@@ -50,7 +51,7 @@ def write(settings: Settings) -> bool:
                     return True
         except FileNotFoundError:
             log.info("%s is made", path)
-        os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
+        open_directory(os.path.dirname(path) or ".")
         with open(fresh, "w", encoding="utf-8") as file:
             file.write(text)
             os.fchmod(file.fileno(), 0o644)
@@ -60,3 +61,22 @@ def write(settings: Settings) -> bool:
         log.error("cannot write %s for the submit plugin: %s", path, error.strerror)
         return False
     return True
+
+
+def open_directory(directory: str) -> None:
+    """Make a directory in which slurmctld finds what is for it, whatever our umask.
+
+    One that is there already is left as it is: its owner may want it so.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    if not os.path.isdir(directory):
+        os.makedirs(directory, exist_ok=True)
+        os.chmod(directory, 0o755)  # noqa: S103 - slurmctld is another user
+    elif not os.stat(directory).st_mode & stat.S_IXOTH:
+        log.warning(
+            "%s is closed to others: if slurmctld is another user it cannot ask the gate; "
+            "'chmod o+x %s' opens it",
+            *(directory, directory),
+        )

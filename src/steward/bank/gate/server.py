@@ -19,6 +19,7 @@ from steward.bank.errors import GateUnavailable
 from steward.bank.gate import plugin_conf, token
 from steward.bank.gate.answering import Answering, Right, read, written
 from steward.bank.gate.calls import Calls
+from steward.bank.gate.clusters import Clusters
 from steward.bank.gate.ground import Ground
 from steward.bank.gate.keeper import Keeper
 from steward.bank.gate.peers import Peer, uid_of, unix_listener
@@ -85,6 +86,7 @@ class GateServer:
         self._control: set[int] = set()
         self._asked: list[tuple[Peer, Submit]] = []
         self._plugin_uids = _uids(settings)
+        self._clusters = Clusters(settings.cluster)
         self._asking: Asking | None = None
         self._remaking: Remaking | None = None
         self._began = time.monotonic()
@@ -241,7 +243,7 @@ class GateServer:
                 if ask is None:
                     peer.is_over = True
                     break
-                self._asked.append((peer, ask))
+                self._asked.append((peer, self._clusters.named(ask)))
         if peer.is_over and peer.fd in self._peers:
             self._drop(peer)
 

@@ -1,0 +1,46 @@
+"""The directory of the gate's socket: slurmctld is another user, and must come in."""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from gate_process import running, state_dir
+from gate_site import account, settings_of
+
+from steward.bank.gate import plugin_conf
+
+
+@pytest.fixture
+def private() -> Iterator[None]:
+    """As a daemon of root's runs: what it makes is its own."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("private")
+def test_what_is_made_is_open_whatever_the_umask(tmp_path: Path) -> None:
+    settings = settings_of(state_dir(tmp_path))
+    for conf in (f"{tmp_path}/run/gate.conf", ""):
+        gate = msgspec.structs.replace(
+            settings.gate, socket=f"{tmp_path}/run/gate.sock", plugin_conf=conf
+        )
+        with running(msgspec.structs.replace(settings, gate=gate)) as running_gate:
+            running_gate.tell(account("chem", 9))
+            assert (tmp_path / "run").stat().st_mode & 0o777 == 0o755
+        for left in (tmp_path / "run").iterdir():
+            left.unlink()
+        (tmp_path / "run").rmdir()
+
+
+def test_one_that_is_closed_is_left_so_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o700)
+    with caplog.at_level(logging.WARNING):
+        plugin_conf.open_directory(str(tmp_path))
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+    assert f"chmod o+x {tmp_path}" in caplog.text
