@@ -174,7 +174,38 @@ def test_a_change_needs_the_difference_or_another_account(tmp_path: Path) -> Non
     assert (site.free(), site.free("phys")) == (10, 15)
     site.tell(account("chem", 30), account("phys", 25, number=2))
     assert site.modify(job(19, uid=-1, job_id=5, account="phys")).ok
-    assert (site.free(), site.free("phys")) == (30, 5)
+    assert (site.free(), site.free("phys")) == (20, 5), "Slurm may yet refuse it: both hold"
+    with site.store.transaction():
+        site.upkeep.looked(CLUSTER, now_us() + 60_000_000, now_us())
+    assert (site.free(), site.free("phys")) == (20, 25), "the queue did not show the change"
+
+
+def test_a_stranger_changes_no_hold(tmp_path: Path) -> None:
+    """slurmctld asks its plugins before it looks whose job it is."""
+    site = Site(tmp_path, account("chem", 30), account("phys", 30, number=2))
+    comment = site.submit(job(9)).admin_comment
+    with site.store.transaction():
+        seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment, started=True)
+        site.upkeep.confirm([seen], now_us())
+        for changes in (job(19, uid=-1, job_id=5), job(9, uid=-1, job_id=5, account="phys")):
+            ask = Submit(v=1, op="modify", cluster=CLUSTER, job=changes, by=65534)
+            assert site.keeper.modify(ask, now_us(), is_lenient=False).ok
+    assert (site.free(), site.free("phys")) == (20, 30)
+
+
+def test_a_change_that_the_queue_shows_is_held_once(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 25))
+    comment = site.submit(job(9)).admin_comment
+    with site.store.transaction():
+        site.upkeep.confirm(
+            [Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment)], now_us()
+        )
+    assert site.modify(job(19, uid=-1, job_id=5)).ok
+    assert site.free() == 5
+    with site.store.transaction():
+        claim = Claim(cluster=CLUSTER, job_id=5, description=job(19))
+        assert site.upkeep.cover(claim, "alice", now_us()).is_paid
+    assert site.free() == 5
     assert site.modify(job(999, uid=-1, job_id=77)).ok, "one without a hold is looked at later"
 
 

@@ -5,6 +5,8 @@ the state in memory is made anew from the database (:meth:`Keeper.load`).
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from steward.bank.errors import BankError
@@ -58,6 +60,7 @@ class Keeper:
         self.deciding = Deciding(self.purses, ground)
         self.settled = 0
         self.changed_us: dict[str, int] = {}
+        self._extra: dict[str, str] = {}
         self.load()
 
     def load(self) -> None:
@@ -114,20 +117,55 @@ class Keeper:
             is_new = hold is None and not is_lenient and self._may_be_new(ask)
             say = _UNSEEN.format(ask.jobs or ask.job.job_id) if is_new else ""
             return Said(v=VERSION, ok=not is_new, say=say, id=ask.id)
+        if ask.by not in (-1, hold.uid):
+            # Slurm has yet to say whether they may; if so, the queue's next look shows it.
+            return Said(v=VERSION, ok=True, id=ask.id)
         covered = quote.amount if quote is not None else 0
-        decision = self.deciding.change(
-            ask.cluster, hold, before, ask.job, now_us, covered=covered, is_lenient=is_lenient
-        )
+        with self.without_extra(hold) as extra:
+            if extra is not None:
+                before = self.store.covered(extra)[1] or before
+            decision = self.deciding.change(
+                ask.cluster, hold, before, ask.job, now_us, covered=covered, is_lenient=is_lenient
+            )
         self._note(ask, decision, now_us)
         placing = decision.placing
         if placing is not None and placing.amount:
-            self._enlarge(hold, decision, now_us, why="changed by its user")
+            if extra is not None:
+                self.give_back(extra, now_us, why="changed again")
+            self._ask_more(hold, decision, now_us)
         elif placing is not None and not hold.amount and decision.ok:
             self.changed_us[hold.id] = now_us
             if placing.quote.amount >= covered:
                 # Only the queue's word makes it less: Slurm may yet refuse the update.
                 self.store.describe(hold, placing.quote, placing.job)
         return Said(v=VERSION, ok=decision.ok, say=decision.say, id=ask.id)
+
+    @contextmanager
+    def without_extra(self, hold: Open | None) -> Iterator[Open | None]:
+        """For a decision on a job leave out what is held for a change that is not seen yet.
+
+        Slurm asks once for each record of an array, and users change their minds.
+        """
+        extra = self.purses.holds.get(self._extra.get(hold.id, "")) if hold else None
+        if extra is not None:
+            self.purses.drop(extra)
+        try:
+            yield extra
+        finally:
+            if extra is not None:
+                self.purses.add(extra)
+
+    def _ask_more(self, hold: Open, decision: Decision, now_us: int) -> None:
+        """Hold what a change costs beside what is held until the queue shows the change.
+
+        Slurm may yet refuse the update, and asks before it looks whose job it is: the job's
+        own hold stays as it is until then, and what the update adds is voided like any hold
+        whose job is never shown.
+        """
+        extra = self._new(hold.cluster, decision, now_us)
+        extra.expires_us = now_us + UNCONFIRMED_US
+        self._place(extra, decision, now_us, why="changed by its user")
+        self._extra[hold.id] = extra.id
 
     def _may_be_new(self, ask: Submit) -> bool:
         """Whether the job may be one that this user has just submitted, not yet seen in Slurm.
@@ -277,6 +315,7 @@ class Keeper:
         remained = hold.remaining
         self.purses.drop(hold)
         self.changed_us.pop(hold.id, None)
+        self._extra.pop(hold.id, None)
         self.store.delete(hold)
         hold.remaining = 0
         self.tell(kind, hold, remained if amount is None else amount, now_us, why=why)

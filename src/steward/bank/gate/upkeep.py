@@ -199,8 +199,11 @@ class Upkeep:
         is_owed = claim.started and claim.mode_credit and case.account in keeper.purses.accounts
         if case.mode == "off" or (stranger is not None and not is_owed):
             return self._covered(hold, is_paid=case.free_pass or not stranger, why=stranger or "")
-        decision = keeper.deciding.cover(case)
+        with keeper.without_extra(hold) as extra:
+            decision = keeper.deciding.cover(case)
         placing = decision.placing
+        if extra is not None and placing is not None and placing.amount:
+            keeper.give_back(extra, now_us, why="the queue shows the change")
         if placing is None:
             return self._covered(hold, is_paid=decision.ok, why=decision.short)
         if hold is None:
