@@ -35,7 +35,7 @@ def _surely(
     """Whatever a user wrote, it is this job alone that fails."""
 
     @functools.wraps(decide)
-    def surely(self: "Deciding", *args: P.args, **options: P.kwargs) -> Decision:
+    def surely(self: "Deciding", /, *args: P.args, **options: P.kwargs) -> Decision:
         try:
             return decide(self, *args, **options)
         except Exception as error:

@@ -11,10 +11,11 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from steward.bank.errors import GateUnavailable
+from steward.bank.gate.door import let_in
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +117,12 @@ def uid_of(connection: socket.socket) -> int:
 
 
 @contextlib.contextmanager
-def unix_listener(path: str, mode: int) -> Iterator[socket.socket]:
+def unix_listener(path: str, uids: Iterable[int] = ()) -> Iterator[socket.socket]:
     """A Unix socket at a path, in place of what a former process has left there.
+
+    Args:
+        path: Where.
+        uids: Who may connect beside us and root.
 
     Raises:
         GateUnavailable: It cannot be made.
@@ -135,7 +140,7 @@ def unix_listener(path: str, mode: int) -> Iterator[socket.socket]:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(made)
             listener.bind(f"/proc/self/fd/{fd}/{fresh}")
-            os.chmod(made, mode)
+            let_in(made, uids)
             listener.listen(1024)
             if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise GateUnavailable(f"{path} is there and is no socket: remove it", path)

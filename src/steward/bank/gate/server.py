@@ -47,9 +47,7 @@ _MOST_PEERS: Final = 2000
 _ASKED_US: Final = 60_000_000
 """How often it is written down that plugins ask."""
 _ACCEPT_AT_ONCE: Final = 128
-_CONTROL_MODE: Final = 0o600
-_PLUGIN_MODE: Final = 0o666
-"""Anybody may connect; SO_PEERCRED says who is heard."""
+_SAY_AGAIN_S: Final = 60.0
 
 
 class GateServer:
@@ -86,6 +84,7 @@ class GateServer:
         self._control: set[int] = set()
         self._asked: list[tuple[Peer, Submit]] = []
         self._plugin_uids = _uids(settings)
+        self._said_at, self._turned_away = -_SAY_AGAIN_S, 0
         self._clusters = Clusters(settings.cluster)
         self._asking: Asking | None = None
         self._remaking: Remaking | None = None
@@ -107,7 +106,7 @@ class GateServer:
         self._checkpoints.start()
         with ExitStack() as sockets:
             path = os.path.join(self._settings.state_dir, CONTROL_SOCKET)
-            self._listen(sockets.enter_context(unix_listener(path, _CONTROL_MODE)), self._called)
+            self._listen(sockets.enter_context(unix_listener(path)), self._called)
             if self._settings.gate.ask:
                 self._ask_others()
             self._poll.register(stop.fd, select.EPOLLIN)
@@ -122,7 +121,7 @@ class GateServer:
                 if not is_open and self._may_open():
                     path = self._settings.gate.socket
                     self._make_way(path)
-                    plugin = sockets.enter_context(unix_listener(path, _PLUGIN_MODE))
+                    plugin = sockets.enter_context(unix_listener(path, self._plugin_uids))
                     self._listen(plugin, self._requested)
                     if self._settings.gate.listen:
                         try:
@@ -213,8 +212,14 @@ class GateServer:
     def _requested(self, connection: socket.socket) -> None:
         uid = uid_of(connection)
         if uid not in self._plugin_uids:
-            log.warning("uid %d may not ask the gate", uid)
             connection.close()
+            self._turned_away += 1
+            now = time.monotonic()
+            if now - self._said_at >= _SAY_AGAIN_S:
+                log.warning(
+                    "uid %d may not ask the gate; %d were turned away", uid, self._turned_away
+                )
+                self._said_at, self._turned_away = now, 0
             return
         self._take_in(Peer(connection, longest=LONGEST_REQUEST, within_s=_WITHIN_S))
 

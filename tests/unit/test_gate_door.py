@@ -1,0 +1,83 @@
+"""Who gets as far as the gate: the users that the plugin runs as, and nobody else."""
+
+import logging
+import os
+import socket
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from gate_site import settings_of
+
+from steward.bank.gate import peers
+from steward.bank.gate.server import GateServer
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root is others at will")
+STRANGER, SLURM, OTHER = 65534, 4711, 4712
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory that anybody can reach."""
+    for directory in (tmp_path, *tmp_path.parents):
+        if directory.stat().st_uid == os.geteuid() and str(directory) != "/":
+            directory.chmod(directory.stat().st_mode | 0o711)
+    return tmp_path
+
+
+def can_connect(path: str, uid: int) -> bool:
+    """Whether a process of that user can connect."""
+    child = os.fork()
+    if not child:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        try:
+            socket.socket(socket.AF_UNIX).connect(path)
+        except PermissionError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@as_root
+@pytest.mark.parametrize("uids", [(), (0,), (SLURM,), (SLURM, OTHER, 0)])
+def test_only_those_named_can_connect(place: Path, uids: Iterable[int]) -> None:
+    path = str(place / "plugin.sock")
+    with peers.unix_listener(path, uids):
+        found = {uid for uid in (0, STRANGER, SLURM, OTHER) if can_connect(path, uid)}
+    assert found == {0, *uids}
+    assert not os.path.exists(path)
+
+
+@as_root
+def test_where_it_can_be_nobodys_anybody_may_connect(
+    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "setxattr", refused)
+    monkeypatch.setattr(os, "chown", refused)
+    path = str(place / "plugin.sock")
+    with peers.unix_listener(path, (SLURM,)):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o666
+        assert can_connect(path, STRANGER)
+    assert "open to anybody" in caplog.text
+
+
+def test_who_is_turned_away_is_told_of_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = GateServer(settings_of(tmp_path))
+    server._checkpoints.start()
+    monkeypatch.setattr("steward.bank.gate.server.uid_of", lambda _: STRANGER)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(100):
+            ours, theirs = socket.socketpair()
+            server._requested(ours)
+            assert theirs.recv(1) == b""
+            theirs.close()
+    assert len(caplog.records) == 1
+    server.close()
