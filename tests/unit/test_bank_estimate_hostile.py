@@ -1,10 +1,12 @@
 """What users write into a job to hold the gate up, or to be estimated at less than they get."""
 
 import random
+from pathlib import Path
 
 import msgspec
 import pytest
 from estimate_site import CLUSTER, NOW, estimator
+from gate_site import Site, account, job
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,3 +121,15 @@ def test_the_most_that_is_let_through_is_read_once(monkeypatch: pytest.MonkeyPat
     )
     assert estimator(picture=MANY).quote(job, NOW).amount > 0
     assert sizes._requested.cache_info().misses < 10
+
+
+def test_what_is_endless_is_not_kept(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 5))
+    endless = "x," * 400_000
+    for fields in ({"account": endless}, {"partition": endless}, {"req_nodes": endless}):
+        said = site.submit(job(99, **fields))
+        assert not said.ok
+        assert len(said.say) < 10_000
+    kept = [fact.refusal for fact in site.store.facts(0, 9) if fact.refusal]
+    assert len(kept) == 3
+    assert max(len(msgspec.json.encode(one)) for one in kept) < 20_000

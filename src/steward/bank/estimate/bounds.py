@@ -10,7 +10,7 @@ from typing import Final
 from steward.bank.errors import NoEstimate
 from steward.bank.records import Description
 
-_LONGEST: Final = 4096
+LONGEST: Final = 4096
 """Of most texts, in characters; slurmctld itself takes a quarter of it."""
 _LONGEST_ARRAY: Final = 64 * 1024
 _LONGEST_LIST: Final = 64
@@ -44,7 +44,7 @@ def refuse_endless(job: Description) -> None:
         text = getattr(job, name)
         if not text:
             continue
-        if len(text) > _LONGEST or (name in _LISTS and text.count(",") >= _LONGEST_LIST):
+        if len(text) > LONGEST or (name in _LISTS and text.count(",") >= _LONGEST_LIST):
             raise NoEstimate(f"{option} is longer than any that Slurm takes", text[:80])
     if len(job.array) > _LONGEST_ARRAY:
         raise NoEstimate("--array is longer than any that can be read", job.array[:80])

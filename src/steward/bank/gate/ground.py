@@ -11,6 +11,7 @@ from typing import Final
 from steward.access import Standing
 from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.estimate import Estimator
+from steward.bank.estimate.bounds import LONGEST
 from steward.bank.money import Unit
 from steward.bank.records import Description, Mode, ModeRule, Quote, Rules
 from steward.config import Settings
@@ -104,6 +105,7 @@ class Ground:
 
     def mode(self, cluster: str, partitions: str, account: str) -> Mode:
         """How much is enforced; of several partitions the strictest counts."""
+        partitions = partitions[:LONGEST]
         key = (cluster, partitions, account)
         known: Mode | None = self._modes.get(key)
         if known is None:
@@ -141,7 +143,8 @@ class Ground:
     def account_of(self, cluster: str, job: Description, user: str) -> str:
         """Who is to pay for a job; "" where nothing says so."""
         if job.account:
-            return job.account.lower()
+            # Before anything is known of it, what a user writes is cut to what can be a name.
+            return job.account[:LONGEST].lower()
         picture = self.pictures.get(cluster)
         known = picture.accounts.get(user, "") if picture else ""
         return (known or self.bank.default_account).lower()
@@ -163,7 +166,7 @@ class Ground:
         """What becomes of a job that cannot be decided on: the strictest of its partitions'."""
         policies = {
             (own.policy if own else None) or self.settings.gate.policy
-            for name in (partitions or self.default_partition(cluster)).split(",")
+            for name in (partitions[:LONGEST] or self.default_partition(cluster)).split(",")
             for own in (self.bank.partition.get(name),)
         }
         return "deny" if "deny" in policies else "allow"

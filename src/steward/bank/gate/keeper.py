@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from steward.bank.errors import BankError
+from steward.bank.estimate.bounds import LONGEST
 from steward.bank.gate import token
 from steward.bank.gate.case import Decision, Placing
 from steward.bank.gate.deciding import Deciding
@@ -223,7 +224,7 @@ class Keeper:
             uid=ask.job.uid,
             user=decision.user,
             account=decision.account,
-            partition=(quote.partition if quote else "") or ask.job.partition,
+            partition=(quote.partition if quote else "") or ask.job.partition[:LONGEST],
             job_id=ask.job.job_id,
             amount=quote.amount if quote else 0,
             why=decision.short,
