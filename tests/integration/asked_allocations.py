@@ -89,11 +89,7 @@ def _tasks(chance: random.Random) -> list[str]:
         words.append(f"--ntasks={chance.choice([1, 1, 2, 3, 4, 5, 7, 8, 12, 17])}")
     if chance.random() < 0.4:
         words.append(f"--cpus-per-task={chance.choice([1, 2, 3, 4, 5])}")
-    if chance.random() < 0.35:
-        least = chance.randint(1, 4)
-        words.append(f"--nodes={least}" + chance.choice(["", f"-{least + chance.randint(0, 3)}"]))
-        if chance.random() < 0.4:
-            words.append(f"--ntasks-per-node={chance.randint(1, 4)}")
+    words += _nodes(chance)
     if chance.random() < 0.12:
         words.append(f"--ntasks-per-core={chance.choice([1, 2])}")
     if chance.random() < 0.12:
@@ -108,6 +104,17 @@ def _tasks(chance: random.Random) -> list[str]:
         words.append(f"--sockets-per-node={chance.randint(1, 2)}")
     if chance.random() < 0.05:
         words.append(f"--cores-per-socket={chance.randint(1, 4)}")
+    return words
+
+
+def _nodes(chance: random.Random) -> list[str]:
+    words: list[str] = []
+    has_nodes = chance.random() < 0.35
+    if has_nodes:
+        least = chance.randint(1, 4)
+        words.append(f"--nodes={least}" + chance.choice(["", f"-{least + chance.randint(0, 3)}"]))
+    if chance.random() < (0.4 if has_nodes else 0.08):
+        words.append(f"--ntasks-per-node={chance.randint(1, 4)}")
     return words
 
 

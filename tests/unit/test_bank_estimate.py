@@ -74,12 +74,15 @@ def test_over_time_without_a_limit_is_the_sites_rule() -> None:
         ("-n7 --ntasks-per-node=1", 14),  # half of each core is left
         ("-n7 --ntasks-per-node=3", 14),
         ("-n8 --ntasks-per-node=4", 10),
+        ("-n2 --ntasks-per-node=4", 4),  # room for four, though there are two
         ("-n12 --ntasks-per-socket=3", 24),
         ("-p limited -n1 -N1 --ntasks-per-node=3 --mem=9000", 6),  # two CPUs for each of three
         ("-p limited -n1 -N1 --ntasks-per-node=3 --mem=9000 --hint=nomultithread", 12),
         ("-p gpu -n4 -N3 --gpus-per-task=1", 18),  # all nodes as the one that has two
         ("-p gpu -n7 -N4 --gpus-per-task=1", 48),
         ("-p gpu -n5 --gpus=7", 48),
+        ("-p gpu -n17 -N1-3 --gpus=5 --cpus-per-gpu=3", 32),
+        ("-c2 --ntasks-per-node=4", 8),
         ("-p gpu -n4 -N2-4 --hint=nomultithread --gpus-per-task=1", 36),
         ("-n100000", 128),  # no more than there is
     ],

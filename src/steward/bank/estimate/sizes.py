@@ -202,6 +202,9 @@ class _Asked:
                 # gives those what each must have.
                 total += (nodes - 1) * max(0, least - min(unit, self.site.thinnest))
             total = max(total, nodes * least)
+        elif job.ntasks_per_node:
+            # A node has CPUs for as many tasks as it may have, also where fewer are left.
+            total = max(total, -(-tasks // job.ntasks_per_node) * self._least_of_node())
         if self.gpus:
             total = max(total, self._cpus_for_gpus(unit))
         if job.max_cpus:
@@ -298,11 +301,13 @@ class _Asked:
         most = min(most, max(1, site.most.get(_GPU, 0) // of_task))
         if job.ntasks_per_node and self._per_task:
             most = min(most, job.ntasks_per_node)
-        # So many on one node leave one for each other.
-        return max(
-            min(self.nodes, count - here + 1) * self.cores_of(here * of_task * per_gpu)
-            for here in range(1, most + 1)
-        )
+        found = 0
+        for here in range(1, most + 1):
+            cpus = self.cores_of(here * of_task * per_gpu)
+            # So many on one node leave one for each other; and tasks may need more nodes.
+            nodes = max(count - here + 1, -(-self.tasks * self.per_task // cpus))
+            found = max(found, min(self.nodes, nodes) * cpus)
+        return found
 
     def memory(self, cpus: int) -> int:
         """Memory in MiB; none where Slurm does not count it for any job."""
