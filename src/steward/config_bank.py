@@ -136,7 +136,8 @@ class GateSettings(Section, frozen=True, kw_only=True):
 
     Attributes:
         socket: The Unix socket that the plugin asks through.
-        off_switch: While this file is there the plugin admits everything, the daemon dead or not.
+        off_switch: While this file is there the plugin admits everything, the daemon dead or not,
+            and no job is held or cancelled that cannot be paid.
         plugin_conf: The file that the plugin reads its policy from; the gate keeps it written.
         policy: What the plugin does where the gate does not answer.
         timeout_ms: How long the plugin waits, connection included, in milliseconds.

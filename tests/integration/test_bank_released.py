@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from banking import ACCOUNTS, CPU, SHELL, BankSite, bank_site
@@ -90,6 +91,21 @@ def test_one_that_was_just_submitted_cannot_be_changed_unseen(site: BankSite) ->
         assert not site.as_user("scontrol", "release", done.stdout.strip())
     finally:
         site.signal_part("bank", signal.SIGCONT)
+
+
+def test_while_the_gate_is_off_unpaid_jobs_run(site: BankSite) -> None:
+    off = Path(site.settings.gate.off_switch)
+    off.touch()
+    try:
+        # It begins when the bank has looked at it more than once.
+        dear = site.submit(f"{SHELL}sleep 100\n", time="40:00:00", begin="now+10")
+        wait_until(lambda: state(site, dear) == "RUNNING", 60)
+    finally:
+        off.unlink()
+    wait_until(lambda: site.held() > MEANS, 60)
+    site.as_root("scancel", str(dear))
+    site.until_idle()
+    wait_until(lambda: not site.held(), 60)
 
 
 def test_what_is_made_smaller_can_be_let_go(site: BankSite) -> None:

@@ -197,6 +197,20 @@ def test_what_cannot_be_paid_is_remembered_until_it_can(bank: Bank) -> None:
         assert t.mark("unpaid:c1") == "{}"
 
 
+def test_while_the_gate_is_off_nothing_is_done_to_jobs_that_cannot_be_paid(bank: Bank) -> None:
+    off = Path(bank.settings.gate.off_switch)
+    off.touch()
+    pending, *_ = life(1, tres_requested="cpu=64,node=1", cpus=64, tres_allocated="")
+    bank.happen([pending])
+    with bank.ledger.reading() as t:
+        assert t.mark("unpaid:c1") in ("", "{}")
+    off.unlink()
+    bank.later(120)
+    bank.tick()
+    with bank.ledger.reading() as t:
+        assert '"1"' in t.mark("unpaid:c1")
+
+
 @pytest.mark.parametrize("account", ["physics", "closed"])
 def test_a_job_that_runs_unpaid_keeps_others_from_the_same_money(bank: Bank, account: str) -> None:
     if account == "closed":

@@ -5,6 +5,7 @@ go as soon as it can be paid, whoever was restarted meanwhile.
 """
 
 import logging
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -77,6 +78,7 @@ class Unpaid:
         }
         self._kept: dict[str, dict[str, Kept]] = {}
         self._warned: set[Key] = set()
+        self._is_off = False
 
     def rule(self, partition: str) -> Rule:
         """What the site says of jobs for a partition; of several the first one's rule."""
@@ -87,7 +89,7 @@ class Unpaid:
         return self._settings.bank.unpaid
 
     def apply(self, key: Key, jobs: Sequence[Job], claim: Claim, why: str) -> bool:
-        """Do what the rule says to a job that cannot be paid.
+        """Do what the rule says to a job that cannot be paid; nothing while the gate is off.
 
         Returns:
             Whether it is done; False where slurmctld is away, so that it is to be tried again.
@@ -95,6 +97,8 @@ class Unpaid:
         Raises:
             Unavailable: The ledger or the gate is away.
         """
+        if self.is_off():
+            return True
         record = jobs[0].record
         rule = self.rule(record.partition)
         waiting = [job for job in jobs if base_state(job.record.state) in _WAITING]
@@ -116,6 +120,15 @@ class Unpaid:
         elif rule == "hold" and waiting:
             self._hold(key, [name_of(job.record) for job in waiting], line, is_stranded=False)
         return True
+
+    def is_off(self) -> bool:
+        """Whether an administrator has switched the gate off: jobs may then be unpaid."""
+        is_off = os.path.lexists(self._settings.gate.off_switch)
+        if is_off != self._is_off:
+            self._is_off = is_off
+            text = "%s is there: nothing is done to jobs that cannot be paid"
+            log.warning(text if is_off else "%s is gone", self._settings.gate.off_switch)
+        return is_off
 
     def paid(self, key: Key) -> None:
         """Let a job go that was held, now that it can be paid.
@@ -145,7 +158,7 @@ class Unpaid:
         stranded = {(hold.cluster, hold.job_id) for hold in holds if hold.job_id}
         for key in stranded:
             waiting = [job for job in jobs.get(key, ()) if base_state(job.record.state) in _WAITING]
-            if waiting and str(key[1]) not in self._of(key[0]):
+            if waiting and str(key[1]) not in self._of(key[0]) and not self.is_off():
                 self._warn(key, "hold", _STRANDED)
                 names = [name_of(job.record) for job in waiting]
                 self._hold(key, names, _STRANDED, is_stranded=True)
