@@ -143,3 +143,10 @@ words = st.lists(st.text(max_size=12) | st.sampled_from(["-n", "4", "--time", "-
 def test_no_words_upset_it(argv: list[str], script: str) -> None:
     with contextlib.suppress(BankUsage):
         assert parse_jobs(argv, script)
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, f"1:{'9' * 5000}", f"{'9' * 5000}-1:2"])
+@pytest.mark.parametrize("option", ["--time", "--time-min", "--nodes", "--ntasks", "--mem"])
+def test_numbers_of_thousands_of_digits_are_none(option: str, value: str) -> None:
+    with pytest.raises(BankUsage):
+        parse_options([option, value])

@@ -97,6 +97,10 @@ def test_what_was_set_here_stays(site: AskingSite) -> None:
         ("account,account\nx,y\n", "twice"),
         ("account,amount\nx,1\ny,many\n", "line 3: 'many' is no amount"),
         ("account,amount\nx,-1\n", "above zero"),
+        ("account,amount\nx," + "9" * 5000 + "\n", "larger than any amount"),
+        ("account,credit\nx," + "9" * 5000 + "\n", "larger than any amount"),
+        ("account,amount,end\nx,1,now+" + "9" * 5000 + "days\n", "line 2"),
+        ("account,amount,end\nx,1," + "9" * 5000 + "\n", "line 2"),
         ("account,amount,end\nx,1,someday\n", "line 2: 'someday' is no time"),
         ("account,end\nx,2027-01-01\n", "has an amount"),
         ("account,amount,begin\nx,1,2027-01-01\n", "has an end"),
@@ -179,6 +183,12 @@ def test_prices_of_the_old_plugins(site: AskingSite) -> None:
         "[PartitionPrice]\na = 0.0000001",
         "[PartitionPrice]\na = 1\n[QosMultiplier]\nb = 0.0001",
         '[PartitionPrice]\n"a b" = 1',
+        "[PartitionPrice]\na = 1e999999999",
+        "[PartitionPrice]\na = 1e-999999999",
+        "[PartitionPrice]\na = " + "9" * 5000,
+        "[PartitionPrice]\na = 1." + "9" * 5000,
+        "[PartitionPrice]\na = '" + "9" * 5000 + "'",
+        "a = " + "[" * 100_000,
     ],
 )
 def test_what_is_no_bank_config(text: str) -> None:

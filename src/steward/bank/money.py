@@ -18,6 +18,7 @@ MICRO: Final = 1_000_000
 MOST: Final = 2**62
 """No amount is larger: databases keep 63 bits."""
 
+_LONGEST: Final = 100
 _AMOUNT: Final = re.compile(r"([+-]?)([0-9][0-9_, ]*)(?:\.([0-9]{1,6})0*)?")
 
 
@@ -42,8 +43,11 @@ def parse(text: str) -> int:
     """
     found = _AMOUNT.fullmatch(text.strip())
     if not found:
-        raise BankUsage(f"{text!r} is no amount: write 1250 or 1250.5", text)
+        shown = text[:_LONGEST]
+        raise BankUsage(f"{shown!r} is no amount: write 1250 or 1250.5", shown)
     sign, whole, part = found.groups()
+    if len(whole) > _LONGEST:
+        raise BankUsage(f"{whole[:_LONGEST]}... is larger than any amount can be", text[:_LONGEST])
     amount = int(re.sub("[_, ]", "", whole)) * MICRO + int((part or "").ljust(6, "0"))
     if amount > MOST:
         raise BankUsage(f"{text!r} is larger than any amount can be", text)

@@ -18,7 +18,10 @@ Options = dict[str, str]
 
 _MEMORY: Final = re.compile(r"([0-9]{1,15})([KMGT]?)(?:B|iB)?", re.IGNORECASE)
 _PER_MIB: Final = {"K": (1, 1024), "": (1, 1), "M": (1, 1), "G": (1024, 1), "T": (1024**2, 1)}
-_NODES: Final = re.compile(r"([0-9]+)([km]?)(?:-([0-9]+)([km]?))?(?::[0-9]+)?", re.IGNORECASE)
+_NODES: Final = re.compile(
+    r"([0-9]{1,15})([km]?)(?:-([0-9]{1,15})([km]?))?(?::[0-9]{1,15})?", re.IGNORECASE
+)
+_MOST_DIGITS: Final = 15
 _SCALE: Final = {"": 1, "k": 1000, "m": 1_000_000}
 _UNLIMITED: Final = frozenset({"unlimited", "infinite", "-1"})
 
@@ -314,7 +317,8 @@ def _minutes(options: Options, name: str) -> int | None:
     days, dash, clock = value.partition("-")
     parts = (clock if dash else days).split(":")
     numbers = [*([days] if dash else []), *parts]
-    if len(parts) > 3 or not all(part.isascii() and part.isdigit() for part in numbers):
+    are_numbers = all(part.isascii() and part.isdigit() for part in numbers)
+    if len(parts) > 3 or not are_numbers or max(map(len, numbers)) > _MOST_DIGITS:
         raise BankUsage(f"--{name}={value} is no time: write minutes, or days-hours:minutes", value)
     counts = [int(part) for part in parts]
     if dash:

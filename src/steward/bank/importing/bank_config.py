@@ -16,6 +16,8 @@ from steward.bank.importing.plan import Plan, named
 from steward.bank.records import Rate
 
 _PERMILLE: Final = 1000
+_DIGITS: Final = 30
+_SHOWN: Final = 200
 _KNOWN: Final = frozenset({"Enable", "PartitionPrice", "QosMultiplier", "API"})
 
 
@@ -31,8 +33,11 @@ def read(text: str, cluster: str) -> Plan:
     """
     try:
         found = tomllib.loads(text, parse_float=Decimal)
-    except tomllib.TOMLDecodeError as error:
-        raise BankUsage(f"that is no TOML: {error}", text) from error
+    except RecursionError as error:
+        raise BankUsage("that is no TOML: it is nested too deeply", text[:_SHOWN]) from error
+    except ValueError as error:
+        # Of TOML's own kind; or of Python, where a number has thousands of digits.
+        raise BankUsage(f"that is no TOML: {error}", text[:_SHOWN]) from error
     prices = _table(found, "PartitionPrice")
     if not prices:
         raise BankUsage("the file has no [PartitionPrice]: is it a bank-config.toml?")
@@ -94,5 +99,8 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, Decimal):
         if not value.is_finite():
             raise BankUsage(f"{name} is no number: {value}", value)
+        if max(abs(value.adjusted()), len(value.as_tuple().digits)) > _DIGITS:
+            # Written out it would be as long as its exponent is large.
+            raise BankUsage(f"{name} is beyond any amount: {value:.3e}", str(value)[:_SHOWN])
         return f"{value:f}"
     return str(value)

@@ -292,5 +292,6 @@ def _rate(t: "Transaction", wanted: Rate, by: By) -> Change:
 
 def _same(one: Rate, other: Rate) -> bool:
     """Whether two rates say the same, whatever their number and beginning."""
-    plain = msgspec.structs.replace(one, number=0, valid_from=None)
-    return plain == msgspec.structs.replace(other, number=0, valid_from=None)
+    ours = {"number": 0, "valid_from": None, "created_us": 0}
+    plain = msgspec.structs.replace(one, **ours)
+    return plain == msgspec.structs.replace(other, **ours)
