@@ -13,6 +13,36 @@ from steward.bank.records import AllocationBooks, Books, ModeRule, UserBooks
 from steward.config_bank import RefusalSettings
 
 
+def test_where_nothing_fits_it_is_said_whom_to_ask_and_what_else_can_pay(tmp_path: Path) -> None:
+    alice, spent_up = UserBooks(name="alice"), UserBooks(name="alice", limit=5 * MICRO)
+    site = Site(
+        tmp_path,
+        account("chem", 0, owners=("olga", "carl")),
+        account("lab", 0, number=2, payer="chem", users=(alice,)),
+        account("math", 100, number=3, users=(alice,)),
+        account("bio", 100, number=4, users=(UserBooks(name="bob"),)),
+        account("old", 100, number=5, users=(alice,), closed=True),
+        account("art", 100, number=6, users=(spent_up,)),
+    )
+    said = site.submit(job(9)).say.splitlines()
+    assert said[2:] == [
+        "  Account math of yours can pay it (--account=math).",
+        "  For more of account chem ask olga or carl, who look after it.",
+    ]
+    assert "account lab ask olga or carl" in site.submit(job(9, account="lab")).say
+    site.tell(account("chem", 0))
+    assert site.submit(job(9)).say.endswith("account chem ask those who run the cluster.")
+    assert "of yours" not in site.submit(job(9)).say
+
+
+def test_without_a_time_limit_it_is_said_what_is_reckoned_with(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 10))
+    said = site.submit(job(9, time_limit_min=None)).say
+    assert "It gives no time limit, so 01:00:00 are reckoned with: a shorter --time" in said
+    assert "--time=9)" in said
+    assert "no time limit" not in site.submit(job(60)).say
+
+
 @pytest.mark.parametrize(
     ("rule", "mode"),
     [

@@ -262,6 +262,7 @@ class AccountBooks(Noun, frozen=True):
         allocations: Its own.
         users: Those who have a limit in it, or have spent.
         only_listed: Whether only ``users`` may charge it.
+        owners: Who looks after it: whom its users may ask.
     """
 
     name: str
@@ -271,6 +272,7 @@ class AccountBooks(Noun, frozen=True):
     allocations: tuple[AllocationBooks, ...] = ()
     users: tuple[UserBooks, ...] = ()
     only_listed: bool = False
+    owners: tuple[str, ...] = ()
 
 
 class Books(Noun, frozen=True):

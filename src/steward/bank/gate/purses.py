@@ -72,6 +72,7 @@ class Purses:
         self.stranded: dict[str, Open] = {}
         self.on_allocation: dict[int, dict[str, Open]] = {}
         self._users: dict[str, dict[str, tuple[int | None, int]]] = {}
+        self._accounts_of: dict[str, set[str]] = {}
         self._drawn: dict[str, tuple[AllocationBooks, ...]] = {}
         self._held: dict[int, int] = {}
         self._user_held: dict[tuple[str, int], int] = {}
@@ -100,6 +101,7 @@ class Purses:
             gone = self.accounts.keys() - {account.name for account in books.accounts}
             for name in gone:
                 self._lapse(name, set())
+                self._list(name, {})
                 del self.accounts[name], self._users[name], self._drawn[name]
                 self._date(name, ())
                 changed.append(name)
@@ -116,12 +118,20 @@ class Purses:
     def _put(self, account: AccountBooks) -> None:
         self._lapse(account.name, {one.number for one in account.allocations})
         self.accounts[account.name] = account
-        self._users[account.name] = {user.name: (user.limit, user.spent) for user in account.users}
+        self._list(account.name, {one.name: (one.limit, one.spent) for one in account.users})
         self._drawn[account.name] = tuple(
             sorted(account.allocations, key=lambda one: (one.end_us or _LAST, one.number))
         )
         dates = [date for one in account.allocations for date in (one.begin_us, one.end_us)]
         self._date(account.name, tuple(dates))
+
+    def _list(self, account: str, users: dict[str, tuple[int | None, int]]) -> None:
+        before = self._users.get(account, {})
+        for name in before.keys() - users.keys():
+            self._accounts_of[name].discard(account)
+        for name in users.keys() - before.keys():
+            self._accounts_of.setdefault(name, set()).add(account)
+        self._users[account] = users
 
     def _date(self, account: str, dates: tuple[int, ...]) -> None:
         # Books come with every charge, new dates hardly ever.
@@ -142,6 +152,10 @@ class Purses:
     def user_books(self, account: str, user: str) -> tuple[int | None, int] | None:
         """A user's limit and what they have spent; None for one that is not listed."""
         return self._users.get(account, {}).get(user)
+
+    def accounts_of(self, user: str) -> list[str]:
+        """Names of the accounts that a user is listed in, or has spent of."""
+        return sorted(self._accounts_of.get(user, ()))
 
     # What can be paid
 

@@ -10,15 +10,20 @@ from steward.bank.money import show
 from steward.bank.records import Quote
 
 _MINUTES_A_DAY: Final = 1440
+_MOST_OTHERS: Final = 3
+"""Of accounts and of people that are named."""
 
 
 def text_of(purses: Purses, ground: Ground, case: Case, quote: Quote, short: Short) -> str:
     """The lines that a user is shown."""
     lines = [_first(ground, case, quote, short)]
     lines += _standing(purses, ground, case, short)
+    lines += _assumed(ground, case, quote)
     fits = _fitting(ground, case, quote, short)
     if fits:
         lines.append(f"  What would fit: {fits}.")
+    elif short.what != "share":
+        lines += _elsewhere(purses, case, quote)
     return "\n".join(lines)
 
 
@@ -68,6 +73,46 @@ def _standing(purses: Purses, ground: Ground, case: Case, short: Short) -> list[
             f"  The next allocation, {show(following.balance, unit)}, "
             f"begins on {begins:%Y-%m-%d at %H:%M}."
         )
+    return lines
+
+
+def _assumed(ground: Ground, case: Case, quote: Quote) -> list[str]:
+    """That the job gives no time limit, and what is reckoned with for that."""
+    estimator = ground.estimator(case.cluster)
+    if estimator is None or case.is_change or case.job.time_limit_min is not None:
+        return []
+    part = estimator.picture.partitions.get(quote.partition)
+    seconds = part and (part.max_time_s if part.default_time_s is None else part.default_time_s)
+    minutes = (ground.bank.default_time_s if seconds is None else seconds) // 60
+    clock = _clock(minutes)
+    return [f"  It gives no time limit, so {clock} are reckoned with: a shorter --time costs less."]
+
+
+def _elsewhere(purses: Purses, case: Case, quote: Quote) -> list[str]:
+    """Where nothing smaller can be paid: which account of the user's can, and whom to ask."""
+    lines = []
+    for name in purses.accounts_of(case.user) if case.user else ():
+        books = purses.accounts[name]
+        if name == case.account or books.closed:
+            continue
+        means = purses.means(name, case.user, case.job.uid, case.now_us)
+        left = means.available
+        if means.user_limit is not None:
+            left = min(left, means.user_limit - means.user_spent - means.user_held)
+        if left >= quote.amount:
+            lines.append(f"  Account {name} of yours can pay it (--account={name}).")
+        if len(lines) == _MOST_OTHERS:
+            break
+    account = purses.accounts.get(case.account)
+    payer = purses.accounts.get(purses.payer_of(case.account))
+    owners = (account.owners if account else ()) or (payer.owners if payer else ())
+    who = " or ".join(owners[:_MOST_OTHERS])
+    looks = "looks" if len(owners) == 1 else "look"
+    lines.append(
+        f"  For more of account {case.account} ask {who}, who {looks} after it."
+        if who
+        else f"  For more of account {case.account} ask those who run the cluster."
+    )
     return lines
 
 

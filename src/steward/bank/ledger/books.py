@@ -75,6 +75,7 @@ def _with_money(
             allocations=tuple(allocations[each.name]),
             users=tuple(users[each.name]),
             only_listed=each.only_listed,
+            owners=tuple(each.owners),
         )
         for each in wanted
     ]
