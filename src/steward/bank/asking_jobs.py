@@ -47,7 +47,8 @@ class QuoteAnswer(BankAnswer, frozen=True, kw_only=True):
             heterogeneous job.
         amount: Of all of it, micro-SU.
         cluster: Where.
-        is_let_in: Whether the gate would let it in now; None where the gate does not answer.
+        is_let_in: Whether the gate would let it in now; None where the gate does not answer,
+            or where the asker may not know what the account has: many quotes would tell it.
         say: What its user would be told; "" for nothing.
         free: What a job of the account may cost now; None where the gate does not say.
     """
@@ -141,14 +142,15 @@ def quote(room: BankRoom, asker: Asker, request: QuoteRequest) -> QuoteAnswer:
     account = quotes[0].account
     means = room.means(account, request.user or asker.user) if account else None
     # What others' accounts have is not shown on the way.
-    free = means.available if means is not None and rights.sees(account) else None
-    is_let_in, say = _verdict(room, cluster, parts)
+    is_seen = all(rights.sees(one.account) for one in quotes)
+    free = means.available if means is not None and is_seen else None
+    is_let_in, say = _verdict(room, cluster, parts) if is_seen else (None, "")
     return QuoteAnswer(
         quotes=quotes,
         amount=sum(one.amount for one in quotes),
         cluster=cluster,
         is_let_in=is_let_in,
-        say=say if free is not None else "",
+        say=say,
         free=free,
         **room.heading(),
     )

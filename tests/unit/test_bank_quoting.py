@@ -1,0 +1,78 @@
+"""A quote tells what a job costs to everybody, and what an account has only to its own people."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from asking_site import ADA, BELA, NOBODY, OWNER, AskingSite
+from bank_site import BY
+from gate_process import running
+
+from steward.access import Asker
+from steward.bank.records import ModeRule
+from steward.config import GateSettings
+from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+
+SHAPE = NodeShape(nodes="n[1-64]", count=64, cpus=64, usable_cpus=64, cores=64, memory_mib=65536)
+PICTURE = Picture(
+    cluster="c1",
+    taken_us=1,
+    zone="UTC",
+    partitions={"debug": PartitionPicture(name="debug", shapes=((0, 64),), nodes=64)},
+    default_partition="debug",
+    shapes=(SHAPE,),
+    selects="cr_core",
+    users={4001: "ada", 4002: "bela"},
+)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[AskingSite]:
+    made = AskingSite(tmp_path)
+    settings = GateSettings(
+        socket=str(tmp_path / "plugin.sock"),
+        off_switch=str(tmp_path / "off"),
+        plugin_conf=str(tmp_path / "gate.conf"),
+        plugin_users=(),
+    )
+    with made.ledger.transaction() as t:
+        t.modes.set(ModeRule(mode="gate", cluster="c1"), BY)
+        t.set_mark("picture:c1", msgspec.json.encode(PICTURE).decode())
+    with running(msgspec.structs.replace(made.settings, gate=settings)) as gate:
+        assert made.room.tell_gate(0, rules=True)
+        gate.link.picture(PICTURE)
+        yield made
+    made.close()
+
+
+def quote(site: AskingSite, asker: Asker, hours: int, account: str = "physics") -> Any:
+    options = ["-A", account, "-p", "debug", "-n", "1", "-t", f"{hours}:00:00"]
+    return site.ask("quote", asker, options=options)
+
+
+@pytest.mark.parametrize("asker", [OWNER, ADA])
+def test_its_own_people_hear_whether_a_job_would_be_let_in(site: AskingSite, asker: Asker) -> None:
+    assert quote(site, asker, 1).is_let_in is True
+    dear = quote(site, asker, 5000)
+    assert (dear.is_let_in, dear.free) == (False, 1_000_000_000)
+    assert "Steward" in dear.say
+
+
+@pytest.mark.parametrize("asker", [BELA, NOBODY])
+def test_nobody_finds_out_by_quotes_what_anothers_account_has(
+    site: AskingSite, asker: Asker
+) -> None:
+    for hours in (1, 5000):
+        answer = quote(site, asker, hours)
+        assert answer.amount > 0
+        assert (answer.is_let_in, answer.say, answer.free) == (None, "", None)
+
+
+def test_one_component_of_anothers_account_is_enough(site: AskingSite) -> None:
+    parts = ["-A", "chemistry", "-p", "debug", "-t", "60"]
+    parts += [":", "-A", "physics", "-p", "debug", "-t", "60"]
+    assert quote(site, BELA, 1, "chemistry").is_let_in is True
+    answer = site.ask("quote", BELA, options=parts)
+    assert (answer.is_let_in, answer.free) == (None, None)
