@@ -6,12 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from estimate_site import CLUSTER, NOW, estimator
-from gate_site import Site, account, job
+from gate_site import CLUSTER as SITE
+from gate_site import Site, account, job, now_us
 from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.bank.errors import NoEstimate
 from steward.bank.estimate.named import nodes_named
+from steward.bank.gate.shapes import Claim, Seen
 from steward.bank.records import Description
 from steward.slurm.nodelists import expand
 
@@ -133,3 +135,19 @@ def test_what_is_endless_is_not_kept(tmp_path: Path) -> None:
     kept = [fact.refusal for fact in site.store.facts(0, 9) if fact.refusal]
     assert len(kept) == 3
     assert max(len(msgspec.json.encode(one)) for one in kept) < 20_000
+
+
+def test_a_limit_that_is_lowered_frees_nothing_of_an_arrays_hold(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 100))
+    said = site.submit(job(9, array="1-8"))
+    assert site.free() == 20
+    with site.store.transaction():
+        seen = Seen(
+            cluster=SITE, job_id=5, uid=1000, admin_comment=said.admin_comment, started=True
+        )
+        site.upkeep.confirm([seen], now_us())
+        # Six tasks were cancelled, and the limit of the others was lowered to a minute.
+        left = job(1, array="1-2")
+        claim = Claim(cluster=SITE, job_id=5, description=left, started=True, is_exact=True)
+        assert site.upkeep.cover(claim, "alice", now_us()).is_paid
+    assert site.free() == 80

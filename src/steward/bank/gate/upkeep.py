@@ -217,8 +217,13 @@ class Upkeep:
             )
         elif placing.amount:
             keeper.enlarge_decided(hold, decision, now_us)
-        elif claim.is_exact and placing.needed < hold.remaining:
-            keeper.shrink(hold, placing.needed)
+        elif claim.is_exact:
+            # A limit that is lowered while tasks run frees nothing: see using.use_of.
+            before = keeper.store.covered(hold)[0]
+            per_task = before.per_task if before is not None else 0
+            least = max(placing.needed, placing.quote.tasks * per_task)
+            if least < hold.remaining:
+                keeper.shrink(hold, least)
         elif not hold.amount:
             keeper.describe(hold, decision, now_us)
         if claim.started and not hold.started:
