@@ -20,6 +20,7 @@ from steward.config_bank import BankSettings
 from steward.records import JobRecord
 from steward.sandbox import Sandbox
 from steward.slurm.picture import Picture
+from steward.slurm.requests import asked_for
 
 pytestmark = pytest.mark.matrix
 
@@ -121,6 +122,9 @@ def run(cluster: Sandbox, wanted: int, seed: int, median: float = 1.5) -> None:
         asked += len(requests)
         for words, record in allocating.allocate(requests):
             allocated += 1
+            if any(word.startswith(("--gpus", "--gres")) for word in words):
+                # Without a slurmdbd this alone tells of a job's GPUs.
+                assert asked_for(record), words
             faults += allocating.faults(words, record)
             loose.append(allocating.looseness(words, record))
         assert asked < 30 * wanted, "hardly any request is allocated"
