@@ -12,12 +12,15 @@ from gate_site import CLUSTER, Site, account, job, now_us, picture, rules
 from steward.bank.errors import NoEstimate
 from steward.bank.estimate import Estimator
 from steward.bank.gate.answering import Answering, Right
+from steward.bank.gate.names import Names
 from steward.bank.gate.peers import Peer
 from steward.bank.gate.server import GateServer
 from steward.bank.gate.shapes import Claim, Said, Submit
-from steward.bank.records import Description, Quote
+from steward.bank.money import MICRO
+from steward.bank.records import Description, Quote, UserBooks
 from steward.config_bank import BankPartitionSettings
 from steward.slurm.errors import SlurmError
+from steward.slurm.people import People
 
 STRANGE = ("node1,", "node1,,node2", "node[1-02]", "node[", "@all", "n[1-999999999]", ",")
 
@@ -177,3 +180,56 @@ def test_what_cannot_be_priced_is_an_error_of_that_job(tmp_path: Path) -> None:
     site = Site(tmp_path, account("chem", 50))
     with pytest.raises(NoEstimate):
         site.ground.quote(CLUSTER, job(1, array="x-y"), now_us())
+
+
+def test_whose_name_is_not_known_is_refused_where_users_have_limits(tmp_path: Path) -> None:
+    users = (UserBooks(name="alice", limit=20 * MICRO), UserBooks(name="bob"))
+    site = Site(tmp_path, account("chem", 100, users=users), account("phys", 100, number=2))
+    nameless = job(50, uid=4242)
+    said = site.submit(nameless)
+    assert not said.ok
+    assert "the name of user 4242 cannot be looked up now" in said.say
+    assert site.submit(msgspec.structs.replace(nameless, account="phys")).ok, "it has no limits"
+    assert site.submit(msgspec.structs.replace(nameless, uid=0)).ok, "root needs no name"
+    claim = Claim(cluster=CLUSTER, job_id=5, description=nameless)
+    with site.store.transaction():
+        assert not site.upkeep.cover(claim, "", now_us()).is_paid
+        assert site.upkeep.cover(claim, "bob", now_us()).is_paid
+
+
+def test_a_name_that_does_not_resolve_is_asked_for_again_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [1000.0]
+    answers = ["", "ada", ""]
+    monkeypatch.setattr("steward.bank.gate.names.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("steward.bank.gate.names._WAIT_S", 30.0)
+    monkeypatch.setattr(People, "user", lambda *_: answers.pop(0))
+    names = Names()
+    assert names.user(5) == ""
+    assert names.user(5) == ""
+    clock[0] += 6
+    assert names.user(5) == "ada"
+    clock[0] += 601
+    assert names.user(5) == "ada", "an answer that is none takes no name away"
+    assert answers == []
+
+
+def test_a_name_that_comes_later_counts_for_what_was_let_in_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = (UserBooks(name="eve", limit=20 * MICRO),)
+    site = Site(tmp_path, account("chem", 100, users=users), account("phys", 100, number=2))
+    ask = Asked(tmp_path, site)
+    with site.store.transaction():
+        claim = Claim(cluster=CLUSTER, job_id=5, description=job(9, uid=4242, account="phys"))
+        assert site.upkeep.cover(claim, "", now_us()).hold
+    moved = job(9, uid=-1, job_id=5, account="chem")
+    monkeypatch.setattr(People, "user", lambda *_: "")
+    assert "cannot be looked up" in ask(moved, "modify", by=4242).say
+    ask.answering._names = Names()
+    monkeypatch.setattr("steward.bank.gate.names._WAIT_S", 30.0)
+    monkeypatch.setattr(People, "user", lambda *_: "eve")
+    assert ask(moved, "modify", by=4242).ok
+    longer = job(29, uid=-1, job_id=5, account="chem")
+    assert "user eve has" in ask(longer, "modify", by=4242).say

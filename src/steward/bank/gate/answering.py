@@ -122,6 +122,7 @@ class Answering:
             is_lenient = True
         try:
             if ask.op == "modify":
+                self._name(ask)
                 return self._keeper.modify(ask, now_us, is_lenient=is_lenient)
             user = self.user(ask.cluster, ask.job.uid)
             return self._keeper.submit(ask, user, now_us, is_lenient=is_lenient)
@@ -131,6 +132,12 @@ class Answering:
         except Undecided as error:
             self.say_strange(ask.cluster, error.__cause__ or error)
             return self.refused(ask)
+
+    def _name(self, ask: Submit) -> None:
+        """Look the user of a job up that was let in when nobody knew the name."""
+        hold = self._keeper.purses.by_job.get((ask.cluster, ask.job.job_id))
+        if hold is not None and not hold.user and hold.uid >= 0:
+            hold.user = self.user(ask.cluster, hold.uid)
 
     def refused(self, ask: Submit) -> Said:
         """What is wrong with one request is no reason to let it in, nor to refuse another."""

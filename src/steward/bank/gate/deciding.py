@@ -217,6 +217,11 @@ class Deciding:
             return f"Steward: account {account} is closed: give another with --account"
         if known.only_listed and (not user or self._purses.user_books(account, user) is None):
             return f"Steward: {user or 'this user'} may not charge account {account}"
+        if not user and any(one.limit is not None for one in known.users):
+            return (
+                f"Steward: the name of user {case.job.uid} cannot be looked up now, and account "
+                f"{account} has limits for its users: try again in a few seconds"
+            )
         return None
 
     def _new(self, case: Case) -> Decision:

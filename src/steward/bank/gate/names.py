@@ -13,6 +13,8 @@ from steward.slurm.people import People
 
 _WAIT_S: Final = 0.02
 _KNOWN_S: Final = 600.0
+_UNKNOWN_S: Final = 5.0
+"""A directory service that is away for a moment is no reason to refuse somebody for long."""
 _MOST: Final = 100_000
 
 
@@ -49,6 +51,10 @@ class Names:
             uid, event = self._wanted.get()
             name = people.user(uid)
             people.forget()
-            self._known[uid] = (name, time.monotonic() + _KNOWN_S)
+            lasts_s = _KNOWN_S if name else _UNKNOWN_S
+            known = self._known.get(uid)
+            if not name and known is not None:
+                name = known[0]  # nobody loses a name for as long as Steward runs
+            self._known[uid] = (name, time.monotonic() + lasts_s)
             self._asked.pop(uid, None)
             event.set()
