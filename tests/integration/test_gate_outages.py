@@ -1,10 +1,12 @@
 """The gate is away, hangs, answers rubbish, is killed, loses its file; the ledger is away."""
 
+import contextlib
 import os
 import re
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,8 @@ pytestmark = [
 
 PHYSICS, RICH = ACCOUNTS[:2]
 PLENTY = 1_000_000 * MICRO
+BUSY = {"timeout_ms": 1000}
+"""After a time-out all are let in for a while: the usual one is for machines that are not busy."""
 RUBBISH = (
     b"",
     b"\n",
@@ -44,7 +48,7 @@ def _rave(says: bytes, _question: object, _sock: object) -> bytes:
 
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[BankSite]:
-    with bank_site(slurm_version, min_job_age_s=600) as site:
+    with bank_site(slurm_version, gate=BUSY, min_job_age_s=600) as site:
         site.open({PHYSICS: PLENTY})
         site.start()
         yield site
@@ -60,7 +64,7 @@ def running(site: BankSite) -> BankSite:
         site.start()
     site.until_gate()
     # The plugin may still be in the quiet that followed a time-out in the test before.
-    wait_until(lambda: is_asked(site), 30)
+    wait_until(lambda: is_asked(site), 60)
     return site
 
 
@@ -118,9 +122,12 @@ def test_one_that_hangs_is_asked_once(running: BankSite) -> None:
     running.kill_daemon()
     path = Path(running.settings.gate.socket)
     path.unlink(missing_ok=True)
+    begun = time.monotonic()
     with AskedGate(path, hangs) as silent:
         jobs = [waits(running) for _ in range(6)]
-        assert 1 <= silent.connections <= 2, "it was asked although it had not answered"
+        # Where so few take long it may be asked again.
+        most = 2 + (time.monotonic() - begun) // running.settings.gate.quiet_s
+        assert 1 <= silent.connections <= most, "it was asked although it had not answered"
         found = running.storm(32, f"{SHELL}sleep 100\n", "--time=5", at_once=32)
         assert len(found) == 32
         assert running.cluster.run(["scontrol", "ping"]).returncode == 0
@@ -150,10 +157,14 @@ def test_a_gate_that_is_killed_has_its_holds_again(running: BankSite) -> None:
     killed: list[int] = []
 
     def kill() -> None:
-        while not stop.wait(chance.uniform(0.05, 1.5)):
+        # The first at once: some hosts take 64 jobs in less time than lies between two.
+        pause_s = 0.0
+        while not stop.wait(pause_s):
             for pid in running.processes("gate"):
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+            pause_s = chance.uniform(0.05, 1.5)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -208,7 +219,7 @@ def test_a_daemon_that_stands_still_stalls_nobody(running: BankSite) -> None:
 @pytest.mark.timeout(600)
 def test_the_ledger_is_away_while_64_submit(slurm_version: str, postgresql: PostgreSQL) -> None:
     with bank_site(
-        slurm_version, bank={"database": postgresql.url(postgresql.new_database())}
+        slurm_version, bank={"database": postgresql.url(postgresql.new_database())}, gate=BUSY
     ) as site:
         site.open({PHYSICS: 0, RICH: PLENTY})
         site.start()
