@@ -27,6 +27,7 @@ PARTITIONS: Final = (
 
 _WAITS_S: Final = 60.0
 _LOST_S: Final = 60.0
+_LASTING_TIMES: Final = 2
 _ENDED: Final = ("", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
@@ -45,6 +46,7 @@ class Mix:
         self._lives: list[Life] = []
         self._hurried: set[str] = set()
         self._helped = time.monotonic()
+        self._lasting: dict[str, int] = {}
 
     def begin(self, kind: Callable[["Mix"], Life]) -> None:
         """Let a life begin; what cannot be submitted is none."""
@@ -116,11 +118,21 @@ class Mix:
             for name in self.site.cluster.status():
                 if name.startswith("slurmd."):
                     self.site.cluster.restart_service(name)
+            self._cancel_lasting()
         words = ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %t"]
         for line in self.site.cluster.run(words, check=False).stdout.splitlines():
             node, state = line.split()
             if state.startswith(("drain", "drng", "down")):
                 self.site.as_root("scontrol", "update", f"nodename={node}", "state=resume")
+
+    def _cancel_lasting(self) -> None:
+        """Cancel jobs that have run longer than any here does: those their nodes do not know."""
+        words = ["squeue", "-a", "-r", "-h", "-t", "R,S", "-o", "%i"]
+        jobs = self.site.cluster.run(words, check=False).stdout.split()
+        self._lasting = {job: self._lasting.get(job, 0) + 1 for job in jobs}
+        for job, times in self._lasting.items():
+            if times > _LASTING_TIMES:
+                self.site.as_root("scancel", job)
 
     def submit(self, script: str, **options: Any) -> int:
         """Submit a job, again where slurmctld is away; its id."""
