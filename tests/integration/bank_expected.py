@@ -80,7 +80,8 @@ def by_sacct(site: BankSite) -> list[Ran]:
             pieces.append(ran)
             continue
         before = first.get((ran.job, submit))
-        if before is not None and before.state in _ENDED and before.end < ran.end:
+        is_first = before is not None and before.state in (*_ENDED, "NODE_FAIL")
+        if before is not None and is_first and before.end < ran.end:
             ran = before
         found[ran.job, submit, ran.start] = ran
     # A slurmctld that was killed took with it what it had not told slurmdbd yet.
