@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import stat
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from asking_site import AskingSite, config_of, run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steward.bank.ledger import Refusal
 from steward.bank.money import MICRO
 from steward.bank.records import Factor
 from steward.cli.bank_rate_options import factors_of, permille, shown, times, weights
@@ -54,7 +56,8 @@ def test_money_from_first_to_last(bank: Any, tmp_path: Path) -> None:
     assert "Done before" in again
     assert "k1" in bank("deposit", "physics", "7", "--reason", "x", "--key", "k1", code=2)
     assert "Key: " in bank("withdraw", "physics", "0.5", "--reason", "back")
-    bank("adjust", "physics", "-100", "--reason", "a slip")
+    taken = bank("adjust", "physics", "-100", "--reason", "a slip")
+    assert "adjust of -100.00 SU" in taken
     bank("account", "create", "optics", "--parent", "physics", "--draws-on-parent")
     bank("account", "create", "chemistry")
     bank("transfer", "physics", "chemistry", "100", "--reason", "swap")
@@ -152,6 +155,18 @@ def test_modes_and_what_they_would_do(bank: Any) -> None:
     assert "Nothing would have been refused." in bank("would-refuse", "--since", "now-1hour")
 
 
+def test_a_pipe_gets_all_of_why(bank: Any, tmp_path: Path) -> None:
+    why = "this job may cost more than " + "a very great deal of " * 5 + "money"
+    site = AskingSite(tmp_path)
+    at = datetime.now(UTC)
+    with site.ledger.transaction() as t:
+        t.refusals.add(Refusal(id="gate:1", at=at, mode="observe", cluster="c1", uid=1, why=why))
+    site.ledger.close()
+    said = bank("would-refuse", "--since", "now-1hour")
+    assert why in said
+    assert "JobID" not in said
+
+
 def test_users_and_their_limits(bank: Any) -> None:
     bank("account", "create", "physics", "--only-listed")
     bank("user", "create", "physics", "ada", "--limit", "10")
@@ -181,6 +196,7 @@ def test_imports_say_what_they_do(bank: Any, tmp_path: Path) -> None:
     path = tmp_path / "accounts.csv"
     path.write_bytes(table)
     assert "physics" in bank("import", "csv", str(path))
+    assert bank("import", "csv", str(path)) == "0 changes done, 3 left as they were.\n"
     assert bank("import", "csv", str(path), "-P", "-n").startswith("keep|account|physics")
     assert "cannot be read" in bank("import", "csv", str(tmp_path / "none"), code=2)
     assert "not UTF-8" in bank("import", "csv", "-", code=2, stdin=b"\xff")

@@ -213,28 +213,36 @@ def adjust(
         key=key_or_random(key),
         allocation=allocation,
     )
-    _moved(call(Place(config=config, socket=socket), action("bank.adjust"), request), style)
+    answer: MovedAnswer = call(Place(config=config, socket=socket), action("bank.adjust"), request)
+    _moved(answer, style, is_taken=request.amount < 0)
 
 
-def _moved(answer: MovedAnswer, style: Style) -> None:
-    """Print what was moved: a line each for people, its entries for programs."""
+def _moved(answer: MovedAnswer, style: Style, *, is_taken: bool = False) -> None:
+    """Print what was moved: a line each for people, its entries for programs.
+
+    Args:
+        answer: What was moved.
+        style: How.
+        is_taken: Whether it was an adjustment that takes away, which is shown below zero.
+    """
     if style.json:
         output.print_json(answer)
         return
     shown = Shown(answer)
+    sign = -1 if is_taken else 1
     if style.parsable:
         columns = [
             Column("Number", lambda one: str(one.number)),
             Column("Kind", lambda one: one.kind),
             Column("Account", lambda one: one.account),
-            Column("Amount", lambda one: plain(one.amount)),
+            Column("Amount", lambda one: plain(sign * one.amount)),
             Column("Key", lambda one: one.key),
         ]
         output.print_table(columns, answer.transfers, style)
         return
     for one in answer.transfers:
         before = "Done before" if answer.repeated else "Done"
-        say(f"{before}: {one.kind} of {shown.whole(one.amount)}, number {one.number}.")
+        say(f"{before}: {one.kind} of {shown.whole(sign * one.amount)}, number {one.number}.")
     for name, left in answer.balances.items():
         say(f"{name} has {shown.whole(left)} now.")
     say(f"Key: {answer.key}")

@@ -351,14 +351,16 @@ def would_refuse(
     table = [
         Column("Time", lambda one: view.time(one.at)),
         Column("Cluster", lambda one: one.cluster, usual=several),
-        Column("JobID", lambda one: str(one.job_id) if one.job_id else "", None, True),
+        Column("JobID", lambda one: str(one.job_id) if one.job_id else "", None, True,
+               any(one.job_id for one in answer.refusals)),
         Column("User", lambda one: one.user or str(one.uid)),
         Column("Account", lambda one: one.account),
         Column("Partition", lambda one: one.partition),
         Column("Amount", lambda one: view.amount(one.amount), lambda one: plain(one.amount), True),
         Column("Mode", lambda one: one.mode, usual=everything),
-        Column("Why", lambda one: one.why.split("\n", 1)[0], lambda one: one.why, widest=60),
-    ]
+        Column("Why", lambda one: one.why.split("\n", 1)[0], lambda one: one.why,
+               widest=60 if output.is_terminal() else 0),
+    ]  # fmt: skip
     output.print_table(table, answer.refusals, style)
     if answer.more:
         output.warn("there is more: see -S and -E")

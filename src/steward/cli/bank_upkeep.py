@@ -215,7 +215,11 @@ def import_(
         output.warn(remark)
     kept = len(answer.changes) - len(news)
     done = "would be done" if answer.dry_run else "done"
-    output.note(f"{number(len(news), 'change')} {done}, {kept} left as they were.")
+    counted = f"{number(len(news), 'change')} {done}, {kept} left as they were."
+    if news or style.parsable:
+        output.note(counted)
+    else:
+        say(counted)
 
 
 def _read(path: str) -> str:

@@ -284,7 +284,7 @@ def _connect(path: str) -> socket.socket:
         reason = error.strerror or str(error)
         raise DaemonAway(
             f"no daemon answers on {path} ({reason}): start 'steward serve', "
-            "or say with --config, --archive or --socket where to ask",
+            "or say with --config or --socket where to ask",
             path,
         ) from error
     connection.settimeout(_SILENCE_S)

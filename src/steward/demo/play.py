@@ -86,6 +86,17 @@ def _site(stage: Stage, directory: str, keep: bool, slurm: str) -> Iterator[Site
         site.down()
 
 
+def _of_bank(me: str, site: Site) -> list[tuple[str, str]]:
+    """What to type of the bank; nothing where there is none."""
+    if site.bank.trouble:
+        return []
+    return [
+        ("What accounts have, and where it went:", ""),
+        ("", f"{me} bank balance --config {site.config}"),
+        ("", f"{me} bank statement --config {site.config}"),
+    ]
+
+
 def _open_bank(stage: Stage, site: Site) -> None:
     """Say what jobs cost, and give an account some money."""
     if site.bank.trouble:
@@ -284,6 +295,7 @@ def _what_next(stage: Stage, site: Site, failed: int) -> None:
             ("", f"{me} archive list --config {site.config}"),
             ("", f"{me} journal status --config {site.config}"),
             ("", f"less {site.log}"),
+            *_of_bank(me, site),
             ("The end of it, with all that is in it:", ""),
             ("", f"{me} sandbox down{where}"),
         ]
