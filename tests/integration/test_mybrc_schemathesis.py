@@ -1,5 +1,11 @@
-"""The myBRC API is asked whatever its schemas allow, and more: its own, and the old plugins'."""
+"""The myBRC API is asked whatever its schemas allow, and more: its own, and the old plugins'.
 
+The same is asked each time; ``STEWARD_EXAMPLES`` says how many examples of each operation,
+and where it is set they are new ones.
+"""
+
+import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +33,10 @@ expected-statuses = ["2xx", "400", "401", "403", "404", "429"]
 UNTOLD = "status_code_conformance,missing_required_header,ignored_auth"
 
 PATIENCE_S = 1200
+
+EXAMPLES = os.environ.get("STEWARD_EXAMPLES", "")
+FEW = "2"
+SEED = str(random.SystemRandom().randrange(2**31)) if EXAMPLES else "1"
 
 
 @pytest.fixture
@@ -57,7 +67,8 @@ def ask(tmp_path: Path, url: str, schema: str, *options: str) -> None:
         [
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(config)),
             *("run", schema, "--header", f"Authorization: Token {token_of(url)}"),
-            *("--max-examples", "20", "--request-timeout", "30", "--no-color"),
+            *("--max-examples", EXAMPLES or FEW, "--seed", SEED),
+            *("--request-timeout", "30", "--no-color"),
             *("--continue-on-failure", "--generation-database", "none", *options),
         ],
         cwd=tmp_path,

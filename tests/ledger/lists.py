@@ -8,6 +8,7 @@ from ledger.site import BY, DAY, NOON, Clock, account
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import Refusal, ToldJob
 from steward.bank.ledger.leases import LeaseLost
+from steward.bank.ledger.lists import A_DAY
 from steward.bank.ledger.opened import Ledger
 
 
@@ -76,6 +77,37 @@ class ListCases:
             assert t.tokens.drop("d1")
             assert not t.tokens.drop("d1")
             assert t.tokens.find("d1") is None
+
+    def test_settlements_that_were_taken_are_forgotten(self, ledger: Ledger) -> None:
+        with ledger.transaction() as t:
+            made = [t.settlements.add("h1", "", 1, final=False) for _ in range(5)]
+        with ledger.transaction() as t:
+            assert t.settlements.prune(made[2].seq) == 3
+            assert t.settlements.after(0) == made[3:]
+        assert ledger.check() == []
+        with ledger.transaction() as t:
+            assert t.settlements.prune(made[4].seq + 100) == 1
+            assert t.settlements.add("h1", "", 1, final=False).seq == made[4].seq + 1
+        assert ledger.check() == []
+
+    def test_refusals_are_bounded_for_a_user_and_forgotten(self, ledger: Ledger) -> None:
+        def refused(number: int, uid: int = 1, day: int = 0) -> Refusal:
+            return Refusal(id=f"{uid}:{day}:{number}", at=NOON + DAY * day, uid=uid)
+
+        with ledger.transaction() as t:
+            assert sum(t.refusals.add(refused(n)) for n in range(A_DAY - 1)) == A_DAY - 1
+        with ledger.transaction() as t:
+            assert [t.refusals.add(refused(n)) for n in (0, A_DAY, A_DAY + 1)] == [
+                False,
+                True,
+                False,
+            ]
+            assert t.refusals.add(refused(1, uid=2))
+            assert t.refusals.add(refused(1, day=1))
+        with ledger.transaction() as t:
+            assert not t.refusals.add(refused(A_DAY + 2))
+            assert t.refusals.prune(NOON + DAY) == A_DAY + 1
+            assert len(t.refusals.since(NOON)) == 1
 
     def test_refusals(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:

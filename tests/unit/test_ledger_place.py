@@ -136,7 +136,9 @@ def test_what_is_entered_stays(tampered: Ledger, place: Settings, table: str) ->
         place,
         "INSERT OR IGNORE INTO rate VALUES (1, 'tux', '*', '', 0, 0, x'')",
     )
-    for statement in (f"UPDATE {table} SET rowid = rowid", f"DELETE FROM {table}"):
+    # A settlement may go, once the gate has taken it.
+    statements = [f"UPDATE {table} SET rowid = rowid", f"DELETE FROM {table}"]
+    for statement in statements[: 1 if table == "settlement" else 2]:
         with pytest.raises(dbapi2.IntegrityError, match="never changed"):
             edit(place, statement)
 

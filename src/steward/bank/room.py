@@ -86,7 +86,13 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
             BankRefused: They may not.
         """
         if not self.sees(account):
-            raise BankRefused(f"you are in no account {account!r}", account)
+            # Who has only an association in Slurm may charge it, and is not shown what it has.
+            raise BankRefused(
+                f"you are in no account {account!r} as far as the bank knows, which takes users "
+                "in when they are first charged: until then ask its owner, who can name you by "
+                f"'steward bank user create {account} {self.user or 'NAME'}'",
+                account,
+            )
 
     def only_user(self, account: str, user: str) -> str:
         """Whose use of an account may be shown, where that of ``user`` ("" for all) is wanted.

@@ -39,6 +39,9 @@ _FACTS: Final = "facts"
 _FACTS_AT_ONCE: Final = 500
 _HOUR_S: Final = 3600.0
 _EXPIRE_S: Final = 60.0
+_TAKEN: Final = "settled"
+_DAY: Final = timedelta(days=1)
+_REFUSALS_KEPT: Final = timedelta(days=90)
 _FIRST_RETRY_S: Final = 30.0
 _LONGEST_RETRY_S: Final = 3600.0
 _SOURCE: Final = "bank"
@@ -71,6 +74,7 @@ class Upkeep:
         self._whole_at: datetime | None = None
         self._expire_at: datetime | None = None
         self._statements_at: datetime | None = None
+        self._forget_at: datetime | None = None
 
     def turn(self, now: datetime, append: Append) -> None:
         """Do what is due.
@@ -83,6 +87,7 @@ class Upkeep:
         self._statements(now)
         self.send_events(append)
         self._send_notices(now)
+        self._forget(now)
 
     def take_facts(self, append: Append) -> None:
         """Take over what the gate did: holds into the journal, refusals into the ledger.
@@ -163,6 +168,22 @@ class Upkeep:
 
         self._statements_at = now + timedelta(seconds=_HOUR_S)
         mail_due(self._ledger, self._settings, now)
+
+    def _forget(self, now: datetime) -> None:
+        """Once a day forget refusals of old, and settlements taken a day ago or longer."""
+        if not self._is_due(self._forget_at, now):
+            return
+        self._forget_at = now + timedelta(seconds=_HOUR_S)
+        with self._ledger.reading() as t:
+            at_us, _, taken = t.mark(_TAKEN).partition(" ")
+        if at_us and moment(int(at_us)) + _DAY > now:
+            return
+        settled = self._link.state().settled
+        with self._ledger.transaction() as t:
+            t.refusals.prune(now - _REFUSALS_KEPT)
+            # A ledger that was restored from a backup may count anew.
+            t.settlements.prune(min(int(taken or 0), settled))
+            t.set_mark(_TAKEN, f"{micros(now)} {settled}")
 
     def send_events(self, append: Append) -> None:
         """Append the events that wait, then forget them: a repeat has the same key."""

@@ -55,7 +55,8 @@ def _schema(session: Session) -> Iterator[Finding]:
         wanted = 1
     there = [str(name) for name in session.connection.exec_driver_sql(names).scalars()]
     for table in FOR_EVER:
-        if there.count(table) < wanted:
+        # Settlements may be deleted, once they were taken.
+        if there.count(table) < (1 if table == settlement.name else wanted):
             yield Finding(kind="schema", what=f"nothing keeps {table} from being changed")
 
 
@@ -204,9 +205,12 @@ def _numbers(session: Session) -> Iterator[Finding]:
         (act, act.c.number, session.seq),
         (settlement, settlement.c.seq, session.settlement),
     ):
-        counted = select(func.count(), func.coalesce(func.max(column), 0)).select_from(table)
-        count, most = (int(number) for number in session.rows(counted)[0])
-        if not count == most == said:
+        least, last = (func.coalesce(each(column), 0) for each in (func.min, func.max))
+        counted = select(func.count(), least, last).select_from(table)
+        count, first, most = (int(number) for number in session.rows(counted)[0])
+        # Settlements that the gate has taken are forgotten after a time, acts never.
+        before = max(0, first - 1) if table is settlement else 0
+        if not before + count == most == said:
             what = f"{count} rows, the last has the number {most}, the next follows {said}"
             yield _finding("numbers", what, "table", table.name)
     if session.value(select(func.count()).select_from(state)) != 1:

@@ -1,7 +1,7 @@
 """Lists that the bank keeps beside the money: tokens, refusals, jobs told by myBRC clients."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Row, delete, func, select
 
@@ -10,6 +10,11 @@ from steward.bank.ledger.queues import put
 from steward.bank.ledger.session import Session, clean
 from steward.bank.ledger.tables import refusal, token, told
 from steward.jobs.facts import micros, moment
+
+A_DAY: Final = 500
+"""So many refusals of a user are kept for a day."""
+
+_DAY_US: Final = 86_400 * 1_000_000
 
 
 class Tokens:
@@ -68,9 +73,16 @@ class Refusals:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._days: dict[tuple[int, int], int] = {}
 
     def add(self, new: Refusal) -> bool:
-        """Add one; False if it is known."""
+        """Add one; False if it is known, or if its user has had more of them than are kept.
+
+        Of each user so many are kept a day as anybody reads; else a loop of submissions,
+        all refused, would fill the ledger.
+        """
+        if self._of_day(new) >= A_DAY:
+            return False
         values = {
             "id": clean(new.id),
             "at_us": micros(new.at),
@@ -84,7 +96,23 @@ class Refusals:
             "amount": new.amount,
             "why": clean(new.why),
         }
-        return put(self._session, refusal, values)
+        is_new = put(self._session, refusal, values)
+        if is_new:
+            self._days[_day(new)] += 1
+        return is_new
+
+    def prune(self, before: datetime) -> int:
+        """Forget those from before a time; how many there were."""
+        return self._session.run(delete(refusal).where(refusal.c.at_us < micros(before)))
+
+    def _of_day(self, new: Refusal) -> int:
+        day = _day(new)
+        if day not in self._days:
+            uid, begin_us = day
+            span = (refusal.c.at_us >= begin_us, refusal.c.at_us < begin_us + _DAY_US)
+            chosen = select(func.count()).select_from(refusal).where(refusal.c.uid == uid, *span)
+            self._days[day] = int(self._session.value(chosen))
+        return self._days[day]
 
     def since(
         self, at: datetime, until: datetime | None = None, account: str = "", user: str = ""
@@ -188,6 +216,12 @@ class Told:
         order = (told.c.started_us.is_(None), told.c.started_us, told.c.jobslurmid)
         page = select(told).where(*where).order_by(*order).offset(offset).limit(limit)
         return int(total), [_told(row) for row in self._session.rows(page)]
+
+
+def _day(new: Refusal) -> tuple[int, int]:
+    """Whose it is, and when the day began that it is of."""
+    at_us = micros(new.at)
+    return new.uid, at_us - at_us % _DAY_US
 
 
 def _us(at: datetime | None) -> int | None:

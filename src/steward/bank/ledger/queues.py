@@ -102,6 +102,14 @@ class Settlements:
             for row in self._session.rows(chosen.limit(limit))
         ]
 
+    def prune(self, upto: int) -> int:
+        """Forget those up to a number, which the gate has taken; how many there were.
+
+        The last stays, so that the proof knows where numbers go on.
+        """
+        old = (settlement.c.seq <= upto, settlement.c.seq < self._session.settlement)
+        return self._session.run(delete(settlement).where(*old))
+
 
 class Thresholds:
     """Which thresholds were told of, so that each is told once.

@@ -30,7 +30,7 @@ COUNTERS: Final = {ISSUED: "issued", USAGE: "usage", EXPIRED: "expired", ADJUSTE
 """The bank's own pots."""
 
 FOR_EVER: Final = ("act", "entry", "charge_version", "rate", "settlement")
-"""Tables whose rows are never changed nor deleted, which the databases see to."""
+"""Tables whose rows are never changed, nor deleted but for settlements; the databases see to it."""
 
 metadata = MetaData()
 
