@@ -82,7 +82,9 @@ def _assumed(ground: Ground, case: Case, quote: Quote) -> list[str]:
     if estimator is None or case.is_change or case.job.time_limit_min is not None:
         return []
     part = estimator.picture.partitions.get(quote.partition)
-    seconds = part and (part.max_time_s if part.default_time_s is None else part.default_time_s)
+    seconds = None
+    if part is not None:
+        seconds = part.max_time_s if part.default_time_s is None else part.default_time_s
     minutes = (ground.bank.default_time_s if seconds is None else seconds) // 60
     clock = _clock(minutes)
     return [f"  It gives no time limit, so {clock} are reckoned with: a shorter --time costs less."]
