@@ -233,3 +233,18 @@ def test_a_name_that_comes_later_counts_for_what_was_let_in_before(
     assert ask(moved, "modify", by=4242).ok
     longer = job(29, uid=-1, job_id=5, account="chem")
     assert "user eve has" in ask(longer, "modify", by=4242).say
+
+
+def test_who_has_no_association_cannot_have_others_money_held(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 100))
+    shown = msgspec.structs.replace(picture(), enforced=True, qos={"chem/alice": ""})
+    site.ground.put_picture(shown)
+    assert site.submit(job(9, account="CHEM")).admin_comment
+    for uid in (1001, 65534):
+        assert "has no association with account chem" in site.submit(job(50, uid=uid)).say
+    assert site.free() == 90
+    assert site.submit(job(9, uid=0)).ok
+    site.ground.put_picture(msgspec.structs.replace(shown, qos={}))
+    assert site.submit(job(9, uid=1001)).ok, "nothing is known of associations"
+    site.ground.put_picture(msgspec.structs.replace(shown, enforced=False))
+    assert site.submit(job(9, uid=1001)).ok, "Slurm lets everybody in"

@@ -135,6 +135,13 @@ def test_what_can_be_charged_is_what_slurm_counts() -> None:
     assert not found.tracks("gres/gpu")
 
 
+@pytest.mark.parametrize(
+    ("value", "asks"), [("", False), ("none", False), ("limits,qos", True), ("Associations", True)]
+)
+def test_whether_slurm_asks_for_an_association(value: str, asks: bool) -> None:
+    assert shown(AccountingStorageEnforce=value).enforced == asks
+
+
 def test_people_are_those_of_slurmdbd() -> None:
     known = People()
     users, accounts, qos = people(
@@ -144,7 +151,7 @@ def test_people_are_those_of_slurmdbd() -> None:
     )
     assert users == {0: "root"}
     assert accounts == {"root": "physics", "nobody-of-that-name": "x"}
-    assert qos == {"physics/root": "high"}
+    assert qos == {"physics/root": "high", "physics/a": ""}
     found = with_people(shown(), (users, accounts, qos))
     assert msgspec.json.decode(msgspec.json.encode(found), type=Picture, strict=False) == found
 

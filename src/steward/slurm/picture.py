@@ -119,7 +119,8 @@ class Picture(_Noun, frozen=True):
         accounting: Whether there is a slurmdbd.
         users: Names of the users that slurmdbd knows, by uid.
         accounts: Default account by user name.
-        qos: Default QOS, by ``ACCOUNT/USER``.
+        qos: Default QOS, by ``ACCOUNT/USER``, of all associations; "" where one names none.
+        enforced: Whether Slurm refuses jobs of users without an association.
     """
 
     cluster: str
@@ -135,6 +136,7 @@ class Picture(_Noun, frozen=True):
     max_array: int = 0
     kill_wait_s: int = KILL_WAIT_S
     accounting: bool = False
+    enforced: bool = False
     users: dict[int, str] = {}
     accounts: dict[str, str] = {}
     qos: dict[str, str] = {}

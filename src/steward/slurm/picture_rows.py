@@ -66,6 +66,9 @@ def picture(
         max_array=values.number(config.get("MaxArraySize", "")) or 0,
         kill_wait_s=_kill_wait(config.get("KillWait", "")),
         accounting=config.get("AccountingStorageType", "") == "accounting_storage/slurmdbd",
+        enforced=not _ASSOCIATED.isdisjoint(
+            config.get("AccountingStorageEnforce", "").lower().split(",")
+        ),
     )
 
 
@@ -91,10 +94,16 @@ def people(named: bytes, associations: bytes, known: People) -> People_:
             users[uid] = user
     for line in values.text(associations).split("\n"):
         words = line.split("|")
-        # An association of one partition alone does not say what holds in the others.
-        if len(words) == 4 and words[1] and words[2] and not words[3]:
-            qos[f"{words[0]}/{words[1]}"] = words[2]
+        if len(words) == 4 and words[1]:
+            # One of one partition alone does not say what QOS holds in the others.
+            qos.setdefault(f"{words[0]}/{words[1]}", "")
+            if words[2] and not words[3]:
+                qos[f"{words[0]}/{words[1]}"] = words[2]
     return users, accounts, qos
+
+
+_ASSOCIATED: Final = frozenset({"associations", "limits", "qos", "safe", "wckeys", "all"})
+"""What of AccountingStorageEnforce asks for an association, see slurm.conf(5)."""
 
 
 def _shapes(nodes: bytes) -> tuple[list[NodeShape], dict[str, dict[int, int]]]:

@@ -161,7 +161,7 @@ class Estimator:
             if not self.picture.accounting:
                 return ("",)
             user = self.picture.users.get(job.uid, "")
-            return (self.picture.qos.get(f"{account}/{user}", _NORMAL),)
+            return (self.picture.qos.get(f"{account}/{user}") or _NORMAL,)
         return (job.qos,) if "," not in job.qos else choices(job.qos, "--qos")
 
     def _site(self, name: str) -> Site:

@@ -88,6 +88,13 @@ class Deciding:
         stranger = self.stranger(case)
         if stranger is not None:
             return refused(case, stranger) if stranger else _let_in(case)
+        if not self._ground.is_member(cluster, case.account, case.user):
+            # Slurm refuses it later; held for until then, it would freeze others' money.
+            return refused(
+                case,
+                f"Steward: {user or f'user {job.uid}'} has no association with account "
+                f"{case.account} in slurmdbd; a new one counts within a minute",
+            )
         decision = self._new(case)
         if decision.ok or case.account not in self._ground.bank.refusal:
             return decision

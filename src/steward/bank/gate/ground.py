@@ -154,6 +154,14 @@ class Ground:
         picture = self.pictures.get(cluster)
         return picture.users.get(uid, "") if picture else ""
 
+    def is_member(self, cluster: str, account: str, user: str) -> bool:
+        """Whether Slurm lets a user's jobs be in an account, as far as that is known."""
+        picture = self.pictures.get(cluster)
+        if picture is None or not (picture.enforced and picture.qos):
+            return True
+        # slurmdbd has names in lower case unless told otherwise.
+        return bool({f"{account}/{user}", f"{account}/{user.lower()}"} & picture.qos.keys())
+
     def is_exempt(self, cluster: str, uid: int, user: str) -> bool:
         """Whether a user's jobs are never refused."""
         return (
