@@ -94,3 +94,10 @@ def test_while_a_requeued_job_completes_its_count_is_ahead_of_its_submit_time() 
 def test_a_first_look_at_a_later_run_dates_the_job_by_its_script() -> None:
     assert shape(resolve(runs(record(7, 900, restarts=2)), [kept(3.7)])) == [(3, 1, 1)]
     assert shape(resolve(runs(record(7, 4, restarts=1)), [kept(3.7)])) == [(3, 1, 1)]
+
+
+def test_a_component_whose_later_run_shows_no_script_has_it_all_the_same() -> None:
+    of_het = {"het_job_id": 6, "het_offset": 1}
+    again = {**of_het, "restarts": 1, "batch": False}
+    events = [record(7, 0, **of_het), record(7, 0, seen=9, **again), record(7, 10, **again)]
+    assert shape(resolve(runs(*events), [kept(0.5)])) == [(0, 3, 1)]

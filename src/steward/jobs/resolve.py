@@ -73,8 +73,8 @@ class Resolved(msgspec.Struct):
 
     def takes(self, script: KeptScript) -> bool:
         """Whether ``script``, which is not older than this job, is of this job."""
-        mine = self.record
-        if mine is None or not may_have_script(mine):
+        # Of a het job's component that was requeued, slurmctld forgets that it has a script.
+        if not any(may_have_script(run.merged()) for run in self.runs):
             return False
         if script.mtime_us <= max(run.shown_until_us for run in self.runs):
             return True
