@@ -1,3 +1,5 @@
+from typing import Any
+
 from job_lives import at, record
 
 from steward.events import Event
@@ -97,7 +99,7 @@ def test_a_first_look_at_a_later_run_dates_the_job_by_its_script() -> None:
 
 
 def test_a_component_whose_later_run_shows_no_script_has_it_all_the_same() -> None:
-    of_het = {"het_job_id": 6, "het_offset": 1}
+    of_het: dict[str, Any] = {"het_job_id": 6, "het_offset": 1}
     again = {**of_het, "restarts": 1, "batch": False}
     events = [record(7, 0, **of_het), record(7, 0, seen=9, **again), record(7, 10, **again)]
     assert shape(resolve(runs(*events), [kept(0.5)])) == [(0, 3, 1)]
