@@ -98,8 +98,7 @@ def test_jobs_of_all_sorts(slurm_version: str) -> None:
         see_that_all_is_charged(site, lambda: bank_expected.by_slurmctld(site))
 
 
-@pytest.mark.long
-@pytest.mark.database
+@pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_a_thousand_jobs_with_kills(slurm_version: str, postgresql: PostgreSQL) -> None:
     chance = chance_of("STEWARD_BANK_SEED")

@@ -58,7 +58,7 @@ class Bank(BankSite):
         self.said: list[Event] = []
         self.start_gate()
         self.consumer = self.make()
-        self.tick()
+        self.turn()
 
     def start_gate(self) -> None:
         self._stop = Stop()
@@ -83,7 +83,7 @@ class Bank(BankSite):
     def make(self) -> BankConsumer:
         return BankConsumer(self.settings, lambda: self.now)
 
-    def tick(self, times: int = 3) -> None:
+    def turn(self, times: int = 3) -> None:
         for _ in range(times):
             self.consumer.tick(self.said.extend)
 
@@ -96,7 +96,7 @@ class Bank(BankSite):
     def take(self, events: Sequence[Event]) -> None:
         if events:
             self.consumer.apply(events, self.consumer.cursor() + 1, self.said.extend)
-        self.tick()
+        self.turn()
 
     def holds(self) -> list[Hold]:
         return self.link.holds()
@@ -164,11 +164,11 @@ def test_a_gate_that_is_new_learns_everything_again(bank: Bank) -> None:
     for path in Path(bank.settings.state_dir).glob("gate.db*"):
         path.unlink()
     bank.start_gate()
-    bank.tick()
+    bank.turn()
     state = bank.link.state()
     assert (state.rules >= 0, "c1" in state.pictures) == (True, True)
     bank.later(120)
-    bank.tick()
+    bank.turn()
     assert [hold.job_id for hold in bank.holds()] == [1]
     bank.happen([running, ended])
     assert (bank.holds(), bank.balance()) == ([], 98 * HOUR)
@@ -191,7 +191,7 @@ def test_what_cannot_be_paid_is_remembered_until_it_can(bank: Bank) -> None:
         assert '"1"' in t.mark("unpaid:c1")
     with bank.ledger.transaction() as t:
         t.transfers.deposit("physics", 1000 * MICRO, BY)
-    bank.tick()
+    bank.turn()
     assert [hold.job_id for hold in bank.holds()] == [1]
     with bank.ledger.reading() as t:
         assert t.mark("unpaid:c1") == "{}"
@@ -206,7 +206,7 @@ def test_while_the_gate_is_off_nothing_is_done_to_jobs_that_cannot_be_paid(bank:
         assert t.mark("unpaid:c1") in ("", "{}")
     off.unlink()
     bank.later(120)
-    bank.tick()
+    bank.turn()
     with bank.ledger.reading() as t:
         assert '"1"' in t.mark("unpaid:c1")
 
@@ -217,7 +217,7 @@ def test_a_job_that_runs_unpaid_keeps_others_from_the_same_money(bank: Bank, acc
         with bank.ledger.transaction() as t:
             t.accounts.create(Account(name="closed", draws_on_parent=True, parent="physics"), BY)
             t.accounts.change("closed", BY, closed=True)
-        bank.tick()
+        bank.turn()
     fields: dict[str, Any] = {"tres_allocated": "cpu=64,node=1", "cpus": 64, "account": account}
     _, running, ended = life(1, **fields)
     bank.happen([running])
@@ -228,7 +228,7 @@ def test_a_job_that_runs_unpaid_keeps_others_from_the_same_money(bank: Bank, acc
     assert "overdrawn" in verdict.say
     assert not verdict.ok
     bank.later(120)
-    bank.tick()
+    bank.turn()
     assert [one.remaining for one in bank.holds()] == [hold.remaining]
     bank.happen([ended])
     assert (bank.held(), bank.balance()) == (0, 36 * HOUR)
@@ -244,7 +244,7 @@ def test_of_an_unpaid_array_only_what_runs_is_held_for(bank: Bank) -> None:
     assert (hold.job_id, hold.quote and hold.quote.tasks) == (5, 1)
     for _ in range(2):
         bank.later(120)
-        bank.tick()
+        bank.turn()
         assert bank.holds() == [hold]
         with bank.ledger.reading() as t:
             assert '"5"' in t.mark("unpaid:c1")
@@ -258,7 +258,7 @@ def test_an_unpaid_array_that_is_over_is_forgotten(bank: Bank) -> None:
         assert '"5"' in t.mark("unpaid:c1")
     bank.happen([record(5, 0, "CANCELLED", seen=60, end=59, array_task="1-9", **fields)])
     bank.later(120)
-    bank.tick()
+    bank.turn()
     with bank.ledger.reading() as t:
         assert t.mark("unpaid:c1") == "{}"
 
@@ -309,7 +309,7 @@ def test_a_job_that_is_over_for_nobody_to_tell_loses_its_hold_to_the_sweep(bank:
     bank.feed([running, ended])
     assert bank.held()
     bank.later(3600 * 24)
-    bank.tick()
+    bank.turn()
     assert bank.held() == 0
     assert JOB_SEEN in {event.kind for event in bank.journal}
 

@@ -259,7 +259,11 @@ def test_stopping_ends_what_is_being_answered(tmp_path: Path) -> None:
         connection.sendall(ask_line("test.hang", Question()))
         assert works(path)
         os.kill(pid, signal.SIGTERM)
-        assert read_all(connection) == []
+        try:
+            left = read_all(connection)
+        except ConnectionResetError:
+            left = []  # it was ended before it had read the question
+        assert left == []
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as somebody else")

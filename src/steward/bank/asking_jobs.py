@@ -144,7 +144,8 @@ def quote(room: BankRoom, asker: Asker, request: QuoteRequest) -> QuoteAnswer:
     # What others' accounts have is not shown on the way.
     is_seen = all(rights.sees(one.account) for one in quotes)
     free = means.available if means is not None and is_seen else None
-    is_let_in, say = _verdict(room, cluster, parts) if is_seen else (None, "")
+    user = request.user or asker.user
+    is_let_in, say = _verdict(room, cluster, parts, user) if is_seen else (None, "")
     return QuoteAnswer(
         quotes=quotes,
         amount=sum(one.amount for one in quotes),
@@ -208,13 +209,15 @@ def _again(
     return found.amount, found.lines
 
 
-def _verdict(room: BankRoom, cluster: str, parts: Sequence[Description]) -> tuple[bool | None, str]:
+def _verdict(
+    room: BankRoom, cluster: str, parts: Sequence[Description], user: str
+) -> tuple[bool | None, str]:
     """Whether the gate would let each component in now, and what it would say."""
     said: list[str] = []
     gate = room.gate
     try:
         for part in parts:
-            verdict = gate.would(cluster, part)
+            verdict = gate.would(cluster, part, user)
             said.append(verdict.say)
             if not verdict.ok:
                 return False, verdict.say

@@ -177,7 +177,7 @@ class Calls:
         return self._upkeep.quote(asked.cluster, asked.description, user, now_us)
 
     def _would(self, asked: Asked, now_us: int) -> Any:
-        user = self._user(asked.cluster, asked.description.uid)
+        user = asked.user or self._user(asked.cluster, asked.description.uid)
         return self._upkeep.would(asked.cluster, asked.description, user, now_us)
 
     def _lease(self, leased: Leased, _now_us: int) -> str:

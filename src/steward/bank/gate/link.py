@@ -154,9 +154,9 @@ class GateLink:
         quote: Quote = self._ask("quote", asked, Quote)
         return quote
 
-    def would(self, cluster: str, description: Description) -> Verdict:
+    def would(self, cluster: str, description: Description, user: str = "") -> Verdict:
         """What would be said of a job, if it were submitted now; nothing is held."""
-        asked = Asked(cluster=cluster, description=description)
+        asked = Asked(cluster=cluster, description=description, user=user)
         verdict: Verdict = self._ask("would", asked, Verdict)
         return verdict
 

@@ -240,10 +240,17 @@ class Looked(Noun, frozen=True):
 
 
 class Asked(Noun, frozen=True):
-    """A question about a job that is not there yet."""
+    """A question about a job that is not there yet.
+
+    Attributes:
+        cluster: The cluster's name.
+        description: What it would ask for.
+        user: Its user's name, where who asks knows it; else it is looked up.
+    """
 
     cluster: str
     description: Description
+    user: str = ""
 
 
 class Wanted(Noun, frozen=True):
