@@ -57,9 +57,12 @@ def test_a_quote_is_what_is_held_then(site: BankSite) -> None:
 def test_what_is_refused_is_said_before(site: BankSite) -> None:
     words = ("-n1", "-t", "600", f"--account={CHEMISTRY}")
     assert asked(site, "quote", *words)["is_let_in"], "root is exempt"
+    assert asked(site, "quote", *words, user=site.user)["is_let_in"] is None, "it is not theirs"
+    other = next(name for name in site.cluster.users if name != site.user)
+    site.bank("user", "create", CHEMISTRY, other, "--limit", "none")
     for found in (
-        asked(site, "quote", *words, user=site.user),
-        asked(site, "quote", "--as", site.user, *words),
+        asked(site, "quote", *words, user=other),
+        asked(site, "quote", "--as", other, *words),
     ):
         assert found["is_let_in"] is False
     tried = site.tries(f"{SHELL}exit 0\n", "-n1", "-t", "600", f"--account={CHEMISTRY}")
