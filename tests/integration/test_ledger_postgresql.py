@@ -78,7 +78,7 @@ def test_two_open_a_new_ledger_at_once(postgresql: PostgreSQL) -> None:
         each.close()
 
 
-@pytest.mark.parametrize("table", ["act", "entry", "charge_version", "rate", "settlement"])
+@pytest.mark.parametrize("table", ["act", "entry", "charge_version", "rate"])
 def test_what_is_entered_stays(ledger: Ledger, place: Settings, table: str) -> None:
     with ledger.transaction() as t:
         account(t, "phys", 5)
