@@ -29,11 +29,15 @@ from steward.config import (
     Settings,
     SinkSettings,
 )
+from steward.config_automation import ActionsSettings, RulesSettings, SensorSettings
 from steward.config_bank import (
     BankPartitionSettings,
     BankSettings,
     GateSettings,
     MybrcSettings,
+    SensorSettings,
+    ActionsSettings,
+    RulesSettings,
     NotifySettings,
     RefusalSettings,
     RemoteBankSettings,
@@ -66,6 +70,9 @@ _SECTIONS: tuple[type[Section], ...] = (
     RemoteBankSettings,
     GateSettings,
     MybrcSettings,
+    SensorSettings,
+    ActionsSettings,
+    RulesSettings,
 )
 _KEY = re.compile(r"^    (\w+): (.*)$")
 _TABLE = re.compile(r"^(\[[\w.]+\](?:, \[[\w.]+\])*)( with [^:]*)?: (.*)$")

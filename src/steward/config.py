@@ -14,6 +14,7 @@ from steward.config_accounting import (
     NodesSettings,
     NotesSettings,
 )
+from steward.config_automation import ActionsSettings, RulesSettings, SensorSettings
 from steward.config_bank import BankSettings, GateSettings, MybrcSettings
 from steward.config_section import Section
 
@@ -315,10 +316,12 @@ class AccessSettings(Section, frozen=True, kw_only=True):
 
     Attributes:
         operators: Users that may see everything, where there is no slurmdbd to say so.
+        administrators: Users that may change what only Slurm's administrators may.
         coordinators_read_scripts: Whether an account's coordinators may read its scripts.
     """
 
     operators: tuple[str, ...] = ()
+    administrators: tuple[str, ...] = ()
     coordinators_read_scripts: bool = False
 
 
@@ -406,6 +409,9 @@ class Settings(Section, frozen=True, kw_only=True):
     bank: BankSettings = BankSettings()
     gate: GateSettings = GateSettings()
     mybrc: MybrcSettings = MybrcSettings()
+    sensor: SensorSettings = SensorSettings()
+    actions: ActionsSettings = ActionsSettings()
+    rules: RulesSettings = RulesSettings()
 
     def files_sinks(self) -> dict[str, FilesSinkSettings]:
         """The sinks that are directory trees, by name."""

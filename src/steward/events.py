@@ -13,6 +13,7 @@ import msgspec
 from steward.bank_facts import BankThreshold, HoldFact
 from steward.errors import StewardError
 from steward.records import JobRecord
+from steward.state_facts import NodeState, PartitionState, ReservationState, RuleExecution
 from steward.usage import (
     AccountingExpire,
     NodeGap,
@@ -51,6 +52,10 @@ HOLD_SETTLED: Final = "hold.settled"
 HOLD_RELEASED: Final = "hold.released"
 BANK_THRESHOLD: Final = "bank.threshold"
 CONTROLLER_STATE: Final = "controller.state"
+NODE_STATE: Final = "node.state"
+PARTITION_STATE: Final = "partition.state"
+RESERVATION_STATE: Final = "reservation.state"
+RULE_EXECUTION: Final = "rule.execution"
 ARCHIVE_PURGE: Final = "archive.purge"
 ARCHIVE_RESEND: Final = "archive.resend"
 
@@ -179,10 +184,19 @@ class ArchiveResend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
-    """controller.state: slurmctld began or ceased to answer."""
+    """controller.state: slurmctld or slurmdbd began or ceased to answer, or began anew.
+
+    Attributes:
+        up: Whether it answers.
+        message: What was said of it.
+        daemon: ``slurmctld`` or ``slurmdbd``.
+        restarted: Whether it was started anew since it was last seen.
+    """
 
     up: bool
     message: str = ""
+    daemon: str = "slurmctld"
+    restarted: bool = False
 
 
 class QueueLooked(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,6 +237,10 @@ BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     HOLD_RELEASED: HoldFact,
     BANK_THRESHOLD: BankThreshold,
     CONTROLLER_STATE: ControllerState,
+    NODE_STATE: NodeState,
+    PARTITION_STATE: PartitionState,
+    RESERVATION_STATE: ReservationState,
+    RULE_EXECUTION: RuleExecution,
     ARCHIVE_PURGE: ArchivePurge,
     ARCHIVE_RESEND: ArchiveResend,
 }

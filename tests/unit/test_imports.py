@@ -20,7 +20,8 @@ LEVELS = [
     {"slurm", "journal", "jobs", "access", "consumers", "actions", "standings"},
     {
         *("incoming", "redact", "sqlite", "events", "records", "lines", "usage", "config"),
-        *("config_section", "config_accounting", "config_bank", "bank_facts"),
+        *("config_section", "config_accounting", "config_bank", "config_automation"),
+        *("bank_facts", "state_facts"),
         *("errors", "filesystems", "environment", "waiting", "logs", "messages", "offered"),
         *("printable", "posting"),
         "__init__",

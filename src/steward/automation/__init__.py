@@ -1,0 +1,1 @@
+"""What is done to a cluster, by people and by rules: operations, and rules that run them."""

@@ -1,0 +1,78 @@
+"""What can be done: each operation is described once, for command line, API, rules, pack and docs.
+
+An operation's parameters are a Struct, whose fields say by ``Annotated`` and
+``msgspec.Meta(description=…)`` what they are for. What it gives back is plain
+JSON, of the shape that StackStorm's slurm pack gives where that has the same one.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from steward.access import Asker
+from steward.config import ClusterSettings, Settings
+from steward.slurm import Slurm
+
+Right = Literal["everyone", "owner", "operator", "administrator"]
+"""Who may: everyone who may see it, the job's owner, an operator, or an administrator; each
+of them may what those before may."""
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An operation's parameters; a field that it does not have is an error."""
+
+
+class Doing(Protocol):
+    """What an operation works with: where, for whom, and how far it may go."""
+
+    cluster: str
+    cluster_settings: ClusterSettings
+    settings: Settings
+    slurm: Slurm
+    asker: Asker
+    speaker: str
+    """Who stands behind a reason: ``alice``, ``rule node-down``."""
+    dry_run: bool
+    """Whether it only says what it would do: everything is looked at, nothing is changed."""
+    force: bool
+    """Whether reasons and drains of others are overridden."""
+
+    def needs(self, right: Right, owner_uid: int | None = None) -> None:
+        """Let the asker pass who has this right on the cluster.
+
+        Raises:
+            NotYours: The asker has not.
+        """
+        ...
+
+    def ask(self, name: str, request: dict[str, Any]) -> Any:
+        """Have another room's action done, such as ``bank.balance``, for the same asker."""
+        ...
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that can be done.
+
+    Attributes:
+        ref: Its name, ``slurm.node.drain``.
+        help: One line for people.
+        parameters: The Struct that they are decoded into.
+        run: Does it; gives plain JSON.
+        right: Who may.
+        changes: Whether it changes anything: then it is audited, and takes ``dry_run``.
+        remote: Whether it may be had through the API, from other hosts.
+        pack: Whether it is one of StackStorm's slurm pack.
+        check: Says whether a change is there, for one that was begun and not ended:
+            True, False, or None where that cannot be seen.
+    """
+
+    ref: str
+    help: str
+    parameters: type[Parameters]
+    run: Callable[[Doing, Any], Any]
+    right: Right = "everyone"
+    changes: bool = False
+    remote: bool = True
+    pack: bool = False
+    check: Callable[[Doing, Any], bool | None] | None = None
