@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from bank_site import NOON, BankSite
+from bank_site import NOON, BankSite, record
 
 from steward.bank.mybrc.outgoing import KIND, Message
 from steward.bank.mybrc.relaying import relay
+from steward.bank.reconciling import reconcile
 from steward.bank.records import Hold
 from steward.events import JOB_SEEN, RUN_END, Event
 
@@ -25,6 +26,19 @@ def site(tmp_path: Path) -> Iterator[BankSite]:
 def ended(site: BankSite, job_id: int, **fields: Any) -> list[Event]:
     """The ends of a job's runs, as jobs.db tells them."""
     return [event for event in site.feed(site.life(job_id, **fields)) if event.kind == RUN_END]
+
+
+def cancelled(job_id: int) -> list[Event]:
+    """What Slurm shows of a job that was cancelled before it began."""
+    values: dict[str, Any] = {"account": "physics", "partition": "debug"}
+    gone = record(job_id, 0, "CANCELLED", seen=60, end=59, **values)
+    return [record(job_id, 0, seen=0, **values), gone]
+
+
+def charge(site: BankSite) -> None:
+    """Charge what is over and has a rate."""
+    since = NOON - timedelta(hours=1)
+    reconcile(site.settings, site.ledger, None, "c1", since, is_dry=False, now=site.now)
 
 
 def told(
@@ -45,7 +59,20 @@ def told(
 
 
 def test_runs_of_the_banks_time_are_told(site: BankSite) -> None:
-    assert told(site, ended(site, 1), 1) == [("change", 1)]
+    events = ended(site, 1)
+    charge(site)
+    assert told(site, events, 1) == [("change", 1)]
+
+
+def test_a_run_that_never_began_is_told_without_a_charge(site: BankSite) -> None:
+    gone = [event for event in site.feed(cancelled(1)) if event.kind == RUN_END]
+    assert told(site, gone, 1) == [("change", 1)]
+
+
+def test_what_is_not_priced_yet_is_not_told(site: BankSite) -> None:
+    events = ended(site, 1, partition="new")
+    charge(site)
+    assert told(site, events, 1) == []
 
 
 def test_what_ended_before_there_was_a_bank_is_not(site: BankSite) -> None:

@@ -100,7 +100,7 @@ def run_remote(settings: Settings, stop: Stop, beat: Beat) -> None:
     from steward.bank.mybrc.passing import Passing
 
     ledger = patiently(lambda: open_ledger(settings), stop, beat)
-    passing = Passing(settings, ledger, utc_now)
+    passing = patiently(lambda: Passing(settings, ledger, utc_now), stop, beat)
     while not stop.is_set():
         beat()
         stop.wait(passing.send_once(stop, beat))

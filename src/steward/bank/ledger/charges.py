@@ -26,7 +26,7 @@ from steward.bank.ledger.records import (
     Transfer,
 )
 from steward.bank.ledger.session import Session, asking, checked_amount, clean
-from steward.bank.ledger.tables import charge, charge_version
+from steward.bank.ledger.tables import act, charge, charge_version
 from steward.bank.money import MOST
 from steward.bank.records import Charge, Share
 from steward.jobs.facts import micros, moment
@@ -132,6 +132,18 @@ class Charges:
         if first_submit is not None:
             chosen = chosen.where(charge.c.first_submit_us == micros(first_submit))
         return [_shown(row) for row in self._session.rows(chosen.order_by(charge.c.number))]
+
+    def changed(self, after: int, limit: int = 500) -> list[tuple[int, str, ChargeRow]]:
+        """The charges that acts behind a number are about: the act's number, who did it, and it."""
+        columns = (act.c.number.label("act_number"), act.c.who.label("act_who"), charge)
+        chosen = (
+            select(*columns)
+            .join(charge, charge.c.number == act.c.charge)
+            .where(act.c.number > after)
+            .order_by(act.c.number)
+            .limit(limit)
+        )
+        return [(row.act_number, row.act_who, _shown(row)) for row in self._session.rows(chosen)]
 
     def versions(self, key: str) -> list[ChargeVersion]:
         """A charge as it was posted, the first first."""

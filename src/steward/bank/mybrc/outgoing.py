@@ -50,9 +50,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing to tell.
 
     Attributes:
-        op: ``hold``, a job that may come to cost something; ``change``, what it does cost
-            so far, which is read from the ledger when it is told: the last word then is the
-            right one, whatever the order.
+        op: ``hold``, a job that may come to cost something; ``change``, what it does cost its
+            account so far, which is read from the ledger when it is told: the last word then
+            is the right one, whatever the order.
         told: The job.
         amount: Of a hold, micro-SU.
     """

@@ -16,6 +16,8 @@ from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import OutboxItem
 from steward.bank.mybrc import amounts
 from steward.bank.mybrc.errors import RemoteFailed, RemoteRejected, RemoteUnavailable
+from steward.bank.mybrc.matching import SOURCE
+from steward.bank.mybrc.noticing import Noticing
 from steward.bank.mybrc.outgoing import KIND, Message, Told
 from steward.config import Settings
 from steward.waiting import Backoff, Stop
@@ -136,6 +138,7 @@ class Passing:
         self._ledger = ledger
         self._now = now
         self._remote = Remote(settings)
+        self._noticing = Noticing(settings, ledger)
         self._backoff = Backoff(_FIRST_S, _MOST_S)
         self._said = ""
         self._failed = 0
@@ -143,6 +146,7 @@ class Passing:
     def close(self) -> None:
         """Let go of connections."""
         self._remote.close()
+        self._noticing.close()
 
     def send_once(self, stop: Stop, beat: Callable[[], None]) -> float:
         """Tell what is due.
@@ -151,6 +155,7 @@ class Passing:
             Seconds to wait until the next time.
         """
         try:
+            self._noticing.turn()
             with self._ledger.reading() as t:
                 items = t.outbox.due(KIND, self._now(), _BATCH)
             for item in self._latest(items):
@@ -170,7 +175,7 @@ class Passing:
 
     def _latest(self, items: list[OutboxItem]) -> list[OutboxItem]:
         """Without those of which a later one tells the same job's cost anyhow."""
-        last: dict[tuple[str, str, int, datetime], int] = {}
+        last: dict[tuple[object, ...], int] = {}
         for item in items:
             message = _read(item)
             last[_job(message)] = item.id
@@ -214,9 +219,14 @@ class Passing:
             t.outbox.later(item.id, self._now() + timedelta(seconds=wait_s), why)
 
     def _cost(self, told: Told) -> int:
+        """What a job costs the account that it is told of: there it has no other."""
         with self._ledger.reading() as t:
             rows = t.charges.of_job(told.cluster, told.job_id, told.first_submit)
-        return sum(row.charge.amount - row.refunded for row in rows)
+        return sum(
+            max(0, row.charge.amount - row.refunded)
+            for row in rows
+            if row.charge.source != SOURCE and row.charge.account == told.account
+        )
 
 
 def body_of(told: Told, amount: int, state: str) -> dict[str, Any]:
@@ -247,6 +257,6 @@ def _read(item: OutboxItem) -> Message:
     return msgspec.json.decode(item.payload, type=Message)
 
 
-def _job(message: Message) -> tuple[str, str, int, datetime]:
+def _job(message: Message) -> tuple[object, ...]:
     told = message.told
-    return message.op, told.cluster, told.job_id, told.first_submit
+    return message.op, told.cluster, told.job_id, told.first_submit, told.account

@@ -1,16 +1,20 @@
 """What of the bank's events a myBRC server elsewhere is told of: holds, and ends of runs.
 
 Of a run that the bank does not charge, since it ended before there was a bank or
-another's books tell of it, nothing is said: the server may know what it cost.
+another's books tell of it, nothing is said: the server may know what it cost. Nor of
+one that nothing says the price of yet: its hold stays there until it is charged.
 """
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from steward.bank.mybrc.outgoing import Told, told_change, told_hold
+from steward.bank.reconciling import own_charges
 from steward.bank.records import Hold
-from steward.bank.settling import REVOKED, leader_of
+from steward.bank.settling import REVOKED, charged_before, is_charged, leader_of
 from steward.events import QUEUE_LOOKED, RUN_END, Event
 from steward.jobs.facts import base_state
 from steward.records import JobRecord
@@ -43,9 +47,19 @@ def relay(
         record: JobRecord = event.body.record
         hold = holds.get((event.cluster, leader_of(record)))
         if event.kind == RUN_END:
-            told_change(t, told)
+            _end(t, event.cluster, event.body, told)
         elif hold is not None and not record.array_job_id:
             told_hold(t, told, hold.amount)
+
+
+def _end(t: "Transaction", cluster: str, fact: RunFact, told: Told) -> None:
+    """Have the end of a run told, under the name that its charge has."""
+    if not is_charged(fact):
+        told_change(t, told)
+        return
+    charge = charged_before(fact, own_charges(t, cluster, fact.job_id))
+    if charge is not None:
+        told_change(t, msgspec.structs.replace(told, first_submit=charge.first_submit))
 
 
 def _is_ours(event: Event, began: datetime) -> bool:
