@@ -1,6 +1,7 @@
 """Money that people move, statements, and what becomes of it when an allocation ends."""
 
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -248,7 +249,7 @@ class MoneyCases:
             ):
                 t.charges.charge(charge(amount, user=user, start=start, job_id=number), BY)
             t.transfers.refund_charge(charge(0, job_id=2).key, BY, amount=1)
-            rows = t.reading.usage(("user", "month"), zone="Europe/Berlin")
+            rows = t.reading.usage(("user", "month"), zone=ZoneInfo("Europe/Berlin"))
             assert [(each.user, each.month, each.amount) for each in rows] == [
                 ("ann", "2026-05", 10),
                 ("ann", "2026-06", 20),

@@ -1,6 +1,6 @@
 """What people ask the bank: who may see and do what, and that money moves once."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ from gate_site import account, job, settings_of
 
 from steward.access import Asker
 from steward.bank.asking_upkeep import holds_and_jobs
+from steward.bank.asking_views import UsageRequest, usage
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import By, Refusal
 from steward.bank.money import MICRO
 from steward.bank.records import Factor, Hold, Rate
+from steward.bank.room import BankRoom
 from steward.events import utc_now
 from steward.slurm.picture import NodeShape, Picture
+from steward.slurm.times import zone_called
 
 
 @pytest.fixture
@@ -416,3 +419,23 @@ def test_holds_are_compared_with_jobs(site: AskingSite) -> None:
     ]
     site.ask("enforce", mode="off")
     assert [one.where for one in holds_and_jobs(site.room, [held(4, 60, site)])] == ["c1/4"]
+
+
+def test_months_are_cut_in_the_hosts_zone_where_the_cluster_names_none(
+    site: AskingSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = msgspec.structs.replace(site.settings.cluster["c1"], timezone="")
+    settings = msgspec.structs.replace(site.settings, cluster={"c1": cluster})
+    room = BankRoom(settings, access=site.room.access, now=lambda: site.now)
+    site.charge(1, start=datetime(2026, 2, 28, 11, 30, tzinfo=UTC))
+    request = UsageRequest(by=("month",), since="2026-01-01")
+    try:
+        for zone, month in (("Pacific/Auckland", "2026-03"), ("America/Lima", "2026-02")):
+            monkeypatch.setenv("TZ", zone)
+            zone_called.cache_clear()
+            (row,) = usage(room, ROOT, request).rows
+            assert row.month == month
+    finally:
+        monkeypatch.undo()
+        zone_called.cache_clear()
+        room.close()

@@ -243,7 +243,7 @@ def usage(room: BankRoom, asker: Asker, request: UsageRequest) -> UsageAnswer:
             users=users or None,
             begin=since,
             end=until,
-            zone=zone or "UTC",
+            zone=zone_called(zone),
         )
     ordered = sorted(rows, key=lambda row: (row.month, -row.amount, row.account, row.user))
     return UsageAnswer(

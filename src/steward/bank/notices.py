@@ -9,7 +9,6 @@ site's: of it no more than the host is said.
 import logging
 import re
 from collections.abc import Sequence
-from datetime import UTC
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -116,7 +115,7 @@ def threshold_notice(
     left = show(threshold.balance, unit)
     name = cluster or next(iter(settings.cluster), "")
     known = settings.cluster.get(name)
-    zone = zone_called(known.timezone) if known else UTC
+    zone = zone_called(known.timezone if known else "")
     end = threshold.end.astimezone(zone).strftime("%Y-%m-%d %H:%M") if threshold.end else ""
     if threshold.kind == "used":
         subject = f"{account}: {threshold.value} % of allocation {threshold.allocation} is used"

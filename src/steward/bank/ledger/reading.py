@@ -1,9 +1,8 @@
 """What people ask of the ledger: balances, statements, and what was used by whom."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Final
-from zoneinfo import ZoneInfo
 
 import msgspec
 from sqlalchemy import Row, Select, and_, case, func, literal, or_, select
@@ -122,7 +121,7 @@ class Reading:
         users: Sequence[str] | None = None,
         begin: datetime | None = None,
         end: datetime | None = None,
-        zone: str = "UTC",
+        zone: tzinfo = UTC,
     ) -> list[UsageRow]:
         """What was charged, summed up by any of cluster, account, user, partition and month.
 
@@ -170,13 +169,13 @@ class Reading:
             for row in rows
         ]
 
-    def _month(self, conditions: Sequence[Any], zone: str) -> Any:
+    def _month(self, conditions: Sequence[Any], zone: tzinfo) -> Any:
         """The month in which a run began, as the database can tell it: by where months begin."""
         first = self._session.value(select(func.min(charge.c.begin_us)).where(*conditions))
         last = self._session.value(select(func.max(charge.c.begin_us)).where(*conditions))
         if first is None:
             return literal("")
-        starts = _months(moment(first), moment(last), ZoneInfo(zone))
+        starts = _months(moment(first), moment(last), zone)
         return case(
             *((charge.c.begin_us >= micros(start), literal(name)) for name, start in starts[::-1]),
             else_=literal(""),
@@ -237,7 +236,7 @@ def _line(row: "Row[Any]", balance: int) -> StatementLine:
     )
 
 
-def _months(first: datetime, last: datetime, zone: ZoneInfo) -> list[tuple[str, datetime]]:
+def _months(first: datetime, last: datetime, zone: tzinfo) -> list[tuple[str, datetime]]:
     """Every month from the one of ``first`` to that of ``last``, and when it begins in a zone."""
     start = first.astimezone(zone).replace(day=1, hour=0, minute=0, second=0, microsecond=0, fold=0)
     found = []
