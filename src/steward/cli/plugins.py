@@ -201,7 +201,7 @@ def check(
     and, with --job-submit, whether its slurmctld would start.
     """
     from steward.cli.text import safe
-    from steward.native import checking, submitting, telling
+    from steward.native import checking, reaching, submitting, telling
     from steward.native.building import SlurmVersion
 
     if jobcomp:
@@ -210,6 +210,8 @@ def check(
     elif job_submit or job_submit_lua:
         shown, version = _shown(slurm_prefix), _version(slurm, slurm_prefix)
         wrong = submitting.check_submit(shown, version, directory=job_submit_lua)
+        if not slurm:
+            wrong += reaching.check_reach(shown, os.environ.get("STEWARD_GATE_CONF", reaching.CONF))
         good = f"slurmctld {version} asks the bank, by {shown.get('JobSubmitPlugins', '')}."
     elif slurm:
         version = SlurmVersion.parse(slurm)

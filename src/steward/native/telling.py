@@ -40,9 +40,7 @@ def check_jobcomp(shown: Mapping[str, str], directory: str) -> list[str]:
     missing = [called for called in _CALLED.findall(text) if not os.path.exists(called)]
     wrong = [f"{path} calls {called}, which is not there" for called in missing]
     lines = lines_of(text)
-    return (
-        wrong + _check_lines(lines, shown.get("SlurmUser", "")) + _check_began(path, lines, shown)
-    )
+    return wrong + _check_lines(lines, slurm_user(shown)) + _check_began(path, lines, shown)
 
 
 def lines_of(text: str) -> str:
@@ -51,7 +49,13 @@ def lines_of(text: str) -> str:
     return named[1] if named else DEFAULT_LINES
 
 
-def _check_lines(lines: str, slurm_user: str) -> list[str]:
+def slurm_user(shown: Mapping[str, str]) -> tuple[str, int] | None:
+    """SlurmUser's name and uid, as ``scontrol show config`` shows them; None where it does not."""
+    found = _USER.fullmatch(shown.get("SlurmUser", ""))
+    return (found[1], int(found[2])) if found is not None else None
+
+
+def _check_lines(lines: str, user: tuple[str, int] | None) -> list[str]:
     """Whether slurmctld can append to the file, or make it."""
     directory = os.path.dirname(lines)
     kind = network_kind(directory)
@@ -59,10 +63,9 @@ def _check_lines(lines: str, slurm_user: str) -> list[str]:
         return [f"{directory} is on {kind}, which could stall slurmctld: take a local disk"]
     if not os.path.isdir(directory):
         return [f"{directory} is not there, so every line is lost: make it, as SlurmUser's"]
-    user = _USER.fullmatch(slurm_user)
     if user is None:
         return []
-    name, uid = user[1], int(user[2])
+    name, uid = user
     for path in (lines, directory):
         if os.path.lexists(path):
             # slurmctld makes the file anew only where it is not there.

@@ -1,0 +1,81 @@
+"""A gate that slurmctld cannot get to is told, with the command that opens the way."""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from steward.native.reaching import check_reach, socket_of
+
+NOBODY = pwd.getpwnam("nobody")
+SHOWN = {"SlurmUser": f"nobody({NOBODY.pw_uid})"}
+
+
+@pytest.fixture
+def run() -> Iterator[Path]:
+    """A directory that everybody may pass, with the plugin's file in one below it."""
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o755)
+    place = directory / "steward"
+    place.mkdir(mode=0o755)
+    (place / "gate.conf").write_text(f"# head\nsocket {place}/gate.sock\npolicy allow\n")
+    yield place
+    shutil.rmtree(directory)
+
+
+def check(place: Path) -> list[str]:
+    return check_reach(SHOWN, str(place / "gate.conf"))
+
+
+def listen(place: Path, mode: int) -> None:
+    """A socket, as the gate makes it."""
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(place / "gate.sock"))
+    os.chmod(place / "gate.sock", mode)
+
+
+def test_an_open_way_is_none_to_tell_of(run: Path) -> None:
+    assert check(run) == []
+    listen(run, 0o666)
+    assert check(run) == []
+    assert socket_of(str(run / "gate.conf")) == f"{run}/gate.sock"
+
+
+def test_a_closed_directory_is_told_once_with_what_opens_it(run: Path) -> None:
+    run.chmod(0o700)
+    (wrong,) = check(run)
+    assert "is closed to SlurmUser nobody" in wrong
+    mend = wrong.rpartition(": ")[2]
+    assert mend == f"chmod o+x {run}"
+    subprocess.run(mend.split(), check=True)
+    assert check(run) == []
+
+
+def test_a_directory_further_up_counts_too(run: Path) -> None:
+    run.parent.chmod(0o700)
+    assert f"chmod o+x {run.parent}" in check(run)[0]
+
+
+def test_who_owns_the_directory_gets_through(run: Path) -> None:
+    run.chmod(0o700)
+    owner = pwd.getpwuid(os.geteuid())
+    assert check_reach({"SlurmUser": f"{owner.pw_name}({owner.pw_uid})"}, f"{run}/gate.conf") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask what another may")
+def test_a_socket_that_does_not_let_slurm_user_in_is_told(run: Path) -> None:
+    listen(run, 0o600)
+    (line,) = check(run)
+    assert 'plugin_users = ["nobody"]' in line
+
+
+def test_nothing_is_said_where_slurm_user_is_not_known_or_root(run: Path) -> None:
+    run.chmod(0o700)
+    assert check_reach({}, f"{run}/gate.conf") == []
+    assert check_reach({"SlurmUser": "root(0)"}, f"{run}/gate.conf") == []
