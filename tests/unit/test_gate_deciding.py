@@ -61,7 +61,7 @@ def test_the_rule_that_names_most_holds(tmp_path: Path, rule: ModeRule, mode: st
     assert bool(said.admin_comment) == (mode == "observe")
     kinds = [(fact.kind, fact.refusal and fact.refusal.mode) for fact in site.store.facts(0, 9)]
     told = {"gate": [("refusal", "gate")], "off": []}
-    assert kinds == told.get(mode, [("refusal", "observe"), ("hold.placed", None)])
+    assert kinds == told.get(mode, [("hold.placed", None), ("refusal", "observe")])
 
 
 def test_of_several_partitions_the_strictest_holds(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_refusal_may_send_the_job_elsewhere(tmp_path: Path) -> None:
     said = site.submit(job(99))
     assert (said.ok, said.partition) == (True, "cheap")
     assert said.say.endswith("it goes to partition cheap instead.")
-    assert [fact.kind for fact in site.store.facts(0, 9)] == ["refusal", "hold.placed"]
+    assert [fact.kind for fact in site.store.facts(0, 9)] == ["hold.placed", "refusal"]
     dear = {"chem": RefusalSettings(qos="low")}
     site.ground.bank = msgspec.structs.replace(site.ground.bank, refusal=dear)
     assert not site.submit(job(99)).ok, "what it would cost there cannot be paid either"

@@ -12,15 +12,18 @@ from gate_site import CLUSTER, Site, account, job, now_us, picture, rules
 from steward.bank.errors import NoEstimate
 from steward.bank.estimate import Estimator
 from steward.bank.gate.answering import Answering, Right
+from steward.bank.gate.calls import Calls
 from steward.bank.gate.names import Names
 from steward.bank.gate.peers import Peer
 from steward.bank.gate.server import GateServer
-from steward.bank.gate.shapes import Claim, Said, Submit
+from steward.bank.gate.shapes import Asked as Question
+from steward.bank.gate.shapes import Call, Claim, Result, Said, Submit
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Quote, UserBooks
 from steward.config_bank import BankPartitionSettings
 from steward.slurm.errors import SlurmError
 from steward.slurm.people import People
+from steward.sqlite import SqliteError
 
 STRANGE = ("node1,", "node1,,node2", "node[1-02]", "node[", "@all", "n[1-999999999]", ",")
 
@@ -50,6 +53,16 @@ class Asked:
         self.right.heard()
         self.right.is_ready = True
 
+    def call(self, op: str, body: Any) -> Result:
+        """What one of Steward's own processes is answered."""
+        site = self.site
+        calls = Calls(
+            *(site.settings.state_dir, site.keeper, site.upkeep),
+            *(self.answering, self.right, lambda: None),
+        )
+        call = Call(v=1, op=op, body=msgspec.Raw(msgspec.json.encode(body)))
+        return msgspec.json.decode(calls.answer(msgspec.json.encode(call)), type=Result)
+
     def __call__(self, what: Description, op: Any = "submit", by: int = 1000) -> Said:
         ask = Submit(v=1, op=op, cluster=CLUSTER, job=what, by=by)
         with self.site.store.transaction():
@@ -72,13 +85,16 @@ def test_a_job_that_cannot_be_estimated_is_refused_alone(tmp_path: Path, what: s
     for _ in range(3):
         said = ask(job(1, reservation=what))
         assert (said.ok, said.admin_comment) == (False, "")
-        assert "cannot be told" in said.say
+        assert "cannot tell what this job may cost" in said.say
         assert ask(job(1)).admin_comment
+    claim = Claim(cluster=CLUSTER, job_id=5, description=job(4, reservation=what))
+    asked = Question(cluster=CLUSTER, description=job(4, reservation=what))
+    for op, body in (("cover", claim), ("quote", asked), ("would", asked)):
+        told = ask.call(op, body)
+        assert (told.ok, told.kind) == (False, "NoEstimate")
+        assert "cannot be told" in told.say
+    assert ask.call("cover", msgspec.structs.replace(claim, description=job(4))).ok
     assert site.keeper.purses is holds, "nothing is read anew"
-    with site.store.transaction():
-        claim = Claim(cluster=CLUSTER, job_id=5, description=job(4, reservation=what))
-        covered = site.upkeep.cover(claim, "alice", now_us())
-    assert (covered.is_paid, covered.hold) == (False, None)
     site.ground.put_rules(rules("observe"))
     assert ask(job(1, reservation=what)).ok, "on paper all are let in"
 
@@ -139,7 +155,26 @@ def test_a_decision_that_cannot_be_carried_out_does_not_let_others_in(
         server._decide()
     assert [one.ok for one in said] == [True, False, False, True]
     assert server._keeper.purses.available("chem", now_us()) == 0
+    assert sorted(hold.amount // MICRO for hold in server._store.holds()) == [5, 10]
     server.close()
+
+
+def test_what_fails_half_way_is_undone_with_all_that_came_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, account("chem", 30))
+    ask = Asked(tmp_path, site)
+    assert ask(job(9)).ok
+
+    def failing(*_: Any) -> str:
+        raise ValueError("nobody has thought of this")
+
+    monkeypatch.setattr(site.keeper, "_comment", failing)
+    with pytest.raises(SqliteError, match="half way"):
+        ask(job(9))
+    site.keeper.load()
+    assert site.free() == 20
+    assert [fact.kind for fact in site.store.facts(0, 9)] == ["hold.placed"]
 
 
 def test_partitions_without_end_are_refused_soon(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from typing import Final
 
 import msgspec
 
-from steward.bank.gate.deciding import Undecided
 from steward.bank.gate.keeper import Keeper, Overdrawn
 from steward.bank.gate.names import Names
 from steward.bank.gate.shapes import VERSION, Said, Submit
 from steward.config import Settings
+from steward.sqlite import SqliteError, SqliteUnavailable, translated
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,16 @@ class Answering:
         return self._keeper.ground.user_of(cluster, uid) or self._names.user(uid)
 
     def answer(self, ask: Submit, now_us: int) -> Said:
-        """Decide, within a transaction of the store. Whatever fails, there is an answer."""
+        """Decide, within a transaction of the store.
+
+        A user wrote the request: whatever it breaks that nobody has thought of, it is
+        refused alone.
+
+        Raises:
+            SqliteUnavailable: Nothing can be written down now.
+            SqliteError: The same, or a part of what it needs was written before it failed, so
+                that none of the transaction may stay.
+        """
         why = self._right.why_not() or self._why_not(ask.cluster)
         if why:
             self._say(why, ask.cluster)
@@ -120,18 +129,28 @@ class Answering:
             if self._keeper.ground.policy(ask.cluster, ask.job.partition) == "deny":
                 return self.by_policy(ask)
             is_lenient = True
+        store = self._keeper.store
+        before = store.changes
         try:
-            if ask.op == "modify":
-                self._name(ask)
-                return self._keeper.modify(ask, now_us, is_lenient=is_lenient)
-            user = self.user(ask.cluster, ask.job.uid)
-            return self._keeper.submit(ask, user, now_us, is_lenient=is_lenient)
-        except Overdrawn as error:
-            log.critical("%s", error)
-            return self.refused(ask)
-        except Undecided as error:
-            self.say_strange(ask.cluster, error.__cause__ or error)
-            return self.refused(ask)
+            with translated(store.path):
+                return self._decided(ask, now_us, is_lenient=is_lenient)
+        except (SqliteError, SqliteUnavailable):
+            raise
+        except Exception as error:
+            if isinstance(error, Overdrawn):
+                log.critical("%s", error)
+            else:
+                self.say_strange(ask.cluster, error)
+            if store.changes != before:
+                raise SqliteError(f"a request failed half way: {error!r}", store.path) from error
+            return self._refused(ask)
+
+    def _decided(self, ask: Submit, now_us: int, *, is_lenient: bool) -> Said:
+        if ask.op == "modify":
+            self._name(ask)
+            return self._keeper.modify(ask, now_us, is_lenient=is_lenient)
+        user = self.user(ask.cluster, ask.job.uid)
+        return self._keeper.submit(ask, user, now_us, is_lenient=is_lenient)
 
     def _name(self, ask: Submit) -> None:
         """Look the user of a job up that was let in when nobody knew the name."""
@@ -139,8 +158,8 @@ class Answering:
         if hold is not None and not hold.user and hold.uid >= 0:
             hold.user = self.user(ask.cluster, hold.uid)
 
-    def refused(self, ask: Submit) -> Said:
-        """What is wrong with one request is no reason to let it in, nor to refuse another."""
+    def _refused(self, ask: Submit) -> Said:
+        """What is wrong with one request is no reason to let it in."""
         ground, job = self._keeper.ground, ask.job
         partition, account, user = self._about(ask)
         mode = ground.mode(ask.cluster, partition, account)

@@ -30,6 +30,7 @@ from steward.bank.gate.upkeep import Upkeep
 from steward.bank.records import Books, Rules
 from steward.errors import StewardError
 from steward.slurm.picture import Picture
+from steward.sqlite import SqliteError, SqliteUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Calls:
         self._state_dir = state_dir
         self._keeper = keeper
         self._upkeep = upkeep
+        self._answering = answering
         self._user = answering.user
         self._right = right
         self._leased = leased
@@ -106,22 +108,31 @@ class Calls:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return _refused("BankError", f"the gate cannot read what it was sent: {error}")
         now_us = time.time_ns() // 1000
+        store = self._keeper.store
+        before = store.changes
         try:
-            with self._keeper.store.transaction():
+            with store.transaction():
                 gives = do(body, now_us)
-        except StewardError as error:
-            # What is refused is refused before anything changes; a failed commit is made good.
-            if type(error).__name__ not in _HARMLESS:
-                log.error("%s: %s", call.op, error)
-                self._keeper.load()
-            name = type(error).__name__
-            return _refused("NoEstimate" if name == "Undecided" else name, str(error))
         except Exception as error:
             # It is about one job or account; the gate decides on all the others.
-            log.exception("%s", call.op)
-            self._keeper.load()
-            return _refused("BankError", f"the gate cannot do this, see its log: {error!r}")
+            return self._failed(call.op, body, error, is_clean=store.changes == before)
         return _encode(Result(ok=True, body=msgspec.Raw(_encode(gives)))) + b"\n"
+
+    def _failed(self, op: str, body: Any, error: Exception, *, is_clean: bool) -> bytes:
+        """Make good what a call left behind that failed; what it is answered."""
+        kind = type(error).__name__
+        if kind in _HARMLESS:
+            # It was refused before anything changed.
+            return _refused(kind, str(error))
+        is_of_database = isinstance(error, SqliteError | SqliteUnavailable)
+        if op in _OF_A_JOB and is_clean and not is_of_database:
+            self._answering.say_strange(body.cluster, error)
+            return _refused("NoEstimate", f"what this job may cost cannot be told: {error!r}")
+        log.error("%s", op, exc_info=error)
+        self._keeper.load()
+        if isinstance(error, StewardError):
+            return _refused(kind, str(error))
+        return _refused("BankError", f"the gate cannot do this, see its log: {error!r}")
 
     def state(self) -> GateState:
         """How the gate stands."""
@@ -191,7 +202,9 @@ class Calls:
         return self._keeper.secret.hex()
 
 
-_HARMLESS: Final = frozenset({"BankUsage", "BankRefused", "NoRate", "NoEstimate", "Undecided"})
+_HARMLESS: Final = frozenset({"BankUsage", "BankRefused", "NoRate", "NoEstimate"})
+_OF_A_JOB: Final = frozenset({"cover", "quote", "would"})
+"""What is asked for jobs as their users wrote them."""
 
 
 def _refused(kind: str, say: str) -> bytes:

@@ -1,11 +1,11 @@
 """May this job be afforded? Looks at the state, changes nothing, and asks nobody.
 
-What it decides is carried out by ``keeper.py``, in one transaction.
+What it decides is carried out by ``keeper.py``, in one transaction. What fails here in a
+way that nobody has thought of is caught where the request is answered (``answering.py``,
+``calls.py``): nothing was changed, and it is that request alone that fails.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Concatenate, Final, ParamSpec
+from typing import Final
 
 import msgspec
 
@@ -17,31 +17,9 @@ from steward.bank.gate.ground import Ground
 from steward.bank.gate.purses import Open, Purses
 from steward.bank.gate.refusing import text_of
 from steward.bank.records import Description, Quote
-from steward.errors import StewardError
-
-P = ParamSpec("P")
 
 FAR_US: Final = 15 * 60 * 1_000_000
 """A job that may not begin before is not held for yet, in µs."""
-
-
-class Undecided(StewardError):
-    """A job is such that nobody can decide on it; nothing was changed."""
-
-
-def _surely(
-    decide: Callable[Concatenate["Deciding", P], Decision],
-) -> Callable[Concatenate["Deciding", P], Decision]:
-    """Whatever a user wrote, it is this job alone that fails."""
-
-    @functools.wraps(decide)
-    def surely(self: "Deciding", /, *args: P.args, **options: P.kwargs) -> Decision:
-        try:
-            return decide(self, *args, **options)
-        except Exception as error:
-            raise Undecided(f"it cannot be decided on: {error}") from error
-
-    return surely
 
 
 class Deciding:
@@ -56,7 +34,6 @@ class Deciding:
         self._purses = purses
         self._ground = ground
 
-    @_surely
     def submit(
         self,
         cluster: str,
@@ -100,7 +77,6 @@ class Deciding:
             return decision
         return self._otherwise(case, decision)
 
-    @_surely
     def change(
         self,
         cluster: str,

@@ -3,24 +3,18 @@
 All of it is pushed to it; nothing here asks anybody.
 """
 
-import logging
-import time
 from datetime import UTC, datetime, tzinfo
 from typing import Final
 
 from steward.access import Standing
-from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.estimate import Estimator
 from steward.bank.estimate.bounds import LONGEST
 from steward.bank.money import Unit
 from steward.bank.records import Description, Mode, ModeRule, Quote, Rules
 from steward.config import Settings
 from steward.config_bank import Policy
-from steward.errors import StewardError
 from steward.slurm.picture import Picture
 from steward.slurm.times import TimeError, zone_called
-
-log = logging.getLogger(__name__)
 
 DEFAULT_MODE: Final[Mode] = "observe"
 """Where no rule says anything: all is priced, nothing refused."""
@@ -29,7 +23,6 @@ _STRICT: Final[tuple[Mode, ...]] = ("gate", "observe", "off")
 _MOST_MODES: Final = 10_000
 _LONGEST_KEPT: Final = 256
 _MOST_PARTITIONS: Final = 64
-_SAY_AGAIN_S: Final = 60.0
 
 
 class Ground:
@@ -51,7 +44,6 @@ class Ground:
             (*settings.bank.exempt, *settings.access.operators, *settings.gate.plugin_users)
         )
         self._admins: dict[str, frozenset[str]] = {}
-        self._said_at = -_SAY_AGAIN_S
 
     def put_rules(self, rules: Rules) -> None:
         """Decide by other modes and rates from now on."""
@@ -84,24 +76,7 @@ class Ground:
             NoEstimate: It cannot be told.
             KeyError: There is no picture of the cluster; see :meth:`estimator`.
         """
-        try:
-            return self._estimators[cluster].quote(job, moment(first_submit_us))
-        except (NoRate, NoEstimate):
-            raise
-        except Exception as error:
-            # A user wrote the job: what nobody has thought of must be that user's trouble alone.
-            self._say(cluster, job, error)
-            why = str(error) if isinstance(error, StewardError) else "the gate's log says why"
-            raise NoEstimate(f"what this job may cost cannot be told: {why}", cluster) from error
-
-    def _say(self, cluster: str, job: Description, error: Exception) -> None:
-        """Log it once in a while: a user may send such jobs by the thousand."""
-        now = time.monotonic()
-        if now - self._said_at >= _SAY_AGAIN_S:
-            self._said_at = now
-            log.error(
-                "cluster %s: a job of uid %d cannot be estimated", cluster, job.uid, exc_info=error
-            )
+        return self._estimators[cluster].quote(job, moment(first_submit_us))
 
     def mode(self, cluster: str, partitions: str, account: str) -> Mode:
         """How much is enforced; of several partitions the strictest counts."""

@@ -47,6 +47,8 @@ class Overdrawn(BankError):
 class Keeper:
     """The state of the gate, and the only one that changes it.
 
+    Of what a user wrote nothing can fail once a first row is written: it is bound with that.
+
     Args:
         store: Its database.
         ground: Settings, rules and pictures.
@@ -87,7 +89,6 @@ class Keeper:
         decision = self.deciding.submit(
             ask.cluster, job, user, now_us, secret=self.secret, is_lenient=is_lenient
         )
-        self._note(ask, decision, now_us)
         comment = ""
         placing = decision.placing
         if decision.sibling is not None:
@@ -100,6 +101,7 @@ class Keeper:
             hold.expires_us = now_us + UNCONFIRMED_US
             self._place(hold, decision, now_us, why="submitted")
             comment = self._comment(job, hold)
+        self._note(ask, decision, now_us)
         return Said(
             v=VERSION,
             ok=decision.ok,
@@ -128,17 +130,18 @@ class Keeper:
             decision = self.deciding.change(
                 ask.cluster, hold, before, ask.job, now_us, covered=covered, is_lenient=is_lenient
             )
-        self._note(ask, decision, now_us)
-        placing = decision.placing
+            placing = decision.placing
+            if placing is not None and placing.amount:
+                self._ask_more(hold, decision, now_us)
         if placing is not None and placing.amount:
             if extra is not None:
                 self.give_back(extra, now_us, why="changed again")
-            self._ask_more(hold, decision, now_us)
         elif placing is not None and not hold.amount and decision.ok:
             self.changed_us[hold.id] = now_us
             if placing.quote.amount >= covered:
                 # Only the queue's word makes it less: Slurm may yet refuse the update.
                 self.store.describe(hold, placing.quote, placing.job)
+        self._note(ask, decision, now_us)
         return Said(v=VERSION, ok=decision.ok, say=decision.say, id=ask.id)
 
     @contextmanager
@@ -256,10 +259,10 @@ class Keeper:
         self.purses.add(hold)
         try:
             self._prove(decision, now_us)
-        except Overdrawn:
+            self.put_down(hold, placing.quote, placing.job, now_us, why=why)
+        except Exception:
             self.purses.drop(hold)
             raise
-        self.put_down(hold, placing.quote, placing.job, now_us, why=why)
 
     def put_down(
         self, hold: Open, quote: Quote | None, job: Description | None, now_us: int, *, why: str
@@ -273,22 +276,23 @@ class Keeper:
     ) -> None:
         """Hold what was decided. ``is_whole``: the job's description is of what is left of it."""
         placing = _placing(decision)
-        before = (hold.account, hold.remaining, hold.shares)
+        before = (hold.account, hold.remaining, hold.shares, hold.amount)
         if placing.is_moved:
             remaining, shares = placing.amount, placing.shares
         else:
             remaining = hold.remaining + placing.amount
             shares = self.purses.more(hold, placing.shares)
         self.purses.resize(hold, remaining, shares, account=placing.account)
+        hold.amount = remaining if is_whole else hold.amount + remaining - before[1]
         try:
             self._prove(decision, now_us)
-        except Overdrawn:
+            self.store.update(hold)
+            self.store.describe(hold, placing.quote, placing.job)
+            self.tell(PLACED, hold, remaining - before[1], now_us, why=why)
+        except Exception:
             self.purses.resize(hold, before[1], before[2], account=before[0])
+            hold.amount = before[3]
             raise
-        hold.amount = remaining if is_whole else hold.amount + remaining - before[1]
-        self.store.update(hold)
-        self.store.describe(hold, placing.quote, placing.job)
-        self.tell(PLACED, hold, remaining - before[1], now_us, why=why)
 
     def _prove(self, decision: Decision, now_us: int) -> None:
         """What the gate let in must leave balance + credit - holds at nought or more."""

@@ -24,7 +24,7 @@ from steward.bank.gate.ground import Ground
 from steward.bank.gate.keeper import Keeper
 from steward.bank.gate.peers import Peer, uid_of, unix_listener
 from steward.bank.gate.remaking import Remaking
-from steward.bank.gate.shapes import CONTROL_SOCKET, LONGEST_CALL, LONGEST_REQUEST, Said, Submit
+from steward.bank.gate.shapes import CONTROL_SOCKET, LONGEST_CALL, LONGEST_REQUEST, Submit
 from steward.bank.gate.store import Checkpoints, Store
 from steward.bank.gate.upkeep import Upkeep
 from steward.config import Settings
@@ -294,27 +294,9 @@ class GateServer:
             log.error("the gate cannot decide, the policy does: %s", error)
             self._keeper.load()
             said = [self._answering.by_policy(ask) for _, ask in asked]
-        except Exception:
-            log.exception("the gate could not carry out a decision: each is tried by itself")
-            self._keeper.load()
-            said = [self._decided_alone(ask, now_us) for _, ask in asked]
         for (peer, _), one in zip(asked, said, strict=True):
             if not peer.is_over:
                 self._send(peer, written(one))
-
-    def _decided_alone(self, ask: Submit, now_us: int) -> Said:
-        """Decide on one request, of a batch in which one is such that it fails."""
-        try:
-            with self._store.transaction():
-                return self._answering.answer(ask, now_us)
-        except (SqliteUnavailable, SqliteError) as error:
-            log.error("the gate cannot decide, the policy does: %s", error)
-            self._keeper.load()
-            return self._answering.by_policy(ask)
-        except Exception as error:
-            self._answering.say_strange(ask.cluster, error)
-            self._keeper.load()
-            return self._answering.refused(ask)
 
     # Being ready
 

@@ -94,6 +94,11 @@ class Store:
         with transaction(self._db, self.path):
             yield
 
+    @property
+    def changes(self) -> int:
+        """Grows with every row that is written."""
+        return int(self._db.total_changes)
+
     def close(self) -> None:
         """Close the database."""
         self._db.close()
