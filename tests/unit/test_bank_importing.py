@@ -4,15 +4,19 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from asking_site import ADA, AskingSite
+from bank_site import BY
 from hypothesis import given as with_any
 from hypothesis import strategies as st
 
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.importing import bank_config, csv_file, sacctmgr
-from steward.bank.importing.plan import Plan
+from steward.bank.importing.plan import Plan, carry_out
 from steward.bank.money import MICRO
+from steward.bank.records import Rate
+from steward.slurm.picture import PartitionPicture, Picture
 
 TABLE = """\
 \ufeffAccount,Parent,Owners,Credit,Draws on parent,User,Limit,Amount,End,Rollover,Note
@@ -167,6 +171,31 @@ def test_prices_of_the_old_plugins(site: AskingSite) -> None:
     assert rates["free"].free
     again = site.ask("import", kind="bank-config", text=OLD, name="bank-config.toml")
     assert {one.how for one in again.changes} == {"keep"}
+
+
+def test_prices_of_partitions_that_are_not_there_are_told_of(site: AskingSite) -> None:
+    known = PartitionPicture(name="normal"), PartitionPicture(name="savio_bigmem")
+    picture = Picture(cluster="c1", partitions={one.name: one for one in known})
+    with site.ledger.transaction() as t:
+        t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
+    answer = site.ask("import", kind="bank-config", text=OLD, name="bank-config.toml")
+    said = "cluster c1 has no partition Savio_BigMem now; there are normal, savio_bigmem"
+    assert said in answer.remarks
+    created = site.ask("rate_create", rate={"partition": "Savio_BigMem", "weights": {"cpu": 1}})
+    assert created.warnings == (said,)
+    assert not any("partition normal" in one for one in answer.remarks)
+
+
+def test_rates_are_imported_as_they_are_created(site: AskingSite) -> None:
+    plan = Plan(rates=[Rate(cluster="c1", partition="normal", weights={"gpus": 1})])
+    with pytest.raises(BankUsage, match="gres/gpu is"), site.ledger.transaction() as t:
+        carry_out(t, plan, BY)
+    picture = Picture(cluster="c1", partitions={"normal": PartitionPicture(name="normal")})
+    plan = Plan(rates=[Rate(cluster="c1", partition="normal", weights={"gres/gpu": 1})])
+    with site.ledger.transaction() as t:
+        t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
+        carry_out(t, plan, BY)
+    assert plan.remarks == ["no node of cluster c1 has gres/gpu now"]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from steward.access import Asker
 from steward.actions import Action, Request
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import Refusal
-from steward.bank.records import Factor, Mode, ModeRule, Rate
+from steward.bank.records import Mode, ModeRule, Rate
 from steward.bank.room import BankAnswer, BankRoom
-from steward.bank.weighing import check_names, unseen
-from steward.slurm.picture import Picture
+from steward.bank.weighing import check_rate, doubts
 
 _OPERATORS: Final = "set rates and modes"
 _MOST_REFUSALS: Final = 10_000
@@ -143,15 +142,7 @@ def rate_create(room: BankRoom, asker: Asker, request: RateCreateRequest) -> Rat
     """
     valid_from = room.moment(request.valid_from, request.zone) or room.now()
     given = request.rate
-    if not given.free and not given.weights:
-        raise BankUsage("say what it costs, such as --weight cpu=1, or that it is --free")
-    if given.free and (given.weights or given.minimum):
-        raise BankUsage("what is --free has neither weights nor a minimum")
-    if given.minimum < 0 or any(amount < 0 for amount in given.weights.values()):
-        raise BankUsage("nothing costs less than nothing")
-    check_names(given.weights)
-    for factor in given.factors:
-        _sound(factor)
+    check_rate(given)
     rate = msgspec.structs.replace(
         given, number=0, valid_from=valid_from, cluster=room.cluster(given.cluster)
     )
@@ -159,11 +150,11 @@ def rate_create(room: BankRoom, asker: Asker, request: RateCreateRequest) -> Rat
         room.rights(asker, t).need_operator(_OPERATORS)
         before = t.seq
         made = t.rates.add(rate, room.by(asker, request.reason))
-        kept = t.mark(f"picture:{rate.cluster}")
+        warnings = doubts(t, made)
     return RatesAnswer(
         rates=(made,),
         gate_knows=room.tell_gate(before, rules=True),
-        warnings=unseen(rate.weights, msgspec.json.decode(kept, type=Picture)) if kept else (),
+        warnings=warnings,
         **room.heading(),
     )
 
@@ -243,13 +234,6 @@ def would_refuse(room: BankRoom, asker: Asker, request: WouldRefuseRequest) -> W
         warning=room.asked_since(since),
         **room.heading(),
     )
-
-
-def _sound(factor: Factor) -> None:
-    """Refuse a factor that no time falls into, or that costs less than nothing."""
-    days = all(0 <= day <= 6 for day in factor.days) and factor.days
-    if not days or not 0 <= factor.begin_min < factor.end_min <= 1440 or factor.permille < 0:
-        raise BankUsage("a factor is days, a time within a day, and a number: sat-sun/0-24/0.5")
 
 
 def _order(rate: Rate) -> tuple[str, str, str, float, int]:

@@ -9,9 +9,13 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from steward.bank.errors import BankUsage
 
 if TYPE_CHECKING:
+    from steward.bank.ledger.opened import Transaction
+    from steward.bank.records import Factor, Rate
     from steward.slurm.picture import Picture
 
 _PLAIN: Final = ("cpu", "mem", "node", "billing")
@@ -30,8 +34,47 @@ _MEANT: Final = {
     "license": "license/NAME",
     "licenses": "license/NAME",
 }
+_ANY: Final = "*"
+"""Of a rate for every partition that has none of its own."""
 _KINDS: Final = ("gres", "license", "bb")
 _ALL: Final = "cpu, mem, node, billing, gres/NAME, gres/NAME:TYPE, license/NAME, bb/NAME"
+
+
+def check_rate(rate: "Rate") -> None:
+    """Refuse a rate that cannot be meant so, wherever it comes from.
+
+    Raises:
+        BankUsage: It says neither what it costs nor that it is free, or both; it costs less
+            than nothing; it weighs what is no TRES; a factor is of no time.
+    """
+    if not rate.free and not rate.weights:
+        raise BankUsage("say what it costs, such as --weight cpu=1, or that it is --free")
+    if rate.free and (rate.weights or rate.minimum):
+        raise BankUsage("what is --free has neither weights nor a minimum")
+    if rate.minimum < 0 or any(amount < 0 for amount in rate.weights.values()):
+        raise BankUsage("nothing costs less than nothing")
+    check_names(rate.weights)
+    for factor in rate.factors:
+        _check_factor(factor)
+
+
+def doubts(t: "Transaction", rate: "Rate") -> tuple[str, ...]:
+    """What an operator is to be told of a rate, by what was last seen of its cluster.
+
+    Args:
+        t: A transaction of the ledger, which has pictures of clusters.
+        rate: The rate.
+    """
+    from steward.slurm.picture import Picture
+
+    kept = t.mark(f"picture:{rate.cluster}")
+    try:
+        picture = msgspec.json.decode(kept, type=Picture) if kept else None
+    except msgspec.MsgspecError:
+        picture = None  # of another version of Steward: there will be a new one within a minute
+    if picture is None:
+        return ()
+    return (*unseen(rate.weights, picture), *_unknown(rate, picture))
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -69,6 +112,22 @@ def unseen(names: Iterable[str], picture: "Picture") -> tuple[str, ...]:
         if name.startswith("bb/"):
             said.append(f"what a job asks for of {name} is not held, only charged")
     return tuple(said)
+
+
+def _unknown(rate: "Rate", picture: "Picture") -> tuple[str, ...]:
+    """What is to be told of a rate of a partition that the cluster does not have."""
+    if rate.partition == _ANY or rate.partition in picture.partitions:
+        return ()
+    known = ", ".join(sorted(picture.partitions))
+    where = f"there are {known}" if known else "there is none"
+    return (f"cluster {picture.cluster} has no partition {rate.partition} now; {where}",)
+
+
+def _check_factor(factor: "Factor") -> None:
+    """Refuse a factor that no time falls into, or that costs less than nothing."""
+    days = all(0 <= day <= 6 for day in factor.days) and factor.days
+    if not days or not 0 <= factor.begin_min < factor.end_min <= 1440 or factor.permille < 0:
+        raise BankUsage("a factor is days, a time within a day, and a number: sat-sun/0-24/0.5")
 
 
 def _nearest(name: str) -> str:

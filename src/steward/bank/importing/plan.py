@@ -18,6 +18,7 @@ from steward.bank.ledger import Account, By, Member
 from steward.bank.ledger.records import Rollover, Transfer
 from steward.bank.money import show
 from steward.bank.records import Rate
+from steward.bank.weighing import check_rate, doubts
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Transaction
@@ -110,9 +111,12 @@ def carry_out(t: "Transaction", plan: Plan, by: By) -> list[Change]:
         What was done, in order.
 
     Raises:
-        BankUsage: A parent is unknown, accounts are each other's parents, or money that the
-            file gave before is another now.
+        BankUsage: A parent is unknown, accounts are each other's parents, money that the file
+            gave before is another now, or a rate is none.
     """
+    for rate in plan.rates:
+        check_rate(rate)
+        plan.remarks += doubts(t, rate)
     done = [_account(t, one, by) for one in _parents_first(t, plan)]
     done += [_member(t, one, by) for one in plan.members.values()]
     money = _keyed(plan.money, by)
