@@ -22,7 +22,7 @@ from servers.mybrc import (
     until,
     with_money,
 )
-from steward.bank.ledger import open_ledger
+from steward.bank.ledger import By, open_ledger
 from steward.bank.mybrc.outgoing import KIND, Told, told_change, told_hold
 from steward.bank.records import Charge, Use
 from steward.config import BankSettings, Settings
@@ -33,6 +33,7 @@ from steward.waiting import Stop
 SUBMITTED = datetime(2026, 3, 1, 10, tzinfo=UTC)
 JOBS = 120
 PATIENCE = 120.0
+BANK = By(who="bank")
 _FORK = multiprocessing.get_context("spawn")
 
 
@@ -128,20 +129,22 @@ def hold(settings: Settings, number: int, amount: int = 50 * SU) -> None:
 def charge(settings: Settings, number: int, amount: int) -> None:
     ledger = open_ledger(settings)
     with ledger.transaction() as t:
-        t.charges.charge(
-            Charge(
-                cluster="c",
-                job_id=number,
-                first_submit=SUBMITTED,
-                account="physics",
-                user="ada",
-                amount=amount,
-                use=Use(tres={"cpu": 4}, start=SUBMITTED, seconds=3600),
-            ),
-            BY,
-        )
+        t.charges.charge(charged(number, amount), BANK)
         told_change(t, told(number, "COMPLETED"))
     ledger.close()
+
+
+def charged(number: int, amount: int) -> Charge:
+    now = datetime.now(UTC)
+    return Charge(
+        cluster="c",
+        job_id=number,
+        first_submit=SUBMITTED,
+        account="physics",
+        user="4000001",
+        amount=amount,
+        use=Use(tres={"cpu": 4}, start=now, seconds=3600, state="COMPLETED"),
+    )
 
 
 def waiting(settings: Settings) -> int:
@@ -193,6 +196,26 @@ def test_a_charge_that_changes_while_nobody_listens_is_told_as_it_is_in_the_end(
     assert found["jobstatus"] == "COMPLETED"
     assert found["submitdate"] == "2026-03-01T10:00:00Z"
     assert (found["amount"], found["num_cpus"]) == ("4.00", 4)
+
+
+def test_what_is_corrected_and_given_back_later_is_told_though_the_sender_is_killed(
+    here: Settings, there: Settings, server: Killable
+) -> None:
+    del server
+    sender = Killable(_send, here)
+    charge(here, 7, 9 * SU)
+    until(lambda: balance(there) == 100_000 * SU - 9 * SU, "the charge is not told", PATIENCE)
+    sender.kill()
+    ledger = open_ledger(here)
+    with ledger.transaction() as t:
+        t.charges.charge(charged(7, 6 * SU), By(who="reconcile", why="its record"))
+    with ledger.transaction() as t:
+        t.charges.refund(charged(7, 0).key, BY, SU)
+    ledger.close()
+    sender.start()
+    until(lambda: balance(there) == balance(here), "the correction is not told", PATIENCE)
+    sender.kill()
+    assert balance(there) == 100_000 * SU - 5 * SU
 
 
 def test_what_is_refused_there_holds_up_nothing_else(
