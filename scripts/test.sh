@@ -2,9 +2,9 @@
 # Runs the unit tests and groups of integration tests side by side: `test.sh "not long" long`.
 #
 # Some compute and most wait, so together they take little longer than the longest of
-# them. Each argument is pytest's -m for one group; the first one's output is shown as
-# it comes, that of the others as a whole when all have ended. ARGS in the environment
-# are further arguments.
+# them. Each argument is pytest's -m for one group; the first one's tests, the most, are
+# run by two processes, with a cluster each, and its output is shown as it comes, that of
+# the others as a whole when all have ended. ARGS in the environment are further arguments.
 set -u
 
 cd "$(dirname "$0")/.."
@@ -30,7 +30,7 @@ for marks in "$@"; do
     running="$running $!"
 done
 
-run tests/integration -m "$first"
+run tests/integration -n 2 --dist loadfile -m "$first"
 codes=$?
 for process in $running; do
     wait "$process"
