@@ -93,6 +93,8 @@ class BankSettings(Section, frozen=True, kw_only=True):
         exempt: Users whose jobs are never refused, beside root, SlurmUser and operators;
             they are priced and charged as everybody's.
         hold_share: How much of an account's means one user's holds may take, of 1.
+        unseen_share: How much of what an account has free may be held for jobs of a user that
+            Slurm does not show yet, of 1, where a number of theirs came to nothing; 1 for all.
         arrays: Whether an array's hold covers all its tasks (``full``), those that may run
             at once (``running``), or each task when it starts (``start``).
         unpaid: What becomes of a queued job whose account cannot pay.
@@ -116,6 +118,7 @@ class BankSettings(Section, frozen=True, kw_only=True):
     default_account: str = ""
     exempt: tuple[str, ...] = ()
     hold_share: float = 1.0
+    unseen_share: float = 0.1
     arrays: Literal["full", "running", "start"] = "full"
     unpaid: Unpaid = "hold"
     over_limit: Literal["free", "charge"] = "free"

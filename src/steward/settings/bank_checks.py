@@ -31,10 +31,9 @@ def _bank(settings: Settings) -> Iterator[Problem]:
     bank = settings.bank
     if bank.decimals > _MOST_DECIMALS:
         yield Problem(("bank", "decimals"), f"'bank.decimals' is above {_MOST_DECIMALS}")
-    if not 0 < bank.hold_share <= 1:
-        yield Problem(
-            ("bank", "hold_share"), "'bank.hold_share' must be above 0, and 1 at the most"
-        )
+    for name in ("hold_share", "unseen_share"):
+        if not 0 < getattr(bank, name) <= 1:
+            yield Problem(("bank", name), f"'bank.{name}' must be above 0, and 1 at the most")
     for percent in bank.warn_percent:
         if percent < 1:
             yield Problem(

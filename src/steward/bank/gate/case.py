@@ -22,6 +22,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         first_submit_us: By which rates it is priced.
         is_started: Whether it runs already, so that nothing is put off.
         is_change: Whether its user wants to change it.
+        is_seen: Whether Slurm shows that it asks for all this.
         hold: What holds for it already; None for nothing.
     """
 
@@ -35,6 +36,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     first_submit_us: int
     is_started: bool = False
     is_change: bool = False
+    is_seen: bool = False
     hold: Open | None = None
 
 
@@ -44,13 +46,16 @@ class Short(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         needed: What the job needs, beyond what is held for it already, micro-SU.
         free: What it could have, micro-SU.
-        what: Whose means are short: of the ``account``, of the ``user`` in it, or the
-            ``share`` of it that one user's jobs may take.
+        what: Whose means are short: of the ``account``, of the ``user`` in it, the
+            ``share`` of it that one user's jobs may take, or what of it may be held for those
+            that are ``unseen`` yet.
+        wait_s: After how many seconds it can be tried again; 0 where that is not known.
     """
 
     needed: int
     free: int
     what: str = "account"
+    wait_s: int = 0
 
 
 class Placing(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -5,6 +5,7 @@ way that nobody has thought of is caught where the request is answered (``answer
 ``calls.py``): nothing was changed, and it is that request alone that fails.
 """
 
+import math
 from typing import Final
 
 import msgspec
@@ -13,6 +14,7 @@ from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.estimate import merged
 from steward.bank.gate import token
 from steward.bank.gate.case import Case, Decision, Placing, Short, refused
+from steward.bank.gate.doubts import LOOK_S, Doubts
 from steward.bank.gate.ground import Ground
 from steward.bank.gate.purses import Open, Purses
 from steward.bank.gate.refusing import text_of
@@ -28,11 +30,13 @@ class Deciding:
     Args:
         purses: What accounts have.
         ground: Settings, rules and pictures.
+        doubts: Whose questions came to nothing.
     """
 
-    def __init__(self, purses: Purses, ground: Ground) -> None:
+    def __init__(self, purses: Purses, ground: Ground, doubts: Doubts) -> None:
         self._purses = purses
         self._ground = ground
+        self._doubts = doubts
 
     def submit(
         self,
@@ -299,7 +303,18 @@ class Deciding:
             left = int((means + purses.credit(payer)) * share) - purses.user_held_of(payer, uid)
             if left < needed:
                 return Short(needed=needed, free=left, what="share")
-        return None
+        return None if case.is_seen else self._unseen(case, payer, needed, available)
+
+    def _unseen(self, case: Case, payer: str, needed: int, available: int) -> Short | None:
+        """What is missing for one whose questions came to nothing again and again."""
+        uid, now_us = case.job.uid, case.now_us
+        held = self._purses.unseen(payer, uid)
+        most = self._doubts.most(payer, uid, available + held, now_us)
+        if most is None or held + needed <= most:
+            return None
+        # What is held now is shown or void in a moment; what is more than the bound must wait.
+        wait_s = self._doubts.wait_s(payer, uid, now_us) if needed > most else LOOK_S
+        return Short(needed=needed, free=most - held, what="unseen", wait_s=math.ceil(wait_s))
 
 
 def _let_in(case: Case, *, placing: Placing | None = None, short: str = "") -> Decision:

@@ -14,6 +14,7 @@ from steward.bank.estimate.bounds import LONGEST
 from steward.bank.gate import token
 from steward.bank.gate.case import Decision, Placing
 from steward.bank.gate.deciding import Deciding
+from steward.bank.gate.doubts import Doubts
 from steward.bank.gate.ground import Ground, moment
 from steward.bank.gate.purses import Open, Purses
 from steward.bank.gate.shapes import VERSION, GateFact, Said, Submit
@@ -60,7 +61,8 @@ class Keeper:
         self.ground = ground
         self.secret = secret
         self.purses = Purses()
-        self.deciding = Deciding(self.purses, ground)
+        self.doubts = Doubts(ground.bank.unseen_share)
+        self.deciding = Deciding(self.purses, ground, self.doubts)
         self.settled = 0
         self.changed_us: dict[str, int] = {}
         self._extra: dict[str, str] = {}
@@ -69,7 +71,7 @@ class Keeper:
     def load(self) -> None:
         """Make the state in memory anew from the database."""
         self.purses = Purses()
-        self.deciding = Deciding(self.purses, self.ground)
+        self.deciding = Deciding(self.purses, self.ground, self.doubts)
         position = self.store.number("position")
         self.purses.put(Books(seq=position, accounts=self.store.accounts(), whole=True))
         self.settled = self.store.number("settled")

@@ -232,6 +232,14 @@ class Purses:
         """The same in all accounts that draw on a payer."""
         return self._user_of_payer.get((payer, uid), 0)
 
+    def unseen(self, payer: str, uid: int) -> int:
+        """What is held for one user's jobs that Slurm has not shown yet."""
+        return sum(
+            hold.remaining
+            for hold in self.unconfirmed.values()
+            if hold.uid == uid and hold.payer == payer
+        )
+
     def draw(self, payer: str, amount: int, now_us: int) -> tuple[tuple[int, int], ...]:
         """Which allocations pay an amount; what is beyond them is the open-ended one's."""
         if amount <= 0:

@@ -22,7 +22,7 @@ def text_of(purses: Purses, ground: Ground, case: Case, quote: Quote, short: Sho
     fits = _fitting(ground, case, quote, short)
     if fits:
         lines.append(f"  What would fit: {fits}.")
-    elif short.what != "share":
+    elif short.what not in ("share", "unseen"):
         lines += _elsewhere(purses, case, quote)
     return "\n".join(lines)
 
@@ -42,6 +42,12 @@ def _first(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
         return (
             f"Steward: {what}, but only {free} more of account {account} may be held for one "
             "user's jobs"
+        )
+    if short.what == "unseen":
+        return (
+            f"Steward: {what}, but jobs of yours were asked for again and again that Slurm then "
+            f"did not have (sbatch --test-only asks, too), so that only {free} more of account "
+            f"{account} may be held until Slurm shows their jobs: try again in {short.wait_s} s"
         )
     if short.free < 0:
         return f"Steward: {what}, but account {account} is overdrawn"

@@ -11,6 +11,7 @@ import msgspec
 
 from steward.bank.errors import BankRefused, BankUsage, NoEstimate
 from steward.bank.gate import token
+from steward.bank.gate.doubts import LOOK_S
 from steward.bank.gate.keeper import CONFIRMED, SETTLED, Keeper
 from steward.bank.gate.purses import Open
 from steward.bank.gate.shapes import Claim, Covered, Means, Seen, Verdict, Wanted
@@ -169,8 +170,17 @@ class Upkeep:
             and hold.origin == "submit"
             and hold.created_us < began_us - LOOK_MARGIN_US
         ]
+        vain: dict[tuple[str, int], float] = {}
         for hold in void:
+            key = hold.payer, hold.uid
+            held_s = min(LOOK_S, (now_us - hold.created_us) / 1e6)
+            vain[key] = vain.get(key, 0.0) + hold.remaining * held_s
             self._keeper.give_back(hold, now_us, why="Slurm has no such job")
+        doubts = self._keeper.doubts
+        doubts.forget(now_us)
+        for (payer, uid), amount_s in vain.items():
+            free = max(1, self._keeper.purses.available(payer, now_us))
+            doubts.add(payer, uid, min(LOOK_S, amount_s / free), now_us)
         return len(void)
 
     def cover(self, claim: Claim, user: str, now_us: int) -> Covered:
@@ -192,6 +202,7 @@ class Upkeep:
             ),
             first_submit_us=claim.first_submit_us or now_us,
             is_started=claim.started,
+            is_seen=True,
             hold=hold,
         )
         stranger = None if case.mode == "off" else keeper.deciding.stranger(case)
