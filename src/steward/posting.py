@@ -142,6 +142,8 @@ def _run(words: list[str], data: bytes, timeout_s: float) -> None:
         raise NotSent(f"{words[0]} did not end within {timeout_s:g} s", words) from None
     finally:
         _end(process)
+    if process.returncode == os.EX_TEMPFAIL:
+        raise NotSent(f"{words[0]} ended with {os.EX_TEMPFAIL}: it cannot be sent now", words)
     if process.returncode:
         raise NotTaken(f"{words[0]} ended with {process.returncode}", words)
 

@@ -4,6 +4,7 @@ import http.server
 import io
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,14 +14,21 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking_site import AskingSite
+from asking_site import ADA, AskingSite
 from bank_site import NOON
 
-from steward.bank.errors import GateUnavailable
+from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import By
 from steward.bank.money import MICRO
-from steward.bank.notices import Notice, NoticeNotSent, addresses, send, threshold_notice
+from steward.bank.notices import (
+    Notice,
+    NoticeNotSent,
+    NoticeRefused,
+    addresses,
+    send,
+    threshold_notice,
+)
 from steward.bank.statements import OUTBOX, last_month, mail_due
 from steward.bank.upkeep import Upkeep
 from steward.bank_facts import BankThreshold
@@ -57,9 +65,7 @@ def hook() -> Iterator[Any]:
     server.server_close()
 
 
-def settings_of(
-    site: AskingSite, directory: Path, *, fails: bool = False, **notify: Any
-) -> Settings:
+def settings_of(site: AskingSite, directory: Path, *, fails: int = 0, **notify: Any) -> Settings:
     """The site's settings, with a mailer that keeps what it is given."""
     mailer = directory / "mailer"
     mailer.write_text(f"#!/bin/sh\ncat >> {directory}/mails\nexit {int(fails)}\n")
@@ -147,11 +153,9 @@ def test_a_webhook_is_tried_again_where_that_can_help(
     url = f"http://127.0.0.1:{hook.server_port}/"
     settings = settings_of(site, tmp_path, webhook=url)
     notice = msgspec.structs.replace(NOTICE, to=())
-    if again:
-        with pytest.raises(NoticeNotSent):
-            send(settings, notice)
-    else:
+    with pytest.raises(NoticeNotSent) as failed:
         send(settings, notice)
+    assert isinstance(failed.value, NoticeRefused) != again
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "nonsense", "http://[::/"])
@@ -198,6 +202,60 @@ def test_a_webhook_is_told_once_while_no_mail_is_taken(
     turns(site, settings, 6, seconds=600)
     assert len(hook.told) == 1
     assert [one.by for one in waiting(site)] == ["mail"]
+
+
+def listed(site: AskingSite) -> list[tuple[str, bool]]:
+    return [(one.way, one.aside) for one in site.ask("notices").notices]
+
+
+def test_a_refused_mail_is_set_aside_after_some_tries_until_somebody_asks(
+    site: AskingSite, tmp_path: Path
+) -> None:
+    settings = settings_of(site, tmp_path, fails=True)
+    with site.ledger.transaction() as t:
+        t.outbox.put(OUTBOX, msgspec.json.encode(NOTICE))
+    turns(site, settings, 30, seconds=3600)
+    assert (tmp_path / "mails").read_text().count("Subject:") == 5
+    assert listed(site) == [("mail", True)]
+    (line,) = site.ask("notices").notices
+    assert (line.what, line.tries, line.next_at) == ("[bank] x", 5, None)
+    assert "ended with 1" in line.error
+    settings = settings_of(site, tmp_path)
+    turns(site, settings, 3, seconds=3600)
+    assert listed(site) == [("mail", True)]
+    assert site.ask("notices_retry").retried == 1
+    turns(site, settings, 1)
+    assert listed(site) == []
+    assert (tmp_path / "mails").read_text().count("Subject:") == 6
+
+
+def test_a_mail_that_cannot_be_sent_now_is_tried_for_a_week(
+    site: AskingSite, tmp_path: Path
+) -> None:
+    settings = settings_of(site, tmp_path, fails=os.EX_TEMPFAIL)
+    with site.ledger.transaction() as t:
+        t.outbox.put(OUTBOX, msgspec.json.encode(NOTICE))
+    turns(site, settings, 6 * 24, seconds=3600)
+    assert listed(site) == [("mail", False)]
+    turns(site, settings, 2 * 24, seconds=3600)
+    assert listed(site) == [("mail", True)]
+
+
+def test_what_a_webhook_refuses_is_set_aside(site: AskingSite, tmp_path: Path, hook: Any) -> None:
+    hook.answer = 410
+    settings = settings_of(site, tmp_path, webhook=f"http://127.0.0.1:{hook.server_port}/")
+    with site.ledger.transaction() as t:
+        t.outbox.put(OUTBOX, msgspec.json.encode(msgspec.structs.replace(NOTICE, to=())))
+    turns(site, settings, 30, seconds=3600)
+    assert (len(hook.told), listed(site)) == (5, [("webhook", True)])
+
+
+def test_only_operators_look_after_notices(site: AskingSite) -> None:
+    for name in ("notices", "notices_retry"):
+        with pytest.raises(BankRefused):
+            site.ask(name, ADA)
+    with pytest.raises(BankUsage):
+        site.ask("notices_retry", numbers=[7])
 
 
 @pytest.fixture

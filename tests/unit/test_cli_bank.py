@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from asking_site import AskingSite, config_of, run
 from hypothesis import given
@@ -15,7 +16,10 @@ from hypothesis import strategies as st
 
 from steward.bank.ledger import Refusal
 from steward.bank.money import MICRO
+from steward.bank.mybrc.outgoing import Told, told_change
+from steward.bank.notices import Notice
 from steward.bank.records import Factor
+from steward.bank.statements import OUTBOX
 from steward.cli.bank_rate_options import factors_of, permille, shown, times, weights
 from steward.cli.bank_views import _no_formula as no_formula
 from steward.errors import UsageError
@@ -259,3 +263,24 @@ def test_a_rate_without_anything_else_is_short() -> None:
     from steward.bank.records import Rate
 
     assert shown(Rate(weights={"cpu": MICRO, "mem": 1})) == "cpu=1, mem=0.000001"
+
+
+def test_what_was_not_told_is_listed_and_told_again(bank: Any, tmp_path: Path) -> None:
+    site = AskingSite(tmp_path)
+    assert bank("notices").strip() == "Nothing waits to be told."
+    notice = Notice(kind="bank.threshold", subject="90 % is used", text="", to=("ada",), by="mail")
+    job = Told(cluster="c1", job_id=7, first_submit=site.now, account="physics", uid=1)
+    with site.ledger.transaction() as t:
+        number = t.outbox.put(OUTBOX, msgspec.json.encode(notice))
+        t.outbox.aside(number, "sendmail ended with 67")
+        told_change(t, job)
+    site.ledger.close()
+    rows = [row.split("|") for row in bank("notices", "-P", "-n").splitlines()]
+    assert [(row[1], row[2], "set aside" in row) for row in rows] == [
+        ("mail", "90 % is used", True),
+        ("mybrc", "what it costs: job 7 of cluster c1, account physics", False),
+    ]
+    assert "1 notice will be tried again" in bank("notices", "--retry", "all")
+    assert "set aside" not in bank("notices")
+    assert "nothing of number 99" in bank("notices", "--retry", "99", code=2)
+    assert "no list of numbers" in bank("notices", "--retry", "many", code=2)

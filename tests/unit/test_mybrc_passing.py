@@ -27,6 +27,7 @@ class Elsewhere(BaseHTTPRequestHandler):
     """A server that fails over some jobs, and keeps count of what it was asked."""
 
     poison: ClassVar[set[str]] = set()
+    refused: ClassVar[set[str]] = set()
     asked: ClassVar[list[str]] = []
 
     def do_PUT(self) -> None:
@@ -34,7 +35,8 @@ class Elsewhere(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         job = self.path.split("/")[-2]
         self.asked.append(job)
-        self.send_response(500 if job in self.poison else 200)
+        wrong = 500 if job in self.poison else 400 if job in self.refused else 200
+        self.send_response(wrong)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -45,6 +47,7 @@ class Elsewhere(BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     Elsewhere.poison.clear()
+    Elsewhere.refused.clear()
     Elsewhere.asked.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -129,3 +132,23 @@ def test_a_server_that_fails_over_everything_is_left_alone_for_a_while(site: Sit
     assert site.waiting() == 21
     site.send(3600)
     assert site.waiting() == 0
+
+
+def test_what_is_refused_for_a_week_is_set_aside_until_somebody_asks(site: Site) -> None:
+    Elsewhere.refused.add("1")
+    site.say(1)
+    for _ in range(6 * 24):
+        site.send(3600)
+    assert site.waiting() == 1
+    for _ in range(2 * 24):
+        site.send(3600)
+    assert (site.waiting(), Elsewhere.asked.count("1")) == (0, 175)
+    with site.ledger.reading() as t:
+        (item,) = t.outbox.untold((KIND,))
+    assert (item.aside, "400" in item.error) == (True, True)
+    Elsewhere.refused.clear()
+    with site.ledger.transaction() as t:
+        assert t.outbox.again((KIND,), ()) == 1
+    site.send(1)
+    with site.ledger.reading() as t:
+        assert t.outbox.untold((KIND,)) == []

@@ -9,8 +9,11 @@ from steward.actions import Action
 from steward.bank.asking_accounts import ACTIONS as ACCOUNTS
 from steward.bank.asking_jobs import ACTIONS as JOBS
 from steward.bank.asking_money import ACTIONS as MONEY
+from steward.bank.asking_notices import ACTIONS as NOTICES
 from steward.bank.asking_rates import ACTIONS as RATES
 from steward.bank.asking_upkeep import ACTIONS as UPKEEP
 from steward.bank.asking_views import ACTIONS as VIEWS
 
-ACTIONS: Final[tuple[Action, ...]] = (*VIEWS, *JOBS, *MONEY, *ACCOUNTS, *RATES, *UPKEEP)
+ACTIONS: Final[tuple[Action, ...]] = (
+    *(*VIEWS, *JOBS, *MONEY, *ACCOUNTS, *RATES, *UPKEEP, *NOTICES),
+)

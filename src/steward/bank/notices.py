@@ -33,6 +33,10 @@ class NoticeNotSent(Unavailable):
     """A notice did not reach the webhook, or nobody knows whether it did."""
 
 
+class NoticeRefused(NoticeNotSent):
+    """The webhook does not take a notice: to tell it again is of little use."""
+
+
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """Something that people are to be told.
 
@@ -68,10 +72,12 @@ def parts(settings: Settings, notice: Notice) -> list[Notice]:
 def send(settings: Settings, notice: Notice) -> None:
     """Send a notice to whom the configuration says; where it says nobody, nothing is done.
 
-    Takes at most [mail].timeout_s and ten seconds. What the webhook refuses for good is logged.
+    Takes at most [mail].timeout_s and ten seconds.
 
     Raises:
-        NotSent: The mail was not sent: try again later.
+        NotTaken: The mail was refused.
+        NotSent: It was not sent: try again later.
+        NoticeRefused: The webhook refuses it.
         NoticeNotSent: The webhook does not answer now: try again later.
     """
     if notice.by in ("", "mail"):
@@ -189,8 +195,8 @@ def _tell_webhook(url: str, notice: Notice) -> None:
         raise NoticeNotSent(f"{where} cannot be told: {kind}", where) from None
     code = answer.status_code
     if code in _REFUSED and code not in _TRY_AGAIN:
-        log.error("%s does not take a notice: it answers %d", where, code)
-    elif not answer.is_success:
+        raise NoticeRefused(f"{where} does not take a notice: it answers {code}", where)
+    if not answer.is_success:
         raise NoticeNotSent(f"{where} answers {code}", where)
 
 

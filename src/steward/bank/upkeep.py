@@ -15,8 +15,8 @@ import msgspec
 from steward.bank import thresholds
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import GateFact
-from steward.bank.ledger import By
-from steward.bank.notices import Notice, parts, send, threshold_notice
+from steward.bank.ledger import By, OutboxItem
+from steward.bank.notices import Notice, NoticeRefused, parts, send, threshold_notice
 from steward.bank.records import AccountBooks
 from steward.bank_facts import BankThreshold
 from steward.config import Settings
@@ -24,6 +24,7 @@ from steward.consumers import Append
 from steward.errors import Unavailable
 from steward.events import BANK_THRESHOLD, Event
 from steward.jobs.facts import micros, moment
+from steward.posting import NotTaken
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger, Transaction
@@ -44,6 +45,10 @@ _DAY: Final = timedelta(days=1)
 _REFUSALS_KEPT: Final = timedelta(days=90)
 _FIRST_RETRY_S: Final = 30.0
 _LONGEST_RETRY_S: Final = 3600.0
+_MOST_REFUSED: Final = 5
+"""So often it is tried to send what is refused: a mailbox may be full, a program set up wrongly."""
+_MOST_TRIES: Final = 175
+"""So often what cannot be sent: for a week."""
 _SOURCE: Final = "bank"
 
 
@@ -222,13 +227,28 @@ class Upkeep:
             try:
                 send(self._settings, notice)
             except Unavailable as error:
-                wait_s = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2 ** min(item.tries, 10))
-                log.warning("a notice waits: %s", error)
-                with self._ledger.transaction() as t:
-                    t.outbox.later(item.id, now + timedelta(seconds=wait_s), str(error))
+                self._try_later(item, notice, error, now)
             else:
                 with self._ledger.transaction() as t:
                     t.outbox.done(item.id)
+
+    def _try_later(
+        self, item: OutboxItem, notice: Notice, error: Unavailable, now: datetime
+    ) -> None:
+        """Wait ever longer; what is refused, or was not sent for days, is set aside."""
+        is_refused = isinstance(error, NotTaken | NoticeRefused)
+        if item.tries + 1 >= (_MOST_REFUSED if is_refused else _MOST_TRIES):
+            log.error(
+                "notice %d (%s) is set aside after %d tries, see 'steward bank notices': %s",
+                *(item.id, notice.subject, item.tries + 1, error),
+            )
+            with self._ledger.transaction() as t:
+                t.outbox.aside(item.id, str(error))
+            return
+        wait_s = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2 ** min(item.tries, 10))
+        log.warning("a notice waits: %s", error)
+        with self._ledger.transaction() as t:
+            t.outbox.later(item.id, now + timedelta(seconds=wait_s), str(error))
 
     def _take_apart(self, number: int, notice: Notice) -> None:
         """Let each way that a notice goes be tried again by itself."""

@@ -60,6 +60,13 @@ class BankGroup(LazyGroup):
         ),
         Entry("check", OPERATORS, "Prove the ledger.", _UPKEEP, "check"),
         Entry(
+            "notices",
+            OPERATORS,
+            "List mails and other notices that were not sent.",
+            "steward.cli.bank_notices",
+            "notices",
+        ),
+        Entry(
             "import",
             ADMINISTRATORS,
             "Bring in accounts, users, money and prices.",

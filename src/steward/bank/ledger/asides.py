@@ -19,6 +19,7 @@ class OutboxItem(Noun, frozen=True):
         tries: How often that failed.
         next_at: Not to be tried before.
         error: Why it failed last.
+        aside: Whether it is not tried any more until somebody asks for it.
     """
 
     id: int
@@ -28,6 +29,7 @@ class OutboxItem(Noun, frozen=True):
     tries: int = 0
     next_at: datetime | None = None
     error: str = ""
+    aside: bool = False
 
 
 class Token(Noun, frozen=True):

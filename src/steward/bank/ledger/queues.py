@@ -1,5 +1,6 @@
 """What waits in the ledger for others: settlements, notices, positions, thresholds told."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from steward.bank.records import Settlement
 from steward.jobs.facts import micros, moment
 
 _KEPT_US: Final = 90 * 86_400 * 1_000_000
+_DONE: Final = 1
+_ASIDE: Final = 2
 
 
 def put(session: Session, table: Table, values: dict[str, Any], *, replace: bool = False) -> bool:
@@ -190,11 +193,11 @@ class Outbox:
         self._session.run(
             update(outbox)
             .where(outbox.c.id == number)
-            .values(done=1, payload=b"", next_us=now_us, error="")
+            .values(done=_DONE, payload=b"", next_us=now_us, error="")
         )
         # The last stays, so that numbers go on from there.
         last = self._session.value(select(func.max(outbox.c.id)))
-        old = (outbox.c.done == 1, outbox.c.next_us < now_us - _KEPT_US, outbox.c.id < last)
+        old = (outbox.c.done != 0, outbox.c.next_us < now_us - _KEPT_US, outbox.c.id < last)
         self._session.run(delete(outbox).where(*old))
 
     def later(self, number: int, next_at: datetime, error: str) -> None:
@@ -211,6 +214,35 @@ class Outbox:
         if not changed:
             raise BankUsage(f"nothing of number {number} waits to be told", number)
 
+    def aside(self, number: int, error: str) -> None:
+        """It is not tried any more: nobody will take it.
+
+        Raises:
+            BankUsage: There is nothing of that number.
+        """
+        self.later(number, self._session.now(), error)
+        self._session.run(update(outbox).where(outbox.c.id == number).values(done=_ASIDE))
+
+    def again(self, kinds: Sequence[str], numbers: Sequence[int]) -> int:
+        """Have things tried at once that wait or were set aside; how many there were.
+
+        Args:
+            kinds: Of these kinds alone.
+            numbers: These; all that were set aside if empty.
+        """
+        wanted = [outbox.c.kind.in_(kinds), outbox.c.done != _DONE]
+        wanted.append(outbox.c.id.in_(numbers) if numbers else outbox.c.done == _ASIDE)
+        now_us = micros(self._session.now())
+        return self._session.run(
+            update(outbox).where(*wanted).values(done=0, tries=0, next_us=now_us)
+        )
+
+    def untold(self, kinds: Sequence[str], limit: int = 1000) -> list[OutboxItem]:
+        """What waits or was set aside, the first that came first."""
+        wanted = (outbox.c.kind.in_(kinds), outbox.c.done != _DONE)
+        chosen = select(outbox).where(*wanted).order_by(outbox.c.id).limit(limit)
+        return [_item(row) for row in self._session.rows(chosen)]
+
     def waiting(self, kind: str) -> int:
         """How much of a kind waits."""
         where = (outbox.c.kind == kind, outbox.c.done == 0)
@@ -226,4 +258,5 @@ def _item(row: "Row[Any]") -> OutboxItem:
         tries=row.tries,
         next_at=moment(row.next_us),
         error=row.error,
+        aside=row.done == _ASIDE,
     )

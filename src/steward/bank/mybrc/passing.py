@@ -1,8 +1,8 @@
 """Tells a myBRC server elsewhere what is in the outbox, until it has taken it.
 
 While the server is away all of it waits. What it refuses, or fails over, one thing
-alone, is tried again ever more seldom and holds up nothing else; where it fails over
-everything it counts as away.
+alone, is tried again ever more seldom, for a week, and holds up nothing else; where it
+fails over everything it counts as away.
 """
 
 import logging
@@ -33,6 +33,8 @@ _FIRST_S: Final = 0.5
 _MOST_S: Final = 60.0
 _REFUSED_S: Final = 60.0
 _REFUSED_MOST_S: Final = 3600.0
+_MOST_TRIES: Final = 175
+"""So often one thing is tried that is not taken: for a week."""
 _LONGEST_WORD: Final = 50
 _TAKEN: Final = (200, 201)
 _ITS_OWN_FAULT: Final = (400, 404, 409, 413, 422)
@@ -213,6 +215,14 @@ class Passing:
             t.outbox.done(item.id)
 
     def _later(self, item: OutboxItem, why: str, first_s: float) -> None:
+        if item.tries + 1 >= _MOST_TRIES:
+            log.error(
+                "job %d is not taken elsewhere after %d tries: %s; 'steward bank notices' lists it",
+                *(_read(item).told.job_id, item.tries + 1, why),
+            )
+            with self._ledger.transaction() as t:
+                t.outbox.aside(item.id, why)
+            return
         wait_s = min(first_s * 2 ** min(item.tries, 10), _REFUSED_MOST_S)
         log.warning("a job is not taken elsewhere, next try in %d s: %s", wait_s, why)
         with self._ledger.transaction() as t:
