@@ -2,7 +2,8 @@
 
 One look at the whole queue serves all parts of Steward. It costs slurmctld
 locks, so the next one waits at least twenty times as long as the last one
-took; a few new scripts' jobs are asked for singly, which costs next to nothing.
+took, also where the bank waits for it (``unshown.py``); a few new scripts' jobs
+are asked for singly, which costs next to nothing.
 Slurm being away is no error here: it is said once, and asked again later.
 """
 
@@ -14,6 +15,7 @@ from typing import Final
 from steward.capture.cancelled import Cancelled
 from steward.capture.lines.jobcomp import SOURCE as JOBCOMP
 from steward.capture.observed import Observed
+from steward.capture.unshown import KINDS, Unshown
 from steward.config import ClusterSettings
 from steward.consumers import Append
 from steward.events import (
@@ -88,7 +90,7 @@ class Snapshots:
         tells_looks: Whether a look that saw the whole queue is told as queue.looked.
     """
 
-    kinds = frozenset({JOB_SCRIPT, JOB_END})
+    kinds = frozenset({JOB_SCRIPT, JOB_END}) | KINDS
     batch_events = 200
 
     def __init__(
@@ -117,7 +119,8 @@ class Snapshots:
         self._folded: list[int] = []
         self._waiting: set[int] = set()
         self._position = 0
-        self._due = 0.0
+        self._unshown = Unshown(cluster)
+        self._began = self._due = 0.0
         self._up: bool | None = None
         self._said = ""
         self._backoff = Backoff(max(1.0, self._interval_s), _LONGEST_BACKOFF_S)
@@ -134,6 +137,7 @@ class Snapshots:
             Unavailable: The journal does not take events now.
         """
         mine = [event for event in events if event.cluster == self._cluster]
+        self._unshown.take(mine)
         self._waiting.update(
             event.body.job_id
             for event in mine
@@ -153,7 +157,7 @@ class Snapshots:
         Raises:
             Unavailable: The journal does not take events now.
         """
-        if time.monotonic() >= self._due:
+        if time.monotonic() >= self._next():
             self._look(append)
         if self._up:
             self._ask_for_lost(append)
@@ -161,10 +165,17 @@ class Snapshots:
             self._ask_again(append)
             self._ask_for_wanted(append)
             self._ask_for_cancellers(append)
-        left_s = self._due - time.monotonic()
+        left_s = self._next() - time.monotonic()
         if self._up and self._is_busy():
             left_s = min(left_s, 1.0)
         return max(0.0, left_s)
+
+    def _next(self) -> float:
+        """When to look at the queue: by the clock, or sooner where the bank waits for it."""
+        if not self._up or self._told_at == float("inf"):
+            return self._due
+        soonest = self._began + max(_TOLD_S, COST_FACTOR * self.cost_s)
+        return min(self._due, max(soonest, self._unshown.due()))
 
     def _is_busy(self) -> bool:
         """Whether there is something to be asked singly, as far as that is allowed."""
@@ -181,7 +192,7 @@ class Snapshots:
 
     def _look(self, append: Append) -> None:
         """Take a snapshot of the queue, and append what is new in it."""
-        began = time.monotonic()
+        began = self._began = time.monotonic()
         try:
             queue = self._slurm.queue(self._rows)
         except SlurmError as error:
@@ -224,6 +235,7 @@ class Snapshots:
             body=QueueLooked(began=began, cost_s=queue.cost_s),
         )
         self._append([looked], append)
+        self._unshown.looked(self._began)
         self._told_at = now
 
     def _ask_for_waiting(self, append: Append) -> None:
