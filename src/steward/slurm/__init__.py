@@ -9,13 +9,22 @@ if TYPE_CHECKING:
     from steward.slurm.arrays import covers
     from steward.slurm.client import MOST_WHOLE, Slurm
     from steward.slurm.errors import (
+        EventNeverFires,
         SlurmDown,
         SlurmError,
         SlurmMissing,
         SlurmRefused,
         SlurmUnavailable,
+        UnknownEvent,
         UnknownJob,
+        UnknownNode,
+        UnknownPartition,
+        UnknownReservation,
+        UnknownTrigger,
+        WrongUpdate,
     )
+    from steward.slurm.machine import Machine, Ping
+    from steward.slurm.machine_rows import NodeRecord, PartitionRecord, ReservationRecord
     from steward.slurm.nodelists import NodeListError
     from steward.slurm.pending import Outlook, Pending
     from steward.slurm.queue import Queue
@@ -29,8 +38,11 @@ else:
         client=("MOST_WHOLE", "Slurm"),
         errors=(
             *("SlurmDown", "SlurmError", "SlurmMissing", "SlurmRefused", "SlurmUnavailable"),
-            "UnknownJob",
+            *("UnknownJob", "UnknownNode", "UnknownPartition", "UnknownReservation"),
+            *("EventNeverFires", "UnknownEvent", "UnknownTrigger", "WrongUpdate"),
         ),
+        machine=("Machine", "Ping"),
+        machine_rows=("NodeRecord", "PartitionRecord", "ReservationRecord"),
         nodelists=("NodeListError",),
         pending=("Outlook", "Pending"),
         queue=("Queue",),
@@ -41,10 +53,16 @@ __all__ = [
     "FINISHED",
     "MOST_WHOLE",
     "WAITING",
+    "EventNeverFires",
+    "Machine",
     "NodeListError",
+    "NodeRecord",
     "Outlook",
+    "PartitionRecord",
     "Pending",
+    "Ping",
     "Queue",
+    "ReservationRecord",
     "Slurm",
     "SlurmDown",
     "SlurmError",
@@ -52,7 +70,13 @@ __all__ = [
     "SlurmRefused",
     "SlurmUnavailable",
     "StoredScript",
+    "UnknownEvent",
     "UnknownJob",
+    "UnknownNode",
+    "UnknownPartition",
+    "UnknownReservation",
+    "UnknownTrigger",
+    "WrongUpdate",
     "covers",
     "ended_state",
 ]

@@ -112,7 +112,8 @@ class Commands:
         code, out, err = self._run(words, {**self.environment(), **(variables or {})}, limit_s)
         said = _tidy(err)
         if code != 0 or (not out and _AWAY.search(said)):
-            raise self._error(words, code, said)
+            # scontrol says on stdout that there is no such node.
+            raise self._error(words, code, said or _tidy(out.decode("utf-8", "backslashreplace")))
         return out
 
     def run_into(

@@ -36,5 +36,52 @@ class SlurmRefused(SlurmError, Refused):
     """Slurm does not let us do this."""
 
 
+class ScrontabJob(SlurmError):
+    """Slurm changes jobs of scrontab for nobody: they run, or are cancelled."""
+
+
 class UnknownJob(SlurmError):
     """Slurm does not know a job of this id (any more)."""
+
+
+class UnknownNode(SlurmError):
+    """Slurm has no such nodes.
+
+    Args:
+        nodes: Their names.
+    """
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        names = ", ".join(nodes)
+        super().__init__(
+            f"Slurm knows no node {names}"
+            if len(nodes) == 1
+            else f"Slurm knows none of the nodes {names}",
+            (),
+            names,
+        )
+        self.nodes = tuple(nodes)
+
+
+class UnknownPartition(SlurmError):
+    """Slurm has no such partition."""
+
+
+class UnknownReservation(SlurmError):
+    """Slurm has no such reservation."""
+
+
+class UnknownTrigger(SlurmError):
+    """Slurm has no trigger of this id (any more), or it is another user's."""
+
+
+class UnknownEvent(SlurmError):
+    """This Slurm's strigger has no such event."""
+
+
+class EventNeverFires(SlurmError):
+    """A trigger could be set for this event, but this Slurm never starts its program."""
+
+
+class WrongUpdate(SlurmError):
+    """What is to be changed cannot be: a name or a value that Slurm would not take as meant."""

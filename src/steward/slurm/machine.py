@@ -1,0 +1,244 @@
+"""A cluster's machine as it stands: nodes, partitions, reservations, daemons, configuration."""
+
+import re
+import secrets
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import msgspec
+
+from steward.config import ClusterSettings
+from steward.slurm import machine_config, machine_rows, nodelists, values
+from steward.slurm.commands import Commands
+from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownNode
+from steward.slurm.machine_rows import (
+    NodeRecord,
+    PartitionRecord,
+    Reason,
+    ReservationRecord,
+    Shown,
+)
+from steward.slurm.nodelists import NodeListError
+from steward.slurm.people import People
+
+_UP: Final = re.compile(r"(Slurmctld|Slurmdbd)\(([^)]*)\) at (.+) is (UP|DOWN)")
+_NOT_FOUND: Final = re.compile(r"Node (\S+) not found")
+_UNIT: Final = "\x1f"
+_LETTERS: Final = 12
+
+
+class Ping(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether one of Slurm's daemons answers.
+
+    Attributes:
+        daemon: Which.
+        role: ``primary``, ``backup`` and the like, as Slurm says it.
+        host: The host that it is to run on.
+        up: Whether it answers.
+    """
+
+    daemon: Literal["slurmctld", "slurmdbd"]
+    role: str = ""
+    host: str = ""
+    up: bool
+
+
+class Machine:
+    """One cluster's machine, as slurmctld shows it.
+
+    Args:
+        cluster: Its name in the configuration.
+        settings: How its commands are found and started.
+    """
+
+    def __init__(self, cluster: str, settings: ClusterSettings) -> None:
+        self._cluster = cluster
+        self._commands = Commands(cluster, settings)
+        self._people = People()
+
+    def nodes(self, nodelist: str = "") -> dict[str, NodeRecord]:
+        """The nodes, by name.
+
+        Args:
+            nodelist: Only these; all if empty. One node is asked singly.
+
+        Raises:
+            UnknownNode: Slurm does not have all of them.
+            NodeListError: It is no node list.
+            SlurmError: slurmctld does not answer.
+        """
+        wanted = None if _is_all(nodelist) else _expand(nodelist)
+        if wanted is not None and len(wanted) == 1:
+            return {wanted[0]: self._node(wanted[0])}
+        found = self._all_nodes()
+        if wanted is None:
+            return found
+        unknown = [name for name in wanted if name not in found]
+        if unknown:
+            raise UnknownNode(unknown)
+        return {name: found[name] for name in wanted}
+
+    def node_names(self, nodelist: str) -> list[str]:
+        """The nodes of a list in any of Slurm's forms, in order; ``ALL`` are all of them.
+
+        Raises:
+            UnknownNode: Slurm does not have all of them.
+            NodeListError: It is no node list, or an empty one.
+            SlurmError: slurmctld does not answer.
+        """
+        if not nodelist.strip():
+            raise NodeListError("no node is named", (), nodelist)
+        return list(self.nodes(nodelist))
+
+    def partitions(self) -> dict[str, PartitionRecord]:
+        """The partitions, by name.
+
+        Raises:
+            SlurmError: slurmctld does not answer.
+        """
+        return machine_rows.partitions(self._show("partition"))
+
+    def reservations(self) -> dict[str, ReservationRecord]:
+        """The reservations, by name.
+
+        Raises:
+            SlurmError: slurmctld does not answer.
+        """
+        return machine_rows.reservations(self._show("reservation"))
+
+    def started_at(self) -> datetime:
+        """When this slurmctld started (its BOOT_TIME), UTC.
+
+        Raises:
+            SlurmError: slurmctld does not answer.
+        """
+        out = self._commands.run("scontrol", "show", "config")
+        for line in out.decode("utf-8", "backslashreplace").splitlines():
+            name, equals, text = line.partition("=")
+            if equals and name.strip() == "BOOT_TIME":
+                at = values.moment(text.strip())
+                if at is not None:
+                    return at
+        raise SlurmError(
+            f"cluster {self._cluster}: scontrol show config shows no BOOT_TIME",
+            ("scontrol", "show", "config"),
+            out[:200].decode("utf-8", "backslashreplace"),
+        )
+
+    def config_items(self) -> dict[str, Any]:
+        """Slurm's configuration in snake_case, see :mod:`steward.slurm.machine_config`.
+
+        Raises:
+            SlurmError: slurmctld does not answer.
+        """
+        return machine_config.items(self._commands.run("scontrol", "show", "config"))
+
+    def pings(self) -> tuple[Ping, ...]:
+        """Which of Slurm's daemons answer: each slurmctld, and slurmdbd where there is one.
+
+        A slurmctld that does not answer is no error here.
+
+        Raises:
+            SlurmError: ``scontrol`` cannot be run.
+        """
+        try:
+            out = self._commands.run("scontrol", "ping").decode("utf-8", "backslashreplace")
+        except SlurmUnavailable as error:
+            out = error.said
+        found = [
+            Ping(
+                daemon="slurmctld" if match[1] == "Slurmctld" else "slurmdbd",
+                role=match[2],
+                host=match[3],
+                up=match[4] == "UP",
+            )
+            for match in _UP.finditer(out)
+        ]
+        return tuple(found)
+
+    def _show(self, *what: str) -> bytes:
+        return self._commands.run("scontrol", "-a", "-o", "show", *what)
+
+    def _all_nodes(self) -> dict[str, NodeRecord]:
+        shown = machine_rows.nodes(self._show("node"), self._people)
+        count = Counter(one.node.name for one in shown)
+        unsure = {one.node.name for one in shown if not one.is_sure}
+        # A comment may hold a line that looks like another node: such a name is there twice,
+        # or nobody else knows it.
+        unknown = unsure - self._names_in_partitions() if unsure else unsure
+        found: dict[str, Shown] = {}
+        for one in shown:
+            name = one.node.name
+            if name in found:
+                continue
+            if count[name] == 1 and name not in unknown:
+                found[name] = one
+                continue
+            try:
+                found[name] = self._shown(name)
+            except UnknownNode:
+                continue  # it is but a text
+        return self._with_sure_reasons(found)
+
+    def _node(self, name: str) -> NodeRecord:
+        return self._with_sure_reasons({name: self._shown(name)})[name]
+
+    def _shown(self, name: str) -> Shown:
+        """One node, asked singly: the first record is its own, whatever its texts hold."""
+        try:
+            out = self._show("node", name)
+        except SlurmError as error:
+            if _NOT_FOUND.search(error.said):
+                raise UnknownNode([name]) from error
+            raise
+        shown = next(iter(machine_rows.nodes(out, self._people)), None)
+        if shown is None or shown.node.name != name:
+            raise UnknownNode([name])
+        return shown
+
+    def _names_in_partitions(self) -> set[str]:
+        out = self._commands.run("sinfo", "-a", "-h", "-o", "%N")
+        names = out.decode("utf-8", "backslashreplace").split()
+        return {name for nodelist in names for name in nodelists.expand(nodelist)}
+
+    def _with_sure_reasons(self, found: Mapping[str, Shown]) -> dict[str, NodeRecord]:
+        unsure = [name for name, shown in found.items() if not shown.has_sure_reason]
+        sure = self._reasons(unsure) if unsure else {}
+        return {
+            name: machine_rows.with_reason(shown.node, sure[name]) if name in sure else shown.node
+            for name, shown in found.items()
+        }
+
+    def _reasons(self, names: Sequence[str]) -> dict[str, Reason]:
+        """Reasons in a form that they cannot break: with a separator that nobody knows.
+
+        It goes by the environment: arguments can be read by everybody in /proc. (With
+        ``-N``, a node a line, ``sinfo`` has no ear for the environment.)
+        """
+        word = _UNIT + "".join(secrets.choice(string.ascii_letters) for _ in range(_LETTERS))
+        out = self._commands.run(
+            *("sinfo", "-a", "-h", "-n", ",".join(names)),
+            variables={"SINFO_FORMAT": _UNIT.join(("%N", "%U", "%H", "%E")) + word},
+        )
+        found: dict[str, Reason] = {}
+        for row in out.decode("utf-8", "backslashreplace").split(f"{word}\n"):
+            parts = row.split(_UNIT, 3)
+            if len(parts) == 4:
+                reason = machine_rows.reason_of_sinfo(*parts[1:])
+                found |= dict.fromkeys(nodelists.expand(parts[0]), reason)
+        return found
+
+
+def _is_all(nodelist: str) -> bool:
+    return nodelist.strip().upper() in ("", "ALL")
+
+
+def _expand(nodelist: str) -> list[str]:
+    """The names of a list, each once; blanks part them as commas do."""
+    names = nodelists.expand(",".join(nodelist.replace(",", " ").split()))
+    if not names:
+        raise NodeListError(f"{nodelist!r} names no node", (), nodelist)
+    return list(dict.fromkeys(names))

@@ -1,0 +1,410 @@
+"""Reads what ``scontrol -a -o show node|partition|reservation`` writes, one record a line.
+
+The text form escapes nothing. A node's reason, comment and extra come last, so that
+nothing in them can pass for its state; where they make the end of the reason doubtful the
+answer says so, and :class:`steward.slurm.machine.Machine` asks in a form that cannot be
+misread.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from steward.slurm import node_states, values
+from steward.slurm.people import People
+
+_KEY: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z_/:]*)=")
+_TEXTS: Final = re.compile(r"\s(Reason|Comment|Extra)=")
+_WHEN: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown|None"
+# Who gave the reason, and when: behind its first line. Further lines, indented, may follow.
+_GIVEN: Final = re.compile(rf" ?\[([^\[\]@\s]*)@({_WHEN})\](?=$| Comment=| Extra=|\s{{7}})")
+_AFTER: Final = re.compile(r" (?:Comment|Extra)=")
+_USER: Final = re.compile(r"(.*)\((\d{1,10})\)")
+_MIB: Final = 1024 * 1024
+
+# Slurm's words where its own programs, and pyslurm, call the same thing otherwise.
+_NODE_NAMES: Final = {
+    "NodeName": "name",
+    "CPUAlloc": "alloc_cpus",
+    "CPUEfctv": "effective_cpus",
+    "CPUTot": "cpus",
+    "CPULoad": "cpu_load",
+    "AvailableFeatures": "features",
+    "ActiveFeatures": "features_active",
+    "NodeHostName": "node_hostname",
+    "OS": "os",
+    "AllocMem": "alloc_mem",
+    "ThreadsPerCore": "threads",
+    "MCS_label": "mcs_label",
+    "CfgTRES": "tres_fmt_str",
+    "AllocTRES": "tres_used",
+    "LastBusyTime": "last_busy",
+    "ReservationName": "reservation",
+}
+_PARTITION_NAMES: Final = {
+    "PartitionName": "name",
+    "QoS": "qos_char",
+    "TRES": "tres_fmt_str",
+    "TRESBillingWeights": "billing_weights_str",
+    "TotalCPUs": "total_cpus",
+    "LLN": "lln",
+}
+_RESERVATION_NAMES: Final = {
+    "ReservationName": "name",
+    "Nodes": "node_list",
+    "NodeCnt": "node_cnt",
+    "CoreCnt": "core_cnt",
+    "PartitionName": "partition",
+    "TRES": "tres_str",
+    "QOS": "qos",
+}
+_LISTS: Final = frozenset({"AvailableFeatures", "ActiveFeatures", "Partitions", "Flags"})
+_TIMES: Final = re.compile(r"(?:Time|Until)$")
+_NOTHING: Final = frozenset({"", "(null)", "N/A", "None", "Unknown", "n/a", "n/s"})
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What Slurm shows of a node.
+
+    Attributes:
+        name: NodeName.
+        base: Its state without flags.
+        flags: Its state's flags, in the alphabet's order.
+        state: Both in one form, see :func:`steward.slurm.node_states.shown`.
+        reason: Why it is as it is, "" for none; hostile text on one line.
+        reason_user: Who said so, by Slurm.
+        reason_uid: The same, where the name is known here.
+        reason_at: When, UTC.
+        partitions: The partitions that it is in.
+        cpus: How many it has.
+        cpus_allocated: How many jobs have.
+        memory_bytes: What it has for jobs.
+        features: Its available features.
+        gres: As Slurm writes them; "" for none.
+        boot_at: When the host booted, as its slurmd said.
+        slurmd_started_at: When slurmd started.
+        address: NodeAddr.
+        hostname: NodeHostName.
+        version: slurmd's version; "" before it has registered.
+        details: Everything that Slurm shows, in snake_case; times as seconds since the epoch.
+    """
+
+    name: str
+    base: str
+    flags: tuple[str, ...] = ()
+    state: str = ""
+    reason: str = ""
+    reason_user: str = ""
+    reason_uid: int | None = None
+    reason_at: datetime | None = None
+    partitions: tuple[str, ...] = ()
+    cpus: int = 0
+    cpus_allocated: int = 0
+    memory_bytes: int = 0
+    features: tuple[str, ...] = ()
+    gres: str = ""
+    boot_at: datetime | None = None
+    slurmd_started_at: datetime | None = None
+    address: str = ""
+    hostname: str = ""
+    version: str = ""
+    details: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What Slurm shows of a partition.
+
+    Attributes:
+        name: PartitionName.
+        state: ``UP``, ``DOWN``, ``DRAIN``, ``INACTIVE``.
+        nodes: Its node list; "" for none.
+        details: Everything that Slurm shows.
+    """
+
+    name: str
+    state: str
+    nodes: str = ""
+    details: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class ReservationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What Slurm shows of a reservation.
+
+    Attributes:
+        name: ReservationName.
+        state: ``ACTIVE`` or ``INACTIVE``.
+        nodes: Its node list; "" for none.
+        start: When it begins, UTC.
+        end: When it ends, UTC.
+        users: Whose it is, among others.
+        accounts: Under which accounts it may be used.
+        partition: The partition that it is of; "" for none.
+        flags: Its flags.
+        details: Everything that Slurm shows.
+    """
+
+    name: str
+    state: str
+    nodes: str = ""
+    start: datetime | None = None
+    end: datetime | None = None
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    partition: str = ""
+    flags: tuple[str, ...] = ()
+    details: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why a node is as it is, who said so, and when.
+
+    Attributes:
+        text: On one line; "" for none.
+        user: By Slurm's name for them.
+        uid: The same, where it is known.
+        at: When, UTC.
+    """
+
+    text: str = ""
+    user: str = ""
+    uid: int | None = None
+    at: datetime | None = None
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A record of a text, and how far that can be trusted.
+
+    Attributes:
+        node: What it says.
+        is_sure: Whether no text of the node before it can have written it.
+        has_sure_reason: Whether it is clear where its reason ends.
+    """
+
+    node: NodeRecord
+    is_sure: bool = True
+    has_sure_reason: bool = True
+
+
+def nodes(out: bytes, people: People) -> list[Shown]:
+    """The nodes that a text shows; a name may be there twice if somebody's comment says so.
+
+    Args:
+        out: What ``scontrol -a -o show node`` wrote.
+        people: Who looks up who gave the reasons.
+    """
+    found: list[Shown] = []
+    is_sure = True
+    for line in _lines(out, "NodeName="):
+        node, has_sure_reason = _node(line, people)
+        found.append(Shown(node, is_sure, has_sure_reason))
+        # Slurm's own words are on one line, but for a text among them.
+        is_sure = _AFTER.search(line) is None and "\n" not in line and " State=" in line
+    return found
+
+
+def partitions(out: bytes) -> dict[str, PartitionRecord]:
+    """The partitions that ``scontrol -a -o show partition`` wrote."""
+    found: dict[str, PartitionRecord] = {}
+    for line in _lines(out, "PartitionName="):
+        fields = dict(_fields(line))
+        name = fields["PartitionName"]
+        found[name] = PartitionRecord(
+            name=name,
+            state=fields.get("State", ""),
+            nodes=_text(fields.get("Nodes", "")),
+            details=_details(fields, _PARTITION_NAMES),
+        )
+    return found
+
+
+def reservations(out: bytes) -> dict[str, ReservationRecord]:
+    """The reservations that ``scontrol -a -o show reservation`` wrote; {} for none."""
+    found: dict[str, ReservationRecord] = {}
+    for line in _lines(out, "ReservationName="):
+        fields = dict(_fields(line))
+        name = fields["ReservationName"]
+        found[name] = ReservationRecord(
+            name=name,
+            state=fields.get("State", ""),
+            nodes=_text(fields.get("Nodes", "")),
+            start=values.moment(fields.get("StartTime", "")),
+            end=values.moment(fields.get("EndTime", "")),
+            users=_list(fields.get("Users", "")),
+            accounts=_list(fields.get("Accounts", "")),
+            partition=_text(fields.get("PartitionName", "")),
+            flags=_list(fields.get("Flags", "")),
+            details=_details(fields, _RESERVATION_NAMES),
+        )
+    return found
+
+
+def snake(name: str) -> str:
+    """Slurm's CamelCase as Python writes it: ``MCSPlugin`` is ``mcs_plugin``."""
+    spaced = name.replace("CPUs", "Cpus").replace("IDs", "Ids").replace("PrEp", "Prep")
+    spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", spaced)
+    spaced = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", spaced)
+    return re.sub(r"[^a-z0-9]+", "_", spaced.lower()).strip("_")
+
+
+def with_reason(node: NodeRecord, reason: Reason) -> NodeRecord:
+    """The record with a reason, and who gave it."""
+    details = {
+        "reason": reason.text or None,
+        "reason_time": _epoch(reason.at),
+        "reason_uid": reason.uid,
+        "reason_user": reason.user or None,
+    }
+    return msgspec.structs.replace(
+        node,
+        reason=reason.text,
+        reason_user=reason.user,
+        reason_uid=reason.uid,
+        reason_at=reason.at,
+        details=node.details | details,
+    )
+
+
+def reason_of_sinfo(user: str, at: str, text: str) -> Reason:
+    """A reason as sinfo's ``%U``, ``%H`` and ``%E`` show it; nothing for ``none``."""
+    match = _USER.fullmatch(user.strip())
+    if match is None:
+        return Reason()
+    return Reason(one_line(text), match[1], int(match[2]), values.moment(at.strip()))
+
+
+def one_line(text: str) -> str:
+    """A text of several lines as one; what is one already stays as it is."""
+    if "\n" not in text:
+        return text
+    return " ".join(filter(None, (line.strip() for line in text.split("\n"))))
+
+
+def _lines(out: bytes, head: str) -> Iterator[str]:
+    """The records of a text: what begins otherwise belongs to the one before it."""
+    record: list[str] = []
+    for line in out.decode("utf-8", "backslashreplace").split("\n"):
+        if line.startswith(head):
+            if record:
+                yield "\n".join(record).rstrip("\n")
+            record = [line]
+        elif record:
+            record.append(line)
+    if record:
+        yield "\n".join(record).rstrip("\n")
+
+
+def _node(line: str, people: People) -> tuple[NodeRecord, bool]:
+    texts = _TEXTS.search(line)
+    fields = dict(_fields(line[: texts.start()] if texts else line))
+    base, flags = node_states.parse(fields.get("State", ""))
+    state = node_states.shown(base, flags)
+    tail = line[texts.start() :] if texts else ""
+    reason, has_sure_reason = _reason(tail, people)
+    node = NodeRecord(
+        name=fields["NodeName"],
+        base=base,
+        flags=flags,
+        state=state,
+        partitions=_list(fields.get("Partitions", "")),
+        cpus=values.number(fields.get("CPUTot", "")) or 0,
+        cpus_allocated=values.number(fields.get("CPUAlloc", "")) or 0,
+        memory_bytes=(values.number(fields.get("RealMemory", "")) or 0) * _MIB,
+        features=_list(fields.get("AvailableFeatures", "")),
+        gres=_text(fields.get("Gres", "")),
+        boot_at=values.moment(fields.get("BootTime", "")),
+        slurmd_started_at=values.moment(fields.get("SlurmdStartTime", "")),
+        address=fields.get("NodeAddr", ""),
+        hostname=fields.get("NodeHostName", ""),
+        version=_text(fields.get("Version", "")),
+        details=_details(fields, _NODE_NAMES) | {"state": state} | _remarks(tail),
+    )
+    return with_reason(node, reason), has_sure_reason
+
+
+def _reason(tail: str, people: People) -> tuple[Reason, bool]:
+    """The reason in what stands behind Slurm's own words, and whether it surely is that.
+
+    It ends with who gave it and when; but the same may stand in the reason itself, or in
+    the comment behind it.
+    """
+    if not tail[1:].startswith("Reason="):
+        return Reason(), True
+    text = tail[1:].removeprefix("Reason=")
+    ends = list(_GIVEN.finditer(text))
+    if not ends:
+        return Reason(one_line(_AFTER.split(text)[0].rstrip())), True
+    first, after = text[: ends[0].start()], text[ends[0].end() :]
+    more = " ".join(_AFTER.split(after, maxsplit=1)[0].split())
+    is_sure = len(ends) == 1 and not more and _AFTER.search(first) is None
+    user = ends[0][1]
+    given = Reason(
+        one_line(f"{first} {more}" if more else first),
+        user,
+        _uid(user, people),
+        values.moment(ends[0][2]),
+    )
+    return given, is_sure
+
+
+def _uid(user: str, people: People) -> int | None:
+    """The uid of whom Slurm names; a number where it could not."""
+    # 22.05 writes this for every uid that does not resolve, and nobody gives reasons.
+    if user == "nobody":
+        return None
+    return int(user) if re.fullmatch(r"\d{1,10}", user) else people.uid(user)
+
+
+def _remarks(tail: str) -> dict[str, Any]:
+    """Comment and extra, as far as they can be told from each other."""
+    found: dict[str, Any] = {}
+    parts = re.split(r" (Comment|Extra)=", tail)
+    for name, text in zip(parts[1::2], parts[2::2], strict=True):
+        found[name.lower()] = one_line(text)
+    return found
+
+
+def _fields(line: str) -> Iterator[tuple[str, str]]:
+    """Words and values; a word that comes again is part of the value before it, and left out."""
+    keys = list(_KEY.finditer(line))
+    seen: set[str] = set()
+    for key, following in zip(keys, [*keys[1:], None], strict=True):
+        if key[1] in seen:
+            continue
+        seen.add(key[1])
+        yield key[1], line[key.end() : following.start() if following else None].strip()
+
+
+def _details(fields: Mapping[str, str], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(name, snake(name)): _value(name, text) for name, text in fields.items()}
+
+
+def _value(name: str, text: str) -> Any:
+    """A value as JSON has it: numbers, lists, seconds since the epoch, or text."""
+    if name in _LISTS:
+        return list(_list(text))
+    if text in _NOTHING:
+        return None
+    if _TIMES.search(name) and (at := values.moment(text)) is not None:
+        return _epoch(at)
+    if name == "Version":
+        return text
+    if re.fullmatch(r"\d{1,18}", text):
+        return int(text)
+    if re.fullmatch(r"\d{1,9}\.\d{1,9}", text):
+        return float(text)
+    return text
+
+
+def _epoch(at: datetime | None) -> int | None:
+    return None if at is None else int(at.timestamp())
+
+
+def _text(text: str) -> str:
+    return "" if text in _NOTHING else text
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return () if text in _NOTHING else tuple(part for part in text.split(",") if part)

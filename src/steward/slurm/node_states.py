@@ -1,0 +1,141 @@
+"""States of nodes as Slurm spells them, and what they mean: which is a failure, and which is not.
+
+A state is a base and flags. ``scontrol`` writes ``IDLE+CLOUD+POWERED_DOWN`` and
+``DOWN+DRAIN+NOT_RESPONDING``, ``sinfo`` ``down*``, ``drained`` or ``idle~``, JSON a list (of
+22.05 a word and a list), and older versions put a sign behind the base (``DOWN*+DRAIN``).
+Here all of them become one form.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+State = tuple[str, tuple[str, ...]]
+"""Base, and flags in the alphabet's order."""
+
+UNKNOWN: Final = "UNKNOWN"
+
+_BASES: Final = ("DOWN", "ERROR", "FUTURE", "UNKNOWN", "ALLOCATED", "MIXED", "IDLE")
+_BASE_WORDS: Final = {
+    **{base: base for base in _BASES},
+    "ALLOC": "ALLOCATED",
+    "MIX": "MIXED",
+    "UNK": UNKNOWN,
+    "FUTR": "FUTURE",
+}
+# Of sinfo's words those that stand for a base and a flag at once.
+_BOTH: Final = {
+    "DRAINED": ("IDLE", "DRAIN"),
+    "DRAINING": ("ALLOCATED", "DRAIN"),
+    "DRNG": ("ALLOCATED", "DRAIN"),
+    "FAILING": ("ALLOCATED", "FAIL"),
+    "FAILG": ("ALLOCATED", "FAIL"),
+    "COMP": ("ALLOCATED", "COMPLETING"),
+}
+_FLAG_WORDS: Final = {
+    "NO_RESPOND": "NOT_RESPONDING",
+    "MAINT": "MAINTENANCE",
+    "RES": "RESERVED",
+    "RESV": "RESERVED",
+    "INVAL": "INVALID_REG",
+    "INVALID": "INVALID_REG",
+    "REBOOT": "REBOOT_REQUESTED",
+    "POWERING": "POWERING_UP",
+    "POW_DN": "POWERING_DOWN",
+    "POW_UP": "POWERING_UP",
+    "PLND": "PLANNED",
+    "BLOCK": "BLOCKED",
+    "DRAIN": "DRAIN",
+}
+_SIGNS: Final = {
+    "*": "NOT_RESPONDING",
+    "~": "POWERED_DOWN",
+    "#": "POWERING_UP",
+    "!": "POWER_DOWN",
+    "%": "POWERING_DOWN",
+    "$": "MAINTENANCE",
+    "@": "REBOOT_REQUESTED",
+    "^": "REBOOT_ISSUED",
+    "-": "PLANNED",
+}
+_WORD: Final = re.compile(r"([A-Z][A-Z0-9_]*)([*~#!%$@^-]*)")
+
+_SAVES_POWER: Final = frozenset(
+    {"POWER_DOWN", "POWERED_DOWN", "POWERING_DOWN", "POWER_UP", "POWERING_UP"}
+)
+_TAKEN: Final = frozenset({"DRAIN", "MAINTENANCE", "REBOOT_REQUESTED", "REBOOT_ISSUED"})
+_FAILED_BASES: Final = frozenset({"DOWN", "ERROR"})
+_FAILED_FLAGS: Final = frozenset({"FAIL", "INVALID_REG", "NOT_RESPONDING"})
+_GOING: Final = frozenset({"POWER_DOWN", "POWERING_DOWN"})
+
+
+def parse(text: str) -> State:
+    """A state as a command wrote it.
+
+    Words that this version of Steward does not know are flags: Slurm adds some with
+    every release.
+    """
+    return of_list(text.split("+"))
+
+
+def of_list(words: Iterable[str]) -> State:
+    """A state as JSON has it: base and flags, in any order."""
+    bases: list[str] = []
+    implied: list[str] = []
+    flags: set[str] = set()
+    for word in words:
+        match = _WORD.fullmatch(word.strip().upper())
+        if match is None:
+            continue
+        name = match[1]
+        flags.update(_SIGNS[sign] for sign in match[2])
+        if name in _BASE_WORDS:
+            bases.append(_BASE_WORDS[name])
+        elif name in _BOTH:
+            implied.append(_BOTH[name][0])
+            flags.add(_BOTH[name][1])
+        else:
+            flags.add(_FLAG_WORDS.get(name, name))
+    base = next(iter([*bases, *implied]), UNKNOWN)
+    return base, tuple(sorted(flags))
+
+
+def shown(base: str, flags: Iterable[str]) -> str:
+    """The one form of a state: ``DOWN+DRAIN+NOT_RESPONDING``."""
+    return "+".join((base, *sorted(flags)))
+
+
+def is_failing(state: str) -> bool:
+    """Whether a node in this state has failed, where nobody meant it to be away.
+
+    One that is drained, in maintenance or rebooted on demand is meant to be. One that
+    saves power does not answer, which is no failure; but where it is DOWN beside that, it
+    was to boot for a job and did not (``ResumeTimeout reached``).
+    """
+    base, flags = parse(state)
+    if not _TAKEN.isdisjoint(flags):
+        return False
+    return base in _FAILED_BASES or bool(_failed_flags(flags))
+
+
+def is_drained(state: str) -> bool:
+    """Whether somebody, or Slurm, has taken the node from new jobs (DRAIN)."""
+    return "DRAIN" in parse(state)[1]
+
+
+def is_available(state: str) -> bool:
+    """Whether the node takes jobs, now or when it has booted for them."""
+    base, flags = parse(state)
+    if base not in ("IDLE", "MIXED", "ALLOCATED") or _failed_flags(flags):
+        return False
+    return _TAKEN.isdisjoint(flags) and _GOING.isdisjoint(flags)
+
+
+def saves_power(state: str) -> bool:
+    """Whether power saving has the node off, or on its way off or on."""
+    return not _SAVES_POWER.isdisjoint(parse(state)[1])
+
+
+def _failed_flags(flags: Iterable[str]) -> frozenset[str]:
+    failed = _FAILED_FLAGS.intersection(flags)
+    return failed if _SAVES_POWER.isdisjoint(flags) else failed - {"NOT_RESPONDING"}
