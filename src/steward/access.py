@@ -33,11 +33,13 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         private_data: The cluster's PrivateData words, in lower case ("jobs", "usage" …).
         admins: Names of users whose AdminLevel in slurmdbd is Operator or Administrator.
+        administrators: Those of them whose AdminLevel is Administrator.
         coordinators: For each account the names of its coordinators.
     """
 
     private_data: frozenset[str] = frozenset()
     admins: frozenset[str] = frozenset()
+    administrators: frozenset[str] = frozenset()
     coordinators: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
 
 
@@ -79,7 +81,7 @@ class Access:
 
     def is_operator(self, asker: Asker, cluster: str) -> bool:
         """Whether the asker may see and do everything on ``cluster``."""
-        if asker.uid in (0, self._own_uid):
+        if self.is_administrator(asker, cluster):
             return True
         if not asker.user:
             return False
@@ -87,6 +89,31 @@ class Access:
         return asker.user in self._settings.operators or (
             standing is not None and asker.user in standing.admins
         )
+
+    def is_administrator(self, asker: Asker, cluster: str) -> bool:
+        """Whether the asker may change on ``cluster`` what Slurm lets only its own user change.
+
+        These are the users whose AdminLevel is Administrator, and those that the configuration
+        names; nodes and partitions are theirs, while operators have reservations and jobs.
+        """
+        if asker.uid in (0, self._own_uid):
+            return True
+        if not asker.user:
+            return False
+        standing = self._standing(cluster)
+        return asker.user in self._settings.administrators or (
+            standing is not None and asker.user in standing.administrators
+        )
+
+    def may_see_nodes(self, asker: Asker, cluster: str) -> bool:
+        """Whether the asker may see nodes: everyone may, unless PrivateData says ``nodes``."""
+        return self.may_see_all(asker, cluster, "nodes")
+
+    def may_see_all(self, asker: Asker, cluster: str, what: str) -> bool:
+        """Whether the asker may see what PrivateData would hide under this word."""
+        standing = self._standing(cluster)
+        is_public = standing is not None and what not in standing.private_data
+        return is_public or self.is_operator(asker, cluster)
 
     def coordinated(self, asker: Asker, cluster: str) -> frozenset[str]:
         """The accounts of ``cluster`` that the asker coordinates."""

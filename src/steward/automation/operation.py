@@ -6,13 +6,19 @@ JSON, of the shape that StackStorm's slurm pack gives where that has the same on
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from steward.access import Asker
+from steward.access import Access, Asker
 from steward.config import ClusterSettings, Settings
-from steward.slurm import Slurm
+
+if TYPE_CHECKING:
+    from steward.slurm import Slurm
+    from steward.slurm.changing import Changing
+    from steward.slurm.machine import Machine
+    from steward.slurm.machine_changing import MachineChanging
+    from steward.slurm.triggers import Triggers
 
 Right = Literal["everyone", "owner", "operator", "administrator"]
 """Who may: everyone who may see it, the job's owner, an operator, or an administrator; each
@@ -29,7 +35,6 @@ class Doing(Protocol):
     cluster: str
     cluster_settings: ClusterSettings
     settings: Settings
-    slurm: Slurm
     asker: Asker
     speaker: str
     """Who stands behind a reason: ``alice``, ``rule node-down``."""
@@ -37,6 +42,56 @@ class Doing(Protocol):
     """Whether it only says what it would do: everything is looked at, nothing is changed."""
     force: bool
     """Whether reasons and drains of others are overridden."""
+    access: Access
+    """Who may see and do what."""
+    timeout_s: float
+    """How long it may take altogether, in seconds."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of them that are left."""
+        ...
+
+    @property
+    def slurm(self) -> "Slurm":
+        """The cluster's Slurm."""
+        ...
+
+    @property
+    def machine(self) -> "Machine":
+        """The cluster's nodes, partitions, reservations and jobs as Slurm shows them."""
+        ...
+
+    @property
+    def changing(self) -> "MachineChanging":
+        """What changes nodes, partitions and reservations."""
+        ...
+
+    @property
+    def jobs(self) -> "Changing":
+        """What changes jobs."""
+        ...
+
+    @property
+    def triggers(self) -> "Triggers":
+        """What sets and clears triggers."""
+        ...
+
+    def begin(self) -> None:
+        """Say that all was looked at, and that the next thing done changes something.
+
+        It is in the audit log from here on; whatever goes wrong before changes nothing. Called
+        again it sees to it that there is time left.
+
+        Raises:
+            OutOfTime: The action has taken as long as it may.
+            AuditUnavailable: Nothing can be written there: then nothing is changed.
+        """
+        ...
+
+    def is_operator(self) -> bool:
+        """Whether the asker may do what operators may."""
+        ...
 
     def needs(self, right: Right, owner_uid: int | None = None) -> None:
         """Let the asker pass who has this right on the cluster.
@@ -63,6 +118,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         changes: Whether it changes anything: then it is audited, and takes ``dry_run``.
         remote: Whether it may be had through the API, from other hosts.
         pack: Whether it is one of StackStorm's slurm pack.
+        on_cluster: Whether it is done on a cluster, whose Slurm is asked; not a mail.
         check: Says whether a change is there, for one that was begun and not ended:
             True, False, or None where that cannot be seen.
     """
@@ -75,4 +131,5 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     changes: bool = False
     remote: bool = True
     pack: bool = False
+    on_cluster: bool = True
     check: Callable[[Doing, Any], bool | None] | None = None

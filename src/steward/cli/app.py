@@ -41,6 +41,18 @@ class Root(LazyGroup):
             "steward.cli.bank",
         ),
         Entry(
+            "events",
+            EVERYONE,
+            "Show what happens: nodes that go down, daemons, rules.",
+            "steward.cli.events",
+        ),
+        Entry(
+            "action",
+            OPERATORS,
+            "Do something to a cluster: drain nodes, hold jobs, reserve.",
+            "steward.cli.action",
+        ),
+        Entry(
             "journal",
             OPERATORS,
             "Look at what Steward has recorded and what waits.",

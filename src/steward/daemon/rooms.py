@@ -12,6 +12,8 @@ from steward.accounting.room import AccountingRoom
 from steward.actions import Action, Registry
 from steward.archive.actions import ACTIONS as ARCHIVE
 from steward.archive.library import Library
+from steward.automation.actions import ACTIONS as AUTOMATION
+from steward.automation.room import AutomationRoom
 from steward.bank.actions import ACTIONS as BANK
 from steward.bank.room import BankRoom
 from steward.config import Settings
@@ -22,11 +24,13 @@ from steward.journal import JournalLink, JournalUnavailable
 from steward.journal.actions import ACTIONS as JOURNAL
 from steward.journal.actions import JournalRoom
 from steward.journal.store import rows_of
+from steward.journal.telling import ACTIONS as EVENTS
+from steward.journal.telling import EventsRoom
 from steward.standings import access_of
 from steward.waiting import Stop
 
 ACTIONS: Final[dict[str, Action]] = {
-    action.name: action for action in (*ARCHIVE, *JOURNAL, *ACCOUNTING, *BANK)
+    action.name: action for action in (*ARCHIVE, *JOURNAL, *ACCOUNTING, *BANK, *AUTOMATION, *EVENTS)
 }
 """Every action, by its name."""
 
@@ -59,15 +63,18 @@ def registry(settings: Settings) -> Registry:
             )
         return AccountingRoom(settings, access=access, order=order)
 
-    return Registry(
+    found = Registry(
         tuple(ACTIONS.values()),
         {
             "accounting": accounting,
             "archive": archive,
+            "automation": lambda: AutomationRoom(settings, access=access, registry=found),
             "bank": lambda: BankRoom(settings, access=access),
+            "events": lambda: EventsRoom(settings.state_dir, access),
             "journal": lambda: JournalRoom(settings.state_dir, access, clusters_of(settings)),
         },
     )
+    return found
 
 
 def append_once(settings: Settings, new: Sequence[Event]) -> None:

@@ -102,15 +102,15 @@ class Accounting:
         self._version = version
         self._fields = [name for name, since in _FIELDS if version >= since]
 
-    def officers(self) -> frozenset[str]:
-        """Names of the users whose AdminLevel is Operator or Administrator.
+    def officers(self) -> dict[str, str]:
+        """The AdminLevel of the users who have one: ``Operator`` or ``Administrator``, by name.
 
         Raises:
             SlurmError: slurmdbd does not answer, or refuses.
         """
         out = self._commands.run("sacctmgr", "-n", "-P", "show", "user", "format=User,AdminLevel")
         pairs = (line.rpartition("|") for line in values.text(out).splitlines())
-        return frozenset(user for user, _, level in pairs if user and level in _OFFICERS)
+        return {user: level for user, _, level in pairs if user and level in _OFFICERS}
 
     def coordinators(self) -> dict[str, frozenset[str]]:
         """For each account the users who coordinate it.

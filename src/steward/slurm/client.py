@@ -153,9 +153,13 @@ class Slurm:
         accounting = self._accounting(config)
         if accounting is None:
             return Standing(private_data=private)
+        officers = accounting.officers()
         return Standing(
             private_data=private,
-            admins=accounting.officers(),
+            admins=frozenset(officers),
+            administrators=frozenset(
+                user for user, level in officers.items() if level == "Administrator"
+            ),
             coordinators=accounting.coordinators(),
         )
 

@@ -1,0 +1,33 @@
+"""bank.balance: what accounts have, as the bank's own action tells it."""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from steward.automation.operation import Doing, Operation, Parameters
+
+
+class Balance(Parameters, frozen=True, kw_only=True):
+    """bank.balance."""
+
+    accounts: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(description="These; all that the asker is in or looks after if empty."),
+    ] = ()
+
+
+def balance(doing: Doing, asked: Balance) -> Any:
+    """What accounts have; amounts are micro-SU."""
+    answer = doing.ask("bank.balance", {"accounts": list(asked.accounts)})
+    return msgspec.to_builtins(answer)
+
+
+OPERATIONS: Final = (
+    Operation(
+        ref="bank.balance",
+        help="Show what accounts have.",
+        parameters=Balance,
+        run=balance,
+        on_cluster=False,
+    ),
+)

@@ -1,0 +1,271 @@
+"""Operations on nodes: look at them, take them out of service, bring them back, change them."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+
+from steward.automation.errors import DoneInPart, NotYours
+from steward.automation.guarding import need_ours, reasons_for
+from steward.automation.operation import Doing, Operation, Parameters
+from steward.errors import StewardError
+
+if TYPE_CHECKING:
+    from steward.slurm.machine_rows import NodeRecord
+
+NodeList = Annotated[
+    str, msgspec.Meta(description="The nodes, in any of Slurm's forms: n1,n[3-5].")
+]
+Reason = Annotated[str, msgspec.Meta(description="Why; who says so is put behind it.")]
+_OUT_OF_SERVICE: Final = frozenset({"DOWN", "ERROR", "FUTURE", "UNKNOWN"})
+_RESUMED_FLAGS: Final = frozenset({"DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN"})
+
+
+class NodesGet(Parameters, frozen=True, kw_only=True):
+    """slurm.node.get."""
+
+    nodes: NodeList
+
+
+class NodesOut(Parameters, frozen=True, kw_only=True):
+    """slurm.node.down, slurm.node.drain."""
+
+    nodes: NodeList
+    reason: Reason
+
+
+class NodesResume(Parameters, frozen=True, kw_only=True):
+    """slurm.node.resume."""
+
+    nodes: NodeList
+
+
+class NodesUpdate(Parameters, frozen=True, kw_only=True):
+    """slurm.node.update."""
+
+    nodes: NodeList
+    infos: Annotated[
+        dict[str, Any],
+        msgspec.Meta(
+            description="What to set, by the names that 'scontrol update node' takes: "
+            '{"weight": 10, "comment": "on loan"}.'
+        ),
+    ]
+
+
+def get(doing: Doing, asked: NodesGet) -> dict[str, Any]:
+    """What Slurm shows of nodes, by name."""
+    if not doing.access.may_see_nodes(doing.asker, doing.cluster):
+        raise NotYours(f"nodes of {doing.cluster} are for operators to see (PrivateData)")
+    return {name: node.details for name, node in doing.machine.nodes(asked.nodes).items()}
+
+
+def down(doing: Doing, asked: NodesOut) -> dict[str, Any]:
+    """Set nodes down."""
+    return _taken_out(doing, asked, "DOWN", lambda node: node.base == "DOWN")
+
+
+def drain(doing: Doing, asked: NodesOut) -> dict[str, Any]:
+    """Drain nodes."""
+    return _taken_out(doing, asked, "DRAIN", lambda node: "DRAIN" in node.flags)
+
+
+def resume(doing: Doing, asked: NodesResume) -> dict[str, Any]:
+    """Bring nodes back into service that are drained, down or failing."""
+    nodes = doing.machine.nodes(asked.nodes)
+    out = {name: node for name, node in nodes.items() if _is_out(node)}
+    need_ours(doing, out, "resume it")
+    return changed(doing, nodes, lambda: doing.changing.set_state(list(out), "RESUME"), out)
+
+
+def update(doing: Doing, asked: NodesUpdate) -> dict[str, Any]:
+    """Change something of nodes."""
+    nodes = doing.machine.nodes(asked.nodes)
+    infos = {name.lower().replace("_", ""): value for name, value in asked.infos.items()}
+    infos = {_LIKE_PYSLURM.get(name, name): str(value) for name, value in infos.items()}
+    given = infos.pop("reason", "")
+    state = infos.get("state", "").upper()
+    if state in ("RESUME", "UNDRAIN", "IDLE"):
+        need_ours(doing, {name: node for name, node in nodes.items() if _is_out(node)}, "resume it")
+    if not given:
+        if state:
+            need_ours(doing, {n: node for n, node in nodes.items() if node.reason}, "change it")
+        return changed(doing, nodes, lambda: doing.changing.update_nodes(list(nodes), infos))
+    reasons = reasons_for(doing, nodes, given)
+    return changed(
+        doing, nodes, lambda: _by_reason(
+            reasons, lambda some, why: doing.changing.update_nodes(some, {**infos, "reason": why})
+        )
+    )  # fmt: skip
+
+
+def _taken_out(
+    doing: Doing, asked: NodesOut, state: str, is_done: "Callable[[NodeRecord], bool]"
+) -> dict[str, Any]:
+    nodes = doing.machine.nodes(asked.nodes)
+    reasons = reasons_for(doing, nodes, asked.reason)
+    left = {
+        name: node
+        for name, node in nodes.items()
+        if not (is_done(node) and node.reason == reasons[name])
+    }
+    return changed(
+        doing,
+        nodes,
+        lambda: _by_reason(
+            {name: reasons[name] for name in left},
+            lambda some, why: doing.changing.set_state(some, state, why),
+        ),
+        left,
+    )
+
+
+def changed(
+    doing: Doing,
+    before: "Mapping[str, NodeRecord]",
+    change: Callable[[], Mapping[str, str]],
+    meant: Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """Change nodes, and say of each what became of it.
+
+    Args:
+        doing: What it is done with.
+        before: The nodes as they were.
+        change: Does it; what Slurm said of each, "" for nothing.
+        meant: Those that there is something to be changed of; all if None.
+
+    Raises:
+        DoneInPart: Slurm did not let some be changed.
+    """
+    names = list(before if meant is None else meant)
+    if doing.dry_run:
+        return {
+            name: _line(node.state, node.state, node.reason, done=False, would=name in names)
+            for name, node in before.items()
+        }
+    said: Mapping[str, str] = {}
+    if names:
+        doing.begin()
+        said = change()
+    after = doing.machine.nodes(",".join(before))
+    result = {
+        name: _line(
+            node.state,
+            after[name].state,
+            after[name].reason,
+            done=name in names and not said.get(name),
+            message=said.get(name, ""),
+        )
+        for name, node in before.items()
+    }
+    failed = [name for name in names if said.get(name)]
+    if failed:
+        more = f" ({len(failed)} of {len(names)})" if len(names) > 1 else ""
+        raise DoneInPart(f"{failed[0]}: {said[failed[0]]}{more}", result)
+    return result
+
+
+def _line(
+    old: str, new: str, reason: str, *, done: bool, would: bool = False, message: str = ""
+) -> dict[str, Any]:
+    line: dict[str, Any] = {"state": new, "old_state": old, "reason": reason, "changed": done}
+    if would:
+        line["would_change"] = True
+    if message:
+        line["message"] = message
+    return line
+
+
+def _by_reason(
+    reasons: Mapping[str, str], change: Callable[[list[str], str], Mapping[str, str]]
+) -> dict[str, str]:
+    """Change nodes, those of one reason together."""
+    together: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        together.setdefault(reason, []).append(name)
+    said: dict[str, str] = {}
+    for reason, names in together.items():
+        said.update(change(names, reason))
+    return said
+
+
+def _is_out(node: "NodeRecord") -> bool:
+    """Whether there is something that a resume would end."""
+    return node.base in _OUT_OF_SERVICE or bool(_RESUMED_FLAGS & set(node.flags))
+
+
+def _is_drained(doing: Doing, asked: NodesOut) -> bool | None:
+    return _all(doing, asked.nodes, lambda node: "DRAIN" in node.flags)
+
+
+def _is_down(doing: Doing, asked: NodesOut) -> bool | None:
+    return _all(doing, asked.nodes, lambda node: node.base == "DOWN")
+
+
+def _is_resumed(doing: Doing, asked: NodesResume) -> bool | None:
+    return _all(doing, asked.nodes, lambda node: not _is_out(node))
+
+
+def _all(doing: Doing, nodes: str, is_so: "Callable[[NodeRecord], bool]") -> bool | None:
+    try:
+        return all(map(is_so, doing.machine.nodes(nodes).values()))
+    except StewardError:
+        return None
+
+
+_LIKE_PYSLURM: Final = {
+    # As pyslurm's dictionary of a node calls them, without its underscores.
+    "nodestate": "state",
+    "features": "availablefeatures",
+    "featuresact": "activefeatures",
+    "cpubind": "cpubind",
+}
+
+OPERATIONS: Final = (
+    Operation(
+        ref="slurm.node.get",
+        help="Show nodes.",
+        parameters=NodesGet,
+        run=get,
+        pack=True,
+    ),
+    Operation(
+        ref="slurm.node.down",
+        help="Set nodes down.",
+        parameters=NodesOut,
+        run=down,
+        right="administrator",
+        changes=True,
+        pack=True,
+        check=_is_down,
+    ),
+    Operation(
+        ref="slurm.node.drain",
+        help="Drain nodes: jobs on them go on, no new ones start.",
+        parameters=NodesOut,
+        run=drain,
+        right="administrator",
+        changes=True,
+        pack=True,
+        check=_is_drained,
+    ),
+    Operation(
+        ref="slurm.node.resume",
+        help="Bring nodes back that are drained, down or failing.",
+        parameters=NodesResume,
+        run=resume,
+        right="administrator",
+        changes=True,
+        pack=True,
+        check=_is_resumed,
+    ),
+    Operation(
+        ref="slurm.node.update",
+        help="Change something of nodes.",
+        parameters=NodesUpdate,
+        run=update,
+        right="administrator",
+        changes=True,
+        pack=True,
+    ),
+)

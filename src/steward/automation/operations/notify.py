@@ -1,0 +1,107 @@
+"""Operations that tell people: by mail, and by a post to a webhook that the site names."""
+
+import re
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from steward.automation.errors import WrongParameters
+from steward.automation.operation import Doing, Operation, Parameters
+from steward.posting import Letter, post
+from steward.webhooks import TIMEOUT_S, host_of, tell
+
+_ADDRESS: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+=~-]{0,127}(?:@[A-Za-z0-9.-]{1,255})?")
+_LONGEST_SUBJECT: Final = 500
+_LONGEST_BODY: Final = 1024 * 1024
+
+
+class Email(Parameters, frozen=True, kw_only=True):
+    """notify.email."""
+
+    to: Annotated[tuple[str, ...], msgspec.Meta(description="Addresses, or users of this host.")]
+    subject: Annotated[str, msgspec.Meta(description="One line.")]
+    body: Annotated[str, msgspec.Meta(description="The mail's text.")] = ""
+
+
+class Webhook(Parameters, frozen=True, kw_only=True):
+    """notify.webhook."""
+
+    name: Annotated[
+        str, msgspec.Meta(description="Which: a name of [actions.webhooks] in the configuration.")
+    ]
+    subject: Annotated[str, msgspec.Meta(description="One line.")]
+    text: Annotated[str, msgspec.Meta(description="More, for people.")] = ""
+    body: Annotated[
+        dict[str, Any], msgspec.Meta(description="What programs are told, as JSON.")
+    ] = msgspec.field(default_factory=dict)
+
+
+def email(doing: Doing, asked: Email) -> dict[str, Any]:
+    """Send a mail."""
+    wrong = [address for address in asked.to if _ADDRESS.fullmatch(address) is None]
+    if wrong or not asked.to:
+        what = f"{wrong[0]!r} is no address" if wrong else "nobody is named"
+        raise WrongParameters(f"notify.email: {what}", wrong)
+    if len(asked.subject) > _LONGEST_SUBJECT or len(asked.body) > _LONGEST_BODY:
+        raise WrongParameters("notify.email: that is longer than a mail should be")
+    mail = doing.settings.mail
+    letter = Letter(
+        to=asked.to,
+        subject=" ".join(asked.subject.split()),
+        body=asked.body.encode("utf-8", "replace"),
+        program=mail.program,
+        sendmail=mail.sendmail,
+        sender=mail.sender,
+        timeout_s=min(mail.timeout_s, doing.left_s),
+    )
+    if not doing.dry_run:
+        doing.begin()
+        post(letter, "")
+    return {"to": list(asked.to), "sent": not doing.dry_run}
+
+
+def webhook(doing: Doing, asked: Webhook) -> dict[str, Any]:
+    """Tell a webhook."""
+    known = doing.settings.actions.webhooks
+    url = known.get(asked.name)
+    if url is None:
+        names = ", ".join(known) or "none"
+        raise WrongParameters(
+            f"[actions.webhooks] names no {asked.name!r}: there are {names}", asked.name
+        )
+    said = {
+        "version": 1,
+        "kind": "action",
+        "cluster": doing.cluster,
+        "subject": asked.subject,
+        "text": asked.text,
+        "body": asked.body,
+        "by": doing.speaker,
+    }
+    if doing.dry_run:
+        return {"name": asked.name, "where": host_of(url), "told": False}
+    doing.begin()
+    code = tell(url, said, timeout_s=min(TIMEOUT_S, doing.left_s))
+    return {"name": asked.name, "where": host_of(url), "told": True, "answer": code}
+
+
+OPERATIONS: Final = (
+    Operation(
+        ref="notify.email",
+        help="Send a mail.",
+        parameters=Email,
+        run=email,
+        right="operator",
+        changes=True,
+        on_cluster=False,
+    ),
+    Operation(
+        ref="notify.webhook",
+        help="Tell a webhook.",
+        parameters=Webhook,
+        run=webhook,
+        right="operator",
+        changes=True,
+        on_cluster=False,
+    ),
+)

@@ -1,0 +1,274 @@
+"""``steward action``: what can be done to a cluster, and what was done."""
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steward.automation.actions import (
+    AuditAnswer,
+    AuditRequest,
+    HelpRequest,
+    ListAnswer,
+    ListRequest,
+    OperationLine,
+    RunAnswer,
+    RunRequest,
+)
+from steward.cli import options, output
+from steward.cli.client import action, call
+from steward.cli.lazy import CONTEXT
+from steward.cli.options import Place
+from steward.cli.output import Column
+from steward.cli.times import show as show_time
+from steward.cli.times import zone_to_ask_in
+from steward.errors import UsageError
+
+if TYPE_CHECKING:
+    from steward.automation.audit import AuditRow
+    from steward.automation.describing import ParameterDescription
+
+app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FOR = {
+    "everyone": "everyone",
+    "owner": "the job's owner",
+    "operator": "operators",
+    "administrator": "administrators",
+}
+
+Ref = Annotated[
+    str, typer.Argument(metavar="ACTION", help="Its name, as 'steward action list' shows it.")
+]
+ActionCluster = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        "-M",
+        metavar="NAME",
+        help="On which cluster, where there are several.",
+        callback=options.not_empty,
+    ),
+]
+
+
+@app.callback()
+def action_() -> None:
+    """Do something to a cluster: drain nodes, hold jobs, reserve."""
+
+
+@app.command()
+def run(
+    ref: Ref,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE]...",
+            help="Its parameters: 'nodes=n[1-2]' reason=\"bad DIMM\".",
+            show_default=False,
+        ),
+    ] = None,
+    cluster: ActionCluster = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Look at everything, and change nothing.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Override what others gave as a reason.")
+    ] = False,
+    as_json: options.Json = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Have something done.
+
+    Lists have commas between, objects are JSON: criterias='{"user": "ada"}'. The exit
+    code is 1 where it failed.
+    """
+    request = RunRequest(
+        action=ref, parameters=parse(words or ()), cluster=cluster, dry_run=dry_run, force=force
+    )
+    answer: RunAnswer = call(Place(config=config, socket=socket), action("automation.run"), request)
+    if as_json:
+        output.print_json(answer)
+    else:
+        print(_as_yaml(_shown(answer)), end="")
+    if answer.status != "succeeded":
+        raise typer.Exit(1)
+
+
+def parse(words: Iterable[str]) -> dict[str, str]:
+    """Parameters as they are typed, ``name=value``.
+
+    Raises:
+        UsageError: A word is none, or a name comes twice.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not sign or _NAME.fullmatch(name) is None:
+            raise UsageError(f"{word!r} is no parameter: write NAME=VALUE", word)
+        if name in found:
+            raise UsageError(f"{name} is given twice", name)
+        found[name] = value
+    return found
+
+
+@app.command("list")
+def list_(
+    columns: options.Format = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """List what can be done."""
+    style = options.style(as_json, parsable, noheader, columns)
+    place = Place(config=config, socket=socket)
+    answer: ListAnswer = call(place, action("automation.list"), ListRequest())
+    if style.json:
+        output.print_json(answer)
+    else:
+        output.print_table(_ACTION_COLUMNS, answer.actions, style)
+
+
+@app.command("help")
+def help_(
+    ref: Ref,
+    as_json: options.Json = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Say what an action takes."""
+    place = Place(config=config, socket=socket)
+    answer: ListAnswer = call(place, action("automation.help"), HelpRequest(action=ref))
+    if as_json:
+        output.print_json(answer)
+        return
+    one = answer.actions[0]
+    print(f"{one.action}: {one.help}")
+    print(f"For {_FOR[one.right]}; {_effect(one)}.")
+    for parameter in one.parameters:
+        print(f"\n  {parameter.name} ({_kind(parameter)})")
+        print(f"      {parameter.description}")
+        for inner in parameter.within:
+            print(f"      {inner.name} ({_kind(inner)}): {inner.description}")
+
+
+def _effect(one: OperationLine) -> str:
+    if not one.changes:
+        return "changes nothing"
+    return "is in the audit log" + ("" if one.remote else ", and not to be had from other hosts")
+
+
+def _kind(one: "ParameterDescription") -> str:
+    words = [one.type if not one.enum else " | ".join(one.enum)]
+    if one.required:
+        words.append("required")
+    elif one.default not in (None, "", [], {}):
+        words.append(f"default {_as_word(one.default)}")
+    return ", ".join(words)
+
+
+def _as_word(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@app.command()
+def audit(
+    number: Annotated[
+        int, typer.Argument(metavar="[ID]", help="Only the action of this id.", show_default=False)
+    ] = 0,
+    ref: Annotated[
+        str, typer.Option("--action", metavar="ACTION", help="Only these actions.")
+    ] = "",
+    cluster: ActionCluster = "",
+    since: Annotated[
+        str,
+        typer.Option("--starttime", "--since", "-S", metavar="TIME", help="Only what began since."),
+    ] = "",
+    limit: Annotated[
+        int, typer.Option("--limit", "-l", min=1, max=100_000, help="How many at the most.")
+    ] = 100,
+    columns: options.Format = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Show what was done, by whom, and what became of it.
+
+    Operators are shown all, others what they asked for themselves.
+    """
+    style = options.style(as_json, parsable, noheader, columns)
+    request = AuditRequest(
+        id=number,
+        action=ref,
+        cluster=cluster,
+        since=since,
+        limit=limit,
+        zone=zone_to_ask_in(),
+    )
+    place = Place(config=config, socket=socket)
+    answer: AuditAnswer = call(place, action("automation.audit"), request)
+    if style.json:
+        output.print_json(answer)
+    else:
+        output.print_table(_AUDIT_COLUMNS, answer.actions, style)
+
+
+def _asked_by(row: "AuditRow") -> str:
+    user = row.user or str(row.uid)
+    return user if row.speaker == user else f"{user} for {row.speaker}"
+
+
+_ACTION_COLUMNS = [
+    Column("Action", lambda one: one.action),
+    Column("For", lambda one: one.right),
+    Column("Changes", lambda one: "yes" if one.changes else "no"),
+    Column("Parameters", lambda one: ",".join(p.name for p in one.parameters)),
+    Column("What", lambda one: one.help),
+]
+_AUDIT_COLUMNS = [
+    Column("ID", lambda row: str(row.id), right=True),
+    Column("Began", lambda row: show_time(row.at)),
+    Column("Ended", lambda row: show_time(row.ended), usual=False),
+    Column("By", _asked_by),
+    Column("How", lambda row: row.how, usual=False),
+    Column("Cluster", lambda row: row.cluster),
+    Column("Action", lambda row: row.ref),
+    Column("Forced", lambda row: "yes" if row.force else "", usual=False),
+    Column("Parameters", lambda row: _one_line(row.parameters), widest=60),
+    Column("Status", lambda row: row.status),
+    Column("Message", lambda row: row.message, widest=60),
+]
+
+
+def _one_line(parameters: dict[str, Any]) -> str:
+    given = {name: value for name, value in parameters.items() if value not in (None, "", [], {})}
+    return " ".join(f"{name}={_as_word(value)}" for name, value in given.items())
+
+
+def _shown(answer: RunAnswer) -> dict[str, Any]:
+    shown: dict[str, Any] = {"id": answer.id, "status": answer.status}
+    if answer.dry_run:
+        shown["dry_run"] = True
+    if answer.message:
+        shown["message"] = answer.message
+    parameters = {
+        name: value for name, value in answer.parameters.items() if value not in (None, "", [], {})
+    }
+    return {**shown, "parameters": parameters, "result": answer.result}
+
+
+def _as_yaml(value: Any) -> str:
+    """A value for people, with letters that could steer a terminal escaped."""
+    import yaml
+
+    text: str = yaml.safe_dump(value, sort_keys=False, default_flow_style=False, width=100)
+    return text
