@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
-from banking import SHELL, BankSite
+import crontabs
+from banking import ACCOUNTS, SHELL, BankSite
 from submitting import PATIENCE
 
 from steward.sandbox import SandboxError
@@ -22,12 +23,15 @@ PARTITIONS: Final = (
     "PartitionName=high Nodes=node1,node2 PriorityTier=10 MaxTime=INFINITE",
     "PreemptType=preempt/partition_prio",
     "PreemptMode=REQUEUE",
+    crontabs.ENABLED,
 )
 """Further lines of slurm.conf that the mix needs."""
 
 _WAITS_S: Final = 60.0
 _LOST_S: Final = 60.0
 _LASTING_TIMES: Final = 2
+_CRON_MINUTES: Final = 2
+_CRON_LATE_S: Final = 8.0
 _ENDED: Final = ("", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
@@ -43,7 +47,7 @@ class Mix:
         self.site = site
         self.chance = chance
         self.submitted: list[int] = []
-        self._lives: list[Life] = []
+        self.lives: list[Life] = []
         self._hurried: set[str] = set()
         self._helped = time.monotonic()
         self._lasting: dict[str, int] = {}
@@ -55,24 +59,24 @@ class Mix:
             next(life)
         except StopIteration:
             return
-        self._lives.append(life)
+        self.lives.append(life)
 
     def go_on(self) -> int:
         """Look at the queue once and lead every life on; how many go on."""
         states = self.look()
         if states is not None:
-            for life in list(self._lives):
+            for life in list(self.lives):
                 try:
                     life.send(states)
                 except StopIteration:
-                    self._lives.remove(life)
-        return len(self._lives)
+                    self.lives.remove(life)
+        return len(self.lives)
 
     def go_to_the_end(self, between: Callable[[], object] = lambda: None) -> None:
         """Lead every life to where nothing more is done to its job."""
         deadline = time.monotonic() + PATIENCE * 120
         while self.go_on():
-            assert time.monotonic() < deadline, self._lives
+            assert time.monotonic() < deadline, self.lives
             between()
             time.sleep(0.3)  # each look is work for a machine that has enough of it
 
@@ -86,7 +90,11 @@ class Mix:
         for job, _, reason, name in rows:
             # Slurm begins a requeued job again after two minutes. Not at once: a node refuses
             # what was granted as it was told to end the run before.
-            if reason == "BeginTime" and name != "never" and job not in self._hurried:
+            if (
+                reason == "BeginTime"
+                and name not in ("never", crontabs.NAME)
+                and job not in self._hurried
+            ):
                 update = ["scontrol", "update", f"jobid={job}", "starttime=now+4"]
                 if self.site.as_root(*update):
                     self._hurried.add(job)
@@ -303,6 +311,19 @@ def let_through(mix: Mix) -> Life:
     finally:
         off.unlink()
     yield from ()
+
+
+def scrontab(mix: Mix) -> Life:
+    """Some that run each minute, until nothing else does, and twice at the least."""
+    site = mix.site
+    mix.submitted += crontabs.each_minute(
+        site.cluster, site.user, "sleep 0.5", account=ACCOUNTS[0], count=3
+    )
+    begun = time.time()
+    while len(mix.lives) > 1 or time.time() // 60 - begun // 60 < _CRON_MINUTES:
+        yield
+    yield from _pause(_CRON_LATE_S)
+    yield from _insist(lambda: crontabs.never_again(site.cluster, site.user))
 
 
 def node_failed(mix: Mix) -> Life:

@@ -110,6 +110,7 @@ def test_a_thousand_jobs_with_kills(slurm_version: str, postgresql: PostgreSQL) 
     ) as site:
         opened(site)
         mix = Mix(site, chance)
+        mix.begin(bank_mix.scrontab)
         kinds = _kinds(chance)
         at = sorted(chance.sample(range(20, len(kinds) - 20), KILLS))
         victims = ["slurmctld", "serve", "gate", "postgresql"] * (KILLS // 4)

@@ -53,11 +53,11 @@ def rate_for(
             continue
         if rate.cluster not in (cluster, ""):
             continue
-        since = rate.valid_from
+        # Slurm tells times of submission in whole seconds.
+        since = rate.valid_from.replace(microsecond=0) if rate.valid_from else None
         if since is not None and since > first_submit:
             continue
         place = (
-            # Slurm tells times of submission in whole seconds.
             rate.created_us // _SECOND_US * _SECOND_US <= submit_us,
             rate.partition != ANY,
             bool(rate.qos),

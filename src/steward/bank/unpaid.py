@@ -20,7 +20,7 @@ from steward.errors import Unavailable
 from steward.jobs import Job
 from steward.jobs.facts import base_state
 from steward.slurm.changing import Changing, name_of
-from steward.slurm.errors import SlurmError
+from steward.slurm.errors import ScrontabJob, SlurmError
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger
@@ -102,9 +102,6 @@ class Unpaid:
         record = jobs[0].record
         rule = self.rule(record.partition)
         waiting = [job for job in jobs if base_state(job.record.state) in _WAITING]
-        if claim.description.cron and rule == "hold":
-            # A scrontab job that is held is released by cron's next minute.
-            rule = "cancel"
         line = next(iter(why.splitlines()), "it cannot be paid").removeprefix("Steward: ")
         self._warn(key, rule, line)
         if rule in ("warn", "credit"):
@@ -220,12 +217,18 @@ class Unpaid:
         self._store(key[0])
 
     def _try(self, cluster: str, verb: Verb, *words: str) -> bool:
-        """Change something in Slurm; whether Slurm could say anything of it."""
+        """Change something in Slurm; whether Slurm could say anything of it.
+
+        What cannot be held, a job of scrontab, is cancelled.
+        """
         slurm = self._changing.get(cluster)
         if slurm is None:
             return True
         try:
             getattr(slurm, verb)(*words)
+        except ScrontabJob as error:
+            log.warning("%s", error)
+            return verb != "hold" or self._try(cluster, "cancel", *words)
         except SlurmError as error:
             log.warning("%s", error)
             return not isinstance(error, Unavailable)

@@ -2,16 +2,18 @@
 
 The reason goes into the job's system comment, which its user sees and cannot
 change. Slurm 22.05 lets nobody set that: there it stands in brackets behind what
-the admin comment holds.
+the admin comment holds. Of scrontab's jobs nothing can be changed: they are
+cancelled, with which Slurm disables their line of the crontab.
 """
 
+import contextlib
 import re
 from typing import Final
 
 from steward.config import ClusterSettings
 from steward.records import JobRecord
 from steward.slurm.commands import Commands
-from steward.slurm.errors import SlurmError, UnknownJob
+from steward.slurm.errors import ScrontabJob, SlurmError, UnknownJob
 
 _NAME: Final = re.compile(r"\d{1,10}(?:_\d{1,10}|\+\d{1,10})?")
 _LONGEST: Final = 400
@@ -21,6 +23,7 @@ _OURS: Final = re.compile(r" ?\[steward: ([^\]]*)\]")
 _UNSUPPORTED: Final = re.compile(
     r"parameter is not supported|Update of this parameter", re.IGNORECASE
 )
+_OF_SCRONTAB: Final = re.compile(r"Cannot (?:modify|cancel) scrontab jobs", re.IGNORECASE)
 _GONE: Final = re.compile(
     r"Invalid job id|already completing|Job/step already|has already finished|"
     r"Job is no longer pending|not pending|Requested operation is presently disabled",
@@ -51,6 +54,7 @@ class Changing:
             Whether it is held; not if it started or ended meanwhile.
 
         Raises:
+            ScrontabJob: It is one of scrontab, which cannot be held.
             SlurmError: Slurm does not answer, or does not let us.
         """
         return self._done("hold", job) and self.comment(job, why)
@@ -69,16 +73,13 @@ class Changing:
         Raises:
             SlurmError: As above.
         """
-        self.comment(job, why)
+        with contextlib.suppress(ScrontabJob):  # its user sees the disabled line of the crontab
+            self.comment(job, why)
         try:
-            self._commands.run("scancel", _checked(job))
-        except UnknownJob:
-            return False
-        except SlurmError as error:
-            if _GONE.search(error.said):
-                return False
-            raise
-        return True
+            return self._run("scancel", _checked(job))
+        except ScrontabJob:
+            # Since 23.02 this is asked for; before, there was no such option.
+            return self._run("scancel", "--cron", _checked(job))
 
     def comment(self, job: str, text: str) -> bool:
         """Set what the system says of a job; its user sees it in ``scontrol show job``.
@@ -114,13 +115,19 @@ class Changing:
     def _done(self, *words: str) -> bool:
         if words[0] != "update":
             words = (words[0], _checked(words[1]))
+        return self._run("scontrol", *words)
+
+    def _run(self, *words: str) -> bool:
+        """Run a command on a job; whether that was still there to be changed."""
         try:
-            self._commands.run("scontrol", *words)
+            self._commands.run(*words)
         except UnknownJob:
             return False
         except SlurmError as error:
             if _GONE.search(error.said):
                 return False
+            if _OF_SCRONTAB.search(error.said):
+                raise ScrontabJob(str(error), error.command, error.said) from error
             raise
         return True
 

@@ -1,0 +1,58 @@
+"""Users' jobs in scrontab, which run each minute; also where Slurm comes without the command."""
+
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from steward.sandbox import Sandbox
+
+ENABLED: Final = "ScronParameters=enable"
+"""A line of slurm.conf, without which there are none."""
+NAME: Final = "cron"
+"""What such jobs are called."""
+
+_SOURCE: Final = Path(__file__).parents[1] / "native" / "scrontab.c"
+
+
+def each_minute(
+    cluster: Sandbox, user: str, script: str, *, account: str, count: int = 1
+) -> list[int]:
+    """Have so many jobs run a shell's words each minute, in place of any before; their ids."""
+    directory = Path(cluster.directory)
+    if not _has_command(cluster):
+        words = [_program(directory), account, str(count), script]
+        return [int(job) for job in cluster.run(words, user=user).stdout.split()]
+    line = f"#SCRON -A {account} -t 5 -o /dev/null -J {NAME}\n* * * * * {script}\n"
+    path = directory / "crontab"
+    path.write_text(line * count)
+    path.chmod(0o644)
+    cluster.run(["scrontab", str(path)], user=user)
+    return jobs(cluster)
+
+
+def never_again(cluster: Sandbox, user: str) -> bool:
+    """Have a user's crontab removed; whether slurmctld could."""
+    words = (
+        ["scrontab", "-r"] if _has_command(cluster) else [_program(cluster.directory), "", "0", ""]
+    )
+    return cluster.run(words, user=user, check=False).returncode == 0
+
+
+def jobs(cluster: Sandbox) -> list[int]:
+    """Ids of such jobs that wait or run."""
+    shown = cluster.run(["squeue", "-h", "-n", NAME, "-o", "%A"]).stdout
+    return [int(job) for job in shown.split()]
+
+
+def _has_command(cluster: Sandbox) -> bool:
+    return (Path(cluster.directory) / "bin" / "scrontab").exists()
+
+
+def _program(directory: str | Path) -> str:
+    """The path of our own, for the Slurm that is installed."""
+    path = Path(directory) / "scrontab"
+    if not path.exists():
+        (library,) = Path("/usr/lib").glob("*/slurm-wlm")
+        words = ["cc", "-D_GNU_SOURCE", "-o", str(path), str(_SOURCE)]
+        subprocess.run([*words, f"-L{library}", f"-Wl,-rpath,{library}", "-lslurmfull"], check=True)
+    return str(path)

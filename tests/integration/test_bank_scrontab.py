@@ -1,0 +1,38 @@
+"""Jobs of scrontab, of which the submit plugin is told once: each run is paid for."""
+
+import os
+import shutil
+
+import crontabs
+import pytest
+from banking import ACCOUNTS, CPU, bank_site
+from submitting import state_of, wait_until
+
+pytestmark = [
+    pytest.mark.matrix,
+    pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),
+    pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
+]
+
+MINUTES = 6
+"""What a job of five minutes is held for, with Slurm's grace."""
+
+
+def test_a_run_that_cannot_be_paid_any_more_is_cancelled(slurm_version: str) -> None:
+    account = ACCOUNTS[0]
+    enough = CPU * MINUTES // 60
+    with bank_site(slurm_version, extra=(crontabs.ENABLED,)) as site:
+        site.open({account: enough})
+        site.start()
+        (job,) = crontabs.each_minute(site.cluster, site.user, "sleep 1", account=account)
+        # It is held for since its crontab was taken in.
+        assert site.tries("#!/bin/sh\ntrue\n", "--time=5").returncode != 0
+        wait_until(lambda: bool(site.charged().get(job)), 120)
+        # What is left does not pay for another, and Slurm lets nobody hold it.
+        wait_until(lambda: state_of(site.cluster, job) == "CANCELLED", 60)
+        wait_until(lambda: not site.holds(), 60)
+        (charge,) = [charge for charge in site.charges() if charge.amount]
+        assert charge.use is not None
+        assert (charge.restarts, charge.use.state) == (0, "COMPLETED")
+        assert site.balance(account) == enough - charge.amount
+        assert site.findings() == []
