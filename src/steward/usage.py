@@ -160,6 +160,8 @@ class RunFact(msgspec.Struct, frozen=True, kw_only=True):
         piece_end: Of a resized job's former size: when that piece ended. None for a run.
         correction: Whether this says again, better, what was said before.
         source: Whose books tell of it, see ``Line.source``; "" for Steward's own sources.
+        suspended_before_s: Of a resized job's last size: how much of the seconds that the
+            record says it was suspended were its former sizes'.
     """
 
     job_id: int
@@ -169,6 +171,7 @@ class RunFact(msgspec.Struct, frozen=True, kw_only=True):
     piece_end: datetime | None = None
     correction: bool = False
     source: str = ""
+    suspended_before_s: int = 0
 
 
 class StepUsage(msgspec.Struct, frozen=True, kw_only=True):

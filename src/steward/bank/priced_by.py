@@ -45,6 +45,7 @@ def facts_of(fact: RunFact, begin: datetime, end: datetime, paid: int) -> str:
         record.partition,
         record.qos,
         paid,
+        *([fact.suspended_before_s] if fact.suspended_before_s else []),
     )
     return f"{_digest(given)}.{_digest(other)}"
 

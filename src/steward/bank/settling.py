@@ -115,6 +115,7 @@ def charge_of(
         *(record, rate, pricing.picture, pricing.settings),
         begin=begin,
         end=max(begin, end),
+        suspended_s=max(0, (record.suspended_s or 0) - fact.suspended_before_s),
         held=held,
         amounts=as_allocated(before, facts),
         whole=whole,

@@ -61,8 +61,7 @@ def use_of(
         return Use(tres=dict(amounts), qos=record.qos, state=state)
     first, last = begin or start, end or record.end or start
     if suspended_s is None:
-        # Of a later piece nobody knows how much of the run's it was.
-        suspended_s = 0 if first > start else record.suspended_s or 0
+        suspended_s = record.suspended_s or 0
     seconds = _seconds(record, settings, picture, first, last, suspended_s)
     return Use(tres=dict(amounts), start=first, seconds=seconds, qos=record.qos, state=state)
 

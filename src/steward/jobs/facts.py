@@ -39,6 +39,8 @@ _OWN_BOOKS: Final = "jobcomp"
 IMPORTED: Final = "slurmdbd"
 """The source of what an import brought in out of another's books."""
 
+_HALTS_KEPT: Final = 64
+
 _DEFAULTS: Final = JobRecord(job_id=0)
 _FIELDS: Final = JobRecord.__struct_fields__
 _UNKNOWN: Final = msgspec.structs.astuple(_DEFAULTS)
@@ -173,6 +175,9 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
             epoch).
         is_ours: Whether anybody but an import of another's books told of it.
         cancelled_by: The uid that cancelled it, whoever said so.
+        halts: When it was suspended or resumed (s since the epoch), and how long it had been
+            suspended altogether by then, in seconds: the latest of them, and what was the
+            latest at each former size's end.
     """
 
     submit_us: int
@@ -186,6 +191,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
     pieces: dict[int, Seen] = msgspec.field(default_factory=dict)
     is_ours: bool = False
     cancelled_by: int | None = None
+    halts: dict[int, int] = msgspec.field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         """Take in one more observation of this run (a JobFacts event), in any order."""
@@ -195,6 +201,8 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         seen = Seen(micros(event.seen_at), event.key, record, _rank(event.source))
         if record.cancelled_by is not None:
             self.cancelled_by = max(record.cancelled_by, self.cancelled_by or 0)
+        if record.suspended_at is not None and record.suspended_s is not None:
+            self._add_halt(micros(record.suspended_at) // 1_000_000, record.suspended_s)
         first_look = seen.stamp()
         if event.source == IMPORTED:
             # Whatever else is known goes before.
@@ -225,6 +233,19 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
             self.pieces[second] = seen
             self.pieces = dict(sorted(self.pieces.items()))
         self.shown_until_us = max(self.shown_until_us, micros(end))
+
+    def _add_halt(self, second: int, suspended_s: int) -> None:
+        halts = self.halts | {second: max(suspended_s, self.halts.get(second, 0))}
+        kept = sorted(halts)[-_HALTS_KEPT:]
+        if len(halts) > len(kept):
+            # A gang's jobs are suspended every half minute.
+            before = [[at for at in halts if at <= end] for end in self.pieces]
+            kept += [max(of_piece) for of_piece in before if of_piece]
+        self.halts = {at: halts[at] for at in sorted(set(kept))}
+
+    def suspended_by(self, us: int) -> int:
+        """How long it had been suspended at a moment (µs), as far as that was told, in seconds."""
+        return max((total for at, total in self.halts.items() if at * 1_000_000 <= us), default=0)
 
     def _add_latest(self, origin: str, seen: Seen) -> None:
         former = self.shown.get(origin)

@@ -53,6 +53,7 @@ class RunView(msgspec.Struct):
             record=self.record if piece is None else piece,
             piece_end=None if piece is None else piece.end,
             source="" if self.run.is_ours else "slurmdbd",
+            suspended_before_s=self.suspended_before_s if piece is None else 0,
         )
 
     def current(self, job_id: int) -> RunFact:
@@ -60,8 +61,17 @@ class RunView(msgspec.Struct):
         fact = self.fact(job_id)
         if not self.pieces:
             return fact
-        record = msgspec.structs.replace(self.record, start=self.pieces[-1].end)
-        return msgspec.structs.replace(fact, record=record)
+        record = msgspec.structs.replace(
+            self.record,
+            start=self.pieces[-1].end,
+            suspended_s=max(0, (self.record.suspended_s or 0) - self.suspended_before_s),
+        )
+        return msgspec.structs.replace(fact, record=record, suspended_before_s=0)
+
+    @property
+    def suspended_before_s(self) -> int:
+        """Of a resized job, how long its former sizes were suspended, in seconds."""
+        return sum(piece.suspended_s or 0 for piece in self.pieces)
 
     def piece_at(self, us: int) -> int:
         """The end (µs) of the piece in whose time this moment is; 0 for the current size."""
@@ -153,6 +163,16 @@ def _start(run: RunFacts, record: JobRecord) -> datetime | None:
     return None if is_nothing else record.start
 
 
+def _suspended_s(
+    run: RunFacts, piece: JobRecord, start: datetime | None, end: datetime
+) -> int | None:
+    """How long one of its sizes was suspended; jobcomp does not say."""
+    if not run.halts:
+        return piece.suspended_s
+    before_s = 0 if start is None else run.suspended_by(micros(start))
+    return run.suspended_by(micros(end)) - before_s
+
+
 def _pieces(run: RunFacts, record: JobRecord) -> list[JobRecord]:
     """The former sizes of a run; one that was told twice, with seconds between, is one."""
     found: list[JobRecord] = []
@@ -177,6 +197,7 @@ def _pieces(run: RunFacts, record: JobRecord) -> list[JobRecord]:
                 start=start,
                 submit=moment(run.submit_us),
                 eligible=piece.eligible or record.eligible,
+                suspended_s=_suspended_s(run, piece, start, end),
             )
         )
     return found
