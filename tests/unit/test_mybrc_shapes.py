@@ -126,3 +126,12 @@ def test_links_keep_the_filters() -> None:
         "https://h/api/jobs/?user=ada&account=a%26b",
     )
     assert links("https://h/api/jobs/", 1, 100) == (None, None)
+
+
+def test_whole_numbers_with_a_point_are_whole_numbers() -> None:
+    text = b'{"jobslurmid": "1", "userid": "1", "accountid": "a", "num_cpus": 4.0}'
+    job, _ = merged(job_of(text, "application/json"), None)
+    assert (job.num_cpus, type(job.num_cpus)) == (4, int)
+    for wrong in (b"4.5", b"1e300", b'"4"', b"2147483648"):
+        with pytest.raises(ApiError):
+            job_of(text.replace(b"4.0", wrong), "application/json")

@@ -52,7 +52,8 @@ _LAST_SECOND: Final = 253_402_300_799
 
 Ask = Request[Any, Any, State]
 # Each has a default of its own kind: of one that may be None, the word "null" would be taken.
-Page = Annotated[int, QueryParameter(ge=1, le=10**9)]
+# A page that cannot be is one that is not there: 404, as on the server that the API is of.
+Page = Annotated[int, QueryParameter()]
 Text = Annotated[str, QueryParameter(max_length=150, pattern=PLAIN)]
 Amount = Annotated[str, QueryParameter(pattern=r"^([0-9]{1,9}(\.[0-9]{1,2})?)?$")]
 Seconds = Annotated[float, QueryParameter(ge=0, le=_LAST_SECOND)]

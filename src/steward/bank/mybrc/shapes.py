@@ -23,11 +23,13 @@ _INT: Final = 2**31
 _FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}", re.ASCII)
 _MOST_FIELDS: Final = 200
+_COUNTS: Final = ("num_cpus", "num_req_nodes", "num_alloc_nodes")
 
 S = TypeVar("S", bound=msgspec.Struct)
 Id = Annotated[str, Meta(min_length=1, max_length=150, pattern=PLAIN)]
 Word = Annotated[str, Meta(max_length=50, pattern=PLAIN)]
-Count = Annotated[int, Meta(ge=-_INT, lt=_INT)]
+# JSON has one kind of numbers: 4.0 is an integer, too.
+Count = Annotated[float, Meta(ge=-_INT, lt=_INT, multiple_of=1)]
 Uid = Annotated[str, Meta(pattern="^[0-9]+$", max_length=10)]
 Name = Annotated[str, Meta(max_length=150, pattern=PLAIN)]
 
@@ -181,6 +183,9 @@ def merged(sent: JobSent, before: Job | None) -> tuple[Job, int]:
         if value is not UNSET:
             fields[name] = None if value is None else _time(name, value)
     given = sent_fields.pop("amount")
+    for name in _COUNTS:
+        if isinstance(sent_fields[name], float):
+            sent_fields[name] = int(sent_fields[name])
     fields.update({name: value for name, value in sent_fields.items() if value is not UNSET})
     try:
         told = Decimal(fields.get("amount", "0")) if given is UNSET else given
