@@ -1,10 +1,9 @@
 """The process that decides whether a job can be paid, and does nothing else."""
 
-import os
 import resource
 from functools import partial
-from typing import Final
 
+from steward.bank.gate.precedence import Precedence
 from steward.bank.gate.server import GateServer
 from steward.config import Settings
 from steward.daemon.feeding import patiently
@@ -21,18 +20,12 @@ def run_gate(settings: Settings, stop: Stop, beat: Beat) -> None:
     """Decide until the Stop is raised."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    _go_first()
-    server = patiently(lambda: GateServer(settings), stop, beat)
-    server.run(stop, beat)
+    precedence = Precedence()
+    precedence.take()
 
+    def beat_first() -> None:
+        precedence.renew()
+        beat()
 
-_NICENESS: Final = -10
-
-
-def _go_first() -> None:
-    """Be scheduled before what is not waited for: slurmctld waits for each answer."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
-    except PermissionError:
-        # Only root may, or who was given the right (LimitNICE=); it then waits its turn.
-        return
+    server = patiently(lambda: GateServer(settings), stop, beat_first)
+    server.run(stop, beat_first)

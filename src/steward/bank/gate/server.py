@@ -19,13 +19,14 @@ from steward.bank.errors import GateUnavailable
 from steward.bank.gate import plugin_conf, token
 from steward.bank.gate.answering import Answering, Right, read, written
 from steward.bank.gate.calls import Calls
+from steward.bank.gate.checkpoints import Checkpoints
 from steward.bank.gate.clusters import Clusters
 from steward.bank.gate.ground import Ground
 from steward.bank.gate.keeper import Keeper
 from steward.bank.gate.peers import Peer, uid_of, unix_listener
 from steward.bank.gate.remaking import Remaking
 from steward.bank.gate.shapes import CONTROL_SOCKET, LONGEST_CALL, LONGEST_REQUEST, Submit
-from steward.bank.gate.store import Checkpoints, Store
+from steward.bank.gate.store import Store
 from steward.bank.gate.upkeep import Upkeep
 from steward.config import Settings
 from steward.sqlite import SqliteError, SqliteUnavailable
@@ -77,7 +78,7 @@ class GateServer:
             self._right,
             self._remake_again,
         )
-        self._checkpoints = Checkpoints(self._store.path)
+        self._checkpoints = Checkpoints(self._store)
         self._poll = select.epoll()
         self._peers: dict[int, Peer] = {}
         self._listeners: dict[int, tuple[socket.socket, Callable[[socket.socket], None]]] = {}
@@ -272,6 +273,7 @@ class GateServer:
     def _decide(self) -> None:
         """Decide on all that was asked, and answer when it is written down."""
         asked, self._asked = self._asked, []
+        self._store.asked_at = time.monotonic()
         now_us = time.time_ns() // 1000
         is_news = now_us - self._right.asked_at_us > _ASKED_US
         if is_news:

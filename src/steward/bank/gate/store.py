@@ -2,8 +2,8 @@
 
 One connection, one writer, ``synchronous=NORMAL``: a commit survives any kill
 of the process; what a loss of power takes is made anew from the tokens of the
-jobs that Slurm shows (``remaking.py``). Checkpoints, which wait for the disk,
-are left to a thread: the one that decides never waits for them.
+jobs that Slurm shows (``remaking.py``). What waits for the disk is left to a
+thread (``checkpoints.py``).
 """
 
 import logging
@@ -20,12 +20,11 @@ from steward.bank.gate.purses import Open
 from steward.bank.gate.shapes import GateFact
 from steward.bank.records import AccountBooks, Books, Description, Hold, Quote, Rules
 from steward.slurm.picture import Picture
-from steward.sqlite import Connection, SqliteUnavailable, open_database, transaction, translated
+from steward.sqlite import Connection, open_database, transaction
 
 log = logging.getLogger(__name__)
 
 DATABASE: Final = "gate.db"
-_CHECKPOINT_S: Final = 0.5
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
 _MIGRATIONS: Final = (
@@ -74,9 +73,11 @@ class Store:
 
     def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, DATABASE)
-        self._db: Connection = open_database(self.path, _MIGRATIONS, synchronous="NORMAL")
-        # The thread does it, see the module's text.
-        self._db.execute("PRAGMA wal_autocheckpoint=0")
+        self.writing = threading.Lock()
+        """Held by whoever writes: waiting for SQLite's own is by naps."""
+        self.asked_at = 0.0
+        """When a plugin asked last, by the monotonic clock."""
+        self._db: Connection = self.connect()
         self._number = self._one("SELECT coalesce(max(number), 0) FROM hold")
         first = self.number("facts")
         self.fact_seq = max(first, self._one("SELECT coalesce(max(seq), 0) FROM fact"))
@@ -88,10 +89,21 @@ class Store:
     def _one(self, question: str) -> int:
         return int(self._db.execute(question).fetchone()[0])
 
+    def connect(self) -> Connection:
+        """A connection that leaves checkpoints to who asks for them.
+
+        Raises:
+            SqliteError: It cannot be used as it is.
+            SqliteUnavailable: It cannot be used now.
+        """
+        db = open_database(self.path, _MIGRATIONS, synchronous="NORMAL")
+        db.execute("PRAGMA wal_autocheckpoint=0")
+        return db
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All that is written within is written together, or not at all."""
-        with transaction(self._db, self.path):
+        with self.writing, transaction(self._db, self.path):
             yield
 
     @property
@@ -276,36 +288,6 @@ class Store:
         self.set_number("facts", self.fact_seq)
         rows = self._db.execute("SELECT body FROM fact ORDER BY seq LIMIT ?", (limit,))
         return [_fact(row[0]) for row in rows]
-
-
-class Checkpoints(threading.Thread):
-    """Takes what was committed from the log to the database, beside the one that writes it."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(name="checkpoints", daemon=True)
-        self._path = path
-        self._end = threading.Event()
-
-    def run(self) -> None:
-        """Check now and then until :meth:`stop`."""
-        try:
-            db = open_database(self._path, _MIGRATIONS, synchronous="NORMAL")
-        except SqliteUnavailable as error:
-            log.error("gate.db grows until the gate is started again: %s", error)
-            return
-        while not self._end.wait(_CHECKPOINT_S):
-            try:
-                with translated(self._path):
-                    db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            except SqliteUnavailable as error:
-                # The log only grows meanwhile; the one that writes says so where it matters.
-                log.debug("no checkpoint: %s", error)
-        db.close()
-
-    def stop(self) -> None:
-        """End, and wait for it."""
-        self._end.set()
-        self.join(5.0)
 
 
 def _open(row: tuple[Any, ...]) -> Open:

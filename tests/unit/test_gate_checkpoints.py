@@ -1,0 +1,93 @@
+"""The gate's log is written back, and begun anew, by another than the thread that decides."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steward.bank.gate import checkpoints
+from steward.bank.gate.checkpoints import Checkpoints
+from steward.bank.gate.store import Store
+
+NOBODY_ASKED = 1000.0
+"""Seconds since a plugin asked."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    one = Store(str(tmp_path))
+    yield one
+    one.close()
+
+
+def write(store: Store, times: int = 1) -> None:
+    for _ in range(times):
+        with store.transaction():
+            # What is written as it was makes no log.
+            store.set_number("facts", time.monotonic_ns())
+
+
+def log_of(db: Any) -> tuple[int, int]:
+    _, frames, done = db.execute("PRAGMA wal_checkpoint(NOOP)").fetchone()
+    return frames, done
+
+
+def test_the_one_that_decides_never_commits_first_after_a_checkpoint(store: Store) -> None:
+    one, db = Checkpoints(store), store.connect()
+    now = NOBODY_ASKED
+    for _ in range(3):
+        write(store, 20)
+        before, _ = log_of(db)
+        one.look(db, now)
+        frames, done = log_of(db)
+        # Begun anew, and not by the next commit, whose fsync somebody would wait for.
+        assert before > 20 > frames > done == 0
+        one.look(db, now + 100)
+        assert log_of(db) == (frames, done), "there was nothing to write back"
+        now += 1000
+    db.close()
+
+
+def test_nothing_is_done_while_plugins_ask_but_for_a_long_log(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, db = Checkpoints(store), store.connect()
+    store.asked_at = NOBODY_ASKED
+    write(store, 20)
+    frames, _ = log_of(db)
+    one.look(db, NOBODY_ASKED + 0.1)
+    assert log_of(db) == (frames, 0)
+    monkeypatch.setattr(checkpoints, "_MOST_FRAMES", frames)
+    one.look(db, NOBODY_ASKED + 0.1)
+    assert log_of(db)[0] < frames
+    db.close()
+
+
+def test_the_log_stays_short_under_a_writer_that_never_rests(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "_MOST_FRAMES", 50)
+    one, db = Checkpoints(store), store.connect()
+    stop = threading.Event()
+
+    def writes() -> None:
+        while not stop.is_set():
+            write(store)
+
+    writer = threading.Thread(target=writes)
+    writer.start()
+    try:
+        for number in range(3):
+            until = time.monotonic() + 30
+            while log_of(db)[0] <= 200 and time.monotonic() < until:
+                time.sleep(0.001)
+            last = store.number("log")
+            one.look(db, NOBODY_ASKED * (number + 1))
+            assert store.number("log") > last, "it was not begun anew"
+    finally:
+        stop.set()
+        writer.join()
+    db.close()

@@ -1,0 +1,70 @@
+"""The gate goes before what makes a host busy, and what it starts does not."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+_POLICY = "import os; print(os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK)"
+_STRETCH = f"""
+import os, resource, subprocess, sys, threading, time
+from steward.bank.gate.precedence import Precedence, go_first
+
+def policy():
+    return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
+
+one = Precedence()
+one.take()
+one.renew()
+said = [policy()]
+said.append(int(subprocess.check_output([sys.executable, "-c", {_POLICY!r}])))
+for first in (False, True):
+    thread = threading.Thread(target=lambda: (first and go_first(), said.append(policy())))
+    thread.start()
+    thread.join()
+until = time.thread_time() + 10
+while policy() == os.SCHED_RR and time.thread_time() < until:
+    pass
+said.append(policy())
+one.renew()
+said.append(policy())
+print(*said, resource.getrlimit(resource.RLIMIT_RTTIME)[1], os.getsid(0) == os.getpid())
+"""
+
+
+def _may_go_first() -> bool:
+    # A thread of this process would keep it.
+    code = "import os; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+@pytest.mark.skipif(not _may_go_first(), reason="needs the right to real-time scheduling")
+def test_it_goes_first_but_never_for_long() -> None:
+    found = subprocess.check_output([sys.executable, "-c", _STRETCH], text=True, timeout=60)
+    *policies, mad_us, leads = found.split()
+    first, usual = os.SCHED_RR, os.SCHED_OTHER
+    #         itself, a program, a thread, one that asks, after a long stretch, and renewed
+    wanted = [first, usual, usual, first, usual, first]
+    assert [int(one) for one in policies] == wanted
+    assert int(mad_us) == 10_000_000
+    assert leads == "True"
+
+
+def test_without_the_right_it_goes_on() -> None:
+    code = """
+import os, resource
+resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))
+resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
+if os.geteuid() == 0:
+    os.setgid(65534), os.setuid(65534)
+from steward.bank.gate.precedence import Precedence
+one = Precedence()
+one.take()
+one.renew()
+print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))
+"""
+    code = "import steward.bank.gate.precedence, logging\n" + code
+    found = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
+    assert found.split() == [str(os.SCHED_OTHER), "0"]
