@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from gate_process import RunningGate, running, state_dir
+from gate_site import account, job, rules
 
 from servers.mybrc import BY, SU, mybrc_settings, with_money
+from steward.bank.gate.ground import chosen_mode
 from steward.bank.gate.link import GateLink
-from steward.bank.ledger import open_ledger
-from steward.bank.mybrc.affording import Affording, mode_of
+from steward.bank.ledger import Account, open_ledger
+from steward.bank.mybrc.affording import Affording
 from steward.bank.mybrc.errors import ApiError
-from steward.bank.records import ModeRule
-from steward.config import BankSettings, GateSettings, Settings
+from steward.bank.records import ModeRule, UserBooks
+from steward.config import BankSettings, ClusterSettings, GateSettings, Settings
 from steward.daemon.mybrc import Pusher
 from steward.slurm.people import People
 
@@ -64,7 +66,8 @@ def test_what_is_held_cannot_be_had(gate: RunningGate, site: Settings, ledger: "
     assert can(site, ledger, "600")
     answer = affording(site, ledger).answer("600.01", "4000001", "PHYSICS")
     assert not answer.success
-    assert "600.00 SU is free, 400.00 SU held" in str(answer.message)
+    assert "but account physics has 600.00 SU free" in str(answer.message)
+    assert "400.00 SU held for other jobs" in str(answer.message)
 
 
 def test_what_is_charged_is_known_to_the_gate_at_once(
@@ -101,12 +104,62 @@ def test_without_a_gate_the_ledger_answers_or_the_policy(site: Settings, ledger:
     assert not can(denying, ledger, "1")
 
 
-def test_a_share_and_an_unknown_account(site: Settings, ledger: "Ledger") -> None:
-    halved = msgspec.structs.replace(site, bank=BankSettings(enabled=True, hold_share=0.5))
-    assert can(halved, ledger, "500")
-    assert not can(halved, ledger, "500.01")
-    with pytest.raises(ApiError):
-        can(site, ledger, "1", "chemistry")
+def test_what_the_gate_refuses_by_any_rule_cannot_be_submitted(
+    site: Settings, ledger: "Ledger"
+) -> None:
+    bank = BankSettings(enabled=True, hold_share=0.3, exempt=("op",))
+    quiet = {"c": ClusterSettings(slurm=False)}
+    strict = msgspec.structs.replace(site, bank=bank, cluster=quiet)
+    asking = affording(strict, ledger)
+
+    def success(cost: str, name: str, uid: int = 1000) -> bool:
+        return asking.answer(cost, str(uid), name).success
+
+    users = (UserBooks(name="bob", limit=20 * SU, spent=5 * SU),)
+    with running(strict) as gate:
+        gate.tell(
+            account("physics", 100, users=users),
+            account("lab", 0, number=2, payer="physics", allocations=()),
+            account("old", 100, number=3, closed=True),
+            account("club", 100, number=4, only_listed=True),
+        )
+        assert gate.ask(job(24, account="lab"))["ok"], "25 of the 30 that one user may hold"
+        for cost, is_ok in ((4, True), (9, False)):
+            assert success(f"{cost + 1}", "physics") == is_ok
+            assert gate.ask(job(cost, account="physics"))["ok"] == is_ok
+        assert success("15", "physics", 1001)
+        assert not success("15.01", "physics", 1001), "bob's limit"
+        assert success("90", "physics", 1002), "who is exempt is never refused"
+        assert not success("1", "old")
+        assert not success("1", "club")
+        gate.link.rules(rules("observe", seq=2))
+        watched = asking.answer("31", "1001", "physics")
+        assert watched.success
+        assert str(watched.message).startswith("The bank only watches here (observe): Steward: ")
+        gate.link.rules(msgspec.structs.replace(rules("observe", seq=3), modes=()))
+        assert not success("31", "physics", 1001), "nobody has chosen to watch"
+
+
+def test_who_is_not_listed_and_what_is_closed_without_a_gate(
+    site: Settings, ledger: "Ledger"
+) -> None:
+    with ledger.transaction() as t:
+        t.accounts.create(Account(name="club", only_listed=True), BY)
+        t.transfers.deposit("club", SU, BY)
+    assert not can(site, ledger, "1", "club")
+    with ledger.transaction() as t:
+        t.accounts.set_user("club", "4000001", BY, limit=SU // 2)
+    assert can(site, ledger, "0.50", "club")
+    assert not can(site, ledger, "0.51", "club")
+    with ledger.transaction() as t:
+        t.modes.set(ModeRule(mode="off", account="club"), BY)
+    assert can(site, ledger, "0.51", "club")
+
+
+def test_an_unknown_account(site: Settings, ledger: "Ledger") -> None:
+    for name in ("chemistry", " "):
+        with pytest.raises(ApiError):
+            can(site, ledger, "1", name)
     lenient = msgspec.structs.replace(
         site, bank=BankSettings(enabled=True, unknown_accounts="allow")
     )
@@ -130,7 +183,8 @@ def test_the_mode_that_names_most_goes_first() -> None:
         ModeRule(mode="gate", cluster="c", partition="long"),
         ModeRule(mode="off", account="physics"),
     )
-    assert mode_of((), "c", "physics") is None
-    assert mode_of(rules, "c", "biology") == "observe"
-    assert mode_of(rules, "e", "biology") == "gate"
-    assert mode_of(rules, "c", "physics") == "off"
+    assert chosen_mode((), "c", "", "physics") is None
+    assert chosen_mode(rules, "c", "", "biology") == "observe"
+    assert chosen_mode(rules, "c", "long", "biology") == "gate"
+    assert chosen_mode(rules, "e", "", "biology") == "gate"
+    assert chosen_mode(rules, "c", "long", "physics") == "off"

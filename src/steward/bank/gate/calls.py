@@ -189,6 +189,8 @@ class Calls:
 
     def _would(self, asked: Asked, now_us: int) -> Any:
         user = asked.user or self._user(asked.cluster, asked.description.uid)
+        if asked.cost is not None:
+            return self._upkeep.afford(asked.cluster, asked.description, user, asked.cost, now_us)
         return self._upkeep.would(asked.cluster, asked.description, user, now_us)
 
     def _lease(self, leased: Leased, _now_us: int) -> str:

@@ -66,16 +66,9 @@ class Deciding:
             sibling = self._sibling(cluster, job, secret)
             if sibling is not None:
                 return self._of_sibling(case, sibling)
-        stranger = self.stranger(case)
-        if stranger is not None:
-            return refused(case, stranger) if stranger else _let_in(case)
-        if not self._ground.is_member(cluster, case.account, case.user):
-            # Slurm refuses it later; held for until then, it would freeze others' money.
-            return refused(
-                case,
-                f"Steward: {user or f'user {job.uid}'} has no association with account "
-                f"{case.account} in slurmdbd; a new one counts within a minute",
-            )
+        why = self._objection(case)
+        if why is not None:
+            return refused(case, why) if why else _let_in(case)
         decision = self._new(case)
         if decision.ok or case.account not in self._ground.bank.refusal:
             return decision
@@ -130,6 +123,24 @@ class Deciding:
         short = self._short(case, placing.payer, placing.quote.amount)
         return self._not_yet(case, decision, placing, short) if short else decision
 
+    def afford(self, cluster: str, job: Description, user: str, cost: int, now_us: int) -> Decision:
+        """Decide on a new job of which the cost is told, as in mode ``gate``.
+
+        Args:
+            cluster: Where it would be submitted.
+            job: Whose it is, and of which account.
+            user: Its user's name; "" where that is not known.
+            cost: What it may cost, micro-SU.
+            now_us: The time, µs since the epoch.
+        """
+        known = self.case(cluster, job, user, now_us)
+        is_exempt = self._ground.is_exempt(cluster, job.uid, user)
+        case = msgspec.structs.replace(known, mode="gate", free_pass=is_exempt)
+        why = self._objection(case)
+        if why is not None:
+            return refused(case, why) if why else _let_in(case)
+        return self._held(case, Quote(amount=cost, account=case.account))
+
     def case(
         self, cluster: str, job: Description, user: str, now_us: int, *, is_lenient: bool = False
     ) -> Case:
@@ -157,6 +168,10 @@ class Deciding:
             quote = self._ground.quote(case.cluster, case.job, case.first_submit_us)
         except (NoRate, NoEstimate) as error:
             return refused(case, f"Steward: {error}", is_alarming=True)
+        return self._held(case, quote)
+
+    def _held(self, case: Case, quote: Quote) -> Decision:
+        """Decide on what a job may cost, beyond what is held for it."""
         hold = case.hold
         needed = self._needed(case, quote)
         has, is_moved = 0, False
@@ -186,6 +201,17 @@ class Deciding:
             is_moved=is_moved,
         )
         return _let_in(case, placing=placing, short=why)
+
+    def _objection(self, case: Case) -> str | None:
+        """Why a new job's account cannot pay for its user: as :meth:`stranger`."""
+        stranger = self.stranger(case)
+        if stranger is not None or self._ground.is_member(case.cluster, case.account, case.user):
+            return stranger
+        # Slurm refuses it later; held for until then, it would freeze others' money.
+        return (
+            f"Steward: {case.user or f'user {case.job.uid}'} has no association with account "
+            f"{case.account} in slurmdbd; a new one counts within a minute"
+        )
 
     def stranger(self, case: Case) -> str | None:
         """Why the bank cannot have an account pay: "" if it is let in; None if it can."""

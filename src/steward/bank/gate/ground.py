@@ -3,6 +3,7 @@
 All of it is pushed to it; nothing here asks anybody.
 """
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, tzinfo
 from typing import Final
 
@@ -98,17 +99,13 @@ class Ground:
         return known
 
     def _mode(self, cluster: str, partition: str, account: str) -> Mode:
-        best = -1
-        mode: Mode = DEFAULT_MODE
-        for rule in self.rules.modes if self.rules else ():
-            if (
-                rule.cluster in ("", cluster)
-                and rule.partition in ("", partition)
-                and rule.account in ("", account)
-                and _rank(rule) >= best
-            ):
-                best, mode = _rank(rule), rule.mode
-        return mode
+        modes = self.rules.modes if self.rules else ()
+        return chosen_mode(modes, cluster, partition, account) or DEFAULT_MODE
+
+    def chosen(self, cluster: str, account: str) -> Mode | None:
+        """The mode that somebody has set for jobs that name no partition; None for nobody."""
+        modes = self.rules.modes if self.rules else ()
+        return chosen_mode(modes, cluster, self.default_partition(cluster), account)
 
     def default_partition(self, cluster: str) -> str:
         """Where jobs go that name no partition."""
@@ -161,6 +158,23 @@ class Ground:
             return zone_called(picture.zone if picture else "")
         except TimeError:
             return UTC  # the settings' own check has said that there is no such zone
+
+
+def chosen_mode(
+    rules: Iterable[ModeRule], cluster: str, partition: str, account: str
+) -> Mode | None:
+    """The mode that was set by the rule that names most of these; None where none fits."""
+    best = -1
+    mode: Mode | None = None
+    for rule in rules:
+        if (
+            rule.cluster in ("", cluster)
+            and rule.partition in ("", partition)
+            and rule.account in ("", account)
+            and _rank(rule) >= best
+        ):
+            best, mode = _rank(rule), rule.mode
+    return mode
 
 
 def moment(at_us: int) -> datetime:

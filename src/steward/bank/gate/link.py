@@ -154,9 +154,18 @@ class GateLink:
         quote: Quote = self._ask("quote", asked, Quote)
         return quote
 
-    def would(self, cluster: str, description: Description, user: str = "") -> Verdict:
-        """What would be said of a job, if it were submitted now; nothing is held."""
-        asked = Asked(cluster=cluster, description=description, user=user)
+    def would(
+        self, cluster: str, description: Description, user: str = "", cost: int | None = None
+    ) -> Verdict:
+        """What would be said of a job, if it were submitted now; nothing is held.
+
+        Args:
+            cluster: Where.
+            description: What it would ask for; with a cost its uid and account are enough.
+            user: Its user's name; "" to have it looked up.
+            cost: What it costs, micro-SU; None to have that estimated.
+        """
+        asked = Asked(cluster=cluster, description=description, user=user, cost=cost)
         verdict: Verdict = self._ask("would", asked, Verdict)
         return verdict
 

@@ -85,7 +85,8 @@ def _standing(purses: Purses, ground: Ground, case: Case, short: Short) -> list[
 def _assumed(ground: Ground, case: Case, quote: Quote) -> list[str]:
     """That the job gives no time limit, and what is reckoned with for that."""
     estimator = ground.estimator(case.cluster)
-    if estimator is None or case.is_change or case.job.time_limit_min is not None:
+    is_given = case.is_change or case.job.time_limit_min is not None
+    if estimator is None or is_given or not quote.tres:
         return []
     part = estimator.picture.partitions.get(quote.partition)
     seconds = None
@@ -128,7 +129,8 @@ def _fitting(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
     """The smaller request that could be paid; "" if there is none."""
     estimator = ground.estimator(case.cluster)
     free = quote.amount - short.needed + short.free
-    if estimator is None or free <= 0:
+    # Where only a cost was told there is no request that could be smaller.
+    if estimator is None or free <= 0 or not quote.tres:
         return ""
     ways = []
     try:

@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from steward.bank.ledger import Refusal
-from steward.bank.records import Books, Description, Hold, Noun, Quote, Settlement
+from steward.bank.records import Books, Description, Hold, Mode, Noun, Quote, Settlement
 from steward.bank_facts import HoldFact
 
 VERSION: Final = 1
@@ -147,11 +147,19 @@ class Covered(Noun, frozen=True):
 
 
 class Verdict(Noun, frozen=True):
-    """What would be said of a job, if it were submitted now."""
+    """What would be said of a job, if it were submitted now.
+
+    Attributes:
+        ok: Whether it would be let in.
+        say: What speaks against it, also where it would be let in all the same.
+        quote: What it may cost; None where nobody can tell.
+        chosen: Where the cost was told, the mode that somebody has set; None for nobody.
+    """
 
     ok: bool
     say: str = ""
     quote: Quote | None = None
+    chosen: Mode | None = None
 
 
 class Means(Noun, frozen=True):
@@ -246,11 +254,14 @@ class Asked(Noun, frozen=True):
         cluster: The cluster's name.
         description: What it would ask for.
         user: Its user's name, where who asks knows it; else it is looked up.
+        cost: What it costs, micro-SU, where who asks has reckoned that; the verdict is then
+            that of mode ``gate``, whatever the mode.
     """
 
     cluster: str
     description: Description
     user: str = ""
+    cost: int | None = None
 
 
 class Wanted(Noun, frozen=True):

@@ -412,3 +412,19 @@ class Upkeep:
         decision = self._keeper.deciding.submit(cluster, job, user, now_us)
         say = decision.say or decision.short
         return Verdict(ok=decision.ok, say=say, quote=decision.quote)
+
+    def afford(self, cluster: str, job: Description, user: str, cost: int, now_us: int) -> Verdict:
+        """What would be said of a job of which the cost is told; nothing is held.
+
+        Raises:
+            BankUsage: The gate has not been told of its account.
+        """
+        decision = self._keeper.deciding.afford(cluster, job, user, cost, now_us)
+        if decision.account not in self._keeper.purses.accounts:
+            raise BankUsage(f"the gate knows no account {decision.account}", decision.account)
+        return Verdict(
+            ok=decision.ok,
+            say=decision.say or decision.short,
+            quote=decision.quote,
+            chosen=self._keeper.ground.chosen(cluster, decision.account),
+        )
