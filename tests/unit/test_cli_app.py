@@ -75,10 +75,12 @@ def python(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_imports_nothing_that_it_does_not_need() -> None:
+@pytest.mark.parametrize("words", [["--help"], ["bank", "--help"], ["bank", "rate", "--help"]])
+def test_help_imports_nothing_that_it_does_not_need(words: list[str]) -> None:
     code = (
-        "import sys; from steward.cli.app import run; run(['--help']); "
-        "print([name for name in sys.modules if name in ('rich', 'pysqlite3', 'asyncio') "
+        f"import sys; from steward.cli.app import run; run({words}); "
+        "print([name for name in sys.modules "
+        "if name in ('rich', 'pysqlite3', 'asyncio', 'pydantic', 'sqlalchemy') "
         "or name.startswith(('steward.daemon', 'steward.archive', 'steward.slurm'))])"
     )
     assert python("-c", code).stdout.endswith("[]\n")
