@@ -24,11 +24,13 @@ if TYPE_CHECKING:
         WrongUpdate,
     )
     from steward.slurm.machine import Machine, Ping
+    from steward.slurm.machine_changing import MachineChanging
     from steward.slurm.machine_rows import NodeRecord, PartitionRecord, ReservationRecord
     from steward.slurm.nodelists import NodeListError
     from steward.slurm.pending import Outlook, Pending
     from steward.slurm.queue import Queue
     from steward.slurm.states import FINISHED, WAITING, ended_state
+    from steward.slurm.triggers import TriggerRecord, Triggers
 else:
     # When they are first named: the names of states are wanted by many who never ask Slurm.
     __getattr__ = offered(
@@ -42,11 +44,13 @@ else:
             *("EventNeverFires", "UnknownEvent", "UnknownTrigger", "WrongUpdate"),
         ),
         machine=("Machine", "Ping"),
+        machine_changing=("MachineChanging",),
         machine_rows=("NodeRecord", "PartitionRecord", "ReservationRecord"),
         nodelists=("NodeListError",),
         pending=("Outlook", "Pending"),
         queue=("Queue",),
         states=("FINISHED", "WAITING", "ended_state"),
+        triggers=("TriggerRecord", "Triggers"),
     )
 
 __all__ = [
@@ -55,6 +59,7 @@ __all__ = [
     "WAITING",
     "EventNeverFires",
     "Machine",
+    "MachineChanging",
     "NodeListError",
     "NodeRecord",
     "Outlook",
@@ -70,6 +75,8 @@ __all__ = [
     "SlurmRefused",
     "SlurmUnavailable",
     "StoredScript",
+    "TriggerRecord",
+    "Triggers",
     "UnknownEvent",
     "UnknownJob",
     "UnknownNode",

@@ -7,6 +7,7 @@ the environment is made here, with one zone and one locale.
 
 import logging
 import os
+import pwd
 import re
 import signal
 import subprocess
@@ -90,6 +91,7 @@ class Commands:
         *arguments: str,
         variables: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        user: str = "",
     ) -> bytes:
         """What a command writes on stdout.
 
@@ -99,6 +101,7 @@ class Commands:
             variables: Environment variables for this one call; unlike arguments, other
                 users cannot read them in /proc.
             timeout_s: Seconds that it may take; the cluster's setting if None.
+            user: Who runs it, where we are root; else it is run by us all the same.
 
         Raises:
             SlurmMissing: There is no such command.
@@ -109,7 +112,8 @@ class Commands:
         """
         words = self.command(program, *arguments)
         limit_s = timeout_s if timeout_s is not None else self._settings.command_timeout_s
-        code, out, err = self._run(words, {**self.environment(), **(variables or {})}, limit_s)
+        environment = {**self.environment(), **(variables or {})}
+        code, out, err = self._run(words, environment, limit_s, user=self._other(user))
         said = _tidy(err)
         if code != 0 or (not out and _AWAY.search(said)):
             # scontrol says on stdout that there is no such node.
@@ -143,6 +147,7 @@ class Commands:
         environment: Mapping[str, str],
         timeout_s: float,
         stdout: int = subprocess.PIPE,
+        user: pwd.struct_passwd | None = None,
     ) -> tuple[int, bytes, str]:
         try:
             process = subprocess.Popen(
@@ -153,6 +158,9 @@ class Commands:
                 env=environment,
                 cwd="/",
                 start_new_session=True,
+                user=user.pw_uid if user else None,
+                group=user.pw_gid if user else None,
+                extra_groups=os.getgrouplist(user.pw_name, user.pw_gid) if user else None,
             )
         except FileNotFoundError as error:
             raise self._missing(words, str(error)) from error
@@ -170,6 +178,17 @@ class Commands:
         finally:
             _end(process)
         return process.returncode, out or b"", err.decode("utf-8", "backslashreplace")
+
+    def _other(self, user: str) -> pwd.struct_passwd | None:
+        """Whom a command is to be run as instead of us; None where that is nobody else."""
+        # What stands before the command (chroot, sudo) needs us, or chooses the user itself.
+        if not user or os.geteuid() != 0 or self._settings.slurm_prefix:
+            return None
+        try:
+            found = pwd.getpwnam(user)
+        except KeyError:
+            return None  # the command is run by us, and says who should have
+        return None if found.pw_uid == 0 else found
 
     def _missing(self, words: Sequence[str], said: str) -> SlurmMissing:
         return SlurmMissing(

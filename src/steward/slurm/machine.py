@@ -3,6 +3,7 @@
 import re
 import secrets
 import string
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -12,6 +13,7 @@ import msgspec
 
 from steward.config import ClusterSettings
 from steward.slurm import machine_config, machine_rows, nodelists, values
+from steward.slurm.client import Slurm
 from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownNode
 from steward.slurm.machine_rows import (
@@ -22,12 +24,13 @@ from steward.slurm.machine_rows import (
     Shown,
 )
 from steward.slurm.nodelists import NodeListError
-from steward.slurm.people import People
 
 _UP: Final = re.compile(r"(Slurmctld|Slurmdbd)\(([^)]*)\) at (.+) is (UP|DOWN)")
 _NOT_FOUND: Final = re.compile(r"Node (\S+) not found")
 _UNIT: Final = "\x1f"
 _LETTERS: Final = 12
+_AGAIN_S: Final = 600.0
+_PING_S: Final = 10.0
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +60,10 @@ class Machine:
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
         self._cluster = cluster
         self._commands = Commands(cluster, settings)
-        self._people = People()
+        self._slurm = Slurm(cluster, settings)
+        self._people = self._slurm.people
+        self._has_books = False
+        self._books_until = 0.0
 
     def nodes(self, nodelist: str = "") -> dict[str, NodeRecord]:
         """The nodes, by name.
@@ -157,7 +163,31 @@ class Machine:
             )
             for match in _UP.finditer(out)
         ]
+        if self._books() and all(ping.daemon != "slurmdbd" for ping in found):
+            found.append(self._ping_of_books())
         return tuple(found)
+
+    def _books(self) -> bool:
+        """Whether there is a slurmdbd; as it was where slurmctld cannot be asked."""
+        now = time.monotonic()
+        if now >= self._books_until:
+            try:
+                self._has_books = self._slurm.has_accounting()
+            except SlurmUnavailable:
+                return self._has_books
+            self._books_until = now + _AGAIN_S
+        return self._has_books
+
+    def _ping_of_books(self) -> Ping:
+        """What ``scontrol ping`` leaves out: slurmdbd is asked for the least that it knows."""
+        try:
+            self._commands.run(
+                *("sacctmgr", "-n", "-P", "show", "cluster", "format=Cluster"),
+                timeout_s=_PING_S,
+            )
+        except SlurmUnavailable:
+            return Ping(daemon="slurmdbd", role="primary", up=False)
+        return Ping(daemon="slurmdbd", role="primary", up=True)
 
     def _show(self, *what: str) -> bytes:
         return self._commands.run("scontrol", "-a", "-o", "show", *what)

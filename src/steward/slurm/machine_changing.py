@@ -1,0 +1,369 @@
+"""What Steward changes of a machine: states of nodes, reservations, partitions.
+
+``scontrol update nodename=good,bad`` fails, yet changes good: so names are looked up
+first, and what came of it is told node by node.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, get_args
+
+from steward.config import ClusterSettings
+from steward.slurm import nodelists
+from steward.slurm.commands import Commands
+from steward.slurm.errors import (
+    SlurmError,
+    SlurmRefused,
+    SlurmUnavailable,
+    UnknownPartition,
+    UnknownReservation,
+    WrongUpdate,
+)
+from steward.slurm.machine import Machine
+from steward.slurm.machine_rows import NodeRecord
+from steward.slurm.people import People
+
+_IsDone = Callable[[NodeRecord], bool]
+Told = dict[str, str]
+"""For each node what Slurm said against it; "" for one that is as it was to be."""
+
+NodeChange = Literal[
+    "CANCEL_REBOOT",
+    "DOWN",
+    "DRAIN",
+    "FAIL",
+    "FUTURE",
+    "IDLE",
+    "POWER_DOWN",
+    "POWER_DOWN_ASAP",
+    "POWER_DOWN_FORCE",
+    "POWER_UP",
+    "RESUME",
+    "UNDRAIN",
+]
+CHANGES: Final[tuple[str, ...]] = get_args(NodeChange)
+_WITH_REASON: Final = frozenset({"DOWN", "DRAIN", "FAIL"})
+
+# Slurm's word for each thing that can be changed; other keys would name another target.
+_NODE_KEYS: Final = (
+    *("ActiveFeatures", "AvailableFeatures", "Comment", "CpuBind", "Extra", "Gres"),
+    *("InstanceId", "InstanceType", "NodeAddr", "NodeHostName", "Reason", "ResumeAfter"),
+    *("State", "Topology", "Weight"),
+)
+_PARTITION_KEYS: Final = (
+    *("AllocNodes", "AllowAccounts", "AllowGroups", "AllowQos", "Alternate", "CpuBind"),
+    *("Default", "DefaultTime", "DefMemPerCPU", "DefMemPerNode", "DenyAccounts", "DenyQos"),
+    *("DisableRootJobs", "Exclusive", "ExclusiveTopo", "ExclusiveUser", "GraceTime", "Hidden"),
+    *("JobDefaults", "LLN", "MaxCPUsPerNode", "MaxCPUsPerSocket", "MaxMemPerCPU"),
+    *("MaxMemPerNode", "MaxNodes", "MaxTime", "MinNodes", "Nodes", "OverSubscribe"),
+    *("OverTimeLimit", "PowerDownOnIdle", "PreemptMode", "PriorityJobFactor", "PriorityTier"),
+    *("QoS", "ReqResv", "ResumeTimeout", "RootOnly", "State", "SuspendTime", "SuspendTimeout"),
+    *("Topology", "TRESBillingWeights"),
+)
+_RESERVATION_KEYS: Final = (
+    *("Accounts", "AllowedPartitions", "BurstBuffer", "Comment", "Duration", "EndTime"),
+    *("Features", "Flags", "Groups", "Licenses", "MaxStartDelay", "NodeCnt", "Nodes"),
+    *("PartitionName", "QOS", "StartTime", "TRES", "Users"),
+)
+# As pyslurm, or our own records, call them.
+_OTHER_NAMES: Final = {
+    "node_state": "State",
+    "features": "AvailableFeatures",
+    "features_act": "ActiveFeatures",
+    "features_active": "ActiveFeatures",
+    "state_up": "State",
+    "node_list": "Nodes",
+    "node_cnt": "NodeCnt",
+    "partition": "PartitionName",
+    "partitions": "AllowedPartitions",
+}
+_NAME: Final = re.compile(r"[^\s,=\"'\\;|&()\[\]<>]{1,127}")
+_SPEAKER: Final = re.compile(
+    r"(?:^|(?<=; ))(?:slurm_update error: (?:No error$)?|scontrol: error: )"
+)
+_LONGEST: Final = 4096
+_LONGEST_REASON: Final = 400
+_UNKNOWN_RESERVATION: Final = re.compile(r"Requested reservation is invalid|Reservation \S+ not")
+_UNKNOWN_PARTITION: Final = re.compile(r"Invalid partition name")
+_WRONG: Final = re.compile(
+    r"not supported|Invalid input|Acceptable|Error parsing|Invalid time|Invalid account|"
+    r"Duplicate reservation|Nodes? requested|Requested nodes are busy|Invalid node state|"
+    r"Invalid feature|Invalid generic resource|Request aborted|Invalid start|Invalid qos",
+    re.IGNORECASE,
+)
+
+
+class MachineChanging:
+    """Changes the machine of one cluster, as SlurmUser, root or an administrator.
+
+    Args:
+        cluster: Its name in the configuration.
+        settings: How its commands are found and started.
+    """
+
+    def __init__(self, cluster: str, settings: ClusterSettings) -> None:
+        self._cluster = cluster
+        self._machine = Machine(cluster, settings)
+        self._commands = Commands(cluster, settings)
+        self._people = People()
+
+    def set_state(self, nodes: Sequence[str], state: NodeChange, reason: str = "") -> Told:
+        """Set nodes down, drain or resume them, and the like.
+
+        Args:
+            nodes: Their names.
+            state: The state that is asked for, in Slurm's word.
+            reason: Why; needed for ``DOWN``, ``DRAIN`` and ``FAIL``. See :func:`reason_text`.
+
+        Returns:
+            For each node what Slurm said against it. One that is already as it is to be
+            counts as done.
+
+        Raises:
+            UnknownNode: Slurm does not have all of them; nothing is changed.
+            WrongUpdate: There is no such state, or no reason.
+            SlurmRefused: Slurm does not let us; nothing is changed.
+            SlurmUnavailable: slurmctld does not answer; some may be changed.
+        """
+        if state not in CHANGES:
+            raise WrongUpdate(f"{state!r} is no state to set: use one of {', '.join(CHANGES)}")
+        why = reason_text(reason)
+        if state in _WITH_REASON and not why:
+            raise WrongUpdate(f"a node is set {state} for a reason only: say one")
+        words = [f"State={state}", *([f"Reason={why}"] if why else [])]
+        return self._update(nodes, words, lambda node: _is(node, state, why))
+
+    def update_nodes(self, nodes: Sequence[str], infos: Mapping[str, Any]) -> Told:
+        """Change what Slurm holds of nodes: weight, features, comment and so on.
+
+        Args:
+            nodes: Their names.
+            infos: What to change, ``{"weight": 10}``; names in snake_case or as Slurm has them.
+
+        Returns:
+            As :meth:`set_state`.
+
+        Raises:
+            SlurmError: As :meth:`set_state`.
+        """
+        return self._update(nodes, _words(infos, _NODE_KEYS, "a node"), lambda _node: False)
+
+    def create_reservation(
+        self,
+        name: str,
+        nodes: Sequence[str],
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        duration: str = "infinite",
+        users: Sequence[str] = (),
+        accounts: Sequence[str] = (),
+        flags: Sequence[str] = (),
+    ) -> None:
+        """Reserve nodes.
+
+        Args:
+            name: The reservation's.
+            nodes: Their names.
+            start: When it begins; now if None.
+            end: When it ends; else ``duration`` counts.
+            duration: Minutes, ``D-HH:MM:SS`` or ``infinite``.
+            users: Who may use it; these or accounts are needed.
+            accounts: Under which accounts it may be used.
+            flags: ``MAINT``, ``IGNORE_JOBS`` and so on.
+
+        Raises:
+            UnknownNode: Slurm does not have all of the nodes.
+            WrongUpdate: The reservation cannot be so, or there is one of this name.
+            SlurmRefused: Slurm does not let us.
+            SlurmError: It cannot be made for another reason.
+        """
+        self._machine.node_names(",".join(nodes))
+        infos: dict[str, Any] = {
+            "StartTime": "now" if start is None else _moment(start),
+            **({"Duration": duration} if end is None else {"EndTime": _moment(end)}),
+            "Nodes": nodelists.fold(nodes),
+            "Users": self._known(users),
+            "Accounts": list(accounts),
+            "Flags": list(flags),
+        }
+        wanted = {key: value for key, value in infos.items() if value}
+        words = _words(wanted, _RESERVATION_KEYS, "a reservation")
+        self._run("create", "reservation", f"ReservationName={_name(name)}", *words)
+
+    def update_reservation(self, name: str, infos: Mapping[str, Any]) -> None:
+        """Change a reservation; what its ``nodes`` become is all that it then has.
+
+        Raises:
+            UnknownReservation: There is none of this name.
+            SlurmError: As :meth:`create_reservation`.
+        """
+        checked = dict(infos)
+        for key in checked.keys() & {"users", "Users"}:
+            checked[key] = self._known(_listed(checked[key]))
+        words = _words(checked, _RESERVATION_KEYS, "a reservation")
+        self._run("update", f"ReservationName={_name(name)}", *words)
+
+    def set_reservation_nodes(self, name: str, nodes: Sequence[str]) -> None:
+        """Give a reservation these nodes and no others.
+
+        Raises:
+            SlurmError: As :meth:`update_reservation`.
+        """
+        self._machine.node_names(",".join(nodes))
+        self.update_reservation(name, {"Nodes": nodelists.fold(nodes)})
+
+    def delete_reservation(self, name: str) -> None:
+        """Take a reservation away.
+
+        Raises:
+            UnknownReservation: There is none of this name.
+            SlurmError: It is not to be taken away, for jobs that use it.
+        """
+        self._run("delete", f"ReservationName={_name(name, strict=False)}")
+
+    def update_partition(self, name: str, infos: Mapping[str, Any]) -> None:
+        """Change a partition.
+
+        Raises:
+            UnknownPartition: There is none of this name.
+            WrongUpdate: It cannot be so.
+            SlurmError: Slurm does not answer, or does not let us.
+        """
+        words = _words(infos, _PARTITION_KEYS, "a partition")
+        self._run("update", f"PartitionName={_name(name)}", *words)
+
+    def _update(self, nodes: Sequence[str], words: Sequence[str], is_done: _IsDone) -> Told:
+        names = list(dict.fromkeys(nodes))
+        before = self._machine.nodes(",".join(names))
+        try:
+            self._run("update", f"NodeName={nodelists.fold(before)}", *words)
+        except (SlurmRefused, SlurmUnavailable):
+            raise
+        except SlurmError as error:
+            # Of several nodes some may be changed all the same.
+            return self._one_by_one(list(before), words, is_done, error)
+        return dict.fromkeys(before, "")
+
+    def _one_by_one(
+        self, names: Sequence[str], words: Sequence[str], is_done: _IsDone, error: SlurmError
+    ) -> Told:
+        after = self._machine.nodes(",".join(names))
+        told: Told = {}
+        for name in names:
+            told[name] = ""
+            if is_done(after[name]):
+                continue
+            try:
+                if len(names) == 1:
+                    raise error
+                self._run("update", f"NodeName={name}", *words)
+            except (SlurmRefused, SlurmUnavailable):
+                raise
+            except SlurmError as wrong:
+                told[name] = said(wrong)
+        return told
+
+    def _known(self, users: Sequence[str]) -> list[str]:
+        """The users, of whom Slurm would say no more than that an id is invalid."""
+        unknown = [user for user in users if self._people.uid(user.lstrip("+-")) is None]
+        if unknown:
+            raise WrongUpdate(f"there is no user {', '.join(map(repr, unknown))}")
+        return list(users)
+
+    def _run(self, *words: str) -> None:
+        try:
+            self._commands.run("scontrol", *words)
+        except (SlurmRefused, SlurmUnavailable):
+            raise
+        except SlurmError as error:
+            for pattern, kind in (
+                (_UNKNOWN_RESERVATION, UnknownReservation),
+                (_UNKNOWN_PARTITION, UnknownPartition),
+                (_WRONG, WrongUpdate),
+            ):
+                if pattern.search(error.said):
+                    what = f"cluster {self._cluster}: {said(error)}"
+                    raise kind(what, error.command, error.said) from error
+            raise
+
+
+def reason_text(text: str) -> str:
+    """A reason as Slurm stores it: one line, without the quotes that ``scontrol`` strips.
+
+    Slurm puts who and when behind it in brackets; a bracket in it is left as it is.
+    """
+    shown = "".join(c if c.isprintable() else " " for c in text.replace('"', "'"))
+    return " ".join(shown.split())[:_LONGEST_REASON].rstrip()
+
+
+def said(error: SlurmError) -> str:
+    """What Slurm said, without the command that it was said to."""
+    return _SPEAKER.sub("", error.said).strip("; ") or str(error)
+
+
+def _is(node: NodeRecord, state: NodeChange, reason: str) -> bool:
+    """Whether a node is as it was to be set."""
+    flags = node.flags
+    if state == "DRAIN":
+        return "DRAIN" in flags and node.reason == reason
+    if state == "DOWN":
+        return node.base == "DOWN" and node.reason == reason
+    if state == "FAIL":
+        return "FAIL" in flags and node.reason == reason
+    if state in ("RESUME", "IDLE"):
+        return node.base not in ("DOWN", "ERROR") and not {"DRAIN", "FAIL"}.intersection(flags)
+    if state == "UNDRAIN":
+        return "DRAIN" not in flags
+    return False
+
+
+def _words(infos: Mapping[str, Any], keys: Sequence[str], what: str) -> list[str]:
+    """``Key=value`` for each; a key that is not known would be Slurm's to guess at."""
+    known = {key.lower(): key for key in keys}
+    found: dict[str, str] = {}
+    for name, value in infos.items():
+        key = known.get(_OTHER_NAMES.get(name, name).replace("_", "").lower())
+        if key is None:
+            raise WrongUpdate(f"{name!r} of {what} cannot be changed: use {', '.join(keys)}")
+        if key in found:
+            raise WrongUpdate(f"{key} of {what} is to be changed in two ways")
+        found[key] = _value(key, value)
+    if not found:
+        raise WrongUpdate(f"nothing of {what} is to be changed")
+    return [f"{key}={value}" for key, value in found.items()]
+
+
+def _value(key: str, value: Any) -> str:
+    if key == "Reason":
+        return reason_text(str(value))
+    if isinstance(value, bool):
+        text = "YES" if value else "NO"
+    elif isinstance(value, datetime):
+        text = _moment(value)
+    elif isinstance(value, list | tuple):
+        text = ",".join(str(part) for part in value)
+    else:
+        text = "" if value is None else str(value)
+    if len(text) > _LONGEST or not all(c.isprintable() for c in text) or '"' in text:
+        raise WrongUpdate(f"{key} cannot be {text[:60]!r}: it is to be one line without quotes")
+    return text
+
+
+def _listed(value: Any) -> list[str]:
+    parts = value if isinstance(value, list | tuple) else str(value).split(",")
+    return [str(part) for part in parts if part]
+
+
+def _name(name: str, *, strict: bool = True) -> str:
+    """A name, where it can be one; of what is there already less is asked."""
+    good = _NAME.fullmatch(name) if strict else name and name.isprintable() and "," not in name
+    if not good or name.startswith("-"):
+        raise WrongUpdate(f"{name!r} cannot be a name")
+    return name
+
+
+def _moment(at: datetime) -> str:
+    """A time as Slurm reads it under TZ=UTC."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
