@@ -107,6 +107,29 @@ def open_database(
     return connection
 
 
+def make_for_owner(path: str) -> None:
+    """Make a database's file, where there is none, for the one whom its directory belongs to.
+
+    Where root is the first to need it, Steward's own user can use it all the same; the files
+    beside it SQLite gives to the same owner.
+
+    Raises:
+        SqliteUnavailable: It cannot be made now.
+    """
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise SqliteUnavailable(f"{path}: {error.strerror}", path) from error
+    try:
+        if os.geteuid() == 0:
+            owner = os.stat(os.path.dirname(path) or ".")
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+    finally:
+        os.close(descriptor)
+
+
 def open_reader(path: str, *, timeout_s: float = 10.0) -> Connection:
     """Open a database for reading only; statements that would write fail.
 

@@ -27,6 +27,7 @@ from steward.consumers import Consumer
 from steward.daemon.bookkeeping import accounting_parts
 from steward.daemon.feeding import MakeConsumer, patiently, run_consumers
 from steward.daemon.lines import lines_parts
+from steward.daemon.sensing import sensor_parts
 from steward.daemon.supervise import Beat, Part
 from steward.errors import Unavailable, UsageError
 from steward.incoming import stores_of
@@ -84,11 +85,16 @@ def parts_of(settings: Settings) -> list[Part]:
         parts.append(nodes_part(settings))
     parts += [_consuming(settings, name, after=(JOURNAL, *sinks)) for name in settings.consume]
     parts += lines_parts(settings)
+    parts += sensor_parts(settings)
     parts += accounting_parts(settings)
     if settings.bank.enabled:
         from steward.daemon.banking import banking_parts
 
         parts += banking_parts(settings)
+    if settings.rules.enabled:
+        from steward.daemon.automating import rules_part
+
+        parts.append(rules_part(settings))
     if settings.socket:
         parts.append(Part(name="socket", run=partial(run_socket, settings)))
     return parts

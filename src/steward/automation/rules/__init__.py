@@ -1,0 +1,1 @@
+"""Rules: what is done about events, and what was done."""

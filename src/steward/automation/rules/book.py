@@ -1,0 +1,165 @@
+"""The rules that there are: the site's files, and those that came with Steward.
+
+A file that cannot be read, or that says what makes no sense, takes only its own
+rule out. A rule of the site's takes the place of a shipped one of the same name.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from steward.automation.errors import RuleError
+from steward.automation.rules import checking, reading
+from steward.automation.rules.model import Rule
+from steward.config_automation import RulesSettings
+
+SHIPPED: Final = os.path.join(os.path.dirname(__file__), "shipped")
+_ENDING: Final = ".yaml"
+_ANYBODYS: Final = stat.S_IWGRP | stat.S_IWOTH
+
+Signature = tuple[tuple[str, int, int, int], ...]
+"""What tells that files have changed."""
+
+
+class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+    """Something wrong with a rule's file.
+
+    Attributes:
+        path: The file.
+        what: What, beginning with file and line.
+    """
+
+    path: str
+    what: str
+
+
+class Book(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules.
+
+    Attributes:
+        rules: They, by name.
+        troubles: What was wrong with those that are missing.
+    """
+
+    rules: dict[str, Rule]
+    troubles: tuple[Trouble, ...] = ()
+
+
+def load(settings: RulesSettings) -> Book:
+    """The rules of a configuration, as their files are now."""
+    rules: dict[str, Rule] = {}
+    troubles: list[Trouble] = []
+    for path, is_shipped in _files(settings, troubles):
+        found, wrong = load_file(path, shipped=is_shipped)
+        troubles += wrong
+        if found is None:
+            continue
+        before = rules.get(found.name)
+        if before is not None and before.shipped == is_shipped:
+            what = f"{found.at('name')}: {before.path} has a rule of the same name {found.name!r}"
+            troubles.append(Trouble(path=path, what=what))
+            continue
+        rules[found.name] = found
+    return Book(rules=dict(sorted(rules.items())), troubles=tuple(troubles))
+
+
+def load_file(
+    path: str, *, shipped: bool = False, trusted: bool = False
+) -> tuple[Rule | None, list[Trouble]]:
+    """The rule of one file, and what is wrong with it.
+
+    Args:
+        path: The file.
+        shipped: Whether it came with Steward.
+        trusted: Whether it does not matter who may write it: it is only looked at.
+    """
+    try:
+        rule = reading.read(_text(path, trusted=trusted or shipped), path, shipped=shipped)
+    except RuleError as error:
+        return None, [Trouble(path=path, what=str(error))]
+    wrong = [Trouble(path=path, what=what) for what in checking.problems(rule)]
+    return (None if wrong else rule), wrong
+
+
+def signature(settings: RulesSettings) -> Signature:
+    """Differs once a file came, went, or was changed."""
+    found = []
+    for path, _shipped in _files(settings, []):
+        try:
+            status = os.stat(path)
+        except OSError:
+            found.append((path, 0, 0, 0))
+        else:
+            found.append((path, status.st_mtime_ns, status.st_size, status.st_ino))
+    return tuple(found)
+
+
+def _files(settings: RulesSettings, troubles: list[Trouble]) -> Iterator[tuple[str, bool]]:
+    if settings.shipped:
+        yield from ((path, True) for path in _yaml_in(SHIPPED))
+    for directory in settings.directories:
+        try:
+            paths = _yaml_in(directory)
+            _need_trusted(directory)
+        except FileNotFoundError:
+            # The usual place need not be there.
+            if directory not in RulesSettings().directories:
+                what = f"{directory}:1: there is no such directory"
+                troubles.append(Trouble(path=directory, what=what))
+        except OSError as error:
+            what = f"{directory}:1: it cannot be read: {error.strerror}"
+            troubles.append(Trouble(path=directory, what=what))
+        except RuleError as error:
+            troubles.append(Trouble(path=directory, what=str(error)))
+        else:
+            yield from ((path, False) for path in paths)
+
+
+def _yaml_in(directory: str) -> list[str]:
+    # What editors leave behind begins with a dot.
+    names = (name for name in os.listdir(directory) if not name.startswith("."))
+    return [os.path.join(directory, name) for name in sorted(names) if name.endswith(_ENDING)]
+
+
+def _text(path: str, *, trusted: bool) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise RuleError(f"{path}:1: it cannot be read: {error.strerror}", path) from error
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise RuleError(f"{path}:1: it is no file", path)
+        if not trusted:
+            _need_owned(path, status)
+        data = file.read(reading.LONGEST + 1)
+    if len(data) > reading.LONGEST:
+        raise RuleError(f"{path}:1: it is larger than any rule needs", path)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise RuleError(f"{path}:{line}: it is not UTF-8: {error.reason}", path) from error
+
+
+def _need_trusted(directory: str) -> None:
+    _need_owned(directory, os.stat(directory))
+
+
+def _need_owned(path: str, status: os.stat_result) -> None:
+    """Refuse what others can write: a rule acts with Steward's rights."""
+    if status.st_uid not in (0, os.geteuid()):
+        raise RuleError(
+            f"{path}:1: it is neither root's nor Steward's own: a rule acts with Steward's "
+            "rights, so 'chown root' it",
+            path,
+        )
+    if status.st_mode & _ANYBODYS:
+        raise RuleError(
+            f"{path}:1: others may write it, and a rule acts with Steward's rights: "
+            f"'chmod go-w {path}'",
+            path,
+        )

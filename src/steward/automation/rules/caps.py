@@ -1,0 +1,108 @@
+"""How many nodes rules may take away: a rule that is wrong must not drain a cluster.
+
+What an action would take is known by what it is given. A node counts as taken from the
+moment before the action until it is seen to take jobs again, so that neither
+a crash nor a slow slurmctld lets a rule take more.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from steward.automation.rules.model import Rule
+
+_GIVING_BACK: Final = frozenset({"RESUME", "UNDRAIN", "IDLE", "POWER_UP", "CANCEL_REBOOT"})
+
+
+def takes_nodes(action: str) -> bool:
+    """Whether an action may take nodes away."""
+    return action in _TAKING
+
+
+def nodes_taken(action: str, parameters: Mapping[str, Any]) -> str:
+    """The node list that an action would take away, in any of Slurm's forms; "" for none."""
+    taken = _TAKING.get(action)
+    return taken(parameters) if taken is not None else ""
+
+
+def partition_taken(action: str, parameters: Mapping[str, Any]) -> str:
+    """The partition whose nodes an action would take away; "" for none."""
+    if action != "slurm.partition.update" or not _is_off(parameters):
+        return ""
+    return str(parameters.get("partition", ""))
+
+
+def _named(parameters: Mapping[str, Any]) -> str:
+    nodes = parameters.get("nodes", "")
+    return ",".join(map(str, nodes)) if isinstance(nodes, list | tuple) else str(nodes)
+
+
+def _by_state(parameters: Mapping[str, Any]) -> str:
+    infos = parameters.get("infos")
+    if not isinstance(infos, Mapping):
+        # JSON in a text: what it says is not known here, so the worst is taken for granted.
+        return _named(parameters) if infos else ""
+    states = [str(value).upper() for name, value in infos.items() if name.lower() == "state"]
+    return _named(parameters) if any(state not in _GIVING_BACK for state in states) else ""
+
+
+def _is_off(parameters: Mapping[str, Any]) -> bool:
+    infos = parameters.get("infos")
+    if not isinstance(infos, Mapping):
+        return bool(infos)
+    states = [str(value).upper() for name, value in infos.items() if name.lower() == "state"]
+    return any(state != "UP" for state in states)
+
+
+_TAKING: Final[dict[str, Callable[[Mapping[str, Any]], str]]] = {
+    "slurm.node.down": _named,
+    "slurm.node.drain": _named,
+    "slurm.node.reserve": _named,
+    "slurm.node.update": _by_state,
+    "slurm.partition.update": lambda _parameters: "",
+}
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """A node that a rule has taken away, as far as is known."""
+
+    node: str
+    rule: str
+
+
+def over_cap(
+    rule: Rule, wanted: set[str], taken: list[Taken], total: int, most_percent: float
+) -> str:
+    """Why an action would take too many nodes; "" where it would not.
+
+    Args:
+        rule: Whose action it is.
+        wanted: The nodes that it would take.
+        taken: Those that rules have taken on this cluster and not given back.
+        total: How many nodes the cluster has.
+        most_percent: What all rules together may take, in percent.
+    """
+    own_percent = rule.care.most_nodes_percent
+    own = {one.node for one in taken if one.rule == rule.name} | wanted
+    everyones = {one.node for one in taken} | wanted
+    if own_percent is not None and len(own) > allowed(own_percent, total):
+        return _say("the rule", own, wanted, own_percent, total)
+    if len(everyones) > allowed(most_percent, total):
+        return _say("all rules together", everyones, wanted, most_percent, total)
+    return ""
+
+
+def allowed(percent: float, total: int) -> int:
+    """How many of so many nodes a share is; at least one, unless the share is nothing."""
+    # A hair above: 7 percent of 100 are 7, whatever binary fractions make of it.
+    share = math.floor(percent * total / 100 + 1e-9)
+    return max(1, share) if percent > 0 else 0
+
+
+def _say(who: str, nodes: set[str], wanted: set[str], percent: float, total: int) -> str:
+    return (
+        f"with {len(wanted)} more {who} would have {len(nodes)} of {total} nodes taken away; "
+        f"{percent:g} % are {allowed(percent, total)}"
+    )

@@ -1,0 +1,160 @@
+"""The consumer ``rules``: decides what rules do about events, and has it done.
+
+What is decided on an event and the cursor are one transaction of rules.db, so that
+each rule decides once on each event, however often the process is killed.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from steward.automation.rules import book
+from steward.automation.rules.deciding import Deciding
+from steward.automation.rules.executing import Executing
+from steward.automation.rules.hand import MakeHand
+from steward.automation.rules.model import Rule
+from steward.automation.rules.store import Store
+from steward.automation.rules.tables import Execution
+from steward.automation.rules.telling import Telling
+from steward.automation.rules.triggers import KINDS, WINDOWS, trigger_of
+from steward.config import Settings
+from steward.consumers import Append
+from steward.events import NODE_STATE, Event, utc_now
+from steward.sqlite import transaction
+
+log = logging.getLogger(__name__)
+
+_RELOAD_S: Final = 2.0
+_FORGET_S: Final = 3600.0
+_LONGEST_WINDOW_S: Final = max(seconds for _, seconds in WINDOWS)
+_BATCH: Final = 200
+
+
+class RulesConsumer:
+    """Runs the rules; see ``steward.consumers.Consumer``.
+
+    Args:
+        settings: The whole configuration.
+        make_hand: Makes what actions are done with, for one thread at a time.
+        clock: Tells the present moment.
+
+    Raises:
+        SqliteUnavailable: The database cannot be used now.
+    """
+
+    name = "rules"
+    kinds = KINDS
+    batch_events = _BATCH
+
+    def __init__(
+        self,
+        settings: Settings,
+        make_hand: MakeHand,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._settings = settings.rules
+        self._clock = clock
+        self._store = Store(settings.state_dir)
+        self._began = self._store.began(clock())
+        self._telling = Telling(self._store)
+        self._deciding = Deciding(self._store, dry_run=settings.rules.dry_run)
+        self._executing = Executing(
+            *(self._store, self._telling, settings.rules, settings.actions.timeout_s),
+            *(make_hand, clock),
+        )
+        self._book = book.Book(rules={})
+        self._signature: book.Signature | None = None
+        self._reload_at = self._forget_at = 0.0
+
+    def cursor(self) -> int:
+        """Position of the last event that was decided on; 0 at first."""
+        return self._store.cursor()
+
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
+        """Decide on events, and move the cursor to ``upto``.
+
+        Raises:
+            Unavailable: The database or the journal is away.
+        """
+        self._telling.send(append)
+        rules = list(self._switched_on().values())
+        with transaction(self._store.connection, self._store.path):
+            self._store.note_failures(
+                [one for one in events if one.kind == NODE_STATE and one.body.failed]
+            )
+            ended = [one for one in self._decided(events, rules) if one.phase == "ended"]
+            said = self._telling.put(ended)
+            if not said:
+                self._store.move_cursor(upto)
+        if said:
+            self._telling.send(append, upto, said)
+
+    def _decided(self, events: Sequence[Event], rules: list[Rule]) -> list[Execution]:
+        wanted = {rule.trigger for rule in rules}
+        if not wanted:
+            return []
+        found = []
+        for event in events:
+            if event.seen_at < self._began:
+                continue
+            trigger = trigger_of(event, self._store.failures)
+            if trigger is not None and trigger.type in wanted:
+                found += self._deciding.decide(event, trigger, rules, self._clock())
+        return found
+
+    def tick(self, append: Append) -> float:
+        """Take in what actions have come to, and start what is due.
+
+        Raises:
+            Unavailable: The database or the journal is away.
+        """
+        wait_s = self._executing.turn(self._switched_on())
+        self._telling.send(append)
+        return min(wait_s, self._forget())
+
+    def close(self) -> None:
+        """Wait a little for what is under way, and let go of the database."""
+        self._executing.close()
+        self._store.close()
+
+    def _switched_on(self) -> dict[str, Rule]:
+        """The rules that are on, as the files and those who switch rules say now."""
+        now = time.monotonic()
+        if now >= self._reload_at:
+            self._reload_at = now + _RELOAD_S
+            self._reload()
+        return switched_on(self._book, self._store)
+
+    def _reload(self) -> None:
+        signature = book.signature(self._settings)
+        if signature == self._signature:
+            return
+        self._signature = signature
+        self._book = book.load(self._settings)
+        for trouble in self._book.troubles:
+            log.error("%s", trouble.what)
+        log.info("%d rules, %d on", len(self._book.rules), len(self._switched_on()))
+
+    def _forget(self) -> float:
+        now = time.monotonic()
+        if now < self._forget_at:
+            return self._forget_at - now
+        today = self._clock()
+        has_more = self._store.forget(
+            today - timedelta(days=self._settings.history_days),
+            today - timedelta(seconds=_LONGEST_WINDOW_S),
+        )
+        self._forget_at = now + (1.0 if has_more else _FORGET_S)
+        return self._forget_at - now
+
+
+def switched_on(rules: book.Book, store: Store) -> dict[str, Rule]:
+    """The rules that are on: as their files say, or whoever switched them."""
+    switches = store.switches()
+    return {
+        name: rule
+        for name, rule in rules.rules.items()
+        if (switches[name].enabled if name in switches else rule.enabled)
+    }

@@ -1,0 +1,146 @@
+"""What rules make of an event: which of them act on it, and which are held back, and why."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from steward.automation.errors import RuleError
+from steward.automation.rules.bounded import TookTooLong, within
+from steward.automation.rules.criteria import Missed, look_up, missed
+from steward.automation.rules.model import Rule, as_duration
+from steward.automation.rules.rendering import render
+from steward.automation.rules.store import Store
+from steward.automation.rules.tables import HELD_BACK, Execution
+from steward.automation.rules.triggers import Trigger, subject_of
+from steward.events import Event
+
+log = logging.getLogger(__name__)
+
+LIMIT_S: Final = 0.5
+"""Seconds that a rule's criteria, and again its templates, may take with one event."""
+_LONGEST_SUBJECT: Final = 500
+
+
+class Deciding:
+    """Decides on events.
+
+    Args:
+        store: What was decided before.
+        dry_run: Whether every rule's action is only described.
+    """
+
+    def __init__(self, store: Store, *, dry_run: bool) -> None:
+        self._store = store
+        self._dry_run = dry_run
+
+    def decide(
+        self, event: Event, trigger: Trigger, rules: Iterable[Rule], now: datetime
+    ) -> list[Execution]:
+        """The executions that an event gives, recorded, within a transaction.
+
+        What was decided before is not decided again.
+
+        Args:
+            event: The event.
+            trigger: What it is to rules.
+            rules: Those that are switched on.
+            now: The present moment.
+        """
+        found = []
+        for rule in rules:
+            if rule.trigger != trigger.type or self._store.is_decided(rule.name, event):
+                continue
+            one = self._of_rule(rule, event, trigger, now)
+            kept = None if one is None else self._store.put(one)
+            if kept is not None:
+                found.append(kept)
+        return found
+
+    def _of_rule(
+        self, rule: Rule, event: Event, trigger: Trigger, now: datetime
+    ) -> Execution | None:
+        care = rule.care
+        one = Execution(
+            rule=rule.name,
+            cluster=event.cluster,
+            event=event.key,
+            trigger=trigger.type,
+            subject=subject(rule, trigger),
+            action=rule.action,
+            dry_run=self._dry_run or care.dry_run,
+            at=event.at,
+            made=now,
+            due=now,
+        )
+        try:
+            if why_not(rule, trigger, now) is not None:
+                return None
+            held = self._held_back(rule, one, now)
+            if held:
+                return ended(one, HELD_BACK, held)
+            return msgspec.structs.replace(one, parameters=rendered(rule, trigger))
+        except (RuleError, TookTooLong) as error:
+            log.error("rule %s could not be applied to %s: %s", rule.name, event.key, error)
+            return ended(one, "failed", str(error))
+
+    def _held_back(self, rule: Rule, one: Execution, now: datetime) -> str:
+        """Why a rule that is about an event does not act on it; "" where it does."""
+        care = rule.care
+        age_s = (now - one.at).total_seconds()
+        if age_s > care.max_age_s:
+            return f"it is {as_duration(round(age_s))} old: over {as_duration(care.max_age_s)}"
+        if care.dedup_window_s:
+            since = now - timedelta(seconds=care.dedup_window_s)
+            before = self._store.acted_on(rule.name, one.subject, since)
+            if before is not None:
+                window = as_duration(care.dedup_window_s)
+                return f"the same was acted on within {window}, by execution {before.id}"
+        since = now - timedelta(seconds=care.rate_limit.seconds)
+        if self._store.acted_since(rule.name, since) >= care.rate_limit.most:
+            return f"the rate limit {care.rate_limit} is reached"
+        return ""
+
+
+def why_not(rule: Rule, trigger: Trigger, now: datetime) -> Missed | None:
+    """What a trigger does not have that a rule is about; None where the rule is about it.
+
+    Raises:
+        TookTooLong: The rule's criteria take too long with it.
+    """
+    for name, value in rule.wanted.items():
+        found = trigger.payload.get(name)
+        if found != value:
+            key = f"trigger.parameters.{name}"
+            return Missed(key=key, type="equals", pattern=value, value=found)
+    with within(LIMIT_S, f"the criteria of rule {rule.name}"):
+        return missed(rule.criteria, trigger.payload, now)
+
+
+def rendered(rule: Rule, trigger: Trigger) -> dict[str, Any]:
+    """A rule's parameters, filled in.
+
+    Raises:
+        RenderError: A template cannot be rendered.
+        TookTooLong: It takes too long.
+    """
+    with within(LIMIT_S, f"the templates of rule {rule.name}"):
+        parameters: dict[str, Any] = render(rule.parameters, trigger.payload)
+    return parameters
+
+
+def subject(rule: Rule, trigger: Trigger) -> str:
+    """What a trigger is about, for a rule's de-duplication."""
+    paths = rule.care.dedup_by
+    payload: Mapping[str, Any] = trigger.payload
+    values = [look_up(payload, path) for path in paths] if paths else list(subject_of(trigger))
+    return msgspec.json.encode(values).decode()[:_LONGEST_SUBJECT]
+
+
+def ended(one: Execution, status: str, message: str) -> Execution:
+    """An execution that ends before it began."""
+    return msgspec.structs.replace(
+        one, phase="ended", status=status, message=message, ended=one.made
+    )

@@ -1,0 +1,362 @@
+"""Runs what rules have decided on: each execution started once, in the open and in bounds.
+
+All that is written is written by the one thread that decides; hands do the waiting,
+a thread for each execution that is under way. A rule's executions come one after
+the other, those of different rules side by side, so that a slow action holds up
+its own rule alone.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Literal
+
+import msgspec
+
+from steward.automation.rules import caps
+from steward.automation.rules.hand import Found, Hand, Look, MakeHand, message_of
+from steward.automation.rules.model import Care, Rule
+from steward.automation.rules.store import Store
+from steward.automation.rules.tables import HELD_BACK, Execution
+from steward.automation.rules.telling import Telling
+from steward.automation.running import Ran
+from steward.config_automation import RulesSettings
+from steward.errors import StewardError, Unavailable
+
+log = logging.getLogger(__name__)
+
+MOST_AT_ONCE: Final = 8
+"""How many executions, of as many rules, are under way at once."""
+GRACE_S: Final = 30.0
+"""Seconds beyond its time-out after which nobody waits for an action any longer."""
+
+_POLL_S: Final = 0.05
+_IDLE_S: Final = 5.0
+_AWAY_S: Final = (2.0, 4.0, 8.0, 15.0, 30.0)
+_CLOSE_S: Final = 2.5
+_MOST_STARTS: Final = 50
+
+_Kind = Literal["look", "run", "check", "find"]
+Outcome = Look | Ran | Found | bool | None | BaseException
+
+
+class _Task(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Something that a thread waits for.
+
+    Attributes:
+        one: The execution that it is for.
+        kind: What is done.
+        does: Does it, with a hand.
+        then: Takes what comes back.
+        until: When nobody waits for it any longer, on the monotonic clock.
+    """
+
+    one: Execution
+    kind: _Kind
+    does: Callable[[Hand], Any]
+    then: Callable[[Execution, Any], None]
+    until: float
+
+
+class Executing:
+    """Starts and ends executions.
+
+    Args:
+        store: The history.
+        telling: Records ends.
+        settings: The configuration's [rules].
+        timeout_s: How long an action may take where its rule does not say, in seconds.
+        make_hand: Makes what does the waiting, for one thread at a time.
+        clock: Tells the present moment.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        telling: Telling,
+        settings: RulesSettings,
+        timeout_s: float,
+        make_hand: MakeHand,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._store = store
+        self._telling = telling
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._make_hand = make_hand
+        self._clock = clock
+        self._rules: Mapping[str, Rule] = {}
+        self._hands: deque[Hand] = deque()
+        self._back: SimpleQueue[tuple[_Task, Outcome]] = SimpleQueue()
+        self._tasks: dict[str, _Task] = {}
+        self._away: dict[int, int] = {}
+        # What a former process had started: what became of it is looked up first.
+        self._lost = {one.id: (one, clock()) for one in store.open_("started")}
+
+    def turn(self, rules: Mapping[str, Rule]) -> float:
+        """Take in what has come back, and start what is due.
+
+        Args:
+            rules: Those that are switched on, by name.
+
+        Returns:
+            Seconds until the next call at the latest.
+        """
+        self._rules = rules
+        self._take_in()
+        self._give_up()
+        self._find_lost()
+        self._start_due()
+        if self._tasks:
+            return _POLL_S
+        dues = [due for _, due in self._lost.values()]
+        next_due = self._store.next_due()
+        if next_due is not None:
+            dues.append(next_due)
+        if not dues:
+            return _IDLE_S
+        return min(_IDLE_S, max(_POLL_S, (min(dues) - self._clock()).total_seconds()))
+
+    def close(self) -> None:
+        """Wait a little for what is under way; the rest is looked up at the next start."""
+        until = time.monotonic() + _CLOSE_S
+        while self._tasks and time.monotonic() < until:
+            self._take_in(_POLL_S, starts=False)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self._tasks)
+
+    # -- what comes back
+
+    def _take_in(self, wait_s: float = 0.0, *, starts: bool = True) -> None:
+        for task, outcome in self._returned(wait_s):
+            if self._tasks.get(task.one.rule) is not task:
+                log.warning("execution %d came back after all: %r", task.one.id, outcome)
+                continue
+            del self._tasks[task.one.rule]
+            if isinstance(outcome, Unavailable):
+                self._wait_for(task, outcome)
+            elif isinstance(outcome, BaseException):
+                self._broken(task, outcome)
+            elif starts or not isinstance(outcome, Look):
+                task.then(task.one, outcome)
+
+    def _returned(self, wait_s: float) -> Iterator[tuple[_Task, Outcome]]:
+        try:
+            if wait_s:
+                yield self._back.get(timeout=wait_s)
+            while True:
+                yield self._back.get_nowait()
+        except Empty:
+            return
+
+    def _give_up(self) -> None:
+        now = time.monotonic()
+        for task in [task for task in self._tasks.values() if task.until < now]:
+            del self._tasks[task.one.rule]
+            log.error("execution %d of rule %s hangs", task.one.id, task.one.rule)
+            self._lost.pop(task.one.id, None)
+            self._end(task.one, "timeout", "it did not come back at all")
+
+    def _wait_for(self, task: _Task, error: Unavailable) -> None:
+        """Ask again later, or try again what was not begun: something is away."""
+        one = task.one
+        times = self._away.get(one.id, 0)
+        self._away[one.id] = times + 1
+        due = self._clock() + timedelta(seconds=_AWAY_S[min(times, len(_AWAY_S) - 1)])
+        if task.kind in ("check", "find"):
+            self._lost[one.id] = (one, due)
+        elif self._is_stale(one):
+            self._end(one, "failed", str(error))
+        else:
+            self._store.again(one, due, str(error), counts=False)
+
+    def _broken(self, task: _Task, error: BaseException) -> None:
+        one = task.one
+        self._lost.pop(one.id, None)
+        status = "unknown" if task.kind in ("check", "find") else "failed"
+        if isinstance(error, StewardError):
+            self._end(one, status, str(error))
+            return
+        log.error("execution %d of rule %s broke", one.id, one.rule, exc_info=error)
+        self._end(one, status, "an internal error, see the log")
+
+    # -- what is due
+
+    def _start_due(self) -> None:
+        for _ in range(_MOST_STARTS):
+            free = MOST_AT_ONCE - len(self._tasks)
+            busy = {*self._tasks, *(one.rule for one, _ in self._lost.values())}
+            due = self._store.due(self._clock(), busy)[: max(0, free)]
+            if not due:
+                return
+            for one in due:
+                self._begin(one)
+
+    def _begin(self, one: Execution) -> None:
+        rule = self._rules.get(one.rule)
+        if rule is None:
+            self._end(one, HELD_BACK, "the rule is not there any more, or was switched off")
+        elif self._is_stale(one):
+            why = f"it waited too long; {one.message}".rstrip("; ")
+            self._end(one, "failed" if one.tries else HELD_BACK, why)
+        elif not one.dry_run and caps.takes_nodes(one.action):
+            self._do("look", one, lambda hand: hand.look(one), self._looked)
+        else:
+            self._start(one, frozenset())
+
+    def _looked(self, one: Execution, look: Look) -> None:
+        """Start an execution that takes nodes away, if so many may be."""
+        gone = {taken.node for taken in self._store.taken(one.cluster)} - look.names
+        self._store.give_back(one.cluster, [*(look.available), *gone], look.seen)
+        rule = self._rules.get(one.rule)
+        if rule is None:
+            return
+        why = caps.over_cap(
+            rule,
+            set(look.wanted),
+            self._store.taken(one.cluster),
+            look.total,
+            self._settings.most_nodes_percent,
+        )
+        if why:
+            self._end(one, HELD_BACK, why)
+        else:
+            self._start(one, look.wanted)
+
+    def _start(self, one: Execution, nodes: frozenset[str]) -> None:
+        timeout_s = self._limit_s(one)
+        started = self._store.start(one, self._clock(), nodes)
+        self._do("run", started, lambda hand: hand.run(started, timeout_s), self._ran)
+
+    def _ran(self, one: Execution, ran: Ran) -> None:
+        if ran.status == "succeeded":
+            status = "dry-run" if one.dry_run else "succeeded"
+            self._end(one, status, message_of(ran), result=ran.result, audit=ran.id)
+        elif ran.status == "timeout":
+            self._do("check", one, lambda hand: hand.check(one), self._checked)
+        else:
+            self._failed(one, ran)
+
+    def _failed(self, one: Execution, ran: Ran) -> None:
+        if not self._retry(one, ran.message):
+            self._end(one, "failed", ran.message, result=ran.result, audit=ran.id)
+
+    def _checked(self, one: Execution, is_done: bool | None) -> None:
+        """After a time-out: the change may be there all the same."""
+        if is_done:
+            self._end(one, "succeeded", "it timed out, and Slurm shows that it was done")
+        elif is_done is None and self._care(one).on_unknown == "end":
+            self._end(one, "timeout", "whether it was done is not known")
+        elif not self._retry(one, "it timed out"):
+            self._end(one, "timeout", "" if is_done is None else "Slurm shows that it was not done")
+
+    def _retry(self, one: Execution, why: str) -> bool:
+        care = self._care(one)
+        if one.tries > care.retries or self._is_stale(one):
+            return False
+        wait = timedelta(seconds=care.backoff_s * 2 ** min(one.tries - 1, 12))
+        self._store.again(one, self._clock() + wait, f"try {one.tries}: {why}")
+        return True
+
+    # -- what a crash left open
+
+    def _find_lost(self) -> None:
+        now = self._clock()
+        for one, due in list(self._lost.values()):
+            if due <= now and one.rule not in self._tasks and len(self._tasks) < MOST_AT_ONCE:
+                self._find(one)
+
+    def _find(self, one: Execution) -> None:
+        self._do("find", one, lambda hand: hand.find(one), self._found)
+
+    def _found(self, one: Execution, found: Found) -> None:
+        assert one.started is not None, one
+        over = one.started + timedelta(seconds=self._limit_s(one))
+        row = found.row
+        is_unsure = found.traces in ("not-done", "unseen", "running")
+        if is_unsure and self._clock() < over:
+            # What it had started may still be at it.
+            self._lost[one.id] = (one, over)
+            return
+        del self._lost[one.id]
+        if found.traces == "ended" and row is not None:
+            self._ended_before(one, found)
+        elif found.traces == "not-begun":
+            self._store.again(one, self._clock(), "a restart came before it began", counts=False)
+        elif found.traces == "done":
+            self._end(one, "succeeded", "a restart came between; Slurm shows that it was done")
+        elif found.traces == "not-done":
+            self._store.again(one, self._clock(), "a restart came between, before it was done")
+        elif self._care(one).on_unknown == "repeat":
+            self._store.again(one, self._clock(), "a restart came between; it is repeated")
+        else:
+            self._end(one, "unknown", "a restart came between: whether it was done is not known")
+
+    def _ended_before(self, one: Execution, found: Found) -> None:
+        row = found.row
+        assert row is not None, one
+        ran = Ran(
+            id=row.id,
+            ref=row.ref,
+            status="failed" if row.status == "failed" else "succeeded",
+            parameters=row.parameters,
+            result=row.result,
+            message=row.message,
+            started=row.at,
+            ended=row.ended or row.at,
+        )
+        if row.status == "timeout":
+            ran = msgspec.structs.replace(ran, status="timeout")
+        self._ran(one, ran)
+
+    # -- threads
+
+    def _do(
+        self,
+        kind: _Kind,
+        one: Execution,
+        does: Callable[[Hand], Any],
+        then: Callable[[Execution, Any], None],
+    ) -> None:
+        until = time.monotonic() + self._limit_s(one) + GRACE_S
+        task = _Task(one=one, kind=kind, does=does, then=then, until=until)
+        self._tasks[one.rule] = task
+        name = f"rule {one.rule}"
+        threading.Thread(target=self._work, args=(task,), name=name, daemon=True).start()
+
+    def _work(self, task: _Task) -> None:
+        """In a thread of its own: wait for what is to be done."""
+        outcome: Outcome
+        try:
+            try:
+                hand = self._hands.pop()
+            except IndexError:
+                hand = self._make_hand()
+            outcome = task.does(hand)
+            self._hands.append(hand)
+        except BaseException as error:
+            outcome = error
+        self._back.put((task, outcome))
+
+    def _end(
+        self, one: Execution, status: str, message: str, *, result: Any = None, audit: int = 0
+    ) -> None:
+        self._away.pop(one.id, None)
+        self._telling.end(one, status, self._clock(), message=message, result=result, audit=audit)
+
+    def _care(self, one: Execution) -> Care:
+        rule = self._rules.get(one.rule)
+        return Care() if rule is None else rule.care
+
+    def _limit_s(self, one: Execution) -> float:
+        return self._care(one).timeout_s or self._timeout_s
+
+    def _is_stale(self, one: Execution) -> bool:
+        return (self._clock() - one.made).total_seconds() > self._care(one).max_age_s

@@ -1,0 +1,261 @@
+"""Templates in a rule's parameters: Jinja2 in its sandbox, rendered once, with native values.
+
+A parameter that is one expression (``{{ trigger.partitions }}``) gives that value as
+it is; in any other text the values are filled in as text. What a template gives is
+never looked at as a template again, whatever a node's reason holds, and what is
+rendered becomes one argument of a command, never shell text.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from steward.automation.errors import RuleError
+
+if TYPE_CHECKING:
+    from jinja2.sandbox import SandboxedEnvironment
+
+SIGNS: Final = ("{{", "{%", "{#")
+"""What makes a text a template."""
+
+_LONGEST: Final = 65536
+_DEEPEST: Final = 32
+_LARGEST_FACTOR: Final = 10_000
+_LENGTHENING: Final = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs"})
+_NAMES: Final = frozenset({"trigger", "range", "dict", "namespace"})
+
+
+class RenderError(RuleError):
+    """A template that cannot be rendered with this payload."""
+
+
+def is_template(value: object) -> bool:
+    """Whether a value is text with something to render in it."""
+    return isinstance(value, str) and any(sign in value for sign in SIGNS)
+
+
+def problem(text: str) -> str | None:
+    """What is wrong with a template, in one line; None if nothing is."""
+    from jinja2 import TemplateSyntaxError, meta, nodes
+
+    try:
+        tree = _environment().parse(text)
+        unknown = meta.find_undeclared_variables(tree) - _NAMES
+        if unknown:
+            name = min(unknown)
+            known = "only 'trigger' is known; Steward has no datastore and no pack's configuration"
+            return f"the template names {name!r}, but {known}"
+        for kind in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends):
+            if tree.find(kind) is not None:
+                return "a template cannot take in others"
+        _compiled(text)
+    except TemplateSyntaxError as error:
+        return f"the template cannot be read: {error.message}"
+    return None
+
+
+def fields_of(text: str) -> set[str]:
+    """The fields of ``trigger`` that a template names."""
+    from jinja2 import nodes
+
+    found = set()
+    for node in _environment().parse(text).find_all((nodes.Getattr, nodes.Getitem)):
+        if not isinstance(node, nodes.Getattr | nodes.Getitem):
+            continue
+        if not isinstance(node.node, nodes.Name) or node.node.name != "trigger":
+            continue
+        if isinstance(node, nodes.Getattr):
+            found.add(node.attr)
+        elif isinstance(node.arg, nodes.Const):
+            found.add(str(node.arg.value))
+    return found
+
+
+def render(value: Any, payload: Mapping[str, Any]) -> Any:
+    """A parameter's value with its templates filled in.
+
+    Raises:
+        RenderError: A template names what the payload has not, or gives what is too large.
+    """
+    rendered = _render(value, payload, 0)
+    if len(msgspec.json.encode(rendered)) > _LONGEST:
+        raise RenderError(f"what is rendered is larger than {_LONGEST} bytes")
+    return rendered
+
+
+def render_text(value: str, payload: Mapping[str, Any]) -> str:
+    """A text with its templates filled in, as text.
+
+    Raises:
+        RenderError: As :func:`render`.
+    """
+    rendered = render(value, payload)
+    return rendered if isinstance(rendered, str) else str(rendered)
+
+
+def _render(value: Any, payload: Mapping[str, Any], depth: int) -> Any:
+    if depth > _DEEPEST:
+        raise RenderError("parameters are nested too deeply")
+    if isinstance(value, str):
+        return _render_one(value, payload) if is_template(value) else value
+    if isinstance(value, Mapping):
+        return {name: _render(one, payload, depth + 1) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_render(one, payload, depth + 1) for one in value]
+    return value
+
+
+def _render_one(text: str, payload: Mapping[str, Any]) -> Any:
+    from jinja2 import TemplateError, Undefined
+
+    try:
+        given = _compiled(text)(payload)
+        if isinstance(given, Undefined):
+            # Naming it is what raises.
+            str(given)
+        return _plain(given, 0)
+    except RuleError:
+        raise
+    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        why = str(error).replace("'dict object' has no attribute", "the trigger has no field")
+        raise RenderError(f"{_short(text)} cannot be rendered: {why}", text) from error
+    except (MemoryError, RecursionError) as error:
+        raise RenderError(f"{_short(text)} cannot be rendered: it is too large", text) from error
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """A value of plain JSON, as deep and as long as may be."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        if len(value) > _LONGEST:
+            raise RenderError(f"what is rendered is longer than {_LONGEST} letters")
+        return str(value)
+    if depth > _DEEPEST:
+        raise RenderError("what is rendered is nested too deeply")
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one, depth + 1) for name, one in value.items()}
+    if callable(value) or not hasattr(value, "__iter__"):
+        raise RenderError(f"a template gives {type(value).__name__}, which is no value")
+    found = []
+    for one in value:
+        found.append(_plain(one, depth + 1))
+        if len(found) > _LONGEST:
+            raise RenderError(f"a template gives more than {_LONGEST} values")
+    return found
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) < 60 else f"{text[:57]}...")
+
+
+Rendering = Callable[[Mapping[str, Any]], Any]
+
+
+@lru_cache(maxsize=1024)
+def _compiled(text: str) -> Rendering:
+    environment = _environment()
+    expression = _only_expression(environment, text)
+    if expression:
+        evaluate = environment.compile_expression(expression, undefined_to_none=False)
+        return lambda payload: evaluate(trigger=payload)
+    template = environment.from_string(text)
+
+    def fill(payload: Mapping[str, Any]) -> str:
+        parts, length = [], 0
+        for part in template.generate(trigger=payload):
+            length += len(part)
+            if length > _LONGEST:
+                raise RenderError(f"what is rendered is longer than {_LONGEST} letters")
+            parts.append(part)
+        return "".join(parts)
+
+    return fill
+
+
+def _only_expression(environment: "SandboxedEnvironment", text: str) -> str:
+    """What stands in the braces of a text that is nothing but one expression; "" of others."""
+    tokens = list(environment.lex(text))
+    kinds = [kind for _line, kind, _value in tokens]
+    is_one = (
+        len(kinds) > 2
+        and (kinds[0], kinds[-1]) == ("variable_begin", "variable_end")
+        and kinds.count("variable_begin") == 1
+    )
+    return "".join(value for _line, _kind, value in tokens[1:-1]).strip() if is_one else ""
+
+
+@lru_cache(maxsize=1)
+def _environment() -> "SandboxedEnvironment":
+    from jinja2 import StrictUndefined
+    from jinja2.exceptions import SecurityError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Environment(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset({"*", "**", "%"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            numbers = isinstance(left, int | float) and isinstance(right, int | float)
+            if not numbers:
+                raise SecurityError(f"'{operator}' is for numbers")
+            if operator == "**" and (abs(left) > _LARGEST_FACTOR or abs(right) > 100):
+                raise SecurityError("the numbers are too large")
+            return super().call_binop(context, operator, left, right)
+
+        def getattr(self, obj: Any, attribute: str) -> Any:
+            # A payload's own fields go before what Python's dictionaries can do.
+            if isinstance(obj, Mapping) and attribute in obj:
+                return obj[attribute]
+            return super().getattr(obj, attribute)
+
+        def wrap_str_format(self, value: Any) -> Any:
+            if super().wrap_str_format(value) is not None:
+                # A width in a format makes text of any length.
+                raise SecurityError("a text's format is not to be had")
+            return None
+
+        def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+            if isinstance(obj, str) and attr in _LENGTHENING:
+                return False
+            return super().is_safe_attribute(obj, attr, value)
+
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    for name in ("lipsum", "cycler", "joiner"):
+        del environment.globals[name]
+    for name in ("center", "format", "indent", "random", "pprint", "xmlattr"):
+        del environment.filters[name]
+    environment.filters |= _FILTERS
+    return environment
+
+
+def _regex_match(text: str, pattern: str, ignorecase: bool = False) -> bool:
+    return re.match(pattern, text, _flags(ignorecase)) is not None
+
+
+def _regex_search(text: str, pattern: str, ignorecase: bool = False) -> bool:
+    return re.search(pattern, text, _flags(ignorecase)) is not None
+
+
+def _regex_replace(text: str, pattern: str, replacement: str = "", ignorecase: bool = False) -> str:
+    return re.sub(pattern, replacement, text, flags=_flags(ignorecase))
+
+
+def _flags(ignorecase: bool) -> int:
+    return re.IGNORECASE if ignorecase else 0
+
+
+def _to_json(value: Any) -> str:
+    return msgspec.json.encode(_plain(value, 0)).decode()
+
+
+_FILTERS: Final[dict[str, Callable[..., Any]]] = {
+    # Of StackStorm's own filters those that rules use.
+    "regex_match": _regex_match,
+    "regex_search": _regex_search,
+    "regex_replace": _regex_replace,
+    "to_json_string": _to_json,
+    "use_none": lambda value: value,
+}

@@ -1,0 +1,325 @@
+"""rules.db: what rules have decided and done, and what tells whether they may do it again.
+
+The daemon's one process of rules writes it; commands of root and of Steward's own user
+look in it, and switch rules on and off there.
+"""
+
+import os
+from collections.abc import Container, Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from steward.automation.rules.caps import Taken
+from steward.automation.rules.tables import (
+    COLUMNS,
+    MIGRATIONS,
+    Execution,
+    Phase,
+    Switch,
+    execution_of,
+)
+from steward.automation.rules.triggers import WINDOWS
+from steward.events import Event
+from steward.jobs.facts import micros, moment
+from steward.sqlite import (
+    Connection,
+    make_for_owner,
+    open_database,
+    open_reader,
+    transaction,
+    translated,
+)
+
+NAME: Final = "rules.db"
+_LONGEST_MESSAGE: Final = 1000
+_LONGEST_RESULT: Final = 64 * 1024
+_FORGET_AT_ONCE: Final = 1000
+
+
+class Store:
+    """The database of rules.
+
+    Args:
+        state_dir: Steward's state directory.
+        read_only: Whether nothing is to be written.
+
+    Raises:
+        SqliteUnavailable: It cannot be used now, or is only to be read and is not there yet.
+    """
+
+    def __init__(self, state_dir: str, *, read_only: bool = False) -> None:
+        self.path = os.path.join(state_dir, NAME)
+        self.connection: Connection
+        if read_only:
+            self.connection = open_reader(self.path)
+        else:
+            make_for_owner(self.path)
+            self.connection = open_database(self.path, MIGRATIONS)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.connection.close()
+
+    def cursor(self) -> int:
+        """Position of the last event that was decided on."""
+        return self._number("SELECT position FROM cursor")
+
+    def move_cursor(self, upto: int) -> None:
+        """Set that position, within a transaction."""
+        self.connection.execute("UPDATE cursor SET position = ?", (upto,))
+
+    def began(self, now: datetime) -> datetime:
+        """When rules were first run here: what was seen before is not acted on."""
+        with transaction(self.connection, self.path) as connection:
+            connection.execute("INSERT OR IGNORE INTO mark VALUES ('began', ?)", (micros(now),))
+        return moment(self._number("SELECT value FROM mark WHERE name = 'began'"))
+
+    # -- what was decided
+
+    def put(self, one: Execution) -> Execution | None:
+        """Record an execution, within a transaction; None where it is there already."""
+        cursor = self.connection.execute(
+            "INSERT OR IGNORE INTO execution (rule, cluster, event, trigger, subject, action, "
+            "parameters, dry_run, phase, status, message, at_us, made_us, next_us, ended_us) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(one.rule, one.cluster, one.event, one.trigger, one.subject, one.action),
+                *(_json(one.parameters), one.dry_run, one.phase, one.status),
+                *(one.message[:_LONGEST_MESSAGE], micros(one.at), micros(one.made)),
+                *(micros(one.due), 0 if one.ended is None else micros(one.ended)),
+            ),
+        )
+        if not cursor.rowcount:
+            return None
+        return msgspec.structs.replace(one, id=int(cursor.lastrowid))
+
+    def is_decided(self, rule: str, event: Event) -> bool:
+        """Whether a rule has decided on an event."""
+        found = self.connection.execute(
+            "SELECT 1 FROM execution WHERE rule = ? AND cluster = ? AND event = ?",
+            (rule, event.cluster, event.key),
+        ).fetchone()
+        return found is not None
+
+    def acted_since(self, rule: str, since: datetime) -> int:
+        """How many executions of a rule were not held back since."""
+        return self._number(
+            "SELECT count(*) FROM execution "
+            "WHERE rule = ? AND made_us > ? AND status != 'held-back'",
+            (rule, micros(since)),
+        )
+
+    def acted_on(self, rule: str, subject: str, since: datetime) -> Execution | None:
+        """The latest execution about a subject that was not held back since."""
+        found = self._select(
+            "rule = ? AND subject = ? AND made_us > ? AND status != 'held-back' "
+            "ORDER BY made_us DESC LIMIT 1",
+            (rule, subject, micros(since)),
+        )
+        return found[0] if found else None
+
+    # -- what is being done
+
+    def due(self, now: datetime, busy: Container[str]) -> list[Execution]:
+        """Of each rule that is not busy the execution that waits longest and is due."""
+        found = self._select(
+            "id IN (SELECT min(id) FROM execution WHERE phase = 'waiting' AND next_us <= ? "
+            "GROUP BY rule) ORDER BY id",
+            (micros(now),),
+        )
+        return [one for one in found if one.rule not in busy]
+
+    def next_due(self) -> datetime | None:
+        """When the next execution that waits is due."""
+        (at_us,) = self._row("SELECT min(next_us) FROM execution WHERE phase = 'waiting'")
+        return None if at_us is None else moment(at_us)
+
+    def open_(self, phase: Phase) -> list[Execution]:
+        """The executions of a phase, oldest first."""
+        return self._select("phase = ? ORDER BY id", (phase,))
+
+    def start(self, one: Execution, now: datetime, nodes: Iterable[str] = ()) -> Execution:
+        """Record, durably, that an execution starts, and the nodes that it may take away."""
+        with transaction(self.connection, self.path) as connection:
+            connection.execute(
+                "UPDATE execution SET phase = 'started', tries = tries + 1, started_us = ? "
+                "WHERE id = ?",
+                (micros(now), one.id),
+            )
+            connection.executemany(
+                "INSERT OR REPLACE INTO taken VALUES (?, ?, ?, ?)",
+                [(one.cluster, node, one.rule, one.id) for node in nodes],
+            )
+        return msgspec.structs.replace(one, phase="started", tries=one.tries + 1, started=now)
+
+    def again(self, one: Execution, due: datetime, message: str, *, counts: bool = True) -> None:
+        """Let an execution wait until it is to be tried again.
+
+        Args:
+            one: The execution.
+            due: When.
+            message: Why.
+            counts: Whether it was tried at all: not so where nothing had been begun.
+        """
+        with transaction(self.connection, self.path) as connection:
+            connection.execute(
+                "UPDATE execution SET phase = 'waiting', next_us = ?, message = ?, tries = ? "
+                "WHERE id = ?",
+                (
+                    *(micros(due), message[:_LONGEST_MESSAGE]),
+                    *(one.tries if counts else max(0, one.tries - 1), one.id),
+                ),
+            )
+
+    def end(
+        self,
+        one: Execution,
+        status: str,
+        now: datetime,
+        *,
+        message: str = "",
+        result: Any = None,
+        audit: int = 0,
+    ) -> Execution:
+        """Record how an execution ended, within a transaction."""
+        packed = _json(result)
+        packed = packed if len(packed) <= _LONGEST_RESULT else "null"
+        self.connection.execute(
+            "UPDATE execution SET phase = 'ended', status = ?, message = ?, result = ?, "
+            "audit = ?, ended_us = ? WHERE id = ?",
+            (status, message[:_LONGEST_MESSAGE], packed, audit, micros(now), one.id),
+        )
+        return msgspec.structs.replace(
+            one,
+            phase="ended",
+            status=status,
+            message=message[:_LONGEST_MESSAGE],
+            audit=audit,
+            ended=now,
+        )
+
+    # -- nodes
+
+    def taken(self, cluster: str) -> list[Taken]:
+        """The nodes that rules have taken away, as far as is known."""
+        rows = self._rows("SELECT node, rule FROM taken WHERE cluster = ?", (cluster,))
+        return [Taken(node, rule) for node, rule in rows]
+
+    def give_back(self, cluster: str, available: Iterable[str], seen: datetime) -> None:
+        """Forget nodes that were seen to take jobs after what took them was over.
+
+        Args:
+            cluster: Their cluster.
+            available: Those that take jobs, and those that are not there any more.
+            seen: When the look at them began.
+        """
+        with transaction(self.connection, self.path) as connection:
+            connection.executemany(
+                "DELETE FROM taken WHERE cluster = ? AND node = ? AND NOT EXISTS ("
+                "SELECT 1 FROM execution WHERE id = taken.execution "
+                "AND (phase != 'ended' OR ended_us >= ?))",
+                [(cluster, node, micros(seen)) for node in available],
+            )
+
+    def note_failures(self, events: Sequence[Event]) -> None:
+        """Remember that nodes failed, within a transaction."""
+        self.connection.executemany(
+            "INSERT OR IGNORE INTO failure VALUES (?, ?, ?, ?)",
+            [(one.cluster, one.body.node, micros(one.at), one.key) for one in events],
+        )
+
+    def failures(self, event: Event) -> dict[str, int]:
+        """How often the node of an event has failed, up to the event, in each window."""
+        at_us = micros(event.at)
+        sums = ", ".join("coalesce(sum(at_us > ?), 0)" for _ in WINDOWS)
+        row = self._row(
+            f"SELECT {sums} FROM failure WHERE cluster = ? AND node = ? AND at_us <= ?",  # noqa: S608 -- question marks
+            (
+                *(at_us - seconds * 1_000_000 for _, seconds in WINDOWS),
+                *(event.cluster, event.body.node, at_us),
+            ),
+        )
+        return {name: int(count) for (name, _), count in zip(WINDOWS, row, strict=True)}
+
+    # -- for people
+
+    def switches(self) -> dict[str, Switch]:
+        """The rules that somebody switched on or off."""
+        rows = self._rows("SELECT rule, enabled, who, at_us FROM switch")
+        return {
+            rule: Switch(enabled=bool(enabled), who=who, at=moment(at_us))
+            for rule, enabled, who, at_us in rows
+        }
+
+    def switch(self, rule: str, enabled: bool, who: str, now: datetime) -> None:
+        """Switch a rule on or off, whatever its file says."""
+        with transaction(self.connection, self.path) as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO switch VALUES (?, ?, ?, ?)",
+                (rule, enabled, who, micros(now)),
+            )
+
+    def history(
+        self,
+        *,
+        limit: int,
+        rule: str = "",
+        cluster: str = "",
+        status: str = "",
+        since: datetime | None = None,
+        number: int = 0,
+    ) -> list[Execution]:
+        """The latest executions, newest first; each argument that is given narrows it."""
+        where: list[str] = ["1"]
+        values: list[Any] = []
+        for condition, value in (
+            ("id = ?", number or None),
+            ("rule = ?", rule or None),
+            ("cluster = ?", cluster or None),
+            ("? IN (status, phase)", status or None),
+            ("made_us >= ?", None if since is None else micros(since)),
+        ):
+            if value is not None:
+                where.append(condition)
+                values.append(value)
+        return self._select(f"{' AND '.join(where)} ORDER BY id DESC LIMIT ?", (*values, limit))
+
+    def counts(self) -> dict[str, tuple[int, datetime]]:
+        """For each rule how often it acted, and when it last did."""
+        rows = self._rows(
+            "SELECT rule, count(*), max(made_us) FROM execution "
+            "WHERE status != 'held-back' GROUP BY rule"
+        )
+        return {rule: (count, moment(last_us)) for rule, count, last_us in rows}
+
+    def forget(self, before: datetime, failures_before: datetime) -> bool:
+        """Forget what ended long ago; whether there is more."""
+        with transaction(self.connection, self.path) as connection:
+            cursor = connection.execute(
+                "DELETE FROM execution WHERE id IN (SELECT id FROM execution "
+                "WHERE phase = 'ended' AND made_us < ? ORDER BY made_us LIMIT ?)",
+                (micros(before), _FORGET_AT_ONCE),
+            )
+            connection.execute("DELETE FROM failure WHERE at_us < ?", (micros(failures_before),))
+        return int(cursor.rowcount) == _FORGET_AT_ONCE
+
+    def _select(self, where: str, values: Sequence[Any]) -> list[Execution]:
+        statement = f"SELECT {COLUMNS} FROM execution WHERE {where}"  # noqa: S608 -- our own words
+        return [execution_of(*row) for row in self._rows(statement, values)]
+
+    def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        with translated(self.path):
+            found: list[Any] = self.connection.execute(statement, values).fetchall()
+        return found
+
+    def _row(self, statement: str, values: Sequence[Any] = ()) -> Any:
+        return self._rows(statement, values)[0]
+
+    def _number(self, statement: str, values: Sequence[Any] = ()) -> int:
+        return int(self._row(statement, values)[0])
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

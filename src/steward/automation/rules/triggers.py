@@ -1,0 +1,179 @@
+"""What rules are about: the types of triggers, and the payloads that events give.
+
+A payload is plain JSON, its times in ISO form and UTC. Its fields are those of the
+event's body, with the cluster, the moment, and what is handier to compare.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from steward.bank_facts import BankThreshold
+from steward.events import (
+    BANK_THRESHOLD,
+    CONTROLLER_STATE,
+    JOB_STATE,
+    NODE_STATE,
+    PARTITION_STATE,
+    RESERVATION_STATE,
+    RUN_END,
+    ControllerState,
+    Event,
+    JobFacts,
+)
+from steward.jobs.facts import base_state
+from steward.records import JobRecord
+from steward.slurm.states import FINISHED
+from steward.state_facts import NodeState, PartitionState, ReservationState
+from steward.usage import RunFact
+
+Payload = dict[str, Any]
+
+WINDOWS: Final = (("failures_1h", 3600), ("failures_1d", 86400), ("failures_7d", 7 * 86400))
+"""Fields that count a node's failures, this one with them, and the seconds that they look back."""
+
+Failures = Callable[[Event], Mapping[str, int]]
+"""How often the node of an event has failed, for each of :data:`WINDOWS`."""
+
+
+class TriggerType(msgspec.Struct, frozen=True, kw_only=True):
+    """A type of trigger.
+
+    Attributes:
+        name: What rules call it.
+        help: When it comes, for people.
+        fields: What its payload holds.
+        subject: Which of them say what it is about: what de-duplication goes by.
+    """
+
+    name: str
+    help: str
+    fields: frozenset[str]
+    subject: tuple[str, ...]
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True):
+    """An event, as rules see it.
+
+    Attributes:
+        type: The type's name.
+        payload: What it holds.
+    """
+
+    type: str
+    payload: Payload
+
+
+def _type(
+    name: str, about: str, body: type[msgspec.Struct], subject: tuple[str, ...], *more: str
+) -> TriggerType:
+    fields = {field.name for field in msgspec.structs.fields(body)}
+    return TriggerType(
+        name=name,
+        help=about,
+        fields=frozenset({*fields, *more, "cluster", "at"}),
+        subject=("cluster", *subject),
+    )
+
+
+TYPES: Final[dict[str, TriggerType]] = {
+    one.name: one
+    for one in (
+        _type(
+            "slurm.node.state",
+            "A node's state, flags or reason changed, or the node came or went.",
+            NodeState,
+            ("node",),
+            *("base", "flags", *(name for name, _ in WINDOWS)),
+        ),
+        _type(
+            "slurm.job.state",
+            "A job started, was suspended or resumed, or a run of it ended.",
+            JobRecord,
+            ("job_id", "restarts", "state"),
+            "final",
+        ),
+        _type(
+            "slurm.partition.state", "A partition's state changed.", PartitionState, ("partition",)
+        ),
+        _type(
+            "slurm.reservation.state",
+            "A reservation was made, began, ended or was taken away.",
+            ReservationState,
+            ("reservation",),
+        ),
+        _type(
+            "slurm.controller.state",
+            "slurmctld or slurmdbd ceased to answer, answers again, or was started anew.",
+            ControllerState,
+            ("daemon",),
+        ),
+        _type(
+            "bank.threshold",
+            "An allocation is used so far, or ends so soon.",
+            BankThreshold,
+            ("account", "allocation", "kind"),
+        ),
+    )
+}
+"""Every type of trigger, by its name."""
+
+KINDS: Final = frozenset(
+    {
+        *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE, CONTROLLER_STATE, BANK_THRESHOLD),
+        *(JOB_STATE, RUN_END),
+    }
+)
+"""The kinds of events that triggers are made of."""
+
+_PLAIN: Final = {
+    PARTITION_STATE: "slurm.partition.state",
+    RESERVATION_STATE: "slurm.reservation.state",
+    CONTROLLER_STATE: "slurm.controller.state",
+    BANK_THRESHOLD: "bank.threshold",
+}
+
+
+def trigger_of(event: Event, failures: Failures) -> Trigger | None:
+    """The trigger that an event is; None for one that rules are not told.
+
+    Args:
+        event: The event.
+        failures: Counts the failures of its node.
+    """
+    if event.kind == NODE_STATE:
+        base, _, flags = event.body.state.partition("+")
+        more = {"base": base, "flags": flags.split("+") if flags else [], **failures(event)}
+        return _trigger("slurm.node.state", event, event.body, more)
+    if event.kind in (JOB_STATE, RUN_END):
+        record = _record(event)
+        return None if record is None else _of_job(event, record)
+    return _trigger(_PLAIN[event.kind], event, event.body, {})
+
+
+def _record(event: Event) -> JobRecord | None:
+    """The job that is news; None where another event tells of it, or will."""
+    body: JobFacts | RunFact = event.body
+    if isinstance(body, RunFact):
+        is_first = not body.correction and body.piece_end is None and not body.source
+        return body.record if is_first else None
+    # How a run ended is told once, by run.end, whichever source knew it first.
+    return None if base_state(body.record.state) in FINISHED else body.record
+
+
+def _of_job(event: Event, record: JobRecord) -> Trigger:
+    whole = {field: getattr(record, field) for field in record.__struct_fields__}
+    more = {"final": event.kind == RUN_END, "state": base_state(record.state)}
+    return _trigger("slurm.job.state", event, whole, more)
+
+
+def _trigger(name: str, event: Event, body: Any, more: Payload) -> Trigger:
+    payload: Payload = msgspec.to_builtins(body)
+    payload |= {"cluster": event.cluster, "at": msgspec.to_builtins(event.at), **more}
+    return Trigger(type=name, payload=payload)
+
+
+def subject_of(trigger: Trigger) -> tuple[Any, ...]:
+    """What a trigger is about, as its type says."""
+    return tuple(trigger.payload.get(name) for name in TYPES[trigger.type].subject)
