@@ -8,16 +8,19 @@ cancelled, with which Slurm disables their line of the crontab.
 
 import contextlib
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from steward.config import ClusterSettings
 from steward.records import JobRecord
 from steward.slurm.commands import Commands
 from steward.slurm.errors import ScrontabJob, SlurmError, UnknownJob
+from steward.slurm.nodelists import expand, fold
 
 _NAME: Final = re.compile(r"\d{1,10}(?:_\d{1,10}|\+\d{1,10})?")
 _LONGEST: Final = 400
 _LONGEST_COMMENT: Final = 8192
+_ONE: Final = ("-a", "-t", "all", "--local", "-h")
 _SPEAKER: Final = "steward: "
 _OURS: Final = re.compile(r" ?\[steward: ([^\]]*)\]")
 _UNSUPPORTED: Final = re.compile(
@@ -26,7 +29,8 @@ _UNSUPPORTED: Final = re.compile(
 _OF_SCRONTAB: Final = re.compile(r"Cannot (?:modify|cancel) scrontab jobs", re.IGNORECASE)
 _GONE: Final = re.compile(
     r"Invalid job id|already completing|Job/step already|has already finished|"
-    r"Job is no longer pending|not pending|Requested operation is presently disabled",
+    r"Job is no longer pending|not pending|Requested operation is presently disabled|"
+    r"Unexpected message received for job",
     re.IGNORECASE,
 )
 
@@ -43,12 +47,13 @@ class Changing:
         self._commands = Commands(cluster, settings)
         self._has_system_comment = True
 
-    def hold(self, job: str, why: str) -> bool:
+    def hold(self, job: str, why: str = "", *, by_user: bool = False) -> bool:
         """Keep a pending job from starting; its user cannot release it.
 
         Args:
             job: Its name, see :func:`name_of`.
-            why: The reason, for its user.
+            why: The reason, for its user; what is said there stays if empty.
+            by_user: Whether it is held as its user would, who then can release it.
 
         Returns:
             Whether it is held; not if it started or ended meanwhile.
@@ -57,24 +62,73 @@ class Changing:
             ScrontabJob: It is one of scrontab, which cannot be held.
             SlurmError: Slurm does not answer, or does not let us.
         """
-        return self._done("hold", job) and self.comment(job, why)
+        is_held = self._done("uhold" if by_user else "hold", job)
+        return is_held and (not why or self.comment(job, why))
 
-    def release(self, job: str) -> bool:
-        """Let a job start that :meth:`hold` kept from it, and take the reason away.
+    def release(self, job: str, *, is_told: bool = True) -> bool:
+        """Let a job start that :meth:`hold` kept from it.
+
+        Args:
+            job: Its name.
+            is_told: Whether there is a reason to be taken away.
 
         Raises:
             SlurmError: As above.
         """
-        return self._done("release", job) and self.comment(job, "")
+        return self._done("release", job) and (not is_told or self.comment(job, ""))
 
-    def cancel(self, job: str, why: str) -> bool:
+    def requeue(self, job: str, *, hold: bool = False) -> bool:
+        """End a batch job's run, and let it wait for another.
+
+        Args:
+            job: Its name.
+            hold: Whether it is then held.
+
+        Raises:
+            SlurmError: It is none that can be requeued, or as above.
+        """
+        return self._done("requeuehold" if hold else "requeue", job)
+
+    def exclude(self, job: str, nodes: Sequence[str]) -> bool:
+        """Keep a pending job from further nodes, beside those that it would not have before.
+
+        Raises:
+            SlurmError: As above.
+        """
+        out = self._commands.run("squeue", *_ONE, "-j", _checked(job), "-o", "%x")
+        shown = out.decode("utf-8", "backslashreplace").split()
+        before = [] if not shown or shown[0] in ("(null)", "N/A") else expand(shown[0])
+        return self._done("update", f"JobId={job}", f"ExcNodeList={fold([*before, *nodes])}")
+
+    def suspend(self, job: str) -> bool:
+        """Stop a running job's processes where they are.
+
+        Raises:
+            SlurmError: It does not run, or as above.
+        """
+        return self._done("suspend", job)
+
+    def resume(self, job: str) -> bool:
+        """Let a suspended job's processes go on.
+
+        Raises:
+            SlurmError: It is not suspended, or as above.
+        """
+        return self._done("resume", job)
+
+    def cancel(self, job: str, why: str = "") -> bool:
         """End a job, whether it runs or waits.
+
+        Args:
+            job: Its name.
+            why: The reason, for its user; what is said there stays if empty.
 
         Raises:
             SlurmError: As above.
         """
         with contextlib.suppress(ScrontabJob):  # its user sees the disabled line of the crontab
-            self.comment(job, why)
+            if why:
+                self.comment(job, why)
         try:
             return self._run("scancel", _checked(job))
         except ScrontabJob:
@@ -105,8 +159,7 @@ class Changing:
 
     def _admin_comment(self, job: str) -> str:
         out = self._commands.run(
-            *("squeue", "-a", "-t", "all", "--local", "-h", "-j", job),
-            *("-O", f"admin_comment:{_LONGEST_COMMENT}"),
+            *("squeue", *_ONE, "-j", job, "-O", f"admin_comment:{_LONGEST_COMMENT}")
         )
         # Of an array the tasks that wait come as one row, and have one comment.
         shown = next(iter(out.decode("utf-8", "backslashreplace").splitlines()), "").rstrip()
