@@ -1,7 +1,8 @@
 """``steward bank account``, ``user`` and ``allocation show``: who has money, and who spends it."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from steward.bank import money
@@ -14,9 +15,8 @@ from steward.bank.asking_accounts import (
     UserShowRequest,
 )
 from steward.cli import options, output
+from steward.cli.asking import Asked, asking, asking_columns, taking
 from steward.cli.bank_text import Account, Reason, Shown, plain, tell_gate
-from steward.cli.client import action, call
-from steward.cli.options import Place
 from steward.cli.output import Column, Style
 from steward.errors import UsageError
 
@@ -54,55 +54,32 @@ Limit = Annotated[
 User = Annotated[str, typer.Argument(metavar="USER", help="The user.")]
 
 
+@asking_columns
 def account_show(
+    asked: Asked,
     names: Names = None,
-    columns: options.Format = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Show accounts."""
-    style = options.style(as_json, parsable, noheader, columns)
+    style = asked.style
     request = AccountShowRequest(names=options.split(names))
-    _print_accounts(_asked(config, socket, "account_show", request), style)
+    _print_accounts(asked.call("bank.account_show", request), style)
 
 
-def account_create(
-    name: Account,
-    parent: Parent = "",
-    owners: Owners = "",
-    credit: Credit = "0",
-    draws_on_parent: Draws = None,
-    only_listed: Listed = None,
-    note: Note = "",
-    reason: Reason = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-) -> None:
-    """Create an account.
+class AccountSaid(msgspec.Struct, frozen=True):
+    """What was typed of an account.
 
-    It has a name that Slurm's accounts have, in lower case, and nothing to spend yet.
+    Attributes:
+        name: Which one.
+        given: What of it was typed.
+        reason: Why, for the books.
     """
-    style = options.style(as_json, parsable, noheader)
-    request = AccountCreateRequest(
-        name=name,
-        parent=parent,
-        owners=options.split([owners]),
-        credit=money.parse(credit),
-        draws_on_parent=bool(draws_on_parent),
-        only_listed=bool(only_listed),
-        note=note,
-        reason=reason,
-    )
-    _print_accounts(_asked(config, socket, "account_create", request), style, changed=True)
+
+    name: str
+    given: dict[str, Any]
+    reason: str
 
 
-def account_change(
+def _account_said(
     context: typer.Context,
     name: Account,
     parent: Parent = "",
@@ -110,42 +87,59 @@ def account_change(
     credit: Credit = "",
     draws_on_parent: Draws = None,
     only_listed: Listed = None,
+    note: Note = "",
+    reason: Reason = "",
+) -> AccountSaid:
+    fields = {
+        "parent": parent,
+        "owners": options.split([owners]),
+        "credit": money.parse(credit) if credit else None,
+        "draws_on_parent": draws_on_parent,
+        "only_listed": only_listed,
+        "note": note,
+    }
+
+    def is_given(option: str) -> bool:
+        source = context.get_parameter_source(option)
+        return source is not None and source.name == "COMMANDLINE"
+
+    given = {
+        field: value for field, value in fields.items() if is_given(field) and value is not None
+    }
+    return AccountSaid(name, given, reason)
+
+
+@asking
+@taking(_account_said)
+def account_create(said: AccountSaid, asked: Asked) -> None:
+    """Create an account.
+
+    It has a name that Slurm's accounts have, in lower case, and nothing to spend yet.
+    """
+    request = AccountCreateRequest(name=said.name, reason=said.reason, **said.given)
+    _print_accounts(asked.call("bank.account_create", request), asked.style, changed=True)
+
+
+@asking
+@taking(_account_said)
+def account_change(
+    said: AccountSaid,
+    asked: Asked,
     closed: Annotated[
         bool | None, typer.Option("--close/--reopen", help="Let nothing be charged to it any more.")
     ] = None,
-    note: Note = "",
-    reason: Reason = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Change an account.
 
     What is not given stays.
     """
-    style = options.style(as_json, parsable, noheader)
-
-    def given(option: str) -> bool:
-        source = context.get_parameter_source(option)
-        return source is not None and source.name == "COMMANDLINE"
-
-    request = AccountChangeRequest(
-        name=name,
-        parent=parent if given("parent") else None,
-        owners=options.split([owners]) if given("owners") else None,
-        credit=money.parse(credit) if credit else None,
-        draws_on_parent=draws_on_parent,
-        only_listed=only_listed,
-        closed=closed,
-        note=note if given("note") else None,
-        reason=reason,
-    )
-    _print_accounts(_asked(config, socket, "account_change", request), style, changed=True)
+    request = AccountChangeRequest(name=said.name, closed=closed, reason=said.reason, **said.given)
+    _print_accounts(asked.call("bank.account_change", request), asked.style, changed=True)
 
 
+@asking_columns
 def user_show(
+    asked: Asked,
     users: Annotated[
         list[str] | None, typer.Argument(metavar="USER", help="These; else all you may see.")
     ] = None,
@@ -155,40 +149,33 @@ def user_show(
             "--account", "-A", metavar="NAME,…", help="In these.", callback=options.not_empty
         ),
     ] = None,
-    columns: options.Format = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Show who is in which account."""
-    style = options.style(as_json, parsable, noheader, columns)
+    style = asked.style
     request = UserShowRequest(users=options.split(users), accounts=options.split(accounts))
-    _print_users(_asked(config, socket, "user_show", request), style)
+    _print_users(asked.call("bank.user_show", request), style)
 
 
+@asking
 def user_create(
+    asked: Asked,
     account: Account,
     user: User,
     limit: Limit = "",
     reason: Reason = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Put a user into an account.
 
     Owners of the account and its coordinators in Slurm may, too.
     """
-    style = options.style(as_json, parsable, noheader)
+    style = asked.style
     request = _user(account, user, limit, reason)
-    _print_users(_asked(config, socket, "user_create", request), style, user)
+    _print_users(asked.call("bank.user_create", request), style, user)
 
 
+@asking
 def user_change(
+    asked: Asked,
     account: Account,
     user: User,
     limit: Limit = "",
@@ -197,21 +184,16 @@ def user_change(
         typer.Option("--listed/--unlisted", help="Whether they may charge it if only listed may."),
     ] = None,
     reason: Reason = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Set what a user may spend.
 
     Owners of the account and its coordinators in Slurm may, too.
     """
-    style = options.style(as_json, parsable, noheader)
+    style = asked.style
     if not limit and listed is None:
         raise UsageError("nothing is to be changed: give --limit, --listed or --unlisted")
     request = _user(account, user, limit, reason, listed=listed)
-    _print_users(_asked(config, socket, "user_change", request), style, user)
+    _print_users(asked.call("bank.user_change", request), style, user)
 
 
 def _user(
@@ -228,23 +210,19 @@ def _user(
     )
 
 
+@asking_columns
 def allocation_show(
+    asked: Asked,
     names: Names = None,
     ended: Ended = False,
-    columns: options.Format = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Show allocations.
 
     Every account has one without an end, which is drawn on last.
     """
-    style = options.style(as_json, parsable, noheader, columns)
+    style = asked.style
     request = AccountShowRequest(names=options.split(names), ended=ended)
-    print_allocations(_asked(config, socket, "allocation_show", request), style)
+    print_allocations(asked.call("bank.allocation_show", request), style)
 
 
 def print_allocations(answer: AccountPage, style: Style, *, changed: bool = False) -> None:
@@ -266,12 +244,6 @@ def print_allocations(answer: AccountPage, style: Style, *, changed: bool = Fals
     output.print_table(columns, answer.allocations, style)
     if changed:
         tell_gate(answer.gate_knows)
-
-
-def _asked(config: str, socket: str, name: str, request: object) -> AccountPage:
-    place = Place(config=config, socket=socket)
-    answer: AccountPage = call(place, action(f"bank.{name}"), request)
-    return answer
 
 
 def _print_accounts(answer: AccountPage, style: Style, *, changed: bool = False) -> None:

@@ -11,10 +11,9 @@ from steward.bank.asking_accounts import (
     AllocationCreateRequest,
 )
 from steward.cli import options
+from steward.cli.asking import Asked, asking
 from steward.cli.bank_accounts import print_allocations
 from steward.cli.bank_text import Account, Amount, Key, Reason, key_or_random, say
-from steward.cli.client import action, call
-from steward.cli.options import Place
 from steward.cli.times import zone_to_ask_in
 from steward.errors import UsageError
 
@@ -29,7 +28,9 @@ Begin = Annotated[
 ]
 
 
+@asking
 def allocation_create(
+    asked: Asked,
     account: Account,
     amount: Amount,
     end: Annotated[
@@ -41,17 +42,12 @@ def allocation_create(
     note: Note = "",
     reason: Reason = "",
     key: Key = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Give an account money for a time.
 
     Of several allocations the one that ends first is drawn on first.
     """
-    style = options.style(as_json, parsable, noheader)
+    style = asked.style
     request = AllocationCreateRequest(
         account=account,
         amount=money.parse(amount),
@@ -63,14 +59,15 @@ def allocation_create(
         reason=reason,
         key=key_or_random(key),
     )
-    place = Place(config=config, socket=socket)
-    answer: AccountPage = call(place, action("bank.allocation_create"), request)
+    answer: AccountPage = asked.call("bank.allocation_create", request)
     print_allocations(answer, style, changed=True)
     if not style.json and not style.parsable:
         say(f"Key: {request.key}")
 
 
+@asking
 def allocation_change(
+    asked: Asked,
     number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="The allocation's.")],
     begin: Begin = "",
     end: Annotated[
@@ -80,17 +77,12 @@ def allocation_change(
     rollover: Rollover = None,
     note: Note = "",
     reason: Reason = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Change an allocation's time.
 
     Its money is changed by deposit and withdraw, with --allocation.
     """
-    style = options.style(as_json, parsable, noheader)
+    style = asked.style
     if not (begin or end or rollover or note):
         raise UsageError("nothing is to be changed: give --begin, --end, --rollover or --note")
     request = AllocationChangeRequest(
@@ -102,6 +94,5 @@ def allocation_change(
         zone=zone_to_ask_in(),
         reason=reason,
     )
-    place = Place(config=config, socket=socket)
-    answer: AccountPage = call(place, action("bank.allocation_change"), request)
+    answer: AccountPage = asked.call("bank.allocation_change", request)
     print_allocations(answer, style, changed=True)

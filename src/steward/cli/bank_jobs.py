@@ -14,6 +14,7 @@ from steward.bank.asking_jobs import (
 )
 from steward.bank.records import PriceLine, Quote
 from steward.cli import options, output
+from steward.cli.asking import Asked, asking
 from steward.cli.bank_text import ClusterOption, Shown, plain, say
 from steward.cli.client import action, call
 from steward.cli.options import Place
@@ -109,25 +110,20 @@ def _script(words: tuple[str, ...]) -> str:
         raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
 
 
+@asking
 def explain(
+    asked: Asked,
     job: options.JobId,
     cluster: ClusterOption = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Say what a job was charged, and why.
 
     Each charge is computed again from what was used and the rate of the job's first
     submission; the exit code is 1 where that makes another amount.
     """
-    style = options.style(as_json, parsable, noheader)
+    style = asked.style
     request = ExplainRequest(job=job, cluster=cluster)
-    answer: ExplainAnswer = call(
-        Place(config=config, socket=socket), action("bank.explain"), request
-    )
+    answer: ExplainAnswer = asked.call("bank.explain", request)
     shown = Shown(answer)
     if style.json:
         output.print_json(answer)

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+import msgspec
 import typer
 
 from steward.bank import money
@@ -14,6 +15,7 @@ from steward.bank.asking_money import (
     WithdrawRequest,
 )
 from steward.cli import options, output
+from steward.cli.asking import Asked, asking, taking
 from steward.cli.bank_text import (
     Account,
     Amount,
@@ -26,9 +28,7 @@ from steward.cli.bank_text import (
     say,
     tell_gate,
 )
-from steward.cli.client import action, call
 from steward.cli.lazy import CONTEXT
-from steward.cli.options import Place
 from steward.cli.output import Column, Style
 
 Allocation = Annotated[
@@ -39,61 +39,51 @@ Allocation = Annotated[
 ]
 
 
-def deposit(
+class Moving(msgspec.Struct, frozen=True):
+    """Money that comes to an account, or goes: what was typed of it."""
+
+    account: str
+    amount: int
+    reason: str
+    key: str
+    allocation: int
+
+
+def _moving(
     account: Account,
     amount: Amount,
     reason: NeededReason,
     key: Key = "",
     allocation: Allocation = 0,
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-) -> None:
+) -> Moving:
+    return Moving(account, money.parse(amount), reason, key_or_random(key), allocation)
+
+
+@asking
+@taking(_moving)
+def deposit(moving: Moving, asked: Asked) -> None:
     """Give an account new money.
 
     It never ends: 'steward bank allocation create' gives money for a time.
     """
-    style = options.style(as_json, parsable, noheader)
-    request = DepositRequest(
-        account=account,
-        amount=money.parse(amount),
-        reason=reason,
-        key=key_or_random(key),
-        allocation=allocation,
-    )
-    _moved(call(Place(config=config, socket=socket), action("bank.deposit"), request), style)
+    request = DepositRequest(**msgspec.structs.asdict(moving))
+    _moved(asked.call("bank.deposit", request), asked.style)
 
 
-def withdraw(
-    account: Account,
-    amount: Amount,
-    reason: NeededReason,
-    key: Key = "",
-    allocation: Allocation = 0,
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-) -> None:
+@asking
+@taking(_moving)
+def withdraw(moving: Moving, asked: Asked) -> None:
     """Take money away from an account.
 
     Only what is not held for jobs can go.
     """
-    style = options.style(as_json, parsable, noheader)
-    request = WithdrawRequest(
-        account=account,
-        amount=money.parse(amount),
-        reason=reason,
-        key=key_or_random(key),
-        allocation=allocation,
-    )
-    _moved(call(Place(config=config, socket=socket), action("bank.withdraw"), request), style)
+    request = WithdrawRequest(**msgspec.structs.asdict(moving))
+    _moved(asked.call("bank.withdraw", request), asked.style)
 
 
+@asking
 def transfer(
+    asked: Asked,
     source: Annotated[str, typer.Argument(metavar="FROM", help="The account that gives.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="The account that gets.")],
     amount: Amount,
@@ -105,17 +95,12 @@ def transfer(
     target_allocation: Annotated[
         int, typer.Option("--to-allocation", min=0, metavar="NUMBER", help="Into this one.")
     ] = 0,
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Give money of one account to another.
 
     Only what is not held for jobs can go.
     """
-    style = options.style(as_json, parsable, noheader)
+    style = asked.style
     request = TransferRequest(
         source=source,
         target=target,
@@ -125,10 +110,12 @@ def transfer(
         source_allocation=source_allocation,
         target_allocation=target_allocation,
     )
-    _moved(call(Place(config=config, socket=socket), action("bank.transfer"), request), style)
+    _moved(asked.call("bank.transfer", request), style)
 
 
+@asking
 def refund(
+    asked: Asked,
     account: Annotated[
         str, typer.Argument(metavar="ACCOUNT", help="The account, where no job is named.")
     ] = "",
@@ -161,17 +148,12 @@ def refund(
     ] = "",
     cluster: ClusterOption = "",
     key: Key = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Give back what was charged.
 
     Either of a job (--job 123), or of an account at large (physics 12.5).
     """
-    style = options.style(as_json, parsable, noheader)
+    style = asked.style
     given = part or amount
     request = RefundRequest(
         account=account,
@@ -182,7 +164,7 @@ def refund(
         reason=reason,
         key=key_or_random(key),
     )
-    _moved(call(Place(config=config, socket=socket), action("bank.refund"), request), style)
+    _moved(asked.call("bank.refund", request), style)
 
 
 # An amount below zero looks like an option.
@@ -190,7 +172,9 @@ adjust_app = typer.Typer(add_completion=False)
 
 
 @adjust_app.command(context_settings={**CONTEXT, "ignore_unknown_options": True})
+@asking
 def adjust(
+    asked: Asked,
     account: Account,
     amount: Annotated[
         str, typer.Argument(metavar="AMOUNT", help="Such as 12.5, or -12.5 to take away.")
@@ -198,14 +182,9 @@ def adjust(
     reason: NeededReason,
     key: Key = "",
     allocation: Allocation = 0,
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Correct what an account has, by hand."""
-    style = options.style(as_json, parsable, noheader)
+    style = asked.style
     request = AdjustRequest(
         account=account,
         amount=money.parse(amount),
@@ -213,7 +192,7 @@ def adjust(
         key=key_or_random(key),
         allocation=allocation,
     )
-    answer: MovedAnswer = call(Place(config=config, socket=socket), action("bank.adjust"), request)
+    answer: MovedAnswer = asked.call("bank.adjust", request)
     _moved(answer, style, is_taken=request.amount < 0)
 
 

@@ -12,9 +12,8 @@ from steward.bank.asking_notices import (
     NoticesRetryRequest,
 )
 from steward.cli import options, output
+from steward.cli.asking import Asked, asking_columns
 from steward.cli.bank_text import Shown, say
-from steward.cli.client import action, call
-from steward.cli.options import Place
 from steward.cli.output import Column
 from steward.cli.text import number
 from steward.errors import UsageError
@@ -22,7 +21,9 @@ from steward.errors import UsageError
 _ALL = "all"
 
 
+@asking_columns
 def notices(
+    asked: Asked,
     retry: Annotated[
         str,
         typer.Option(
@@ -32,29 +33,22 @@ def notices(
             callback=options.not_empty,
         ),
     ] = "",
-    columns: options.Format = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """List mails and other notices that were not sent.
 
     What is refused is tried a few times, what cannot be sent for a week; then it is set
     aside until --retry. What a myBRC server elsewhere was not told is listed, too.
     """
-    style = options.style(as_json, parsable, noheader, columns)
-    place = Place(config=config, socket=socket)
+    style = asked.style
     if retry:
         request = NoticesRetryRequest(numbers=_numbers(retry))
-        done: NoticesRetryAnswer = call(place, action("bank.notices_retry"), request)
+        done: NoticesRetryAnswer = asked.call("bank.notices_retry", request)
         if style.json:
             output.print_json(done)
         else:
             say(f"{number(done.retried, 'notice')} will be tried again.")
         return
-    answer: NoticesAnswer = call(place, action("bank.notices"), NoticesRequest())
+    answer: NoticesAnswer = asked.call("bank.notices", NoticesRequest())
     if style.json:
         output.print_json(answer)
         return

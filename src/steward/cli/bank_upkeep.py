@@ -18,10 +18,9 @@ from steward.bank.asking_upkeep import (
     ReconcileAnswer,
     ReconcileRequest,
 )
-from steward.cli import options, output
+from steward.cli import output
+from steward.cli.asking import Asked, asking, asking_columns
 from steward.cli.bank_text import ClusterOption, DryRun, Shown, plain, say, since, until
-from steward.cli.client import action, call
-from steward.cli.options import Place
 from steward.cli.output import Column, Style
 from steward.cli.text import number
 from steward.cli.times import zone_to_ask_in
@@ -30,28 +29,22 @@ from steward.errors import UsageError
 _LONGEST = 64 * 1024 * 1024
 
 
+@asking_columns
 def reconcile(
+    asked: Asked,
     cluster: ClusterOption = "",
     start: Annotated[
         str, since("Runs that ended since; where it was last left if not given.")
     ] = "",
     dry_run: DryRun = False,
-    columns: options.Format = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Compare what was charged with Slurm's records.
 
     A difference becomes a correcting entry that says why. The daemon does it each minute.
     """
-    style = options.style(as_json, parsable, noheader, columns)
+    style = asked.style
     request = ReconcileRequest(cluster=cluster, since=start, dry_run=dry_run, zone=zone_to_ask_in())
-    answer: ReconcileAnswer = call(
-        Place(config=config, socket=socket), action("bank.reconcile"), request
-    )
+    answer: ReconcileAnswer = asked.call("bank.reconcile", request)
     if style.json:
         output.print_json(answer)
         return
@@ -61,29 +54,24 @@ def reconcile(
     output.print_table(_differences(Shown(answer)), answer.differences, style)
 
 
+@asking
 def backfill(
+    asked: Asked,
     start: Annotated[str, since("Runs that ended since.")],
     end: Annotated[str, until()] = "",
     cluster: ClusterOption = "",
     dry_run: DryRun = False,
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Charge what ran before there was a bank.
 
     By the rates that hold for when a job was submitted; what was charged already is
     passed over.
     """
-    style = options.style(as_json, parsable, noheader)
+    style = asked.style
     request = BackfillRequest(
         since=start, until=end, cluster=cluster, dry_run=dry_run, zone=zone_to_ask_in()
     )
-    answer: BackfillAnswer = call(
-        Place(config=config, socket=socket), action("bank.backfill"), request
-    )
+    answer: BackfillAnswer = asked.call("bank.backfill", request)
     if style.json:
         output.print_json(answer)
         return
@@ -126,22 +114,17 @@ def _differences(shown: Shown) -> list[Column]:
     ]
 
 
+@asking
 def check(
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
+    asked: Asked,
 ) -> None:
     """Prove the ledger.
 
     Every transfer sums to zero, balances are what their entries make, charges too, and
     holds match jobs. The exit code is 1 where anything is wrong.
     """
-    style = options.style(as_json, parsable, noheader)
-    answer: CheckAnswer = call(
-        Place(config=config, socket=socket), action("bank.check"), CheckRequest()
-    )
+    style = asked.style
+    answer: CheckAnswer = asked.call("bank.check", CheckRequest())
     if style.json:
         output.print_json(answer)
     elif answer.findings or style.parsable:
@@ -160,7 +143,9 @@ def check(
         raise typer.Exit(1)
 
 
+@asking_columns
 def import_(
+    asked: Asked,
     kind: Annotated[
         ImportKind,
         typer.Argument(
@@ -170,12 +155,6 @@ def import_(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="The file.")] = "",
     cluster: ClusterOption = "",
     dry_run: DryRun = False,
-    columns: options.Format = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Bring in accounts, users, money and prices.
 
@@ -183,7 +162,7 @@ def import_(
     'sacctmgr dump', or from slurm-banking-plugins' bank-config.toml. What is there
     already stays, so that it can be done again.
     """
-    style = options.style(as_json, parsable, noheader, columns)
+    style = asked.style
     if not file and kind != "sacctmgr":
         raise UsageError("name the file, or - for the standard input")
     request = ImportRequest(
@@ -194,7 +173,7 @@ def import_(
         dry_run=dry_run,
         zone=zone_to_ask_in(),
     )
-    answer: ImportAnswer = call(Place(config=config, socket=socket), action("bank.import"), request)
+    answer: ImportAnswer = asked.call("bank.import", request)
     if style.json:
         output.print_json(answer)
         return

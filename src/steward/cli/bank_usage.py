@@ -8,11 +8,10 @@ import typer
 from steward.bank.asking_views import Grouping, UsageAnswer, UsageRequest
 from steward.bank.ledger import UsageRow
 from steward.cli import options, output
+from steward.cli.asking import Asked, asking_columns
 from steward.cli.bank_text import Shown, plain, say, since, until
-from steward.cli.client import action, call
 from steward.cli.drawing import bar, pens
 from steward.cli.drawing import plain as without_styles
-from steward.cli.options import Place
 from steward.cli.output import Column
 from steward.cli.times import zone_to_ask_in
 from steward.errors import UsageError
@@ -21,7 +20,9 @@ _GROUPS = ("account", "user", "partition", "month", "cluster")
 _BAR = 24
 
 
+@asking_columns
 def usage(
+    asked: Asked,
     accounts: Annotated[
         list[str] | None, typer.Argument(metavar="ACCOUNT", help="These; else all of yours.")
     ] = None,
@@ -42,18 +43,12 @@ def usage(
     ] = None,
     start: Annotated[str, since("Runs that began since; this year's if not given.")] = "",
     end: Annotated[str, until()] = "",
-    columns: options.Format = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Sum up what was used.
 
     What was given back is taken off. Bars are shares of the largest row.
     """
-    style = options.style(as_json, parsable, noheader, columns)
+    style = asked.style
     request = UsageRequest(
         by=_groups(options.split(by) or ("user",)),
         accounts=options.split(accounts),
@@ -62,7 +57,7 @@ def usage(
         until=end,
         zone=zone_to_ask_in(),
     )
-    answer: UsageAnswer = call(Place(config=config, socket=socket), action("bank.usage"), request)
+    answer: UsageAnswer = asked.call("bank.usage", request)
     if style.json:
         output.print_json(answer)
         return

@@ -16,6 +16,7 @@ from steward.bank.asking_views import (
 from steward.bank.ledger import StatementLine
 from steward.bank.records import Hold
 from steward.cli import options, output
+from steward.cli.asking import Asked, asking_columns
 from steward.cli.bank_text import (
     AccountOption,
     ClusterOption,
@@ -26,35 +27,27 @@ from steward.cli.bank_text import (
     since,
     until,
 )
-from steward.cli.client import action, call
-from steward.cli.options import Place
 from steward.cli.output import Column
 from steward.cli.times import zone_to_ask_in
 from steward.errors import UsageError
 from steward.jobs.facts import moment
 
 
+@asking_columns
 def balance(
+    asked: Asked,
     accounts: Annotated[
         list[str] | None, typer.Argument(metavar="ACCOUNT", help="These; else all of yours.")
     ] = None,
-    columns: options.Format = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Show what accounts have.
 
     Balance is what allocations hold that can be drawn on now, Held what jobs that have
     not ended may still cost, Free what a new job may cost.
     """
-    style = options.style(as_json, parsable, noheader, columns)
+    style = asked.style
     request = BalanceRequest(accounts=options.split(accounts))
-    answer: BalanceAnswer = call(
-        Place(config=config, socket=socket), action("bank.balance"), request
-    )
+    answer: BalanceAnswer = asked.call("bank.balance", request)
     if style.json:
         output.print_json(answer)
         return
@@ -107,7 +100,9 @@ def _balances(answer: BalanceAnswer) -> list[Column]:
     ]
 
 
+@asking_columns
 def statement(
+    asked: Asked,
     account: Annotated[
         str, typer.Argument(metavar="ACCOUNT", help="The account; else all, for operators.")
     ] = "",
@@ -115,27 +110,19 @@ def statement(
     start: Annotated[str, since("Since; the beginning of this month if not given.")] = "",
     end: Annotated[str, until()] = "",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a table with commas.")] = False,
-    columns: options.Format = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Show what happened to an account's money.
 
     Owners, coordinators and operators see all of it, others what their own jobs were
     charged.
     """
-    style = options.style(as_json, parsable, noheader, columns)
-    if as_csv and (as_json or parsable):
+    style = asked.style
+    if as_csv and (style.json or style.parsable):
         raise UsageError("--csv, --json and --parsable2 exclude each other")
     request = StatementRequest(
         account=account, user=user, since=start, until=end, zone=zone_to_ask_in()
     )
-    answer: StatementAnswer = call(
-        Place(config=config, socket=socket), action("bank.statement"), request
-    )
+    answer: StatementAnswer = asked.call("bank.statement", request)
     found, shown = answer.statement, Shown(answer)
     table = _lines(shown)
     if style.json:
@@ -201,27 +188,23 @@ def _no_formula(cell: str) -> str:
     return f"'{cell}" if cell[:1] in "=+-@\t\r" and cell and not is_number else cell
 
 
+@asking_columns
 def holds(
+    asked: Asked,
     account: AccountOption = "",
     user: UserOption = "",
     cluster: ClusterOption = "",
     job: Annotated[
         int, typer.Option("--jobs", "-j", min=0, metavar="ID", help="Only of this job.")
     ] = 0,
-    columns: options.Format = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Show what money is spoken for.
 
     A job's hold is what it may cost at the most; what it did not use is free at its end.
     """
-    style = options.style(as_json, parsable, noheader, columns)
+    style = asked.style
     request = HoldsRequest(account=account, user=user, cluster=cluster, job_id=job)
-    answer: HoldsAnswer = call(Place(config=config, socket=socket), action("bank.holds"), request)
+    answer: HoldsAnswer = asked.call("bank.holds", request)
     if style.json:
         output.print_json(answer)
         return
