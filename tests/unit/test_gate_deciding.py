@@ -261,13 +261,13 @@ def test_holds_move_when_an_allocation_ends(tmp_path: Path) -> None:
     with site.store.transaction():
         site.upkeep.tick(begin)
         site.upkeep.tick(begin + DAY_US)
-        assert site.upkeep.on_allocation(1) == 10 * MICRO
-        stranded = site.upkeep.stranded()
+        assert site.upkeep.moving.on_allocation(1) == 10 * MICRO
+        stranded = site.upkeep.moving.stranded()
     assert [hold.job_id for hold in stranded] == [3]
     assert site.free(at_us=begin + DAY_US) == 5
     more = msgspec.structs.replace(following, balance=20 * MICRO)
     site.tell(account("chem", 0, allocations=(last, more)), at_us=begin + DAY_US)
-    assert site.upkeep.stranded() == []
+    assert site.upkeep.moving.stranded() == []
     with site.store.transaction():
         late = Books(seq=0, accounts=(), after=0)
         assert site.upkeep.books(late, begin) == site.seq, "older news are passed over"

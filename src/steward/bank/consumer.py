@@ -242,6 +242,7 @@ class BankConsumer:
     def _look_at_queues(self, now: datetime) -> None:
         """Sweep one cluster that is due, and compare its charges with Slurm's records."""
         self._strand()
+        self._covering.move(self._link.lingering(), now)
         every_s = self._settings.bank.reconcile_s
         for cluster in self._settings.cluster:
             last = self._swept.get(cluster)

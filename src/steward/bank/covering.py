@@ -91,6 +91,7 @@ class Covering:
         self._unpaid = unpaid
         self._wanted: dict[Key, int] = {}
         self._resting: dict[Key, _Rest] = {}
+        self._parted: dict[str, Hold] = {}
         self._jobs: Jobs | None = None
         self._said: set[str] = set()
 
@@ -153,14 +154,39 @@ class Covering:
             key: rest for key, rest in self._resting.items() if now < rest.until + _MINUTE
         }
 
+    def move(self, holds: Sequence[Hold], now: datetime) -> None:
+        """Have the tasks of arrays that have not started paid by the allocations there are now.
+
+        Args:
+            holds: Those of arrays that are on an allocation that has ended.
+            now: The present moment.
+
+        Raises:
+            Unavailable: The gate or jobs.db is away.
+        """
+        changed = [hold for hold in holds if self._parted.get(hold.id) != hold]
+        for cluster in {hold.cluster for hold in changed}:
+            leaders = [hold.job_id for hold in changed if hold.cluster == cluster]
+            for leader, jobs in grouped(self.queue(cluster, leaders)).items():
+                self._cover((cluster, leader), jobs, now, is_moved=True)
+        self._parted = {hold.id: hold for hold in self._link.lingering()} if holds else {}
+
     def _cover(
-        self, key: Key, jobs: Sequence[Job], now: datetime, *, is_exact: bool = False
+        self,
+        key: Key,
+        jobs: Sequence[Job],
+        now: datetime,
+        *,
+        is_exact: bool = False,
+        is_moved: bool = False,
     ) -> None:
         claim = claim_of(key, jobs, is_ours=key[1] in self._unpaid.held(key[0]))
         if claim is None:
             return
         if is_exact:
             claim = msgspec.structs.replace(claim, is_exact=True)
+        if is_moved:
+            claim = msgspec.structs.replace(claim, starts=_starts(jobs))
         try:
             covered = self._link.cover(claim)
         except (NoRate, NoEstimate) as error:
@@ -385,6 +411,11 @@ def _still_to_come(record: JobRecord) -> JobRecord:
 
 def _is_started(record: JobRecord) -> bool:
     return base_state(record.state) in STARTED
+
+
+def _starts(jobs: Sequence[Job]) -> tuple[int, ...]:
+    """When those have started that run."""
+    return tuple(micros_or_0(job.record.start) for job in jobs if _is_started(job.record))
 
 
 def _tasks(jobs: Sequence[Job]) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from steward.bank.gate import token
 from steward.bank.gate.answering import Answering, Right
 from steward.bank.gate.keeper import Keeper
+from steward.bank.gate.questions import Questions
 from steward.bank.gate.shapes import (
     VERSION,
     Asked,
@@ -64,6 +65,7 @@ class Calls:
         self._state_dir = state_dir
         self._keeper = keeper
         self._upkeep = upkeep
+        self._questions = questions = Questions(keeper)
         self._answering = answering
         self._user = answering.user
         self._right = right
@@ -87,12 +89,13 @@ class Calls:
                     one.account, one.amount, one.why, one.allocation, now_us
                 ),
             ),
-            "holds": (Wanted, lambda wanted, _now_us: upkeep.holds(wanted)),
-            "means": (Stood, lambda one, now_us: upkeep.means(one.account, one.user, now_us)),
+            "holds": (Wanted, lambda wanted, _now_us: questions.holds(wanted)),
+            "means": (Stood, lambda one, now_us: questions.means(one.account, one.user, now_us)),
             "quote": (Asked, self._quote),
             "would": (Asked, self._would),
-            "stranded": (None, lambda _, _now_us: upkeep.stranded()),
-            "on_allocation": (int, lambda number, _now_us: upkeep.on_allocation(number)),
+            "stranded": (None, lambda _, _now_us: upkeep.moving.stranded()),
+            "lingering": (None, lambda _, _now_us: upkeep.moving.lingering()),
+            "on_allocation": (int, lambda number, _now_us: upkeep.moving.on_allocation(number)),
             "facts": (tuple[int, int], lambda of, _now_us: keeper.store.facts(*of)),
             "lease": (Leased, self._lease),
         }
@@ -185,13 +188,15 @@ class Calls:
 
     def _quote(self, asked: Asked, now_us: int) -> Any:
         user = self._user(asked.cluster, asked.description.uid)
-        return self._upkeep.quote(asked.cluster, asked.description, user, now_us)
+        return self._questions.quote(asked.cluster, asked.description, user, now_us)
 
     def _would(self, asked: Asked, now_us: int) -> Any:
         user = asked.user or self._user(asked.cluster, asked.description.uid)
         if asked.cost is not None:
-            return self._upkeep.afford(asked.cluster, asked.description, user, asked.cost, now_us)
-        return self._upkeep.would(asked.cluster, asked.description, user, now_us)
+            return self._questions.afford(
+                asked.cluster, asked.description, user, asked.cost, now_us
+            )
+        return self._questions.would(asked.cluster, asked.description, user, now_us)
 
     def _lease(self, leased: Leased, _now_us: int) -> str:
         if leased.secret and leased.secret != self._keeper.secret.hex():

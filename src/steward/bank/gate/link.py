@@ -174,6 +174,11 @@ class GateLink:
         found: list[Hold] = self._ask("stranded", None, list[Hold])
         return found
 
+    def lingering(self) -> list[Hold]:
+        """Holds of arrays of which tasks have started, that are still on an ended allocation."""
+        found: list[Hold] = self._ask("lingering", None, list[Hold])
+        return found
+
     def on_allocation(self, number: int) -> int:
         """What jobs that have started still hold on an allocation, micro-SU."""
         return int(self._ask("on_allocation", number, int))

@@ -121,6 +121,8 @@ class Claim(Noun, frozen=True):
         started: Whether it has started.
         mode_credit: Whether it is held whatever the account has.
         is_exact: Whether a hold that is too large is made smaller.
+        starts: When the array's tasks that run have started, µs since the epoch, where what
+            is left of it is to be paid by the allocations that there are now; None otherwise.
     """
 
     cluster: str
@@ -130,6 +132,7 @@ class Claim(Noun, frozen=True):
     started: bool = False
     mode_credit: bool = False
     is_exact: bool = False
+    starts: tuple[int, ...] | None = None
 
 
 class Covered(Noun, frozen=True):

@@ -4,7 +4,7 @@ Each call is made within one transaction of the store, as ``keeper.py`` says.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -13,10 +13,12 @@ from steward.bank.errors import BankRefused, BankUsage, NoEstimate
 from steward.bank.gate import token
 from steward.bank.gate.doubts import LOOK_S
 from steward.bank.gate.keeper import CONFIRMED, SETTLED, Keeper
+from steward.bank.gate.moving import Moving
 from steward.bank.gate.purses import Open
-from steward.bank.gate.shapes import Claim, Covered, Means, Seen, Verdict, Wanted
+from steward.bank.gate.shapes import Claim, Covered, Seen
 from steward.bank.money import show
-from steward.bank.records import Books, Description, Hold, Quote, Settlement
+from steward.bank.records import Books, Hold, Settlement
+from steward.slurm.arrays import count
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ class Upkeep:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
+        self.moving = Moving(keeper)
         self.turn_us = 0
         """When the next allocation begins or ends, so that :meth:`tick` is due."""
 
@@ -60,16 +63,16 @@ class Upkeep:
         if purses.position != position:
             store.set_number("position", purses.position)
         if changed:
-            self._move(purses.ended(now_us, changed), now_us)
-        self._fund(now_us)
+            self.moving.move(purses.ended(now_us, changed), now_us)
+        self.moving.fund(now_us)
         return purses.position
 
     def tick(self, now_us: int) -> None:
         """What comes with time alone: holds lapse, allocations end and begin."""
         purses = self._keeper.purses
         if now_us >= self.turn_us:
-            self._move(purses.ended(now_us), now_us)
-            self._fund(now_us)
+            self.moving.move(purses.ended(now_us), now_us)
+            self.moving.fund(now_us)
         self.turn_us = purses.next_turn(now_us)
         late = [
             hold
@@ -78,49 +81,6 @@ class Upkeep:
         ]
         for hold in late:
             self._keeper.give_back(hold, now_us, why="it was never confirmed")
-
-    def _move(self, allocations: set[int], now_us: int) -> None:
-        """Holds of jobs that have not started go to the allocations that there are now."""
-        purses = self._keeper.purses
-        for number in allocations:
-            for hold in list(purses.on_allocation.get(number, {}).values()):
-                # What is to leave an account is over in a moment, or lapses.
-                if not hold.started and hold.origin != "transfer":
-                    self._draw_anew(hold, now_us)
-        purses.lapsed &= purses.on_allocation.keys()
-
-    def _fund(self, now_us: int) -> None:
-        """Jobs whose allocation ended get money that has come since, the oldest first."""
-        for hold in list(self._keeper.purses.stranded.values()):
-            if self._is_bound(hold):
-                self._draw_anew(hold, now_us)
-
-    def _draw_anew(self, hold: Open, now_us: int) -> None:
-        purses = self._keeper.purses
-        before = hold.shares
-        purses.resize(hold, hold.remaining, ())
-        can_pay = purses.available(hold.payer, now_us) >= hold.remaining
-        if can_pay or self._keeper.ground.is_exempt(hold.cluster, hold.uid, hold.user):
-            purses.resize(hold, hold.remaining, purses.draw(hold.payer, hold.remaining, now_us))
-        if hold.shares != before:
-            self._keeper.store.update(hold)
-            if not hold.shares:
-                log.warning(
-                    "job %d of cluster %s: no allocation of account %s can pay it any more",
-                    hold.job_id,
-                    hold.cluster,
-                    hold.payer,
-                )
-
-    def _is_bound(self, hold: Open) -> bool:
-        quote = self._keeper.store.covered(hold)[0]
-        partition = quote.partition if quote else ""
-        return self._keeper.ground.mode(hold.cluster, partition, hold.account) == "gate"
-
-    def stranded(self) -> list[Hold]:
-        """Holds that no allocation can pay, of jobs on which the bank is to act."""
-        stranded = self._keeper.purses.stranded.values()
-        return [self._keeper.store.whole(hold) for hold in stranded if self._is_bound(hold)]
 
     # Jobs
 
@@ -146,7 +106,7 @@ class Upkeep:
     def _start(self, hold: Open, now_us: int) -> None:
         """Its job runs, so that it will be charged, whatever its account has."""
         hold.started = True
-        if hold.is_stranded and self._is_bound(hold):
+        if hold.is_stranded and self.moving.is_bound(hold):
             purses = self._keeper.purses
             purses.resize(hold, hold.remaining, purses.draw(hold.payer, hold.remaining, now_us))
 
@@ -208,6 +168,9 @@ class Upkeep:
         stranger = None if case.mode == "off" else keeper.deciding.stranger(case)
         # What runs is charged to its account, whoever may not use that.
         is_owed = claim.started and claim.mode_credit and case.account in keeper.purses.accounts
+        if hold is not None and claim.starts is not None:
+            tasks = count(claim.description.array)
+            self.moving.part(hold, claim.starts, tasks, now_us)
         if case.mode == "off" or (stranger is not None and not is_owed):
             return self._covered(hold, is_paid=case.free_pass or not stranger, why=stranger or "")
         with keeper.without_extra(hold) as extra:
@@ -334,97 +297,3 @@ class Upkeep:
         purses.add(hold)
         keeper.put_down(hold, None, None, now_us, why=why)
         return keeper.store.whole(hold)
-
-    # Questions
-
-    def means(self, account: str, user: str, now_us: int) -> Means:
-        """What an account, and a user in it, can pay now.
-
-        Raises:
-            BankUsage: There is no such account.
-        """
-        if account not in self._keeper.purses.accounts:
-            raise BankUsage(f"the gate knows no account {account}", account)
-        return self._keeper.purses.means(account, user, self._uid_of(account, user), now_us)
-
-    def _uid_of(self, account: str, user: str) -> int:
-        for picture in self._keeper.ground.pictures.values():
-            for uid, name in picture.users.items():
-                if user and name == user:
-                    return uid
-        for hold in self._keeper.purses.holds.values():
-            if user and hold.user == user and hold.account == account:
-                return hold.uid
-        return -1
-
-    def holds(self, wanted: Wanted) -> list[Hold]:
-        """Open holds, in the order in which they were placed."""
-        found: list[Hold] = []
-        is_behind = not wanted.after
-        for hold in self._chosen(wanted):
-            if is_behind and len(found) < wanted.limit:
-                found.append(self._keeper.store.whole(hold))
-            is_behind = is_behind or hold.id == wanted.after
-        return found
-
-    def _chosen(self, wanted: Wanted) -> Iterator[Open]:
-        holds: Iterable[Open] = self._keeper.purses.holds.values()
-        if wanted.cluster and wanted.job_id:
-            found = self._keeper.purses.by_job.get((wanted.cluster, wanted.job_id))
-            holds = [found] if found else []
-        for hold in holds:
-            if (
-                wanted.account in ("", hold.account)
-                and wanted.cluster in ("", hold.cluster)
-                and wanted.user in ("", hold.user)
-                and wanted.job_id in (0, hold.job_id)
-            ):
-                yield hold
-
-    def on_allocation(self, number: int) -> int:
-        """What jobs that have started still hold on an allocation."""
-        holds = self._keeper.purses.on_allocation.get(number, {}).values()
-        return sum(dict(hold.shares)[number] for hold in holds if hold.started)
-
-    def quote(self, cluster: str, job: Description, user: str, now_us: int) -> Quote:
-        """What a job may cost at the most.
-
-        Raises:
-            NoRate: Nothing says what its partition costs.
-            NoEstimate: It cannot be told.
-        """
-        ground = self._keeper.ground
-        if ground.estimator(cluster) is None:
-            raise NoEstimate(f"the gate has no picture of cluster {cluster} yet", cluster)
-        case = self._keeper.deciding.case(cluster, job, user, now_us)
-        return msgspec.structs.replace(
-            ground.quote(cluster, case.job, now_us), account=case.account
-        )
-
-    def would(self, cluster: str, job: Description, user: str, now_us: int) -> Verdict:
-        """What would be said of a job, if it were submitted now; nothing is held.
-
-        Raises:
-            NoEstimate: Its cluster was never pictured.
-        """
-        if self._keeper.ground.estimator(cluster) is None:
-            raise NoEstimate(f"the gate has no picture of cluster {cluster} yet", cluster)
-        decision = self._keeper.deciding.submit(cluster, job, user, now_us)
-        say = decision.say or decision.short
-        return Verdict(ok=decision.ok, say=say, quote=decision.quote)
-
-    def afford(self, cluster: str, job: Description, user: str, cost: int, now_us: int) -> Verdict:
-        """What would be said of a job of which the cost is told; nothing is held.
-
-        Raises:
-            BankUsage: The gate has not been told of its account.
-        """
-        decision = self._keeper.deciding.afford(cluster, job, user, cost, now_us)
-        if decision.account not in self._keeper.purses.accounts:
-            raise BankUsage(f"the gate knows no account {decision.account}", decision.account)
-        return Verdict(
-            ok=decision.ok,
-            say=decision.say or decision.short,
-            quote=decision.quote,
-            chosen=self._keeper.ground.chosen(cluster, decision.account),
-        )
