@@ -53,6 +53,12 @@ class Root(LazyGroup):
             "steward.cli.action",
         ),
         Entry(
+            "rules",
+            OPERATORS,
+            "What is done about events by itself, and what was done.",
+            "steward.cli.rules",
+        ),
+        Entry(
             "journal",
             OPERATORS,
             "Look at what Steward has recorded and what waits.",

@@ -14,6 +14,8 @@ from steward.archive.actions import ACTIONS as ARCHIVE
 from steward.archive.library import Library
 from steward.automation.actions import ACTIONS as AUTOMATION
 from steward.automation.room import AutomationRoom
+from steward.automation.rules.asking import ACTIONS as RULES
+from steward.automation.rules.asking import RulesRoom
 from steward.bank.actions import ACTIONS as BANK
 from steward.bank.room import BankRoom
 from steward.config import Settings
@@ -30,7 +32,8 @@ from steward.standings import access_of
 from steward.waiting import Stop
 
 ACTIONS: Final[dict[str, Action]] = {
-    action.name: action for action in (*ARCHIVE, *JOURNAL, *ACCOUNTING, *BANK, *AUTOMATION, *EVENTS)
+    action.name: action
+    for action in (*ARCHIVE, *JOURNAL, *ACCOUNTING, *BANK, *AUTOMATION, *EVENTS, *RULES)
 }
 """Every action, by its name."""
 
@@ -71,6 +74,7 @@ def registry(settings: Settings) -> Registry:
             "automation": lambda: AutomationRoom(settings, access=access, registry=found),
             "bank": lambda: BankRoom(settings, access=access),
             "events": lambda: EventsRoom(settings.state_dir, access),
+            "rules": lambda: RulesRoom(settings, access=access),
             "journal": lambda: JournalRoom(settings.state_dir, access, clusters_of(settings)),
         },
     )

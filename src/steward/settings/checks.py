@@ -23,10 +23,12 @@ from steward.config import (
     Section,
     Settings,
 )
+from steward.config_automation import SensorSettings
 from steward.errors import StewardError
 from steward.settings.forwarding_checks import forwarding_problems
 from steward.settings.node_checks import node_problems
 from steward.settings.problem import Problem
+from steward.settings.rule_checks import rule_problems
 from steward.settings.sink_checks import broker_problems, sink_problems
 from steward.settings.toml_lines import KeyPath
 
@@ -51,6 +53,7 @@ def problems(settings: Settings) -> Iterator[Problem]:
         yield from broker_problems(("consume", name, "broker"), source.broker)
     yield from forwarding_problems(settings)
     yield from node_problems(settings)
+    yield from rule_problems(settings)
     if settings.accounting != AccountingSettings():
         # Only what was set needs the plugins to be looked at, which a command does not wait for.
         from steward.settings.accounting_checks import accounting_problems
@@ -62,6 +65,10 @@ def problems(settings: Settings) -> Iterator[Problem]:
         from steward.settings.bank_checks import bank_problems
 
         yield from bank_problems(settings)
+    if settings.sensor != SensorSettings():
+        from steward.settings.sensor_checks import sensor_problems
+
+        yield from sensor_problems(settings)
     yield from _zones(settings)
     yield from _patterns(settings.redact)
     if "" in settings.access.operators:

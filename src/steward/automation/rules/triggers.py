@@ -24,6 +24,7 @@ from steward.events import (
 )
 from steward.jobs.facts import base_state
 from steward.records import JobRecord
+from steward.slurm.node_states import is_available, is_failing
 from steward.slurm.states import FINISHED
 from steward.state_facts import NodeState, PartitionState, ReservationState
 from steward.usage import RunFact
@@ -85,7 +86,7 @@ TYPES: Final[dict[str, TriggerType]] = {
             "A node's state, flags or reason changed, or the node came or went.",
             NodeState,
             ("node",),
-            *("base", "flags", *(name for name, _ in WINDOWS)),
+            *("base", "flags", "drained", "recovered", *(name for name, _ in WINDOWS)),
         ),
         _type(
             "slurm.job.state",
@@ -143,13 +144,31 @@ def trigger_of(event: Event, failures: Failures) -> Trigger | None:
         failures: Counts the failures of its node.
     """
     if event.kind == NODE_STATE:
-        base, _, flags = event.body.state.partition("+")
-        more = {"base": base, "flags": flags.split("+") if flags else [], **failures(event)}
-        return _trigger("slurm.node.state", event, event.body, more)
+        return _trigger("slurm.node.state", event, event.body, _of_node(event, failures))
     if event.kind in (JOB_STATE, RUN_END):
         record = _record(event)
         return None if record is None else _of_job(event, record)
     return _trigger(_PLAIN[event.kind], event, event.body, {})
+
+
+def _of_node(event: Event, failures: Failures) -> Payload:
+    body: NodeState = event.body
+    base, _, flags = body.state.partition("+")
+    was = body.old_state
+    return {
+        "base": base,
+        "flags": flags.split("+") if flags else [],
+        "drained": _has_drained(body.state) and bool(was) and not _has_drained(was),
+        "recovered": bool(was) and is_failing(was) and is_available(body.state),
+        **failures(event),
+    }
+
+
+def _has_drained(state: str) -> bool:
+    """Whether a node is drained and its last job has left it."""
+    base, _, flags = state.partition("+")
+    words = flags.split("+")
+    return "DRAIN" in words and "COMPLETING" not in words and base in ("IDLE", "DOWN")
 
 
 def _record(event: Event) -> JobRecord | None:

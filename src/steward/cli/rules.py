@@ -1,0 +1,322 @@
+"""``steward rules``: what is done about events, and what was done."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steward.automation.rules.shapes import (
+    CheckAnswer,
+    CheckRequest,
+    HistoryAnswer,
+    HistoryRequest,
+    ListAnswer,
+    ListRequest,
+    RuleLine,
+    SwitchAnswer,
+    SwitchRequest,
+    TriedLine,
+    TroubleLine,
+    TryAnswer,
+    TryRequest,
+)
+from steward.cli import options, output
+from steward.cli.client import action, call
+from steward.cli.lazy import CONTEXT
+from steward.cli.options import Place
+from steward.cli.output import Column
+from steward.cli.text import number
+from steward.cli.times import show as show_time
+from steward.cli.times import zone_to_ask_in
+from steward.errors import UsageError
+
+if TYPE_CHECKING:
+    from steward.automation.rules.tables import Execution
+
+_LONGEST = 1024 * 1024
+
+app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
+
+RuleName = Annotated[str, typer.Argument(metavar="RULE", help="Its name.")]
+
+
+@app.callback()
+def rules() -> None:
+    """What is done about events: nodes that fail, jobs that end, money that runs out."""
+
+
+@app.command()
+def check(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE]...",
+            help="These files; if none, the configuration's.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: options.Json = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Say what is wrong with rules, each with file, line and key.
+
+    The exit code is 1 where anything is.
+    """
+    place = Place(config=config, socket=socket)
+    answer: CheckAnswer = (
+        _checked(files) if files else call(place, action("rules.check"), CheckRequest())
+    )
+    if as_json:
+        output.print_json(answer)
+    else:
+        _say_troubles(answer.troubles)
+        print(f"{number(answer.rules, 'rule')} right, {len(answer.troubles)} wrong.")
+    if answer.troubles:
+        raise typer.Exit(1)
+
+
+def _checked(files: list[str]) -> CheckAnswer:
+    from steward.automation.rules.book import load_file
+
+    found = [load_file(path, trusted=True) for path in files]
+    return CheckAnswer(
+        rules=sum(rule is not None for rule, _ in found),
+        troubles=tuple(
+            TroubleLine(path=one.path, what=one.what) for _, wrong in found for one in wrong
+        ),
+    )
+
+
+@app.command("list")
+def list_(
+    columns: options.Format = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """List the rules."""
+    style = options.style(as_json, parsable, noheader, columns)
+    place = Place(config=config, socket=socket)
+    answer: ListAnswer = call(place, action("rules.list"), ListRequest())
+    if style.json:
+        output.print_json(answer)
+        return
+    output.print_table(_RULE_COLUMNS, answer.rules, style)
+    _say_troubles(answer.troubles)
+    if not answer.running:
+        output.warn("no rule is run: set enabled = true in [rules]")
+
+
+def _state(one: RuleLine) -> str:
+    state = "on" if one.enabled else "off"
+    return f"{state} (dry run)" if one.enabled and one.dry_run else state
+
+
+_RULE_COLUMNS = [
+    Column("Rule", lambda one: one.rule),
+    Column("Is", _state),
+    Column("Trigger", lambda one: one.trigger),
+    Column("Action", lambda one: one.action),
+    Column("Acted", lambda one: str(one.acted), right=True),
+    Column("Last", lambda one: show_time(one.last) if one.last else ""),
+    Column("SwitchedBy", lambda one: one.switched_by),
+    Column("Description", lambda one: one.description, usual=False),
+    Column("File", lambda one: "shipped" if one.shipped else one.path, lambda one: one.path),
+]
+
+
+@app.command("test")
+def try_(
+    event: Annotated[
+        str,
+        typer.Argument(
+            metavar="EVENT.json|-",
+            help="An event as 'steward events --json' prints it, or a trigger and its payload.",
+        ),
+    ],
+    rule: Annotated[
+        str, typer.Option("--rule", metavar="NAME", help="Only this rule, whatever it is about.")
+    ] = "",
+    file: Annotated[
+        str, typer.Option("--file", metavar="FILE", help="Only the rule in this file.")
+    ] = "",
+    as_json: options.Json = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Say what rules would make of an event; nothing is done.
+
+    The exit code is 1 where no rule is about it.
+    """
+    if rule and file:
+        raise UsageError("give either --rule or --file")
+    given = _event(event)
+    place = Place(config=config, socket=socket)
+    answer: TryAnswer = (
+        _tried(given, file)
+        if file
+        else call(place, action("rules.test"), TryRequest(event=given, rule=rule))
+    )
+    if as_json:
+        output.print_json(answer)
+    else:
+        print(f"It is a {answer.trigger}.")
+        for line in answer.rules:
+            _print_tried(line)
+    if not any(line.matches for line in answer.rules):
+        raise typer.Exit(1)
+
+
+def _print_tried(line: TriedLine) -> None:
+    state = "" if line.enabled else " (off)"
+    if not line.matches:
+        why = line.error or line.why_not
+        print(f"{line.rule}{state}: no, {output.printable(why)}")
+        return
+    print(f"{line.rule}{state}: yes, {line.action}")
+    if line.error:
+        print(f"    {output.printable(line.error)}")
+    for name, value in line.parameters.items():
+        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        print(f"    {name}: {output.printable(shown)}")
+
+
+def _tried(given: dict[str, Any], path: str) -> TryAnswer:
+    from steward.automation.rules.book import load_file
+    from steward.automation.rules.trying import tried
+
+    rule, wrong = load_file(path, trusted=True)
+    if rule is None:
+        raise UsageError(wrong[0].what, path)
+    on = {rule.name} if rule.enabled else set()
+    return tried(given, [rule], on, explicit=True)
+
+
+def _event(path: str) -> dict[str, Any]:
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(_LONGEST + 1)
+        else:
+            with open(path, "rb") as opened:
+                data = opened.read(_LONGEST + 1)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
+    if len(data) > _LONGEST:
+        raise UsageError(f"{path} is larger than any event", path)
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON: {error}", path) from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds no event: it is no object", path)
+    return found
+
+
+@app.command()
+def enable(
+    rule: RuleName,
+    as_json: options.Json = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Switch a rule on, whatever its file says."""
+    _switch("rules.enable", rule, Place(config=config, socket=socket), as_json=as_json)
+
+
+@app.command()
+def disable(
+    rule: RuleName,
+    as_json: options.Json = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Switch a rule off, whatever its file says; what waits is not done any more."""
+    _switch("rules.disable", rule, Place(config=config, socket=socket), as_json=as_json)
+
+
+def _switch(name: str, rule: str, place: Place, *, as_json: bool) -> None:
+    answer: SwitchAnswer = call(place, action(name), SwitchRequest(rule=rule))
+    if as_json:
+        output.print_json(answer)
+        return
+    state = "on" if answer.enabled else "off"
+    print(f"{answer.rule} is {state}{', as it was' if answer.was == answer.enabled else ''}.")
+
+
+@app.command()
+def history(
+    execution: Annotated[
+        int, typer.Argument(metavar="[ID]", help="Only this execution.", show_default=False)
+    ] = 0,
+    rule: Annotated[str, typer.Option("--rule", metavar="NAME", help="Only this rule's.")] = "",
+    cluster: Annotated[
+        str, typer.Option("--cluster", "-M", metavar="NAME", help="Only on this cluster.")
+    ] = "",
+    status: Annotated[
+        str,
+        typer.Option(
+            "--status",
+            metavar="STATUS",
+            help="waiting, started, ended; succeeded, failed, timeout, unknown, dry-run, "
+            "held-back.",
+        ),
+    ] = "",
+    since: Annotated[
+        str,
+        typer.Option("--starttime", "--since", "-S", metavar="TIME", help="Decided since."),
+    ] = "",
+    limit: Annotated[
+        int, typer.Option("--limit", "-L", min=1, max=100_000, help="How many at most.")
+    ] = 100,
+    columns: options.Format = "",
+    as_json: options.Json = False,
+    parsable: options.Parsable = False,
+    noheader: options.NoHeader = False,
+    config: options.Config = "",
+    socket: options.Socket = "",
+) -> None:
+    """Show what rules did, newest first."""
+    style = options.style(as_json, parsable, noheader, columns)
+    request = HistoryRequest(
+        id=execution, rule=rule, cluster=cluster, status=status, since=since, limit=limit,
+        zone=zone_to_ask_in(),
+    )  # fmt: skip
+    place = Place(config=config, socket=socket)
+    answer: HistoryAnswer = call(place, action("rules.history"), request)
+    if style.json:
+        output.print_json(answer)
+    elif answer.executions or style.parsable:
+        output.print_table(_HISTORY_COLUMNS, answer.executions, style)
+    else:
+        output.note("No rule has acted.")
+
+
+def _seconds(one: "Execution") -> str:
+    if one.started is None or one.ended is None:
+        return ""
+    return f"{(one.ended - one.started).total_seconds():.2f}"
+
+
+_HISTORY_COLUMNS = [
+    Column("ID", lambda one: str(one.id), right=True),
+    Column("Decided", lambda one: show_time(one.made)),
+    Column("Rule", lambda one: one.rule),
+    Column("Cluster", lambda one: one.cluster, usual=False),
+    Column("Event", lambda one: one.event),
+    Column("Action", lambda one: one.action),
+    Column("Status", lambda one: one.status or one.phase),
+    Column("Seconds", _seconds, right=True),
+    Column("Tries", lambda one: str(one.tries), right=True, usual=False),
+    Column("Audit", lambda one: str(one.audit or ""), right=True, usual=False),
+    Column("Parameters", lambda one: json.dumps(one.parameters), usual=False),
+    Column("Message", lambda one: one.message, widest=70),
+]
+
+
+def _say_troubles(troubles: tuple[TroubleLine, ...]) -> None:
+    for trouble in troubles:
+        output.warn(trouble.what)
