@@ -131,6 +131,7 @@ def test_standing_with_slurmdbd(site_with_slurmdbd: Site) -> None:
     standing = site.slurm.standing()
     assert standing.private_data == {"jobs", "usage"}
     assert standing.admins == {"root", "bela", "odd|x"}
+    assert standing.administrators == {"root"}
     assert standing.coordinators == {
         "physics": frozenset({"ada", "bela"}),
         "chem": frozenset({"ada"}),

@@ -19,6 +19,7 @@ from steward.jobs.facts import micros, moment
 from steward.sqlite import (
     Connection,
     SqliteUnavailable,
+    make_for_owner,
     open_database,
     open_reader,
     transaction,
@@ -129,7 +130,7 @@ class Audit:
             if read_only:
                 self._connection = open_reader(self._path)
             else:
-                _belong(self._path, state_dir)
+                make_for_owner(self._path)
                 self._connection = open_database(self._path, _MIGRATIONS)
 
     def close(self) -> None:
@@ -296,24 +297,3 @@ def _ours() -> Iterator[None]:
         yield
     except SqliteUnavailable as error:
         raise AuditUnavailable(f"the audit log is away: {error}", error.offender) from error
-
-
-def _belong(path: str, state_dir: str) -> None:
-    """Make the file, where there is none, for the one whom the state directory belongs to.
-
-    SQLite gives the files beside it to the same owner.
-    """
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return
-    except OSError as error:
-        raise AuditUnavailable(
-            f"{path} cannot be made: {error.strerror}: has 'steward serve' run here?", path
-        ) from error
-    try:
-        if os.geteuid() == 0:
-            owner = os.stat(state_dir)
-            os.fchown(descriptor, owner.st_uid, owner.st_gid)
-    finally:
-        os.close(descriptor)

@@ -9,7 +9,17 @@ from steward.automation.errors import UnknownOperation
 from steward.automation.operation import Operation
 
 _WHERE: Final = (
-    *("config", "jobs", "steps", "nodes", "reservations", "triggers", "partitions", "scripts"),
+    *(
+        "config",
+        "jobs",
+        "jobs_changing",
+        "steps",
+        "nodes",
+        "reservations",
+        "triggers",
+        "partitions",
+        "scripts",
+    ),
     *("bank", "notify", "programs"),
 )
 
@@ -19,10 +29,7 @@ def operations() -> dict[str, Operation]:
     """All of them, those of StackStorm's pack first."""
     found: list[Operation] = []
     for name in _WHERE:
-        try:
-            module = importlib.import_module(f"steward.automation.operations.{name}")
-        except ModuleNotFoundError:
-            continue
+        module = importlib.import_module(f"steward.automation.operations.{name}")
         found += module.OPERATIONS
     found.sort(key=lambda one: (not one.pack, one.ref))
     return {one.ref: one for one in found}

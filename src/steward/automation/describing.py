@@ -28,6 +28,7 @@ _NAMES: Final[tuple[tuple[type[inspect.Type], TypeName], ...]] = (
     (inspect.LiteralType, "string"),
 )
 _LONGEST_SHOWN: Final = 60
+_LONGEST_NUMBER: Final = 16
 
 
 class ParameterDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,7 @@ class ParameterDescription(msgspec.Struct, frozen=True, kw_only=True):
         required: Whether it must be given.
         default: What it is where it is not given; None for nothing.
         enum: All that it may be; empty where that cannot be listed.
+        items: Of an array: what its items may be.
         within: Of an object: what may be in it; empty where anything may.
     """
 
@@ -49,6 +51,7 @@ class ParameterDescription(msgspec.Struct, frozen=True, kw_only=True):
     required: bool = False
     default: Any = None
     enum: tuple[str, ...] = ()
+    items: tuple[TypeName, ...] = ()
     within: "tuple[ParameterDescription, ...]" = ()
 
 
@@ -103,13 +106,26 @@ def _field(field: inspect.Field) -> ParameterDescription:
     default = None if field.required else _default(field)
     return ParameterDescription(
         name=field.name,
-        type=next(name for known, name in _NAMES if isinstance(kind, known)),
+        type=_named(kind),
         description=description,
         required=field.required,
         default=default,
         enum=tuple(map(str, kind.values)) if isinstance(kind, inspect.LiteralType) else (),
+        items=_items(kind),
         within=_described(kind.cls) if isinstance(kind, inspect.StructType) else (),
     )
+
+
+def _named(kind: inspect.Type) -> TypeName:
+    return next(name for known, name in _NAMES if isinstance(kind, known))
+
+
+def _items(kind: inspect.Type) -> tuple[TypeName, ...]:
+    if not isinstance(kind, inspect.VarTupleType | inspect.ListType):
+        return ()
+    item, _ = _without_metadata(kind.item_type)
+    kinds = item.types if isinstance(item, inspect.UnionType) else (item,)
+    return tuple(_named(one) for one in kinds)
 
 
 def _without_metadata(kind: inspect.Type) -> tuple[inspect.Type, str]:
@@ -135,21 +151,33 @@ def _is_missing(one: ParameterDescription, given: Mapping[str, Any]) -> bool:
 
 
 def _value(ref: str, one: ParameterDescription, value: Any) -> Any:
-    if not isinstance(value, str) or one.type == "string":
+    if one.type == "string":
         return value
-    text = value.strip()
+    if isinstance(value, str):
+        value = _from_text(ref, one, value.strip())
+    if one.type == "array" and isinstance(value, list | tuple):
+        return [_item(one, item) for item in value]
+    return value
+
+
+def _from_text(ref: str, one: ParameterDescription, text: str) -> Any:
     if one.type == "boolean":
         return _truth(ref, one.name, text)
     if one.type == "array" and not text.startswith("["):
-        return [_item(part.strip()) for part in text.split(",") if part.strip()]
+        return [part.strip() for part in text.split(",") if part.strip()]
     if one.type in ("array", "object"):
         return _from_json(ref, one, text)
     return text
 
 
-def _item(text: str) -> int | str:
-    """A number where it is written as one, which is how a job's id is given."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else text
+def _item(one: ParameterDescription, item: Any) -> Any:
+    """An item of a list: a number where it is written as one and may be one, else a text."""
+    if isinstance(item, str) and "integer" in one.items:
+        is_number = item.isascii() and item.isdigit() and len(item) < _LONGEST_NUMBER
+        return int(item) if is_number and str(int(item)) == item else item
+    if isinstance(item, int) and not isinstance(item, bool) and "integer" not in one.items:
+        return str(item)
+    return item
 
 
 def _truth(ref: str, name: str, text: str) -> bool:

@@ -9,6 +9,7 @@ import re
 from typing import Final
 
 from steward.errors import UsageError
+from steward.slurm.machine_changing import reason_text
 
 _SIGNED: Final = re.compile(r"\(steward: ([^()]*)\)\s*\Z")
 _RULE: Final = "rule "
@@ -40,12 +41,12 @@ def ours(reason: str, speaker: str, old: str = "") -> str:
     Raises:
         UsageError: There is no reason.
     """
-    text = " ".join(_SIGNED.sub("", reason).split())
+    text = reason_text(_SIGNED.sub("", reason))
     if not text:
         raise UsageError("say why: reason=…")
     by = " ".join("".join(c for c in speaker if c not in "()").split())[:64]
     signature = f" (steward: {by})"
-    behind = f"{_WAS}{' '.join(old.split())}" if old and old not in text else ""
+    behind = f"{_WAS}{reason_text(old)}" if old and old not in text else ""
     room = LONGEST - len(signature)
     return (text + behind)[:room].rstrip() + signature
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from steward.automation.errors import DoneInPart, NotYours
+from steward.automation.errors import DoneInPart, NotYours, WrongParameters
 from steward.automation.guarding import need_ours, reasons_for
 from steward.automation.operation import Doing, Operation, Parameters
 from steward.errors import StewardError
@@ -18,7 +18,8 @@ NodeList = Annotated[
 ]
 Reason = Annotated[str, msgspec.Meta(description="Why; who says so is put behind it.")]
 _OUT_OF_SERVICE: Final = frozenset({"DOWN", "ERROR", "FUTURE", "UNKNOWN"})
-_RESUMED_FLAGS: Final = frozenset({"DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN"})
+_FOR_A_REASON: Final = frozenset({"DOWN", "DRAIN", "FAIL"})
+_RESUMED_FLAGS: Final = frozenset({"DRAIN", "FAIL"})
 
 
 class NodesGet(Parameters, frozen=True, kw_only=True):
@@ -79,24 +80,27 @@ def resume(doing: Doing, asked: NodesResume) -> dict[str, Any]:
 
 
 def update(doing: Doing, asked: NodesUpdate) -> dict[str, Any]:
-    """Change something of nodes."""
+    """Change something of nodes; a state or a reason as the other operations do it."""
     nodes = doing.machine.nodes(asked.nodes)
-    infos = {name.lower().replace("_", ""): value for name, value in asked.infos.items()}
-    infos = {_LIKE_PYSLURM.get(name, name): str(value) for name, value in infos.items()}
-    given = infos.pop("reason", "")
-    state = infos.get("state", "").upper()
-    if state in ("RESUME", "UNDRAIN", "IDLE"):
-        need_ours(doing, {name: node for name, node in nodes.items() if _is_out(node)}, "resume it")
-    if not given:
-        if state:
-            need_ours(doing, {n: node for n, node in nodes.items() if node.reason}, "change it")
+    names = {name.replace("_", "").lower(): name for name in asked.infos}
+    infos = dict(asked.infos)
+    reason = str(infos.pop(names["reason"])) if "reason" in names else ""
+    key = names.get("state") or names.get("nodestate") or ""
+    state = str(infos.get(key, "")).upper()
+    if state in _FOR_A_REASON and not reason.strip():
+        raise WrongParameters(f"a node is set {state} for a reason only: add one to infos")
+    if state and state not in _FOR_A_REASON:
+        need_ours(doing, {name: node for name, node in nodes.items() if _is_out(node)}, "change it")
+    if not reason:
         return changed(doing, nodes, lambda: doing.changing.update_nodes(list(nodes), infos))
-    reasons = reasons_for(doing, nodes, given)
+    reasons = reasons_for(doing, nodes, reason)
     return changed(
-        doing, nodes, lambda: _by_reason(
+        doing,
+        nodes,
+        lambda: _by_reason(
             reasons, lambda some, why: doing.changing.update_nodes(some, {**infos, "reason": why})
-        )
-    )  # fmt: skip
+        ),
+    )
 
 
 def _taken_out(
@@ -212,14 +216,6 @@ def _all(doing: Doing, nodes: str, is_so: "Callable[[NodeRecord], bool]") -> boo
     except StewardError:
         return None
 
-
-_LIKE_PYSLURM: Final = {
-    # As pyslurm's dictionary of a node calls them, without its underscores.
-    "nodestate": "state",
-    "features": "availablefeatures",
-    "featuresact": "activefeatures",
-    "cpubind": "cpubind",
-}
 
 OPERATIONS: Final = (
     Operation(

@@ -1,0 +1,51 @@
+"""slurm.partition.update: change something of a partition."""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from steward.automation.operation import Doing, Operation, Parameters
+from steward.slurm import UnknownPartition
+
+
+class PartitionUpdate(Parameters, frozen=True, kw_only=True):
+    """slurm.partition.update."""
+
+    partition: Annotated[str, msgspec.Meta(description="Its name.")]
+    infos: Annotated[
+        dict[str, Any],
+        msgspec.Meta(
+            description="What to set, by the names that 'scontrol update partition' takes: "
+            '{"state": "DRAIN", "max_time": "1-00:00:00"}.'
+        ),
+    ]
+
+
+def update(doing: Doing, asked: PartitionUpdate) -> dict[str, Any]:
+    """Change a partition."""
+    known = doing.machine.partitions()
+    if asked.partition not in known:
+        names = ", ".join(known)
+        raise UnknownPartition(
+            f"there is no partition {asked.partition!r}: there are {names}", (), asked.partition
+        )
+    before = known[asked.partition]
+    told = {"partition": asked.partition, "old_state": before.state}
+    if doing.dry_run:
+        return {**told, "state": before.state, "would_change": True}
+    doing.begin()
+    doing.changing.update_partition(asked.partition, asked.infos)
+    after = doing.machine.partitions()[asked.partition]
+    return {**told, "state": after.state, "changed": True}
+
+
+OPERATIONS: Final = (
+    Operation(
+        ref="slurm.partition.update",
+        help="Change something of a partition.",
+        parameters=PartitionUpdate,
+        run=update,
+        right="administrator",
+        changes=True,
+    ),
+)

@@ -1,0 +1,178 @@
+"""Operations on reservations: put nodes into one, take them out again."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from steward.automation.errors import WrongParameters
+from steward.automation.operation import Doing, Operation, Parameters
+from steward.automation.operations.nodes import NodeList
+from steward.slurm import UnknownReservation
+
+Name = Annotated[str, msgspec.Meta(description="The reservation's name.")]
+_ALL: Final = ("MAINT", "IGNORE_JOBS", "OVERLAP")
+
+
+class Props(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a new reservation is like."""
+
+    start_time: Annotated[
+        int | str | None,
+        msgspec.Meta(
+            description="When it begins: a time as Slurm takes it, or seconds since 1970."
+        ),
+    ] = None
+    duration: Annotated[
+        int | str, msgspec.Meta(description="How long: minutes, D-HH:MM:SS, or infinite.")
+    ] = "infinite"
+    users: Annotated[
+        tuple[str, ...] | str, msgspec.Meta(description="Who may use it.")
+    ] = ("root",)  # fmt: skip
+    flags: Annotated[
+        tuple[str, ...] | str, msgspec.Meta(description="What it is, as scontrol takes it.")
+    ] = _ALL
+
+
+class Reserve(Parameters, frozen=True, kw_only=True):
+    """slurm.node.reserve."""
+
+    nodes: NodeList
+    reservation_name: Name
+    props: Annotated[
+        Props,
+        msgspec.Meta(description="What it is like if it is made now; else the nodes are added."),
+    ] = Props()
+
+
+class Unreserve(Parameters, frozen=True, kw_only=True):
+    """slurm.node.unreserve."""
+
+    nodes: NodeList
+    reservation_name: Name
+
+
+def reserve(doing: Doing, asked: Reserve) -> dict[str, Any]:
+    """Put nodes into a reservation, which is made where there is none of its name."""
+    nodes = doing.machine.node_names(asked.nodes)
+    name = asked.reservation_name
+    start = _start(doing, asked.props.start_time)
+    has = _nodes_of(doing, name)
+    after = list(dict.fromkeys((*(has or ()), *nodes)))
+    told = _told(name, after, created=has is None, changed=after != has, doing=doing)
+    if doing.dry_run or after == has:
+        return told
+    doing.begin()
+    if has is None:
+        doing.changing.create_reservation(
+            name,
+            nodes,
+            start=start,
+            duration=str(asked.props.duration),
+            users=_listed(asked.props.users),
+            flags=_listed(asked.props.flags),
+        )
+    else:
+        doing.changing.set_reservation_nodes(name, after)
+    return told
+
+
+def unreserve(doing: Doing, asked: Unreserve) -> dict[str, Any]:
+    """Take nodes out of a reservation, which is deleted with its last one."""
+    nodes = set(doing.machine.node_names(asked.nodes))
+    name = asked.reservation_name
+    has = _nodes_of(doing, name)
+    if has is None:
+        raise UnknownReservation(f"there is no reservation {name!r}", (), name)
+    left = [node for node in has if node not in nodes]
+    told = _told(name, left, deleted=not left, changed=left != has, doing=doing)
+    if doing.dry_run or left == has:
+        return told
+    doing.begin()
+    if left:
+        doing.changing.set_reservation_nodes(name, left)
+    else:
+        doing.changing.delete_reservation(name)
+    return told
+
+
+def _told(
+    name: str,
+    nodes: list[str],
+    *,
+    changed: bool,
+    doing: Doing,
+    created: bool = False,
+    deleted: bool = False,
+) -> dict[str, Any]:
+    from steward.slurm.nodelists import fold
+
+    told: dict[str, Any] = {"reservation_name": name, "nodes": fold(nodes)}
+    if doing.dry_run:
+        told["would_change"] = changed
+    else:
+        told["changed"] = changed
+    return {**told, "created": created, "deleted": deleted}
+
+
+def _nodes_of(doing: Doing, name: str) -> list[str] | None:
+    """The nodes that a reservation has; None where there is none of that name."""
+    from steward.slurm.nodelists import expand
+
+    found = doing.machine.reservations().get(name)
+    if found is None:
+        return None
+    return expand(found.nodes) if found.nodes else []
+
+
+def _start(doing: Doing, given: int | str | None) -> datetime | None:
+    if given is None or given in ("", "now"):
+        return None
+    try:
+        if isinstance(given, int) or given.isdigit():
+            return datetime.fromtimestamp(int(given), UTC)
+    except (ValueError, OverflowError, OSError) as error:
+        raise WrongParameters(f"start_time {given!r} is no time", given) from error
+    from steward.events import utc_now
+    from steward.slurm.times import parse_time, zone_called
+
+    return parse_time(given, utc_now(), zone_called(doing.cluster_settings.timezone))
+
+
+def _listed(value: tuple[str, ...] | str) -> list[str]:
+    parts = value.split(",") if isinstance(value, str) else value
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _is_reserved(doing: Doing, asked: Reserve) -> bool | None:
+    has = _nodes_of(doing, asked.reservation_name)
+    return has is not None and set(doing.machine.node_names(asked.nodes)) <= set(has)
+
+
+def _is_unreserved(doing: Doing, asked: Unreserve) -> bool | None:
+    has = _nodes_of(doing, asked.reservation_name)
+    return has is None or not set(doing.machine.node_names(asked.nodes)) & set(has)
+
+
+OPERATIONS: Final = (
+    Operation(
+        ref="slurm.node.reserve",
+        help="Put nodes into a reservation, new or there.",
+        parameters=Reserve,
+        run=reserve,
+        right="operator",
+        changes=True,
+        pack=True,
+        check=_is_reserved,
+    ),
+    Operation(
+        ref="slurm.node.unreserve",
+        help="Take nodes out of a reservation; with the last one it goes.",
+        parameters=Unreserve,
+        run=unreserve,
+        right="operator",
+        changes=True,
+        pack=True,
+        check=_is_unreserved,
+    ),
+)

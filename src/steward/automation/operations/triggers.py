@@ -1,0 +1,142 @@
+"""Operations on Slurm's triggers: have slurmctld start a listed program when something happens."""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from steward.automation.errors import DoneInPart, WrongParameters
+from steward.automation.operation import Doing, Operation, Parameters
+from steward.automation.programs import need_listed
+from steward.slurm import EventNeverFires, SlurmError, UnknownEvent, UnknownJob, UnknownTrigger
+
+
+class TriggerSet(Parameters, frozen=True, kw_only=True):
+    """slurm.trigger.set."""
+
+    program: Annotated[
+        str,
+        msgspec.Meta(
+            description="What slurmctld starts, as [actions] programs_file lists it; "
+            "arguments may follow, with blanks between."
+        ),
+    ]
+    jobid: Annotated[
+        int | str | None, msgspec.Meta(description="The job whose end or nodes are waited for.")
+    ] = None
+    offset: Annotated[
+        int, msgspec.Meta(description="Seconds between event and program; before it if negative.")
+    ] = 0
+    fini: Annotated[bool, msgspec.Meta(description="Whether the job's end is waited for.")] = False
+    nodes: Annotated[
+        str, msgspec.Meta(description="The nodes that are waited for; all if empty.")
+    ] = ""
+    event: Annotated[
+        str,
+        msgspec.Meta(
+            description="What is waited for: burst_buffer, drained (drain), down, fail, up, idle, "
+            "reconfig, and from Slurm 23.02 draining, resume."
+        ),
+    ] = ""
+
+
+class TriggerUnset(Parameters, frozen=True, kw_only=True):
+    """slurm.trigger.unset."""
+
+    trigger_ids: Annotated[tuple[int, ...], msgspec.Meta(description="Their ids.")]
+    user: Annotated[str, msgspec.Meta(description="Whose they are.")] = "slurm"
+
+
+def set_(doing: Doing, asked: TriggerSet) -> Any:
+    """Set a trigger: its id, which of one that is there already is that one's."""
+    program = asked.program.strip()
+    need_listed(program.partition(" ")[0], doing.settings.actions.programs_file)
+    job = "" if asked.jobid is None else str(asked.jobid)
+    event = _event(asked, job)
+    _need_event(doing, event)
+    nodes = asked.nodes.strip()
+    if nodes:
+        doing.machine.node_names(nodes)
+    if job and (not job.isdigit() or not doing.slurm.job(int(job))):
+        raise UnknownJob(f"Slurm of {doing.cluster} knows no job {job} (any more)", (), job)
+    if doing.dry_run:
+        return {"event": event, "nodes": nodes, "jobid": job, "program": program}
+    doing.begin()
+    return doing.triggers.set(program, event, nodes=nodes, job=job, offset_s=asked.offset)
+
+
+def unset(doing: Doing, asked: TriggerUnset) -> dict[str, Any]:
+    """Take triggers away."""
+    known = {one.id: one for one in doing.triggers.all()}
+    for number in asked.trigger_ids:
+        if number not in known:
+            raise UnknownTrigger(f"there is no trigger {number}", (), str(number))
+        if known[number].user != asked.user:
+            raise UnknownTrigger(
+                f"trigger {number} is not {asked.user}'s but {known[number].user}'s: "
+                f"user={known[number].user}",
+                (),
+                str(number),
+            )
+    if not asked.trigger_ids:
+        raise WrongParameters("trigger_ids is empty: name a trigger")
+    if doing.dry_run:
+        return {str(number): {"would_change": True} for number in asked.trigger_ids}
+    result: dict[str, Any] = {}
+    failed = []
+    for number in dict.fromkeys(asked.trigger_ids):
+        doing.begin()
+        try:
+            doing.triggers.clear(number, asked.user)
+            result[str(number)] = {"changed": True}
+        except SlurmError as error:
+            result[str(number)] = {"changed": False, "message": str(error)}
+            failed.append(number)
+    if failed:
+        raise DoneInPart(result[str(failed[0])]["message"], result)
+    return result
+
+
+def _event(asked: TriggerSet, job: str) -> str:
+    """The event that is meant; of a job without one it is its time limit, as strigger has it."""
+    if asked.fini:
+        if asked.event not in ("", "fini"):
+            raise WrongParameters(f"fini and event={asked.event} are two events: name one of them")
+        return "fini"
+    if asked.event:
+        return asked.event
+    if job:
+        return "time"
+    raise WrongParameters("slurm.trigger.set needs event=…, or a job: jobid=… fini=true")
+
+
+def _need_event(doing: Doing, event: str) -> None:
+    known = doing.triggers.events()
+    name = {"drain": "drained"}.get(event, event)
+    if name not in known:
+        names = ", ".join(known)
+        raise UnknownEvent(f"Slurm of {doing.cluster} has no event {event!r}: it has {names}")
+    if known[name]:
+        raise EventNeverFires(f"a trigger for {event} never fires: {known[name]}")
+
+
+OPERATIONS: Final = (
+    Operation(
+        ref="slurm.trigger.set",
+        help="Have slurmctld start a listed program when something happens.",
+        parameters=TriggerSet,
+        run=set_,
+        right="administrator",
+        changes=True,
+        remote=False,
+        pack=True,
+    ),
+    Operation(
+        ref="slurm.trigger.unset",
+        help="Take triggers away.",
+        parameters=TriggerUnset,
+        run=unset,
+        right="administrator",
+        changes=True,
+        pack=True,
+    ),
+)
