@@ -19,7 +19,7 @@ class SensorSettings(Section, frozen=True, kw_only=True):
     """
 
     enabled: bool = False
-    interval_s: float = 30.0
+    interval_s: float = 1.0
     triggers: bool = True
     helper: str = "/usr/libexec/steward/steward-trigger"
     socket: str = "/run/steward/trigger.sock"

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 Noticed = Literal["trigger", "reconcile", "start"]
-"""What made us look: a wake-up of slurmctld's, the clock, or our own start or slurmctld's."""
+"""What made us look: a wake-up of slurmctld's, the clock or slurmctld's start, or our own."""
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):

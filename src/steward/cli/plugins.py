@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steward.cli.lazy import ADMINISTRATORS, CONTEXT, Entry, LazyGroup
+from steward.config_automation import SensorSettings
 from steward.errors import UsageError
 from steward.native.building import DEFAULT_LIBDIR
 from steward.native.installing import DEFAULT_LINES, DEFAULT_PLUGSTACK, DEFAULT_SPOOL
@@ -51,6 +52,8 @@ class PluginsGroup(LazyGroup):
     )
 
 
+_SENSOR = SensorSettings()
+
 app = typer.Typer(
     cls=PluginsGroup,
     help="What Slurm itself loads: on compute nodes, and in slurmctld.",
@@ -88,6 +91,15 @@ JobSubmitLua = Annotated[
     typer.Option(
         "--job-submit-lua", metavar="DIR", help="Instead: job_submit.lua, where slurm.conf is."
     ),
+]
+Trigger = Annotated[
+    bool, typer.Option("--trigger", help="Instead: what slurmctld wakes the sensor by.")
+]
+Helper = Annotated[
+    str, typer.Option("--helper", metavar="FILE", help="With --trigger: where the helper lies.")
+]
+Secret = Annotated[
+    str, typer.Option("--secret", metavar="FILE", help="With --trigger: its secret.")
 ]
 
 
@@ -150,6 +162,15 @@ def install(
         str,
         typer.Option("--cluster", metavar="NAME", help="With --job-submit-lua, if there are more."),
     ] = "",
+    trigger: Trigger = False,
+    helper: Helper = _SENSOR.helper,
+    secret: Secret = _SENSOR.secret_file,
+    python: Annotated[
+        str, typer.Option("--python", metavar="FILE", help="With --trigger: what runs the helper.")
+    ] = "",
+    user: Annotated[
+        str, typer.Option("--user", metavar="NAME", help="With --trigger: SlurmUser.")
+    ] = "",
 ) -> None:
     """Have Slurm load the SPANK plugin on this node, or slurmctld what is its own.
 
@@ -160,6 +181,12 @@ def install(
 
     if jobcomp:
         _tell(installing.install_jobcomp(jobcomp, libdir=libdir, lines=lines))
+        return
+    if trigger:
+        from steward.native import waking
+
+        user = user or _slurm_user(slurm_prefix)
+        _tell(waking.install_trigger(helper, secret, user=user, python=python))
         return
     if job_submit_lua:
         _tell(submitting.install_submit_lua(job_submit_lua, libdir=libdir, cluster=cluster))
@@ -194,6 +221,9 @@ def check(
         bool, typer.Option("--job-submit", help="Instead: what slurmctld asks the bank by.")
     ] = False,
     job_submit_lua: JobSubmitLua = "",
+    trigger: Trigger = False,
+    helper: Helper = _SENSOR.helper,
+    secret: Secret = _SENSOR.secret_file,
 ) -> None:
     """Say what would go wrong when Slurm loads them; the exit code is 1 if anything would.
 
@@ -207,6 +237,11 @@ def check(
     if jobcomp:
         wrong = telling.check_jobcomp(_shown(slurm_prefix), jobcomp)
         good = f"JobCompType is jobcomp/lua, and {jobcomp}/jobcomp.lua is Steward's."
+    elif trigger:
+        from steward.native import waking
+
+        wrong = waking.check_trigger(_shown(slurm_prefix), helper, secret, _SENSOR.socket)
+        good = f"slurmctld can start {helper}, which wakes Steward's sensor."
     elif job_submit or job_submit_lua:
         shown, version = _shown(slurm_prefix), _version(slurm, slurm_prefix)
         wrong = submitting.check_submit(shown, version, directory=job_submit_lua)
@@ -270,6 +305,14 @@ def _shown_if_any(prefix: str) -> dict[str, str]:
         return _shown(prefix)
     except NativeError:
         return {}
+
+
+def _slurm_user(prefix: str) -> str:
+    """SlurmUser's name; whoever runs this where slurmctld does not answer."""
+    from steward.native.telling import slurm_user
+
+    found = slurm_user(_shown_if_any(prefix))
+    return found[0] if found else ""
 
 
 def _client(prefix: str) -> "Slurm":

@@ -20,6 +20,7 @@ from steward.daemon.parts import (
     run_journal,
     snapshots_of,
 )
+from steward.daemon.sensing import sensor_parts
 from steward.daemon.supervise import Part
 from steward.errors import UsageError
 from steward.incoming import stores_of
@@ -56,6 +57,7 @@ def controller_parts(settings: Settings) -> list[Part]:
             for share in range(settings.capture_processes)
         ]
     parts += lines_parts(settings)
+    parts += sensor_parts(settings)
     if settings.nodes.listen:
         parts.append(nodes_part(settings))
     if settings.gate.ask:

@@ -16,6 +16,7 @@ import msgspec
 from steward.capture.forwarded.wire import Row
 from steward.capture.lines import jobcomp
 from steward.capture.nodes import folding
+from steward.capture.states.store import SOURCE as SENSOR
 from steward.capture.taking import SCRIPT_TOO_LARGE
 from steward.errors import StewardError
 from steward.events import (
@@ -24,7 +25,10 @@ from steward.events import (
     JOB_SCRIPT,
     JOB_SEEN,
     JOB_STATE,
+    NODE_STATE,
+    PARTITION_STATE,
     QUEUE_LOOKED,
+    RESERVATION_STATE,
     Event,
     EventError,
     JobFacts,
@@ -38,13 +42,15 @@ from steward.incoming import Store, kept_filename
 from steward.jobs.names import MAX_JOB_ID, MAX_RAW_ID
 from steward.journal.store import Row as JournalRow
 from steward.journal.store import rows_of
+from steward.state_facts import NodeState, ReservationState
 
 KINDS: Final = folding.KINDS | {
     *(JOB_SCRIPT, JOB_SEEN, JOB_STATE, JOB_END, CONTROLLER_STATE, QUEUE_LOOKED),
+    *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE),
 }
 """What is forwarded."""
 SOURCES: Final = frozenset(
-    {"spool", "recovered", "snapshot", "sacct", jobcomp.SOURCE, folding.SOURCE}
+    {"spool", "recovered", "snapshot", "sacct", SENSOR, jobcomp.SOURCE, folding.SOURCE}
 )
 """Who on a controller's host sees such things; the jobs' records are sorted by these."""
 
@@ -137,6 +143,10 @@ def _check_times(event: Event) -> None:
         times += [getattr(event.body.record, name) for name in _TIMES]
     elif isinstance(event.body, QueueLooked):
         times.append(event.body.began)
+    elif isinstance(event.body, NodeState):
+        times.append(event.body.reason_at)
+    elif isinstance(event.body, ReservationState):
+        times += [event.body.start, event.body.end]
     if any(isinstance(time, datetime) and time.tzinfo is None for time in times):
         raise NotAdmitted("it has a time without a zone")
     if any(isinstance(time, datetime) and time.year not in _YEARS for time in times):

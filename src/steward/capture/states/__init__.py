@@ -1,0 +1,1 @@
+"""How nodes, partitions, reservations and daemons are watched, and their changes told."""

@@ -1,0 +1,215 @@
+"""Two pictures of a cluster compared: what is to be told, so that it can be replayed exactly.
+
+Nothing here asks Slurm or remembers anything. Whoever starts with no picture and
+takes each change in turn has, after the last, the states of the last picture.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Final, TypeVar
+
+import msgspec
+
+from steward.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE
+from steward.slurm.node_states import is_failing
+from steward.state_facts import NodeState, Noticed, PartitionState, ReservationState
+
+REMOVED: Final = "REMOVED"
+"""The state of what is not there any more."""
+
+
+class NodeShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is compared of a node; the fields are those of :class:`NodeState`."""
+
+    state: str
+    reason: str = ""
+    reason_uid: int | None = None
+    reason_user: str = ""
+    reason_at: datetime | None = None
+    partitions: tuple[str, ...] = ()
+
+
+class PartitionShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is compared of a partition."""
+
+    state: str
+
+
+class ReservationShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is compared of a reservation; the fields are those of :class:`ReservationState`."""
+
+    state: str
+    nodes: str = ""
+    start: datetime | None = None
+    end: datetime | None = None
+    users: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+Shown = NodeShown | PartitionShown | ReservationShown
+
+SHOWN: Final[dict[str, type[Shown]]] = {
+    NODE_STATE: NodeShown,
+    PARTITION_STATE: PartitionShown,
+    RESERVATION_STATE: ReservationShown,
+}
+"""What there is a picture of, by the kind of event that tells of it."""
+
+Picture = Mapping[str, Mapping[str, Shown]]
+"""For each kind what was shown, by name; a kind that is missing was not looked at."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one thing.
+
+    Attributes:
+        kind: The event's kind.
+        name: The thing's name.
+        shown: What it is now; None if it is gone.
+        at: When that happened, as far as it can be known.
+        body: What is to be told; None for a change that is nobody's news.
+    """
+
+    kind: str
+    name: str
+    shown: Shown | None
+    at: datetime
+    body: NodeState | PartitionState | ReservationState | None = None
+
+
+def compare(
+    before: Picture,
+    after: Picture,
+    *,
+    source: Noticed,
+    at: datetime,
+    since: datetime | None = None,
+) -> list[Change]:
+    """What changed between two pictures.
+
+    Args:
+        before: What is known.
+        after: What is shown now; of the kinds that are missing nothing has changed.
+        source: What made us look.
+        at: When the second was taken.
+        since: When the first was; None if there was none.
+    """
+    changes: list[Change] = []
+    for kind, now in after.items():
+        old = before.get(kind, {})
+        for name, one in now.items():
+            previous = old.get(name)
+            if one != previous:
+                changes.append(_changed(kind, name, previous, one, source, at, since))
+        changes += [
+            Change(kind=kind, name=name, shown=None, at=at, body=_removed(name, one, source))
+            for name, one in old.items()
+            if name not in now
+        ]
+    return changes
+
+
+def _changed(
+    kind: str,
+    name: str,
+    old: Shown | None,
+    new: Shown,
+    source: Noticed,
+    at: datetime,
+    since: datetime | None,
+) -> Change:
+    body: NodeState | PartitionState | ReservationState | None = None
+    if isinstance(new, NodeShown):
+        before = _of(NodeShown, old)
+        if _has_news(before, new):
+            body = _node(name, before, new, source)
+            at = _happened(before, new, at, since)
+    elif old is None or old.state != new.state:
+        was = old.state if old else ""
+        body = (
+            _reservation(name, new, new.state, was, source)
+            if isinstance(new, ReservationShown)
+            else PartitionState(partition=name, state=new.state, old_state=was, source=source)
+        )
+    return Change(kind=kind, name=name, shown=new, at=at, body=body)
+
+
+def _removed(
+    name: str, old: Shown, source: Noticed
+) -> NodeState | PartitionState | ReservationState:
+    if isinstance(old, NodeShown):
+        return NodeState(
+            node=name,
+            state=REMOVED,
+            old_state=old.state,
+            old_reason=old.reason,
+            source=source,
+            partitions=old.partitions,
+        )
+    if isinstance(old, ReservationShown):
+        return _reservation(name, old, REMOVED, old.state, source)
+    return PartitionState(partition=name, state=REMOVED, old_state=old.state, source=source)
+
+
+def _has_news(old: NodeShown | None, new: NodeShown) -> bool:
+    # A uid goes and comes with the directory service; the partitions of a node are no state.
+    return old is None or (old.state, old.reason, old.reason_user) != (
+        *(new.state, new.reason, new.reason_user),
+    )
+
+
+def _node(name: str, old: NodeShown | None, new: NodeShown, source: Noticed) -> NodeState:
+    return NodeState(
+        node=name,
+        state=new.state,
+        old_state=old.state if old else "",
+        reason=new.reason,
+        reason_uid=new.reason_uid,
+        reason_user=new.reason_user,
+        reason_at=new.reason_at,
+        old_reason=old.reason if old else "",
+        source=source,
+        # Of one that was not known before nobody can say that it worked.
+        failed=old is not None and is_failing(new.state) and not is_failing(old.state),
+        partitions=new.partitions,
+    )
+
+
+def _happened(
+    old: NodeShown | None, new: NodeShown, at: datetime, since: datetime | None
+) -> datetime:
+    """When it happened: Slurm dates reasons, and nothing else."""
+    told = new.reason_at
+    if told is None or since is None or (old is not None and told == old.reason_at):
+        return at
+    return told if since <= told <= at else at
+
+
+def _reservation(
+    name: str, shown: ReservationShown, state: str, was: str, source: Noticed
+) -> ReservationState:
+    return ReservationState(
+        reservation=name,
+        state=state,
+        old_state=was,
+        nodes=shown.nodes,
+        start=shown.start,
+        end=shown.end,
+        users=shown.users,
+        flags=shown.flags,
+        source=source,
+    )
+
+
+Kind = TypeVar("Kind", bound=Shown)
+
+
+def _of(kind: type[Kind], shown: Shown | None) -> Kind | None:
+    return shown if isinstance(shown, kind) else None
+
+
+def boundaries(picture: Picture) -> Iterator[datetime]:
+    """When reservations begin and end, each a moment at which a state changes by itself."""
+    for one in picture.get(RESERVATION_STATE, {}).values():
+        if isinstance(one, ReservationShown):
+            yield from (moment for moment in (one.start, one.end) if moment)

@@ -1,0 +1,284 @@
+"""The sensor: looks at a cluster's nodes, partitions, reservations and daemons, and tells changes.
+
+A look is taken by the clock, and at once when slurmctld's triggers wake us. Either
+way it is the look that counts: a trigger may be late (slurmctld works on them every
+15 s), lost or forged, and what it would have told is seen all the same. A look is
+never more than a twentieth of the time, whoever asked for it.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from typing import Final, Protocol
+
+from steward.capture.snapshots import COST_FACTOR
+from steward.capture.states.comparing import (
+    NodeShown,
+    PartitionShown,
+    Picture,
+    ReservationShown,
+    boundaries,
+    compare,
+)
+from steward.capture.states.daemons import Daemons
+from steward.capture.states.store import StateStore
+from steward.consumers import Append
+from steward.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE, utc_now
+from steward.slurm import SlurmError
+from steward.slurm.machine import Ping
+from steward.slurm.machine_rows import NodeRecord, PartitionRecord, ReservationRecord
+from steward.state_facts import Noticed
+from steward.waiting import Backoff
+
+log = logging.getLogger(__name__)
+
+WHOLE_S: Final = 15.0
+"""Seconds between two looks at everything; nodes alone are looked at more often."""
+_AFTER_WAKE_S: Final = 0.5
+"""Least seconds between two looks that were asked for: slurmctld asks for several at once."""
+_FIRST_BACKOFF_S: Final = 1.0
+_LONGEST_BACKOFF_S: Final = 30.0
+_EARLY: Final = timedelta(seconds=1)
+"""Slurm's times have whole seconds; a look in the same second may still show the old state."""
+_TRIGGERS_S: Final = 60.0
+
+
+class Shows(Protocol):
+    """What a cluster is asked; :class:`steward.slurm.machine.Machine` answers."""
+
+    def nodes(self) -> dict[str, NodeRecord]:
+        """The nodes, by name."""
+        ...
+
+    def partitions(self) -> dict[str, PartitionRecord]:
+        """The partitions, by name."""
+        ...
+
+    def reservations(self) -> dict[str, ReservationRecord]:
+        """The reservations, by name."""
+        ...
+
+    def started_at(self) -> datetime:
+        """When slurmctld started."""
+        ...
+
+    def pings(self) -> tuple[Ping, ...]:
+        """Which daemons answer."""
+        ...
+
+
+class KeepsTriggers(Protocol):
+    """Keeps our triggers set; :class:`steward.capture.states.triggers.OurTriggers` does."""
+
+    def keep(self) -> None:
+        """Set those that are not there, and clear those that are of no use."""
+        ...
+
+
+class Sensor:
+    """Watches one cluster.
+
+    Args:
+        cluster: Its name.
+        shows: Its Slurm.
+        store: What was told.
+        interval_s: Least seconds between two looks that nobody asked for.
+        triggers: Keeps our triggers set; None where there are to be none.
+        stands_by: Whether somebody else tells, by what the daemons answer.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        shows: Shows,
+        store: StateStore,
+        *,
+        interval_s: float,
+        triggers: KeepsTriggers | None = None,
+        stands_by: Callable[[Iterable[Ping]], bool] = lambda _pings: False,
+    ) -> None:
+        self.cost_s = 0.0
+        """What the last look took, in seconds."""
+        self.looks = 0
+        """How many looks were taken."""
+        self._cluster = cluster
+        self._shows = shows
+        self._store = store
+        self._daemons = Daemons(store)
+        self._interval_s = interval_s
+        self._triggers = triggers
+        self._triggers_due = 0.0
+        self._stands_by = stands_by
+        self._is_standing_by = False
+        self._is_first = True
+        self._is_away = False
+        self._began = float("-inf")
+        self._due = 0.0
+        self._whole_due = 0.0
+        self._wakes: set[str] = set()
+        self._said = ""
+        self._backoff = Backoff(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
+
+    def wake(self, events: Iterable[str]) -> None:
+        """Have a look taken soon: slurmctld says that something happened.
+
+        Args:
+            events: The triggers that went off.
+        """
+        fresh = set(events) - self._wakes
+        if not fresh:
+            return
+        self._wakes |= fresh
+        gap_s = max(_AFTER_WAKE_S, COST_FACTOR * self.cost_s)
+        self._due = min(self._due, self._began + gap_s)
+        if not all(map(_is_of_nodes, fresh)):
+            self._whole_due = 0.0
+            self._triggers_due = 0.0
+
+    def turn(self, append: Append) -> float:
+        """Look if a look is due, and tell what has changed.
+
+        Returns:
+            Seconds until the next call at the latest.
+
+        Raises:
+            Unavailable: The journal, or our database, is away: call again later.
+        """
+        self._store.send(append)
+        if time.monotonic() < self._due:
+            return self._left_s()
+        self._look()
+        self._store.send(append)
+        if not self._is_away:
+            self._keep_triggers()
+        return self._left_s()
+
+    def _left_s(self) -> float:
+        return max(0.0, self._due - time.monotonic())
+
+    def _look(self) -> None:
+        self._began = began = time.monotonic()
+        self.looks += 1
+        wakes, self._wakes = self._wakes, set()
+        is_whole = began >= self._whole_due
+        try:
+            is_anew = is_whole and self._look_at_daemons()
+            at = utc_now()
+            picture = self._picture(is_whole=is_whole)
+        except SlurmError as error:
+            self._away(str(error))
+            return
+        self.cost_s = time.monotonic() - began
+        self._is_away = False
+        self._backoff.reset()
+        if self._said:
+            log.info("cluster %s: the sensor sees again", self._cluster)
+            self._said = ""
+        changes = compare(
+            self._store.picture,
+            picture,
+            source=self._source(wakes, is_anew=is_anew),
+            at=at,
+            since=self._since(),
+        )
+        self._store.keep(changes, at, silent=self._is_standing_by)
+        self._is_first = False
+        self._set_due(began, at, is_whole=is_whole)
+
+    def _since(self) -> datetime | None:
+        looked_at = self._store.looked_at
+        return None if looked_at is None else looked_at - _EARLY
+
+    def _source(self, wakes: set[str], *, is_anew: bool) -> Noticed:
+        """What made us look; a slurmctld that was away or is another tells nothing by itself."""
+        if self._is_first:
+            return "start"
+        return "trigger" if any(map(_is_of_nodes, wakes)) and not is_anew else "reconcile"
+
+    def _picture(self, *, is_whole: bool) -> Picture:
+        picture: dict[str, dict[str, NodeShown | PartitionShown | ReservationShown]] = {
+            NODE_STATE: {name: _node(one) for name, one in self._shows.nodes().items()}
+        }
+        if is_whole:
+            picture[PARTITION_STATE] = {
+                name: PartitionShown(state=one.state)
+                for name, one in self._shows.partitions().items()
+            }
+            picture[RESERVATION_STATE] = {
+                name: _reservation(one) for name, one in self._shows.reservations().items()
+            }
+        return picture
+
+    def _look_at_daemons(self) -> bool:
+        """See how the daemons are; whether slurmctld was away or is another than before."""
+        was_away = self._is_away
+        started_at = self._shows.started_at()
+        pings = self._shows.pings()
+        standing_by = self._stands_by(pings)
+        if standing_by != self._is_standing_by:
+            word = "stands by" if standing_by else "tells"
+            log.info("cluster %s: the sensor %s: slurmctld's place", self._cluster, word)
+            self._is_standing_by = standing_by
+        restarted = self._daemons.slurmctld(started_at, silent=standing_by)
+        self._daemons.slurmdbd(pings, silent=standing_by)
+        if restarted:
+            self._triggers_due = 0.0
+        return was_away or restarted
+
+    def _set_due(self, began: float, at: datetime, *, is_whole: bool) -> None:
+        gap_s = max(self._interval_s, COST_FACTOR * self.cost_s)
+        self._due = began + gap_s
+        if not is_whole:
+            return
+        self._whole_due = began + max(WHOLE_S, COST_FACTOR * self.cost_s)
+        # Reservations begin and end by the clock: nothing of Slurm's tells of it.
+        coming = [moment for moment in boundaries(self._store.picture) if moment > at - _EARLY]
+        if coming:
+            until_s = (min(coming) + _EARLY - at).total_seconds()
+            self._whole_due = min(self._whole_due, began + max(gap_s, until_s))
+        self._due = min(self._due, max(began + gap_s, self._whole_due))
+
+    def _away(self, message: str) -> None:
+        """Try again before long, and then look at everything."""
+        self._is_away = True
+        self._whole_due = 0.0
+        self._due = time.monotonic() + self._backoff.next_s()
+        if message != self._said:
+            self._said = message
+            log.warning("cluster %s: the sensor sees nothing: %s", self._cluster, message)
+
+    def _keep_triggers(self) -> None:
+        now = time.monotonic()
+        if self._triggers is None or now < self._triggers_due:
+            return
+        self._triggers_due = now + _TRIGGERS_S
+        if not self._is_standing_by:
+            self._triggers.keep()
+
+
+def _is_of_nodes(wake: str) -> bool:
+    """Whether a trigger is of nodes, not of a daemon or of all that is configured."""
+    return not wake.startswith(("primary_", "backup_", "reconfig"))
+
+
+def _node(record: NodeRecord) -> NodeShown:
+    return NodeShown(
+        state=record.state,
+        reason=record.reason,
+        reason_uid=record.reason_uid,
+        reason_user=record.reason_user,
+        reason_at=record.reason_at,
+        partitions=record.partitions,
+    )
+
+
+def _reservation(record: ReservationRecord) -> ReservationShown:
+    return ReservationShown(
+        state=record.state,
+        nodes=record.nodes,
+        start=record.start,
+        end=record.end,
+        users=record.users,
+        flags=record.flags,
+    )

@@ -1,0 +1,136 @@
+"""A ``steward serve`` whose sensor watches a sandbox, with the helper that slurmctld starts."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from steward_daemon import STEWARD, Daemon
+from submitting import wait_until
+
+from steward.config_automation import SensorSettings
+from steward.events import (
+    CONTROLLER_STATE,
+    NODE_STATE,
+    PARTITION_STATE,
+    RESERVATION_STATE,
+    Event,
+)
+from steward.journal import JournalReader
+from steward.sandbox import Sandbox
+from steward.settings.file import Loaded, render
+from steward.slurm import node_states
+from steward.sqlite import SqliteUnavailable
+from steward.state_facts import NodeState
+
+SYSTEM_PYTHON = "/usr/bin/python3"
+_NAMES = {NODE_STATE: "node", PARTITION_STATE: "partition", RESERVATION_STATE: "reservation"}
+
+
+class Watching(Daemon):
+    """A daemon with a sensor, run by SlurmUser as sites run it.
+
+    Args:
+        cluster: Where it runs.
+        home: Directory of its own.
+        sensor: What differs from the settings of a sensor.
+    """
+
+    def __init__(self, cluster: Sandbox, home: Path, **sensor: Any) -> None:
+        super().__init__(cluster, home, user=cluster.plan.slurm_user)
+        self.helper = home / "libexec" / "steward-trigger"
+        self.secret = home / "etc" / "trigger.secret"
+        settings = {
+            "enabled": True,
+            "interval_s": 0.5,
+            "helper": str(self.helper),
+            "socket": str(home / "run" / "trigger.sock"),
+            "secret_file": str(self.secret),
+            **sensor,
+        }
+        self.settings = msgspec.structs.replace(self.settings, sensor=SensorSettings(**settings))
+        self.config.write_text(render(Loaded(self.settings)))
+        cluster.run(["chown", self._user, str(home)], user="root")
+
+    def install(self) -> None:
+        """Put the helper and its secret where slurmctld and we look for them."""
+        self.cluster.run(
+            [
+                *(STEWARD, "plugins", "install", "--trigger"),
+                *("--helper", str(self.helper), "--secret", str(self.secret)),
+                *("--python", self._python(), "--user", self._user),
+            ],
+            user="root",
+        )
+
+    def _python(self) -> str:
+        """A Python for slurmctld's root directory, which has none if it is not the machine's."""
+        if not self.cluster.plan.root:
+            return SYSTEM_PYTHON
+        where = self.home / "python"
+        real = Path(SYSTEM_PYTHON).resolve()
+        library = Path("/usr/lib") / real.name
+        if not where.exists():
+            (where / "bin").mkdir(parents=True)
+            shutil.copy(real, where / "bin")
+            leave = shutil.ignore_patterns("test", "*-packages", "idlelib", "ensurepip", "lib2to3")
+            shutil.copytree(library, where / "lib" / real.name, ignore=leave)
+            for name in ("libexpat.so.1", "libz.so.1"):
+                shutil.copy(f"/usr/lib/x86_64-linux-gnu/{name}", where / "lib")
+            python = where / "python"
+            python.write_text(
+                f'#!/bin/sh\nLD_LIBRARY_PATH={where}/lib exec {where}/bin/{real.name} "$@"\n'
+            )
+            python.chmod(0o755)
+        return str(where / "python")
+
+    def events(self, *kinds: str) -> list[Event]:
+        """What is in the journal of these kinds; of all states if none is named."""
+        try:
+            reader = JournalReader(str(self.state))
+        except SqliteUnavailable:
+            return []
+        try:
+            found: list[Event] = []
+            position = 0
+            while position < reader.head():
+                some, position = reader.read(position, kinds or (*_NAMES, CONTROLLER_STATE), 500)
+                found += some
+            return found
+        finally:
+            reader.close()
+
+    def of_node(self, name: str) -> list[NodeState]:
+        """What was told of a node."""
+        return [event.body for event in self.events(NODE_STATE) if event.body.node == name]
+
+    def replayed(self, kind: str = NODE_STATE) -> dict[str, str]:
+        """The states after the last event, by who takes each of them in turn."""
+        shown: dict[str, str] = {}
+        for event in self.events(kind):
+            name = getattr(event.body, _NAMES[kind])
+            assert event.body.old_state == shown.get(name, ""), (event, shown.get(name))
+            if event.body.state == "REMOVED":
+                del shown[name]
+            else:
+                shown[name] = event.body.state
+        return shown
+
+    def shown(self) -> dict[str, str]:
+        """The states that Slurm shows now, asked by a command of its own."""
+        out = self.cluster.run(["scontrol", "-a", "-o", "show", "node"]).stdout
+        states = {}
+        for line in out.splitlines():
+            words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+            states[words["NodeName"]] = node_states.shown(*node_states.parse(words["State"]))
+        return states
+
+    def settle(self) -> None:
+        """Wait until the events replayed give what Slurm shows, whatever was killed before."""
+        wait_until(lambda: self.replayed() == self.shown(), 60)
+
+    def triggers(self) -> list[str]:
+        """The rows of our triggers, without their numbers."""
+        out = self.cluster.run(["strigger", "--get", "--noheader"]).stdout
+        rows = [line.split(None, 1)[1] for line in out.splitlines() if "steward-trigger" in line]
+        return sorted(rows)
