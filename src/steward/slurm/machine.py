@@ -5,17 +5,17 @@ import secrets
 import string
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
 
 import msgspec
 
 from steward.config import ClusterSettings
-from steward.slurm import machine_config, machine_rows, nodelists, values
+from steward.slurm import job_details, machine_config, machine_rows, nodelists, steps, values
 from steward.slurm.client import Slurm
 from steward.slurm.commands import Commands
-from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownNode
+from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob, UnknownNode
 from steward.slurm.machine_rows import (
     NodeRecord,
     PartitionRecord,
@@ -24,9 +24,11 @@ from steward.slurm.machine_rows import (
     Shown,
 )
 from steward.slurm.nodelists import NodeListError
+from steward.slurm.steps import Steps
 
 _UP: Final = re.compile(r"(Slurmctld|Slurmdbd)\(([^)]*)\) at (.+) is (UP|DOWN)")
 _NOT_FOUND: Final = re.compile(r"Node (\S+) not found")
+_NO_STEPS: Final = re.compile(r"Job step \S+ not found|No job steps")
 _UNIT: Final = "\x1f"
 _LETTERS: Final = 12
 _AGAIN_S: Final = 600.0
@@ -167,6 +169,78 @@ class Machine:
             found.append(self._ping_of_books())
         return tuple(found)
 
+    def job_details(self, jobs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+        """Every field of some jobs, see :mod:`steward.slurm.job_details`; each asked singly.
+
+        Args:
+            jobs: Their names: ``12``, ``12_3``, ``12+1``. An array's id gives all its tasks.
+
+        Returns:
+            The records of each; [] for a job that slurmctld does not know (any more).
+
+        Raises:
+            SlurmError: slurmctld does not answer, or one of these is no job's name.
+        """
+        found: dict[str, list[dict[str, Any]]] = {}
+        for job in jobs:
+            job_id, task, offset = _job_named(job)
+            records = [
+                record
+                for record in self._slurm.job(job_id)
+                if (task is None or record.array_task == str(task))
+                and (offset is None or record.het_offset == offset)
+            ]
+            text = self._texts_of(str(job_id)) if records else {}
+            found[job] = [
+                job_details.details(record, job_details.extras(record, text)) for record in records
+            ]
+        return found
+
+    def all_job_details(self, *, full: bool = False) -> list[dict[str, Any]]:
+        """The fields of all jobs that slurmctld holds, as the queue shows them.
+
+        Args:
+            full: Whether with what only scontrol shows, which takes slurmctld much longer.
+
+        Raises:
+            SlurmError: slurmctld does not answer.
+        """
+        text = self._texts_of() if full else {}
+        return [
+            job_details.details(record, job_details.extras(record, text) if full else None)
+            for record in self._slurm.queue().records
+        ]
+
+    def steps(self, jobs: Iterable[str]) -> dict[str, Steps]:
+        """The steps that run, by job and step; {} for a job without any.
+
+        Of an array, and of a heterogeneous job, those of all its tasks or components are
+        under their own names beside the one that was asked for.
+
+        Raises:
+            SlurmError: slurmctld does not answer, or one of these is no job's name.
+        """
+        found: dict[str, Steps] = {}
+        for job in jobs:
+            job_id, task, offset = _job_named(job)
+            found[job] = {}
+            try:
+                out = self._show("step", job)
+            except UnknownJob:
+                continue
+            except SlurmError as error:
+                if _NO_STEPS.search(error.said):
+                    continue
+                raise
+            found |= steps.parse(out, job_id, task, offset)
+        return found
+
+    def _texts_of(self, *job: str) -> dict[int, str]:
+        try:
+            return job_details.segments(self._show("job", *job))
+        except UnknownJob:
+            return {}
+
     def _books(self) -> bool:
         """Whether there is a slurmdbd; as it was where slurmctld cannot be asked."""
         now = time.monotonic()
@@ -264,6 +338,13 @@ class Machine:
 
 def _is_all(nodelist: str) -> bool:
     return nodelist.strip().upper() in ("", "ALL")
+
+
+def _job_named(job: str) -> tuple[int, int | None, int | None]:
+    name = job_details.named(job)
+    if name is None:
+        raise UnknownJob(f"{job!r} is no job's name: use 12, 12_3 or 12+1", (), job)
+    return name
 
 
 def _expand(nodelist: str) -> list[str]:

@@ -370,7 +370,7 @@ def _fields(line: str) -> Iterator[tuple[str, str]]:
     """Words and values; a word that comes again is part of the value before it, and left out."""
     keys = list(_KEY.finditer(line))
     seen: set[str] = set()
-    for key, following in zip(keys, [*keys[1:], None], strict=True):
+    for key, following in zip(keys, [*keys[1:], None], strict=False):
         if key[1] in seen:
             continue
         seen.add(key[1])

@@ -1,0 +1,210 @@
+"""A job as automation sees it: every field that Slurm shows, under the names of Slurm's own API.
+
+Names are those of Slurm's job record and of pyslurm (``job_state``, ``num_nodes``,
+``std_out``), the same whatever version runs. Times are seconds since the epoch,
+``time_limit`` minutes; None is what Slurm does not show.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from steward.records import JobRecord
+from steward.slurm import values
+
+_HEAD: Final = re.compile(r"^JobId=(\d{1,10}) ", re.MULTILINE)
+_FIELD: Final = re.compile(r" ([A-Za-z][A-Za-z/:]*)=(\S*)")
+_ID: Final = re.compile(r"(\d{1,10})(?:_(\d{1,10})|\+(\d{1,10}))?")
+
+# What scontrol shows of a job beside what a JobRecord holds. None of them is a user's text.
+_SHOWN: Final = {
+    "AccrueTime": "accrue_time",
+    "ArrayTaskThrottle": "array_max_tasks",
+    "CPUs/Task": "cpus_per_task",
+    "Contiguous": "contiguous",
+    "CoreSpec": "core_spec",
+    "Deadline": "deadline",
+    "DelayBoot": "delay_boot",
+    "ExcNodeList": "exc_nodes",
+    "HetJobIdSet": "het_job_id_set",
+    "LastSchedEval": "last_sched_eval",
+    "MinCPUsNode": "pn_min_cpus",
+    "MinMemoryCPU": "min_memory_cpu",
+    "MinMemoryNode": "min_memory_node",
+    "MinTmpDiskNode": "pn_min_tmp_disk",
+    "Nice": "nice",
+    "PreemptEligibleTime": "preempt_eligible_time",
+    "PreemptTime": "preempt_time",
+    "Reboot": "reboot",
+    "ReqNodeList": "req_nodes",
+    "Requeue": "requeue",
+    "RunTime": "run_time_str",
+    "SchedNodeList": "sched_nodes",
+    "TimeLimit": "time_limit_str",
+    "TimeMin": "time_min_str",
+}
+_TIMES: Final = frozenset(
+    {"AccrueTime", "Deadline", "LastSchedEval", "PreemptEligibleTime", "PreemptTime"}
+)
+_FLAGS: Final = frozenset({"Contiguous", "Reboot", "Requeue"})
+_NOTHING: Final = frozenset({"", "(null)", "N/A", "None", "Unknown", "*"})
+
+
+def details(job: JobRecord, shown: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A job's fields.
+
+    Args:
+        job: What squeue, and where it was asked singly scontrol, showed of it.
+        shown: What scontrol shows beside, see :func:`extras`; without it those are left out.
+    """
+    is_array = bool(job.array_job_id)
+    is_task = is_array and job.array_task.isdigit()
+    fields: dict[str, Any] = {
+        "job_id": job.job_id,
+        "name": job.name,
+        "user_id": job.uid,
+        "user_name": job.user,
+        "group_id": job.gid,
+        "group_name": job.group,
+        "account": job.account,
+        "partition": job.partition,
+        "qos": job.qos,
+        "job_state": job.state,
+        "state_reason": job.reason or "None",
+        "batch_flag": job.batch,
+        "array_job_id": job.array_job_id or None,
+        "array_task_id": int(job.array_task) if is_task else None,
+        "array_task_str": job.array_task if is_array and not is_task else None,
+        "het_job_id": job.het_job_id or None,
+        "het_job_offset": job.het_offset if job.het_job_id else None,
+        "sluid": job.sluid,
+        "original_sluid": job.original_sluid,
+        "restart_cnt": job.restarts,
+        "submit_time": _epoch(job.submit),
+        "eligible_time": _epoch(job.eligible),
+        "start_time": _epoch(job.start),
+        "end_time": _epoch(job.end),
+        "time_limit": None if job.time_limit_s is None else job.time_limit_s // 60,
+        "suspend_time": _epoch(job.suspended_at),
+        "resize_time": _epoch(job.resized_at),
+        "priority": job.priority,
+    }
+    fields |= _resources(job) | _texts(job)
+    return {name: None if value == "" else value for name, value in fields.items()} | {
+        name: _value(word, (shown or {}).get(word, "")) for word, name in _SHOWN.items() if shown
+    }
+
+
+def extras(job: JobRecord, text: Mapping[int, str]) -> dict[str, str]:
+    """What scontrol shows of a job beside its record; {} where that cannot be told for sure.
+
+    Args:
+        job: The job; its name tells where Slurm's own words begin.
+        text: From :func:`segments`.
+    """
+    segment = text.get(job.job_id, "")
+    named = f" JobName={job.name} "
+    begin = segment.find(named)
+    if begin < 0:
+        return {}
+    head = segment[:begin]
+    found: dict[str, str] = {}
+    twice: set[str] = set()
+    for word, value in _FIELD.findall(head + " " + segment[begin + len(named) :]):
+        if word in found:
+            twice.add(word)
+        found[word] = value
+    # What is there twice may be a text that says so.
+    return {word: value for word, value in found.items() if word in _SHOWN and word not in twice}
+
+
+def segments(out: bytes) -> dict[int, str]:
+    """What ``scontrol -o show job`` wrote of each job; without those that are there twice.
+
+    A text of a user's may hold a line that looks like another job's.
+    """
+    text = out.decode("utf-8", "backslashreplace")
+    heads = list(_HEAD.finditer(text))
+    found: dict[int, str] = {}
+    twice: set[int] = set()
+    for number, head in enumerate(heads):
+        job_id = int(head[1])
+        if job_id in found:
+            twice.add(job_id)
+        end = heads[number + 1].start() if number + 1 < len(heads) else len(text)
+        found[job_id] = text[head.end() - 1 : end]
+    return {job_id: segment for job_id, segment in found.items() if job_id not in twice}
+
+
+def named(job: str) -> tuple[int, int | None, int | None] | None:
+    """The raw id, array task and het component of a name: ``12_3``, ``12+1``; None for none."""
+    match = _ID.fullmatch(job)
+    if match is None:
+        return None
+    number, task, offset = match.groups()
+    return int(number), None if task is None else int(task), None if offset is None else int(offset)
+
+
+def _resources(job: JobRecord) -> dict[str, Any]:
+    return {
+        "num_nodes": job.nodes,
+        "num_cpus": job.cpus,
+        "num_tasks": job.tasks,
+        "nodes": job.nodelist,
+        "batch_host": job.batch_host,
+        "failed_node": job.failed_node,
+        "tres_req_str": job.tres_requested,
+        "tres_alloc_str": job.tres_allocated,
+        "tres_per_job": job.tres_per_job,
+        "tres_per_node": job.tres_per_node,
+        "tres_per_socket": job.tres_per_socket,
+        "tres_per_task": job.tres_per_task,
+        "cpus_per_tres": job.cpus_per_tres,
+        "mem_per_tres": job.mem_per_tres,
+        "features": job.constraints,
+        "licenses": job.licenses,
+        "shared": job.oversubscribe,
+        "resv_name": job.reservation,
+        "exit_code": _exit(job.exit_code, job.exit_signal),
+        "derived_ec": _exit(job.derived_exit_code, job.derived_exit_signal),
+    }
+
+
+def _texts(job: JobRecord) -> dict[str, Any]:
+    return {
+        "dependency": job.dependency,
+        "alloc_node": job.submit_host,
+        "submit_line": job.submit_line,
+        "command": job.command,
+        "work_dir": job.work_dir,
+        "std_in": job.stdin,
+        "std_out": job.stdout,
+        "std_err": job.stderr,
+        "comment": job.comment,
+        "admin_comment": job.admin_comment,
+        "system_comment": job.system_comment,
+        "extra": job.extra,
+        "wckey": job.wckey,
+        "container": job.container,
+        "fed_origin_str": job.federation_origin,
+        "fed_siblings_active_str": job.federation_siblings,
+    }
+
+
+def _value(word: str, text: str) -> Any:
+    if word in _FLAGS:
+        return None if text == "" else text not in ("0", "NO")
+    if text in _NOTHING:
+        return None
+    if word in _TIMES:
+        return _epoch(values.moment(text))
+    return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
+
+
+def _exit(code: int | None, signal: int | None) -> str | None:
+    return None if code is None else f"{code}:{signal or 0}"
+
+
+def _epoch(at: datetime | None) -> int | None:
+    return None if at is None else int(at.timestamp())
