@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from steward.native import building
+from steward.native.building import SOURCES, SUBMIT_LIBRARY
 
 HARNESS = Path(__file__).parents[1] / "native" / "gate_harness.c"
 VECTORS = json.loads((Path(__file__).parent / "gate_vectors.json").read_text())
@@ -34,7 +35,8 @@ def raw(text: Any) -> bytes:
 def compile_gate(directory: Path, *flags: str) -> Path:
     """The harness and the plugin as one program."""
     target = directory / "gate_harness"
-    sources = [str(HARNESS), *(str(NATIVE / name) for name in ("gate_ask.c", "gate_wire.c"))]
+    # The harness holds the first of them.
+    sources = [str(HARNESS), *(str(NATIVE / name) for name in SOURCES[SUBMIT_LIBRARY][1:])]
     words = [CC, "-std=gnu11", "-g", "-Wall", "-Wextra", "-Werror", *flags]
     words += [f"-I{NATIVE}", f"-I{HEADERS}", *building.defines(HEADERS), "-rdynamic", "-pthread"]
     subprocess.run([*words, "-o", str(target), *sources], check=True, timeout=100)

@@ -1,8 +1,12 @@
 """slurmctld's plugin in C: what it writes, what it takes for an answer, and how it waits."""
 
+import contextlib
 import json
 import random
+import signal
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +61,36 @@ def conf(tmp_path: Path, *lines: str, timeout_ms: int = 200) -> Path:
 def begun(tmp_path: Path, *lines: str, timeout_ms: int = 200) -> list[str]:
     path = conf(tmp_path, *lines, timeout_ms=timeout_ms)
     return [f"conf {path}", "init", "new", "set user_id 1000"]
+
+
+class Asker:
+    """A harness that goes on; called, it submits a job and gives what came of it."""
+
+    def __init__(self, program: Path, path: Path) -> None:
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([program], stdin=pipe, stdout=pipe, text=True, bufsize=1)
+        self._say(f"conf {path}", "init", "new", "set user_id 1000")
+
+    def _say(self, *orders: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write("".join(f"{order}\n" for order in orders))
+        self.process.stdin.flush()
+
+    def __call__(self) -> str:
+        assert self.process.stdout
+        self._say("ask submit 1")
+        return self.process.stdout.readline().split()[0]
+
+
+@contextlib.contextmanager
+def asking(program: Path, tmp_path: Path, *lines: str) -> Iterator[Asker]:
+    """One that asks as often as a test wants, by these lines of its file."""
+    asker = Asker(program, conf(tmp_path, *lines))
+    with asker.process:
+        yield asker
+        assert asker.process.stdin
+        asker.process.stdin.close()
+        assert asker.process.wait(30) == 0
 
 
 def codes(lines: list[str]) -> list[str]:
@@ -188,6 +222,85 @@ def test_who_does_not_answer_in_time_is_not_asked_for_a_while(
     assert b"try again" in bytes.fromhex(lines[-1].split()[2])
 
 
+class Slow:
+    """Each answer waits for a word, however long nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        self.words = [threading.Event() for _ in range(9)]
+        self.said = [threading.Event() for _ in range(9)]
+        self._turns = iter(range(9))
+
+    def __call__(self, _question: object, sock: socket.socket) -> None:
+        turn = next(self._turns)
+        self.words[turn].wait(60)
+        with contextlib.suppress(OSError):  # nobody reads it
+            sock.sendall(b'{"v":1,"ok":true,"say":"slow"}\n')
+        self.said[turn].set()
+
+
+def test_a_late_answer_ends_the_while_of_not_asking_but_not_twice(
+    checked: Path, gate: AskedGate, tmp_path: Path
+) -> None:
+    slow = gate.answers = Slow()
+    with asking(checked, tmp_path, "quiet_s 60", "policy deny") as ask:
+        assert ask() == REFUSED
+        # Neither asked nor waited for: the second word was not given either.
+        assert (ask(), ask(), gate.connections) == (REFUSED, REFUSED, 1)
+        slow.words[1].set()
+        slow.words[0].set()
+        slow.said[0].wait(60)
+        assert (ask(), gate.connections) == (ADMITTED, 2)
+        # Late again so soon: now for all of the while.
+        assert (ask(), gate.connections) == (REFUSED, 3)
+        slow.words[2].set()
+        slow.said[2].wait(60)
+        assert (ask(), gate.connections) == (REFUSED, 3)
+
+
+def test_one_that_hangs_up_late_is_not_asked_again(
+    checked: Path, gate: AskedGate, tmp_path: Path
+) -> None:
+    word, is_over = threading.Event(), threading.Event()
+
+    def hang_up(_question: object, sock: socket.socket) -> None:
+        word.wait(60)
+        sock.sendall(b'{"v":1,')
+        sock.shutdown(socket.SHUT_RDWR)
+        is_over.set()
+
+    gate.answers = hang_up
+    with asking(checked, tmp_path, "quiet_s 60", "policy deny") as ask:
+        assert ask() == REFUSED
+        word.set()
+        is_over.wait(60)
+        assert (ask(), ask(), gate.connections) == (REFUSED, REFUSED, 1)
+
+
+def test_what_is_there_when_it_comes_late_itself_is_taken(
+    checked: Path, gate: AskedGate, tmp_path: Path
+) -> None:
+    at_it, stopped = threading.Event(), threading.Event()
+
+    def answer(_question: object, sock: socket.socket) -> None:
+        at_it.set()
+        stopped.wait(60)
+        sock.sendall(b'{"v":1,"ok":true}\n')
+
+    gate.answers = answer
+    with asking(checked, tmp_path, "quiet_s 60", "policy deny") as ask:
+        asked = threading.Thread(target=lambda: codes_of.append(ask()))
+        codes_of: list[str] = []
+        asked.start()
+        at_it.wait(60)
+        # The host has no processor for it until its time is over.
+        ask.process.send_signal(signal.SIGSTOP)
+        stopped.set()
+        time.sleep(0.5)
+        ask.process.send_signal(signal.SIGCONT)
+        asked.join(60)
+    assert codes_of == [ADMITTED]
+
+
 def test_a_queue_that_is_full_is_waited_for_in_the_same_time(checked: Path, tmp_path: Path) -> None:
     with FullGate(tmp_path / "gate.sock"):
         first, second = run_gate(checked, [*begun(tmp_path, "quiet_s 60"), *["ask submit 1"] * 2])
@@ -248,24 +361,12 @@ def test_the_policy_of_partitions(checked: Path, tmp_path: Path, lines: str) -> 
 
 
 def test_a_policy_outlives_the_file(checked: Path, tmp_path: Path) -> None:
-    path = conf(tmp_path, "policy deny")
-    with subprocess.Popen(
-        [checked], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-
-        def ask(*orders: str) -> str:
-            process.stdin.write("".join(f"{order}\n" for order in orders))  # type: ignore[union-attr]
-            return process.stdout.readline().split()[0]  # type: ignore[union-attr]
-
-        assert ask(f"conf {path}", "init", "new", "ask submit 1") == REFUSED
-        path.unlink()
-        assert ask("ask submit 1") == REFUSED
+    with asking(checked, tmp_path, "policy deny") as ask:
+        assert ask() == REFUSED
+        (tmp_path / "gate.conf").unlink()
+        assert ask() == REFUSED
         conf(tmp_path, "policy allow", "quiet_s 3")
-        assert ask("ask submit 1") == ADMITTED
-        process.stdin.close()
-        assert process.wait(30) == 0
+        assert ask() == ADMITTED
 
 
 def test_a_request_of_a_megabyte_is_not_sent(

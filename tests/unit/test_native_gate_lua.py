@@ -1,10 +1,13 @@
 """steward_gate.lua under a real Lua: the same on the wire as the plugin in C, and as patient."""
 
+import contextlib
 import json
 import os
 import random
 import shutil
+import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
@@ -166,7 +169,7 @@ def test_it_takes_the_same_for_an_answer_as_the_plugin_in_c(
 def test_an_answer_is_followed(gate: AskedGate, tmp_path: Path) -> None:
     gate.answers = says(say="a\nb %s", admin_comment="t", qos="q", partition="p", account="x")
     program = """
-    print(submit())
+    print((submit()))
     print(said[1], job.admin_comment, job.qos, job.partition, job.account)
     local record = {job_id = 9, array_job_id = 7, array_task_id = 2}
     print(steward.modify({time_limit = 5}, record, {}, 5))
@@ -203,6 +206,38 @@ def test_who_does_not_answer_in_time_is_not_asked_for_a_while(
     assert later == f"{code}\ttrue\t1"
     assert of_root == "0"
     assert gate.connections == 1
+
+
+@needs_socket
+def test_a_late_answer_ends_the_while_of_not_asking_but_not_twice(
+    gate: AskedGate, tmp_path: Path
+) -> None:
+    def slow(_question: object, sock: socket.socket) -> None:
+        turn = gate.connections
+        until = time.monotonic() + 60
+        while turn != 2 and not (tmp_path / f"go{turn}").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        with contextlib.suppress(OSError):  # nobody reads it
+            sock.sendall(b'{"v":1,"ok":true}\n')
+        (tmp_path / f"said{turn}").touch()
+
+    gate.answers = slow
+    program = f"""
+    local sleep = require("socket.core").sleep
+    local function exists(name) return io.open("{tmp_path}/" .. name) ~= nil end
+    local function late(turn)
+        io.open("{tmp_path}/go" .. turn, "w"):close()
+        repeat sleep(0.01) until exists("said" .. turn)
+    end
+    print((submit()), (submit()), (submit()))
+    late(1)
+    print((submit()), (submit()))
+    late(3)
+    print((submit()))
+    """
+    lines = run(SOCKETS[0], site(tmp_path, "policy deny", "quiet_s 60") + program)
+    assert lines == ["2050\t2050\t2050", "0\t2050", "2050"]
+    assert gate.connections == 3
 
 
 @needs_socket

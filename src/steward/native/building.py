@@ -43,7 +43,7 @@ _OF_SPANK: Final = ("spank_steward.c", "facts.c")
 SOURCES: Final = {
     LIBRARY: _OF_SPANK,
     PROLOG_LIBRARY: _OF_SPANK,
-    SUBMIT_LIBRARY: ("job_submit_steward.c", "gate_ask.c", "gate_wire.c"),
+    SUBMIT_LIBRARY: ("job_submit_steward.c", "gate_ask.c", "gate_conf.c", "gate_wire.c"),
 }
 """What each library is compiled from."""
 _HEADERS: Final = ("facts.h", "gate.h")

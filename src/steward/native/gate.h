@@ -1,13 +1,15 @@
 /*
  * What the parts of job_submit_steward know of each other: gate_wire.c writes and reads
- * the lines, gate_ask.c asks and decides what holds where nobody answers. Nobody else
- * sees these names: all is compiled with -fvisibility=hidden. None of it needs Slurm.
+ * the lines, gate_ask.c asks, gate_conf.c knows what holds where nobody answers. Nobody
+ * else sees these names: all is compiled with -fvisibility=hidden. None of it needs Slurm.
  */
 #ifndef STEWARD_GATE_H
 #define STEWARD_GATE_H
 
+#include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/un.h>
 
 enum {
 	REQUEST_BYTES = 1 << 20, /* of a line each way, at the most; the gate takes no more */
@@ -48,7 +50,19 @@ enum asked {
 	FAILED,	      /* it did not answer now; `why` says it */
 };
 
-/* Names the file that the gate writes the site's policy to. */
+/* How the gate is asked. */
+struct asking {
+	char socket[sizeof(((struct sockaddr_un *)0)->sun_path)];
+	char off_file[PATH_MAX];
+	int64_t timeout_ns, quiet_ns;
+};
+
+/* Names the file that the gate writes the site's policy to; what it says is read when it changes. */
+void follow_file(const char *path);
+void forget_file(void);
+struct asking how_to_ask(void);
+
+/* The same, for all of asking. */
 void begin_asking(const char *conf_path);
 void end_asking(void);
 

@@ -1,26 +1,22 @@
 /*
- * Asks Steward's gate over its Unix socket, and knows what holds where it does not answer;
- * see gate.h.
+ * Asks Steward's gate over its Unix socket; see gate.h.
  *
  * slurmctld holds locks while it waits, and calls from several threads at once: so there is
  * one deadline for all of connecting, sending and receiving; one that passes is followed by
  * a while in which nobody asks; and when that is over, one thread tries while the others
- * still do not wait. A failure that costs no time (no socket is there, the gate is being
- * restarted) is not followed by such a while: the next job is asked for again.
+ * still do not wait. The while ends early where the answer comes that was too late: whoever
+ * is next looks for it and does not wait. A failure that costs no time (no socket is there,
+ * the gate is being restarted) is not followed by such a while: the next job is asked for
+ * again.
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <time.h>
@@ -28,36 +24,9 @@
 
 #include "gate.h"
 
-enum {
-	NAME_BYTES = 128,
-	CONF_BYTES = 1 << 20,
-	SOCKET_BYTES = sizeof(((struct sockaddr_un *)0)->sun_path),
-	MOST_TIMEOUT_MS = 1000,
-	MOST_QUIET_S = 3600,
-};
-
-struct rule {
-	char name[NAME_BYTES];
-	int is_denied;
-};
-
-/* What the site decided, as the gate has written it down. */
-struct conf {
-	char socket[SOCKET_BYTES];
-	char off_file[PATH_MAX];
-	char default_partition[NAME_BYTES];
-	int64_t timeout_ns, quiet_ns;
-	int is_denied;
-	struct rule *rules;
-	size_t rule_count;
-};
-
-static pthread_mutex_t conf_lock = PTHREAD_MUTEX_INITIALIZER;
-static char conf_path[PATH_MAX]; /* these four under conf_lock */
-static struct conf conf;
-static struct stat conf_seen;
-
 static _Atomic int64_t quiet_until; /* by CLOCK_MONOTONIC; 0 while the gate answers */
+static _Atomic int64_t eased_at;    /* when a late answer ended such a while last */
+static atomic_int late_fd = -1;	    /* where an answer may yet come that nobody waits for */
 
 static int64_t now_ns(void)
 {
@@ -67,177 +36,41 @@ static int64_t now_ns(void)
 	return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* ---- The site's policy ------------------------------------------------------------------ */
-
-static void take_defaults(struct conf *new)
+/* Keeps a connection, or none, in place of the one that is kept. */
+static void keep_late(int fd)
 {
-	memset(new, 0, sizeof(*new));
-	strcpy(new->socket, "/run/steward/gate.sock");
-	strcpy(new->off_file, "/run/steward/gate.off");
-	new->timeout_ns = 100 * 1000000LL;
-	new->quiet_ns = 10 * 1000000000LL;
+	int before = atomic_exchange(&late_fd, fd);
+
+	if (before >= 0)
+		close(before);
 }
 
-/* Copies a word that fits; one that does not is passed over. */
-static void take_text(char *to, size_t room, const char *from)
+void begin_asking(const char *conf_path)
 {
-	if (strlen(from) < room)
-		strcpy(to, from);
-}
-
-/* Takes a number that stands in a file, of a thousandth of `unit_ns` or more. */
-static void take_time(int64_t *to, const char *from, double unit_ns, double most)
-{
-	char *end;
-	double value = strtod(from, &end);
-
-	if (end != from && !*end && value >= 0 && value <= most)
-		*to = (int64_t)(value * unit_ns);
-}
-
-static int read_policy(const char *word, int *is_denied)
-{
-	if (!strcmp(word, "deny") || !strcmp(word, "allow")) {
-		*is_denied = *word == 'd';
-		return 1;
-	}
-	return 0;
-}
-
-static void take_rule(struct conf *new, const char *name, const char *policy)
-{
-	struct rule *rules = new->rules;
-	int is_denied;
-
-	if (strlen(name) >= NAME_BYTES || !read_policy(policy, &is_denied))
-		return;
-	rules = realloc(rules, (new->rule_count + 1) * sizeof(*rules));
-	if (!rules)
-		return;
-	new->rules = rules;
-	strcpy(rules[new->rule_count].name, name);
-	rules[new->rule_count++].is_denied = is_denied;
-}
-
-/* Takes one line; what it does not know it passes over. */
-static void take_line(struct conf *new, char *line)
-{
-	char *left = NULL, *words[3] = { NULL, NULL, NULL };
-
-	line[strcspn(line, "#\r\n")] = 0;
-	for (int i = 0; i < 3; i++)
-		words[i] = strtok_r(i ? NULL : line, " \t", &left);
-	if (!words[0] || !words[1])
-		return;
-	if (!strcmp(words[0], "partition") && words[2])
-		take_rule(new, words[1], words[2]);
-	else if (!strcmp(words[0], "policy"))
-		(void)read_policy(words[1], &new->is_denied);
-	else if (!strcmp(words[0], "default_partition"))
-		take_text(new->default_partition, NAME_BYTES, words[1]);
-	else if (!strcmp(words[0], "socket"))
-		take_text(new->socket, SOCKET_BYTES, words[1]);
-	else if (!strcmp(words[0], "off_file"))
-		take_text(new->off_file, PATH_MAX, words[1]);
-	else if (!strcmp(words[0], "timeout_ms"))
-		take_time(&new->timeout_ns, words[1], 1e6, MOST_TIMEOUT_MS);
-	else if (!strcmp(words[0], "quiet_s"))
-		take_time(&new->quiet_ns, words[1], 1e9, MOST_QUIET_S);
-}
-
-static void read_conf(FILE *file)
-{
-	struct conf new;
-	char *line = NULL;
-	size_t room = 0, total = 0;
-	ssize_t length;
-
-	take_defaults(&new);
-	while ((length = getline(&line, &room, file)) > 0 && (total += (size_t)length) < CONF_BYTES)
-		take_line(&new, line);
-	free(line);
-	free(conf.rules);
-	conf = new;
-}
-
-/*
- * Reads the file again where it is another one. Where it is gone, what it said still holds:
- * a daemon that ends may take it along, and with it goes nobody's policy.
- */
-static void follow_conf(void)
-{
-	struct stat seen;
-	FILE *file;
-
-	if (!*conf_path || stat(conf_path, &seen) ||
-	    (seen.st_mtim.tv_sec == conf_seen.st_mtim.tv_sec &&
-	     seen.st_mtim.tv_nsec == conf_seen.st_mtim.tv_nsec &&
-	     seen.st_ino == conf_seen.st_ino && seen.st_size == conf_seen.st_size) ||
-	    !S_ISREG(seen.st_mode) || !(file = fopen(conf_path, "re")))
-		return;
-	conf_seen = seen;
-	read_conf(file);
-	fclose(file);
-}
-
-void begin_asking(const char *path)
-{
-	pthread_mutex_lock(&conf_lock);
-	take_defaults(&conf);
-	memset(&conf_seen, 0, sizeof(conf_seen));
-	*conf_path = 0;
-	take_text(conf_path, sizeof(conf_path), path);
-	follow_conf();
-	pthread_mutex_unlock(&conf_lock);
+	follow_file(conf_path);
 	atomic_store(&quiet_until, 0);
+	atomic_store(&eased_at, 0);
+	keep_late(-1);
 }
 
 void end_asking(void)
 {
-	pthread_mutex_lock(&conf_lock);
-	free(conf.rules);
-	take_defaults(&conf);
-	pthread_mutex_unlock(&conf_lock);
-}
-
-static int is_rule_denied(const char *name, size_t length)
-{
-	int denied = conf.is_denied;
-
-	for (size_t i = 0; i < conf.rule_count; i++)
-		if (strlen(conf.rules[i].name) == length && !memcmp(conf.rules[i].name, name, length))
-			denied = conf.rules[i].is_denied;
-	return denied;
-}
-
-int is_denied(const char *partitions)
-{
-	int denied = 0;
-
-	pthread_mutex_lock(&conf_lock);
-	if (!partitions || !*partitions)
-		partitions = conf.default_partition;
-	for (;;) {
-		size_t length = strcspn(partitions, ",");
-
-		denied |= is_rule_denied(partitions, length);
-		if (!partitions[length])
-			break;
-		partitions += length + 1;
-	}
-	pthread_mutex_unlock(&conf_lock);
-	return denied;
+	keep_late(-1);
+	forget_file();
 }
 
 /* ---- One question ----------------------------------------------------------------------- */
 
-/* Waits until something can be read or written; 0 at the deadline. */
+/*
+ * Waits until something can be read or written; 0 if it cannot be at the deadline. Where this
+ * thread itself comes late, since the host is busy, what is there by then is still taken.
+ */
 static int wait_for(int fd, short events, int64_t deadline)
 {
 	struct pollfd poll = { .fd = fd, .events = events };
-	int64_t left;
 
-	while ((left = deadline - now_ns()) > 0) {
+	for (;;) {
+		int64_t rest = deadline - now_ns(), left = rest > 0 ? rest : 0;
 		struct timespec time = { left / 1000000000, left % 1000000000 };
 		int ready = ppoll(&poll, 1, &time, NULL);
 
@@ -245,6 +78,8 @@ static int wait_for(int fd, short events, int64_t deadline)
 			return 1;
 		if (ready < 0 && errno != EINTR && errno != EAGAIN)
 			return 0;
+		if (ready == 0 && !left)
+			break;
 	}
 	errno = ETIMEDOUT;
 	return 0;
@@ -318,9 +153,12 @@ static size_t receive_line(int fd, char *text, size_t room, int64_t deadline)
 	return 0;
 }
 
-/* Asks, whatever came of it before; 1 if there is an answer, or else `why` says what is wrong. */
+/*
+ * Asks, whatever came of it before; 1 if there is an answer, or else `why` says what is wrong.
+ * Where the question went out, its connection is left in `asked_fd`: to be closed.
+ */
 static int ask_once(const char *path, const struct line *request, int64_t deadline,
-		    struct answer *answer, char *why)
+		    struct answer *answer, char *why, int *asked_fd)
 {
 	char *text = malloc(ANSWER_BYTES), reason[128];
 	const char *what = NULL;
@@ -337,15 +175,37 @@ static int ask_once(const char *path, const struct line *request, int64_t deadli
 		what = "does not listen";
 	} else if (!(length = receive_line(fd, text, ANSWER_BYTES, deadline))) {
 		what = "does not answer";
+		*asked_fd = fd;
 	} else if (!read_answer(text, length, answer)) {
 		what = "answers what cannot be understood";
 	}
 	if (what)
 		snprintf(why, WHY_BYTES, "at %s %s", path, what);
-	if (fd >= 0)
+	if (fd >= 0 && *asked_fd != fd)
 		close(fd);
 	free(text);
 	return !*why;
+}
+
+/* Whether the answer has come that was too late for its job; never waits. */
+static int has_answered_late(void)
+{
+	int fd = atomic_exchange(&late_fd, -1), none = -1;
+	char *text = fd < 0 ? NULL : malloc(ANSWER_BYTES);
+	ssize_t got = -1;
+	int is_whole, may_come;
+
+	if (fd < 0)
+		return 0;
+	if (text)
+		got = recv(fd, text, ANSWER_BYTES, MSG_PEEK | MSG_DONTWAIT);
+	is_whole = got > 0 && memchr(text, '\n', (size_t)got);
+	/* Who has hung up answers no more. */
+	may_come = got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
+	free(text);
+	if (is_whole || !may_come || !atomic_compare_exchange_strong(&late_fd, &none, fd))
+		close(fd);
+	return is_whole;
 }
 
 /* Whether it is this thread's to ask. */
@@ -356,40 +216,57 @@ static int may_ask(int64_t now, int64_t timeout_ns)
 	if (!until)
 		return 1;
 	/* One tries whether the gate is there again; the others go on without it so long. */
-	return now >= until && atomic_compare_exchange_strong(&quiet_until, &until, now + timeout_ns);
+	if (now >= until)
+		return atomic_compare_exchange_strong(&quiet_until, &until, now + timeout_ns);
+	if (!has_answered_late())
+		return 0;
+	atomic_store(&eased_at, now);
+	atomic_store(&quiet_until, 0);
+	return 1;
+}
+
+/* Has nobody ask for a while: until the answer comes, unless one was late just before, too. */
+static void be_quiet(int64_t quiet_ns, int fd)
+{
+	int64_t now = now_ns(), eased = atomic_load(&eased_at);
+
+	if (eased && now - eased < quiet_ns && fd >= 0) {
+		close(fd);
+		fd = -1;
+	}
+	keep_late(fd);
+	atomic_store(&quiet_until, now + quiet_ns);
 }
 
 enum asked ask_gate(const struct line *request, struct answer *answer, char *why)
 {
-	char path[SOCKET_BYTES], off_file[PATH_MAX];
-	int64_t timeout_ns, quiet_ns, begun;
+	const struct asking how = how_to_ask();
+	int64_t begun;
+	int asked_fd = -1;
 
 	memset(answer, 0, sizeof(*answer));
 	*why = 0;
-	pthread_mutex_lock(&conf_lock);
-	follow_conf();
-	strcpy(path, conf.socket);
-	strcpy(off_file, conf.off_file);
-	timeout_ns = conf.timeout_ns;
-	quiet_ns = conf.quiet_ns;
-	pthread_mutex_unlock(&conf_lock);
-	if (!access(off_file, F_OK))
+	if (!access(how.off_file, F_OK))
 		return SWITCHED_OFF;
 	if (request->failed) {
 		snprintf(why, WHY_BYTES, "is not asked of so long a request");
 		return FAILED;
 	}
 	begun = now_ns();
-	if (!may_ask(begun, timeout_ns))
+	if (!may_ask(begun, how.timeout_ns))
 		return QUIET;
-	if (ask_once(path, request, begun + timeout_ns, answer, why)) {
+	if (ask_once(how.socket, request, begun + how.timeout_ns, answer, why, &asked_fd)) {
+		keep_late(-1);
 		atomic_store(&quiet_until, 0);
 		return ANSWERED;
 	}
 	free_answer(answer);
-	if (now_ns() - begun > timeout_ns / 10)
-		atomic_store(&quiet_until, now_ns() + quiet_ns);
-	else
+	if (now_ns() - begun > how.timeout_ns / 10) {
+		be_quiet(how.quiet_ns, asked_fd);
+	} else {
+		if (asked_fd >= 0)
+			close(asked_fd);
 		atomic_store(&quiet_until, 0);
+	}
 	return FAILED;
 }

@@ -9,10 +9,11 @@
  *
  * The gate gets a job's description in one line of JSON, and says in another whether it may
  * be queued, and what is to be changed of it. Where it does not answer in time, the site's
- * policy holds (see gate_ask.c), and jobs are let in or refused without it.
+ * policy holds (see gate_conf.c), and jobs are let in or refused without it.
  *
  * Only Slurm's public headers are used. slurmctld calls this from several threads at once
- * (23.02 and later): all that is shared lies in gate_ask.c, which knows it.
+ * (23.02 and later): all that is shared lies in gate_ask.c and
+ * gate_conf.c, which know it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

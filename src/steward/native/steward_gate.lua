@@ -16,7 +16,8 @@
 -- Lua 5.1 to 5.4, with LuaSocket; without it the site's policy holds for every job, and
 -- slurmctld's log says so once. Nothing is raised, whatever happens. slurmctld runs one of
 -- these at a time and holds locks meanwhile, so one deadline bounds the whole question, and
--- one that passes is followed by a while of not asking. steward_wire.lua lies beside it.
+-- one that passes is followed by a while of not asking, which ends early where the answer
+-- comes that was too late. steward_wire.lua lies beside it.
 
 local steward = {}
 
@@ -114,6 +115,8 @@ end
 -- ---- One question -------------------------------------------------------------------------
 
 local quiet_until = 0 -- by the clock on the wall: Lua knows no other
+local eased_at -- when a late answer ended such a while last
+local late -- a connection on which an answer may yet come that nobody waits for
 local is_said = false -- that the gate fails
 
 -- LuaSocket's stream and its clock; nil and why not.
@@ -151,7 +154,7 @@ local function ask_once(client, line, left)
 	client:settimeout(left(), "t")
 	if not client:send(line) then return nil, at .. "does not listen" end
 	local text = receive_line(client, left)
-	if not text then return nil, at .. "does not answer" end
+	if not text then return nil, at .. "does not answer", true end
 	local answer = wire.answer(text)
 	if not answer then return nil, at .. "answers what cannot be understood" end
 	return answer
@@ -162,24 +165,72 @@ local function log(is_error, text)
 	if slurm then slurm[is_error and "log_error" or "log_info"]("%s", text) end
 end
 
+local function close(client)
+	if client then pcall(function() client:close() end) end
+end
+
+-- Whether the answer has come that was too late for its job; never waits.
+local function has_answered_late()
+	if not late then return false end
+	local is_fine, whole, why = pcall(function()
+		late:settimeout(0, "t")
+		return late:receive("*l")
+	end)
+	if is_fine and not whole and why == "timeout" then return false end
+	close(late)
+	late = nil
+	return is_fine and whole ~= nil
+end
+
+-- Has nobody ask for a while: until the answer comes, unless one was late just before, too.
+local function be_quiet(now, client)
+	if client and eased_at and now >= eased_at and now - eased_at < conf.quiet_s then
+		close(client)
+		client = nil
+	end
+	close(late)
+	late, quiet_until = client, now + conf.quiet_s
+end
+
+-- Whether nobody is to be asked.
+local function is_quiet(now)
+	-- The clock may have been set back.
+	if now >= quiet_until or quiet_until - now > conf.quiet_s then return false end
+	if not has_answered_late() then return true end
+	eased_at, quiet_until = now, 0
+	return false
+end
+
 -- An answer; or nil, and why there is none where somebody was asked.
 local function ask(line)
 	local make, clock = sockets()
 	if not make then return nil, clock end
 	local begun = clock()
-	-- The clock may have been set back.
-	if begun < quiet_until and quiet_until - begun <= conf.quiet_s then return nil end
+	if is_quiet(begun) then return nil end
 	local function left()
-		-- LuaSocket takes zero for no waiting, and what is less for waiting for ever.
+		-- LuaSocket takes zero for no waiting, and what is less for waiting for ever; what
+		-- is there when this comes late itself is still taken.
 		local rest = begun + conf.timeout_s - clock()
 		return rest > 0.0001 and rest <= conf.timeout_s and rest or 0.0001
 	end
 	local is_made, client = pcall(make)
 	if not is_made or not client then return nil, "cannot be reached" end
-	local is_fine, answer, why = pcall(ask_once, client, line, left)
-	pcall(function() client:close() end)
-	if is_fine and answer then return answer end
-	if clock() - begun > conf.timeout_s / 10 then quiet_until = clock() + conf.quiet_s end
+	local is_fine, answer, why, is_asked = pcall(ask_once, client, line, left)
+	if is_fine and answer then
+		close(client)
+		close(late)
+		late = nil
+		return answer
+	end
+	local now = clock()
+	if now - begun <= conf.timeout_s / 10 then
+		close(client)
+	elseif is_fine and is_asked then
+		be_quiet(now, client)
+	else
+		close(client)
+		be_quiet(now, nil)
+	end
 	return nil, is_fine and why or "cannot be asked"
 end
 
