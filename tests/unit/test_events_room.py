@@ -1,0 +1,177 @@
+"""Room ``events``: who is told what, and that following it misses nothing."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from builders import NOON
+
+from steward.access import Access, Asker, Standing
+from steward.bank_facts import BankThreshold
+from steward.config import AccessSettings
+from steward.errors import UsageError
+from steward.events import (
+    BANK_THRESHOLD,
+    CONTROLLER_STATE,
+    JOB_STATE,
+    NODE_STATE,
+    PARTITION_STATE,
+    RULE_EXECUTION,
+    ControllerState,
+    Event,
+    JobFacts,
+)
+from steward.journal import Journal
+from steward.journal.store import rows_of
+from steward.journal.telling import ACTIONS, EventsAnswer, EventsRequest, EventsRoom
+from steward.records import JobRecord
+from steward.state_facts import NodeState, PartitionState, RuleExecution
+
+ADA = Asker(uid=1000, user="ada")
+OPERATOR = Asker(uid=1001, user="op")
+COORDINATOR = Asker(uid=1002, user="coord")
+
+BODIES: list[tuple[str, Any]] = [
+    (NODE_STATE, NodeState(node="n1", state="IDLE")),
+    (NODE_STATE, NodeState(node="n1", state="DOWN", old_state="IDLE", failed=True)),
+    (NODE_STATE, NodeState(node="n2", state="IDLE")),
+    (PARTITION_STATE, PartitionState(partition="main", state="UP")),
+    (CONTROLLER_STATE, ControllerState(up=True)),
+    (JOB_STATE, JobFacts(record=JobRecord(job_id=1, uid=1000, account="physics"))),
+    (JOB_STATE, JobFacts(record=JobRecord(job_id=2, uid=1003, account="chemistry"))),
+    (
+        BANK_THRESHOLD,
+        BankThreshold(account="physics", allocation=1, kind="used", value=80, balance=1, total=5),
+    ),
+    (
+        RULE_EXECUTION,
+        RuleExecution(execution=1, rule="r", event="e", action="a", status="succeeded"),
+    ),
+]
+JOBS = (JOB_STATE,)
+
+
+class Site:
+    def __init__(self, tmp_path: Path) -> None:
+        self.private: frozenset[str] = frozenset()
+        self.store = Journal(str(tmp_path))
+        self._number = 0
+        settings = AccessSettings(operators=("op",))
+        access = Access(settings, own_uid=999, standing=lambda _cluster: self.standing())
+        self.room = EventsRoom(str(tmp_path), access, now=lambda: NOON + timedelta(hours=1))
+
+    def standing(self) -> Standing:
+        return Standing(private_data=self.private, coordinators={"physics": frozenset({"coord"})})
+
+    def append(self, *bodies: tuple[str, Any], cluster: str = "c1") -> None:
+        new = []
+        for kind, body in bodies:
+            self._number += 1
+            at = NOON + timedelta(minutes=self._number)
+            new.append(
+                Event(
+                    kind=kind,
+                    cluster=cluster,
+                    key=f"{kind}:{self._number}",
+                    at=at,
+                    seen_at=at,
+                    source="test",
+                    body=body,
+                )
+            )
+        self.store.append(rows_of(new))
+
+    def ask(self, asker: Asker = ADA, **request: Any) -> EventsAnswer:
+        (action,) = ACTIONS
+        answer: EventsAnswer = action.run(self.room, asker, EventsRequest(**request))
+        return answer
+
+    def kinds(self, asker: Asker = ADA, **request: Any) -> list[str]:
+        return [event.kind for event in self.ask(asker, **request).events]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    site = Site(tmp_path)
+    site.append(*BODIES)
+    return site
+
+
+STATES = [NODE_STATE] * 3 + [PARTITION_STATE, CONTROLLER_STATE]
+
+
+def test_states_are_everybodys(site: Site) -> None:
+    assert site.kinds(ADA) == STATES
+    assert site.kinds(OPERATOR) == [*STATES, BANK_THRESHOLD, RULE_EXECUTION]
+
+
+def test_private_data_hides_them(site: Site) -> None:
+    site.private = frozenset({"nodes"})
+    assert site.kinds(ADA) == [PARTITION_STATE, CONTROLLER_STATE]
+    site.private = frozenset({"partitions"})
+    assert site.kinds(ADA) == [NODE_STATE] * 3 + [CONTROLLER_STATE]
+    assert site.kinds(OPERATOR) == [*STATES, BANK_THRESHOLD, RULE_EXECUTION]
+
+
+def test_an_accounts_coordinator_is_told_of_its_money(site: Site) -> None:
+    assert site.kinds(COORDINATOR, kinds=(BANK_THRESHOLD, RULE_EXECUTION)) == [BANK_THRESHOLD]
+
+
+def test_jobs_are_told_as_their_records(site: Site) -> None:
+    assert len(site.ask(ADA, kinds=JOBS).events) == 2
+    site.private = frozenset({"jobs"})
+    (own,) = site.ask(ADA, kinds=JOBS).events
+    assert own.body.record.uid == ADA.uid
+    assert len(site.ask(OPERATOR, kinds=JOBS).events) == 2
+
+
+def test_filters(site: Site) -> None:
+    site.append((NODE_STATE, NodeState(node="n9", state="IDLE")), cluster="c2")
+    assert [e.body.node for e in site.ask(nodes="n[2-9]").events] == ["n2", "n9"]
+    assert [e.body.state for e in site.ask(failed=True).events] == ["DOWN"]
+    assert len(site.ask(clusters=("c2",)).events) == 1
+    assert len(site.ask(since="2026-03-01T12:03:00", zone="UTC").events) == 4
+    assert len(site.ask(until="2026-03-01T12:03:00", zone="UTC").events) == 2
+    assert [e.body.state for e in site.ask(kinds=(NODE_STATE,), limit=1).events] == ["IDLE"]
+    with pytest.raises(UsageError, match=r"no kind 'node\.stat'"):
+        site.ask(kinds=("node.stat",))
+
+
+def test_following_misses_nothing_and_repeats_nothing(site: Site) -> None:
+    seen = [event.id for event in site.ask(OPERATOR, after=0, limit=2).events]
+    position = site.ask(OPERATOR, after=0, limit=2).position
+    for number in range(1200):
+        site.append((NODE_STATE, NodeState(node=f"x{number}", state="IDLE")))
+        if number % 100 == 0:
+            answer = site.ask(OPERATOR, after=position, limit=7)
+            seen += [event.id for event in answer.events]
+            position = answer.position
+    while True:
+        answer = site.ask(OPERATOR, after=position, limit=500)
+        if not answer.events:
+            break
+        seen += [event.id for event in answer.events]
+        position = answer.position
+    assert len(seen) == len(set(seen)) == len(BODIES) - 2 + 1200
+    assert seen == sorted(seen)
+    assert site.ask(after=10**9).position < 10**9
+
+
+def test_the_newest_are_found_behind_many_others(site: Site) -> None:
+    jobs = JobFacts(record=JobRecord(job_id=7, uid=1))
+    for _ in range(3):
+        site.append(*((JOB_STATE, jobs) for _ in range(900)))
+    assert site.kinds(ADA, limit=4) == STATES[-4:]
+
+
+def test_an_answer_survives_the_socket(site: Site) -> None:
+    answer = site.ask(OPERATOR)
+    again = msgspec.json.decode(msgspec.json.encode(answer), type=EventsAnswer)
+    from steward.cli.events import _COLUMNS
+
+    for one, other in zip(answer.events, again.events, strict=True):
+        assert [column.text(one) for column in _COLUMNS] == [
+            column.text(other) for column in _COLUMNS
+        ]

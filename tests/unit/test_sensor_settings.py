@@ -1,0 +1,74 @@
+"""[sensor]: what is wrong with it is said before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from steward.capture.states.place import program_of, wake_socket
+from steward.config import ClusterSettings, Settings
+from steward.config_automation import SensorSettings
+from steward.daemon.controller import controller_parts
+from steward.daemon.parts import parts_of
+from steward.settings.file import ConfigError, load
+
+CLUSTER = "[cluster.c1]\n"
+SINK = '[archive.sink.files]\nkind = "files"\npath = "/archive"\n'
+
+
+def loaded(tmp_path: Path, text: str) -> Settings:
+    path = tmp_path / "steward.toml"
+    path.write_text(CLUSTER + SINK + text)
+    return load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('helper = "libexec/steward-trigger"', "must be an absolute path"),
+        ('helper = "/usr/lib exec/steward-trigger"', "holds a blank"),
+        ('helper = "/usr/libexec/wake"', "must be called steward-trigger"),
+        ('socket = "trigger.sock"', "must be an absolute path"),
+        (f'socket = "/{"x" * 120}"', "longer than the 107 bytes"),
+        ('secret_file = "/etc/my secret"', "holds a blank"),
+        ("interval_s = 0.01", "must be 0.1 or more"),
+    ],
+)
+def test_mistakes_are_named_with_their_line(tmp_path: Path, line: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        loaded(tmp_path, f"[sensor]\n{line}\n")
+
+
+def test_a_sensor_needs_a_slurm_to_ask(tmp_path: Path) -> None:
+    path = tmp_path / "steward.toml"
+    path.write_text(f'{CLUSTER}slurm = false\nspool = "/spool"\n{SINK}[sensor]\nenabled = true\n')
+    with pytest.raises(ConfigError, match="no cluster here is asked"):
+        load(str(path))
+
+
+def named(parts: list) -> set[str]:  # type: ignore[type-arg] # parts of any kind
+    return {part.name for part in parts if part.name.startswith("sensor.")}
+
+
+def test_each_cluster_that_is_asked_has_a_sensor(tmp_path: Path) -> None:
+    clusters = {
+        "c1": ClusterSettings(),
+        "c2": ClusterSettings(slurm=False, spool="/spool"),
+        "c3": ClusterSettings(remote=True, controllers=("ctl",)),
+        "c4": ClusterSettings(),
+    }
+    settings = Settings(state_dir=str(tmp_path), cluster=clusters)
+    assert named(parts_of(settings)) == set()
+    sensor = SensorSettings(enabled=True, socket="/run/steward/trigger.sock")
+    settings = Settings(state_dir=str(tmp_path), cluster=clusters, sensor=sensor)
+    assert named(parts_of(settings)) == {"sensor.c1", "sensor.c4"}
+    assert wake_socket(settings, "c1") == "/run/steward/trigger-c1.sock"
+    assert program_of(settings, "c4").split()[1:] == [
+        *("--socket", "/run/steward/trigger-c4.sock"),
+        *("--secret", "/etc/steward/trigger.secret", "c4"),
+    ]
+
+
+def test_a_controller_has_one_too(tmp_path: Path) -> None:
+    settings = loaded(tmp_path, '[forward]\nto = "steward:6825"\n[sensor]\nenabled = true\n')
+    assert named(controller_parts(settings)) == {"sensor.c1"}
+    assert wake_socket(settings, "c1") == "/run/steward/trigger.sock"

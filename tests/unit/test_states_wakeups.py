@@ -1,0 +1,267 @@
+"""Wake-ups: what the helper says, who is believed, and what strangers cannot do."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from steward.capture.states import helper
+from steward.capture.states.wakeups import Wakeups
+from steward.native import waking
+from steward.native.errors import NativeError
+
+SECRET = "s" * 43
+
+
+class Place:
+    """A socket, a secret, and the helper as it is installed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.socket = str(directory / "trigger.sock")
+        self.secret = directory / "trigger.secret"
+        self.helper = directory / "libexec" / "steward-trigger"
+        self.write(SECRET)
+
+    def write(self, secret: str, mode: int = 0o600) -> None:
+        self.secret.touch(mode=mode)
+        self.secret.chmod(mode)
+        self.secret.write_text(secret + "\n")
+
+    def words(self, event: str = "down", cluster: str = "c1") -> list[str]:
+        return ["--socket", self.socket, "--secret", str(self.secret), cluster, event, "n[1-3]"]
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    # Not pytest's own directory, which is closed to other users.
+    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
+        os.chmod(path, 0o755)
+        yield Place(Path(path))
+
+
+@pytest.fixture
+def wakeups(place: Place) -> Iterator[Wakeups]:
+    wakeups = Wakeups(place.socket, str(place.secret), "c1")
+    wakeups.start()
+    yield wakeups
+    wakeups.close()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "PAUSES_S", (0.01,))
+    monkeypatch.setattr(helper, "TRY_S", 1.0)
+
+
+def heard(wakeups: Wakeups) -> set[str]:
+    """What was told, once something was."""
+    deadline = time.monotonic() + 20
+    found: set[str] = set()
+    while not found and time.monotonic() < deadline:
+        found |= wakeups.take()
+        time.sleep(0.01)
+    return found
+
+
+def call(place: Place, event: str = "down", cluster: str = "c1") -> str:
+    """What the helper has to complain of."""
+    try:
+        helper.run(place.socket, str(place.secret), cluster, event, "n1")
+    except (helper.Refused, OSError) as error:
+        return str(error)
+    return ""
+
+
+def say(place: Place, data: bytes) -> bytes:
+    """What is answered to any bytes."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(20)
+        peer.connect(place.socket)
+        peer.sendall(data)
+        peer.shutdown(socket.SHUT_WR)
+        return peer.recv(16)
+
+
+def test_the_helper_wakes(place: Place, wakeups: Wakeups) -> None:
+    assert call(place, "down") == ""
+    assert call(place, "up") == ""
+    assert heard(wakeups) == {"down", "up"}
+    assert wakeups.take() == set()
+
+
+def test_the_helper_as_it_is_installed(place: Place, wakeups: Wakeups) -> None:
+    installed = waking.install_trigger(str(place.helper), str(place.secret))
+    assert installed.written == (str(place.helper),)
+    assert stat.S_IMODE(place.helper.stat().st_mode) == 0o755
+    # slurmctld closes all descriptors before it starts it.
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', str(place.helper), *place.words("fail")],
+        env={"PYTHONPATH": "/nonsense", "PYTHONSTARTUP": "/nonsense"},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert heard(wakeups) == {"fail"}
+
+
+def test_who_does_not_know_the_secret_is_refused(
+    place: Place, wakeups: Wakeups, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = {"version": 1, "secret": "t" * 43, "cluster": "c1", "event": "down"}
+    assert say(place, json.dumps(message).encode() + b"\n") == b"no\n"
+    assert wakeups.take() == set()
+    assert "without the secret" in caplog.text
+    assert "ttt" not in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_another_clusters_trigger_is_refused(place: Place, wakeups: Wakeups) -> None:
+    assert "does not take it" in call(place, cluster="c2")
+    assert wakeups.take() == set()
+
+
+def test_a_secret_that_is_open_to_others_is_none(place: Place, wakeups: Wakeups) -> None:
+    place.write(SECRET, 0o640)
+    assert "open to others" in call(place)
+    message = {"version": 1, "secret": SECRET, "cluster": "c1", "event": "down"}
+    assert say(place, json.dumps(message).encode() + b"\n") == b"no\n"
+    place.write(SECRET)
+    assert call(place) == ""
+
+
+@pytest.mark.parametrize("secret", ["", "short"])
+def test_an_empty_secret_lets_nobody_in(place: Place, wakeups: Wakeups, secret: str) -> None:
+    place.write(secret)
+    assert "does not take it" in call(place)
+    place.secret.unlink()
+    assert "No such file" in call(place)
+    message = {"version": 1, "secret": "", "cluster": "c1", "event": "down"}
+    assert say(place, json.dumps(message).encode() + b"\n") == b"no\n"
+
+
+def test_a_changed_secret_holds_at_once(place: Place, wakeups: Wakeups) -> None:
+    place.write("n" * 40)
+    assert call(place) == ""
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [b"\n", b"{}\n", b"[" * 5000 + b"\n", b"\xff\xfe\n", b"x" * 100_000, b'{"version":1e999}\n'],
+)
+def test_junk_is_refused_and_the_next_is_heard(place: Place, wakeups: Wakeups, junk: bytes) -> None:
+    try:
+        answer = say(place, junk)
+    except OSError:
+        answer = b""
+    assert answer in (b"no\n", b"")
+    assert call(place) == ""
+    assert heard(wakeups) == {"down"}
+
+
+def test_peers_that_say_nothing_hold_up_nobody(place: Place, wakeups: Wakeups) -> None:
+    silent = []
+    for _ in range(100):
+        peer = socket.socket(socket.AF_UNIX)
+        peer.connect(place.socket)
+        silent.append(peer)
+        peer.send(b"{")
+    assert call(place) == ""
+    for peer in silent:
+        peer.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_another_user_is_not_heard(place: Place, wakeups: Wakeups) -> None:
+    message = {"version": 1, "secret": SECRET, "cluster": "c1", "event": "down"}
+    program = (
+        "import os,socket,sys\nos.setuid(65534)\ns=socket.socket(socket.AF_UNIX)\n"
+        "s.connect(sys.argv[1])\ns.sendall(sys.argv[2].encode()+b'\\n')\nprint(s.recv(9))\n"
+    )
+    words = [sys.executable, "-I", "-c", program, place.socket, json.dumps(message)]
+    done = subprocess.run(words, capture_output=True, timeout=60, check=False)
+    assert b"ok" not in done.stdout
+    assert b"no" in done.stdout or b"reset" in done.stderr or b"Broken pipe" in done.stderr
+    assert wakeups.take() == set()
+
+
+def test_nobody_listens(place: Place) -> None:
+    assert "nobody listens" in call(place)
+
+
+def test_somebody_listens_and_never_answers(place: Place) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(place.socket)
+        listener.listen(1)
+        began = time.monotonic()
+        assert "nobody listens" in call(place)
+        assert time.monotonic() - began < 60
+
+
+def test_a_socket_of_a_process_that_was_killed_is_taken_over(place: Place) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(place.socket)
+    wakeups = Wakeups(place.socket, str(place.secret), "c1")
+    wakeups.start()
+    assert call(place) == ""
+    wakeups.close()
+    assert not os.path.exists(place.socket)
+
+
+def test_an_alarm_ends_it_though_slurmctld_blocks_that(place: Place) -> None:
+    """The signal mask and what is ignored are handed on to what slurmctld starts."""
+    program = (
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\n"
+        "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
+        "from steward.capture.states import helper\nhelper.WHOLE_S = 1\n"
+        "helper.run = lambda *words: signal.pause()\nhelper.main(['--socket', 'a', '--secret',"
+        " 'b', 'c1', 'down'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=100, check=False)
+    assert done.returncode == -signal.SIGALRM
+
+
+def test_a_secret_is_made_once_and_for_one_user(place: Place) -> None:
+    place.secret.unlink()
+    installed = waking.install_trigger(str(place.helper), str(place.secret))
+    assert str(place.secret) in installed.written
+    first = place.secret.read_bytes()
+    assert len(first) > 40
+    assert stat.S_IMODE(place.secret.stat().st_mode) == 0o600
+    waking.install_trigger(str(place.helper), str(place.secret))
+    assert place.secret.read_bytes() == first
+    with pytest.raises(NativeError, match="there is no user"):
+        waking.install_trigger(str(place.helper), str(place.secret), user="no such user")
+    with pytest.raises(NativeError, match="plain, whole path"):
+        waking.install_trigger("/usr/lib exec/x", str(place.secret))
+
+
+def test_what_keeps_slurmctld_from_waking_is_said(place: Place) -> None:
+    user = f"me({os.geteuid()})"
+
+    def wrong() -> str:
+        found = waking.check_trigger(
+            {"SlurmUser": user}, str(place.helper), str(place.secret), place.socket
+        )
+        return "; ".join(found)
+
+    assert "is not there: run steward plugins install --trigger" in wrong()
+    waking.install_trigger(str(place.helper), str(place.secret))
+    assert wrong() == ""
+    place.helper.write_text(place.helper.read_text() + "\n# changed\n")
+    assert "is of another Steward" in wrong()
+    place.helper.chmod(0o600)
+    assert "cannot be run" in wrong()
+    place.secret.chmod(0o644)
+    assert "is open to others" in wrong()
+    user = "other(4000000)"
+    place.secret.chmod(0o600)
+    assert "is not SlurmUser's" in wrong()
