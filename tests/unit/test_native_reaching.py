@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.native.reaching import check_reach, socket_of
+from steward.native.reaching import CONF, check_reach, conf_of, socket_of
 
 NOBODY = pwd.getpwnam("nobody")
 SHOWN = {"SlurmUser": f"nobody({NOBODY.pw_uid})"}
@@ -79,3 +79,17 @@ def test_nothing_is_said_where_slurm_user_is_not_known_or_root(run: Path) -> Non
     run.chmod(0o700)
     assert check_reach({}, f"{run}/gate.conf") == []
     assert check_reach({"SlurmUser": "root(0)"}, f"{run}/gate.conf") == []
+
+
+def test_the_file_is_the_one_that_lua_or_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STEWARD_GATE_CONF", raising=False)
+    lua = {"JobSubmitPlugins": "lua", "SLURM_CONF": str(tmp_path / "slurm.conf")}
+    assert conf_of(lua) == CONF
+    (tmp_path / "job_submit.lua").write_text('-- site\nsteward_gate_conf = "/run/here/gate.conf"\n')
+    assert conf_of(lua) == "/run/here/gate.conf"
+    assert conf_of({"JobSubmitPlugins": "lua"}, str(tmp_path)) == "/run/here/gate.conf"
+    assert conf_of({**lua, "JobSubmitPlugins": "steward"}) == CONF
+    monkeypatch.setenv("STEWARD_GATE_CONF", "/run/there/gate.conf")
+    assert conf_of({**lua, "JobSubmitPlugins": "steward"}) == "/run/there/gate.conf"

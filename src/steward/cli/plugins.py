@@ -246,7 +246,7 @@ def check(
         shown, version = _shown(slurm_prefix), _version(slurm, slurm_prefix)
         wrong = submitting.check_submit(shown, version, directory=job_submit_lua)
         if not slurm:
-            wrong += reaching.check_reach(shown, os.environ.get("STEWARD_GATE_CONF", reaching.CONF))
+            wrong += reaching.check_reach(shown, reaching.conf_of(shown, job_submit_lua))
         good = f"slurmctld {version} asks the bank, by {shown.get('JobSubmitPlugins', '')}."
     elif slurm:
         version = SlurmVersion.parse(slurm)

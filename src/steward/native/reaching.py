@@ -6,17 +6,38 @@ every job as if the gate were down.
 
 import os
 import pwd
+import re
 import stat
 from collections.abc import Mapping
 from typing import Final, Literal
 
 from steward.filesystems import may
+from steward.native.submitting import CALLED, NAME, plugins_of
 from steward.native.telling import slurm_user
 
 CONF: Final = "/run/steward/gate.conf"
 """What the plugin reads where STEWARD_GATE_CONF names nothing else."""
+_NAMED: Final = re.compile(r"""^\s*steward_gate_conf\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE)
 _SOCKET: Final = "/run/steward/gate.sock"
 _COST: Final = "so the policy holds for every job"
+
+
+def conf_of(shown: Mapping[str, str], directory: str = "") -> str:
+    """The file that the plugin reads, as far as that can be told from here.
+
+    Args:
+        shown: What ``scontrol show config`` shows.
+        directory: Where slurm.conf is, for job_submit.lua; as Slurm shows it if empty.
+    """
+    path = os.path.join(directory or os.path.dirname(shown.get("SLURM_CONF", "")), CALLED)
+    named = None
+    if NAME not in plugins_of(shown):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                named = _NAMED.search(file.read())
+        except OSError:
+            pass  # that it is not there is said by who looks at the file itself
+    return named[1] if named else os.environ.get("STEWARD_GATE_CONF", CONF)
 
 
 def check_reach(shown: Mapping[str, str], conf: str = CONF) -> list[str]:

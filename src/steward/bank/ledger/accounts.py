@@ -43,7 +43,7 @@ class Accounts:
             return self.need(new.name)
         earlier = self.get(new.name)
         if earlier is not None and earlier.known:
-            raise BankUsage(f"there is an account {new.name} already", new.name)
+            raise BankUsage(f"there is an account {new.name} already: change it by 'account change'", new.name)
         self._check_parent(new.name, new.parent, new.draws_on_parent)
         if earlier is None:
             self.make(new, by)
