@@ -1,0 +1,52 @@
+"""The one entry point of the pack's actions: what is asked for is done by Steward.
+
+Which action it is says the parameter ``operation``, which each action's metadata
+fixes. Steward checks who asks, keeps the audit log, and gives the result.
+"""
+
+from typing import Any
+
+from st2common.runners.base_action import Action
+
+from steward.automation.actions import RunAnswer, RunRequest
+from steward.cli.client import action, call
+from steward.cli.place import Place
+from steward.errors import StewardError
+
+_OWN = ("cluster", "dry_run", "force")
+
+
+class Run(Action):
+    """Runs one of Steward's actions."""
+
+    def run(self, *, operation: str = "", **given: Any) -> tuple[bool, Any]:
+        """Run it.
+
+        Args:
+            operation: Its name.
+            given: Its parameters; what is None was not given.
+
+        Returns:
+            Whether it succeeded; its result, or what went wrong in one line.
+        """
+        config = self.config or {}
+        parameters = {
+            name: value for name, value in given.items() if value is not None and name not in _OWN
+        }
+        request = RunRequest(
+            action=operation,
+            parameters=parameters,
+            cluster=given.get("cluster") or config.get("cluster") or "",
+            dry_run=bool(given.get("dry_run")),
+            force=bool(given.get("force")),
+        )
+        path = config.get("config") or ""
+        place = Place(config=path, socket="" if path else config.get("socket") or "")
+        try:
+            answer: RunAnswer = call(place, action("automation.run"), request)
+        except StewardError as error:
+            return False, str(error)
+        if answer.status != "succeeded":
+            self.logger.error("%s: %s", operation, answer.message)
+            return False, answer.message if answer.result is None else answer.result
+        return True, answer.result

@@ -1,0 +1,95 @@
+"""Writes the metadata of the StackStorm pack's actions, from how Steward describes them.
+
+Usage: write_pack.py [DIRECTORY]
+"""
+
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from steward.automation.catalogue import operations
+from steward.automation.describing import ParameterDescription, parameters_of
+from steward.automation.operation import Operation
+
+PACK: Final = Path(__file__).resolve().parent.parent / "packs" / "slurm"
+_REASONS: Final = {
+    "slurm.node.down": "ST2: Downed using slurm.node.down action",
+    "slurm.node.drain": "ST2: Drained using slurm.node.drain action",
+}
+"""The reasons that are given where an action's caller gives none; elsewhere one is required."""
+
+
+def metadata() -> dict[str, str]:
+    """The text of each action's file, by the file's name."""
+    return {f"{name(one)}.yaml": _text(one) for one in operations().values()}
+
+
+def name(one: Operation) -> str:
+    """What an action is called in the pack, whose own name comes before it."""
+    return one.ref.removeprefix("slurm.")
+
+
+def _text(one: Operation) -> str:
+    about = {
+        "name": name(one),
+        "description": one.help,
+        "runner_type": "python-script",
+        "enabled": True,
+        "entry_point": "run_action.py",
+        "parameters": _parameters(one),
+    }
+    return "---\n" + yaml.safe_dump(about, sort_keys=False, allow_unicode=True, width=96)
+
+
+def _parameters(one: Operation) -> dict[str, Any]:
+    found = {
+        "operation": {
+            "type": "string",
+            "description": "What Steward calls it.",
+            "default": one.ref,
+            "immutable": True,
+        }
+    }
+    for position, parameter in enumerate(parameters_of(one)):
+        found[parameter.name] = {**_described(one, parameter), "position": position}
+    found["cluster"] = _own("string", "The cluster; not needed where there is one.", "")
+    if one.changes:
+        found["dry_run"] = _own("boolean", "Only say what would be done.", False)
+        found["force"] = _own("boolean", "Override reasons and drains of others.", False)
+    return found
+
+
+def _own(kind: str, about: str, default: Any) -> dict[str, Any]:
+    return {"type": kind, "description": about, "required": False, "default": default}
+
+
+def _described(one: Operation, parameter: ParameterDescription) -> dict[str, Any]:
+    default = parameter.default
+    reason = _REASONS.get(one.ref, "") if parameter.name == "reason" else ""
+    found: dict[str, Any] = {
+        "type": parameter.type,
+        "description": parameter.description,
+        "required": parameter.required and not reason,
+    }
+    if reason or default is not None:
+        found["default"] = reason or default
+    if parameter.enum:
+        found["enum"] = list(parameter.enum)
+    return found
+
+
+def main() -> None:
+    """Write the files, and take away those of actions that are no more."""
+    directory = (Path(sys.argv[1]) if len(sys.argv) > 1 else PACK) / "actions"
+    texts = metadata()
+    for path in directory.glob("*.yaml"):
+        if path.name not in texts:
+            path.unlink()
+    for file, text in texts.items():
+        (directory / file).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

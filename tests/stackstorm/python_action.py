@@ -1,0 +1,44 @@
+"""Runs an action of a pack as StackStorm's python runner has it done, in a process of its own.
+
+Parameters come as one line of JSON on the standard input, ``{"parameters": {…}}``; what
+``run`` returns goes to the standard output as JSON between two marks.
+"""
+
+import argparse
+import importlib.util
+import inspect
+import json
+import sys
+
+from st2common.runners.base_action import Action
+
+MARK = "%%%%%~=~=~=************=~=~=~%%%%"
+
+
+def main() -> None:
+    """Run one action."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--pack", required=True)
+    options.add_argument("--file-path", required=True)
+    options.add_argument("--config", default="{}")
+    options.add_argument("--stdin-parameters", action="store_true", required=True)
+    given = options.parse_args()
+    parameters = json.loads(sys.stdin.readline())["parameters"]
+    spec = importlib.util.spec_from_file_location("action", given.file_path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (kind,) = (
+        one
+        for _, one in inspect.getmembers(module, inspect.isclass)
+        if issubclass(one, Action) and one is not Action
+    )
+    output = kind(config=json.loads(given.config)).run(**parameters)
+    status, result = output if isinstance(output, tuple) and len(output) == 2 else (None, output)
+    assert status in (None, True, False), status
+    sys.stdout.write(f"{MARK}{json.dumps({'result': result, 'status': status})}\n{MARK}")
+
+
+if __name__ == "__main__":
+    main()

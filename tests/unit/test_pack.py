@@ -1,0 +1,134 @@
+"""The StackStorm pack: its metadata is of StackStorm's shape and says what Steward has."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+import write_pack
+from steward.automation.catalogue import operations
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACK = ROOT / "packs" / "slurm"
+SCHEMAS = Path(__file__).parent / "fixtures" / "stackstorm"
+METADATA = sorted(PACK.glob("*/*.yaml"))
+
+
+_NAMED = ("properties", "patternProperties", "definitions")
+
+
+def of_draft_4(schema: Any) -> Any:
+    """StackStorm's ``required: true`` on a property, as later drafts say it: beside all of them."""
+    if isinstance(schema, list):
+        return [of_draft_4(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {
+        key: {name: of_draft_4(one) for name, one in value.items()}
+        if key in _NAMED
+        else of_draft_4(value)
+        for key, value in schema.items()
+        if key != "required"
+    }
+    inside = schema.get("properties", {})
+    needed = [name for name, one in inside.items() if one.get("required") is True]
+    return {**made, "required": needed} if needed else made
+
+
+def check(data: Any, kind: str) -> None:
+    schema = of_draft_4(json.loads((SCHEMAS / f"{kind}.json").read_text()))
+    jsonschema.Draft4Validator(schema).validate(data)
+
+
+def test_the_check_refuses_what_stackstorm_would() -> None:
+    """A test that cannot fail shows nothing."""
+    good = yaml.safe_load((PACK / "actions" / "node.drain.yaml").read_text())
+    for change in ({"runner_type": None}, {"parameters": {"a": {"type": "text"}}}, {"extra": 1}):
+        with pytest.raises(jsonschema.ValidationError):
+            check({**good, **change}, "action")
+    without = {name: value for name, value in good.items() if name != "name"}
+    with pytest.raises(jsonschema.ValidationError):
+        check(without, "action")
+
+
+@pytest.mark.parametrize("path", METADATA, ids=lambda path: path.name)
+def test_metadata_is_of_stackstorms_shape(path: Path) -> None:
+    kind = {"actions": "action", "sensors": "sensor", "rules": "rule"}[path.parent.name]
+    about = yaml.safe_load(path.read_text())
+    check(about, kind)
+    if kind != "rule":
+        assert (path.parent / about["entry_point"]).is_file()
+
+
+def test_the_pack_is_of_stackstorms_shape() -> None:
+    check(yaml.safe_load((PACK / "pack.yaml").read_text()), "pack")
+    for name, one in yaml.safe_load((PACK / "config.schema.yaml").read_text()).items():
+        assert set(one) <= {"description", "type", "required", "default", "secret"}, name
+
+
+def test_a_payloads_fields_say_each_for_itself_that_they_must_be_there() -> None:
+    """As a list it would have StackStorm drop every event, without a word."""
+    about = yaml.safe_load((PACK / "sensors" / "trigger_sensor.yaml").read_text())
+    for trigger in about["trigger_types"]:
+        schema = trigger["payload_schema"]
+        assert "required" not in schema
+        assert all(one["required"] is True for one in schema["properties"].values())
+
+
+def test_every_action_is_in_it_as_steward_describes_it() -> None:
+    texts = {path.name: path.read_text() for path in (PACK / "actions").glob("*.yaml")}
+    assert texts == write_pack.metadata(), "run scripts/write_pack.py"
+    assert len(texts) == len(operations())
+
+
+@pytest.mark.parametrize("path", sorted((PACK / "rules").iterdir()), ids=lambda path: path.stem)
+def test_rules_are_about_what_the_sensor_dispatches(path: Path) -> None:
+    rule = yaml.safe_load(path.read_text())
+    sensor = yaml.safe_load((PACK / "sensors" / "trigger_sensor.yaml").read_text())
+    fields = {
+        f"slurm.{one['name']}": set(one["payload_schema"]["properties"])
+        for one in sensor["trigger_types"]
+    }
+    given = rule["action"]["parameters"]
+    what = "down" if "node_down" in path.name else "drain"
+    assert given == {
+        "event": what,
+        "program": f"{{{{ trigger.program }}}} {{{{ trigger.url }}}}/node/{what}",
+    }
+    assert {"program", "url"} <= fields[rule["trigger"]["type"]]
+    if path.stem.endswith("reset"):
+        assert {of: one["pattern"] for of, one in rule["criteria"].items()} == {
+            "trigger.class": "node",
+            "trigger.type": what,
+        }
+    assert f"{path.stem}" == rule["name"]
+
+
+def test_its_own_tests_pass() -> None:
+    """In a process of its own, as StackStorm runs them: with the pack's directories in the path."""
+    path = [ROOT / "tests" / "stackstorm", PACK / "actions", PACK / "sensors", ROOT / "src"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "unittest", "discover", "-s", str(PACK / "tests")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "Ran 5 tests" in ran.stderr
+
+
+def test_the_program_for_triggers_ends_soon_where_nobody_listens() -> None:
+    program = PACK / "bin" / "slurm-trigger-notify"
+    for arguments, code in (([], 2), (["file:///etc/passwd"], 2), (["http://127.0.0.1:9/x"], 1)):
+        ran = subprocess.run(
+            [sys.executable, str(program), *arguments], capture_output=True, timeout=60, check=False
+        )
+        assert ran.returncode == code
