@@ -42,6 +42,8 @@ _LONGEST_BACKOFF_S: Final = 30.0
 _EARLY: Final = timedelta(seconds=1)
 """Slurm's times have whole seconds; a look in the same second may still show the old state."""
 _TRIGGERS_S: Final = 60.0
+RECONFIG: Final = "reconfig"
+"""The trigger of a configuration that was read anew, or of a node that was changed by hand."""
 
 
 class Shows(Protocol):
@@ -132,8 +134,9 @@ class Sensor:
         self._wakes |= fresh
         gap_s = max(_AFTER_WAKE_S, COST_FACTOR * self.cost_s)
         self._due = min(self._due, self._began + gap_s)
-        if not all(map(_is_of_nodes, fresh)):
+        if not all(map(_is_of_nodes, fresh)) or RECONFIG in fresh:
             self._whole_due = 0.0
+        if not all(map(_is_of_nodes, fresh)):
             self._triggers_due = 0.0
 
     def turn(self, append: Append) -> float:
@@ -198,7 +201,7 @@ class Sensor:
 
     def _picture(self, *, is_whole: bool) -> Picture:
         picture: dict[str, dict[str, NodeShown | PartitionShown | ReservationShown]] = {
-            NODE_STATE: {name: _node(one) for name, one in self._shows.nodes().items()}
+            NODE_STATE: {name: shown_of(one) for name, one in self._shows.nodes().items()}
         }
         if is_whole:
             picture[PARTITION_STATE] = {
@@ -258,11 +261,12 @@ class Sensor:
 
 
 def _is_of_nodes(wake: str) -> bool:
-    """Whether a trigger is of nodes, not of a daemon or of all that is configured."""
-    return not wake.startswith(("primary_", "backup_", "reconfig"))
+    """Whether a trigger is of nodes, not of a daemon; slurmctld fires ``reconfig`` for both."""
+    return not wake.startswith(("primary_", "backup_"))
 
 
-def _node(record: NodeRecord) -> NodeShown:
+def shown_of(record: NodeRecord) -> NodeShown:
+    """What is compared of a node."""
     return NodeShown(
         state=record.state,
         reason=record.reason,

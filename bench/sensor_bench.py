@@ -1,0 +1,139 @@
+"""How long it takes until the event of a node's failure is in the journal, and what that costs.
+
+A real Slurm whose slurmd is killed: from the moment at which slurmctld's log says that the
+node is down, to the moment at which the event was made. Beside it changes by hand, and
+the sensor's look at clusters of many nodes, as scontrol writes them.
+"""
+
+import signal
+import statistics
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sensing import Watching
+from submitting import wait_until
+
+from steward.capture.states.comparing import compare
+from steward.capture.states.source import shown_of
+from steward.events import NODE_STATE, utc_now
+from steward.sandbox import Sandbox, SandboxSpec
+from steward.slurm import machine_rows
+from steward.slurm.people import People
+
+KILLS = 8
+CHANGES = 20
+LINE = (
+    "NodeName={name} Arch=x86_64 CoresPerSocket=16 CPUAlloc=0 CPUEfctv=64 CPUTot=64 CPULoad=0.{n} "
+    "AvailableFeatures=(null) ActiveFeatures=(null) Gres=gpu:4 NodeAddr={name} "
+    "NodeHostName={name} Version=24.11.5 OS=Linux 6.1.0 RealMemory=256000 AllocMem=0 FreeMem={n} "
+    "Sockets=2 Boards=1 State={state} ThreadsPerCore=2 TmpDisk=0 Weight=1 Owner=N/A "
+    "MCS_label=N/A Partitions=main,debug BootTime=2026-03-01T12:00:00 "
+    "SlurmdStartTime=2026-03-01T12:00:10 LastBusyTime=2026-03-01T12:00:10 ResumeAfterTime=None "
+    "CfgTRES=cpu=64,mem=256000M,billing=64 AllocTRES= CurrentWatts=0 AveWatts=0"
+)
+
+
+def main() -> None:
+    """Measure, and print."""
+    with tempfile.TemporaryDirectory(prefix="steward-bench-") as path:
+        Path(path).chmod(0o755)
+        spec = SandboxSpec(directory=f"{path}/sandbox", nodes=4, extra=("SlurmdTimeout=4",))
+        with Sandbox.up(spec) as cluster:
+            for interval_s in (0.5, 1.0):
+                home = Path(path) / f"home{interval_s}"
+                live(Watching(cluster, home, interval_s=interval_s), interval_s)
+    for nodes in (1000, 10_000):
+        look(nodes)
+
+
+def live(watching: Watching, interval_s: float) -> None:
+    """Measure on a real Slurm."""
+    watching.install()
+    watching.start()
+    try:
+        watching.settle()
+        said(f"killed slurmd, interval_s = {interval_s}", kills(watching))
+        said(f"drained by hand, interval_s = {interval_s}", drains(watching))
+    finally:
+        watching.close()
+
+
+def kills(watching: Watching) -> list[float]:
+    """Seconds from slurmctld's word that a killed slurmd's node is down to the event."""
+    return [killed(watching, f"node{number % 4 + 1}") for number in range(KILLS)]
+
+
+def killed(watching: Watching, node: str) -> float:
+    """The same for one node, which comes back afterwards."""
+    cluster = watching.cluster
+    log = Path(cluster.directory) / "log" / "slurmctld.log"
+    known, begin = len(watching.of_node(node)), log.stat().st_size
+    cluster.stop_service(f"slurmd.{node}", signal.SIGKILL)
+    wait_until(lambda: watching.replayed()[node].startswith("DOWN"), 120)
+    events = [event for event in watching.events(NODE_STATE) if event.body.node == node][known:]
+    down = next(event for event in events if event.body.state.startswith("DOWN"))
+    with log.open() as lines:
+        lines.seek(begin)
+        knew = next(moment(line) for line in lines if "not responding, setting DOWN" in line)
+    cluster.start_service(f"slurmd.{node}")
+    wait_until(lambda: watching.replayed()[node] == "IDLE", 120)
+    return (down.seen_at - knew).total_seconds()
+
+
+def moment(line: str) -> datetime:
+    """When a line of slurmctld's log was written."""
+    return datetime.fromisoformat(line[1 : line.index("]")]).astimezone(UTC)
+
+
+def drains(watching: Watching) -> list[float]:
+    """Seconds from the end of ``scontrol update`` to the event."""
+    return [drained(watching, number) for number in range(CHANGES)]
+
+
+def drained(watching: Watching, number: int) -> float:
+    """The same for one change."""
+    known = len(watching.events(NODE_STATE))
+    words = ["state=drain", f"reason=bench {number}"] if number % 2 == 0 else ["state=undrain"]
+    watching.cluster.run(["scontrol", "update", "nodename=node1", *words])
+    changed = utc_now()
+    wait_until(lambda: len(watching.events(NODE_STATE)) > known)
+    event = watching.events(NODE_STATE)[known]
+    return max(0.0, (event.seen_at - changed).total_seconds())
+
+
+def look(count: int) -> None:
+    """Print what reading and comparing a picture of many nodes costs us."""
+    people = People()
+
+    def text(state: str) -> bytes:
+        lines = (
+            LINE.format(name=f"n{n:05}", n=n, state="DOWN" if n == 7 else state)
+            for n in range(count)
+        )
+        return "\n".join(lines).encode() + b"\n"
+
+    out = text("IDLE")
+    began = time.perf_counter()
+    before = {
+        NODE_STATE: {row.node.name: shown_of(row.node) for row in machine_rows.nodes(out, people)}
+    }
+    read = time.perf_counter()
+    compare(before, before, source="reconcile", at=utc_now())
+    same = time.perf_counter()
+    print(
+        f"{count} nodes: reading {read - began:.3f} s, comparing {same - read:.4f} s, "
+        f"{len(out) / 1e6:.1f} MB of text"
+    )
+
+
+def said(what: str, found: list[float]) -> None:
+    """Print how long it took."""
+    print(
+        f"{what}: median {statistics.median(found):.2f} s, worst {max(found):.2f} s of {len(found)}"
+    )
+
+
+if __name__ == "__main__":
+    main()
