@@ -18,14 +18,18 @@ Life = Generator[None, States, None]
 """A job's life: is sent what squeue shows, and does to its job what is due."""
 
 PARTITIONS: Final = (
-    "PartitionName=low Nodes=node1,node2 PriorityTier=1 PreemptMode=REQUEUE MaxTime=INFINITE",
-    "PartitionName=lowest Nodes=node1,node2 PriorityTier=1 PreemptMode=CANCEL MaxTime=INFINITE",
-    "PartitionName=high Nodes=node1,node2 PriorityTier=10 MaxTime=INFINITE",
+    "PartitionName=low Nodes=node5,node6 PriorityTier=1 PreemptMode=REQUEUE MaxTime=INFINITE",
+    "PartitionName=lowest Nodes=node5,node6 PriorityTier=1 PreemptMode=CANCEL MaxTime=INFINITE",
+    "PartitionName=high Nodes=node5,node6 PriorityTier=10 MaxTime=INFINITE",
     "PreemptType=preempt/partition_prio",
     "PreemptMode=REQUEUE",
     crontabs.ENABLED,
 )
 """Further lines of slurm.conf that the mix needs."""
+
+ROOM: Final = {"nodes": 6, "cpus": 16}
+"""What the cluster is to have beyond what others do: jobs wait for each other as little as
+they may, and those that are preempted have nodes that others hardly come to."""
 
 _WAITS_S: Final = 60.0
 _LOST_S: Final = 60.0

@@ -22,7 +22,9 @@ from steward.bank.money import MICRO
 from steward.bank.records import Charge, Hold, Mode, ModeRule, Rate
 from steward.config_bank import BankSettings, GateSettings
 from steward.events import utc_now
+from steward.jobs import Jobs, database_path
 from steward.native import building, installing
+from steward.records import JobRecord
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.programs import find
 from steward.settings.file import Loaded, render
@@ -243,6 +245,14 @@ class BankSite:
         while page := self.link.holds(after=found[-1].id if found else "", limit=1000):
             found += page
         return found
+
+    def unfinished(self) -> list[JobRecord]:
+        """The jobs that Steward takes for such as are not over."""
+        jobs = Jobs(database_path(self.settings.state_dir))
+        try:
+            return jobs.unfinished(self.name)
+        finally:
+            jobs.close()
 
     def findings(self) -> list[Any]:
         """What the ledger's proof finds wrong."""

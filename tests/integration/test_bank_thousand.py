@@ -79,7 +79,10 @@ def see_that_all_is_charged(
     except AssertionError:
         told = wrong()
         runs = [ran for ran in expected() if ran.job in told]
-        raise AssertionError(f"due and paid: {told}\nSlurm: {runs}\nheld: {site.holds()}") from None
+        raise AssertionError(
+            f"due and paid: {told}\nSlurm: {runs}\nheld: {site.holds()}\n"
+            f"not over, for Steward: {site.unfinished()}"
+        ) from None
     assert site.findings() == []
     assert site.balance() == PLENTY - sum(site.charged().values())
 
@@ -87,7 +90,7 @@ def see_that_all_is_charged(
 @pytest.mark.matrix
 def test_jobs_of_all_sorts(slurm_version: str) -> None:
     chance = chance_of("STEWARD_BANK_SEED")
-    with bank_site(slurm_version, extra=bank_mix.PARTITIONS) as site:
+    with bank_site(slurm_version, extra=bank_mix.PARTITIONS, **bank_mix.ROOM) as site:
         opened(site)
         mix = Mix(site, chance)
         kinds = [kind for kind in bank_mix.RARE if kind is not bank_mix.limited]
@@ -107,12 +110,13 @@ def test_a_thousand_jobs_with_kills(slurm_version: str, postgresql: PostgreSQL) 
         bank={"database": postgresql.url(postgresql.new_database())},
         accounting=True,
         extra=(*bank_mix.PARTITIONS, "SlurmdTimeout=600"),
+        **bank_mix.ROOM,
     ) as site:
         opened(site)
         mix = Mix(site, chance)
         mix.begin(bank_mix.scrontab)
         kinds = _kinds(chance)
-        at = sorted(chance.sample(range(20, len(kinds) - 20), KILLS))
+        at = _moments(chance, len(kinds))
         victims = ["slurmctld", "serve", "gate", "postgresql"] * (KILLS // 4)
         chance.shuffle(victims)
         for number, kind in enumerate(kinds):
@@ -139,6 +143,12 @@ def _kinds(chance: random.Random) -> list[Callable[[Mix], bank_mix.Life]]:
     kinds += [bank_mix.node_failed, bank_mix.node_failed]
     chance.shuffle(kinds)
     return kinds
+
+
+def _moments(chance: random.Random, length: int) -> list[int]:
+    """Behind how many submissions something is killed: spread, and with some left after all."""
+    stretch = length * 3 // 4 // KILLS
+    return [stretch * (number + 1) + chance.randrange(stretch) for number in range(KILLS)]
 
 
 def kill(site: BankSite, victim: str, postgresql: PostgreSQL) -> None:

@@ -1,10 +1,12 @@
 from typing import Any
 
+import msgspec
 from job_lives import at, record
 
-from steward.events import Event
+from steward.events import JOB_END, Event, JobFacts
 from steward.jobs.facts import RunFacts, micros
 from steward.jobs.resolve import KeptScript, Resolved, resolve
+from steward.slurm.states import FORGOTTEN
 
 
 def runs(*events: Event) -> list[RunFacts]:
@@ -103,3 +105,20 @@ def test_a_component_whose_later_run_shows_no_script_has_it_all_the_same() -> No
     again = {**of_het, "restarts": 1, "batch": False}
     events = [record(7, 0, **of_het), record(7, 0, seen=9, **again), record(7, 10, **again)]
     assert shape(resolve(runs(*events), [kept(0.5)])) == [(0, 3, 1)]
+
+
+def test_a_run_that_slurmctld_forgot_is_none_of_its_job() -> None:
+    first = record(7, 0, "RUNNING", start=at(1))
+    again = record(7, 60, restarts=1, seen=61)
+    told = record(7, 60, "UNKNOWN", restarts=1, seen=70, reason=FORGOTTEN)
+    gone = msgspec.structs.replace(told, kind=JOB_END)
+    (job,) = resolve(runs(first, again, gone), [])
+    assert ([run.restarts for run in job.runs], job.latest.is_over) == ([0], False)
+    # Shown again after that, or begun before, it was one.
+    back = record(7, 60, restarts=1, seen=80)
+    (job,) = resolve(runs(first, again, gone, back), [])
+    assert len(job.runs) == 2
+    began = msgspec.structs.replace(gone.body.record, start=at(62))
+    gone = msgspec.structs.replace(gone, body=JobFacts(record=began))
+    (job,) = resolve(runs(first, again, gone), [])
+    assert ([run.restarts for run in job.runs], job.latest.is_over) == ([0, 1], True)

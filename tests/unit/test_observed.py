@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from steward.capture.observed import Observed
 from steward.events import JOB_END, JOB_SEEN, JOB_STATE, Event
 from steward.records import JobRecord
+from steward.slurm.states import FORGOTTEN
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LATER = NOON + timedelta(seconds=5)
@@ -33,6 +34,21 @@ def test_a_job_from_queue_to_end() -> None:
     (end,) = observed.take([OVER], LATER)
     assert (end.kind, end.at, end.body.record) == (JOB_END, LATER, OVER)
     assert observed.take([OVER], LATER) == []
+
+
+def test_a_run_that_slurmctld_forgot_as_it_crashed_is_told_to_be_none() -> None:
+    observed = Observed("c1")
+    observed.take([OVER], NOON)
+    again = changed(JOB, submit=LATER, restarts=1)
+    observed.take([again], LATER)
+    gone = observed.take([OVER], LATER)[0]
+    record = gone.body.record
+    assert (gone.kind, record.restarts, record.state, record.end) == (JOB_END, 1, "UNKNOWN", None)
+    assert record.reason == FORGOTTEN
+    # While a requeued job completes it has the new count with the old time: that is no run.
+    early = changed(JOB, restarts=1)
+    observed.take([early], LATER)
+    assert JOB_END not in kinds(observed.take([RUNNING], LATER))
 
 
 def test_what_happened_while_nobody_looked_is_all_said() -> None:

@@ -33,7 +33,7 @@ def test_a_name_that_is_no_name_is_refused(name: str) -> None:
 def test_passwd_and_group_come_before_the_machines() -> None:
     people = users.choose(("ada", "bela"), "/srv/home")
     passwd = users.passwd_text(people).splitlines()
-    assert passwd[0] == f"ada:x:{people[0].uid}:{people[0].gid}:ada:/srv/home/ada:/bin/bash"
+    assert passwd[0] == f"ada:*:{people[0].uid}:{people[0].gid}:ada:/srv/home/ada:/bin/bash"
     assert any(line.startswith("root:") for line in passwd[2:])
     group = users.group_text(people, {"lab": ("ada", "bela")}).splitlines()
     assert group[2].startswith("lab:x:")

@@ -16,6 +16,7 @@ import msgspec
 from steward.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
 from steward.records import JobRecord
 from steward.slurm import FINISHED, covers
+from steward.slurm.states import FORGOTTEN
 
 SOURCE: Final = "snapshot"
 LOST: Final = "UNKNOWN"
@@ -253,6 +254,8 @@ class Observed:
         is_new = run is None or run.name != name
         if run is not None and self._is_of_another(run, record):
             events += self.lose(record.job_id, taken_at)
+        elif run is not None and self._is_forgotten(run, record):
+            events.append(self._forgotten(record.job_id, taken_at))
         if run is None or run.name != name:
             run = self._runs[record.job_id] = _Run(name)
             if not whole and record.array_job_id in (0, record.job_id):
@@ -294,6 +297,21 @@ class Observed:
             return False
         former = self.last(record.job_id).submit
         return former is not None and former < record.submit
+
+    def _is_forgotten(self, run: _Run, record: JobRecord) -> bool:
+        """Whether Slurm shows an earlier run than before: it does not know the later one.
+
+        A slurmctld that crashes begins again with what it saved seconds before.
+        """
+        if run.over or run.is_told or record.submit is None:
+            return False
+        later = self.last(record.job_id).submit
+        return later is not None and later > record.submit
+
+    def _forgotten(self, job_id: int, taken_at: datetime) -> Event:
+        last = self.last(job_id)
+        record = msgspec.structs.replace(last, state=LOST, reason=FORGOTTEN, end=None)
+        return self._event(JOB_END, f"{end_key(record)}:forgotten", record, taken_at)
 
     def _note(self, run: _Run, record: JobRecord, *, is_news: bool, whole: bool) -> None:
         """Remember what the whole record said, or that it is wanted again."""

@@ -13,7 +13,7 @@ import msgspec
 
 from steward.events import JOB_END, Event, JobFacts
 from steward.records import JobRecord
-from steward.slurm.states import FINISHED
+from steward.slurm.states import FINISHED, FORGOTTEN
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -285,6 +285,12 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
             for seen in self.shown.values()
         )
         return None if is_back else final
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether Slurm forgot that it was ever submitted: then it is no run of its job."""
+        ending = self.ending
+        return ending is not None and ending.record.reason == FORGOTTEN and not ending.record.start
 
     @property
     def end_us(self) -> int:

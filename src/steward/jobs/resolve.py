@@ -98,6 +98,7 @@ def resolve(runs: list[RunFacts], scripts: list[KeptScript]) -> list[Resolved]:
         scripts: All scripts that were kept under this id.
     """
     jobs: list[Resolved] = []
+    runs = [run for run in runs if not run.is_forgotten]
     # A script comes after the record of its own submission, whatever the clocks say.
     items: list[tuple[tuple[int, int, int, str], RunFacts | KeptScript]] = [
         ((run.submit_us, 0, run.restarts, ""), run) for run in runs

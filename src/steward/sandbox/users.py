@@ -62,9 +62,13 @@ def slurm_user(name: str) -> User:
 
 
 def passwd_text(users: Iterable[User]) -> str:
-    """The sandbox's /etc/passwd, see passwd(5)."""
+    """The sandbox's /etc/passwd, see passwd(5).
+
+    Nobody has a password, nor an entry in /etc/shadow, which su(1), with which slurmd asks for
+    the environment of scrontab's jobs, would miss.
+    """
     ours = {
-        user.name: f"{user.name}:x:{user.uid}:{user.gid}:{user.name}:{user.home}:/bin/bash"
+        user.name: f"{user.name}:*:{user.uid}:{user.gid}:{user.name}:{user.home}:/bin/bash"
         for user in users
     }
     return _before(ours, "/etc/passwd")

@@ -50,6 +50,9 @@ FINISHED: Final = frozenset(
 WAITING: Final = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 """States in which a run has not started: its start time is what the scheduler expects."""
 
+FORGOTTEN: Final = "SlurmctldForgotIt"
+"""The reason that we give of a run whose submission a slurmctld that was killed did not save."""
+
 _BASE: Final = (
     *("PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"),
     *("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"),
