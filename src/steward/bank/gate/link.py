@@ -51,7 +51,10 @@ from steward.slurm.picture import Picture
 _ERRORS: Final[dict[str, type[StewardError]]] = {
     kind.__name__: kind for kind in (BankError, BankRefused, BankUsage, NoEstimate, NoRate)
 }
-_SETTLED_AT_ONCE: Final = 200
+_AT_ONCE: Final = 50
+"""What is told of so many jobs in one call: a plugin waits for one call at the most."""
+_PAGE: Final = 200
+"""What is asked of so many holds in one call, for the same reason."""
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Result).decode
 
@@ -90,7 +93,10 @@ class GateLink:
 
     def confirm(self, seen: Sequence[Seen]) -> list[Hold | None]:
         """Jobs that Slurm shows: the hold of each, None where no hold covers it."""
-        found: list[Hold | None] = self._ask("confirm", list(seen), list[Hold | None])
+        found: list[Hold | None] = []
+        for start in range(0, len(seen), _AT_ONCE):
+            some = list(seen[start : start + _AT_ONCE])
+            found += self._ask("confirm", some, list[Hold | None])
         return found
 
     def looked(self, cluster: str, began: datetime) -> int:
@@ -110,8 +116,8 @@ class GateLink:
             books: News of the ledger that show these charges.
         """
         taken = 0
-        for start in range(0, max(1, len(settlements)), _SETTLED_AT_ONCE):
-            some = tuple(settlements[start : start + _SETTLED_AT_ONCE])
+        for start in range(0, max(1, len(settlements)), _AT_ONCE):
+            some = tuple(settlements[start : start + _AT_ONCE])
             # With the first: money is free again only when its charge is known.
             news = books if not start else None
             taken = int(self._ask("settle", Settled(settlements=some, books=news), int))
@@ -137,10 +143,19 @@ class GateLink:
         limit: int = 1000,
     ) -> list[Hold]:
         """Open holds behind one, in the order in which they were placed."""
-        wanted = Wanted(
-            account=account, cluster=cluster, user=user, job_id=job_id, after=after, limit=limit
-        )
-        found: list[Hold] = self._ask("holds", wanted, list[Hold])
+        found: list[Hold] = []
+        page: list[Hold] | None = None
+        while len(found) < limit and (page is None or len(page) == _PAGE):
+            wanted = Wanted(
+                account=account,
+                cluster=cluster,
+                user=user,
+                job_id=job_id,
+                after=found[-1].id if found else after,
+                limit=min(_PAGE, limit - len(found)),
+            )
+            page = self._ask("holds", wanted, list[Hold])
+            found += page
         return found
 
     def means(self, account: str, user: str = "") -> Means:

@@ -1,6 +1,7 @@
 """What the gate is asked by Steward's own processes, and that changes nothing."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 
@@ -43,19 +44,21 @@ class Questions:
 
     def holds(self, wanted: Wanted) -> list[Hold]:
         """Open holds, in the order in which they were placed."""
-        found: list[Hold] = []
-        is_behind = not wanted.after
-        for hold in self._chosen(wanted):
-            if is_behind and len(found) < wanted.limit:
-                found.append(self._keeper.store.whole(hold))
-            is_behind = is_behind or hold.id == wanted.after
-        return found
+        chosen = islice(self._chosen(wanted), wanted.limit)
+        return [self._keeper.store.whole(hold) for hold in chosen]
 
     def _chosen(self, wanted: Wanted) -> Iterator[Open]:
-        holds: Iterable[Open] = self._keeper.purses.holds.values()
+        purses = self._keeper.purses
+        holds: Iterator[Open] = iter(purses.holds.values())
         if wanted.cluster and wanted.job_id:
-            found = self._keeper.purses.by_job.get((wanted.cluster, wanted.job_id))
-            holds = [found] if found else []
+            found = purses.by_job.get((wanted.cluster, wanted.job_id))
+            holds = iter([found] if found else [])
+        if wanted.after:
+            after = purses.holds.get(wanted.after)
+            # Of 100,000 the last page is asked for, too: no more is done here than must be.
+            for hold in holds:
+                if hold is after:
+                    break
         for hold in holds:
             if (
                 wanted.account in ("", hold.account)

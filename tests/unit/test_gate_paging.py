@@ -1,0 +1,31 @@
+"""Much is asked of the gate in many small calls, and is the same."""
+
+from pathlib import Path
+
+from gate_process import running, state_dir
+from gate_site import account, job, settings_of
+
+from steward.bank.gate.shapes import Seen
+
+
+def test_holds_and_confirmations_are_the_same_in_pieces(tmp_path: Path) -> None:
+    with running(settings_of(state_dir(tmp_path))) as gate:
+        gate.tell(account("chem", 10**12))
+        comments = [gate.ask(job(30))["admin_comment"] for _ in range(450)]
+        whole = gate.link.holds()
+        assert len({hold.id for hold in whole}) == len(whole) == 450
+        assert whole == sorted(whole, key=lambda hold: hold.created_us)
+        assert gate.link.holds(limit=250) == whole[:250]
+        assert gate.link.holds(after=whole[249].id) == whole[250:]
+        assert gate.link.holds(limit=400, account="chem") == whole[:400]
+        assert gate.link.holds(job_id=9) == gate.link.holds(account="other") == []
+        seen = [
+            Seen(cluster="c", job_id=number + 1, uid=1000, admin_comment=comment, started=False)
+            for number, comment in enumerate(comments)
+        ]
+        seen.insert(60, Seen(cluster="c", job_id=999, uid=1000, admin_comment="", started=False))
+        found = gate.link.confirm(seen)
+        assert found.pop(60) is None
+        assert [(hold.id, hold.job_id) for hold in found if hold] == [
+            (hold.id, number + 1) for number, hold in enumerate(whole)
+        ]
