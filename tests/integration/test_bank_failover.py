@@ -31,8 +31,6 @@ def test_the_controller_fails_over_in_the_middle(
     with bank_site(
         slurm_version,
         bank=database,
-        # After a time-out all are let in for ten seconds: limits are for machines not busy.
-        gate={"timeout_ms": 1000},
         backup=True,
         extra=("SlurmctldTimeout=5",),
     ) as site:

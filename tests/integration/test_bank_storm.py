@@ -17,13 +17,6 @@ pytestmark = [
 ]
 
 POOR, RICH = ACCOUNTS[:2]
-PATIENT = {"timeout_ms": 1000}
-"""Ten times the plugin's own limit of 100 ms.
-
-Here 64 sbatch, slurmctld, the nodes and the daemon share a few cores, so that an answer may wait
-longer for a core than the gate takes to decide. A single time-out would have the policy let in
-all for ten seconds, which is right at a site, but what is counted here is what the gate decides.
-"""
 
 
 def storm(site: BankSite, count: int, can_pay: int) -> None:
@@ -39,7 +32,7 @@ def storm(site: BankSite, count: int, can_pay: int) -> None:
 
 @pytest.fixture
 def site(slurm_version: str) -> Iterator[BankSite]:
-    with bank_site(slurm_version, gate=PATIENT) as site:
+    with bank_site(slurm_version) as site:
         yield site
 
 
@@ -61,5 +54,5 @@ def test_five_hundred_for_a_hundred_with_postgresql(
     slurm_version: str, postgresql: PostgreSQL
 ) -> None:
     url = postgresql.url(postgresql.new_database())
-    with bank_site(slurm_version, bank={"database": url}, gate=PATIENT) as site:
+    with bank_site(slurm_version, bank={"database": url}) as site:
         storm(site, 500, 100)

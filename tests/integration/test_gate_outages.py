@@ -28,8 +28,6 @@ pytestmark = [
 
 PHYSICS, RICH = ACCOUNTS[:2]
 PLENTY = 1_000_000 * MICRO
-BUSY = {"timeout_ms": 1000}
-"""After a time-out all are let in for a while: the usual one is for machines that are not busy."""
 RUBBISH = (
     b"",
     b"\n",
@@ -48,7 +46,7 @@ def _rave(says: bytes, _question: object, _sock: object) -> bytes:
 
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[BankSite]:
-    with bank_site(slurm_version, gate=BUSY, min_job_age_s=600) as site:
+    with bank_site(slurm_version, min_job_age_s=600) as site:
         site.open({PHYSICS: PLENTY})
         site.start()
         yield site
@@ -219,7 +217,7 @@ def test_a_daemon_that_stands_still_stalls_nobody(running: BankSite) -> None:
 @pytest.mark.timeout(600)
 def test_the_ledger_is_away_while_64_submit(slurm_version: str, postgresql: PostgreSQL) -> None:
     with bank_site(
-        slurm_version, bank={"database": postgresql.url(postgresql.new_database())}, gate=BUSY
+        slurm_version, bank={"database": postgresql.url(postgresql.new_database())}
     ) as site:
         site.open({PHYSICS: 0, RICH: PLENTY})
         site.start()
