@@ -146,6 +146,53 @@ def test_a_job_whose_allocation_ends_before_it_starts_waits_for_the_next(site: B
     assert balances[ending.number] == 0, "what was left of it has expired"
 
 
+def test_each_task_of_an_array_is_paid_by_the_allocation_that_it_started_on(
+    site: BankSite,
+) -> None:
+    ledger = open_ledger(site.settings)
+    now = utc_now()
+    end = now + timedelta(seconds=20)
+    with ledger.transaction() as t:
+        for one in t.allocations.of("chemistry"):
+            if one.balance > 0:
+                t.transfers.withdraw("chemistry", one.balance, BY, allocation=one.number)
+        ending = t.allocations.create("chemistry", 1000 * MICRO, BY, begin=now, end=end)
+        later = now + timedelta(hours=1)
+        after = t.allocations.create("chemistry", 1000 * MICRO, BY, begin=end, end=later)
+    wait_until(lambda: site.link.means("chemistry").available == 1000 * MICRO, 20)
+    script = f"{SHELL}sleep 30\n"
+    job = site.submit(script, account="chemistry", time="5", array="0-3%2")
+    wait_until(lambda: running(site, job) == 2, 15)
+    assert utc_now() < end
+
+    def shares() -> dict[int, int]:
+        (hold,) = site.link.holds(cluster=site.name, job_id=job)
+        per_task = hold.quote.per_task if hold.quote else 0
+        return {share.allocation: share.amount // per_task for share in hold.shares}
+
+    assert shares() == {ending.number: 4}
+    wait_until(lambda: shares() == {ending.number: 2, after.number: 2}, 30)
+    assert running(site, job) == 2, "the others have not started"
+    wait_until(lambda: not site.held(), 120)
+    late = due_of(site, f"{job}_2") + due_of(site, f"{job}_3")
+
+    def balances() -> dict[int, int]:
+        with ledger.reading() as t:
+            return {one.number: one.balance for one in t.allocations.of("chemistry", ended=True)}
+
+    wait_until(lambda: balances()[after.number] == 1000 * MICRO - late, 30)
+    # What the first two did not need of it expires a minute later.
+    wait_until(lambda: balances()[ending.number] == 0, 90)
+    assert balances()[after.number] == 1000 * MICRO - late
+    ledger.close()
+
+
+def running(site: BankSite, job: int) -> int:
+    """How many tasks of an array run."""
+    words = ["squeue", "-h", "-r", "-t", "R", "-j", str(job), "-o", "%i"]
+    return len(site.cluster.run(words, check=False).stdout.split())
+
+
 def seen_by_its_user(site: BankSite, job: int) -> str:
     return str(site.cluster.run(["scontrol", "show", "job", str(job)], user=site.user).stdout)
 

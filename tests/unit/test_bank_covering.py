@@ -107,6 +107,23 @@ def test_a_claim_is_of_all_tasks_that_are_left() -> None:
     assert claim_of(("c1", 7), [job(uid=None)]) is None
 
 
+def test_no_task_is_counted_twice() -> None:
+    # Slurm shows the row that waits anew only when it changes.
+    waiting = job(array_job_id=7, array_task="0-3,8-12:2%2")
+    tasks = [
+        job(job_id=8 + task, array_job_id=7, array_task=str(task), state="RUNNING", start=NOON)
+        for task in (0, 1, 10)
+    ]
+    claim = claim_of(("c1", 7), [waiting, *tasks])
+    assert claim is not None
+    assert claim.description.array == "0,1,10,2-3,8,12%2"
+    whole = msgspec.structs.replace(HOLD, remaining=8 * MICRO)
+    assert is_too_large(whole, [waiting, *tasks], "full")
+    assert not is_too_large(
+        msgspec.structs.replace(HOLD, remaining=7 * MICRO), [waiting, *tasks], "full"
+    )
+
+
 def test_a_job_that_we_hold_is_asked_for_as_if_it_were_not_held() -> None:
     held = job(reason="JobHeldAdmin")
     of_others, ours = claim_of(("c1", 7), [held]), claim_of(("c1", 7), [held], is_ours=True)

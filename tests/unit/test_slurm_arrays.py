@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.slurm import covers
-from steward.slurm.arrays import covers_any
+from steward.slurm.arrays import count, covers_any, without
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,16 @@ def test_one_of_many_tasks_is_held_where_any_is(expression: str, tasks: frozense
 @given(st.text(), st.integers(0, 10**7))
 def test_any_text(expression: str, task: int) -> None:
     covers(expression, task)
+
+
+PARTS = st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(1, 5)).map(
+    lambda part: f"{part[0]}-{part[0] + part[1]}:{part[2]}"
+)
+
+
+@given(part=PARTS, gone=st.sets(st.integers(0, 45)))
+def test_an_expression_without_some_of_its_tasks(part: str, gone: set[int]) -> None:
+    left = without(f"{part}%3", gone)
+    tasks = [task for task in range(45) if covers(part, task) and task not in gone]
+    assert [task for task in range(45) if covers(left, task)] == tasks
+    assert count(left) == len(tasks)

@@ -26,7 +26,7 @@ from steward.jobs import Job, Jobs, database_path
 from steward.jobs.facts import base_state, micros, micros_or_0
 from steward.records import JobRecord
 from steward.slurm import tres
-from steward.slurm.arrays import count
+from steward.slurm.arrays import count, without
 from steward.slurm.requests import asked_for, kind_of
 from steward.sqlite import SqliteUnavailable
 
@@ -42,6 +42,7 @@ _HELD: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})
 _AT_ONCE: Final = 200
 _TRIES: Final = 30
 _CUT_OFF: Final = "..."
+_LONG_INDEX: Final = 10
 _OVER_GRACE: Final = timedelta(seconds=30)
 _MINUTE: Final = timedelta(minutes=1)
 _CHANGED: Final = timedelta(seconds=30)
@@ -357,11 +358,9 @@ def is_too_large(hold: Hold, jobs: Sequence[Job], policy: str) -> bool:
     """Whether an array's hold covers tasks that are gone: cancelled one by one."""
     if not hold.quote or hold.quote.tasks <= 1 or policy != "full":
         return False
-    expressions = [job.record.array_task for job in jobs]
-    if any(_CUT_OFF in one for one in expressions):
+    if any(_CUT_OFF in job.record.array_task for job in jobs):
         return False
-    left = sum(1 if one.isdigit() else count(one) for one in expressions)
-    return hold.remaining > left * hold.quote.per_task
+    return hold.remaining > count(_tasks(jobs)) * hold.quote.per_task
 
 
 def claim_of(key: Key, jobs: Sequence[Job], *, is_ours: bool = False) -> Claim | None:
@@ -421,6 +420,10 @@ def _starts(jobs: Sequence[Job]) -> tuple[int, ...]:
 def _tasks(jobs: Sequence[Job]) -> str:
     """The tasks of an array that are left, as one expression; ``%`` of the row that waits."""
     limits = {job.record.array_task.partition("%")[2] for job in jobs} - {""}
-    parts = sorted({job.record.array_task.partition("%")[0] for job in jobs} - {""})
+    shown = {job.record.array_task.partition("%")[0] for job in jobs} - {""}
+    # The row that waits may still name tasks that have rows of their own by now.
+    single = {int(one) for one in shown if one.isdecimal() and len(one) < _LONG_INDEX}
+    waiting = sorted(without(one, single) for one in shown if not one.isdecimal())
+    parts = [*map(str, sorted(single)), *filter(None, waiting)]
     text = ",".join(parts).replace(_CUT_OFF, "").strip(",") or "0"
     return f"{text}%{min(limits)}" if limits else text

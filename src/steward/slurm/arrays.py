@@ -48,6 +48,32 @@ def _parts(expression: str, tasks: frozenset[int]) -> Iterator[Iterable[int]]:
             yield of if len(of) < len(tasks) else (task for task in tasks if task in of)
 
 
+def without(expression: str, tasks: Iterable[int]) -> str:
+    """The expression without some tasks, and without how many may run at once."""
+    gone = sorted(set(tasks))
+    kept = []
+    for part in expression.partition("%")[0].split(","):
+        found = _PART.fullmatch(part)
+        if found is None:
+            kept.append(part)
+            continue
+        first, last, step = int(found[1]), int(found[2] or found[1]), max(1, int(found[3] or 1))
+        for task in gone:
+            if task in range(first, last + 1, step):
+                kept += _range(first, task - step, step)
+                first = task + step
+        kept += _range(first, last, step)
+    return ",".join(kept)
+
+
+def _range(first: int, last: int, step: int) -> list[str]:
+    if first > last:
+        return []
+    if first + step > last:
+        return [str(first)]
+    return [f"{first}-{last}" + (f":{step}" if step > 1 else "")]
+
+
 def count(expression: str) -> int:
     """How many tasks an expression covers, at least: what Slurm cut off is not counted."""
     total = 0

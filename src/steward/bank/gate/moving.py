@@ -94,42 +94,59 @@ class Moving:
                 found.append(self._keeper.store.whole(hold))
         return found
 
-    def part(self, hold: Open, starts: Sequence[int], tasks: int, now_us: int) -> None:
+    def part(self, hold: Open, starts: Sequence[int], now_us: int) -> bool:
         """Leave on ended allocations only what an array's tasks need that started on them.
 
-        What the others need is held anew, by who decides on the hold next.
+        What the others need is held anew; where that cannot be paid, it is given back.
 
         Args:
             hold: The array's.
             starts: When its tasks that run have started, µs since the epoch.
-            tasks: How many are left, those that wait among them.
             now_us: The time, µs since the epoch.
+
+        Returns:
+            Whether all that was held still is.
         """
         ended = self._left.get(hold.id)
         if not ended:
-            return
-        purses = self._keeper.purses
-        books = {one.number: one for one in purses.allocations(hold.payer)}
-        per_task = self._quoted(hold).per_task
-        shares, kept = [], 0
-        had = dict(hold.shares)
-        for number in sorted(ended, key=lambda one: (one not in books, _end(books.get(one)))):
-            end_us = _end(books.get(number)) or now_us
-            wanted = per_task * sum(1 for start_us in starts if start_us < end_us) - kept
-            # A task that began later may have ended first: what that took off comes back.
-            there = had.get(number, 0)
-            there += max(0, purses.free(books[number])) if number in books else 0
-            part = max(0, min(wanted, there))
-            kept += part
-            shares += [(number, part)] * bool(part)
-        left = max(0, per_task * tasks - kept)
+            return True
+        purses, before = self._keeper.purses, hold.remaining
+        shares = self._kept(hold, ended, starts, now_us)
+        left = before - sum(part for _, part in shares)
         for number, part in hold.shares:
             if number not in ended and left:
                 shares.append((number, min(part, left)))
                 left -= min(part, left)
-        if tuple(shares) != hold.shares:
-            purses.resize(hold, sum(part for _, part in shares), tuple(shares))
-            self._keeper.store.update(hold)
+        if tuple(shares) == hold.shares:
+            return True
+        purses.resize(hold, before - left, tuple(shares))
+        can_pay = purses.available(hold.payer, now_us) >= left
+        is_exempt = self._keeper.ground.is_exempt(hold.cluster, hold.uid, hold.user)
+        if left and (can_pay or is_exempt):
+            drawn = purses.draw(hold.payer, left, now_us)
+            purses.resize(hold, before, purses.more(hold, drawn))
+        self._keeper.store.update(hold)
+        return hold.remaining == before or not self.is_bound(hold)
+
+    def _kept(
+        self, hold: Open, ended: set[int], starts: Sequence[int], now_us: int
+    ) -> list[tuple[int, int]]:
+        """What stays on ended allocations, each task on the first that it fits."""
+        purses = self._keeper.purses
+        books = {one.number: one for one in purses.allocations(hold.payer)}
+        per_task, had = self._quoted(hold).per_task, dict(hold.shares)
+        shares: list[tuple[int, int]] = []
+        kept = 0
+        for number in sorted(ended, key=lambda one: (one not in books, _end(books.get(one)))):
+            end_us = _end(books.get(number)) or now_us
+            wanted = per_task * sum(1 for start_us in starts if start_us < end_us)
+            # A task that began later may have ended first: what that took off comes back.
+            there = had.get(number, 0)
+            there += max(0, purses.free(books[number])) if number in books else 0
+            part = max(0, min(wanted - kept, hold.remaining - kept, there))
+            kept += part
+            shares += [(number, part)] * bool(part)
+        return shares
 
 
 def _end(one: AllocationBooks | None) -> int:

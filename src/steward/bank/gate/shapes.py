@@ -121,8 +121,9 @@ class Claim(Noun, frozen=True):
         started: Whether it has started.
         mode_credit: Whether it is held whatever the account has.
         is_exact: Whether a hold that is too large is made smaller.
-        starts: When the array's tasks that run have started, µs since the epoch, where what
-            is left of it is to be paid by the allocations that there are now; None otherwise.
+        starts: When the array's tasks that run have started, µs since the epoch, where only
+            what is held already for the others is to move to allocations that have not
+            ended; None otherwise.
     """
 
     cluster: str

@@ -18,13 +18,15 @@ from steward.bank.gate.purses import Open
 from steward.bank.gate.shapes import Claim, Covered, Seen
 from steward.bank.money import show
 from steward.bank.records import Books, Hold, Settlement
-from steward.slurm.arrays import count
 
 log = logging.getLogger(__name__)
 
 LOOK_MARGIN_US: Final = 5_000_000
 """slurmctld makes a job a little after its plugin was answered, in µs: since 23.02 it asks
 outside its locks."""
+_ENDED: Final = (
+    "Steward: the allocation that was to pay for it has ended, and no other of its account can"
+)
 RESERVED_US: Final = 120_000_000
 """Money that was to leave an account stays spoken for so long, in µs."""
 
@@ -156,6 +158,9 @@ class Upkeep:
                 claim.cluster,
             )
         hold = keeper.purses.by_job.get((claim.cluster, claim.job_id))
+        if hold is not None and claim.starts is not None:
+            is_paid = self.moving.part(hold, claim.starts, now_us)
+            return self._covered(hold, is_paid=is_paid, why="" if is_paid else _ENDED)
         case = msgspec.structs.replace(
             keeper.deciding.case(
                 claim.cluster, claim.description, user, now_us, is_lenient=claim.mode_credit
@@ -168,9 +173,6 @@ class Upkeep:
         stranger = None if case.mode == "off" else keeper.deciding.stranger(case)
         # What runs is charged to its account, whoever may not use that.
         is_owed = claim.started and claim.mode_credit and case.account in keeper.purses.accounts
-        if hold is not None and claim.starts is not None:
-            tasks = count(claim.description.array)
-            self.moving.part(hold, claim.starts, tasks, now_us)
         if case.mode == "off" or (stranger is not None and not is_owed):
             return self._covered(hold, is_paid=case.free_pass or not stranger, why=stranger or "")
         with keeper.without_extra(hold) as extra:
