@@ -13,9 +13,11 @@ from typing import Any, Final
 from steward.records import JobRecord
 from steward.slurm import values
 
-_HEAD: Final = re.compile(r"^JobId=(\d{1,10}) ", re.MULTILINE)
+_HEAD: Final = re.compile(r"^JobId=([0-9]{1,10}) ", re.MULTILINE)
 _FIELD: Final = re.compile(r" ([A-Za-z][A-Za-z/:]*)=(\S*)")
-_ID: Final = re.compile(r"(\d{1,10})(?:_(\d{1,10})|\+(\d{1,10}))?")
+_ID: Final = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,10})|\+([0-9]{1,10}))?")
+
+_AFTER_NAME: Final = ("UserId=", "HetJobIdSet=")
 
 # What scontrol shows of a job beside what a JobRecord holds. None of them is a user's text.
 _SHOWN: Final = {
@@ -106,7 +108,7 @@ def extras(job: JobRecord, text: Mapping[int, str]) -> dict[str, str]:
     segment = text.get(job.job_id, "")
     named = f" JobName={job.name} "
     begin = segment.find(named)
-    if begin < 0:
+    if begin < 0 or not segment.startswith(_AFTER_NAME, begin + len(named)):
         return {}
     head = segment[:begin]
     found: dict[str, str] = {}
@@ -199,7 +201,7 @@ def _value(word: str, text: str) -> Any:
         return None
     if word in _TIMES:
         return _epoch(values.moment(text))
-    return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
 def _exit(code: int | None, signal: int | None) -> str | None:

@@ -154,8 +154,10 @@ class Machine:
         """
         try:
             out = self._commands.run("scontrol", "ping").decode("utf-8", "backslashreplace")
-        except SlurmUnavailable as error:
-            out = error.said
+        except SlurmError as error:
+            if not _UP.search(error.said):
+                raise
+            out = error.said  # one that is down is said so with an exit code
         found = [
             Ping(
                 daemon="slurmctld" if match[1] == "Slurmctld" else "slurmdbd",

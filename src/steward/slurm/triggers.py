@@ -43,7 +43,16 @@ _DAEMON_EVENTS: Final = (
 )
 _EVENTS: Final = (*_NODE_EVENTS, *_JOB_EVENTS, "reconfig", "burst_buffer", *_DAEMON_EVENTS)
 _SINCE: Final[dict[str, Version]] = {"draining": (23, 2, 0), "resume": (23, 2, 0)}
-_FAIL_FIRES: Final[Version] = (26, 5, 0)
+_FAIL_FIRES: Final[Version] = (25, 5, 0)
+_OF_BOOKS: Final = frozenset(
+    {
+        "primary_slurmctld_acct_buffer_full",
+        "primary_slurmdbd_failure",
+        "primary_slurmdbd_resumed_operation",
+        "primary_database_failure",
+        "primary_database_resumed_operation",
+    }
+)
 _ALSO: Final = {"drain": "drained", "failing": "fail", "finished": "fini"}
 
 # " 12 node  node[1-2] down    0 slurm    PERM  /usr/bin/x y": columns, of which the program's
@@ -288,20 +297,16 @@ def _is_same(one: TriggerRecord, wanted: TriggerRecord, user: str) -> bool:
 
 
 def _why_never(event: str, version: Version, *, books: bool, backup: bool, buffers: str) -> str:
-    """Why this Slurm never fires an event; "" where it does.
+    """Why this Slurm never fires an event; "" where it does, as far as is known.
 
-    Some are there by name alone: no place of slurmctld's program calls for them.
+    ``fail`` is there in every version; up to 24.11 slurmctld fires ``drained`` instead.
     """
     if event == "fail" and version < _FAIL_FIRES:
-        return "slurmctld fires it in no version before 26.05"
-    if event == "backup_slurmctld_resumed_operation":
-        return "slurmctld fires it in no version"
-    if event in ("backup_slurmctld_failure", "backup_slurmctld_assumed_control") and not backup:
+        return "up to 24.11 slurmctld fires drained when a node is set FAIL"
+    if event.startswith("backup_slurmctld") and not backup:
         return "there is no backup slurmctld"
     if event == "burst_buffer" and not buffers:
         return "there is no burst buffer (BurstBufferType)"
-    if event.startswith(("primary_slurmdbd", "primary_database")) and not books:
-        return "there is no slurmdbd"
-    if event == "primary_slurmctld_acct_buffer_full" and not books:
+    if event in _OF_BOOKS and not books:
         return "there is no slurmdbd"
     return ""
