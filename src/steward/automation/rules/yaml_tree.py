@@ -32,7 +32,11 @@ class Tree:
         self._path = path
         self._count = 0
         self.lines: Lines = {}
-        self._loader = yaml.SafeLoader(text)
+        try:
+            self._loader = yaml.SafeLoader(text)
+        except yaml.reader.ReaderError as error:
+            line = text.count("\n", 0, error.position) + 1
+            raise RuleError(f"{path}:{line}: a letter that YAML does not allow", path) from error
         try:
             node = self._loader.get_single_node()
             self.value = None if node is None else self._value(node, ())
@@ -41,7 +45,7 @@ class Tree:
             line = mark.line + 1 if mark else 1
             raise RuleError(f"{path}:{line}: {error.problem or error.context}", path) from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            # A letter that no YAML may hold, a date that there is not.
+            # A number that is none after all; more brackets than anybody writes.
             what = str(error).splitlines()[0] if str(error) else "it is nested too deeply"
             raise RuleError(f"{path}:1: {what}", path) from error
         finally:
