@@ -50,6 +50,7 @@ bench: setup-slurm ## Measure against `cp -a`, on tmpfs or in BENCH_DIR
 	PYTHONPATH=tests:tests/integration $(BIN)/python bench/sinks_bench.py
 	PYTHONPATH=tests:tests/integration $(BIN)/python bench/nodes_bench.py
 	$(BIN)/python bench/gate_bench.py
+	PYTHONPATH=tests:tests/integration $(BIN)/python bench/sensor_bench.py
 	PYTHONPATH=tests:tests/integration $(BIN)/python bench/sbatch_bench.py
 
 soak: setup-slurm setup-databases ## Run the long storms

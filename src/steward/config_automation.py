@@ -11,6 +11,8 @@ class SensorSettings(Section, frozen=True, kw_only=True):
     Attributes:
         enabled: Whether there is one.
         interval_s: Least seconds between two looks that nobody asked for.
+        usage: Whether it is told that jobs come to nodes and leave them (``IDLE``, ``MIXED``,
+            ``ALLOCATED``, ``PLANNED``, ``COMPLETING``), which on a busy cluster is most of all.
         triggers: Whether permanent triggers are kept set in slurmctld (strigger), that wake the
             sensor at once; they need SlurmUser's rights.
         helper: The program that slurmctld starts for them: the same path on every controller.
@@ -20,6 +22,7 @@ class SensorSettings(Section, frozen=True, kw_only=True):
 
     enabled: bool = False
     interval_s: float = 1.0
+    usage: bool = False
     triggers: bool = True
     helper: str = "/usr/libexec/steward/steward-trigger"
     socket: str = "/run/steward/trigger.sock"

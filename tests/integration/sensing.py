@@ -43,6 +43,7 @@ class Watching(Daemon):
         settings = {
             "enabled": True,
             "interval_s": 0.5,
+            "usage": True,
             "helper": str(self.helper),
             "socket": str(home / "run" / "trigger.sock"),
             "secret_file": str(self.secret),

@@ -21,8 +21,8 @@ from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
 
-FAST = ("SlurmdTimeout=4", "TreeWidth=50")
-"""A node that does not answer is soon known to be down."""
+FAST = ("SlurmdTimeout=4", "TreeWidth=50", "MaxNodeCount=8")
+"""A node that does not answer is soon known to be down; nodes can be made and deleted."""
 
 MakeWatching = Callable[..., Watching]
 
@@ -293,6 +293,60 @@ def test_flags_of_power_planning_and_maintenance_are_no_failures(
     cluster.run(["scancel", str(job)])
     watching.settle()
     assert not any(event.body.failed for event in watching.events(NODE_STATE))
+
+
+def test_nodes_are_made_and_deleted(cluster: Sandbox, make: MakeWatching) -> None:
+    watching = make()
+    scontrol(cluster, "create", "nodename=dyn1", "state=CLOUD", "cpus=1", "realmemory=100")
+    wait_until(lambda: "dyn1" in watching.replayed(), 60)
+    (new,) = watching.of_node("dyn1")
+    assert (new.old_state, new.failed) == ("", False)
+    assert "CLOUD" in new.state
+    scontrol(cluster, "delete", "nodename=dyn1")
+    wait_until(lambda: "dyn1" not in watching.replayed(), 60)
+    assert watching.of_node("dyn1")[-1].state == "REMOVED"
+    assert not any(body.failed for body in watching.of_node("dyn1"))
+
+
+def test_nodes_of_a_configuration_that_is_read_anew(cluster: Sandbox, make: MakeWatching) -> None:
+    watching = make()
+    line = "NodeName=later1 NodeHostname=nowhere NodeAddr=127.0.0.1 Port=9 CPUs=1 State=FUTURE"
+    cluster.configure(line.replace("State=FUTURE", "State=DOWN Reason=later"))
+    cluster.restart_controller()
+    wait_until(lambda: "later1" in watching.replayed(), 60)
+    (new,) = watching.of_node("later1")
+    assert (new.old_state, new.state.partition("+")[0], new.failed) == ("", "DOWN", False)
+    cluster.configure()
+    cluster.restart_controller()
+    wait_until(lambda: "later1" not in watching.replayed(), 60)
+    watching.settle()
+
+
+def test_slurmdbd_goes_away_and_comes_back(booked_sandbox: Sandbox) -> None:
+    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
+        Path(path).chmod(0o755)
+        watching = Watching(booked_sandbox, Path(path) / "home")
+        watching.install()
+        watching.start()
+
+        def told() -> list[bool]:
+            events = watching.events(CONTROLLER_STATE)
+            return [event.body.up for event in events if event.body.daemon == "slurmdbd"]
+
+        try:
+            watching.settle()
+            assert told() == []
+            booked_sandbox.stop_service("slurmdbd")
+            try:
+                wait_until(lambda: told() == [False], 60)
+            finally:
+                booked_sandbox.start_service("slurmdbd")
+            wait_until(lambda: told() == [False, True], 60)
+        finally:
+            watching.close()
+            slurm = booked_sandbox.plan.slurm_user
+            words = ["strigger", "--clear", f"--user={slurm}", "-Q"]
+            booked_sandbox.run(words, user=slurm, check=False)
 
 
 def test_partitions_and_reservations(cluster: Sandbox, make: MakeWatching) -> None:

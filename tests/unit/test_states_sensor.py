@@ -24,11 +24,14 @@ from steward.slurm.machine import Ping
 from steward.slurm.machine_rows import ReservationRecord
 from steward.state_facts import NodeState
 
+Patch = pytest.MonkeyPatch
+
 
 class Site:
     """A sensor that can be killed, its cluster, its journal, and a clock that the test moves."""
 
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, tmp_path: Path, monkeypatch: Patch, *, usage: bool = True) -> None:
+        self.usage = usage
         self.shown = Shown()
         self.told = Told()
         self.now_s = 1000.0
@@ -45,6 +48,7 @@ class Site:
             self.shown,
             StateStore(self._state_dir, "c1"),
             interval_s=1.0,
+            usage=self.usage,
             triggers=self,
             stands_by=lambda _pings: self.stands_by,
         )
@@ -120,6 +124,33 @@ def test_what_somebody_wants_is_no_failure(site: Site, state: str) -> None:
     site.turn()
     (body,) = site.news()
     assert (body.state, body.failed) == (state, False)
+
+
+def test_use_is_told_where_it_is_asked_for_alone(tmp_path: Path, monkeypatch: Patch) -> None:
+    site = Site(tmp_path, monkeypatch, usage=False)
+    site.turn()
+    site.news()
+    for state in ("ALLOCATED", "MIXED+PLANNED", "ALLOCATED+COMPLETING", "IDLE", "ALLOCATED"):
+        site.shown.states["n1"] = state
+        site.turn()
+    assert site.news() == []
+    # What it was in truth, though nobody was told.
+    for state in ("ALLOCATED+DRAIN", "MIXED+DRAIN", "IDLE+COMPLETING+DRAIN", "IDLE+DRAIN", "IDLE"):
+        site.shown.states["n1"] = state
+        site.turn()
+    assert [(body.old_state, body.state) for body in site.news()] == [
+        ("ALLOCATED", "ALLOCATED+DRAIN"),
+        ("IDLE+COMPLETING+DRAIN", "IDLE+DRAIN"),
+        ("IDLE+DRAIN", "IDLE"),
+    ]
+    site.shown.states["n1"] = "MIXED"
+    site.turn()
+    site.restart()
+    site.turn()
+    assert site.news() == []
+    site.shown.states["n1"] = "DOWN"
+    site.turn()
+    assert [(body.old_state, body.failed) for body in site.news()] == [("MIXED", True)]
 
 
 @pytest.mark.parametrize("state", ["DOWN", "DOWN+NOT_RESPONDING", "ERROR", "IDLE+FAIL"])

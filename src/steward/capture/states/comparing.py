@@ -1,21 +1,29 @@
 """Two pictures of a cluster compared: what is to be told, so that it can be replayed exactly.
 
 Nothing here asks Slurm or remembers anything. Whoever starts with no picture and
-takes each change in turn has, after the last, the states of the last picture.
+takes each change in turn has, after the last, the states of the last picture; where
+use is no news, but for the jobs that nodes have.
 """
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Final, TypeVar
 
 import msgspec
 
 from steward.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE
-from steward.slurm.node_states import is_failing
+from steward.slurm.node_states import is_failing, parse
 from steward.state_facts import NodeState, Noticed, PartitionState, ReservationState
 
 REMOVED: Final = "REMOVED"
 """The state of what is not there any more."""
+
+_FREE: Final = "IDLE"
+_USED: Final = ("ALLOCATED", "MIXED")
+_COMPLETING: Final = "COMPLETING"
+_OF_USE: Final = frozenset({_COMPLETING, "PLANNED", "BLOCKED"})
+_LEAVES: Final = frozenset({"DRAIN", "FAIL"})
 
 
 class NodeShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,6 +92,7 @@ def compare(
     source: Noticed,
     at: datetime,
     since: datetime | None = None,
+    usage: bool = True,
 ) -> list[Change]:
     """What changed between two pictures.
 
@@ -93,6 +102,7 @@ def compare(
         source: What made us look.
         at: When the second was taken.
         since: When the first was; None if there was none.
+        usage: Whether it is news that jobs come to a node, or leave it.
     """
     changes: list[Change] = []
     for kind, now in after.items():
@@ -100,7 +110,7 @@ def compare(
         for name, one in now.items():
             previous = old.get(name)
             if one != previous:
-                changes.append(_changed(kind, name, previous, one, source, at, since))
+                changes.append(_changed(kind, name, previous, one, source, at, since, usage))
         changes += [
             Change(kind=kind, name=name, shown=None, at=at, body=_removed(name, one, source))
             for name, one in old.items()
@@ -117,11 +127,12 @@ def _changed(
     source: Noticed,
     at: datetime,
     since: datetime | None,
+    usage: bool,
 ) -> Change:
     body: NodeState | PartitionState | ReservationState | None = None
     if isinstance(new, NodeShown):
         before = _of(NodeShown, old)
-        if _has_news(before, new):
+        if _has_news(before, new, usage):
             body = _node(name, before, new, source)
             at = _happened(before, new, at, since)
     elif old is None or old.state != new.state:
@@ -151,11 +162,26 @@ def _removed(
     return PartitionState(partition=name, state=REMOVED, old_state=old.state, source=source)
 
 
-def _has_news(old: NodeShown | None, new: NodeShown) -> bool:
+def _has_news(old: NodeShown | None, new: NodeShown, usage: bool) -> bool:
     # A uid goes and comes with the directory service; the partitions of a node are no state.
-    return old is None or (old.state, old.reason, old.reason_user) != (
-        *(new.state, new.reason, new.reason_user),
-    )
+    if old is None or (old.reason, old.reason_user) != (new.reason, new.reason_user):
+        return True
+    if old.state == new.state:
+        return False
+    return usage or _without_use(old.state) != _without_use(new.state)
+
+
+@lru_cache(maxsize=1024)
+def _without_use(state: str) -> tuple[str, frozenset[str]]:
+    """A state but for what the jobs on a node make of it.
+
+    Of one that is drained it matters whether there are still any.
+    """
+    base, flags = parse(state)
+    if base in _USED or base == _FREE:
+        is_used = base in _USED or _COMPLETING in flags
+        base = _USED[0] if is_used and not _LEAVES.isdisjoint(flags) else _FREE
+    return base, frozenset(flags) - _OF_USE
 
 
 def _node(name: str, old: NodeShown | None, new: NodeShown, source: Noticed) -> NodeState:

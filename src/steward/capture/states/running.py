@@ -44,6 +44,7 @@ def run(
         Machine(cluster, of),
         store,
         interval_s=sensor.interval_s,
+        usage=sensor.usage,
         triggers=OurTriggers(
             cluster, of, program_of(settings, cluster) if wakeups is not None else "", sensor.helper
         ),

@@ -86,6 +86,7 @@ class Sensor:
         shows: Its Slurm.
         store: What was told.
         interval_s: Least seconds between two looks that nobody asked for.
+        usage: Whether it is told that jobs come to nodes, and leave them.
         triggers: Keeps our triggers set; None where there are to be none.
         stands_by: Whether somebody else tells, by what the daemons answer.
     """
@@ -97,6 +98,7 @@ class Sensor:
         store: StateStore,
         *,
         interval_s: float,
+        usage: bool = True,
         triggers: KeepsTriggers | None = None,
         stands_by: Callable[[Iterable[Ping]], bool] = lambda _pings: False,
     ) -> None:
@@ -109,6 +111,7 @@ class Sensor:
         self._store = store
         self._daemons = Daemons(store)
         self._interval_s = interval_s
+        self._usage = usage
         self._triggers = triggers
         self._triggers_due = 0.0
         self._stands_by = stands_by
@@ -184,6 +187,7 @@ class Sensor:
             source=self._source(wakes, is_anew=is_anew),
             at=at,
             since=self._since(),
+            usage=self._usage,
         )
         self._store.keep(changes, at, silent=self._is_standing_by)
         self._is_first = False

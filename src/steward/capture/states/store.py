@@ -96,13 +96,21 @@ class StateStore:
         Raises:
             SqliteUnavailable: The database cannot be written now; nothing has changed.
         """
-        if not changes and self.looked_at is not None and at.date() == self.looked_at.date():
-            # Only the memory's: an hour of looks at a cluster at rest writes nothing.
-            self.looked_at = at
-            return
+        told = [change for change in changes if change.body is not None]
+        if told or self.looked_at is None:
+            self._write(told, at, silent=silent)
+        for change in changes:
+            if change.shown is None:
+                self.picture[change.kind].pop(change.name, None)
+            else:
+                self.picture[change.kind][change.name] = change.shown
+        self.looked_at = at
+
+    def _write(self, told: Sequence[Change], at: datetime, *, silent: bool) -> None:
+        """Write down what was news; of the rest the next look after a start knows again."""
         with transaction(self._database, self._path) as database:
             ((number,),) = database.execute("SELECT number FROM store").fetchall()
-            for change in changes:
+            for change in told:
                 if change.shown is None:
                     database.execute(
                         "DELETE FROM shown WHERE kind = ? AND name = ?", (change.kind, change.name)
@@ -112,18 +120,12 @@ class StateStore:
                         "INSERT OR REPLACE INTO shown VALUES (?, ?, ?)",
                         (change.kind, change.name, _pack(change.shown).decode()),
                     )
-                if change.body is not None and not silent:
+                if not silent and change.body is not None:
                     number += 1
                     # An event's key must be printable whatever a thing is called.
                     key = f"{change.kind}:{_safe(change.name)}:{self._name}.{number}"
                     self._put(number, self._event(change.kind, key, change.at, change.body))
             database.execute("UPDATE store SET number = ?, looked_us = ?", (number, _micros(at)))
-        for change in changes:
-            if change.shown is None:
-                self.picture[change.kind].pop(change.name, None)
-            else:
-                self.picture[change.kind][change.name] = change.shown
-        self.looked_at = at
 
     def see(
         self, daemon: str, seen: DaemonSeen, told: ControllerState | None, key: str = ""
