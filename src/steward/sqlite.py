@@ -7,6 +7,7 @@ on a local disk: SQLite's locks are not safe on a network file system.
 """
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OLDEST_SAFE = (3, 51, 3)
+_WRONG = ("no such", "syntax error", "malformed", "already exists")
 
 
 def _as_it_is(value: None) -> None:
@@ -56,7 +58,7 @@ def translated(path: str) -> "Iterator[None]":
         yield
     except dbapi2.OperationalError as error:
         text = str(error)
-        if any(sign in text for sign in ("no such", "syntax error", "malformed")):
+        if any(sign in text for sign in _WRONG):
             raise SqliteError(f"{path}: {text}", path) from error
         raise SqliteUnavailable(f"{path}: {text}", path) from error
     except dbapi2.DatabaseError as error:
@@ -95,12 +97,9 @@ def open_database(
             path,
         )
     with translated(path):
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC | os.O_RDWR, 0o600))
-        except OSError as error:
-            raise SqliteUnavailable(f"{path}: {error.strerror}", path) from error
+        _make(path)
         connection = _connect(path, timeout_s)
-        connection.execute("PRAGMA journal_mode=WAL")
+        _log_ahead(connection, timeout_s)
         connection.execute(f"PRAGMA synchronous={synchronous}")
         connection.execute("PRAGMA foreign_keys=ON")
         _migrate(connection, path, migrations)
@@ -116,18 +115,14 @@ def make_for_owner(path: str) -> None:
     Raises:
         SqliteUnavailable: It cannot be made now.
     """
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
+    if os.geteuid() != 0:
+        _make(path)
         return
+    try:
+        owner = os.stat(os.path.dirname(path) or ".")
     except OSError as error:
         raise SqliteUnavailable(f"{path}: {error.strerror}", path) from error
-    try:
-        if os.geteuid() == 0:
-            owner = os.stat(os.path.dirname(path) or ".")
-            os.fchown(descriptor, owner.st_uid, owner.st_gid)
-    finally:
-        os.close(descriptor)
+    _make(path, owner)
 
 
 def open_reader(path: str, *, timeout_s: float = 10.0) -> Connection:
@@ -169,18 +164,75 @@ def _connect(path: str, timeout_s: float) -> Connection:
     return connection
 
 
+def _make(path: str, owner: os.stat_result | None = None) -> None:
+    """Make a file, where there is none, that its owner alone can read.
+
+    One that is there is not opened: closing it would drop every lock that this process has
+    on it, see fcntl(2).
+    """
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise SqliteUnavailable(f"{path}: {error.strerror}", path) from error
+    try:
+        if owner is not None:
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+    finally:
+        os.close(descriptor)
+
+
+def _log_ahead(connection: Connection, timeout_s: float) -> None:
+    """Set the database to WAL; for this alone SQLite does not wait where it is locked."""
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except dbapi2.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= until:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
 def _migrate(connection: Connection, path: str, migrations: Sequence[str]) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    version = _version(connection)
     if version > len(migrations):
         raise SqliteError(
             f"{path} was written by a newer Steward (schema {version}, this one knows "
             f"{len(migrations)}): install that version again",
             path,
         )
-    for number, script in enumerate(migrations[version:], start=version + 1):
-        connection.executescript(
-            f"BEGIN IMMEDIATE;\n{script}\nPRAGMA user_version={number};\nCOMMIT;"
-        )
+    while version < len(migrations):
+        with transaction(connection, path):
+            # Another process may have been at it meanwhile.
+            version = _version(connection)
+            if version < len(migrations):
+                for statement in _statements(migrations[version]):
+                    connection.execute(statement)
+                version += 1
+                connection.execute(f"PRAGMA user_version={version}")
+
+
+def _version(connection: Connection) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def _statements(script: str) -> "Iterator[str]":
+    """A script's statements; a trigger's semicolons, and those of texts, part none."""
+    statement = ""
+    for piece in script.split(";"):
+        statement += piece
+        if dbapi2.complete_statement(f"{statement};"):
+            yield statement
+            statement = ""
+        else:
+            statement += ";"
+    if statement.strip("; \n"):
+        yield statement
 
 
 @contextmanager

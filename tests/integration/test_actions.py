@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from steward_daemon import Daemon
+from steward_daemon import STEWARD, Daemon
 from submitting import state_of, submit_to, wait_until
 
 from steward.automation.catalogue import operations
-from steward.config import AccessSettings, ActionsSettings
+from steward.config import AccessSettings
 from steward.config_accounting import MailSettings
+from steward.config_automation import ActionsSettings
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.settings.file import Loaded, render
 
@@ -73,8 +74,6 @@ class Site:
         )
         self.daemon.settings = settings
         self.daemon.config.write_text(render(Loaded(settings)))
-        names = cluster.run(["scontrol", "show", "hostnames"], check=False)
-        del names
         self.nodes = sorted(set(self.said("sinfo", "-h", "-N", "-o", "%N").split()))
 
     def said(self, *words: str) -> str:
@@ -286,7 +285,7 @@ def test_a_reservation_with_props(healthy: Site) -> None:
     assert "Duration=01:00:00" in shown
     assert "MAINT" not in shown
     site.result("slurm.node.unreserve", nodes=one, reservation_name="class")
-    wrong = {"nodes": one, "reservation_name": "x", "props": {"until": "never"}}
+    wrong: dict[str, Any] = {"nodes": one, "reservation_name": "x", "props": {"until": "never"}}
     assert "until" in site.refused("slurm.node.reserve", **wrong)
     failed = site.run("slurm.node.reserve", **{**wrong, "props": {"users": "nosuchuser"}})
     assert failed["status"] == "failed"
@@ -297,7 +296,7 @@ def test_partition(healthy: Site) -> None:
     done = site.result("slurm.partition.update", partition="debug", infos={"state": "DOWN"})
     assert (done["old_state"], done["state"]) == ("UP", "DOWN")
     site.result("slurm.partition.update", partition="debug", infos={"state": "UP"})
-    wrong = {"partition": "nope", "infos": {"state": "UP"}}
+    wrong: dict[str, Any] = {"partition": "nope", "infos": {"state": "UP"}}
     assert "nope" in site.refused("slurm.partition.update", **wrong)
     bad = site.run("slurm.partition.update", partition="debug", infos={"nodename": "x"})
     assert bad["status"] == "failed"
@@ -520,7 +519,7 @@ def test_triggers(site: Site) -> None:
     dry = site.result("slurm.trigger.set", "--dry-run", program=program, event="up")
     assert dry["event"] == "up"
     assert " up " not in site.said("strigger", "--get")
-    refusals = (
+    refusals: tuple[dict[str, Any], ...] = (
         {"event": "burst_buffer"},
         {"event": "nosuchevent"},
         {},
@@ -569,8 +568,7 @@ def test_an_action_that_was_killed_has_no_end(site: Site) -> None:
     list_programs(site, "/bin/sleep")
     running = site.cluster.popen(
         [
-            *("/proc/self/exe",) * 0,
-            *_steward(),
+            STEWARD,
             *("action", "run", "local.command", "program=/bin/sleep", "arguments=300"),
         ],
         env={"STEWARD_CONFIG": str(site.daemon.config)},
@@ -597,19 +595,13 @@ def test_an_action_that_takes_too_long(site: Site) -> None:
     hasty.write_text(render(Loaded(settings)))
     began = time.monotonic()
     done = site.cluster.run(
-        [*_steward(), "action", "run", "local.command", "program=/bin/sleep", "arguments=600",
+        [STEWARD, "action", "run", "local.command", "program=/bin/sleep", "arguments=600",
          "--json", "--config", str(hasty)],
         check=False,
     )  # fmt: skip
     assert json.loads(done.stdout)["status"] == "timeout"
     assert time.monotonic() - began < 300
     site.cluster.run(["rm", "/etc/steward-programs"])
-
-
-def _steward() -> list[str]:
-    from steward_daemon import STEWARD
-
-    return [STEWARD]
 
 
 def test_words_of_the_command_line(site: Site) -> None:

@@ -16,11 +16,13 @@ standings = st.none() | st.builds(
     Standing,
     private_data=st.frozensets(st.sampled_from(["jobs", "usage", "users"])),
     admins=st.frozensets(names, max_size=2),
+    administrators=st.frozensets(names, max_size=2),
     coordinators=st.dictionaries(accounts, st.frozensets(names, max_size=2), max_size=2),
 )
 settings = st.builds(
     AccessSettings,
     operators=st.lists(names, max_size=2).map(tuple),
+    administrators=st.lists(names, max_size=2).map(tuple),
     coordinators_read_scripts=st.booleans(),
 )
 
@@ -54,6 +56,41 @@ def test_root_and_own_user_are_operators() -> None:
 def test_operators_come_from_the_configuration_and_from_slurm() -> None:
     assert access(None, operators=("bela",)).is_operator(BELA, "c")
     assert access(Standing(admins=frozenset({"bela"}))).is_operator(BELA, "c")
+
+
+def test_administrators_come_from_the_configuration_and_from_slurm() -> None:
+    assert access(None, administrators=("bela",)).is_administrator(BELA, "c")
+    assert access(Standing(administrators=frozenset({"bela"}))).is_administrator(BELA, "c")
+    assert access(None).is_administrator(Asker(uid=0), "c")
+    assert access(None).is_administrator(Asker(uid=OWN_UID), "c")
+
+
+def test_an_operator_is_no_administrator() -> None:
+    who = access(Standing(admins=frozenset({"bela"})), operators=("ada",))
+    assert not who.is_administrator(ADA, "c")
+    assert not who.is_administrator(BELA, "c")
+
+
+@given(settings, standings, askers)
+def test_administrators_are_operators(
+    chosen: AccessSettings, standing: Standing | None, asker: Asker
+) -> None:
+    who = Access(chosen, OWN_UID, lambda _cluster: standing)
+    assert who.is_operator(asker, "c") or not who.is_administrator(asker, "c")
+
+
+def test_a_name_that_is_none_has_no_rights() -> None:
+    nobody = Asker(uid=1003, user="")
+    who = access(Standing(administrators=frozenset({""})), administrators=("",))
+    assert not who.is_administrator(nobody, "c")
+
+
+def test_nodes_are_hidden_by_private_data() -> None:
+    assert access(Standing()).may_see_nodes(ADA, "c")
+    hidden = Standing(private_data=frozenset({"nodes"}))
+    assert not access(hidden).may_see_nodes(ADA, "c")
+    assert access(hidden, operators=("ada",)).may_see_nodes(ADA, "c")
+    assert not access(None).may_see_nodes(ADA, "c")
 
 
 def test_admin_of_one_cluster_is_not_admin_of_another() -> None:

@@ -1,3 +1,4 @@
+import os
 import resource
 from pathlib import Path
 
@@ -66,3 +67,44 @@ def test_a_full_disk_is_unavailable(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     with transaction(db, path):
         db.execute("INSERT INTO t VALUES (zeroblob(1000000))")
+
+
+def test_statements_of_a_script_are_told_apart(tmp_path: Path) -> None:
+    script = """
+    -- a remark; with a semicolon
+    CREATE TABLE t (x TEXT DEFAULT 'a;b');
+    CREATE TRIGGER keep BEFORE DELETE ON t BEGIN SELECT RAISE(ABORT, 'no; never'); END;
+    INSERT INTO t DEFAULT VALUES; -- and one behind
+    INSERT INTO t VALUES ('last')
+    """
+    db = open_database(str(tmp_path / "a.db"), (script,))
+    assert db.execute("SELECT x FROM t").fetchall() == [("a;b",), ("last",)]
+    with pytest.raises(SqliteError, match="no; never"), transaction(db):
+        db.execute("DELETE FROM t")
+
+
+def test_a_migration_that_fails_leaves_the_schema_as_it_was(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with pytest.raises(SqliteError):
+        open_database(path, ("CREATE TABLE t (x);", "CREATE TABLE u (y); CREATE TABLE t (z);"))
+    db = open_database(path, ("CREATE TABLE t (x);",))
+    names = [row[0] for row in db.execute("SELECT name FROM sqlite_master")]
+    assert names == ["t"]
+
+
+def test_many_may_be_the_first_to_open_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    schema = (*SCHEMA, "CREATE TABLE v (z); INSERT INTO v VALUES (1);")
+    pids = []
+    for _ in range(8):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                open_database(path, schema)
+                code = 0
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 8
+    assert open_database(path, schema).execute("SELECT count(*) FROM v").fetchone() == (1,)

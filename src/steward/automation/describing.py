@@ -86,8 +86,13 @@ def read(operation: Operation, given: Mapping[str, Any]) -> Parameters:
 
 def given(parameters: Parameters) -> dict[str, Any]:
     """Parameters as plain values, with the defaults of those that were not given."""
-    plain: dict[str, Any] = msgspec.to_builtins(parameters)
-    return plain
+    found: dict[str, Any] = plain(parameters)
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A value as it is after it was sent as JSON, so that it is the same wherever it was made."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _described(struct: type[msgspec.Struct]) -> tuple[ParameterDescription, ...]:
@@ -141,7 +146,7 @@ def _default(field: inspect.Field) -> Any:
     if value is NODEFAULT:
         factory: Any = field.default_factory
         value = factory()
-    return msgspec.to_builtins(value)
+    return plain(value)
 
 
 def _is_missing(one: ParameterDescription, given: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ _SLURM_OWN: Final = re.compile(
     r"Reboot ASAP|[Rr]eboot (?:timed out|complete)|prolog hung|"
     r"Low (?:RealMemory|TmpDisk|CPUs|Cores|socket\*core\*thread count|socket\*core count)|"
     r"gres/\S+ (?:count (?:reported lower than|changed|too low)|core count))"
-    r"(?: ?[\[(:,].*)?\Z|"
+    r"(?: ?[\[(].*)?\Z|"
     r"(?:Low (?:RealMemory|TmpDisk) \(|gres/\S+ count (?:reported lower|changed|too low))",
     re.DOTALL,
 )
@@ -44,7 +44,7 @@ def ours(reason: str, speaker: str, old: str = "") -> str:
     text = reason_text(_SIGNED.sub("", reason))
     if not text:
         raise UsageError("say why: reason=…")
-    by = " ".join("".join(c for c in speaker if c not in "()").split())[:64]
+    by = reason_text("".join(c for c in speaker if c not in "()"))[:64].strip() or "nobody"
     signature = f" (steward: {by})"
     behind = f"{_WAS}{reason_text(old)}" if old and old not in text else ""
     room = LONGEST - len(signature)

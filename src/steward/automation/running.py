@@ -15,7 +15,7 @@ from steward.access import Access, Asker
 from steward.actions import Registry
 from steward.automation.audit import Audit, AuditBegun, Ending
 from steward.automation.catalogue import operation as operation_called
-from steward.automation.describing import given, read
+from steward.automation.describing import given, plain, read
 from steward.automation.errors import DoneInPart, NotYours, OutOfTime, WrongParameters
 from steward.automation.operation import Operation, Parameters
 from steward.automation.work import Work
@@ -278,7 +278,7 @@ class _Recorder:
             cluster=self.work.cluster,
             status=status,
             parameters=given(self._parameters),
-            result=result,
+            result=plain(result),
             message=message,
             dry_run=self.work.dry_run,
             started=self._started,

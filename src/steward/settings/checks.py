@@ -23,7 +23,7 @@ from steward.config import (
     Section,
     Settings,
 )
-from steward.config_automation import SensorSettings
+from steward.config_automation import ActionsSettings, SensorSettings
 from steward.errors import StewardError
 from steward.settings.forwarding_checks import forwarding_problems
 from steward.settings.node_checks import node_problems
@@ -65,6 +65,10 @@ def problems(settings: Settings) -> Iterator[Problem]:
         from steward.settings.bank_checks import bank_problems
 
         yield from bank_problems(settings)
+    if settings.actions != ActionsSettings() or settings.access.administrators:
+        from steward.settings.action_checks import action_problems
+
+        yield from action_problems(settings)
     if settings.sensor != SensorSettings():
         from steward.settings.sensor_checks import sensor_problems
 

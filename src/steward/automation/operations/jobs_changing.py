@@ -191,13 +191,13 @@ def _done(doing: Doing, name: str, change: Callable[[str], bool]) -> str:
 
 def _need_releasable(doing: Doing, name: str, records: list[JobRecord]) -> None:
     for record in records:
+        if record.reason == _HELD_BY_ADMIN and not doing.is_operator():
+            raise NotYours(f"job {name} is held by an administrator, who alone releases it", name)
         said = _said(record)
         if said and not doing.force and not is_ours(said, doing.speaker):
             raise NotYours(
                 f"job {name} is held because {said!r}: --force releases it all the same", name
             )
-        if record.reason == _HELD_BY_ADMIN and not doing.is_operator():
-            raise NotYours(f"job {name} is held by an administrator, who alone releases it", name)
 
 
 def _said(record: JobRecord) -> str:

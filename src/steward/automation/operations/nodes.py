@@ -1,7 +1,7 @@
 """Operations on nodes: look at them, take them out of service, bring them back, change them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -104,7 +104,10 @@ def update(doing: Doing, asked: NodesUpdate) -> dict[str, Any]:
 
 
 def _taken_out(
-    doing: Doing, asked: NodesOut, state: str, is_done: "Callable[[NodeRecord], bool]"
+    doing: Doing,
+    asked: NodesOut,
+    state: Literal["DOWN", "DRAIN"],
+    is_done: "Callable[[NodeRecord], bool]",
 ) -> dict[str, Any]:
     nodes = doing.machine.nodes(asked.nodes)
     reasons = reasons_for(doing, nodes, asked.reason)

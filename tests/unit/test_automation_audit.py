@@ -1,0 +1,173 @@
+"""The audit log: who writes it, that nothing in it is changed, and what a kill leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steward.automation.audit import LONGEST_RESULT, Audit, AuditBegun
+from steward.automation.errors import AuditUnavailable
+from steward.sqlite import SqliteError, open_database, translated
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+NOBODY = 65534
+
+
+def begun(**changes: Any) -> AuditBegun:
+    values: dict[str, Any] = {
+        "at": NOON, "ref": "slurm.node.drain", "cluster": "c1", "uid": 1001, "user": "ada",
+        "how": "socket", "speaker": "ada", "force": False, "parameters": {"nodes": "n1"},
+    }  # fmt: skip
+    return AuditBegun(**{**values, **changes})
+
+
+def test_an_action_is_there_before_it_has_ended(tmp_path: Path) -> None:
+    audit = Audit(str(tmp_path))
+    number = audit.begin(begun())
+    reader = Audit(str(tmp_path), read_only=True)
+    (row,) = reader.rows()
+    assert (row.id, row.status, row.ended) == (number, "running", None)
+    assert (row.user, row.how, row.parameters) == ("ada", "socket", {"nodes": "n1"})
+    audit.end(number, "succeeded", "", {"n1": {"changed": True}}, at=NOON + timedelta(seconds=2))
+    (row,) = reader.rows()
+    assert (row.status, row.result) == ("succeeded", {"n1": {"changed": True}})
+    assert row.ended == NOON + timedelta(seconds=2)
+    reader.close()
+    audit.close()
+
+
+def test_nothing_in_it_is_ever_changed(tmp_path: Path) -> None:
+    audit = Audit(str(tmp_path))
+    audit.end(audit.begin(begun()), "succeeded", at=NOON)
+    path = str(tmp_path / "audit.db")
+    connection = open_database(path, ["", "", ""][:1])
+    for statement in (
+        "UPDATE begun SET user = 'bela'",
+        "DELETE FROM begun",
+        "UPDATE ended SET status = 'failed'",
+        "DELETE FROM ended",
+    ):
+        with pytest.raises(SqliteError, match="never changed"), translated(path):
+            connection.execute(statement)
+    with pytest.raises(SqliteError), translated(path):
+        audit.end(1, "failed", at=NOON)
+    connection.close()
+    assert audit.rows()[0].status == "succeeded"
+    audit.close()
+
+
+def test_rows_are_chosen(tmp_path: Path) -> None:
+    audit = Audit(str(tmp_path))
+    for index in range(5):
+        audit.begin(
+            begun(
+                at=NOON + timedelta(hours=index),
+                ref=f"op{index % 2}",
+                cluster=f"c{index % 2}",
+                uid=index,
+            )
+        )
+    assert [row.id for row in audit.rows()] == [5, 4, 3, 2, 1]
+    assert [row.id for row in audit.rows(limit=2)] == [5, 4]
+    assert [row.id for row in audit.rows(ref="op1")] == [4, 2]
+    assert [row.id for row in audit.rows(cluster="c0", since=NOON + timedelta(hours=1))] == [5, 3]
+    assert [row.id for row in audit.rows(uid=3)] == [4]
+    one = audit.row(3)
+    assert one is not None
+    assert one.uid == 2
+    assert audit.row(9) is None
+    audit.close()
+
+
+def test_a_long_result_is_left_out(tmp_path: Path) -> None:
+    audit = Audit(str(tmp_path))
+    number = audit.begin(begun())
+    audit.end(number, "succeeded", "", "x" * LONGEST_RESULT, at=NOON)
+    row = audit.row(number)
+    assert row is not None
+    assert (row.status, row.result) == ("succeeded", None)
+    audit.close()
+
+
+def test_where_nothing_was_written_there_is_nothing_to_read(tmp_path: Path) -> None:
+    with pytest.raises(AuditUnavailable):
+        Audit(str(tmp_path), read_only=True)
+    with pytest.raises(AuditUnavailable):
+        Audit(str(tmp_path / "nowhere"))
+
+
+_BEGIN = """
+import sys, signal
+from datetime import datetime, UTC
+from steward.automation.audit import Audit, AuditBegun
+audit = Audit(sys.argv[1])
+for _ in range(int(sys.argv[2])):
+    number = audit.begin(AuditBegun(
+        at=datetime.now(UTC), ref="x", cluster="", uid=0, user="", how="local", speaker="",
+        force=False, parameters={}))
+    if sys.argv[3] == "end":
+        audit.end(number, "succeeded", at=datetime.now(UTC))
+print("begun", flush=True)
+if sys.argv[3] == "wait":
+    signal.pause()
+"""
+
+
+def test_who_is_killed_leaves_it_without_an_end(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _BEGIN, str(tmp_path), "1", "wait"], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    audit = Audit(str(tmp_path), read_only=True)
+    assert audit.rows()[0].status == "running"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert audit.rows()[0].status == "unfinished"
+    audit.close()
+
+
+def _writer(state: str, uid: int) -> int:
+    """A process of a user that writes twenty actions: its id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.setgid(uid)
+        os.setuid(uid)
+        audit = Audit(state)
+        for _ in range(20):
+            audit.end(audit.begin(begun(uid=uid)), "succeeded", at=NOON)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_root_and_stewards_user_both_write_it(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    os.chown(state, NOBODY, NOBODY)
+    for directory in (tmp_path, *tmp_path.parents):
+        if directory != Path(directory.anchor) and directory.stat().st_mode & 0o001 == 0:
+            directory.chmod(directory.stat().st_mode | 0o011)
+    writers = [_writer(str(state), uid) for uid in (0, NOBODY, 0, NOBODY)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in writers] == [0, 0, 0, 0]
+    audit = Audit(str(state), read_only=True)
+    rows = audit.rows(limit=1000)
+    audit.close()
+    assert len(rows) == 80
+    assert {row.status for row in rows} == {"succeeded"}
+    for path in state.iterdir():
+        status = path.stat()
+        assert (status.st_uid, status.st_mode & 0o777) == (NOBODY, 0o600), path

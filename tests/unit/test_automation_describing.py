@@ -1,0 +1,218 @@
+"""What operations take: how it is told, and how what was given is read."""
+
+import json
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.automation.catalogue import operation, operations
+from steward.automation.describing import ParameterDescription, parameters_of, read
+from steward.automation.describing import given as plain
+from steward.automation.errors import UnknownOperation, WrongParameters
+from steward.automation.operation import Operation, Parameters
+from steward.cli.action import parse
+from steward.errors import UsageError
+
+
+class Props(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nested."""
+
+    users: Annotated[tuple[str, ...], msgspec.Meta(description="Who.")] = ("root",)
+
+
+class Every(Parameters, frozen=True, kw_only=True):
+    """One of each kind."""
+
+    text: Annotated[str, msgspec.Meta(description="A text.")]
+    number: Annotated[int, msgspec.Meta(description="A number.")] = 3
+    share: Annotated[float, msgspec.Meta(description="A share.")] = 0.5
+    is_so: Annotated[bool, msgspec.Meta(description="Whether.")] = False
+    ids: Annotated[tuple[int | str, ...], msgspec.Meta(description="Ids.")] = ()
+    words: Annotated[tuple[str, ...], msgspec.Meta(description="Words.")] = ()
+    infos: Annotated[dict[str, Any], msgspec.Meta(description="Infos.")] = msgspec.field(
+        default_factory=dict
+    )
+    props: Annotated[Props, msgspec.Meta(description="Props.")] = Props()
+    maybe: Annotated[int | None, msgspec.Meta(description="May be none.")] = None
+
+
+EVERY = Operation(ref="test.every", help="x", parameters=Every, run=lambda *_: None)
+
+
+def values(**given: Any) -> dict[str, Any]:
+    return plain(read(EVERY, {"text": "t", **given}))
+
+
+def test_each_kind_is_described() -> None:
+    told = {one.name: one for one in parameters_of(EVERY)}
+    assert told["text"] == ParameterDescription(
+        name="text", type="string", description="A text.", required=True
+    )
+    types = {name: one.type for name, one in told.items()}
+    assert types == {
+        "text": "string", "number": "integer", "share": "number", "is_so": "boolean",
+        "ids": "array", "words": "array", "infos": "object", "props": "object",
+        "maybe": "integer",
+    }  # fmt: skip
+    assert (told["number"].default, told["is_so"].default) == (3, False)
+    assert told["ids"].items == ("integer", "string")
+    assert told["props"].default == {"users": ["root"]}
+    assert [one.name for one in told["props"].within] == ["users"]
+    assert (told["maybe"].required, told["maybe"].default) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("number", "12", 12),
+        ("number", " -5 ", -5),
+        ("share", "0.25", 0.25),
+        ("is_so", "true", True),
+        ("is_so", "No", False),
+        ("ids", "12,13_7, 14+1", [12, "13_7", "14+1"]),
+        ("ids", "007", ["007"]),
+        ("ids", [12, "13"], [12, 13]),
+        ("words", "a,b c", ["a", "b c"]),
+        ("words", '["a,b", "c"]', ["a,b", "c"]),
+        ("words", "12,x", ["12", "x"]),
+        ("words", [12], ["12"]),
+        ("infos", '{"a": {"b": 1}}', {"a": {"b": 1}}),
+        ("props", '{"users": ["ada"]}', {"users": ["ada"]}),
+        ("maybe", "4", 4),
+        ("text", "[not, json", "[not, json"),
+        ("text", "a=b=c", "a=b=c"),
+    ],
+)
+def test_texts_are_read_as_what_they_should_be(name: str, text: Any, value: Any) -> None:
+    assert values(**{name: text})[name] == value
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ({}, "test.every needs text=…"),
+        ({"text": ""}, "needs text"),
+        ({"text": " \t"}, "needs text"),
+        ({"text": None}, "needs text"),
+        ({"text": "t", "txt": "u"}, "is it text?"),
+        ({"text": "t", "qqq": "u"}, "it takes text, number"),
+        ({"text": "t", "number": "many"}, "number"),
+        ({"text": "t", "is_so": "perhaps"}, "true or false"),
+        ({"text": "t", "infos": "{"}, "infos is no JSON"),
+        ({"text": "t", "infos": "[1]"}, "infos is no object"),
+        ({"text": "t", "words": '["a"'}, "words is no JSON"),
+        ({"text": "t", "props": '{"who": 1}'}, "who"),
+        ({"text": 5}, "text"),
+        ({"text": ["a"]}, "text"),
+    ],
+)
+def test_what_cannot_be_read_is_told_by_its_name(given_: dict[str, Any], said: str) -> None:
+    with pytest.raises(WrongParameters) as caught:
+        read(EVERY, given_)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_operation_is_described_whole() -> None:
+    for one in operations().values():
+        assert one.help.endswith("."), one.ref
+        for parameter in parameters_of(one):
+            assert parameter.description.endswith((".", "}.", "}")), (one.ref, parameter.name)
+            for inner in parameter.within:
+                assert inner.description, (one.ref, inner.name)
+
+
+def test_names_parameters_and_defaults_are_those_of_the_pack() -> None:
+    pack = {
+        "slurm.config.get": {"item": ""},
+        "slurm.job.find": {"criterias": ...},
+        "slurm.job.get": {"jobids": ...},
+        "slurm.job.step.get": {"jobids": ...},
+        "slurm.node.get": {"nodes": ...},
+        "slurm.node.down": {"nodes": ..., "reason": ...},
+        "slurm.node.drain": {"nodes": ..., "reason": ...},
+        "slurm.node.resume": {"nodes": ...},
+        "slurm.node.update": {"nodes": ..., "infos": ...},
+        "slurm.node.reserve": {
+            "nodes": ...,
+            "reservation_name": ...,
+            "props": {
+                "start_time": None,
+                "duration": "infinite",
+                "users": ["root"],
+                "flags": ["MAINT", "IGNORE_JOBS", "OVERLAP"],
+            },
+        },
+        "slurm.node.unreserve": {"nodes": ..., "reservation_name": ...},
+        "slurm.trigger.set": {
+            "program": ..., "jobid": None, "offset": 0, "fini": False, "nodes": "", "event": "",
+        },
+        "slurm.trigger.unset": {"trigger_ids": ..., "user": "slurm"},
+    }  # fmt: skip
+    told = {
+        one.ref: {p.name: ... if p.required else p.default for p in parameters_of(one)}
+        for one in operations().values()
+        if one.pack
+    }
+    assert told == pack
+
+
+def test_what_may_not_be_had_from_elsewhere() -> None:
+    local = {one.ref for one in operations().values() if not one.remote}
+    assert local == {"local.command", "slurm.trigger.set"}
+
+
+def test_a_name_that_is_none_is_told_a_near_one() -> None:
+    with pytest.raises(UnknownOperation, match=r"is it slurm\.node\.drain\?"):
+        operation("slurm.node.drian")
+    with pytest.raises(UnknownOperation, match="action list"):
+        operation("x")
+
+
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True)
+
+
+@given(st.dictionaries(names, st.text(), max_size=6))
+def test_words_are_read_as_they_were_typed(parameters: dict[str, str]) -> None:
+    assert parse(f"{name}={value}" for name, value in parameters.items()) == parameters
+
+
+@given(st.lists(st.text(), max_size=4))
+def test_any_words_are_read_or_refused(words: list[str]) -> None:
+    try:
+        found = parse(words)
+    except UsageError:
+        return
+    assert [f"{name}={value}" for name, value in found.items()] == words
+
+
+@given(st.dictionaries(names, st.text() | st.lists(st.text()), max_size=4))
+def test_hostile_parameters_are_read_or_refused(parameters: dict[str, Any]) -> None:
+    for one in operations().values():
+        try:
+            found = plain(read(one, parameters))
+        except WrongParameters:
+            continue
+        assert set(parameters) <= set(found)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=4))
+def test_an_object_comes_as_it_was_written(infos: dict[str, Any]) -> None:
+    assert values(infos=json.dumps(infos))["infos"] == infos
+
+
+@given(st.lists(st.text().map(str.strip).filter(lambda t: t and "," not in t), min_size=1))
+def test_a_list_comes_as_it_was_written(words: list[str]) -> None:
+    if words[0].startswith("["):
+        return  # read as JSON
+    assert values(words=",".join(words))["words"] == words

@@ -1,0 +1,83 @@
+"""Which programs may be started."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from steward.automation.errors import NotYours
+from steward.automation.programs import ProgramsFileError, listed, need_listed
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the list is root's")
+
+
+def lists(tmp_path: Path, text: str, mode: int = 0o644) -> str:
+    path = tmp_path / "programs"
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_a_path_a_line(tmp_path: Path) -> None:
+    text = "# ours\n/bin/true\n  /bin/false  # too\n\nrelative\n/with a blank\n"
+    assert listed(lists(tmp_path, text)) == {"/bin/true", "/bin/false", "/with a blank"}
+
+
+def test_where_there_is_no_list_nothing_is_listed(tmp_path: Path) -> None:
+    assert listed(str(tmp_path / "nowhere")) == frozenset()
+    with pytest.raises(NotYours, match="where root lists"):
+        need_listed("/bin/true", str(tmp_path / "nowhere"))
+
+
+def test_only_what_is_listed(tmp_path: Path) -> None:
+    programs = lists(tmp_path, "/bin/true\n/nowhere/program\n/etc\n/etc/passwd\n")
+    need_listed("/bin/true", programs)
+    for path in ("/bin/false", "true", "/bin/../bin/true", "/bin/true ", "/bin/true\n", ""):
+        with pytest.raises(NotYours):
+            need_listed(path, programs)
+    for path in ("/nowhere/program", "/etc", "/etc/passwd"):
+        with pytest.raises(NotYours, match="started"):
+            need_listed(path, programs)
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
+def test_a_list_that_others_can_write_lists_nothing(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(ProgramsFileError, match="root's"):
+        listed(lists(tmp_path, "/bin/true\n", mode))
+
+
+def test_a_list_of_somebody_elses(tmp_path: Path) -> None:
+    path = lists(tmp_path, "/bin/true\n")
+    os.chown(path, 65534, 0)
+    with pytest.raises(ProgramsFileError, match="root's"):
+        listed(path)
+
+
+@pytest.mark.parametrize("change", ["owner", "mode"])
+def test_a_list_in_somebody_elses_directory(tmp_path: Path, change: str) -> None:
+    directory = tmp_path / "theirs"
+    directory.mkdir()
+    path = lists(directory, "/bin/true\n")
+    if change == "owner":
+        os.chown(directory, 65534, 0)
+    else:
+        directory.chmod(0o777)
+    with pytest.raises(ProgramsFileError, match="root's"):
+        listed(path)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(ProgramsFileError, match="root's"):
+        listed(str(link))
+
+
+def test_a_program_that_others_can_write(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o775)
+    with pytest.raises(ProgramsFileError, match="written by others"):
+        need_listed(str(program), lists(tmp_path, f"{program}\n"))
+
+
+def test_a_list_that_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ProgramsFileError):
+        listed(str(tmp_path))

@@ -1,0 +1,215 @@
+"""How operations are run: whom they are for, where, and what is written of them."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steward.access import Access, Asker, Standing
+from steward.actions import Registry
+from steward.automation.actions import ACTIONS
+from steward.automation.errors import (
+    AuditUnavailable,
+    NotYours,
+    UnknownOperation,
+    WrongParameters,
+)
+from steward.automation.room import AutomationRoom
+from steward.automation.running import Runner
+from steward.config import AccessSettings, ClusterSettings, Settings
+from steward.config_automation import ActionsSettings
+
+ROOT = Asker(uid=0, user="root", how="local")
+ADA = Asker(uid=1001, user="ada")
+OLGA = Asker(uid=1002, user="olga")
+CARL = Asker(uid=1003, user="carl")
+SECONDS = 120.0
+
+
+class Site:
+    """Two clusters without Slurm: olga is an operator of the one, carl an administrator of all."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.state = tmp_path / "state"
+        self.state.mkdir()
+        self.programs = tmp_path / "programs"
+        self.programs.write_text("/bin/echo\n/bin/false\n/bin/sleep\n/bin/sh\n")
+        self.settings = Settings(
+            state_dir=str(self.state),
+            cluster={name: ClusterSettings(slurm=False) for name in ("one", "two")},
+            access=AccessSettings(administrators=("carl",)),
+            actions=ActionsSettings(programs_file=str(self.programs), timeout_s=SECONDS),
+        )
+        standings = {"one": Standing(admins=frozenset({"olga"})), "two": Standing()}
+        self.access = Access(self.settings.access, os.getuid(), standings.get)
+        self.registry = Registry(
+            ACTIONS,
+            {"automation": lambda: AutomationRoom(
+                self.settings, access=self.access, registry=self.registry
+            )},
+        )  # fmt: skip
+        self.runner = Runner(self.settings, self.access, self.registry)
+
+    def run(self, asker: Asker = ROOT, **options: Any) -> Any:
+        given = {"program": "/bin/echo", "arguments": ["a"]}
+        return self.runner.run("local.command", given, asker, **options)
+
+    def ask(self, name: str, asker: Asker = ROOT, **request: Any) -> Any:
+        name = f"automation.{name}"
+        return self.registry.call(name, asker, self.registry.decode(name, request))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    if os.geteuid() != 0:
+        pytest.skip("the list of programs is root's")
+    return Site(tmp_path)
+
+
+def test_it_is_run_and_written_down(site: Site) -> None:
+    ran = site.run(CARL)
+    assert (ran.id, ran.status, ran.cluster, ran.dry_run) == (1, "succeeded", "", False)
+    assert ran.result == {"exit_code": 0, "stdout": "a\n", "stderr": ""}
+    assert ran.parameters == {"program": "/bin/echo", "arguments": ["a"]}
+    row = site.runner.audit.row(1)
+    assert row is not None
+    assert (row.user, row.speaker, row.status, row.result) == (
+        "carl", "carl", "succeeded", ran.result,
+    )  # fmt: skip
+
+
+def test_a_rule_speaks_for_itself(site: Site) -> None:
+    site.run(speaker="rule node-down")
+    row = site.runner.audit.row(1)
+    assert row is not None
+    assert (row.user, row.speaker) == ("root", "rule node-down")
+
+
+def test_a_dry_run_writes_nothing_down(site: Site) -> None:
+    ran = site.run(dry_run=True)
+    assert (ran.id, ran.dry_run, ran.result["would_run"]) == (0, True, True)
+    assert not (site.state / "audit.db").exists()
+
+
+@pytest.mark.parametrize("how", ["munge", "token"])
+def test_programs_are_not_to_be_had_from_other_hosts(site: Site, how: str) -> None:
+    asker = Asker(uid=0, user="root", how=how)
+    with pytest.raises(NotYours, match="other hosts"):
+        site.run(asker)
+    given = {"program": "/bin/echo", "event": "down"}
+    with pytest.raises(NotYours, match="other hosts"):
+        site.runner.run("slurm.trigger.set", given, asker)
+    with pytest.raises(NotYours, match="other hosts"):
+        site.ask("run", asker, action="local.command", parameters={"program": "/bin/echo"})
+    assert not (site.state / "audit.db").exists()
+
+
+def test_it_is_refused_before_anything_is_written(site: Site) -> None:
+    for asker in (ADA, OLGA, Asker(uid=4711)):
+        with pytest.raises(NotYours, match="administrators"):
+            site.run(asker)
+    with pytest.raises(UnknownOperation):
+        site.runner.run("local.comand", {}, ROOT)
+    with pytest.raises(WrongParameters, match="program"):
+        site.runner.run("local.command", {}, ROOT)
+    with pytest.raises(NotYours, match="where root lists"):
+        site.runner.run("local.command", {"program": "/bin/true"}, ROOT)
+    assert not (site.state / "audit.db").exists()
+
+
+def test_what_is_done_on_no_cluster_is_for_operators_of_each(site: Site) -> None:
+    given = {"to": "root", "subject": "x"}
+    with pytest.raises(NotYours, match="operators"):
+        site.runner.run("notify.email", given, OLGA, dry_run=True)
+    ran = site.runner.run("notify.email", given, OLGA, dry_run=True, cluster="one")
+    assert ran.cluster == "one"
+    with pytest.raises(NotYours, match="operators of two"):
+        site.runner.run("notify.email", given, OLGA, dry_run=True, cluster="two")
+    with pytest.raises(NotYours, match="operators of nowhere"):
+        site.runner.run("notify.email", given, OLGA, dry_run=True, cluster="nowhere")
+    assert site.runner.run("notify.email", given, CARL, dry_run=True).status == "succeeded"
+
+
+def test_a_cluster_is_named_where_there_are_several(site: Site) -> None:
+    given = {"nodes": "n1"}
+    with pytest.raises(WrongParameters, match=r"say on which cluster.*one, two"):
+        site.runner.run("slurm.node.resume", given, ROOT)
+    with pytest.raises(WrongParameters, match="no cluster 'three'"):
+        site.runner.run("slurm.node.resume", given, ROOT, cluster="three")
+    with pytest.raises(WrongParameters, match="not asked from here"):
+        site.runner.run("slurm.node.resume", given, ROOT, cluster="one")
+
+
+def test_a_program_that_fails(site: Site) -> None:
+    ran = site.runner.run("local.command", {"program": "/bin/false"}, ROOT)
+    assert (ran.status, ran.message) == ("failed", "/bin/false ended with 1")
+    assert ran.result["exit_code"] == 1
+    row = site.runner.audit.row(ran.id)
+    assert row is not None
+    assert (row.status, row.message) == ("failed", ran.message)
+
+
+def test_a_program_that_does_not_end(site: Site) -> None:
+    given = {"program": "/bin/sh", "arguments": ["-c", "sleep 3600 & echo $!; wait"]}
+    ran = site.runner.run("local.command", given, ROOT, timeout_s=1.0)
+    assert ran.status == "timeout"
+    assert "longer than 1 s" in ran.message
+    row = site.runner.audit.row(ran.id)
+    assert row is not None
+    assert row.status == "timeout"
+
+
+def test_a_program_that_says_much(site: Site) -> None:
+    given = {"program": "/bin/sh", "arguments": ["-c", "head -c 3000000 /dev/zero | tr '\\0' x"]}
+    ran = site.runner.run("local.command", given, ROOT)
+    assert ran.result["stdout"] == "x" * 65536
+
+
+def test_arguments_are_no_shells(site: Site) -> None:
+    words = ["$(id)", "`id`", "; id", "a b", "", "-n", "*", "\n"]
+    given = {"program": "/bin/sh", "arguments": ["-c", 'printf "<%s>" "$@"', "sh", *words]}
+    ran = site.runner.run("local.command", given, ROOT)
+    assert ran.result["stdout"] == "".join(f"<{word}>" for word in words)
+    with pytest.raises(WrongParameters, match="NUL"):
+        site.runner.run("local.command", {"program": "/bin/echo", "arguments": ["\0"]}, ROOT)
+
+
+def test_what_cannot_be_written_down_is_not_done(site: Site) -> None:
+    (site.state / "audit.db").mkdir()
+    marker = site.state / "marker"
+    given = {"program": "/bin/sh", "arguments": ["-c", f"touch {marker}"]}
+    with pytest.raises(AuditUnavailable):
+        site.runner.run("local.command", given, ROOT)
+    assert not marker.exists()
+
+
+def test_others_than_operators_are_shown_what_they_did(site: Site) -> None:
+    site.run(CARL)
+    site.run(ROOT)
+    assert len(site.ask("audit", ROOT).actions) == 2
+    assert len(site.ask("audit", CARL).actions) == 2
+    assert site.ask("audit", ADA).actions == ()
+    assert site.ask("audit", ADA, id=1).actions == ()
+    assert len(site.ask("audit", ROOT, action="local.command", limit=1).actions) == 1
+    assert len(site.ask("audit", ROOT, since="now+1hour").actions) == 0
+    with pytest.raises(NotYours):
+        site.ask("audit", Asker(uid=4711))
+
+
+def test_nobody_is_shown_an_audit_that_is_not_there(site: Site) -> None:
+    assert site.ask("audit", ROOT).actions == ()
+
+
+def test_everything_is_listed_and_helped_with(site: Site) -> None:
+    every = site.ask("list", ADA).actions
+    for one in every:
+        assert site.ask("help", ADA, action=one.action).actions == (one,)
+    assert "slurm.node.drain" in {one.action for one in every}
+
+
+def test_the_log_is_stewards_alone(site: Site) -> None:
+    site.run()
+    mode = (site.state / "audit.db").stat().st_mode
+    assert stat.S_IMODE(mode) == 0o600
