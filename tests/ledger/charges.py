@@ -155,6 +155,22 @@ class ChargeCases:
             t.charges.charge(charge(7, "sub", job_id=2), BY)
             assert (t.reading.balance("top"), t.reading.balance("sub")) == (65, -7)
 
+    def test_what_changed_charges_is_told_in_order_with_who_did_it(self, ledger: Ledger) -> None:
+        with ledger.transaction() as t:
+            account(t, "phys", 100)
+            assert t.charges.changed(0) == []
+            t.charges.charge(charge(30), BY)
+            before = t.seq
+            t.charges.charge(charge(45, why="reconcile"), msgspec.structs.replace(BY, who="r"))
+            t.transfers.refund_charge(charge(0).key, keyed("sorry"), amount=10)
+            account(t, "chem", 5)
+            found = t.charges.changed(before)
+            assert [who for _, who, _ in found] == ["r", keyed("sorry").who]
+            assert [number for number, _, _ in found] == sorted(number for number, _, _ in found)
+            assert {(row.charge.amount, row.refunded) for _, _, row in found} == {(45, 10)}
+            assert t.charges.changed(before, limit=1) == found[:1]
+            assert t.charges.changed(found[-1][0]) == []
+
     def test_a_refund_stays_when_corrections_come(self, ledger: Ledger) -> None:
         key = charge(0).key
         with ledger.transaction() as t:

@@ -65,6 +65,30 @@ class ListCases:
             t.outbox.done(last)
             assert t.outbox.put("mybrc", b"new", key="k") == last + 1, "forgotten by now"
 
+    def test_what_is_set_aside_is_not_due_until_somebody_asks(self, ledger: Ledger) -> None:
+        with ledger.transaction() as t:
+            first, second = t.outbox.put("notice", b"one"), t.outbox.put("notice", b"two")
+            t.outbox.put("event", b"three")
+            t.outbox.aside(first, "refused\0")
+            assert [each.id for each in t.outbox.due("notice", NOON + DAY)] == [second]
+            assert t.outbox.waiting("notice") == 1
+            found = t.outbox.untold(("notice", "mybrc"))
+            assert [(each.id, each.aside, each.payload) for each in found] == [
+                (first, True, b"one"),
+                (second, False, b"two"),
+            ]
+            assert (found[0].tries, found[0].error) == (1, "refused\ufffd")
+            assert t.outbox.untold(("notice",), limit=1) == found[:1]
+            assert t.outbox.again(("mybrc",), ()) == 0
+            assert t.outbox.again(("notice",), (first, 99)) == 1
+            assert [each.tries for each in t.outbox.due("notice", NOON)] == [0, 0]
+            t.outbox.aside(second, "refused")
+            assert t.outbox.again(("notice",), ()) == 1
+            t.outbox.done(first)
+            assert t.outbox.again(("notice",), (first,)) == 0, "it was told"
+            with pytest.raises(BankUsage):
+                t.outbox.aside(99, "")
+
     def test_tokens(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
             t.tokens.add("ann", "d1", NOON, NOON + DAY, "hers")
