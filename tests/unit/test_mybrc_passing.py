@@ -152,3 +152,18 @@ def test_what_is_refused_for_a_week_is_set_aside_until_somebody_asks(site: Site)
     site.send(1)
     with site.ledger.reading() as t:
         assert t.outbox.untold((KIND,)) == []
+
+
+def test_what_was_refused_is_not_told_behind_what_came_later(site: Site) -> None:
+    Elsewhere.refused.update(("1", "2"))
+    site.say(1, 2)
+    site.send()
+    site.say(2)
+    site.send()
+    assert (Elsewhere.asked, site.waiting()) == (["1", "2", "2"], 2)
+    Elsewhere.refused.clear()
+    site.say(1)
+    site.send()
+    assert (Elsewhere.asked[3:], site.waiting()) == (["1"], 1)
+    site.send(3600)
+    assert (Elsewhere.asked[4:], site.waiting()) == (["2"], 0)

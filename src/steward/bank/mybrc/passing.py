@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BATCH: Final = 100
+_TRIED: Final = 1000
 _IDLE_S: Final = 1.0
 _FIRST_S: Final = 0.5
 _MOST_S: Final = 60.0
@@ -160,7 +161,8 @@ class Passing:
             self._noticing.turn()
             with self._ledger.reading() as t:
                 items = t.outbox.due(KIND, self._now(), _BATCH)
-            for item in self._latest(items):
+                others = t.outbox.untold((KIND,), _TRIED) if items else []
+            for item in self._latest(items, [one for one in others if one.tries]):
                 if stop.is_set():
                     return 0.0
                 beat()
@@ -175,14 +177,19 @@ class Passing:
             self._said = ""
         return 0.0 if len(items) == _BATCH else _IDLE_S
 
-    def _latest(self, items: list[OutboxItem]) -> list[OutboxItem]:
-        """Without those of which a later one tells the same job's cost anyhow."""
+    def _latest(self, items: list[OutboxItem], tried: list[OutboxItem]) -> list[OutboxItem]:
+        """Without those of which a later one tells the same job's cost anyhow.
+
+        Args:
+            items: What is due.
+            tried: What was tried before, due or not, or set aside.
+        """
+        jobs = {item.id: _job(_read(item)) for item in (*items, *tried)}
         last: dict[tuple[object, ...], int] = {}
-        for item in items:
-            message = _read(item)
-            last[_job(message)] = item.id
-        kept = [item for item in items if last[_job(_read(item))] == item.id]
-        passed_over = [item.id for item in items if last[_job(_read(item))] != item.id]
+        for number in sorted(jobs):
+            last[jobs[number]] = number
+        kept = [item for item in items if last[jobs[item.id]] == item.id]
+        passed_over = [number for number, job in jobs.items() if last[job] != number]
         if passed_over:
             with self._ledger.transaction() as t:
                 for number in passed_over:
