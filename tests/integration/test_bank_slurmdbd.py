@@ -1,5 +1,6 @@
 """Charges beside slurmdbd's own records: what ran before the bank, and what nobody saw end."""
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -70,3 +71,55 @@ def test_charges_and_slurmdbds_records_agree(site: BankSite) -> None:
     found = msgspec.json.decode(site.bank("reconcile", "-S", "now-1hour", "--dry-run", "--json"))
     assert job
     assert not any("differences" in key and found[key] for key in found), found
+
+
+def test_each_size_of_a_resized_job_is_rid_of_its_own_suspended_time(site: BankSite) -> None:
+    site.until_idle()
+    jobs = [site.submit(f"{SHELL}sleep 9\n", nodes=2, ntasks_per_node=2, time="5") for _ in "ab"]
+    for job in jobs:
+        wait_until(lambda job=job: state_of(site.cluster, job) == "RUNNING", 60)
+    before, after = jobs
+    # The one is suspended before it gives a node back, the other after that.
+    _suspend(site, before)
+    for job in jobs:
+        assert site.as_root("scontrol", "update", f"jobid={job}", "numnodes=1")
+    _suspend(site, after)
+    site.until_idle()
+    for job, sizes in ((before, (True, False)), (after, (False, True))):
+        wait_until(lambda job=job: len(_sizes(site, job)) == 2, 60)
+        shown = _sizes(site, job)
+        assert tuple(suspended > 0 for _, _, suspended in shown) == sizes
+        due = [rounded(Fraction(CPU * cpus * ran, 3600)) for cpus, ran, _ in shown]
+        wait_until(lambda job=job, due=due: _paid(site, job) == due, 200)
+
+
+def _suspend(site: BankSite, job: int) -> None:
+    assert site.as_root("scontrol", "suspend", str(job))
+    time.sleep(3)
+    assert site.as_root("scontrol", "resume", str(job))
+    time.sleep(1)
+
+
+def _sizes(site: BankSite, job: int) -> list[tuple[int, int, int]]:
+    """Of each size that is over its CPUs, its seconds, and how many of them it was suspended.
+
+    slurmdbd gives each of them the start of the whole run.
+    """
+    columns = "NCPUS,Start,End,Suspended,State"
+    words = ["sacct", "-X", "-D", "-n", "-P", "-j", str(job), "-o", columns]
+    rows = site.cluster.run(words, env={"SLURM_TIME_FORMAT": "%s"}).stdout.splitlines()
+    found: list[tuple[int, int, int]] = []
+    begin = 0
+    for cpus, start, end, suspended, state in sorted(
+        (row.split("|") for row in rows), key=lambda row: row[2]
+    ):
+        if state in ("RESIZING", "COMPLETED"):
+            held = sum(int(part) * 60**n for n, part in enumerate(suspended.split(":")[::-1]))
+            found.append((int(cpus), int(end) - max(begin, int(start)) - held, held))
+            begin = int(end)
+    return found
+
+
+def _paid(site: BankSite, job: int) -> list[int]:
+    charges = [charge for charge in site.charges() if charge.job_id == job]
+    return [charge.amount for charge in sorted(charges, key=lambda one: one.piece_us or 2**62)]

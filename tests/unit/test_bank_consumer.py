@@ -13,11 +13,11 @@ from steward.bank.consumer import BankConsumer
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.server import GateServer
-from steward.bank.ledger import Account
+from steward.bank.ledger import Account, Refusal
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Hold, ModeRule
 from steward.config import BankSettings, GateSettings
-from steward.events import HOLD_PLACED, JOB_SEEN, QUEUE_LOOKED, Event, QueueLooked
+from steward.events import HOLD_PLACED, JOB_SEEN, JOB_STATE, QUEUE_LOOKED, Event, QueueLooked
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
 from steward.waiting import Stop
 
@@ -250,6 +250,30 @@ def test_of_an_unpaid_array_only_what_runs_is_held_for(bank: Bank) -> None:
             assert '"5"' in t.mark("unpaid:c1")
 
 
+def test_an_array_is_held_for_as_its_dearest_task_asks(bank: Bank) -> None:
+    fields: dict[str, Any] = {"array_job_id": 5}
+    _, running, _ = life(6, array_task="0", **fields)
+    waiting, *_ = life(5, array_task="1", tres_requested="cpu=2,mem=1G,node=1", **fields)
+    bank.happen([waiting, running])
+    (before,) = bank.holds()
+    assert before.quote
+    # Its user gives the task that waits more time; the one that runs stays as it is.
+    (longer, *_) = life(
+        5, array_task="1", tres_requested="cpu=2,mem=1G,node=1", **fields | {"nodes": 1}
+    )
+    body = msgspec.structs.replace(
+        longer.body, record=msgspec.structs.replace(longer.body.record, time_limit_s=10 * 7200)
+    )
+    seen = msgspec.structs.replace(longer, key="longer", kind=JOB_STATE, body=body)
+    bank.happen([seen])
+    bank.later(120)
+    bank.turn()
+    (hold,) = bank.holds()
+    assert hold.quote
+    assert hold.quote.time_s >= 72000
+    assert hold.remaining == 2 * hold.quote.per_task > before.remaining
+
+
 def test_an_unpaid_array_that_is_over_is_forgotten(bank: Bank) -> None:
     fields: dict[str, Any] = {"account": "physics", "partition": "debug", "array_job_id": 5}
     asked: dict[str, Any] = {"tres_requested": "cpu=64,node=1", "cpus": 64, "nodes": 1, **fields}
@@ -322,3 +346,41 @@ def test_a_partition_without_a_rate_stops_nobody(bank: Bank) -> None:
     assert bank.balance() == 98 * HOUR
     with bank.ledger.reading() as t:
         assert int(t.mark("unpriced:c1")) > 0
+
+
+def test_what_was_settled_and_refused_long_ago_is_forgotten(bank: Bank) -> None:
+    def settled() -> list[int]:
+        with bank.ledger.reading() as t:
+            return [one.seq for one in t.settlements.after(0)]
+
+    def refused() -> list[str]:
+        with bank.ledger.reading() as t:
+            return [one.id for one in t.refusals.since(NOON - timedelta(days=365))]
+
+    for job in (1, 2):
+        for event in life(job, begin=job * 5000):
+            bank.happen([event])
+    first = settled()
+    assert len(first) == 2
+    with bank.ledger.transaction() as t:
+        for days in (1, 91):
+            at = bank.now - timedelta(days=days)
+            t.refusals.add(Refusal(id=f"{days}", at=at, mode="gate", cluster="c1", why="dear"))
+    bank.later(90_000)
+    bank.turn()
+    # From here on they are known to have been taken: they go when a day has passed.
+    assert (settled(), refused()) == (first, ["1"])
+    for event in life(3, begin=100_000):
+        bank.happen([event])
+    bank.later(80_000)
+    bank.turn()
+    assert settled()[:2] == first
+    bank.later(10_000)
+    bank.turn()
+    (last,) = settled()
+    assert last > first[-1]
+    bank.later(90_000)
+    bank.turn()
+    # The last stays, so that it is known where numbers go on.
+    assert settled() == [last]
+    assert bank.ledger.check() == []

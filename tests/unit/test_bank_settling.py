@@ -121,6 +121,23 @@ def test_pieces_of_a_resized_run_meet_without_gap_or_overlap(
     assert len({one.key for one in (*charges, final)}) == len(cuts) + 1
 
 
+def test_each_size_is_rid_of_its_own_suspended_time() -> None:
+    cut = START + timedelta(minutes=20)
+    first = fact(state="RESIZING", end=cut, suspended_s=120, tres_allocated="cpu=4,node=2")
+    piece = charge_of("c1", msgspec.structs.replace(first, piece_end=cut), PRICING)
+    assert piece is not None
+    last = msgspec.structs.replace(fact(suspended_s=420), suspended_before_s=120)
+    rest = charge_of("c1", last, PRICING, pieces=[piece])
+    assert rest is not None
+    assert [one.use.seconds for one in (piece, rest) if one.use] == [18 * 60, 35 * 60]
+    # What is told of it later is reckoned anew.
+    known = msgspec.structs.replace(last, suspended_before_s=0)
+    anew = charge_of("c1", known, PRICING, pieces=[piece], before=rest)
+    assert anew is not None
+    assert anew.use is not None
+    assert anew.use.seconds == 33 * 60
+
+
 def test_a_former_jobs_pieces_are_none_of_this_run() -> None:
     old = Charge(
         cluster="c1",

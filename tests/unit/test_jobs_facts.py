@@ -145,3 +145,26 @@ def test_a_job_that_never_began_was_not_ended_by_a_signal(source: str) -> None:
     assert (refused.exit_code, refused.exit_signal, refused.reason) == (1, 0, "BadConstraints")
     # Who ran may have been ended by SIGHUP, be it in its first second.
     assert (told(nodelist="n1").exit_code, told(nodelist="n1").exit_signal) == (0, 1)
+
+
+@pytest.mark.parametrize("count", [3, 200])
+def test_how_long_a_run_was_suspended_by_the_end_of_each_of_its_sizes(count: int) -> None:
+    """Suspended for a second of every ten, resized in between; whatever comes first."""
+    halts = [
+        record(
+            *(7, 0, "RUNNING"),
+            seen=10 * (n + 1) + 1,
+            whole=True,
+            start=at(1),
+            suspended_at=at(10 * (n + 1)),
+            suspended_s=n + 1,
+        )
+        for n in range(count)
+    ]
+    piece = record(7, 0, "RESIZING", seen=25, end=25, start=at(1), nodelist="n[1-2]")
+    piece = msgspec.structs.replace(piece, at=at(25))
+    for order in ([piece, *halts], [*halts[:2], piece, *halts[2:]]):
+        run = run_of(*order)
+        assert [run.suspended_by(micros(at(s))) for s in (5, 25)] == [0, 2]
+        assert run.suspended_by(micros(at(99_999))) == count
+        assert len(run.halts) <= 70
