@@ -33,6 +33,7 @@ class Stage:
                 '. "$file"\n'
             )
             path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        self.answer("squeue --version", "slurm-wlm 24.11.5\n")
         self.machine = Machine("c1", ClusterSettings(slurm_bin=str(root)))
 
     def answer(self, command: str, out: str, code: int = 0) -> None:

@@ -80,7 +80,7 @@ def test_a_node_that_only_a_comment_speaks_of_is_none(stage: Stage) -> None:
         LINE.format(name="n2"),
         LINE.format(name="n3"),
     )
-    stage.answer("sinfo -a -h -o %N", "n[1-3]\n")
+    stage.answer("scontrol -a -o show partition", "PartitionName=p State=UP Nodes=n[1-3]\n")
     stage.answer("scontrol -a -o show node n9", "Node n9 not found\n", code=1)
     stage.answer("scontrol -a -o show node n2", LINE.format(name="n2") + "\n")
     nodes = stage.machine.nodes()
@@ -90,9 +90,28 @@ def test_a_node_that_only_a_comment_speaks_of_is_none(stage: Stage) -> None:
 
 def test_a_node_in_no_partition_behind_a_comment_is_one(stage: Stage) -> None:
     stage.nodes(LINE.format(name="n1") + " Comment=x", LINE.format(name="n2"))
-    stage.answer("sinfo -a -h -o %N", "n1\n")
+    stage.answer("scontrol -a -o show partition", "PartitionName=p State=UP Nodes=n1\n")
     stage.answer("scontrol -a -o show node n2", LINE.format(name="n2") + "\n")
     assert list(stage.machine.nodes()) == ["n1", "n2"]
+
+
+def test_nodes_that_are_hidden_while_they_are_off(stage: Stage) -> None:
+    stage.answer("squeue --version", "slurm-wlm 22.05.8\n")
+    future = LINE.format(name="f1").replace("State=DOWN+DRAIN+NOT_RESPONDING", "State=FUTURE")
+    stage.answer("scontrol -a -F -o show node", "\n".join((LINE.format(name="n1"), future)) + "\n")
+    stage.answer(
+        "scontrol -a -o show partition",
+        "PartitionName=a State=UP Nodes=n1,f1\nPartitionName=b State=UP Nodes=cloud[1-2]\n"
+        "PartitionName=c State=UP Nodes=(null)\n",
+    )
+    states = {name: node.state for name, node in stage.machine.nodes().items()}
+    off = "UNKNOWN+CLOUD+POWERED_DOWN"
+    assert states == {"n1": "DOWN+DRAIN+NOT_RESPONDING", "cloud1": off, "cloud2": off}
+    for name in ("cloud2", "n9"):
+        stage.answer(f"scontrol -a -o show node {name}", f"Node {name} not found\n", code=1)
+    assert stage.machine.nodes("cloud2")["cloud2"].state == off
+    with pytest.raises(UnknownNode):
+        stage.machine.nodes("n9")
 
 
 def test_a_doubtful_reason_is_asked_for_in_another_form(stage: Stage) -> None:
@@ -101,7 +120,7 @@ def test_a_doubtful_reason_is_asked_for_in_another_form(stage: Stage) -> None:
         "[root@2026-11-22T06:18:05]",
         LINE.format(name="n2") + " Reason=fine [root@2026-11-22T06:18:05]",
     )
-    stage.answer("sinfo -a -h -o %N", "n[1-2]\n")
+    stage.answer("scontrol -a -o show partition", "PartitionName=p State=UP Nodes=n[1-2]\n")
     (stage.root / "sinfo -a -h -n n1").write_text(
         'text="a [x@2026-01-01T00:00:00] Comment=b\nn2"\n'
         'echo "$SINFO_FORMAT" | sed "s/%N/n1/;s/%U/root(0)/;s/%H/2026-11-22T06:18:05/" '
@@ -126,7 +145,6 @@ def test_when_slurmctld_started(stage: Stage) -> None:
 
 def test_which_daemons_answer(stage: Stage) -> None:
     stage.answer("scontrol show config", CONFIG.format(storage="accounting_storage/slurmdbd"))
-    stage.answer("squeue --version", "slurm-wlm 24.11.5\n")
     stage.answer(
         "scontrol ping",
         "Slurmctld(primary) at a is UP\nSlurmctld(backup) at b.site is DOWN\n",

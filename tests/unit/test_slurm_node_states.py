@@ -96,6 +96,7 @@ def test_any_text_is_some_state(text: str) -> None:
         ("DOWN+CLOUD+NOT_RESPONDING", True, False),
         ("UNKNOWN+NOT_RESPONDING", True, False),
         ("UNKNOWN", False, False),
+        ("UNKNOWN+CLOUD+POWERED_DOWN", False, True),
         ("FUTURE", False, False),
     ],
 )

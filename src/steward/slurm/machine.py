@@ -17,6 +17,7 @@ from steward.slurm.client import Slurm
 from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob, UnknownNode
 from steward.slurm.machine_rows import (
+    NodeReader,
     NodeRecord,
     PartitionRecord,
     Reason,
@@ -24,6 +25,7 @@ from steward.slurm.machine_rows import (
     Shown,
 )
 from steward.slurm.nodelists import NodeListError
+from steward.slurm.queue import Version
 from steward.slurm.steps import Steps
 
 _UP: Final = re.compile(r"(Slurmctld|Slurmdbd)\(([^)]*)\) at (.+) is (UP|DOWN)")
@@ -32,6 +34,8 @@ _NO_STEPS: Final = re.compile(r"Job step \S+ not found|No job steps")
 _UNIT: Final = "\x1f"
 _LETTERS: Final = 12
 _AGAIN_S: Final = 600.0
+_SHOWS_ALL: Final[Version] = (24, 11, 0)
+"""22.05 hides nodes of a cloud that are powered down, unless PrivateData=cloud."""
 _PING_S: Final = 10.0
 
 
@@ -64,6 +68,7 @@ class Machine:
         self._commands = Commands(cluster, settings)
         self._slurm = Slurm(cluster, settings)
         self._people = self._slurm.people
+        self._reader = NodeReader(self._people)
         self._has_books = False
         self._books_until = 0.0
 
@@ -88,6 +93,14 @@ class Machine:
         if unknown:
             raise UnknownNode(unknown)
         return {name: found[name] for name in wanted}
+
+    def states(self) -> dict[str, NodeRecord]:
+        """All nodes, without ``details``, for who looks often: what has not changed costs little.
+
+        Raises:
+            SlurmError: slurmctld does not answer.
+        """
+        return self._all_nodes(self._reader)
 
     def node_names(self, nodelist: str) -> list[str]:
         """The nodes of a list in any of Slurm's forms, in order; ``ALL`` are all of them.
@@ -265,32 +278,55 @@ class Machine:
             return Ping(daemon="slurmdbd", role="primary", up=False)
         return Ping(daemon="slurmdbd", role="primary", up=True)
 
-    def _show(self, *what: str) -> bytes:
-        return self._commands.run("scontrol", "-a", "-o", "show", *what)
+    def _show(self, *what: str, future: bool = False) -> bytes:
+        options = ("-a", "-F") if future else ("-a",)
+        return self._commands.run("scontrol", *options, "-o", "show", *what)
 
-    def _all_nodes(self) -> dict[str, NodeRecord]:
-        shown = machine_rows.nodes(self._show("node"), self._people)
+    def _all_nodes(self, reader: NodeReader | None = None) -> dict[str, NodeRecord]:
+        hides = self._hides_some()
+        # Of those that are hidden from the list, FUTURE ones can be told from the others so.
+        out = self._show("node", future=hides)
+        shown = reader.nodes(out) if reader else machine_rows.nodes(out, self._people)
+        unsure = any(not one.is_sure for one in shown)
+        listed = self._listed() if hides or unsure else set()
         count = Counter(one.node.name for one in shown)
-        unsure = {one.node.name for one in shown if not one.is_sure}
-        # A comment may hold a line that looks like another node: such a name is there twice,
-        # or nobody else knows it.
-        unknown = unsure - self._names_in_partitions() if unsure else unsure
         found: dict[str, Shown] = {}
         for one in shown:
             name = one.node.name
             if name in found:
                 continue
-            if count[name] == 1 and name not in unknown:
+            if count[name] == 1 and (one.is_sure or name in listed):
                 found[name] = one
                 continue
+            # A comment may hold a line that looks like another node: such a name is there
+            # twice, or no partition knows it.
             try:
                 found[name] = self._shown(name)
             except UnknownNode:
-                continue  # it is but a text
-        return self._with_sure_reasons(found)
+                continue
+        nodes = self._with_sure_reasons(found)
+        if not hides:
+            return nodes
+        nodes |= {name: machine_rows.powered_down(name) for name in sorted(listed - nodes.keys())}
+        return {name: node for name, node in nodes.items() if node.base != "FUTURE"}
+
+    def _hides_some(self) -> bool:
+        """Whether this Slurm shows no nodes of a cloud that are powered down."""
+        return self._slurm.version() < _SHOWS_ALL
+
+    def _listed(self) -> set[str]:
+        """The nodes that partitions have; these know them all."""
+        lists = (partition.nodes for partition in self.partitions().values())
+        return {name for nodelist in lists if nodelist for name in nodelists.expand(nodelist)}
 
     def _node(self, name: str) -> NodeRecord:
-        return self._with_sure_reasons({name: self._shown(name)})[name]
+        try:
+            shown = self._shown(name)
+        except UnknownNode:
+            if self._hides_some() and name in self._listed():
+                return self._all_nodes()[name]
+            raise
+        return self._with_sure_reasons({name: shown})[name]
 
     def _shown(self, name: str) -> Shown:
         """One node, asked singly: the first record is its own, whatever its texts hold."""
@@ -304,11 +340,6 @@ class Machine:
         if shown is None or shown.node.name != name:
             raise UnknownNode([name])
         return shown
-
-    def _names_in_partitions(self) -> set[str]:
-        out = self._commands.run("sinfo", "-a", "-h", "-o", "%N")
-        names = out.decode("utf-8", "backslashreplace").split()
-        return {name for nodelist in names for name in nodelists.expand(nodelist)}
 
     def _with_sure_reasons(self, found: Mapping[str, Shown]) -> dict[str, NodeRecord]:
         unsure = [name for name, shown in found.items() if not shown.has_sure_reason]

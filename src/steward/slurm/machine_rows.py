@@ -7,6 +7,7 @@ misread.
 """
 
 import re
+import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
@@ -188,6 +189,52 @@ class Shown(msgspec.Struct, frozen=True):
     has_sure_reason: bool = True
 
 
+class NodeReader:
+    """Reads the same nodes again and again: a line that was there the last time is known.
+
+    Ten thousand lines take seconds to read; nearly all of them are those of a second ago.
+    The records come without ``details``, for they are kept.
+
+    Args:
+        people: Who looks up who gave the reasons.
+    """
+
+    _AGAIN_S: Final = 600.0
+
+    def __init__(self, people: People) -> None:
+        self._people = people
+        self._known: dict[str, tuple[NodeRecord, bool, bool]] = {}
+        self._until = 0.0
+
+    def nodes(self, out: bytes) -> list[Shown]:
+        """As :func:`nodes`."""
+        now = time.monotonic()
+        if now >= self._until:
+            # A user's name may be known meanwhile.
+            self._known.clear()
+            self._until = now + self._AGAIN_S
+        before, self._known = self._known, {}
+        found: list[Shown] = []
+        is_sure = True
+        for line in _lines(out, "NodeName="):
+            read = before.get(line) or self._read(line)
+            self._known[line] = read
+            node, has_sure_reason, is_plain = read
+            found.append(Shown(node, is_sure, has_sure_reason))
+            is_sure = is_plain
+        return found
+
+    def _read(self, line: str) -> tuple[NodeRecord, bool, bool]:
+        node, has_sure_reason = _node(line, self._people)
+        return msgspec.structs.replace(node, details={}), has_sure_reason, _is_plain(line)
+
+
+def _is_plain(line: str) -> bool:
+    """Whether all of a line is Slurm's own, so that what comes behind it is none of its texts."""
+    # Slurm's own words are on one line, but for a text among them.
+    return _AFTER.search(line) is None and "\n" not in line and " State=" in line
+
+
 def nodes(out: bytes, people: People) -> list[Shown]:
     """The nodes that a text shows; a name may be there twice if somebody's comment says so.
 
@@ -200,9 +247,17 @@ def nodes(out: bytes, people: People) -> list[Shown]:
     for line in _lines(out, "NodeName="):
         node, has_sure_reason = _node(line, people)
         found.append(Shown(node, is_sure, has_sure_reason))
-        # Slurm's own words are on one line, but for a text among them.
-        is_sure = _AFTER.search(line) is None and "\n" not in line and " State=" in line
+        is_sure = _is_plain(line)
     return found
+
+
+def powered_down(name: str) -> NodeRecord:
+    """A node that Slurm does not show while it is off: nothing else is known of it."""
+    base, flags = node_states.UNKNOWN, ("CLOUD", "POWERED_DOWN")
+    state = node_states.shown(base, flags)
+    return NodeRecord(
+        name=name, base=base, flags=flags, state=state, details={"name": name, "state": state}
+    )
 
 
 def partitions(out: bytes) -> dict[str, PartitionRecord]:

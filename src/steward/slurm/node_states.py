@@ -64,6 +64,7 @@ _SAVES_POWER: Final = frozenset(
     {"POWER_DOWN", "POWERED_DOWN", "POWERING_DOWN", "POWER_UP", "POWERING_UP"}
 )
 _TAKEN: Final = frozenset({"DRAIN", "MAINTENANCE", "REBOOT_REQUESTED", "REBOOT_ISSUED"})
+_WORKING: Final = frozenset({"IDLE", "MIXED", "ALLOCATED"})
 _FAILED_BASES: Final = frozenset({"DOWN", "ERROR"})
 _FAILED_FLAGS: Final = frozenset({"FAIL", "INVALID_REG", "NOT_RESPONDING"})
 _GOING: Final = frozenset({"POWER_DOWN", "POWERING_DOWN"})
@@ -126,7 +127,9 @@ def is_drained(state: str) -> bool:
 def is_available(state: str) -> bool:
     """Whether the node takes jobs, now or when it has booted for them."""
     base, flags = parse(state)
-    if base not in ("IDLE", "MIXED", "ALLOCATED") or _failed_flags(flags):
+    # One that Slurm does not show while it is off is taken to be well.
+    is_up = base in _WORKING or (base == UNKNOWN and "POWERED_DOWN" in flags)
+    if not is_up or _failed_flags(flags):
         return False
     return _TAKEN.isdisjoint(flags) and _GOING.isdisjoint(flags)
 
