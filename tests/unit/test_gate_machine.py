@@ -231,6 +231,13 @@ class Gate(RuleBasedStateMachine):
             for number, holds in purses.on_allocation.items()
         }
         assert purses.held == sum(on.values())
+        unseen: dict[tuple[str, int], int] = {}
+        for hold in purses.unconfirmed.values():
+            who = hold.payer, hold.uid
+            unseen[who] = unseen.get(who, 0) + hold.remaining
+        for hold in purses.holds.values():
+            who = hold.payer, hold.uid
+            assert purses.unseen(*who) == unseen.get(who, 0)
 
     @invariant()
     def every_fact_is_told_once(self) -> None:

@@ -77,6 +77,7 @@ class Purses:
         self._held: dict[int, int] = {}
         self._user_held: dict[tuple[str, int], int] = {}
         self._user_of_payer: dict[tuple[str, int], int] = {}
+        self._unseen: dict[tuple[str, int], int] = {}
         self._turns: list[int] = []
         self._dates: dict[str, tuple[int, ...]] = {}
         self._is_dated_anew = False
@@ -234,11 +235,7 @@ class Purses:
 
     def unseen(self, payer: str, uid: int) -> int:
         """What is held for one user's jobs that Slurm has not shown yet."""
-        return sum(
-            hold.remaining
-            for hold in self.unconfirmed.values()
-            if hold.uid == uid and hold.payer == payer
-        )
+        return self._unseen.get((payer, uid), 0)
 
     def draw(self, payer: str, amount: int, now_us: int) -> tuple[tuple[int, int], ...]:
         """Which allocations pay an amount; what is beyond them is the open-ended one's."""
@@ -298,6 +295,8 @@ class Purses:
 
     def confirm(self, hold: Open, job_id: int) -> None:
         """Slurm has shown a hold's job."""
+        if not hold.confirmed:
+            _add(self._unseen, (hold.payer, hold.uid), -hold.remaining)
         hold.confirmed = True
         hold.expires_us = 0
         self.unconfirmed.pop(hold.id, None)
@@ -335,13 +334,20 @@ class Purses:
                 if not self.on_allocation[number]:
                     del self.on_allocation[number], self._held[number]
         if hold.uid >= 0:
-            for sums, name in ((self._user_held, hold.account), (self._user_of_payer, hold.payer)):
-                total = sums.get((name, hold.uid), 0) + amount
-                if total:
-                    sums[name, hold.uid] = total
-                else:
-                    sums.pop((name, hold.uid), None)
+            _add(self._user_held, (hold.account, hold.uid), amount)
+            _add(self._user_of_payer, (hold.payer, hold.uid), amount)
+        if not hold.confirmed:
+            _add(self._unseen, (hold.payer, hold.uid), sign * hold.remaining)
         if sign > 0 and hold.is_stranded:
             self.stranded[hold.id] = hold
         else:
             self.stranded.pop(hold.id, None)
+
+
+def _add(sums: dict[tuple[str, int], int], key: tuple[str, int], amount: int) -> None:
+    """Keep up a sum; nought is not kept."""
+    total = sums.get(key, 0) + amount
+    if total:
+        sums[key] = total
+    else:
+        sums.pop(key, None)
