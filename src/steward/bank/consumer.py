@@ -93,6 +93,7 @@ class BankConsumer:
         self._cursor = cursor_name(settings)
         self._began = self._beginning()
         self._swept: dict[str, datetime] = {}
+        self._looked: dict[str, datetime] = {}
         self._said: set[str] = set()
         self._is_busy = False
 
@@ -120,8 +121,7 @@ class BankConsumer:
         holds = self._confirm(events)
         for event in events:
             if event.kind == QUEUE_LOOKED:
-                # After what it showed was confirmed: the events before it tell that.
-                self._link.looked(event.cluster, event.body.began)
+                self._looked[event.cluster] = event.body.began
         ended = [event for event in events if event.kind == RUN_END and not event.body.source]
         with self._ledger.transaction() as t:
             for event in ended:
@@ -235,9 +235,21 @@ class BankConsumer:
             has_more = self._covering.turn(now)
             if not self._is_busy:
                 self._look_at_queues(now)
+        if not has_more:
+            self._tell_looks()
         self._upkeep.turn(now, append)
         self._is_busy = False
         return 0.0 if has_more else _TICK_S
+
+    def _tell_looks(self) -> None:
+        """Have the gate void what a look did not show.
+
+        After what it showed was confirmed and covered: what is held for a change must not be
+        free before the changed job's own hold has it.
+        """
+        for cluster, began in list(self._looked.items()):
+            self._link.looked(cluster, began)
+            del self._looked[cluster]
 
     def _look_at_queues(self, now: datetime) -> None:
         """Sweep one cluster that is due, and compare its charges with Slurm's records."""

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from steward.bank.errors import NoEstimate, NoRate
-from steward.bank.estimate import description_of
+from steward.bank.estimate import Estimator, description_of
 from steward.bank.gate.deciding import FAR_US
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import Claim
-from steward.bank.records import Hold, Quote
+from steward.bank.records import Description, Hold, Quote
 from steward.bank.settling import leader_of
 from steward.bank.unpaid import Unpaid
 from steward.config import Settings
@@ -43,6 +43,7 @@ _AT_ONCE: Final = 200
 _TRIES: Final = 30
 _CUT_OFF: Final = "..."
 _LONG_INDEX: Final = 10
+_LAST: Final = 2**63
 _OVER_GRACE: Final = timedelta(seconds=30)
 _MINUTE: Final = timedelta(minutes=1)
 _CHANGED: Final = timedelta(seconds=30)
@@ -181,7 +182,8 @@ class Covering:
         is_exact: bool = False,
         is_moved: bool = False,
     ) -> None:
-        claim = claim_of(key, jobs, is_ours=key[1] in self._unpaid.held(key[0]))
+        ordered = self._dearest_first(key[0], jobs)
+        claim = claim_of(key, ordered, is_ours=key[1] in self._unpaid.held(key[0]))
         if claim is None:
             return
         if is_exact:
@@ -202,8 +204,29 @@ class Covering:
             self._rest(key, jobs, now, _LONG, has_hold=has_hold)
         elif not is_exact:
             if self._unpaid.apply(key, jobs, claim, covered.why):
-                self._owe(key, jobs)
+                self._owe(key, ordered)
             self._rest(key, jobs, now, _MINUTE, has_hold=has_hold)
+
+    def _dearest_first(self, cluster: str, jobs: Sequence[Job]) -> Sequence[Job]:
+        """A job, or an array's tasks, of which single ones may have been changed."""
+        ordered = sorted(jobs, key=lambda job: (not _is_started(job.record), job.job_id))
+        shapes: dict[Description, Job] = {}
+        for job in ordered:
+            shapes.setdefault(_shape(job), job)
+        pricing = self._live.pricing(cluster)
+        if len(shapes) == 1 or pricing.picture is None:
+            return ordered
+        estimator = Estimator(pricing.picture, pricing.rates, pricing.settings)
+        first_submit = min(job.first_submit for job in jobs)
+
+        def cost(job: Job) -> int:
+            try:
+                return estimator.quote(_shape(job), first_submit).amount
+            except (NoRate, NoEstimate):
+                return _LAST  # the gate says so, and why
+
+        dearest = max(shapes.values(), key=cost)
+        return [dearest, *(job for job in ordered if job is not dearest)]
 
     def _owe(self, key: Key, jobs: Sequence[Job]) -> None:
         """Hold for what runs already, whatever the account has, since it will be charged.
@@ -368,7 +391,8 @@ def claim_of(key: Key, jobs: Sequence[Job], *, is_ours: bool = False) -> Claim |
 
     Args:
         key: Its cluster and id.
-        jobs: The job, or the array's tasks that are left.
+        jobs: The job, or the array's tasks that are left: all of them are held for as if they
+            were like the first.
         is_ours: Whether it is held because it could not be paid.
 
     Returns:
@@ -376,8 +400,7 @@ def claim_of(key: Key, jobs: Sequence[Job], *, is_ours: bool = False) -> Claim |
     """
     cluster, leader = key
     of_array = [job for job in jobs if job.record.array_job_id]
-    ruling = min(jobs, key=lambda job: (not _is_started(job.record), job.job_id))
-    record = ruling.record
+    record = jobs[0].record
     if record.uid is None:
         return None
     description = description_of(_still_to_come(record))
@@ -410,6 +433,12 @@ def _still_to_come(record: JobRecord) -> JobRecord:
 
 def _is_started(record: JobRecord) -> bool:
     return base_state(record.state) in STARTED
+
+
+def _shape(job: Job) -> Description:
+    """What a task asks for, whichever of its array it is."""
+    record = msgspec.structs.replace(_still_to_come(job.record), admin_comment="")
+    return msgspec.structs.replace(description_of(record), array="", job_id=0)
 
 
 def _starts(jobs: Sequence[Job]) -> tuple[int, ...]:

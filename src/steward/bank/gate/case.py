@@ -22,6 +22,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         first_submit_us: By which rates it is priced.
         is_started: Whether it runs already, so that nothing is put off.
         is_change: Whether its user wants to change it.
+        is_again: Whether that is to begin another run of it.
         is_seen: Whether Slurm shows that it asks for all this.
         hold: What holds for it already; None for nothing.
     """
@@ -36,6 +37,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     first_submit_us: int
     is_started: bool = False
     is_change: bool = False
+    is_again: bool = False
     is_seen: bool = False
     hold: Open | None = None
 

@@ -100,6 +100,8 @@ class Deciding:
         wanted = msgspec.structs.replace(merged(before, job), uid=hold.uid)
         if not wanted.account:
             wanted = msgspec.structs.replace(wanted, account=hold.account)
+        # Only a job that waits is told when to begin: what it has is what its runs have left.
+        is_again = hold.started and not before.array and bool(job.begin_us or job.released)
         if hold.amount:
             # What it is held for is not put off: Slurm may refuse the update that says so.
             wanted = msgspec.structs.replace(wanted, held=False, begin_us=0)
@@ -108,6 +110,7 @@ class Deciding:
             first_submit_us=hold.created_us,
             is_started=hold.started,
             is_change=True,
+            is_again=is_again,
             hold=hold,
         )
         if case.mode == "off":
@@ -177,7 +180,7 @@ class Deciding:
         has, is_moved = 0, False
         if hold is not None:
             # A change is compared with what was asked for before, of which a part may be settled.
-            has = hold.amount if case.is_change else hold.remaining
+            has = hold.amount if case.is_change and not case.is_again else hold.remaining
             is_moved = hold.account != case.account or hold.is_stranded
         amount = max(0, needed - has) + (hold.remaining if hold is not None and is_moved else 0)
         payer = self._purses.payer_of(case.account)

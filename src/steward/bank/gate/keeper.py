@@ -26,6 +26,8 @@ from steward.bank_facts import HoldFact
 
 log = logging.getLogger(__name__)
 
+_OFFSET: Final = 4
+"""Digits of a het component's number, which Slurm adds to its leader's id for the raw one."""
 UNCONFIRMED_US: Final = 24 * 3600 * 1_000_000
 """A hold that Slurm never shows lapses then, also where the queue is never looked at."""
 SEEN_WITHIN_US: Final = 20_000_000
@@ -33,6 +35,9 @@ SEEN_WITHIN_US: Final = 20_000_000
 _UNSEEN: Final = (
     "Steward: job {} has just been submitted, and is not seen yet by the bank: "
     "change it in a few seconds"
+)
+_TORN: Final = (
+    "Steward: an array is paid by one account: {} cannot be moved to another one by itself"
 )
 PLACED: Final = "hold.placed"
 CONFIRMED: Final = "hold.confirmed"
@@ -116,7 +121,7 @@ class Keeper:
 
     def modify(self, ask: Submit, now_us: int, *, is_lenient: bool) -> Said:
         """Decide on a change to a job; of one without a hold the queue's next look sees it."""
-        hold = self.purses.by_job.get((ask.cluster, ask.job.job_id))
+        hold = self.purses.by_job.get((ask.cluster, _job_id(ask)))
         quote, before = self.store.covered(hold) if hold is not None else (None, None)
         if hold is None or before is None:
             is_new = hold is None and not is_lenient and self._may_be_new(ask)
@@ -125,6 +130,8 @@ class Keeper:
         if ask.by not in (-1, hold.uid):
             # Slurm has yet to say whether they may; if so, the queue's next look shows it.
             return Said(v=VERSION, ok=True, id=ask.id)
+        if self._is_torn(ask, hold, quote):
+            return Said(v=VERSION, ok=False, say=_TORN.format(ask.jobs), id=ask.id)
         covered = quote.amount if quote is not None else 0
         with self.without_extra(hold) as extra:
             if extra is not None:
@@ -145,6 +152,18 @@ class Keeper:
                 self.store.describe(hold, placing.quote, placing.job)
         self._note(ask, decision, now_us)
         return Said(v=VERSION, ok=decision.ok, say=decision.say, id=ask.id)
+
+    def _is_torn(self, ask: Submit, hold: Open, quote: Quote | None) -> bool:
+        """Whether a single task of an array is to be paid by another account than the others."""
+        if "_" not in ask.jobs or ask.job.account.lower() in ("", hold.account):
+            return False
+        partition = ask.job.partition or (quote.partition if quote else "")
+        modes = (
+            self.ground.mode(hold.cluster, partition, account)
+            for account in (hold.account, ask.job.account.lower())
+        )
+        is_exempt = self.ground.is_exempt(hold.cluster, hold.uid, hold.user)
+        return "gate" in modes and not is_exempt
 
     @contextmanager
     def without_extra(self, hold: Open | None) -> Iterator[Open | None]:
@@ -367,6 +386,13 @@ class Keeper:
     def enlarge_decided(self, hold: Open, decision: Decision, now_us: int) -> None:
         """Hold more for a job that is in the queue."""
         self._enlarge(hold, decision, now_us, why="found in the queue", is_whole=True)
+
+
+def _job_id(ask: Submit) -> int:
+    """The raw id that a change is about: of a het job's component, ``7+1``, its own."""
+    leader, _, offset = ask.jobs.partition("+")
+    is_component = leader.isdecimal() and offset.isdecimal() and len(offset) <= _OFFSET
+    return ask.job.job_id + int(offset) if is_component else ask.job.job_id
 
 
 def _placing(decision: Decision) -> Placing:

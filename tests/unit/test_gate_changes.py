@@ -1,0 +1,62 @@
+"""Changes of jobs by their users: none leads to a run that its account cannot pay."""
+
+from pathlib import Path
+
+from gate_site import CLUSTER, Site, account, job, now_us, rules
+
+from steward.bank.gate import token
+from steward.bank.gate.shapes import Said, Seen, Submit
+from steward.bank.money import MICRO
+from steward.bank.records import Description, Settlement
+
+
+def changed(site: Site, what: Description, jobs: str = "", by: int = 1000) -> Said:
+    """What a user is answered who changes a job."""
+    ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what, jobs=jobs, by=by)
+    with site.store.transaction():
+        return site.keeper.modify(ask, now_us(), is_lenient=False)
+
+
+def test_another_run_that_is_to_begin_at_once_needs_what_the_former_has_used(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path, account("chem", 15))
+    comment = site.submit(job(9)).admin_comment
+    seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment, started=True)
+    hold = token.find(comment)[0].id
+    with site.store.transaction():
+        site.upkeep.confirm([seen], now_us())
+        site.upkeep.settle([Settlement(seq=1, hold=hold, amount=6 * MICRO)], None, now_us())
+    site.tell(account("chem", 9))
+    now = job(9, uid=-1, job_id=5, begin_us=now_us())
+    assert not changed(site, now).ok, "4 SU of 10 are left, and 5 are free"
+    assert not changed(site, job(9, uid=-1, job_id=5, released=True)).ok
+    assert changed(site, job(9, uid=-1, job_id=5)).ok, "it asks for no more than before"
+    site.tell(account("chem", 10))
+    assert changed(site, now).ok
+    assert site.free() == 0
+
+
+def test_an_array_is_paid_by_one_account(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 50), account("phys", 50, number=2))
+    comment = site.submit(job(9, array="0-1")).admin_comment
+    seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment)
+    with site.store.transaction():
+        site.upkeep.confirm([seen], now_us())
+    moved = job(9, uid=-1, job_id=5, account="phys")
+    assert "is paid by one account: 5_1 cannot" in changed(site, moved, "5_1").say
+    assert changed(site, job(9, uid=-1, job_id=5), "5_1").ok
+    assert changed(site, moved, "5").ok
+    site.ground.put_rules(rules("observe"))
+    assert changed(site, moved, "5_1").ok
+
+
+def test_a_het_jobs_component_has_its_own_hold(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 50))
+    for number, minutes in ((5, 9), (6, 19)):
+        comment = site.submit(job(minutes, het=True)).admin_comment
+        seen = Seen(cluster=CLUSTER, job_id=number, uid=1000, admin_comment=comment)
+        with site.store.transaction():
+            site.upkeep.confirm([seen], now_us())
+    assert changed(site, job(39, uid=-1, job_id=5), "5+1").ok, "20 more for the one of 20"
+    assert site.free() == 0
