@@ -89,22 +89,8 @@ class RefundRequest(Request, frozen=True, kw_only=True):
     key: str = ""
 
 
-class AdjustRequest(Request, frozen=True, kw_only=True):
-    """bank.adjust: a correction by hand, up or down.
-
-    Attributes:
-        account: Whose it is.
-        amount: Micro-SU, below zero to take away.
-        reason: Why, for the books.
-        key: The caller's name for it; "" for none.
-        allocation: Number of the allocation; 0 for the account's open-ended one.
-    """
-
-    account: str
-    amount: int
-    reason: str
-    key: str = ""
-    allocation: int = 0
+class AdjustRequest(DepositRequest, frozen=True, kw_only=True):
+    """bank.adjust: a correction by hand; a deposit's attributes, with an amount below zero, too."""
 
 
 class MovedAnswer(BankAnswer, frozen=True, kw_only=True):

@@ -1,0 +1,67 @@
+"""Options that commands share: they are taken together, and each stays what it is."""
+
+import inspect
+from typing import Annotated
+
+import typer
+
+from steward.cli.app import run
+from steward.cli.asking import Asked, asking, asking_columns, taking
+from steward.cli.lazy import Entry, load
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
+Size = Annotated[int, typer.Option("--size")]
+
+SAID: list[object] = []
+
+
+def _thing(context: typer.Context, name: Name, size: Size = 3) -> tuple[str, int, bool]:
+    source = context.get_parameter_source("size")
+    return name, size, source is not None and source.name == "COMMANDLINE"
+
+
+@asking
+@taking(_thing)
+def made(
+    thing: tuple[str, int, bool],
+    asked: Asked,
+    often: Annotated[bool, typer.Option("--often")] = False,
+) -> None:
+    """Make a thing."""
+    SAID.append((thing, asked.style.parsable, asked.place.socket, often))
+
+
+def called(*words: str) -> object:
+    SAID.clear()
+    command = load(Entry("made", "", "", __name__, "made"))
+    command.main(args=list(words), standalone_mode=False)
+    (said,) = SAID
+    return said
+
+
+def test_a_command_gets_what_its_options_make() -> None:
+    assert called("x") == (("x", 3, False), False, "", False)
+    words = ("x", "--size", "3", "-P", "--often", "--socket", "/s")
+    assert called(*words) == (("x", 3, True), True, "/s", True)
+
+
+def test_its_signature_is_one_of_all_with_what_is_needed_first() -> None:
+    names = list(inspect.signature(made).parameters)
+    assert names[:2] == ["context", "name"]
+    assert set(names[2:]) == {
+        *("often", "size", "as_json", "parsable", "noheader", "config", "socket"),
+    }
+    assert made.__doc__ == "Make a thing."
+
+    def listed(asked: Asked) -> None:
+        """List."""
+
+    plain, with_columns = asking(listed), asking_columns(listed)
+    added = set(inspect.signature(with_columns).parameters) - set(
+        inspect.signature(plain).parameters
+    )
+    assert added == {"columns"}
+
+
+def test_options_that_exclude_each_other_are_refused() -> None:
+    assert run(["bank", "balance", "--json", "-P"]) == 2
