@@ -1,0 +1,191 @@
+"""Rules on a real Slurm: a node goes down, a rule acts, and the history says so; and in a storm."""
+
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ruling import Ruling, Storm
+from submitting import wait_until
+
+from steward.sandbox import Sandbox, SandboxSpec
+
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
+
+FLAPPING = 97
+"""Nodes that are there in the configuration alone, beside the three real ones."""
+
+EXTRA = (
+    "SlurmdTimeout=4",
+    f"NodeName=made[1-{FLAPPING}] NodeAddr=127.0.0.1 Port=9 CPUs=1 RealMemory=100 State=DOWN",
+)
+
+DRAIN = """
+name: drain_failed
+enabled: true
+trigger:
+  type: slurm.node.state
+criteria:
+  trigger.failed: {type: equals, pattern: true}
+action:
+  ref: slurm.node.drain
+  parameters:
+    nodes: "{{ trigger.node }}"
+    reason: "failed, look at it"
+context:
+  steward:
+    retries: 2
+    backoff: 1s
+    most_nodes_percent: 5
+    rate_limit: RATE
+"""
+
+MAIL = """
+name: mail_failed
+enabled: true
+trigger:
+  type: slurm.node.state
+criteria:
+  trigger.failed: {type: equals, pattern: true}
+action:
+  ref: notify.email
+  parameters:
+    to: [root]
+    subject: "{{ trigger.node }} failed"
+    body: "why: {{ trigger.reason }}, event {{ trigger.at }}"
+context:
+  steward:
+    rate_limit: RATE
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_version: str) -> Iterator[Sandbox]:
+    """A cluster of this module's own, with many nodes that nobody serves."""
+    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
+        Path(path).chmod(0o755)
+        spec = SandboxSpec(directory=f"{path}/sandbox", nodes=3, slurm=slurm_version, extra=EXTRA)
+        with Sandbox.up(spec) as box:
+            yield box
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
+
+
+def heal(cluster: Sandbox) -> None:
+    """Take rules' drains away again, and have every daemon run."""
+    for name, pid in cluster.status().items():
+        if name.startswith("slurmd.") and not pid:
+            cluster.start_service(name)
+    for nodes in ("node[1-3]", f"made[1-{FLAPPING}]"):
+        for state in ("resume", "undrain"):
+            cluster.run(["scontrol", "update", f"nodename={nodes}", f"state={state}"], check=False)
+
+
+def test_a_node_goes_down_and_a_rule_acts(cluster: Sandbox, home: Path) -> None:
+    drain, mail = (text.replace("RATE", "100/1h") for text in (DRAIN, MAIL))
+    daemon = Ruling(cluster, home / "home", drain, mail)
+    try:
+        daemon.start()
+        wait_until(lambda: "node1" in daemon.replayed(), 60)
+        cluster.stop_service("slurmd.node1", signal.SIGKILL)
+        wait_until(lambda: len(daemon.history("--status", "ended")) == 2, 90)
+        by_rule = {one["rule"]: one for one in daemon.history()}
+        assert by_rule["drain_failed"]["status"] == "succeeded"
+        assert by_rule["drain_failed"]["parameters"]["nodes"] == "node1"
+        assert by_rule["drain_failed"]["audit"] > 0
+        assert by_rule["mail_failed"]["status"] == "succeeded"
+        assert daemon.drained_by_rules() == {"node1"}
+        shown = str(cluster.run(["scontrol", "-o", "show", "node", "node1"]).stdout)
+        assert (
+            "Reason=failed, look at it; was: Not responding (steward: rule drain_failed)" in shown
+        )
+        # The same state with another reason is no failure once more.
+        wait_until(lambda: "DRAIN" in daemon.replayed()["node1"], 60)
+        assert len(daemon.history()) == 2
+        assert [event.body.status for event in daemon.told()] == ["succeeded", "succeeded"]
+        # What somebody says of a node is hostile text, and what they drained is theirs.
+        said = "{{ 7 * 7 }} {% raw %} $(id) `id`; |"
+        down = ["scontrol", "update", "nodename=node2", "state=down", f"reason={said}"]
+        cluster.stop_service("slurmd.node2", signal.SIGKILL)
+        cluster.run(down)
+        wait_until(lambda: len(daemon.history("--status", "ended")) == 4, 90)
+        refused, mailed = (
+            next(one for one in daemon.history("--rule", rule) if one["id"] > 2)
+            for rule in ("drain_failed", "mail_failed")
+        )
+        assert refused["status"] == "failed"
+        assert "--force" in refused["message"]
+        assert mailed["status"] == "succeeded"
+        assert any(f"why: {said}, event" in mail for mail in daemon.mailed())
+        shown = str(cluster.run(["scontrol", "-o", "show", "node", "node2"]).stdout)
+        assert f"Reason={said}" in shown
+        # Switched off, a rule does nothing more.
+        daemon.ask("rules", "disable", "mail_failed")
+        listed = {one["rule"]: one for one in daemon.ask_json("rules", "list")["rules"]}
+        assert listed["mail_failed"]["enabled"] is False
+        assert listed["mail_failed"]["acted"] == 2
+    finally:
+        daemon.close()
+        heal(cluster)
+
+
+@pytest.mark.parametrize("kills", [0, 6])
+def test_a_storm_of_node_events(cluster: Sandbox, home: Path, kills: int) -> None:
+    """5,000 events in a minute; each rule decides on each failure once, and keeps to its bounds."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    drain, mail = DRAIN.replace("RATE", "150/1h"), MAIL.replace("RATE", "20/1h")
+    store = home / "sensor"
+    store.mkdir()
+    daemon = Ruling(
+        *(cluster, home / "home", drain, mail), sensor=False, timeout_s=5.0, most_nodes_percent=4
+    )
+    nodes = [f"node{number}" for number in range(1, 4)]
+    nodes += [f"made{number}" for number in range(1, FLAPPING + 1)]
+    looks = 50
+    dying = set(chance.sample(range(1, looks), kills))
+    began = time.monotonic()
+    try:
+        daemon.start()
+        wait_until(lambda: "rules, 2 on" in daemon.log(), 60)
+        storm = Storm(daemon, store, nodes)
+        for look, _ in enumerate(storm.rage(looks)):
+            if look in dying:
+                time.sleep(chance.random())
+                daemon.stop(signal.SIGKILL)
+                daemon.start()
+        took_s = time.monotonic() - began
+        assert storm.told.total() >= 5000
+        failures = storm.told[True]
+        assert failures == len(nodes) * looks // 2
+        wait_until(lambda: len(daemon.history("--status", "ended")) == 2 * failures, 240)
+        history = daemon.history()
+        # Once each: a rule, and an event that it is about.
+        assert len({(one["rule"], one["event"]) for one in history}) == len(history) == 2 * failures
+        wait_until(lambda: len(daemon.told()) == len(history), 60)
+        told = Counter((e.body.rule, e.body.event, e.body.status) for e in daemon.told())
+        assert told == Counter((one["rule"], one["event"], one["status"]) for one in history)
+        # Its bounds: four of a hundred nodes, and twenty mails in an hour, whatever was killed.
+        assert 0 < len(daemon.drained_by_rules()) <= 4
+        acted = Counter(one["rule"] for one in history if one["status"] != "held-back")
+        assert acted["mail_failed"] == 20
+        assert Counter(daemon.mailed()).most_common(1)[0][1] == 1
+        statuses = Counter((one["rule"], one["status"]) for one in history)
+        sent = len(daemon.mailed())
+        assert statuses["mail_failed", "succeeded"] <= sent <= 20
+        print(f"{storm.told.total()} events in {took_s:.1f} s, {kills} kills: {dict(statuses)}")
+        if not kills:
+            assert sent == 20
+    finally:
+        daemon.close()
+        heal(cluster)
