@@ -12,6 +12,7 @@ import logging
 import os
 import resource
 import signal
+import time
 from typing import Final
 
 log = logging.getLogger(__name__)
@@ -23,14 +24,21 @@ _STRETCH_S: Final = 0.2
 """So long it goes first without waiting for anything, as when it reads 100,000 holds."""
 _MAD_S: Final = 10
 """After so long the kernel ends it, and the supervisor starts it anew."""
+_AGAIN_S: Final = 1.0
 _FIRST: Final = os.SCHED_RR | os.SCHED_RESET_ON_FORK
 _USUAL: Final = os.SCHED_OTHER | os.SCHED_RESET_ON_FORK
 
 
 class Precedence:
-    """Of this process's main thread."""
+    """Of this process's main thread.
 
-    def __init__(self) -> None:
+    Args:
+        again_s: How long it goes without, at the least, after a stretch that was too long.
+    """
+
+    def __init__(self, again_s: float = _AGAIN_S) -> None:
+        self._again_s = again_s
+        self._again_at = 0.0
         self._is_there = False
         self._may = True
 
@@ -42,17 +50,13 @@ class Precedence:
             # Counts where there is nothing better; root may, or who was given LimitNICE=.
             os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
         signal.signal(signal.SIGXCPU, self._step_back)
-        _, most = resource.getrlimit(resource.RLIMIT_RTTIME)
-        mad_us = _MAD_S * 1_000_000
-        hard = mad_us if most == resource.RLIM_INFINITY else min(most, mad_us)
-        soft = min(hard, int(_STRETCH_S * 1_000_000))
-        resource.setrlimit(resource.RLIMIT_RTTIME, (soft, hard))
         self.renew()
 
     def renew(self) -> None:
         """Have it again, where a long stretch of work has lost it."""
-        if self._is_there or not self._may:
+        if self._is_there or not self._may or time.monotonic() < self._again_at:
             return
+        _bound()
         self._is_there = self._may = go_first()
         if not self._may:
             log.info(
@@ -63,6 +67,15 @@ class Precedence:
     def _step_back(self, *_: object) -> None:
         os.sched_setscheduler(0, _USUAL, os.sched_param(0))
         self._is_there = False
+        self._again_at = time.monotonic() + self._again_s
+
+
+def _bound() -> None:
+    """Have the kernel tell after a long stretch. It adds a second each time that it does."""
+    _, most = resource.getrlimit(resource.RLIMIT_RTTIME)
+    mad_us = _MAD_S * 1_000_000
+    hard = mad_us if most == resource.RLIM_INFINITY else min(most, mad_us)
+    resource.setrlimit(resource.RLIMIT_RTTIME, (min(hard, int(_STRETCH_S * 1_000_000)), hard))
 
 
 def go_first() -> bool:
