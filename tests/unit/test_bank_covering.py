@@ -4,7 +4,8 @@ import msgspec
 import pytest
 from job_lives import NOON
 
-from steward.bank.covering import claim_of, grouped, is_too_large, needs
+from steward.bank.claims import claim_of
+from steward.bank.covering import grouped, is_too_large, needs
 from steward.bank.money import MICRO
 from steward.bank.records import Hold, Quote
 from steward.jobs import Job

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from steward.bank.covering import STARTED, Covering, grouped, needs
+from steward.bank.claims import STARTED
+from steward.bank.covering import Covering, grouped, needs
 from steward.bank.errors import NoRate
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import Seen

@@ -13,11 +13,21 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from steward.bank.claims import (
+    CUT_OFF,
+    HELD,
+    STARTED,
+    Key,
+    claim_of,
+    has_started,
+    shape_of,
+    starts_of,
+    tasks_of,
+)
 from steward.bank.errors import NoEstimate, NoRate
-from steward.bank.estimate import Estimator, description_of
+from steward.bank.estimate import Estimator
 from steward.bank.gate.deciding import FAR_US
 from steward.bank.gate.link import GateLink
-from steward.bank.gate.shapes import Claim
 from steward.bank.records import Description, Hold, Quote
 from steward.bank.settling import leader_of
 from steward.bank.unpaid import Unpaid
@@ -26,7 +36,7 @@ from steward.jobs import Job, Jobs, database_path
 from steward.jobs.facts import base_state, micros, micros_or_0
 from steward.records import JobRecord
 from steward.slurm import tres
-from steward.slurm.arrays import count, without
+from steward.slurm.arrays import count
 from steward.slurm.requests import asked_for, kind_of
 from steward.sqlite import SqliteUnavailable
 
@@ -35,14 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STARTED: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT"})
-"""States of jobs that have their resources."""
-
-_HELD: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})
 _AT_ONCE: Final = 200
 _TRIES: Final = 30
-_CUT_OFF: Final = "..."
-_LONG_INDEX: Final = 10
 _LAST: Final = 2**63
 _OVER_GRACE: Final = timedelta(seconds=30)
 _MINUTE: Final = timedelta(minutes=1)
@@ -50,10 +54,6 @@ _CHANGED: Final = timedelta(seconds=30)
 _LONG: Final = timedelta(minutes=10)
 _SLACK_US: Final = 2_000_000
 _PAGE: Final = 1000
-_MINUTE_S: Final = 60
-
-Key = tuple[str, int]
-"""A cluster, and the raw id that a job's hold is kept under."""
 
 
 class _Rest(msgspec.Struct, frozen=True):
@@ -189,7 +189,7 @@ class Covering:
         if is_exact:
             claim = msgspec.structs.replace(claim, is_exact=True)
         if is_moved:
-            claim = msgspec.structs.replace(claim, starts=_starts(jobs))
+            claim = msgspec.structs.replace(claim, starts=starts_of(jobs))
         try:
             covered = self._link.cover(claim)
         except (NoRate, NoEstimate) as error:
@@ -209,10 +209,10 @@ class Covering:
 
     def _dearest_first(self, cluster: str, jobs: Sequence[Job]) -> Sequence[Job]:
         """A job, or an array's tasks, of which single ones may have been changed."""
-        ordered = sorted(jobs, key=lambda job: (not _is_started(job.record), job.job_id))
+        ordered = sorted(jobs, key=lambda job: (not has_started(job.record), job.job_id))
         shapes: dict[Description, Job] = {}
         for job in ordered:
-            shapes.setdefault(_shape(job), job)
+            shapes.setdefault(shape_of(job), job)
         pricing = self._live.pricing(cluster)
         if len(shapes) == 1 or pricing.picture is None:
             return ordered
@@ -221,7 +221,7 @@ class Covering:
 
         def cost(job: Job) -> int:
             try:
-                return estimator.quote(_shape(job), first_submit).amount
+                return estimator.quote(shape_of(job), first_submit).amount
             except (NoRate, NoEstimate):
                 return _LAST  # the gate says so, and why
 
@@ -234,7 +234,7 @@ class Covering:
         Nothing else keeps others from being let in against the same money meanwhile. For an
         array's tasks that wait nothing is held: they are not to start.
         """
-        started = [job for job in jobs if _is_started(job.record)]
+        started = [job for job in jobs if has_started(job.record)]
         claim = claim_of(key, started) if started else None
         if claim is not None:
             self._link.cover(msgspec.structs.replace(claim, mode_credit=True))
@@ -361,7 +361,7 @@ def _is_larger(record: JobRecord, quote: Quote) -> bool:
 
 def is_waiting_on_purpose(record: JobRecord, now: datetime) -> bool:
     """Whether it is held, or asked not to begin before a time that is far away."""
-    if record.reason in _HELD:
+    if record.reason in HELD:
         return True
     return record.eligible is not None and micros(record.eligible) > micros(now) + FAR_US
 
@@ -381,78 +381,6 @@ def is_too_large(hold: Hold, jobs: Sequence[Job], policy: str) -> bool:
     """Whether an array's hold covers tasks that are gone: cancelled one by one."""
     if not hold.quote or hold.quote.tasks <= 1 or policy != "full":
         return False
-    if any(_CUT_OFF in job.record.array_task for job in jobs):
+    if any(CUT_OFF in job.record.array_task for job in jobs):
         return False
-    return hold.remaining > count(_tasks(jobs)) * hold.quote.per_task
-
-
-def claim_of(key: Key, jobs: Sequence[Job], *, is_ours: bool = False) -> Claim | None:
-    """What the gate is asked for a job, or for all tasks of an array that are left.
-
-    Args:
-        key: Its cluster and id.
-        jobs: The job, or the array's tasks that are left: all of them are held for as if they
-            were like the first.
-        is_ours: Whether it is held because it could not be paid.
-
-    Returns:
-        The claim; None where nobody knows whose job it is.
-    """
-    cluster, leader = key
-    of_array = [job for job in jobs if job.record.array_job_id]
-    record = jobs[0].record
-    if record.uid is None:
-        return None
-    description = description_of(_still_to_come(record))
-    if of_array:
-        description = msgspec.structs.replace(description, array=_tasks(of_array))
-    is_started = any(_is_started(job.record) for job in jobs)
-    if is_ours or is_started or not all(job.record.reason in _HELD for job in jobs):
-        # A job that we hold is to be paid all the same; of an array one task is enough.
-        description = msgspec.structs.replace(description, held=False)
-    return Claim(
-        cluster=cluster,
-        job_id=leader,
-        description=description,
-        first_submit_us=min(micros(job.first_submit) for job in jobs),
-        started=is_started,
-    )
-
-
-def _still_to_come(record: JobRecord) -> JobRecord:
-    """A resized job's record with the time that its last size may still take.
-
-    What the former sizes used is charged already.
-    """
-    if not (_is_started(record) and record.resized_at and record.start and record.time_limit_s):
-        return record
-    used_s = max(0, int((record.resized_at - record.start).total_seconds()))
-    left_s = max(_MINUTE_S, record.time_limit_s - used_s)
-    return msgspec.structs.replace(record, time_limit_s=left_s)
-
-
-def _is_started(record: JobRecord) -> bool:
-    return base_state(record.state) in STARTED
-
-
-def _shape(job: Job) -> Description:
-    """What a task asks for, whichever of its array it is."""
-    record = msgspec.structs.replace(_still_to_come(job.record), admin_comment="")
-    return msgspec.structs.replace(description_of(record), array="", job_id=0)
-
-
-def _starts(jobs: Sequence[Job]) -> tuple[int, ...]:
-    """When those have started that run."""
-    return tuple(micros_or_0(job.record.start) for job in jobs if _is_started(job.record))
-
-
-def _tasks(jobs: Sequence[Job]) -> str:
-    """The tasks of an array that are left, as one expression; ``%`` of the row that waits."""
-    limits = {job.record.array_task.partition("%")[2] for job in jobs} - {""}
-    shown = {job.record.array_task.partition("%")[0] for job in jobs} - {""}
-    # The row that waits may still name tasks that have rows of their own by now.
-    single = {int(one) for one in shown if one.isdecimal() and len(one) < _LONG_INDEX}
-    waiting = sorted(without(one, single) for one in shown if not one.isdecimal())
-    parts = [*map(str, sorted(single)), *filter(None, waiting)]
-    text = ",".join(parts).replace(_CUT_OFF, "").strip(",") or "0"
-    return f"{text}%{min(limits)}" if limits else text
+    return hold.remaining > count(tasks_of(jobs)) * hold.quote.per_task
