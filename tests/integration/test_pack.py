@@ -1,0 +1,261 @@
+"""The StackStorm pack on a real cluster: its actions as the python runner has them, its sensor."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from steward_daemon import Daemon
+from submitting import submit_to, wait_until
+
+from steward.automation.catalogue import operations
+from steward.config import AccessSettings, ActionsSettings, SensorSettings
+from steward.sandbox import Sandbox, SandboxSpec
+from steward.sandbox.cluster import Inside
+from steward.settings.file import Loaded, render
+
+pytestmark = pytest.mark.matrix
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACK = ROOT / "packs" / "slurm"
+RUNNERS = ROOT / "tests" / "stackstorm"
+MARK = "%%%%%~=~=~=************=~=~=~%%%%"
+PROGRAMS = "/etc/steward-pack-programs"
+STANLEY = "carl"
+"""Who StackStorm runs as: an administrator."""
+
+
+class Site:
+    """A cluster, a daemon, and what StackStorm would have beside them."""
+
+    def __init__(self, cluster: Sandbox) -> None:
+        self.cluster = cluster
+        home = Path(cluster.directory) / "steward"
+        home.mkdir()
+        shutil.chown(home, "slurm")
+        self.home = home
+        self.daemon = Daemon(cluster, home, user="slurm")
+        self.daemon.settings = msgspec.structs.replace(
+            self.daemon.settings,
+            access=AccessSettings(administrators=(STANLEY,)),
+            actions=ActionsSettings(programs_file=PROGRAMS),
+            sensor=SensorSettings(enabled=True, interval_s=0.5, triggers=False),
+        )
+        self.daemon.config.write_text(render(Loaded(self.daemon.settings)))
+        self.config = {"socket": self.daemon.settings.socket}
+
+    def run(self, ref: str, by: str = STANLEY, **parameters: Any) -> tuple[bool, Any]:
+        """Run an action of the pack; whether it succeeded, and its result."""
+        given = {"operation": ref, **parameters}
+        done = self.cluster.run(
+            [
+                *(sys.executable, str(RUNNERS / "python_action.py"), "--pack=slurm"),
+                f"--file-path={PACK / 'actions' / 'run_action.py'}",
+                f"--config={json.dumps(self.config)}",
+                "--stdin-parameters",
+            ],
+            user=by,
+            env={"PYTHONPATH": f"{RUNNERS}:{ROOT / 'src'}"},
+            input=json.dumps({"parameters": given}) + "\n",
+        )
+        before, result, after = str(done.stdout).split(MARK)
+        assert (before, after) == ("", "")
+        output = json.loads(result)
+        return output["status"], output["result"]
+
+    def typed(self, ref: str, **parameters: Any) -> Any:
+        """What ``steward action run`` gives."""
+        words = [
+            f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+            for name, value in parameters.items()
+        ]
+        answer = self.daemon.ask("action", "run", ref, *words, "--json", user=STANLEY, check=False)
+        return json.loads(answer.stdout)["result"]
+
+    def sensor(self) -> Inside:
+        config = {**self.config, "trigger_sensor_port": 0, "poll_interval": 1}
+        with open(self.told_in, "ab") as told, open(f"{self.told_in}.log", "ab") as log:
+            return self.cluster.popen(
+                [
+                    *(sys.executable, str(RUNNERS / "sensor_container.py")),
+                    *(str(PACK / "sensors" / "trigger_sensor.py"), "TriggerSensor"),
+                    *(json.dumps(config), str(self.store)),
+                ],
+                user=STANLEY,
+                env={"PYTHONPATH": f"{RUNNERS}:{ROOT / 'src'}"},
+                stdout=told,
+                stderr=log,
+            )
+
+    @property
+    def store(self) -> Path:
+        return Path(self.cluster.directory) / "pack" / "datastore"
+
+    @property
+    def told_in(self) -> Path:
+        return Path(self.cluster.directory) / "pack" / "told"
+
+    def told(self, trigger: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.told_in.read_text().splitlines()]
+        return [line["payload"] for line in lines if line["trigger"] == trigger]
+
+    def states(self, node: str) -> list[str]:
+        return [one["state"] for one in self.told("slurm.node.state") if one["node"] == node]
+
+    def update(self, node: str, *words: str) -> None:
+        self.cluster.run(["scontrol", "update", f"nodename={node}", *words])
+
+
+@pytest.fixture(scope="module")
+def site(slurm_version: str) -> Iterator[Site]:
+    spec = SandboxSpec(slurm=slurm_version, user_names=("ada", STANLEY))
+    with Sandbox.up(spec, say=print) as cluster:
+        site = Site(cluster)
+        site.store.parent.mkdir()
+        cluster.run(["chown", STANLEY, str(site.store.parent)])
+        site.told_in.touch()
+        site.daemon.start()
+        yield site
+        print(
+            Path(f"{site.told_in}.log").read_text(),
+            site.told_in.read_text(),
+            site.daemon.log()[-3000:],
+        )
+        site.daemon.close()
+
+
+def steady(details: Any) -> Any:
+    """What does not change by itself between two looks."""
+    loads = ("load", "free", "time", "busy", "last", "boot", "watts", "energy")
+    if isinstance(details, dict):
+        return {
+            name: steady(value)
+            for name, value in details.items()
+            if not any(word in name for word in loads)
+        }
+    return [steady(one) for one in details] if isinstance(details, list) else details
+
+
+def test_what_is_read_is_what_steward_reads(site: Site) -> None:
+    job = submit_to(site.cluster, "#!/bin/sh\nsleep 600\n", user="ada")
+    wait_until(lambda: site.typed("slurm.job.get", jobids=[job])[str(job)] != [])
+    asked: dict[str, dict[str, Any]] = {
+        "slurm.config.get": {"item": "topology_plugin"},
+        "slurm.job.find": {"criterias": {"user_id": os.stat(site.home).st_uid, "name": "none"}},
+        "slurm.job.get": {"jobids": [job]},
+        "slurm.job.step.get": {"jobids": [job]},
+        "slurm.node.get": {"nodes": "ALL"},
+        "slurm.node.jobs": {"nodes": "ALL"},
+        "slurm.script.get": {"jobid": str(job)},
+    }
+    for ref, parameters in asked.items():
+        succeeded, result = site.run(ref, **parameters)
+        assert succeeded, (ref, result)
+        assert steady(result) == steady(site.typed(ref, **parameters)), ref
+    assert site.run("slurm.job.cancel", jobids=[job])[0]
+
+
+def test_what_is_changed(site: Site) -> None:
+    reason = "ST2: Drained using slurm.node.drain action"
+    succeeded, result = site.run("slurm.node.drain", nodes="node1", reason=reason)
+    assert succeeded, result
+    assert result["node1"]["reason"] == f"{reason} (steward: {STANLEY})"
+    # Once more it is the same, by whichever way.
+    again = site.typed("slurm.node.drain", nodes="node1", reason=reason)
+    assert again == site.run("slurm.node.drain", nodes="node1", reason=reason)[1]
+    assert site.run("slurm.node.resume", nodes="node1")[0]
+
+
+def test_every_action_that_changes_says_what_it_would_do(site: Site) -> None:
+    given: dict[str, dict[str, Any]] = {
+        "slurm.node.down": {"nodes": "node1", "reason": "r"},
+        "slurm.node.drain": {"nodes": "node1", "reason": "r"},
+        "slurm.node.resume": {"nodes": "node1"},
+        "slurm.node.update": {"nodes": "node1", "infos": {"weight": 2}},
+        "slurm.node.reserve": {"nodes": "node1", "reservation_name": "r"},
+        "slurm.partition.update": {"partition": "main", "infos": {"maxtime": 10}},
+        "notify.email": {"to": ["ops"], "subject": "s", "body": "b"},
+    }
+    for ref, parameters in given.items():
+        succeeded, result = site.run(ref, dry_run=True, **parameters)
+        shown = site.daemon.ask(
+            *("action", "run", ref, "--dry-run", "--json"),
+            *(f"{n}={v if isinstance(v, str) else json.dumps(v)}" for n, v in parameters.items()),
+            user=STANLEY,
+            check=False,
+        )
+        answer = json.loads(shown.stdout)
+        assert succeeded, (ref, result)
+        assert (result, True) == (answer["result"], answer["dry_run"]), ref
+        assert operations()[ref].changes
+
+
+def test_what_is_refused(site: Site) -> None:
+    for by, ref, parameters, word in (
+        ("ada", "slurm.node.drain", {"nodes": "node1", "reason": "r"}, "administrator"),
+        (STANLEY, "slurm.node.drain", {"nodes": "node1,n99", "reason": "r"}, "n99"),
+        (STANLEY, "slurm.node.drain", {"nodes": "node1"}, "reason"),
+        (STANLEY, "slurm.trigger.set", {"program": "/bin/true", "event": "down"}, PROGRAMS),
+        (STANLEY, "slurm.nonsense", {}, "slurm.nonsense"),
+    ):
+        succeeded, said = site.run(ref, by=by, **parameters)
+        assert not succeeded
+        assert word in said, said
+        assert "\n" not in said
+
+
+def test_the_sensor_misses_nothing(site: Site) -> None:
+    running = site.sensor()
+    wait_until(site.store.exists)
+    site.update("node2", "state=drain", "reason=bad; fan=1")
+    wait_until(lambda: site.states("node2")[-1:] == ["IDLE+DRAIN"], 30)
+    (told,) = (one for one in site.told("slurm.node.state") if one["node"] == "node2")
+    assert (told["reason"], told["reason_uid"], told["old_state"]) == ("bad; fan=1", 0, "IDLE")
+    assert told["cluster"] == "box"
+    # While it is away the node comes back, and goes again.
+    running.send_signal(15)
+    running.wait(30)
+    assert site.told("slurm.sensor.trigger.down")
+    site.update("node2", "state=resume")
+    wait_until(lambda: "IDLE+DRAIN" not in _last(site, "node2"), 30)
+    site.update("node2", "state=drain", "reason=again")
+    wait_until(lambda: _last(site, "node2") == "IDLE+DRAIN", 30)
+    again = site.sensor()
+    wait_until(lambda: site.states("node2")[-1] == "IDLE+DRAIN" and "IDLE" in site.states("node2"))
+    site.update("node2", "state=resume")
+    again.send_signal(15)
+    again.wait(30)
+
+
+def _last(site: Site, node: str) -> str:
+    found = site.daemon.ask_json("events", "list", "--nodelist", node)["events"]
+    return str(found[-1]["body"]["state"])
+
+
+def test_a_trigger_of_slurms_reaches_it_and_is_set_again(site: Site) -> None:
+    """The rules' way: set when it comes up, told when it fires, and set anew after that."""
+    program = "/usr/local/bin/slurm-trigger-notify"
+    site.cluster.run(["cp", str(PACK / "bin" / "slurm-trigger-notify"), program])
+    site.cluster.run(["sh", "-c", f"echo {program} > {PROGRAMS} && chmod 644 {PROGRAMS}"])
+    before = len(site.told("slurm.sensor.trigger.up"))
+    running = site.sensor()
+    wait_until(lambda: len(site.told("slurm.sensor.trigger.up")) > before)
+    where = site.told("slurm.sensor.trigger.up")[-1]
+    given = {"program": f"{program} {where['url']}/node/drain", "event": "drain"}
+    succeeded, number = site.run("slurm.trigger.set", **given)
+    assert succeeded, number
+    site.update("node3", "state=drain", "reason=x")
+    wait_until(lambda: bool(site.told("slurm.sensor.trigger.triggered")), 90)
+    told = site.told("slurm.sensor.trigger.triggered")[-1]
+    assert (told["class"], told["type"], told["nodes"]) == ("node", "drain", "node3")
+    succeeded, _ = site.run("slurm.trigger.set", **given)
+    assert succeeded
+    site.update("node3", "state=resume")
+    running.send_signal(15)
+    running.wait(30)
+    site.cluster.run(["rm", program, PROGRAMS])

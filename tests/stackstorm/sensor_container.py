@@ -1,0 +1,55 @@
+"""Runs a sensor of a pack as StackStorm's sensor container does, in a process of its own.
+
+Usage: sensor_container.py FILE CLASS CONFIG DATASTORE. What it dispatches is written as a line
+of JSON each; the datastore is a file of JSON.
+"""
+
+import importlib.util
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from st2tests.base import SensorService
+
+
+class PrintingService(SensorService):
+    """Writes what is dispatched, and keeps values in a file."""
+
+    def __init__(self, datastore: Path) -> None:
+        super().__init__()
+        self._datastore = datastore
+        if datastore.exists():
+            self.values = json.loads(datastore.read_text())
+
+    def dispatch(
+        self, trigger: str, payload: dict[str, Any] | None = None, trace_tag: str | None = None
+    ) -> None:
+        print(json.dumps({"trigger": trigger, "payload": payload}), flush=True)
+
+    def set_value(self, name: str, value: str, ttl: int | None = None, local: bool = True) -> None:
+        super().set_value(name, value, ttl, local)
+        self._datastore.write_text(json.dumps(self.values))
+
+
+def main(file: str, kind: str, config: str, datastore: str) -> None:
+    """Run one sensor until it is told to end."""
+    spec = importlib.util.spec_from_file_location("sensor", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    service = PrintingService(Path(datastore))
+    sensor = getattr(module, kind)(sensor_service=service, config=json.loads(config))
+
+    def end(*_: Any) -> None:
+        sensor.cleanup()
+
+    sensor.setup()
+    signal.signal(signal.SIGTERM, end)
+    sensor.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
