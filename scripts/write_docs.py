@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import actions_reference
 from settings_reference import reference
 from steward.demo import Site
 
@@ -35,6 +36,7 @@ _BLOCK = re.compile(
 )
 
 _SETTINGS = re.compile(r"(?<=<!-- settings -->\n)(.*?)(?=<!-- end of settings -->)", re.DOTALL)
+_ACTIONS = re.compile(r"(?<=<!-- actions -->\n)(.*?)(?=<!-- end of actions -->)", re.DOTALL)
 
 Run = Callable[[str, str], tuple[int, str]]
 """Runs a command as somebody: its exit code and what it printed."""
@@ -81,6 +83,11 @@ def with_settings(text: str) -> str:
     return _SETTINGS.sub(lambda _: f"\n{reference()}\n", text)
 
 
+def with_actions(text: str) -> str:
+    """A page with its list of actions written anew."""
+    return _ACTIONS.sub(lambda _: f"\n{actions_reference.reference()}\n", text)
+
+
 def running_in(site: Site) -> Run:
     """Runs commands in a demo whose jobs are over, wherever that is."""
     here = site.sandbox.directory
@@ -103,7 +110,7 @@ def main() -> int:
         run = running_in(site)
         for page in pages():
             old = page.read_text(encoding="utf-8")
-            new = with_settings(refreshed(old, run))
+            new = with_actions(with_settings(refreshed(old, run)))
             if new != old:
                 page.write_text(new, encoding="utf-8")
                 print(f"{page.relative_to(ROOT)} is written anew")

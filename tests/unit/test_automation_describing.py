@@ -39,7 +39,7 @@ class Every(Parameters, frozen=True, kw_only=True):
     maybe: Annotated[int | None, msgspec.Meta(description="May be none.")] = None
 
 
-EVERY = Operation(ref="test.every", help="x", parameters=Every, run=lambda *_: None)
+EVERY = Operation(ref="test.every", help="x", gives="x", parameters=Every, run=lambda *_: None)
 
 
 def values(**given: Any) -> dict[str, Any]:
@@ -84,6 +84,7 @@ def test_each_kind_is_described() -> None:
         ("maybe", "4", 4),
         ("text", "[not, json", "[not, json"),
         ("text", "a=b=c", "a=b=c"),
+        ("text", 123, "123"),
     ],
 )
 def test_texts_are_read_as_what_they_should_be(name: str, text: Any, value: Any) -> None:
@@ -105,7 +106,8 @@ def test_texts_are_read_as_what_they_should_be(name: str, text: Any, value: Any)
         ({"text": "t", "infos": "[1]"}, "infos is no object"),
         ({"text": "t", "words": '["a"'}, "words is no JSON"),
         ({"text": "t", "props": '{"who": 1}'}, "who"),
-        ({"text": 5}, "text"),
+        ({"text": 5.5}, "text"),
+        ({"text": True}, "text"),
         ({"text": ["a"]}, "text"),
     ],
 )
@@ -119,6 +121,7 @@ def test_what_cannot_be_read_is_told_by_its_name(given_: dict[str, Any], said: s
 def test_every_operation_is_described_whole() -> None:
     for one in operations().values():
         assert one.help.endswith("."), one.ref
+        assert one.gives.endswith("."), one.ref
         for parameter in parameters_of(one):
             assert parameter.description.endswith((".", "}.", "}")), (one.ref, parameter.name)
             for inner in parameter.within:

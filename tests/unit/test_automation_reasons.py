@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.automation.reasons import LONGEST, is_ours, is_slurms, ours, signed_by
+from steward.automation.reasons import LONGEST, is_ours, is_slurms, ours, says, signed_by
 from steward.errors import UsageError
 
 
@@ -16,6 +16,14 @@ def test_a_reason_is_signed() -> None:
 def test_what_slurmctld_said_stands_behind_it() -> None:
     assert ours("cable", "ada", "Not responding") == "cable; was: Not responding (steward: ada)"
     assert ours("Not responding", "ada", "Not responding") == "Not responding (steward: ada)"
+
+
+def test_a_reason_that_is_there_already_is_known() -> None:
+    assert says("cable (steward: ada)", "cable", "ada")
+    assert says("cable; was: Not responding (steward: ada)", "cable", "ada")
+    assert not says("cable; was: Not responding (steward: bela)", "cable", "ada")
+    assert not says("cables (steward: ada)", "cable", "ada")
+    assert not says("cable", "cable", "ada")
 
 
 def test_a_signature_cannot_be_given() -> None:

@@ -138,6 +138,12 @@ def test_the_tables_of_settings_are_what_the_code_says() -> None:
     assert "snapshot_interval_s" in text
 
 
+def test_the_list_of_actions_is_what_the_code_says() -> None:
+    text = (ROOT / "docs" / "actions.md").read_text(encoding="utf-8")
+    assert docs.with_actions(text) == text, "run make docs"
+    assert "### slurm.node.drain" in text
+
+
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = [line.split() for _, line in [*typed_lines(), *spans()] if line.startswith("make ")]

@@ -88,6 +88,7 @@ class OperationLine(Shape, frozen=True, kw_only=True):
     Attributes:
         action: Its name.
         help: One line.
+        gives: One line on its result.
         right: Who may: ``everyone``, ``owner``, ``operator``, ``administrator``.
         changes: Whether it changes anything.
         remote: Whether it may be had from other hosts.
@@ -97,6 +98,7 @@ class OperationLine(Shape, frozen=True, kw_only=True):
 
     action: str
     help: str
+    gives: str
     right: Right
     changes: bool
     remote: bool
@@ -227,6 +229,7 @@ def line(one: Operation) -> OperationLine:
     return OperationLine(
         action=one.ref,
         help=one.help,
+        gives=one.gives,
         right=one.right,
         changes=one.changes,
         remote=one.remote,

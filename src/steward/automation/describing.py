@@ -157,7 +157,7 @@ def _is_missing(one: ParameterDescription, given: Mapping[str, Any]) -> bool:
 
 def _value(ref: str, one: ParameterDescription, value: Any) -> Any:
     if one.type == "string":
-        return value
+        return _item(one, value)
     if isinstance(value, str):
         value = _from_text(ref, one, value.strip())
     if one.type == "array" and isinstance(value, list | tuple):
@@ -176,7 +176,7 @@ def _from_text(ref: str, one: ParameterDescription, text: str) -> Any:
 
 
 def _item(one: ParameterDescription, item: Any) -> Any:
-    """An item of a list: a number where it is written as one and may be one, else a text."""
+    """A number where it is written as one and may be one, else a text."""
     if isinstance(item, str) and "integer" in one.items:
         is_number = item.isascii() and item.isdigit() and len(item) < _LONGEST_NUMBER
         return int(item) if is_number and str(int(item)) == item else item

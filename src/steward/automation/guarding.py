@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from steward.automation.errors import NotYours
 from steward.automation.operation import Doing
-from steward.automation.reasons import is_ours, is_slurms, ours
+from steward.automation.reasons import is_ours, is_slurms, ours, says
 from steward.printable import safe
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ def reasons_for(doing: Doing, nodes: "Mapping[str, NodeRecord]", reason: str) ->
     need_ours(doing, nodes, "change the reason")
     slurm_user = _slurm_user(doing, nodes)
     return {
-        name: ours(reason, doing.speaker, _told_by_slurm(node, slurm_user))
+        name: node.reason
+        if says(node.reason, reason, doing.speaker)
+        else ours(reason, doing.speaker, _told_by_slurm(node, slurm_user))
         for name, node in nodes.items()
     }
 

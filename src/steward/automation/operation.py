@@ -113,6 +113,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         ref: Its name, ``slurm.node.drain``.
         help: One line for people.
         parameters: The Struct that they are decoded into.
+        gives: One line on its result.
         run: Does it; gives plain JSON.
         right: Who may.
         changes: Whether it changes anything: then it is audited, and takes ``dry_run``.
@@ -125,6 +126,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     ref: str
     help: str
+    gives: str
     parameters: type[Parameters]
     run: Callable[[Doing, Any], Any]
     right: Right = "everyone"

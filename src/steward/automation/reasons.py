@@ -51,6 +51,14 @@ def ours(reason: str, speaker: str, old: str = "") -> str:
     return (text + behind)[:room].rstrip() + signature
 
 
+def says(shown: str, reason: str, speaker: str) -> bool:
+    """Whether a node shows this reason already, with or without what slurmctld said behind it."""
+    wanted = ours(reason, speaker)
+    text, by = wanted.removesuffix(f" (steward: {signed_by(wanted)})"), signed_by(wanted)
+    behind = shown.startswith(f"{text}{_WAS}") and signed_by(shown) == by
+    return shown == wanted or behind
+
+
 def signed_by(reason: str) -> str:
     """Who gave a reason by us; "" where nobody did."""
     found = _SIGNED.search(reason)

@@ -10,7 +10,6 @@ import logging
 import re
 from collections.abc import Sequence
 from typing import Any, Final, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,13 +19,11 @@ from steward.config import Settings
 from steward.errors import Unavailable
 from steward.posting import Letter, post
 from steward.slurm.times import zone_called
+from steward.webhooks import WebhookAway, WebhookRefused, tell
 
 log = logging.getLogger(__name__)
 
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+=~-]{0,127}(?:@[A-Za-z0-9.-]{1,255})?")
-_WEBHOOK_S: Final = 10.0
-_REFUSED: Final = range(400, 500)
-_TRY_AGAIN: Final = frozenset({408, 425, 429})
 
 
 class NoticeNotSent(Unavailable):
@@ -171,9 +168,6 @@ def _mail(settings: Settings, notice: Notice) -> None:
 def _tell_webhook(url: str, notice: Notice) -> None:
     if not url:
         return
-    import httpx
-
-    where = _host(url)
     said = {
         "version": 1,
         "kind": notice.kind,
@@ -182,27 +176,8 @@ def _tell_webhook(url: str, notice: Notice) -> None:
         "body": notice.body,
     }
     try:
-        answer = httpx.post(
-            url,
-            content=msgspec.json.encode(said),
-            headers={"Content-Type": "application/json"},
-            timeout=_WEBHOOK_S,
-            follow_redirects=False,
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        # What it says may hold the URL, and where the error is shown its cause is, too.
-        kind = type(error).__name__
-        raise NoticeNotSent(f"{where} cannot be told: {kind}", where) from None
-    code = answer.status_code
-    if code in _REFUSED and code not in _TRY_AGAIN:
-        raise NoticeRefused(f"{where} does not take a notice: it answers {code}", where)
-    if not answer.is_success:
-        raise NoticeNotSent(f"{where} answers {code}", where)
-
-
-def _host(url: str) -> str:
-    try:
-        host = urlsplit(url).hostname
-    except ValueError:
-        host = None  # it is no URL, and that is said when it is used
-    return f"the webhook at {host}" if host else "the webhook"
+        tell(url, said)
+    except WebhookRefused as error:
+        raise NoticeRefused(str(error), error.offender) from error
+    except WebhookAway as error:
+        raise NoticeNotSent(str(error), error.offender) from error

@@ -155,6 +155,7 @@ def help_(
         print(f"      {parameter.description}")
         for inner in parameter.within:
             print(f"      {inner.name} ({_kind(inner)}): {inner.description}")
+    print(f"\nGives: {one.gives[:1].lower()}{one.gives[1:]}")
 
 
 def _effect(one: OperationLine) -> str:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from steward.config import Settings
 from steward.settings.problem import Problem
 
+_LONGEST_S: Final = 240.0
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -19,6 +20,11 @@ def action_problems(settings: Settings) -> Iterator[Problem]:
         yield Problem(
             ("actions", "programs_file"),
             f"'actions.programs_file' must be an absolute path, not {actions.programs_file!r}",
+        )
+    if actions.timeout_s > _LONGEST_S:
+        yield Problem(
+            ("actions", "timeout_s"),
+            f"'actions.timeout_s' is above {_LONGEST_S:g}: the daemon waits no longer",
         )
     for name, address in actions.webhooks.items():
         key = ("actions", "webhooks", name)

@@ -26,6 +26,7 @@ OPERATIONS: Final = (
     Operation(
         ref="bank.balance",
         help="Show what accounts have.",
+        gives="What 'steward bank balance --json' shows; amounts are micro-SU.",
         parameters=Balance,
         run=balance,
         on_cluster=False,

@@ -34,6 +34,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.config.get",
         help="Show one or all settings of Slurm.",
+        gives="Each setting's name and value.",
         parameters=ConfigGet,
         run=get,
         pack=True,

@@ -172,6 +172,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.find",
         help="Find jobs by the fields of their records.",
+        gives="The ids of the jobs that match, a list.",
         parameters=JobFind,
         run=find,
         pack=True,
@@ -179,6 +180,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.get",
         help="Show everything that Slurm knows of jobs.",
+        gives="For each id the records of its job: several for an array or a heterogeneous job.",
         parameters=JobGet,
         run=get,
         pack=True,
@@ -186,6 +188,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.node.jobs",
         help="Show what ran last on nodes.",
+        gives="For each node its last jobs, newest first, with user, state and times.",
         parameters=NodeJobs,
         run=last_jobs,
         right="operator",

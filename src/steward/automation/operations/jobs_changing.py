@@ -237,6 +237,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.cancel",
         help="End jobs, whether they run or wait.",
+        gives="For each job its state before, and whether it was changed.",
         parameters=JobsWhy,
         run=cancel,
         right="owner",
@@ -246,6 +247,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.hold",
         help="Keep jobs from starting.",
+        gives="For each job its state before, and whether it was changed.",
         parameters=JobsWhy,
         run=hold,
         right="owner",
@@ -255,6 +257,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.release",
         help="Let held jobs start.",
+        gives="For each job its state before, and whether it was changed.",
         parameters=JobsChange,
         run=release,
         right="owner",
@@ -264,6 +267,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.requeue",
         help="Put jobs into the queue again.",
+        gives="For each job its state before, and whether it was changed.",
         parameters=JobsRequeue,
         run=requeue,
         right="owner",
@@ -272,6 +276,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.suspend",
         help="Stop running jobs for a while.",
+        gives="For each job its state before, and whether it was changed.",
         parameters=JobsChange,
         run=suspend,
         right="operator",
@@ -281,6 +286,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.resume",
         help="Let suspended jobs go on.",
+        gives="For each job its state before, and whether it was changed.",
         parameters=JobsChange,
         run=resume,
         right="operator",

@@ -224,6 +224,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.node.get",
         help="Show nodes.",
+        gives="For each node everything that Slurm shows of it.",
         parameters=NodesGet,
         run=get,
         pack=True,
@@ -231,6 +232,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.node.down",
         help="Set nodes down.",
+        gives="For each node its state before and after, its reason, and whether it was changed.",
         parameters=NodesOut,
         run=down,
         right="administrator",
@@ -241,6 +243,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.node.drain",
         help="Drain nodes: jobs on them go on, no new ones start.",
+        gives="For each node its state before and after, its reason, and whether it was changed.",
         parameters=NodesOut,
         run=drain,
         right="administrator",
@@ -251,6 +254,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.node.resume",
         help="Bring nodes back that are drained, down or failing.",
+        gives="For each node its state before and after, its reason, and whether it was changed.",
         parameters=NodesResume,
         run=resume,
         right="administrator",
@@ -261,6 +265,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.node.update",
         help="Change something of nodes.",
+        gives="For each node its state before and after, its reason, and whether it was changed.",
         parameters=NodesUpdate,
         run=update,
         right="administrator",

@@ -89,6 +89,7 @@ OPERATIONS: Final = (
     Operation(
         ref="notify.email",
         help="Send a mail.",
+        gives="To whom it was sent.",
         parameters=Email,
         run=email,
         right="operator",
@@ -98,6 +99,7 @@ OPERATIONS: Final = (
     Operation(
         ref="notify.webhook",
         help="Tell a webhook.",
+        gives="The host that was told, and the status that it answered with.",
         parameters=Webhook,
         run=webhook,
         right="operator",

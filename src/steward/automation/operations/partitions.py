@@ -43,6 +43,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.partition.update",
         help="Change something of a partition.",
+        gives="The partition's state before and after.",
         parameters=PartitionUpdate,
         run=update,
         right="administrator",

@@ -116,6 +116,7 @@ OPERATIONS: Final = (
     Operation(
         ref="local.command",
         help="Run a program that root has listed, where Steward runs.",
+        gives="The exit code, and what was written to both outputs.",
         parameters=Command,
         run=run,
         right="administrator",

@@ -158,6 +158,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.node.reserve",
         help="Put nodes into a reservation, new or there.",
+        gives="The reservation's name and nodes, and whether it was created or changed.",
         parameters=Reserve,
         run=reserve,
         right="operator",
@@ -168,6 +169,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.node.unreserve",
         help="Take nodes out of a reservation; with the last one it goes.",
+        gives="The reservation's name, the nodes that are left, and whether it was deleted.",
         parameters=Unreserve,
         run=unreserve,
         right="operator",

@@ -32,6 +32,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.script.get",
         help="Show the script that a job ran, from the archive.",
+        gives="The script; base64 where it is no text, see encoding.",
         parameters=ScriptGet,
         run=get,
         on_cluster=False,

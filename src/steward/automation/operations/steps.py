@@ -27,6 +27,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.step.get",
         help="Show the steps of jobs.",
+        gives="For each id its steps by their ids, {} for a job without.",
         parameters=JobGet,
         run=get,
         pack=True,

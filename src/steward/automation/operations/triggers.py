@@ -123,6 +123,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.trigger.set",
         help="Have slurmctld start a listed program when something happens.",
+        gives="The trigger's id; of one that is there already, that one's.",
         parameters=TriggerSet,
         run=set_,
         right="administrator",
@@ -133,6 +134,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.trigger.unset",
         help="Take triggers away.",
+        gives="For each id whether it was taken away.",
         parameters=TriggerUnset,
         run=unset,
         right="administrator",

@@ -1,0 +1,51 @@
+"""The list of actions of docs/actions.md, made of what ``steward.automation`` says of each."""
+
+from typing import Any
+
+from steward.automation.catalogue import operations
+from steward.automation.describing import ParameterDescription, parameters_of
+from steward.automation.operation import Operation
+
+_FOR = {
+    "everyone": "everyone",
+    "owner": "the job's owner, operators",
+    "operator": "operators",
+    "administrator": "administrators",
+}
+
+
+def reference() -> str:
+    """Every action with its parameters."""
+    return "\n".join(map(_action, operations().values()))
+
+
+def _action(one: Operation) -> str:
+    about = [f"For {_FOR[one.right]}"]
+    if not one.changes:
+        about.append("changes nothing")
+    if not one.remote:
+        about.append("not to be had from other hosts")
+    if one.pack:
+        about.append("in StackStorm's pack")
+    lines = [f"### {one.ref}", "", f"{one.help} {'; '.join(about)}.", ""]
+    lines += ["| parameter | type | default | |", "|---|---|---|---|"]
+    for parameter in parameters_of(one):
+        lines.append(_row(parameter, parameter.name))
+        lines += [_row(inner, f"{parameter.name}.{inner.name}") for inner in parameter.within]
+    return "\n".join([*lines, "", f"Result: {one.gives[:1].lower()}{one.gives[1:]}", ""])
+
+
+def _row(parameter: ParameterDescription, name: str) -> str:
+    kind = " or ".join(f"`{value}`" for value in parameter.enum) or parameter.type
+    default = "*required*" if parameter.required else _shown(parameter)
+    description = parameter.description.replace("|", "\\|")
+    return f"| `{name}` | {kind} | {default} | {description} |"
+
+
+def _shown(parameter: ParameterDescription) -> str:
+    value: Any = parameter.default
+    if value in (None, "", [], {}) or parameter.within:
+        return ""
+    if isinstance(value, list):
+        return f"`{','.join(map(str, value))}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
