@@ -28,9 +28,9 @@ def read(found: dict[str, Any], type_: str, wrong: Wrong) -> Care:
     """
     reader = _Reader(found, type_, wrong)
     for name in found:
-        if name not in _KEYS:
-            raise wrong(f"there is no key {name!r} here: {', '.join(_KEYS)}", *_AT, name)
-    given = {name: _KEYS[name](reader, name) for name in found}
+        if name not in KEYS:
+            raise wrong(f"there is no key {name!r} here: {', '.join(KEYS)}", *_AT, name)
+    given = {name: KEYS[name](reader, name) for name in found}
     return Care(**{_FIELDS.get(name, name): value for name, value in given.items()})
 
 
@@ -106,7 +106,7 @@ class _Reader:
         return (field,)
 
 
-_KEYS: Final[dict[str, Callable[[_Reader, str], Any]]] = {
+KEYS: Final[dict[str, Callable[[_Reader, str], Any]]] = {
     "rate_limit": _Reader.rate,
     "dedup_window": _Reader.duration,
     "dedup_by": _Reader.paths,
@@ -118,6 +118,7 @@ _KEYS: Final[dict[str, Callable[[_Reader, str], Any]]] = {
     "timeout": _Reader.some_time,
     "max_age": _Reader.some_time,
 }
+"""The keys, and what reads each."""
 _FIELDS: Final = {
     "dedup_window": "dedup_window_s",
     "backoff": "backoff_s",
