@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Versions of Slurm that `make matrix` runs on; "installed" is the one at hand.
 MATRIX ?= installed 24.11 26.05
 # The tests that need nothing but Slurm, and not long.
-USUAL := "not long and not servers and not database and not soak"
+USUAL := "not long and not servers and not database"
 # Further arguments for pytest, as in `make test ARGS='-k spool'`.
 ARGS ?=
 
@@ -27,7 +27,7 @@ test: setup-slurm ## Run the tests, with the Slurm at hand; under ten minutes
 	@ARGS='$(ARGS)' scripts/test.sh $(USUAL)
 
 test-all: setup-slurm setup-servers setup-databases setup-debootstrap ## Run every test there is, on every version of Slurm
-	@ARGS='$(ARGS)' scripts/test.sh $(USUAL) "servers and not long" "database and not servers and not soak" "long and not database and not soak"
+	@ARGS='$(ARGS)' scripts/test.sh $(USUAL) "servers and not long" "database and not servers" "long and not database"
 	@$(MAKE) --no-print-directory matrix MATRIX="$(filter-out installed,$(MATRIX))"
 
 check: setup-python ## Lint, format and types, changing nothing
@@ -55,7 +55,7 @@ bench: setup-slurm ## Measure against `cp -a`, on tmpfs or in BENCH_DIR
 
 soak: setup-slurm setup-databases ## Run the long storms
 	$(BIN)/python bench/soak.py $(ARGS)
-	$(BIN)/pytest tests/integration -m soak
+	STEWARD_BANK_JOBS=1000 $(BIN)/pytest tests/integration/test_bank_thousand.py -k kills
 
 docs: setup-slurm ## Write the output blocks of README and docs anew, from the demo
 	$(BIN)/python scripts/write_docs.py

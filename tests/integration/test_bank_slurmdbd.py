@@ -74,23 +74,22 @@ def test_charges_and_slurmdbds_records_agree(site: BankSite) -> None:
 
 
 def test_each_size_of_a_resized_job_is_rid_of_its_own_suspended_time(site: BankSite) -> None:
+    if not site.processes("bank"):
+        site.start()
     site.until_idle()
     jobs = [site.submit(f"{SHELL}sleep 9\n", nodes=2, ntasks_per_node=2, time="5") for _ in "ab"]
-    for job in jobs:
-        wait_until(lambda job=job: state_of(site.cluster, job) == "RUNNING", 60)
     before, after = jobs
+    wait_until(lambda: all(state_of(site.cluster, job) == "RUNNING" for job in jobs), 60)
     # The one is suspended before it gives a node back, the other after that.
     _suspend(site, before)
     for job in jobs:
         assert site.as_root("scontrol", "update", f"jobid={job}", "numnodes=1")
     _suspend(site, after)
     site.until_idle()
-    for job, sizes in ((before, (True, False)), (after, (False, True))):
-        wait_until(lambda job=job: len(_sizes(site, job)) == 2, 60)
-        shown = _sizes(site, job)
-        assert tuple(suspended > 0 for _, _, suspended in shown) == sizes
-        due = [rounded(Fraction(CPU * cpus * ran, 3600)) for cpus, ran, _ in shown]
-        wait_until(lambda job=job, due=due: _paid(site, job) == due, 200)
+    wait_until(lambda: all(len(_sizes(site, job)) == 2 for job in jobs), 60)
+    assert [bool(suspended) for *_, suspended in _sizes(site, before)] == [True, False]
+    assert [bool(suspended) for *_, suspended in _sizes(site, after)] == [False, True]
+    wait_until(lambda: all(_paid(site, job) == _due(site, job) for job in jobs), 200)
 
 
 def _suspend(site: BankSite, job: int) -> None:
@@ -118,6 +117,10 @@ def _sizes(site: BankSite, job: int) -> list[tuple[int, int, int]]:
             found.append((int(cpus), int(end) - max(begin, int(start)) - held, held))
             begin = int(end)
     return found
+
+
+def _due(site: BankSite, job: int) -> list[int]:
+    return [rounded(Fraction(CPU * cpus * ran, 3600)) for cpus, ran, _ in _sizes(site, job)]
 
 
 def _paid(site: BankSite, job: int) -> list[int]:
