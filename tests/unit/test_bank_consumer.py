@@ -274,6 +274,21 @@ def test_an_array_is_held_for_as_its_dearest_task_asks(bank: Bank) -> None:
     assert hold.remaining == 2 * hold.quote.per_task > before.remaining
 
 
+def test_what_a_waiting_job_asks_for_no_more_is_free_again(bank: Bank) -> None:
+    asked: dict[str, Any] = {"account": "physics", "partition": "debug", "cpus": 2, "nodes": 1}
+    asked |= {"tres_requested": "cpu=2,mem=1G,node=1", "qos": "normal"}
+    bank.happen([record(5, 0, seen=1, time_limit_s=72000, **asked)])
+    (before,) = bank.holds()
+    (longer, shorter) = (record(5, 0, seen=at, time_limit_s=7200, **asked) for at in (30, 31))
+    changed = msgspec.structs.replace(longer, key="shorter", kind=JOB_STATE, body=shorter.body)
+    bank.happen([changed])
+    bank.later(30)
+    bank.turn()
+    (hold,) = bank.holds()
+    assert hold.quote
+    assert hold.amount == hold.remaining == hold.quote.amount < before.remaining / 5
+
+
 def test_an_unpaid_array_that_is_over_is_forgotten(bank: Bank) -> None:
     fields: dict[str, Any] = {"account": "physics", "partition": "debug", "array_job_id": 5}
     asked: dict[str, Any] = {"tres_requested": "cpu=64,node=1", "cpus": 64, "nodes": 1, **fields}

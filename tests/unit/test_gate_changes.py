@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 from gate_site import CLUSTER, Site, account, job, now_us, rules
 
 from steward.bank.gate import token
-from steward.bank.gate.shapes import Said, Seen, Submit
+from steward.bank.gate.shapes import Claim, Said, Seen, Submit
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Settlement
 
@@ -60,3 +61,37 @@ def test_a_het_jobs_component_has_its_own_hold(tmp_path: Path) -> None:
             site.upkeep.confirm([seen], now_us())
     assert changed(site, job(39, uid=-1, job_id=5), "5+1").ok, "20 more for the one of 20"
     assert site.free() == 0
+
+
+def shown(site: Site, minutes: int, after_s: int = 0, *, started: bool = False) -> None:
+    """The queue shows a job so, some seconds from now."""
+    at_us = now_us() + after_s * 1_000_000
+    claim = Claim(
+        cluster=CLUSTER, job_id=5, description=job(minutes), started=started, is_exact=True
+    )
+    with site.store.transaction():
+        assert site.upkeep.cover(claim, "alice", at_us).is_paid
+
+
+def test_a_job_that_has_never_started_is_held_for_less_once_the_queue_shows_that(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path, account("chem", 50))
+    comment = site.submit(job(29)).admin_comment
+    seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment)
+    with site.store.transaction():
+        site.upkeep.confirm([seen], now_us())
+    assert changed(site, job(9, uid=-1, job_id=5)).ok
+    shown(site, 9)
+    assert site.free() == 20, "Slurm may have been looked at before"
+    shown(site, 9, 21)
+    assert site.free() == 40
+    site.keeper.load()
+    assert site.free() == 40
+    assert changed(site, job(29, uid=-1, job_id=5)).ok
+    assert site.free() == 20, "it is as large as before only for another 20"
+    with site.store.transaction():
+        site.upkeep.confirm([msgspec.structs.replace(seen, started=True)], now_us())
+    shown(site, 29, started=True)
+    shown(site, 9, 60, started=True)
+    assert site.free() == 20, "of one that runs a lower limit frees nothing"

@@ -211,6 +211,8 @@ class BankConsumer:
             record, key = _record(event), _key(event)
             if base_state(record.state) in FINISHED:
                 continue
+            if event.kind == JOB_STATE and key in holds:
+                self._covering.note_change(key[0], holds[key], record, now)
             is_next = key in over and record.restarts > over[key]
             if is_next or (key not in over and needs(record, holds.get(key), now)):
                 self._covering.want(*key)

@@ -51,6 +51,7 @@ _LAST: Final = 2**63
 _OVER_GRACE: Final = timedelta(seconds=30)
 _MINUTE: Final = timedelta(minutes=1)
 _CHANGED: Final = timedelta(seconds=30)
+_LESS: Final = timedelta(minutes=3)
 _LONG: Final = timedelta(minutes=10)
 _SLACK_US: Final = 2_000_000
 _PAGE: Final = 1000
@@ -94,12 +95,19 @@ class Covering:
         self._wanted: dict[Key, int] = {}
         self._resting: dict[Key, _Rest] = {}
         self._parted: dict[str, Hold] = {}
+        self._less: dict[Key, datetime] = {}
         self._jobs: Jobs | None = None
         self._said: set[str] = set()
 
     def want(self, cluster: str, leader: int) -> None:
         """Look at a job at the next turn."""
         self._wanted.setdefault((cluster, leader), 0)
+
+    def note_change(self, cluster: str, hold: Hold, record: JobRecord, now: datetime) -> None:
+        """A job that has never started may ask for less now than is held for it."""
+        has_run = hold.started or record.restarts or base_state(record.state) in STARTED
+        if hold.amount and not has_run and not record.array_job_id:
+            self._less[cluster, hold.job_id] = now
 
     def drop(self, cluster: str, leader: int) -> None:
         """Forget that: the job is over."""
@@ -146,8 +154,11 @@ class Covering:
                 asks = put_off(jobs, now)
                 if rest is None or rest.is_over(self._live, leader in holds, asks, now):
                     self.want(cluster, leader)
+        self._less = {key: since for key, since in self._less.items() if now < since + _LESS}
         for leader, hold in holds.items():
             jobs = waiting.get(leader, [])
+            if jobs and (cluster, leader) in self._less:
+                self._cover((cluster, leader), jobs, now, is_exact=True)
             if not jobs:
                 self._release_if_over(cluster, leader, hold, now)
             elif is_too_large(hold, jobs, self._settings.bank.arrays):

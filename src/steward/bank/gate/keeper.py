@@ -127,6 +127,8 @@ class Keeper:
             is_new = hold is None and not is_lenient and self._may_be_new(ask)
             say = _UNSEEN.format(ask.jobs or ask.job.job_id) if is_new else ""
             return Said(v=VERSION, ok=not is_new, say=say, id=ask.id)
+        if ask.by in (-1, 0, hold.uid):
+            self.changed_us[hold.id] = now_us
         if ask.by not in (-1, hold.uid):
             # Slurm has yet to say whether they may; if so, the queue's next look shows it.
             return Said(v=VERSION, ok=True, id=ask.id)
@@ -145,11 +147,14 @@ class Keeper:
         if placing is not None and placing.amount:
             if extra is not None:
                 self.give_back(extra, now_us, why="changed again")
-        elif placing is not None and not hold.amount and decision.ok:
-            self.changed_us[hold.id] = now_us
-            if placing.quote.amount >= covered:
-                # Only the queue's word makes it less: Slurm may yet refuse the update.
-                self.store.describe(hold, placing.quote, placing.job)
+        elif (
+            placing is not None
+            and not hold.amount
+            and decision.ok
+            # Only the queue's word makes it less: Slurm may yet refuse the update.
+            and placing.quote.amount >= covered
+        ):
+            self.store.describe(hold, placing.quote, placing.job)
         self._note(ask, decision, now_us)
         return Said(v=VERSION, ok=decision.ok, say=decision.say, id=ask.id)
 
@@ -215,9 +220,15 @@ class Keeper:
         Not soon after it was changed: the queue may have been looked at before.
         """
         placing = _placing(decision)
-        if now_us - self.changed_us.get(hold.id, 0) > SEEN_WITHIN_US:
-            self.changed_us.pop(hold.id, None)
+        if self.is_settled(hold, now_us):
             self.store.describe(hold, placing.quote, placing.job)
+
+    def is_settled(self, hold: Open, now_us: int) -> bool:
+        """Whether the queue shows what a job's last change made of it."""
+        if now_us - self.changed_us.get(hold.id, 0) <= SEEN_WITHIN_US:
+            return False
+        self.changed_us.pop(hold.id, None)
+        return True
 
     def _comment(self, job: Description, hold: Open) -> str:
         made = token.make(

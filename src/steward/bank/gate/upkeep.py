@@ -11,6 +11,7 @@ import msgspec
 
 from steward.bank.errors import BankRefused, BankUsage, NoEstimate
 from steward.bank.gate import token
+from steward.bank.gate.case import Placing
 from steward.bank.gate.doubts import LOOK_S
 from steward.bank.gate.keeper import CONFIRMED, SETTLED, Keeper
 from steward.bank.gate.moving import Moving
@@ -194,18 +195,32 @@ class Upkeep:
         elif placing.amount:
             keeper.enlarge_decided(hold, decision, now_us)
         elif claim.is_exact:
-            # A limit that is lowered while tasks run frees nothing: see using.use_of.
-            before = keeper.store.covered(hold)[0]
-            per_task = before.per_task if before is not None else 0
-            least = max(placing.needed, placing.quote.tasks * per_task)
-            if least < hold.remaining:
-                keeper.shrink(hold, least)
+            self._shrink(hold, placing, now_us, is_started=claim.started)
         elif not hold.amount:
             keeper.describe(hold, decision, now_us)
         if claim.started and not hold.started:
             self._start(hold, now_us)
             keeper.store.update(hold)
         return self._covered(hold, is_paid=True, why="")
+
+    def _shrink(self, hold: Open, placing: Placing, now_us: int, *, is_started: bool) -> None:
+        """Hold no more than the queue shows that a job needs."""
+        keeper = self._keeper
+        if placing.job.array:
+            # A limit that is lowered while tasks run frees nothing: see using.use_of.
+            before = keeper.store.covered(hold)[0]
+            per_task = before.per_task if before is not None else 0
+            least = max(placing.needed, placing.quote.tasks * per_task)
+            if least < hold.remaining:
+                keeper.shrink(hold, least)
+            return
+        if is_started or hold.started or not keeper.is_settled(hold, now_us):
+            # What ran is charged, and a look from before a change must not undo it.
+            return
+        if placing.needed < hold.remaining:
+            keeper.shrink(hold, placing.needed)
+            hold.amount = placing.needed
+            keeper.store.describe(hold, placing.quote, placing.job)
 
     def _covered(self, hold: Open | None, *, is_paid: bool, why: str) -> Covered:
         whole = self._keeper.store.whole(hold) if hold is not None else None
