@@ -15,7 +15,7 @@ from pathlib import Path
 from sensing import Watching
 from submitting import wait_until
 
-from steward.capture.states.comparing import compare
+from steward.capture.states.comparing import Shown, compare
 from steward.capture.states.source import shown_of
 from steward.events import NODE_STATE, utc_now
 from steward.sandbox import Sandbox, SandboxSpec
@@ -105,27 +105,25 @@ def drained(watching: Watching, number: int) -> float:
 
 def look(count: int) -> None:
     """Print what reading and comparing a picture of many nodes costs us."""
-    people = People()
+    reader = machine_rows.NodeReader(People())
 
-    def text(state: str) -> bytes:
-        lines = (
-            LINE.format(name=f"n{n:05}", n=n, state="DOWN" if n == 7 else state)
-            for n in range(count)
-        )
+    def picture(out: bytes) -> dict[str, dict[str, Shown]]:
+        return {NODE_STATE: {one.node.name: shown_of(one.node) for one in reader.nodes(out)}}
+
+    def text(busy: int) -> bytes:
+        """What scontrol writes where ``busy`` nodes have had news of their load."""
+        lines = (LINE.format(name=f"n{n:05}", n=n + (n < busy), state="IDLE") for n in range(count))
         return "\n".join(lines).encode() + b"\n"
 
-    out = text("IDLE")
     began = time.perf_counter()
-    before = {
-        NODE_STATE: {row.node.name: shown_of(row.node) for row in machine_rows.nodes(out, people)}
-    }
-    read = time.perf_counter()
-    compare(before, before, source="reconcile", at=utc_now())
-    same = time.perf_counter()
-    print(
-        f"{count} nodes: reading {read - began:.3f} s, comparing {same - read:.4f} s, "
-        f"{len(out) / 1e6:.1f} MB of text"
-    )
+    before = picture(text(0))
+    print(f"{count} nodes: the first look takes {time.perf_counter() - began:.3f} s of our time")
+    for busy in (0, count // 100):
+        out = text(busy)
+        began = time.perf_counter()
+        compare(before, picture(out), source="reconcile", at=utc_now())
+        took_s = time.perf_counter() - began
+        print(f"{count} nodes, {busy} with another load: {took_s:.3f} s of our time a look")
 
 
 def said(what: str, found: list[float]) -> None:

@@ -93,7 +93,7 @@ def test_a_killed_slurmd_is_told_of(cluster: Sandbox, make: MakeWatching) -> Non
     wait_until(lambda: watching.replayed()["node1"].startswith("DOWN"), 60)
     told = watching.of_node("node1")
     assert sum(body.failed for body in told) == 1
-    assert told[-1].reason == "Not responding"
+    assert "Not responding" in told[-1].reason
     assert told[-1].reason_user == cluster.plan.slurm_user
     cluster.start_service("slurmd.node1")
     wait_until(lambda: watching.replayed()["node1"] == "IDLE", 60)

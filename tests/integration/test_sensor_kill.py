@@ -120,7 +120,12 @@ class Storm:
             steady.append(before)
             return self.watching.shown() == before
 
-        wait_until(rests, 120)
+        try:
+            wait_until(rests, 120)
+        except AssertionError:
+            print(f"shown: {self.watching.shown()}\ntold: {self.watching.replayed()}")
+            print(self.watching.log()[-5000:])
+            raise
         assert steady[-1] == self.watching.replayed()
 
 

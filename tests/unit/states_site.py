@@ -28,7 +28,7 @@ class Shown:
         self.down = False
         self.takes: Callable[[], None] = lambda: None
 
-    def nodes(self) -> dict[str, NodeRecord]:
+    def node_states(self) -> dict[str, NodeRecord]:
         self._answer()
         self.takes()
         found = {}

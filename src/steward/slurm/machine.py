@@ -94,7 +94,7 @@ class Machine:
             raise UnknownNode(unknown)
         return {name: found[name] for name in wanted}
 
-    def states(self) -> dict[str, NodeRecord]:
+    def node_states(self) -> dict[str, NodeRecord]:
         """All nodes, without ``details``, for who looks often: what has not changed costs little.
 
         Raises:

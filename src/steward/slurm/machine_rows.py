@@ -7,9 +7,9 @@ misread.
 """
 
 import re
-import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -63,7 +63,8 @@ _RESERVATION_NAMES: Final = {
     "QOS": "qos",
 }
 _LISTS: Final = frozenset({"AvailableFeatures", "ActiveFeatures", "Partitions", "Flags"})
-_TIMES: Final = re.compile(r"(?:Time|Until)$")
+_TIMES: Final = ("Time", "Until")
+_DECIMAL: Final = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
 _NOTHING: Final = frozenset({"", "(null)", "N/A", "None", "Unknown", "n/a", "n/s"})
 
 
@@ -199,27 +200,21 @@ class NodeReader:
         people: Who looks up who gave the reasons.
     """
 
-    _AGAIN_S: Final = 600.0
-
     def __init__(self, people: People) -> None:
         self._people = people
         self._known: dict[str, tuple[NodeRecord, bool, bool]] = {}
-        self._until = 0.0
 
     def nodes(self, out: bytes) -> list[Shown]:
         """As :func:`nodes`."""
-        now = time.monotonic()
-        if now >= self._until:
-            # A user's name may be known meanwhile.
-            self._known.clear()
-            self._until = now + self._AGAIN_S
         before, self._known = self._known, {}
         found: list[Shown] = []
         is_sure = True
         for line in _lines(out, "NodeName="):
             read = before.get(line) or self._read(line)
-            self._known[line] = read
             node, has_sure_reason, is_plain = read
+            if node.reason_uid is not None or not node.reason_user:
+                # Else the user's name may be known the next time.
+                self._known[line] = read
             found.append(Shown(node, is_sure, has_sure_reason))
             is_sure = is_plain
         return found
@@ -296,6 +291,7 @@ def reservations(out: bytes) -> dict[str, ReservationRecord]:
     return found
 
 
+@lru_cache(maxsize=1024)
 def snake(name: str) -> str:
     """Slurm's CamelCase as Python writes it: ``MCSPlugin`` is ``mcs_plugin``."""
     spaced = name.replace("CPUs", "Cpus").replace("IDs", "Ids").replace("PrEp", "Prep")
@@ -442,15 +438,14 @@ def _value(name: str, text: str) -> Any:
         return list(_list(text))
     if text in _NOTHING:
         return None
-    if _TIMES.search(name) and (at := values.moment(text)) is not None:
+    if name.endswith(_TIMES) and (at := values.moment(text)) is not None:
         return _epoch(at)
     if name == "Version":
         return text
-    if re.fullmatch(r"\d{1,18}", text):
-        return int(text)
-    if re.fullmatch(r"\d{1,9}\.\d{1,9}", text):
-        return float(text)
-    return text
+    number = values.number(text) if "-" not in text else None
+    if number is not None:
+        return number
+    return float(text) if _DECIMAL.fullmatch(text) else text
 
 
 def _epoch(at: datetime | None) -> int | None:

@@ -49,7 +49,7 @@ RECONFIG: Final = "reconfig"
 class Shows(Protocol):
     """What a cluster is asked; :class:`steward.slurm.machine.Machine` answers."""
 
-    def nodes(self) -> dict[str, NodeRecord]:
+    def node_states(self) -> dict[str, NodeRecord]:
         """The nodes, by name."""
         ...
 
@@ -205,7 +205,7 @@ class Sensor:
 
     def _picture(self, *, is_whole: bool) -> Picture:
         picture: dict[str, dict[str, NodeShown | PartitionShown | ReservationShown]] = {
-            NODE_STATE: {name: shown_of(one) for name, one in self._shows.nodes().items()}
+            NODE_STATE: {name: shown_of(one) for name, one in self._shows.node_states().items()}
         }
         if is_whole:
             picture[PARTITION_STATE] = {
