@@ -4,12 +4,13 @@ import contextlib
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from steward.archive.shapes import JobLine
-from steward.demo import bank, checks
+from steward.demo import automation, bank, checks
 from steward.demo.books import BURST, HELD, peak_of
 from steward.demo.cast import submissions
 from steward.demo.site import Site
@@ -51,6 +52,7 @@ def play(*, keep: bool = False, directory: str = "", slurm: str = "") -> int:
         _show(stage, site)
         failed = _account(stage, site)
         failed += _pay(stage, site)
+        failed += _fail(stage, site)
         failed += _check(stage, site, lines)
         if not keep:
             failed += _stop(stage, site)
@@ -219,6 +221,30 @@ def _pay(stage: Stage, site: Site) -> int:
     proof = site.steward(["bank", "check", "--json"])
     is_right = amount > 0 and bank.is_proved(proof.stdout)
     stage.result(is_right, "what was refused was not run, what ran was charged, the books agree")
+    return int(not is_right)
+
+
+def _fail(stage: Stage, site: Site) -> int:
+    """Let a node fail, and show what a rule does about it."""
+    stage.act(
+        "A node fails",
+        "The sensor compares what Slurm shows with what it showed before, so that nothing is "
+        "missed. A rule says what is done about it, and cannot take away more nodes than its cap.",
+    )
+    cluster = site.sandbox
+    node = f"node{cluster.plan.spec.nodes}"
+    path = automation.write_rule(site.rules)
+    _type(stage, site, "", f"cat {path}")
+    _type(stage, site, "", f"steward rules check {path}")
+    cluster.stop_service(f"slurmd.{node}", signal.SIGKILL)
+    with stage.working(f"slurmd of {node} is killed ...", "Slurm has noticed, and the rule acted"):
+        is_right = site.wait_for_rule(node)
+    _type(stage, site, "", f"steward events list --nodelist {node} --failed")
+    _type(stage, site, "", "steward rules history")
+    cluster.start_service(f"slurmd.{node}")
+    _type(stage, site, "", f"steward action run slurm.node.resume nodes={node}")
+    promise = "the failure was told, the rule acted once, and the node is drained"
+    stage.result(is_right, promise)
     return int(not is_right)
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from steward.archive.answers import ListAnswer
 from steward.archive.shapes import JobLine
+from steward.demo import automation
 from steward.demo.bank import CONTROLLER_ENV, PLUGIN_DIRS, Till, charged
 from steward.demo.books import PLUGSTACK, Books, is_told
 from steward.demo.cast import Submission, submissions
@@ -90,6 +91,7 @@ class Site:
         spec = SandboxSpec(
             directory=directory,
             slurm=slurm,
+            extra=automation.SLURM,
             plugstack=PLUGSTACK,
             accounting=booked,
             plugin_dirs=PLUGIN_DIRS if paid else (),
@@ -152,6 +154,11 @@ class Site:
         return f"{self.sandbox.directory}/steward/socket"
 
     @property
+    def rules(self) -> str:
+        """Where rules are."""
+        return f"{self.sandbox.directory}/rules"
+
+    @property
     def kept_directories(self) -> tuple[str, ...]:
         """Every directory that the daemon writes to."""
         return (os.path.dirname(self.state_dir),)
@@ -188,6 +195,7 @@ class Site:
         os.makedirs(own, mode=0o755, exist_ok=True)
         if self.steward_user:
             shutil.chown(own, self.steward_user, self.steward_user)
+        os.makedirs(self.rules, mode=0o755, exist_ok=True)
         cluster = self.sandbox.cluster_settings()
         lines = [
             f"state_dir = {_toml(self.state_dir)}",
@@ -206,6 +214,7 @@ class Site:
                 else ["[nodes]", f"listen = {_toml(self.books.listen)}", ""]
             ),
             *self.bank.settings,
+            *automation.settings(self.rules),
             "[archive.sink.files]",
             f"path = {_toml(self.archive)}",
         ]
@@ -276,6 +285,24 @@ class Site:
 
         self._wait(is_there, _JOBS_S, f"job {one.job} was not charged")
         return amount
+
+    def wait_for_rule(self, node: str) -> bool:
+        """Wait until a rule's action ended, and its node is drained; whether it succeeded, once.
+
+        Raises:
+            DemoError: None did, after the time-out.
+        """
+        found: list[dict[str, Any]] = []
+
+        def is_there() -> bool:
+            nonlocal found
+            found = automation.ended(self.steward(["rules", "history", "--json"]).stdout)
+            return bool(found)
+
+        self._wait(is_there, _JOBS_S, "no rule has acted")
+        shown = self.steward(["action", "run", "slurm.node.get", f"nodes={node}", "--json"])
+        drained = "DRAIN" in msgspec.json.decode(shown.stdout)["result"][node]["state"]
+        return drained and [one["status"] for one in found] == ["succeeded"]
 
     def wait_for_gate(self) -> None:
         """Wait until the gate says what an account has.
