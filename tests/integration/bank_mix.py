@@ -27,9 +27,9 @@ PARTITIONS: Final = (
 )
 """Further lines of slurm.conf that the mix needs."""
 
-ROOM: Final = {"nodes": 6, "cpus": 16, "min_job_age_s": 90}
-"""What else the cluster is to have: jobs wait for each other as little as they may, those that
-are preempted have nodes that others hardly come to, and looks at the queue stay short."""
+ROOM: Final = {"nodes": 6, "cpus": 16}
+"""What else the cluster is to have: jobs wait for each other as little as they may, and those
+that are preempted have nodes that others hardly come to."""
 
 _WAITS_S: Final = 60.0
 _LOST_S: Final = 25.0

@@ -111,6 +111,7 @@ def test_a_thousand_jobs_with_kills(slurm_version: str, postgresql: PostgreSQL) 
         bank={"database": postgresql.url(postgresql.new_database())},
         accounting=True,
         extra=(*bank_mix.PARTITIONS, "SlurmdTimeout=600"),
+        min_job_age_s=90,  # so that looks at the queue stay short; slurmdbd knows the rest
         **bank_mix.ROOM,
     ) as site:
         opened(site)
