@@ -46,7 +46,11 @@ class Ruling(Watching):
         self.mails.mkdir()
         mailer = home / "mailer"
         # A file for each mail: two at once must not be taken for one.
-        mailer.write_text(f'#!/bin/sh\nf=$(mktemp {self.mails}/XXXXXXXX)\n{{ echo "$@"; cat; }} > "$f"\n')
+        mailer.write_text(
+            f'#!/bin/sh\nf=$(mktemp {self.mails}/XXXXXXXX)\n{{ echo "$@"; cat; }} > "$f"\n'
+            # So long that a kill may come before its end is known.
+            "sleep 0.1\n"
+        )
         mailer.chmod(0o755)
         shutil.chown(self.mails, cluster.plan.slurm_user)
         given = {"enabled": True, "directories": (str(self.rules_dir),), "shipped": False, **of}

@@ -72,7 +72,8 @@ def check(
         output.print_json(answer)
     else:
         _say_troubles(answer.troubles)
-        print(f"{number(answer.rules, 'rule')} right, {len(answer.troubles)} wrong.")
+        wrong = number(len({one.path for one in answer.troubles}), "file")
+        print(f"{number(answer.rules, 'rule')} right, {wrong} wrong.")
     if answer.troubles:
         raise typer.Exit(1)
 

@@ -61,13 +61,13 @@ def _trigger(given: dict[str, Any]) -> Trigger:
         UsageError: It has neither form, or rules are not told of its kind.
     """
     if "trigger" in given:
-        name, payload = given["trigger"], given.get("payload")
+        name, payload = str(given["trigger"]), given.get("payload")
         if name not in TYPES or not isinstance(payload, dict):
             raise UsageError(
                 f'an event is {{"trigger": …, "payload": {{…}}}} with one of {", ".join(TYPES)}'
             )
         return Trigger(type=name, payload=payload)
-    kind = given.get("kind")
+    kind = str(given.get("kind"))
     if kind not in KINDS:
         raise UsageError(f"rules are told of these kinds of events: {', '.join(sorted(KINDS))}")
     try:

@@ -1,0 +1,209 @@
+"""What can be asked about rules, by whom, and what the command line makes of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rules_site import DRAIN, MAIL, RulesSite, failure
+
+from steward.access import Access, Asker
+from steward.automation.errors import NotYours
+from steward.automation.rules import asking
+from steward.automation.rules.asking import RulesRoom
+from steward.automation.rules.shapes import (
+    CheckRequest,
+    HistoryRequest,
+    ListRequest,
+    SwitchRequest,
+    TryRequest,
+)
+from steward.cli.app import run
+from steward.config import AccessSettings, Settings
+from steward.errors import UsageError
+from steward.settings.file import Loaded, render
+
+OLGA = Asker(uid=4001, user="olga")
+CARL = Asker(uid=4002, user="carl")
+ADA = Asker(uid=4003, user="ada")
+
+
+def room_of(settings: Settings) -> RulesRoom:
+    access = Access(
+        AccessSettings(operators=("olga",), administrators=("carl",)), 0, lambda _cluster: None
+    )
+    return RulesRoom(settings, access=access)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> RulesSite:
+    return RulesSite(tmp_path, DRAIN, MAIL)
+
+
+def test_rules_are_for_operators(site: RulesSite) -> None:
+    room = room_of(site.settings)
+    for ask, request in (
+        (asking.check, CheckRequest()),
+        (asking.list_, ListRequest()),
+        (asking.try_, TryRequest(event={})),
+        (asking.history, HistoryRequest()),
+        (asking.enable, SwitchRequest(rule="mail")),
+    ):
+        with pytest.raises(NotYours):
+            ask(room, ADA, request)  # type: ignore[operator]
+
+
+def test_rules_are_switched_by_administrators(site: RulesSite) -> None:
+    room = room_of(site.settings)
+    with pytest.raises(NotYours):
+        asking.disable(room, OLGA, SwitchRequest(rule="mail"))
+    answer = asking.disable(room, CARL, SwitchRequest(rule="mail"))
+    assert (answer.enabled, answer.was) == (False, True)
+    lines = {one.rule: one for one in asking.list_(room, OLGA, ListRequest()).rules}
+    assert (lines["mail"].enabled, lines["mail"].switched_by) == (False, "carl")
+    assert (lines["drain"].enabled, lines["drain"].switched_by) == (True, "")
+    with pytest.raises(UsageError, match="there are drain, mail"):
+        asking.enable(room, CARL, SwitchRequest(rule="none"))
+
+
+def test_history_is_told_newest_first_and_narrowed(site: RulesSite) -> None:
+    site.give(failure(1), failure(2, "n2"))
+    site.settle()
+    room = room_of(site.settings)
+
+    def ids(**given: Any) -> list[int]:
+        return [one.id for one in asking.history(room, OLGA, HistoryRequest(**given)).executions]
+
+    assert ids() == [4, 3, 2, 1]
+    assert len(ids(rule="mail")) == 2
+    assert ids(limit=1) == [4]
+    assert ids(id=2) == [2]
+    assert ids(status="succeeded") == [4, 3, 2, 1]
+    assert ids(status="failed") == ids(cluster="c2") == ids(since="2026-11-23") == []
+    assert len(ids(since="2026-11-22T11:00", zone="UTC")) == 4
+
+
+def test_where_nothing_ever_ran_there_is_nothing(tmp_path: Path) -> None:
+    room = room_of(Settings(state_dir=str(tmp_path)))
+    assert asking.history(room, Asker(uid=0), HistoryRequest()).executions == ()
+    assert not (tmp_path / "rules.db").exists()
+
+
+EVENT = {
+    "kind": "node.state",
+    "cluster": "c1",
+    "at": "2026-11-22T12:00:00Z",
+    "body": {"node": "n1", "state": "DOWN", "old_state": "IDLE", "failed": True},
+}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        EVENT,
+        {**EVENT, "id": 3, "key": "k", "seen_at": "2026-11-22T12:00:01Z", "source": "sensor"},
+        {"trigger": "slurm.node.state", "payload": {"node": "n1", "failed": True, "reason": ""}},
+    ],
+)
+def test_an_event_is_tried_in_any_form(site: RulesSite, event: dict[str, Any]) -> None:
+    answer = asking.try_(room_of(site.settings), OLGA, TryRequest(event=event))
+    assert [(one.rule, one.matches) for one in answer.rules] == [("drain", True), ("mail", True)]
+    assert answer.rules[1].parameters == {"to": ["root"], "subject": "n1"}
+    assert site.world.done == []
+
+
+def test_why_a_rule_is_not_about_an_event(site: RulesSite) -> None:
+    body = {**EVENT["body"], "failed": False}  # type: ignore[dict-item]
+    event = {**EVENT, "body": body}
+    answer = asking.try_(room_of(site.settings), OLGA, TryRequest(event=event, rule="mail"))
+    assert [one.why_not for one in answer.rules] == ["trigger.failed is False, not equals True"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {},
+        {"kind": "job.script"},
+        {"kind": "node.state", "body": {}},
+        {
+            "kind": "node.state",
+            "cluster": "c1",
+            "at": "soon",
+            "body": {"node": "n", "state": "IDLE"},
+        },
+        {"trigger": "nothing", "payload": {}},
+        {"trigger": "slurm.node.state", "payload": []},
+        {"trigger": ["x"], "payload": {}},
+    ],
+)
+def test_what_is_no_event_is_told(site: RulesSite, event: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        asking.try_(room_of(site.settings), OLGA, TryRequest(event=event))
+
+
+@pytest.fixture
+def config(site: RulesSite, tmp_path: Path) -> str:
+    path = tmp_path / "steward.toml"
+    cluster = msgspec.structs.replace(
+        site.settings.cluster["c1"], slurm=False, spool=str(tmp_path / "spool")
+    )
+    settings = msgspec.structs.replace(site.settings, cluster={"c1": cluster})
+    path.write_text(render(Loaded(settings)))
+    return str(path)
+
+
+def test_the_command_line(
+    site: RulesSite, config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.give(failure(1))
+    site.settle()
+
+    def said(*words: str, code: int = 0) -> str:
+        assert run(["rules", *words, "--config", config]) == code, capsys.readouterr()
+        return capsys.readouterr().out
+
+    assert said("check") == "2 rules right, 0 files wrong.\n"
+    assert said("list").splitlines()[1].split()[:4] == [
+        *("drain", "on", "slurm.node.state", "slurm.node.drain")
+    ]
+    event = tmp_path / "event.json"
+    event.write_text(json.dumps(EVENT))
+    assert 'mail: yes, notify.email\n    to: ["root"]\n    subject: n1\n' in said(
+        "test", str(event)
+    )
+    assert said("disable", "mail") == "mail is off.\n"
+    assert said("disable", "mail") == "mail is off, as it was.\n"
+    assert said("enable", "mail") == "mail is on.\n"
+    rows = said("history", "-n").splitlines()
+    assert [row.split()[0] for row in rows] == ["2", "1"]
+    assert "succeeded" in rows[0]
+    found = json.loads(said("history", "--json"))["executions"]
+    assert [one["parameters"]["subject"] for one in found if one["rule"] == "mail"] == ["n1"]
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(DRAIN.replace("nodes:", "nodez:"))
+    assert run(["rules", "check", str(wrong)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "0 rules right, 1 file wrong.\n"
+    assert "wrong.yaml:12: action.parameters.nodez: slurm.node.drain has no such" in captured.err
+    assert run(["rules", "test", str(event), "--file", str(wrong)]) == 2
+    capsys.readouterr()
+    event.write_text("[]")
+    said("test", str(event), code=2)
+
+
+def test_what_was_seen_is_shown_safely(
+    site: RulesSite, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.give(failure(1, reason="\x1b[31mred\n|"))
+    site.settle()
+    assert run(["rules", "history", "-P", "--config", config]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert len(out.splitlines()) == 3
+
+
+def test_the_site_may_leave_out_what_is_shipped(tmp_path: Path) -> None:
+    site = RulesSite(tmp_path, shipped=True)
+    room = room_of(site.settings)
+    assert asking.check(room, OLGA, CheckRequest()).rules == 5

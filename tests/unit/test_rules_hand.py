@@ -1,0 +1,149 @@
+"""What became of an action is found in the audit log, by the hand that rules act with."""
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+from rules_site import NOON, failure
+
+from steward.actions import Registry
+from steward.automation.audit import Audit, AuditBegun
+from steward.automation.errors import WrongParameters
+from steward.automation.rules.hand import RunnersHand, message_of
+from steward.automation.rules.tables import Execution
+from steward.config import AccessSettings, ClusterSettings, MailSettings, Settings
+from steward.events import utc_now
+from steward.standings import access_of
+
+BEGIN = """
+import sys, msgspec
+from steward.automation.audit import Audit, AuditBegun
+audit = Audit(sys.argv[1])
+audit.begin(msgspec.json.decode(sys.argv[2], type=AuditBegun))
+"""
+
+
+class Site:
+    def __init__(self, directory: Path) -> None:
+        mailer = directory / "mailer"
+        self.mails = directory / "mails"
+        mailer.write_text(f'#!/bin/sh\n{{ echo "$@"; cat; }} >> {self.mails}\n')
+        mailer.chmod(0o755)
+        self.settings = Settings(
+            state_dir=str(directory),
+            cluster={"c1": ClusterSettings(slurm=False, spool="/none")},
+            access=AccessSettings(),
+            mail=MailSettings(program=str(mailer)),
+        )
+        self.hand = RunnersHand(self.settings, access_of(self.settings), Registry())
+
+    def begin_elsewhere(self, one: Execution, **more: str) -> None:
+        """Begin it in a process that ends without having told the end."""
+        text = msgspec.json.encode(self.begun(one, **more)).decode()
+        words = [sys.executable, "-c", BEGIN, self.settings.state_dir, text]
+        subprocess.run(words, check=True, timeout=60)
+
+    def begun(self, one: Execution, **more: str) -> AuditBegun:
+        assert one.started is not None
+        return AuditBegun(
+            at=one.started + timedelta(milliseconds=5),
+            ref=one.action,
+            cluster=one.cluster,
+            uid=os.geteuid(),
+            user="",
+            how="local",
+            speaker=more.get("speaker", f"rule {one.rule}"),
+            force=False,
+            parameters={},
+        )
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def execution(action: str = "notify.email", **more: object) -> Execution:
+    event = failure(1)
+    given = {
+        "parameters": {"to": ["root"], "subject": "it {{ is }} $(down)", "body": "`id`"},
+        "started": utc_now(),
+        **more,
+    }
+    return msgspec.convert(
+        {
+            "id": 1,
+            "rule": "r",
+            "cluster": "c1",
+            "event": event.key,
+            "trigger": "t",
+            "subject": "s",
+            "action": action,
+            "at": NOON,
+            "made": NOON,
+            "due": NOON,
+            **given,
+        },
+        Execution,
+    )
+
+
+def test_an_action_is_run_with_what_it_was_given_as_it_is(site: Site) -> None:
+    one = execution()
+    ran = site.hand.run(one, 10.0)
+    assert (ran.status, ran.ref) == ("succeeded", "notify.email")
+    text = site.mails.read_text()
+    assert "it {{ is }} $(down)" in text
+    assert "`id`" in text
+    assert message_of(ran) == ""
+    assert site.hand.find(one).traces == "ended"
+
+
+def test_a_dry_run_sends_nothing(site: Site) -> None:
+    one = execution(dry_run=True)
+    assert site.hand.run(one, 10.0).dry_run
+    assert not site.mails.exists()
+    assert site.hand.find(one).traces == "not-begun"
+
+
+def test_wrong_parameters_are_refused(site: Site) -> None:
+    with pytest.raises(WrongParameters):
+        site.hand.run(execution(parameters={"subject": "x"}), 10.0)
+
+
+def test_what_has_no_line_was_not_begun(site: Site) -> None:
+    one = execution()
+    assert site.hand.find(one).traces == "not-begun"
+    # Another rule's, and this rule's before, are not this one's.
+    site.begin_elsewhere(one, speaker="rule other")
+    earlier = msgspec.structs.replace(one, started=utc_now() - timedelta(hours=1))
+    site.begin_elsewhere(earlier)
+    assert site.hand.find(one).traces == "not-begun"
+
+
+def test_what_was_begun_and_has_no_end_is_unseen_where_slurm_cannot_tell(site: Site) -> None:
+    one = execution()
+    site.begin_elsewhere(one)
+    assert site.hand.find(one).traces == "unseen"
+
+
+def test_what_somebody_still_runs_is_running(site: Site) -> None:
+    one = execution()
+    audit = Audit(site.settings.state_dir)
+    number = audit.begin(site.begun(one))
+    assert site.hand.find(one).traces == "running"
+    audit.end(number, "failed", "no mailer", at=utc_now())
+    found = site.hand.find(one)
+    assert found.traces == "ended"
+    assert found.row is not None
+    assert (found.row.status, found.row.message) == ("failed", "no mailer")
+    audit.close()
+
+
+def test_what_changes_nothing_can_be_done_again(site: Site) -> None:
+    one = execution("slurm.node.jobs", parameters={"nodes": "n1"})
+    assert site.hand.find(one).traces == "not-begun"

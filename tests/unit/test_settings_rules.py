@@ -1,0 +1,35 @@
+"""What is wrong with [rules] is told with its key."""
+
+from typing import Any
+
+import pytest
+
+from steward.config import ClusterSettings, Settings
+from steward.config_automation import RulesSettings
+from steward.settings.rule_checks import rule_problems
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"directories": ("rules.d",)}, ("rules", "directories")),
+        ({"most_nodes_percent": 101.0}, ("rules", "most_nodes_percent")),
+        ({"history_days": 0}, ("rules", "history_days")),
+        ({"enabled": True, "shipped": False, "directories": ()}, ("rules", "directories")),
+    ],
+)
+def test_what_is_wrong_is_told(given: dict[str, Any], key: tuple[str, ...]) -> None:
+    settings = Settings(cluster={"c1": ClusterSettings()}, rules=RulesSettings(**given))
+    assert [problem.key for problem in rule_problems(settings)] == [key]
+
+
+def test_what_is_right_is_let_be() -> None:
+    for given in ({}, {"enabled": True}, {"enabled": True, "most_nodes_percent": 100.0}):
+        rules = RulesSettings(**given)  # type: ignore[arg-type]
+        settings = Settings(cluster={"c1": ClusterSettings()}, rules=rules)
+        assert list(rule_problems(settings)) == []
+
+
+def test_rules_need_a_cluster() -> None:
+    settings = Settings(rules=RulesSettings(enabled=True))
+    assert [problem.key for problem in rule_problems(settings)] == [("rules", "enabled")]
