@@ -27,7 +27,7 @@ PARTITIONS: Final = (
 )
 """Further lines of slurm.conf that the mix needs."""
 
-ROOM: Final = {"nodes": 6, "cpus": 16}
+ROOM: Final[dict[str, Any]] = {"nodes": 6, "cpus": 16}
 """What else the cluster is to have: jobs wait for each other as little as they may, and those
 that are preempted have nodes that others hardly come to."""
 
