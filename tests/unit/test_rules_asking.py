@@ -185,7 +185,7 @@ def test_the_command_line(
     assert run(["rules", "check", str(wrong)]) == 1
     captured = capsys.readouterr()
     assert captured.out == "0 rules right, 1 file wrong.\n"
-    assert "wrong.yaml:12: action.parameters.nodez: slurm.node.drain has no such" in captured.err
+    assert "wrong.yaml:13: action.parameters.nodez: slurm.node.drain has no such" in captured.err
     assert run(["rules", "test", str(event), "--file", str(wrong)]) == 2
     capsys.readouterr()
     event.write_text("[]")
