@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from machine_site import LINE
 
 from steward.slurm import machine_rows
-from steward.slurm.machine_rows import NodeRecord, Shown, snake
+from steward.slurm.machine_rows import NodeRecord, Shown
 from steward.slurm.people import People
+from steward.slurm.shown import snake
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 VERSIONS = ["22.05", "24.11", "25.11", "26.05"]
@@ -147,6 +148,8 @@ def test_a_line_in_a_comment_is_doubted() -> None:
     shown = read("", forged, "")
     assert [one.node.name for one in shown] == ["n1", "n2", "n9", "n3"]
     assert [one.is_sure for one in shown] == [True, True, False, False]
+    # The text may speak of several, so that all behind it are doubted.
+    assert not any(one.is_sure for one in read(" Extra=x", "", "")[1:])
 
 
 def test_a_line_that_a_node_says_it_runs_on_is_doubted() -> None:

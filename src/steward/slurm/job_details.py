@@ -7,11 +7,11 @@ Names are those of Slurm's job record and of pyslurm (``job_state``, ``num_nodes
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, Final
 
 from steward.records import JobRecord
 from steward.slurm import values
+from steward.slurm.shown import epoch
 
 _HEAD: Final = re.compile(r"^JobId=([0-9]{1,10}) ", re.MULTILINE)
 _FIELD: Final = re.compile(r" ([A-Za-z][A-Za-z/:]*)=(\S*)")
@@ -83,13 +83,13 @@ def details(job: JobRecord, shown: Mapping[str, str] | None = None) -> dict[str,
         "sluid": job.sluid,
         "original_sluid": job.original_sluid,
         "restart_cnt": job.restarts,
-        "submit_time": _epoch(job.submit),
-        "eligible_time": _epoch(job.eligible),
-        "start_time": _epoch(job.start),
-        "end_time": _epoch(job.end),
+        "submit_time": epoch(job.submit),
+        "eligible_time": epoch(job.eligible),
+        "start_time": epoch(job.start),
+        "end_time": epoch(job.end),
         "time_limit": None if job.time_limit_s is None else job.time_limit_s // 60,
-        "suspend_time": _epoch(job.suspended_at),
-        "resize_time": _epoch(job.resized_at),
+        "suspend_time": epoch(job.suspended_at),
+        "resize_time": epoch(job.resized_at),
         "priority": job.priority,
     }
     fields |= _resources(job) | _texts(job)
@@ -200,13 +200,9 @@ def _value(word: str, text: str) -> Any:
     if text in _NOTHING:
         return None
     if word in _TIMES:
-        return _epoch(values.moment(text))
+        return epoch(values.moment(text))
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
 def _exit(code: int | None, signal: int | None) -> str | None:
     return None if code is None else f"{code}:{signal or 0}"
-
-
-def _epoch(at: datetime | None) -> int | None:
-    return None if at is None else int(at.timestamp())

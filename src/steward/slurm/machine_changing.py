@@ -87,9 +87,8 @@ _LONGEST_REASON: Final = 400
 _UNKNOWN_RESERVATION: Final = re.compile(r"Requested reservation is invalid|Reservation \S+ not")
 _UNKNOWN_PARTITION: Final = re.compile(r"Invalid partition name")
 _WRONG: Final = re.compile(
-    r"not supported|Invalid input|Acceptable|Error parsing|Invalid time|Invalid account|"
-    r"Duplicate reservation|Nodes? requested|Requested nodes are busy|Invalid node state|"
-    r"Invalid feature|Invalid generic resource|Request aborted|Invalid start|Invalid qos",
+    r"not supported|Invalid|Acceptable|Error parsing|Bad |not a valid|Duplicate reservation|"
+    r"nodes are busy|Request aborted|No changes|Unable to parse",
     re.IGNORECASE,
 )
 

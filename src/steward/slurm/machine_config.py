@@ -8,7 +8,7 @@ import re
 from typing import Any, Final
 
 from steward.slurm import values
-from steward.slurm.machine_rows import snake
+from steward.slurm.shown import snake
 
 _SETTING: Final = re.compile(r"([A-Za-z_][^=\n]*?)\s*=\s?([^\n]*)")
 _INDEXED: Final = re.compile(r"(\w+)\[(\d+)\]")

@@ -7,17 +7,14 @@ misread.
 """
 
 import re
-from collections.abc import Iterator, Mapping
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
-from steward.slurm import node_states, values
+from steward.slurm import node_states, shown, values
 from steward.slurm.people import People
 
-_KEY: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z_/:]*)=")
 _TEXTS: Final = re.compile(r"\s(Reason|Comment|Extra)=")
 _WHEN: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown|None"
 # Who gave the reason, and when: behind its first line. Further lines, indented, may follow.
@@ -62,10 +59,6 @@ _RESERVATION_NAMES: Final = {
     "TRES": "tres_str",
     "QOS": "qos",
 }
-_LISTS: Final = frozenset({"AvailableFeatures", "ActiveFeatures", "Partitions", "Flags"})
-_TIMES: Final = ("Time", "Until")
-_DECIMAL: Final = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
-_NOTHING: Final = frozenset({"", "(null)", "N/A", "None", "Unknown", "n/a", "n/s"})
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +174,7 @@ class Shown(msgspec.Struct, frozen=True):
 
     Attributes:
         node: What it says.
-        is_sure: Whether no text of the node before it can have written it.
+        is_sure: Whether no text of a node before it can have written it.
         has_sure_reason: Whether it is clear where its reason ends.
     """
 
@@ -209,14 +202,14 @@ class NodeReader:
         before, self._known = self._known, {}
         found: list[Shown] = []
         is_sure = True
-        for line in _lines(out, "NodeName="):
+        for line in shown.lines(out, "NodeName="):
             read = before.get(line) or self._read(line)
             node, has_sure_reason, is_plain = read
             if node.reason_uid is not None or not node.reason_user:
                 # Else the user's name may be known the next time.
                 self._known[line] = read
             found.append(Shown(node, is_sure, has_sure_reason))
-            is_sure = is_plain
+            is_sure &= is_plain
         return found
 
     def _read(self, line: str) -> tuple[NodeRecord, bool, bool]:
@@ -225,8 +218,7 @@ class NodeReader:
 
 
 def _is_plain(line: str) -> bool:
-    """Whether all of a line is Slurm's own, so that what comes behind it is none of its texts."""
-    # Slurm's own words are on one line, but for a text among them.
+    """Whether all of a line is Slurm's own; where it is not, it may speak of all that follow."""
     return _AFTER.search(line) is None and "\n" not in line and " State=" in line
 
 
@@ -239,10 +231,10 @@ def nodes(out: bytes, people: People) -> list[Shown]:
     """
     found: list[Shown] = []
     is_sure = True
-    for line in _lines(out, "NodeName="):
+    for line in shown.lines(out, "NodeName="):
         node, has_sure_reason = _node(line, people)
         found.append(Shown(node, is_sure, has_sure_reason))
-        is_sure = _is_plain(line)
+        is_sure &= _is_plain(line)
     return found
 
 
@@ -258,14 +250,14 @@ def powered_down(name: str) -> NodeRecord:
 def partitions(out: bytes) -> dict[str, PartitionRecord]:
     """The partitions that ``scontrol -a -o show partition`` wrote."""
     found: dict[str, PartitionRecord] = {}
-    for line in _lines(out, "PartitionName="):
-        fields = dict(_fields(line))
+    for line in shown.lines(out, "PartitionName="):
+        fields = dict(shown.fields(line))
         name = fields["PartitionName"]
         found[name] = PartitionRecord(
             name=name,
             state=fields.get("State", ""),
-            nodes=_text(fields.get("Nodes", "")),
-            details=_details(fields, _PARTITION_NAMES),
+            nodes=shown.text(fields.get("Nodes", "")),
+            details=shown.details(fields, _PARTITION_NAMES),
         )
     return found
 
@@ -273,38 +265,29 @@ def partitions(out: bytes) -> dict[str, PartitionRecord]:
 def reservations(out: bytes) -> dict[str, ReservationRecord]:
     """The reservations that ``scontrol -a -o show reservation`` wrote; {} for none."""
     found: dict[str, ReservationRecord] = {}
-    for line in _lines(out, "ReservationName="):
-        fields = dict(_fields(line))
+    for line in shown.lines(out, "ReservationName="):
+        fields = dict(shown.fields(line))
         name = fields["ReservationName"]
         found[name] = ReservationRecord(
             name=name,
             state=fields.get("State", ""),
-            nodes=_text(fields.get("Nodes", "")),
+            nodes=shown.text(fields.get("Nodes", "")),
             start=values.moment(fields.get("StartTime", "")),
             end=values.moment(fields.get("EndTime", "")),
-            users=_list(fields.get("Users", "")),
-            accounts=_list(fields.get("Accounts", "")),
-            partition=_text(fields.get("PartitionName", "")),
-            flags=_list(fields.get("Flags", "")),
-            details=_details(fields, _RESERVATION_NAMES),
+            users=shown.listed(fields.get("Users", "")),
+            accounts=shown.listed(fields.get("Accounts", "")),
+            partition=shown.text(fields.get("PartitionName", "")),
+            flags=shown.listed(fields.get("Flags", "")),
+            details=shown.details(fields, _RESERVATION_NAMES),
         )
     return found
-
-
-@lru_cache(maxsize=1024)
-def snake(name: str) -> str:
-    """Slurm's CamelCase as Python writes it: ``MCSPlugin`` is ``mcs_plugin``."""
-    spaced = name.replace("CPUs", "Cpus").replace("IDs", "Ids").replace("PrEp", "Prep")
-    spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", spaced)
-    spaced = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", spaced)
-    return re.sub(r"[^a-z0-9]+", "_", spaced.lower()).strip("_")
 
 
 def with_reason(node: NodeRecord, reason: Reason) -> NodeRecord:
     """The record with a reason, and who gave it."""
     details = {
         "reason": reason.text or None,
-        "reason_time": _epoch(reason.at),
+        "reason_time": shown.epoch(reason.at),
         "reason_uid": reason.uid,
         "reason_user": reason.user or None,
     }
@@ -323,33 +306,12 @@ def reason_of_sinfo(user: str, at: str, text: str) -> Reason:
     match = _USER.fullmatch(user.strip())
     if match is None:
         return Reason()
-    return Reason(one_line(text), match[1], int(match[2]), values.moment(at.strip()))
-
-
-def one_line(text: str) -> str:
-    """A text of several lines as one; what is one already stays as it is."""
-    if "\n" not in text:
-        return text
-    return " ".join(filter(None, (line.strip() for line in text.split("\n"))))
-
-
-def _lines(out: bytes, head: str) -> Iterator[str]:
-    """The records of a text: what begins otherwise belongs to the one before it."""
-    record: list[str] = []
-    for line in out.decode("utf-8", "backslashreplace").split("\n"):
-        if line.startswith(head):
-            if record:
-                yield "\n".join(record).rstrip("\n")
-            record = [line]
-        elif record:
-            record.append(line)
-    if record:
-        yield "\n".join(record).rstrip("\n")
+    return Reason(shown.one_line(text), match[1], int(match[2]), values.moment(at.strip()))
 
 
 def _node(line: str, people: People) -> tuple[NodeRecord, bool]:
     texts = _TEXTS.search(line)
-    fields = dict(_fields(line[: texts.start()] if texts else line))
+    fields = dict(shown.fields(line[: texts.start()] if texts else line))
     base, flags = node_states.parse(fields.get("State", ""))
     state = node_states.shown(base, flags)
     tail = line[texts.start() :] if texts else ""
@@ -359,18 +321,18 @@ def _node(line: str, people: People) -> tuple[NodeRecord, bool]:
         base=base,
         flags=flags,
         state=state,
-        partitions=_list(fields.get("Partitions", "")),
+        partitions=shown.listed(fields.get("Partitions", "")),
         cpus=values.number(fields.get("CPUTot", "")) or 0,
         cpus_allocated=values.number(fields.get("CPUAlloc", "")) or 0,
         memory_bytes=(values.number(fields.get("RealMemory", "")) or 0) * _MIB,
-        features=_list(fields.get("AvailableFeatures", "")),
-        gres=_text(fields.get("Gres", "")),
+        features=shown.listed(fields.get("AvailableFeatures", "")),
+        gres=shown.text(fields.get("Gres", "")),
         boot_at=values.moment(fields.get("BootTime", "")),
         slurmd_started_at=values.moment(fields.get("SlurmdStartTime", "")),
         address=fields.get("NodeAddr", ""),
         hostname=fields.get("NodeHostName", ""),
-        version=_text(fields.get("Version", "")),
-        details=_details(fields, _NODE_NAMES) | {"state": state} | _remarks(tail),
+        version=shown.text(fields.get("Version", "")),
+        details=shown.details(fields, _NODE_NAMES) | {"state": state} | _remarks(tail),
     )
     return with_reason(node, reason), has_sure_reason
 
@@ -386,13 +348,13 @@ def _reason(tail: str, people: People) -> tuple[Reason, bool]:
     text = tail[1:].removeprefix("Reason=")
     ends = list(_GIVEN.finditer(text))
     if not ends:
-        return Reason(one_line(_AFTER.split(text)[0].rstrip())), True
+        return Reason(shown.one_line(_AFTER.split(text)[0].rstrip())), True
     first, after = text[: ends[0].start()], text[ends[0].end() :]
     more = " ".join(_AFTER.split(after, maxsplit=1)[0].split())
     is_sure = len(ends) == 1 and not more and _AFTER.search(first) is None
     user = ends[0][1]
     given = Reason(
-        one_line(f"{first} {more}" if more else first),
+        shown.one_line(f"{first} {more}" if more else first),
         user,
         _uid(user, people),
         values.moment(ends[0][2]),
@@ -405,7 +367,7 @@ def _uid(user: str, people: People) -> int | None:
     # 22.05 writes this for every uid that does not resolve, and nobody gives reasons.
     if user == "nobody":
         return None
-    return int(user) if re.fullmatch(r"\d{1,10}", user) else people.uid(user)
+    return int(user) if re.fullmatch(r"[0-9]{1,10}", user) else people.uid(user)
 
 
 def _remarks(tail: str) -> dict[str, Any]:
@@ -413,48 +375,5 @@ def _remarks(tail: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     parts = re.split(r" (Comment|Extra)=", tail)
     for name, text in zip(parts[1::2], parts[2::2], strict=True):
-        found[name.lower()] = one_line(text)
+        found[name.lower()] = shown.one_line(text)
     return found
-
-
-def _fields(line: str) -> Iterator[tuple[str, str]]:
-    """Words and values; a word that comes again is part of the value before it, and left out."""
-    keys = list(_KEY.finditer(line))
-    seen: set[str] = set()
-    for key, following in zip(keys, [*keys[1:], None], strict=False):
-        if key[1] in seen:
-            continue
-        seen.add(key[1])
-        yield key[1], line[key.end() : following.start() if following else None].strip()
-
-
-def _details(fields: Mapping[str, str], names: Mapping[str, str]) -> dict[str, Any]:
-    return {names.get(name, snake(name)): _value(name, text) for name, text in fields.items()}
-
-
-def _value(name: str, text: str) -> Any:
-    """A value as JSON has it: numbers, lists, seconds since the epoch, or text."""
-    if name in _LISTS:
-        return list(_list(text))
-    if text in _NOTHING:
-        return None
-    if name.endswith(_TIMES) and (at := values.moment(text)) is not None:
-        return _epoch(at)
-    if name == "Version":
-        return text
-    number = values.number(text) if "-" not in text else None
-    if number is not None:
-        return number
-    return float(text) if _DECIMAL.fullmatch(text) else text
-
-
-def _epoch(at: datetime | None) -> int | None:
-    return None if at is None else int(at.timestamp())
-
-
-def _text(text: str) -> str:
-    return "" if text in _NOTHING else text
-
-
-def _list(text: str) -> tuple[str, ...]:
-    return () if text in _NOTHING else tuple(part for part in text.split(",") if part)

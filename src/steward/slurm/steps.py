@@ -9,7 +9,7 @@ import re
 from typing import Any, Final
 
 from steward.slurm import values
-from steward.slurm.machine_rows import snake
+from steward.slurm.shown import snake
 
 Steps = dict[str, dict[str, Any]]
 """Of a job, by the step's name: ``batch``, ``extern``, ``interactive``, ``0`` and so on."""
