@@ -44,12 +44,14 @@ class Ruling(Watching):
             (self.rules_dir / f"{number}.yaml").write_text(text)
         self.mails = home / "mails"
         self.mails.mkdir()
+        self.hang = home / "hang"
+        """While this is there, a mail that was sent does not come to its end."""
         mailer = home / "mailer"
         # A file for each mail: two at once must not be taken for one.
         mailer.write_text(
             f'#!/bin/sh\nf=$(mktemp {self.mails}/XXXXXXXX)\n{{ echo "$@"; cat; }} > "$f"\n'
             # So long that a kill may come before its end is known.
-            "sleep 0.1\n"
+            f"sleep 0.1; while [ -e {self.hang} ]; do sleep 0.1; done\n"
         )
         mailer.chmod(0o755)
         shutil.chown(self.mails, cluster.plan.slurm_user)

@@ -12,6 +12,7 @@ import pytest
 from ruling import Ruling, Storm
 from submitting import wait_until
 
+from steward.automation.rules.store import Store
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
@@ -141,6 +142,53 @@ def test_a_node_goes_down_and_a_rule_acts(cluster: Sandbox, home: Path) -> None:
         heal(cluster)
 
 
+def test_what_a_kill_left_open_is_looked_up_once(cluster: Sandbox, home: Path) -> None:
+    drain, mail = (text.replace("RATE", "100/1h") for text in (DRAIN, MAIL))
+    again = mail.replace("mail_failed", "mail_again").replace('failed"', 'failed again"')
+    again = f"{again}    on_unknown: repeat\n"
+    store = home / "sensor"
+    store.mkdir()
+    daemon = Ruling(cluster, home / "home", drain, mail, again, sensor=False, timeout_s=5.0)
+    try:
+        daemon.start()
+        wait_until(lambda: "rules, 3 on" in daemon.log(), 60)
+        daemon.hang.touch()
+        cluster.stop_service("slurmctld", signal.SIGSTOP)
+        storm = Storm(daemon, store, ["made1"])
+        assert list(storm.rage(1)) == [1, 2]
+        # Both mails are out, and nobody knows it; the drain waits for slurmctld.
+        wait_until(lambda: len(daemon.mailed()) == 2, 60)
+        assert {one["phase"] for one in daemon.history("--rule", "mail_failed")} == {"started"}
+        daemon.stop(signal.SIGKILL)
+        daemon.hang.unlink()
+        cluster.stop_service("slurmctld", signal.SIGCONT)
+        daemon.start()
+        wait_until(lambda: len(daemon.history("--status", "ended")) == 3, 120)
+        by_rule = {one["rule"]: one for one in daemon.history()}
+        assert {rule: one["status"] for rule, one in by_rule.items()} == {
+            "drain_failed": "succeeded",
+            "mail_failed": "unknown",
+            "mail_again": "succeeded",
+        }
+        subjects = Counter("again" in mail for mail in daemon.mailed())
+        assert subjects == {False: 1, True: 2}
+        assert daemon.drained_by_rules() == {"made1"}
+        assert len(daemon.told()) == 3
+    finally:
+        cluster.stop_service("slurmctld", signal.SIGCONT)
+        daemon.close()
+        heal(cluster)
+
+
+def until_busy(daemon: Ruling) -> None:
+    """Wait until an action is under way, if one comes at all."""
+    store = Store(str(daemon.state), read_only=True)
+    until = time.monotonic() + 2
+    while not store.open_("started") and time.monotonic() < until:
+        time.sleep(0.001)
+    store.close()
+
+
 @pytest.mark.parametrize("kills", [0, 6])
 def test_a_storm_of_node_events(cluster: Sandbox, home: Path, kills: int) -> None:
     """5,000 events in a minute; each rule decides on each failure once, and keeps to its bounds."""
@@ -164,7 +212,8 @@ def test_a_storm_of_node_events(cluster: Sandbox, home: Path, kills: int) -> Non
         storm = Storm(daemon, store, nodes)
         for look, _ in enumerate(storm.rage(looks)):
             if look in dying:
-                time.sleep(chance.random())
+                until_busy(daemon)
+                time.sleep(chance.random() / 20)
                 daemon.stop(signal.SIGKILL)
                 daemon.start()
         took_s = time.monotonic() - began
