@@ -148,6 +148,7 @@ def test_without_an_answer_the_policy_holds(site: AskingSite, name: str, policy:
         gate.stop()
     else:
         gate.answers = SPOILT.get(name, hangs)
+    begun = time.monotonic()
     try:
         for _ in range(3):
             if policy == "deny":
@@ -160,7 +161,7 @@ def test_without_an_answer_the_policy_holds(site: AskingSite, name: str, policy:
             gate.start()
     if name == "hung":
         # Once, and then not for a while.
-        assert len(gate.asked) == 1
+        assert 1 <= len(gate.asked) <= 1 + (time.monotonic() - begun) // QUIET_S
     assert any("the policy holds" in line for line in site.log())
 
 
@@ -182,8 +183,10 @@ def test_a_gate_that_hangs_costs_one_wait_and_stalls_nobody(site: AskingSite) ->
     usual = sorted(site.took(10))
     site.gate.answers = hangs
     site.gate.asked.clear()
+    begun = time.monotonic()
     first, *later = site.took(10)
-    assert len(site.gate.asked) == 1
+    # Where so few take long it may be asked again.
+    assert 1 <= len(site.gate.asked) <= 1 + (time.monotonic() - begun) // QUIET_S
     median = usual[len(usual) // 2]
     print(f"sbatch {median * 1e3:.1f} ms; hung: once {first * 1e3:.1f} ms, then ", end="")
     print(f"{sorted(later)[len(later) // 2] * 1e3:.1f} ms")
