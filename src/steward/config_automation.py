@@ -12,7 +12,8 @@ class SensorSettings(Section, frozen=True, kw_only=True):
         enabled: Whether there is one.
         interval_s: Least seconds between two looks that nobody asked for.
         usage: Whether it is told that jobs come to nodes and leave them (``IDLE``, ``MIXED``,
-            ``ALLOCATED``, ``PLANNED``, ``COMPLETING``), which on a busy cluster is most of all.
+            ``ALLOCATED``, ``PLANNED``, ``COMPLETING``), which on a busy cluster is most of all;
+            and of a slurmctld that has just started, what it does not know yet (``UNKNOWN``).
         triggers: Whether permanent triggers are kept set in slurmctld (strigger), that wake the
             sensor at once; they need SlurmUser's rights.
         helper: The program that slurmctld starts for them: the same path on every controller.

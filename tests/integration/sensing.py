@@ -1,5 +1,6 @@
 """A ``steward serve`` whose sensor watches a sandbox, with the helper that slurmctld starts."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -122,8 +123,10 @@ class Watching(Daemon):
         out = self.cluster.run(["scontrol", "-a", "-o", "show", "node"]).stdout
         states = {}
         for line in out.splitlines():
-            words = dict(word.split("=", 1) for word in line.split() if "=" in word)
-            states[words["NodeName"]] = node_states.shown(*node_states.parse(words["State"]))
+            # The first of each: a reason may hold as many more as somebody likes.
+            name, state = (re.search(rf"\b{key}=(\S+)", line) for key in ("NodeName", "State"))
+            if name and state:
+                states[name[1]] = node_states.shown(*node_states.parse(state[1]))
         return states
 
     def settle(self) -> None:

@@ -143,8 +143,10 @@ def test_use_is_told_where_it_is_asked_for_alone(tmp_path: Path, monkeypatch: Pa
         ("IDLE+COMPLETING+DRAIN", "IDLE+DRAIN"),
         ("IDLE+DRAIN", "IDLE"),
     ]
-    site.shown.states["n1"] = "MIXED"
-    site.turn()
+    for state in ("IDLE+DRAIN", "UNKNOWN+DRAIN", "IDLE+DRAIN", "IDLE", "UNKNOWN", "MIXED"):
+        site.shown.states["n1"] = state
+        site.turn()
+    assert [body.state for body in site.news()] == ["IDLE+DRAIN", "IDLE"]
     site.restart()
     site.turn()
     assert site.news() == []

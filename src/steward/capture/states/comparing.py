@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from steward.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE
-from steward.slurm.node_states import is_failing, parse
+from steward.slurm.node_states import UNKNOWN, is_failing, parse
 from steward.state_facts import NodeState, Noticed, PartitionState, ReservationState
 
 REMOVED: Final = "REMOVED"
@@ -109,7 +109,7 @@ def compare(
         old = before.get(kind, {})
         for name, one in now.items():
             previous = old.get(name)
-            if one != previous:
+            if one != previous and (usage or not _is_not_known_yet(previous, one)):
                 changes.append(_changed(kind, name, previous, one, source, at, since, usage))
         changes += [
             Change(kind=kind, name=name, shown=None, at=at, body=_removed(name, one, source))
@@ -169,6 +169,18 @@ def _has_news(old: NodeShown | None, new: NodeShown, usage: bool) -> bool:
     if old.state == new.state:
         return False
     return usage or _without_use(old.state) != _without_use(new.state)
+
+
+def _is_not_known_yet(old: Shown | None, new: Shown) -> bool:
+    """Whether a slurmctld that has just started only waits for what the node will say."""
+    if not isinstance(old, NodeShown) or not isinstance(new, NodeShown):
+        return False
+    base, flags = parse(new.state)
+    return (
+        base == UNKNOWN
+        and frozenset(flags) - _OF_USE == _without_use(old.state)[1]
+        and (old.reason, old.reason_user) == (new.reason, new.reason_user)
+    )
 
 
 @lru_cache(maxsize=1024)
