@@ -196,7 +196,8 @@ class RulesSite:
             if not executing.is_busy and not lost and not due:
                 return
             time.sleep(0.002)
-        raise AssertionError([(one.id, one.rule, one.phase, one.message) for one in self.open_()])
+        left = self.open_()
+        raise AssertionError(f"{len(left)} are still open, such as {left[:3]}")
 
     def open_(self) -> list[Execution]:
         return [one for one in self.history() if one.phase != "ended"]

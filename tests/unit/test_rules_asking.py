@@ -9,6 +9,7 @@ import pytest
 from rules_site import DRAIN, MAIL, RulesSite, failure
 
 from steward.access import Access, Asker
+from steward.actions import Registry
 from steward.automation.errors import NotYours
 from steward.automation.rules import asking
 from steward.automation.rules.asking import RulesRoom
@@ -42,16 +43,17 @@ def site(tmp_path: Path) -> RulesSite:
 
 
 def test_rules_are_for_operators(site: RulesSite) -> None:
-    room = room_of(site.settings)
-    for ask, request in (
-        (asking.check, CheckRequest()),
-        (asking.list_, ListRequest()),
-        (asking.try_, TryRequest(event={})),
-        (asking.history, HistoryRequest()),
-        (asking.enable, SwitchRequest(rule="mail")),
+    registry = Registry(asking.ACTIONS, {"rules": lambda: room_of(site.settings)})
+    for name, request in (
+        ("rules.check", CheckRequest()),
+        ("rules.list", ListRequest()),
+        ("rules.test", TryRequest(event={})),
+        ("rules.history", HistoryRequest()),
+        ("rules.enable", SwitchRequest(rule="mail")),
+        ("rules.disable", SwitchRequest(rule="mail")),
     ):
         with pytest.raises(NotYours):
-            ask(room, ADA, request)  # type: ignore[operator]
+            registry.call(name, ADA, request)
 
 
 def test_rules_are_switched_by_administrators(site: RulesSite) -> None:

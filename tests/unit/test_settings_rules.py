@@ -24,8 +24,7 @@ def test_what_is_wrong_is_told(given: dict[str, Any], key: tuple[str, ...]) -> N
 
 
 def test_what_is_right_is_let_be() -> None:
-    for given in ({}, {"enabled": True}, {"enabled": True, "most_nodes_percent": 100.0}):
-        rules = RulesSettings(**given)  # type: ignore[arg-type]
+    for rules in (RulesSettings(), RulesSettings(enabled=True, most_nodes_percent=100.0)):
         settings = Settings(cluster={"c1": ClusterSettings()}, rules=rules)
         assert list(rule_problems(settings)) == []
 

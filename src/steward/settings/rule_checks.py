@@ -24,6 +24,11 @@ def rule_problems(settings: Settings) -> Iterator[Problem]:
         yield Problem(("rules", "history_days"), "'rules.history_days' must be above 0")
     if rules.enabled and not settings.cluster:
         yield Problem(("rules", "enabled"), "rules need events: add a table [cluster.NAME]")
+    if rules.enabled and settings.forward.to:
+        yield Problem(
+            ("rules", "enabled"),
+            f"a controller runs no rules: set it in the Steward at {settings.forward.to}",
+        )
     if rules.enabled and not rules.shipped and not rules.directories:
         yield Problem(
             ("rules", "directories"), "there is no rule: name a directory, or set shipped = true"

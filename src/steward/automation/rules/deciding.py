@@ -1,6 +1,7 @@
 """What rules make of an event: which of them act on it, and which are held back, and why."""
 
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 LIMIT_S: Final = 0.5
 """Seconds that a rule's criteria, and again its templates, may take with one event."""
+_LEFT_OUT_S: Final = 60.0
 _LONGEST_SUBJECT: Final = 500
 
 
@@ -35,6 +37,7 @@ class Deciding:
     def __init__(self, store: Store, *, dry_run: bool) -> None:
         self._store = store
         self._dry_run = dry_run
+        self._left_out: dict[str, float] = {}
 
     def decide(
         self, event: Event, trigger: Trigger, rules: Iterable[Rule], now: datetime
@@ -63,6 +66,8 @@ class Deciding:
         self, rule: Rule, event: Event, trigger: Trigger, now: datetime
     ) -> Execution | None:
         care = rule.care
+        if time.monotonic() < self._left_out.get(rule.name, 0.0):
+            return None
         one = Execution(
             rule=rule.name,
             cluster=event.cluster,
@@ -82,8 +87,13 @@ class Deciding:
             if held:
                 return ended(one, HELD_BACK, held)
             return msgspec.structs.replace(one, parameters=rendered(rule, trigger))
-        except (RuleError, TookTooLong) as error:
+        except RuleError as error:
             log.error("rule %s could not be applied to %s: %s", rule.name, event.key, error)
+            return ended(one, "failed", str(error))
+        except TookTooLong as error:
+            # With a batch of events like this one it would hold up those of all rules.
+            self._left_out[rule.name] = time.monotonic() + _LEFT_OUT_S
+            log.error("rule %s is left out for %g s: %s", rule.name, _LEFT_OUT_S, error)
             return ended(one, "failed", str(error))
 
     def _held_back(self, rule: Rule, one: Execution, now: datetime) -> str:

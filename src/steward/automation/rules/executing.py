@@ -213,8 +213,10 @@ class Executing:
 
     def _looked(self, one: Execution, look: Look) -> None:
         """Start an execution that takes nodes away, if so many may be."""
-        gone = {taken.node for taken in self._store.taken(one.cluster)} - look.names
-        self._store.give_back(one.cluster, [*(look.available), *gone], look.seen)
+        taken = {taken.node for taken in self._store.taken(one.cluster)}
+        back = {node for node in taken if node in look.available or node not in look.names}
+        if back:
+            self._store.give_back(one.cluster, back, look.seen)
         rule = self._rules.get(one.rule)
         if rule is None:
             return

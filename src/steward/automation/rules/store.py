@@ -14,6 +14,7 @@ import msgspec
 from steward.automation.rules.caps import Taken
 from steward.automation.rules.tables import (
     COLUMNS,
+    HELD_BACK,
     MIGRATIONS,
     Execution,
     Phase,
@@ -82,11 +83,12 @@ class Store:
         """Record an execution, within a transaction; None where it is there already."""
         cursor = self.connection.execute(
             "INSERT OR IGNORE INTO execution (rule, cluster, event, trigger, subject, action, "
-            "parameters, dry_run, phase, status, message, at_us, made_us, next_us, ended_us) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "parameters, dry_run, passed, phase, status, message, at_us, made_us, next_us, "
+            "ended_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(one.rule, one.cluster, one.event, one.trigger, one.subject, one.action),
-                *(_json(one.parameters), one.dry_run, one.phase, one.status),
+                *(_json(one.parameters), one.dry_run, one.status != HELD_BACK),
+                *(one.phase, one.status),
                 *(one.message[:_LONGEST_MESSAGE], micros(one.at), micros(one.made)),
                 *(micros(one.due), 0 if one.ended is None else micros(one.ended)),
             ),
@@ -104,10 +106,9 @@ class Store:
         return found is not None
 
     def acted_since(self, rule: str, since: datetime) -> int:
-        """How many executions of a rule were not held back since."""
+        """How many executions of a rule were let through since, whatever became of them."""
         return self._number(
-            "SELECT count(*) FROM execution "
-            "WHERE rule = ? AND made_us > ? AND status != 'held-back'",
+            "SELECT count(*) FROM execution WHERE rule = ? AND made_us > ? AND passed",
             (rule, micros(since)),
         )
 

@@ -28,6 +28,7 @@ MIGRATIONS: Final = (
         action TEXT NOT NULL,
         parameters TEXT NOT NULL,
         dry_run INTEGER NOT NULL DEFAULT 0,
+        passed INTEGER NOT NULL,
         phase TEXT NOT NULL CHECK (phase IN ('waiting', 'started', 'ended')),
         status TEXT NOT NULL DEFAULT '',
         message TEXT NOT NULL DEFAULT '',
@@ -42,7 +43,7 @@ MIGRATIONS: Final = (
         UNIQUE (rule, cluster, event)
     );
     CREATE INDEX execution_open ON execution (phase, rule, next_us) WHERE phase != 'ended';
-    CREATE INDEX execution_rate ON execution (rule, made_us) WHERE status != 'held-back';
+    CREATE INDEX execution_rate ON execution (rule, made_us) WHERE passed;
     CREATE INDEX execution_subject ON execution (rule, subject, made_us)
         WHERE status != 'held-back';
     CREATE INDEX execution_made ON execution (made_us);
