@@ -53,6 +53,20 @@ def test_of_two_ends_the_earlier_is_the_runs_and_the_later_is_noted() -> None:
         assert (run.end_us, run.late_end_us) == (micros(at(9)), micros(at(39)))
 
 
+def test_a_run_whose_requeue_slurmctld_forgot_ends_when_it_does() -> None:
+    requeued = record(7, 0, "REQUEUED", seen=10, end=10, source="jobcomp")
+    other = record(7, 0, "REQUEUED", seen=10, end=9)
+    ended = record(7, 0, "FAILED", seen=90, end=90, source="jobcomp")
+    for order in permutations([requeued, other, ended]):
+        run = run_of(*order)
+        assert (run.merged().state, run.end_us, run.is_over) == ("FAILED", micros(at(90)), True)
+    # The end with which it was requeued may be told by either word.
+    ended = record(7, 0, "FAILED", seen=10, end=10)
+    for order in permutations([requeued, ended]):
+        assert run_of(*order).merged().state == "REQUEUED"
+    assert not run_of(requeued).is_over
+
+
 def test_an_end_without_a_time_gives_way_to_one_with() -> None:
     ends = (record(7, 0, "FAILED", seen=10), record(7, 0, "FAILED", seen=9, end=8))
     for order in permutations(ends):
@@ -97,7 +111,7 @@ def test_a_state_that_a_later_slurm_invents_is_final_if_it_is_told_as_an_end() -
 
 def test_a_requeued_run_is_final_but_the_job_is_not_over() -> None:
     run = run_of(record(7, 0, "REQUEUED", seen=9, end=8))
-    assert run.final is not None
+    assert run.ending is not None
     assert not run.is_over
 
 

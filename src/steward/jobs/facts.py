@@ -19,10 +19,12 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 # The states in which sacct shows an earlier run of a job that was requeued are an end, too.
-_FINAL: Final = FINISHED | {"LAUNCH_FAILED", "RECONFIG_FAIL", "REQUEUED"}
+_REQUEUED: Final = "REQUEUED"
+_FINAL: Final = FINISHED | {"LAUNCH_FAILED", "RECONFIG_FAIL", _REQUEUED}
 # An end record that is none: a piece of a resized job, with the end it was expected to have.
 _UNDECIDED: Final = frozenset({"", "COMPLETING", "PENDING", "RESIZING", "RUNNING", "SUSPENDED"})
 _NEVER: Final = 2**62
+_SLACK_US: Final = 2_000_000
 
 WHOLE: Final = "whole"
 """Stands for all sources of whole records, which agree in what they show."""
@@ -165,7 +167,8 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         restarts: Its restart count.
         shown: The latest whole record, under WHOLE, and by source the latest record with
             few columns that is later than that.
-        final: The record of its end; of several that with the earliest end.
+        final: The record of its end; of several that with the earliest end. What says that
+            it ended with a requeue stands in ``requeued``.
         late_end_us: The latest end that was reported as final.
         shown_until_us: Until when the job was surely the one of its id: Slurm showed it
             then, or it ended then.
@@ -178,6 +181,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         halts: When it was suspended or resumed (s since the epoch), and how long it had been
             suspended altogether by then, in seconds: the latest of them, and what was the
             latest at each former size's end.
+        requeued: The record that says that it ended with a requeue; of several as above.
     """
 
     submit_us: int
@@ -192,6 +196,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
     is_ours: bool = False
     cancelled_by: int | None = None
     halts: dict[int, int] = msgspec.field(default_factory=dict)
+    requeued: Seen | None = None
 
     def add(self, event: Event) -> None:
         """Take in one more observation of this run (a JobFacts event), in any order."""
@@ -264,19 +269,24 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
     def _add_final(self, seen: Seen) -> None:
         if seen.record.end is not None:
             self.late_end_us = max(self.late_end_us, micros(seen.record.end))
-        if self.final is None:
-            self.final = seen
-            return
-        now_us, then_us = _end_us(seen), _end_us(self.final)
-        # The same end told twice: the later one knows more, but that the books are right.
-        is_better = (self.final.of_books, self.final.stamp()) < (seen.of_books, seen.stamp())
-        if now_us < then_us or (now_us == then_us and is_better):
-            self.final = seen
+        if base_state(seen.record.state) == _REQUEUED:
+            self.requeued = _earlier(self.requeued, seen)
+        else:
+            self.final = _earlier(self.final, seen)
+
+    def _final(self) -> Seen | None:
+        final, requeued = self.final, self.requeued
+        if final is None or requeued is None or final.record.end is None:
+            return requeued or final
+        if requeued.record.end is None or _end_us(final) > _end_us(requeued) + _SLACK_US:
+            # It went on: a slurmctld that was killed forgot that it was requeued.
+            return final
+        return _earlier(final, requeued)
 
     @property
     def ending(self) -> Seen | None:
         """The observation of its end; None if it has not ended."""
-        final = self.final
+        final = self._final()
         if final is None or final.record.end is not None:
             return final
         # Nobody saw it end, it was only gone: being seen again after that takes it back.
@@ -302,7 +312,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
     def is_over(self) -> bool:
         """Whether the job ended with this run: it is final, and was not requeued."""
         ending = self.ending
-        return ending is not None and base_state(ending.record.state) != "REQUEUED"
+        return ending is not None and base_state(ending.record.state) != _REQUEUED
 
     def merged(self) -> JobRecord:
         """The record of this run, made of all observations."""
@@ -351,6 +361,8 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         self.pieces = {second: seen.blanked() for second, seen in self.pieces.items()}
         if self.final is not None:
             self.final = self.final.blanked()
+        if self.requeued is not None:
+            self.requeued = self.requeued.blanked()
 
 
 def merge_runs(runs: "list[RunFacts]") -> JobRecord:
@@ -426,6 +438,16 @@ def base_state(state: str) -> str:
 def _is_final(kind: str, record: JobRecord) -> bool:
     state = base_state(record.state)
     return state in _FINAL or (kind == JOB_END and state not in _UNDECIDED)
+
+
+def _earlier(one: Seen | None, other: Seen) -> Seen:
+    """Of two observations of an end that which tells the earlier one."""
+    if one is None:
+        return other
+    then_us, now_us = _end_us(one), _end_us(other)
+    # The same end told twice: the later one knows more, but that the books are right.
+    is_better = (one.of_books, one.stamp()) < (other.of_books, other.stamp())
+    return other if now_us < then_us or (now_us == then_us and is_better) else one
 
 
 def _end_us(seen: Seen) -> int:

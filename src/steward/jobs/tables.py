@@ -257,7 +257,7 @@ _decode_body = msgspec.json.Decoder(JobScript).decode
 def pack(run: RunFacts) -> bytes:
     """What is stored of a run: JSON, squeezed once it ended, for then there will be many."""
     data = _encode(run)
-    return data if run.final is None else zlib.compress(data, 1)
+    return data if run.ending is None else zlib.compress(data, 1)
 
 
 def unpack(stored: bytes) -> RunFacts:
