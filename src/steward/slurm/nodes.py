@@ -8,12 +8,8 @@ import msgspec
 
 from steward.config import ClusterSettings
 from steward.slurm.client import Slurm
-from steward.slurm.commands import Commands
+from steward.slurm.machine import Machine
 
-# NodeAddr and NodeHostName come before every text that a user or a node may write.
-_NODE: Final = re.compile(
-    r"^NodeName=(\S+) .*? NodeAddr=(\S+)(?: NodeHostName=(\S+))?", re.MULTILINE
-)
 _UID: Final = re.compile(r".*\((\d+)\)")
 
 
@@ -35,14 +31,13 @@ def places(cluster: str, settings: ClusterSettings) -> Mapping[str, NodePlace]:
     Raises:
         SlurmError: Slurm does not answer, or says that it may not.
     """
-    out = Commands(cluster, settings).run("scontrol", "-a", "-o", "show", "node")
-    return parse(out)
-
-
-def parse(out: bytes) -> dict[str, NodePlace]:
-    """What ``scontrol -o show node`` writes, read."""
-    text = out.decode("utf-8", "backslashreplace")
-    return {name: NodePlace(addr, host or addr) for name, addr, host in _NODE.findall(text)}
+    nodes = Machine(cluster, settings).node_states()
+    # One that is off and not shown has no place yet.
+    return {
+        name: NodePlace(node.address, node.hostname or node.address)
+        for name, node in nodes.items()
+        if node.address
+    }
 
 
 def slurmd_uid(cluster: str, settings: ClusterSettings) -> int:
