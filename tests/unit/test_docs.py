@@ -91,6 +91,8 @@ def parse(line: str, *, whole: bool) -> list[str]:
         if not hasattr(command, "resolve_command"):
             return path
         rest = [*getattr(context, "_protected_args", ()), *context.args]
+        if not rest and command.invoke_without_command:
+            return path  # it does something by itself
         name, command, words = command.resolve_command(context, rest)
         path.append(name)
 

@@ -8,7 +8,6 @@ a minute whatever it meets: slurmctld would let one that hangs be for five.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -64,6 +63,8 @@ def wake(path: str, message: bytes) -> None:
 
 def run(socket_path: str, secret_path: str, cluster: str, event: str, nodes: str) -> None:
     """Say it until somebody has heard it, or it is clear that nobody will."""
+    import json
+
     message = {
         "version": 1,
         "secret": read_secret(secret_path),
