@@ -313,7 +313,9 @@ def test_configuration(site: Site) -> None:
 
 def test_jobs_are_found_and_shown(site: Site) -> None:
     job = submit_to(site.cluster, SLEEP, user="ada", hold=True, job_name="found")
-    other = submit_to(site.cluster, SLEEP, user="bela", hold=True, job_name="found")
+    other = submit_to(
+        site.cluster, SLEEP, user="bela", hold=True, job_name="found", exclude=site.nodes[0]
+    )
     ids = site.result("slurm.job.find", by="bela", criterias={"name": "found"})
     assert sorted(ids) == [job, other]
     criterias = {"name": "found", "user_id": site.cluster.users["ada"].uid}
@@ -322,6 +324,10 @@ def test_jobs_are_found_and_shown(site: Site) -> None:
     shown = site.result("slurm.job.get", by="bela", jobids=f"{job},{other}")
     assert [shown[str(one)][0]["name"] for one in (job, other)] == ["found", "found"]
     assert site.result("slurm.job.step.get", by="ada", jobids=[job]) == {str(job): {}}
+    # Which nodes it must not have, scontrol alone shows.
+    only = {"name": "found", "exc_nodes": site.nodes[0]}
+    assert site.result("slurm.job.find", criterias=only) == [other]
+    assert site.result("slurm.job.get", jobids="999999") == {"999999": []}
     assert "1;2" in site.refused("slurm.job.get", jobids="1;2")
     site.result("slurm.job.cancel", by="root", jobids=[job, other])
 
@@ -626,3 +632,31 @@ def test_words_of_the_command_line(site: Site) -> None:
     names = {one["action"] for one in site.daemon.ask_json("action", "list", user="ada")["actions"]}
     assert names == set(operations())
     assert "required" in ask("action", "help", "slurm.node.drain", user="ada").stdout
+
+
+def test_who_may_by_slurms_own_books(booked_sandbox: Sandbox) -> None:
+    """AdminLevel in slurmdbd makes operators and administrators, as it does for Slurm."""
+    cluster = booked_sandbox
+    for user, level in (("ada", "Operator"), ("bela", "Administrator")):
+        cluster.run(["sacctmgr", "-i", "modify", "user", user, "set", f"adminlevel={level}"])
+    daemon = Daemon(cluster, Path(cluster.directory) / "steward-actions")
+    daemon.start()
+    one = min(cluster.run(["sinfo", "-h", "-N", "-o", "%N"]).stdout.split())
+    drain = ("action", "run", "slurm.node.drain", f"nodes={one}", "reason=books", "--dry-run")
+    reserve = (
+        *("action", "run", "slurm.node.reserve", f"nodes={one}", "reservation_name=r"),
+        "--dry-run",
+    )
+
+    def code(words: tuple[str, ...], user: str) -> int:
+        return int(daemon.ask(*words, user=user, check=False).returncode)
+
+    try:
+        wait_until(lambda: code(drain, "bela") == 0)
+        assert code(reserve, "bela") == 0
+        assert code(reserve, "ada") == 0
+        assert "administrators" in daemon.ask(*drain, user="ada", check=False).stderr
+    finally:
+        daemon.close()
+        for user in ("ada", "bela"):
+            cluster.run(["sacctmgr", "-i", "modify", "user", user, "set", "adminlevel=None"])

@@ -50,11 +50,14 @@ class NodeJobs(Parameters, frozen=True, kw_only=True):
 
 def find(doing: Doing, asked: JobFind) -> list[int]:
     """Ids of the jobs that match."""
-    records = doing.machine.all_job_details()
     if not asked.criterias:
         raise WrongParameters("slurm.job.find: criterias is empty: say what to look for")
-    known = {name for record in records for name in record}
-    unknown = [name for name in asked.criterias if name not in known]
+    records = doing.machine.all_job_details()
+    unknown = _unknown(records, asked)
+    if unknown:
+        # Some fields only scontrol shows, for which slurmctld takes much longer.
+        records = doing.machine.all_job_details(full=True)
+        unknown = _unknown(records, asked)
     if unknown and records:
         raise WrongParameters(f"slurm.job.find: no job has a field {unknown[0]!r}", unknown[0])
     return [
@@ -62,6 +65,11 @@ def find(doing: Doing, asked: JobFind) -> list[int]:
         for record in records
         if _may_see(doing, record) and _matches(record, asked.criterias)
     ]
+
+
+def _unknown(records: list[dict[str, Any]], asked: JobFind) -> list[str]:
+    known = {name for record in records for name in record}
+    return [name for name in asked.criterias if name not in known]
 
 
 def get(doing: Doing, asked: JobGet) -> dict[str, list[dict[str, Any]]]:
@@ -180,7 +188,7 @@ OPERATIONS: Final = (
     Operation(
         ref="slurm.job.get",
         help="Show everything that Slurm knows of jobs.",
-        gives="For each id the records of its job: several for an array or a heterogeneous job.",
+        gives="For each id its job's records: several for an array, none where it is gone.",
         parameters=JobGet,
         run=get,
         pack=True,
