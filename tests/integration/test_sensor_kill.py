@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from running import children_of
 from sensing import Watching
 from submitting import submit_to, wait_until
 
@@ -104,10 +105,11 @@ class Storm:
             time.sleep(self.chance.uniform(0.0, 1.5))
             self.watching.start()
         else:
-            parts = Path(f"/proc/{self.watching.pid}/task/{self.watching.pid}/children")
-            pids = parts.read_text().split()
+            wait_until(lambda: len(children_of(self.watching.pid)) > 5)
+            part = self.chance.choice(children_of(self.watching.pid) or [0])
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(self.chance.choice(pids)), signal.SIGKILL)
+                if part:
+                    os.kill(part, signal.SIGKILL)
 
     def quiet(self) -> None:
         """Let it come to rest, and see that the events tell what Slurm shows."""

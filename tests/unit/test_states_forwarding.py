@@ -1,0 +1,55 @@
+"""What a controller's sensor tells is taken by the Steward that it reports to."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from states_site import Shown, Told
+
+from steward.capture.forwarded.admitting import Admitting
+from steward.capture.forwarded.wire import Row
+from steward.capture.states.source import Sensor
+from steward.capture.states.store import StateStore
+from steward.events import NODE_STATE, Event, encode
+from steward.slurm.machine_rows import ReservationRecord
+from steward.state_facts import NodeState
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def no_store() -> Any:
+    raise AssertionError("nothing of it has bytes")
+
+
+def admitted(*events: Event) -> tuple[int, list[str]]:
+    """How many are taken, and why the others are not."""
+    rows = [Row(e.kind, e.cluster, e.key, encode(e), None, None) for e in events]
+    taken, refused = Admitting("c1", lambda _cluster, _key: False).admit(rows, no_store)
+    return len(taken), [why for _, why in refused]
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> list[Event]:
+    shown, told = Shown(), Told()
+    shown.states["n1"] = "DOWN"
+    shown.reasons["n1"] = ("a reason", "root", NOON)
+    shown.reserved["r"] = ReservationRecord(name="r", state="ACTIVE", start=NOON, end=NOON)
+    sensor = Sensor("c1", shown, StateStore(str(tmp_path), "c1"), interval_s=1.0)
+    sensor.turn(told.append)
+    return told.events
+
+
+def test_what_the_sensor_tells_is_taken(told: list[Event]) -> None:
+    assert {event.kind.partition(".")[0] for event in told} == {"node", "partition", "reservation"}
+    assert admitted(*told) == (len(told), [])
+
+
+def test_a_time_without_a_zone_is_refused(told: list[Event]) -> None:
+    event = next(event for event in told if event.kind == NODE_STATE)
+    body = NodeState(node="n1", state="DOWN", reason_at=datetime(2026, 3, 1))  # noqa: DTZ001
+    strange = msgspec.structs.replace(event, body=body)
+    assert admitted(strange) == (0, ["it has a time without a zone"])
+    key = msgspec.structs.replace(event, key="job.seen:1:2")
+    assert admitted(key) == (0, ["its key is not that of a node.state"])
