@@ -123,6 +123,9 @@ class Changing:
             job: Its name.
             why: The reason, for its user; what is said there stays if empty.
 
+        Returns:
+            Whether it is over; scancel says nothing of a job that was so before, or unknown.
+
         Raises:
             SlurmError: As above.
         """
