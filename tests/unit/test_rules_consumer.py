@@ -456,3 +456,31 @@ def test_a_storm_keeps_to_its_bounds(tmp_path: Path) -> None:
     assert len(site.history()) == 4000
     assert len(site.said) == 4000
     assert not site.open_()
+
+
+def test_what_is_under_way_at_the_end_is_waited_for_and_told_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    site = RulesSite(tmp_path, MAIL)
+    ends = threading.Event()
+    site.world.ran = lambda one: (ends.wait(0.2), None)[1]
+    site.give(failure(1))
+    site.consumer.tick(site.append)
+    assert site.statuses() == ["started"]
+    site.consumer.close()
+    assert site.statuses() == ["succeeded"]
+    assert site.said == {}
+    site.start()
+    site.settle()
+    assert [event.body.status for event in site.said.values()] == ["succeeded"]
+    assert len(site.world.done) == 1
+
+
+def test_what_is_too_old_after_a_long_rest_is_not_begun(tmp_path: Path) -> None:
+    site = RulesSite(tmp_path, with_care(MAIL, max_age="10m"))
+    site.give(failure(1))
+    site.now += timedelta(hours=1)
+    site.restart()
+    site.settle()
+    assert site.statuses() == ["held-back"]
+    assert site.world.done == []

@@ -18,7 +18,7 @@ from steward.automation.rules.model import Rule
 from steward.automation.rules.store import Store
 from steward.automation.rules.tables import Execution
 from steward.automation.rules.telling import Telling
-from steward.automation.rules.triggers import KINDS, WINDOWS, trigger_of
+from steward.automation.rules.triggers import KINDS, TYPE_OF, WINDOWS, trigger_of
 from steward.config import Settings
 from steward.consumers import Append
 from steward.events import NODE_STATE, Event, utc_now
@@ -97,10 +97,10 @@ class RulesConsumer:
             return []
         found = []
         for event in events:
-            if event.seen_at < self._began:
+            if event.seen_at < self._began or TYPE_OF[event.kind] not in wanted:
                 continue
             trigger = trigger_of(event, self._store.failures)
-            if trigger is not None and trigger.type in wanted:
+            if trigger is not None:
                 found += self._deciding.decide(event, trigger, rules, self._clock())
         return found
 

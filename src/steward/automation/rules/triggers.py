@@ -120,20 +120,19 @@ TYPES: Final[dict[str, TriggerType]] = {
 }
 """Every type of trigger, by its name."""
 
-KINDS: Final = frozenset(
-    {
-        *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE, CONTROLLER_STATE, BANK_THRESHOLD),
-        *(JOB_STATE, RUN_END),
-    }
-)
-"""The kinds of events that triggers are made of."""
-
-_PLAIN: Final = {
+TYPE_OF: Final = {
+    NODE_STATE: "slurm.node.state",
+    JOB_STATE: "slurm.job.state",
+    RUN_END: "slurm.job.state",
     PARTITION_STATE: "slurm.partition.state",
     RESERVATION_STATE: "slurm.reservation.state",
     CONTROLLER_STATE: "slurm.controller.state",
     BANK_THRESHOLD: "bank.threshold",
 }
+"""For each kind of event that rules are told of the type of trigger that it is."""
+
+KINDS: Final = frozenset(TYPE_OF)
+"""The kinds of events that triggers are made of."""
 
 
 def trigger_of(event: Event, failures: Failures) -> Trigger | None:
@@ -144,11 +143,11 @@ def trigger_of(event: Event, failures: Failures) -> Trigger | None:
         failures: Counts the failures of its node.
     """
     if event.kind == NODE_STATE:
-        return _trigger("slurm.node.state", event, event.body, _of_node(event, failures))
+        return _trigger(event, event.body, _of_node(event, failures))
     if event.kind in (JOB_STATE, RUN_END):
         record = _record(event)
         return None if record is None else _of_job(event, record)
-    return _trigger(_PLAIN[event.kind], event, event.body, {})
+    return _trigger(event, event.body, {})
 
 
 def _of_node(event: Event, failures: Failures) -> Payload:
@@ -184,13 +183,13 @@ def _record(event: Event) -> JobRecord | None:
 def _of_job(event: Event, record: JobRecord) -> Trigger:
     whole = {field: getattr(record, field) for field in record.__struct_fields__}
     more = {"final": event.kind == RUN_END, "state": base_state(record.state)}
-    return _trigger("slurm.job.state", event, whole, more)
+    return _trigger(event, whole, more)
 
 
-def _trigger(name: str, event: Event, body: Any, more: Payload) -> Trigger:
+def _trigger(event: Event, body: Any, more: Payload) -> Trigger:
     payload: Payload = msgspec.to_builtins(body)
     payload |= {"cluster": event.cluster, "at": msgspec.to_builtins(event.at), **more}
-    return Trigger(type=name, payload=payload)
+    return Trigger(type=TYPE_OF[event.kind], payload=payload)
 
 
 def subject_of(trigger: Trigger) -> tuple[Any, ...]:
