@@ -88,6 +88,8 @@ class World:
         self.drained: set[str] = set()
         self.done: list[tuple[str, str, dict[str, Any]]] = []
         """Each time that something was done: the rule, the action, its parameters."""
+        self.acted: list[tuple[str, str]] = []
+        """The same by rule and event."""
         self.ran: Callable[[Execution], Ran | None] = lambda _one: None
         self.checked: Callable[[Execution], bool | None] = lambda _one: None
         self.found: Callable[[Execution], Found] = lambda _one: Found(traces="unseen")
@@ -119,6 +121,7 @@ class WorldsHand:
         with self._world.lock:
             if told is None and not one.dry_run:
                 self._world.done.append((one.rule, one.action, one.parameters))
+                self._world.acted.append((one.rule, one.event))
                 if one.action == "slurm.node.drain":
                     self._world.drained |= set(one.parameters["nodes"].split(","))
         return told or ran(one)
@@ -173,6 +176,14 @@ class RulesSite:
         """As after SIGKILL: nothing is said goodbye to."""
         self.consumer._store.close()
         self.start()
+
+    def kill(self) -> None:
+        """As SIGKILL, when actions are over and nobody has heard of it; and start again."""
+        executing = self.consumer._executing
+        until = time.monotonic() + 60
+        while len(executing._tasks) > executing._back.qsize() and time.monotonic() < until:
+            time.sleep(0.001)
+        self.restart()
 
     def append(self, events: Sequence[Event]) -> None:
         self.appended += events

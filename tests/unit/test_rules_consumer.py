@@ -1,5 +1,6 @@
 """What rules do about events: once, within their bounds, whatever happens meanwhile."""
 
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -7,6 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rules_site import DRAIN, MAIL, NOON, Killed, RulesSite, World, failure, ran, with_care
 
 from steward.automation.errors import NotYours
@@ -484,3 +487,64 @@ def test_what_is_too_old_after_a_long_rest_is_not_begun(tmp_path: Path) -> None:
     site.settle()
     assert site.statuses() == ["held-back"]
     assert site.world.done == []
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("give"), st.integers(1, 8)),
+        st.tuples(st.sampled_from(["again", "tick", "kill", "settle", "repair"]), st.just(0)),
+        st.tuples(st.just("rest"), st.integers(1, 1200)),
+    ),
+    max_size=25,
+)
+
+
+@settings(deadline=None, max_examples=25)
+@given(STEPS)
+def test_whatever_comes_in_whatever_order_bounds_are_kept(steps: list[tuple[str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as path:
+        drain = with_care(DRAIN, rate_limit="6/10m")
+        mail = with_care(MAIL, rate_limit="4/10m", dedup_window="1m")
+        site = RulesSite(Path(path), drain, mail, most_nodes_percent=3)
+        world = site.world
+        world.found = lambda one: Found(
+            traces="done" if (one.rule, one.event) in world.acted else "not-begun"
+        )
+        given_events: list[Event] = []
+        for step, number in steps:
+            if step == "give":
+                first = len(given_events) + 1
+                given_events += [
+                    failure(first + n, f"n{(first + n) % 7}", at=site.now) for n in range(number)
+                ]
+                site.give(*given_events[-number:])
+            elif step == "again" and given_events:
+                site.give(*given_events[-5:])
+            elif step == "tick":
+                site.consumer.tick(site.append)
+            elif step == "kill":
+                site.kill()
+            elif step == "settle":
+                site.settle()
+            elif step == "repair":
+                world.drained = set()
+            elif step == "rest":
+                site.now += timedelta(seconds=number)
+            assert len(world.drained) <= 3
+        site.kill()
+        site.settle()
+        history = site.history()
+        assert Counter((one.rule, one.event) for one in history) == Counter(
+            (rule, event.key) for rule in ("drain", "mail") for event in given_events
+        )
+        assert max(Counter(world.acted).values(), default=0) <= 1
+        assert set(world.acted) == {
+            (one.rule, one.event) for one in history if one.status == "succeeded"
+        }
+        assert len(site.said) == len(history)
+        for rule, most in (("drain", 6), ("mail", 4)):
+            made = [one.made for one in history if one.rule == rule and one.status == "succeeded"]
+            for moment in made:
+                within = [one for one in made if moment <= one < moment + timedelta(minutes=10)]
+                assert len(within) <= most
+        site.consumer.close()
