@@ -52,7 +52,7 @@ class Site:
         home.mkdir()
         shutil.chown(home, "slurm")
         self.daemon = Daemon(cluster, home, user="slurm")
-        self.programs = home / "programs"
+        self.programs = Path(cluster.directory) / "programs"
         self.mails = home / "mails"
         self.mails.touch()
         self.mails.chmod(0o666)
@@ -63,7 +63,7 @@ class Site:
             self.daemon.settings,
             access=AccessSettings(operators=("olga",), administrators=("carl",)),
             actions=ActionsSettings(
-                programs_file="/etc/steward-programs",
+                programs_file=str(self.programs),
                 webhooks={
                     "site": f"http://127.0.0.1:{port}/site",
                     "gone": f"http://127.0.0.1:{port}/gone",
@@ -171,7 +171,6 @@ def test_drain_and_resume(healthy: Site) -> None:
     # Slurm asks its slurmd whether it is there before it is used.
     assert all("DRAIN" not in back[name]["state"] for name in (one, two))
     wait_until(lambda: site.node(one)["state"] == "IDLE")
-    assert site.node(one)["reason"] is None
     nothing = site.result("slurm.node.resume", nodes=both)
     assert not any(line["changed"] for line in nothing.values())
 
@@ -230,6 +229,17 @@ def test_a_reason_that_somebody_else_gave_stays(healthy: Site) -> None:
     # carl's now, which root's is not.
     assert "mine" in site.refused("slurm.node.resume", by="root", nodes=one)
     assert "DRAIN" not in site.result("slurm.node.resume", nodes=one)[one]["state"]
+
+
+def test_a_reason_that_a_resume_left_is_nobodys(healthy: Site) -> None:
+    """Slurm 24.11 leaves it; where it is taken away there is nothing to be kept."""
+    site, one = healthy, healthy.nodes[0]
+    site.said("scontrol", "update", f"nodename={one}", "state=drain", "reason=fan")
+    site.said("scontrol", "update", f"nodename={one}", "state=resume")
+    is_left = site.node(one)["reason"] is not None
+    done = site.result("slurm.node.drain", nodes=one, reason="disk")
+    behind = "; was: fan" if is_left else ""
+    assert done[one]["reason"] == f"disk{behind} (steward: carl)"
 
 
 def test_slurmctlds_own_reason_is_kept_behind(healthy: Site) -> None:
@@ -476,9 +486,8 @@ def test_webhook(site: Site) -> None:
 
 
 def list_programs(site: Site, *lines: str, mode: int = 0o644) -> None:
-    path = Path("/etc/steward-programs")
-    text = "".join(f"{line}\n" for line in lines)
-    site.cluster.run(["sh", "-c", f"cat > {path} && chmod {mode:o} {path}"], input=text)
+    site.programs.write_text("".join(f"{line}\n" for line in lines))
+    site.programs.chmod(mode)
 
 
 def test_programs(site: Site) -> None:
@@ -500,9 +509,9 @@ def test_programs(site: Site) -> None:
     list_programs(site, "/bin/true", mode=0o664)
     assert "root's" in site.refused("local.command", program="/bin/true")
     list_programs(site, "/bin/true")
-    site.cluster.run(["chown", "carl", "/etc/steward-programs"])
+    os.chown(site.programs, site.cluster.users["carl"].uid, -1)
     assert "root's" in site.refused("local.command", program="/bin/true")
-    site.cluster.run(["rm", "/etc/steward-programs"])
+    site.programs.unlink()
 
 
 def test_triggers(site: Site) -> None:
@@ -544,7 +553,7 @@ def test_triggers(site: Site) -> None:
         line.split()[:1] == [str(number)] for line in site.said("strigger", "--get").splitlines()
     )
     site.result("slurm.job.cancel", by="root", jobids=job)
-    site.cluster.run(["rm", "/etc/steward-programs"])
+    site.programs.unlink()
 
 
 def test_audit_says_who_and_what(healthy: Site) -> None:
@@ -588,7 +597,7 @@ def test_an_action_that_was_killed_has_no_end(site: Site) -> None:
     running.wait(10)
     assert newest()["status"] == "unfinished"
     assert newest()["ended"] is None
-    site.cluster.run(["rm", "/etc/steward-programs"])
+    site.programs.unlink()
 
 
 def test_an_action_that_takes_too_long(site: Site) -> None:
@@ -607,7 +616,7 @@ def test_an_action_that_takes_too_long(site: Site) -> None:
     )  # fmt: skip
     assert json.loads(done.stdout)["status"] == "timeout"
     assert time.monotonic() - began < 300
-    site.cluster.run(["rm", "/etc/steward-programs"])
+    site.programs.unlink()
 
 
 def test_words_of_the_command_line(site: Site) -> None:

@@ -296,4 +296,6 @@ def _ours() -> Iterator[None]:
     try:
         yield
     except SqliteUnavailable as error:
-        raise AuditUnavailable(f"the audit log is away: {error}", error.offender) from error
+        raise AuditUnavailable(
+            f"the audit log is away, and nothing is done without it: {error}", error.offender
+        ) from error

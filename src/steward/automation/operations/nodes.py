@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 
 from steward.automation.errors import DoneInPart, NotYours, WrongParameters
-from steward.automation.guarding import need_ours, reasons_for
+from steward.automation.guarding import is_out, need_ours, reasons_for
 from steward.automation.operation import Doing, Operation, Parameters
 from steward.errors import StewardError
 
@@ -17,9 +17,7 @@ NodeList = Annotated[
     str, msgspec.Meta(description="The nodes, in any of Slurm's forms: n1,n[3-5].")
 ]
 Reason = Annotated[str, msgspec.Meta(description="Why; who says so is put behind it.")]
-_OUT_OF_SERVICE: Final = frozenset({"DOWN", "ERROR", "FUTURE", "UNKNOWN"})
 _FOR_A_REASON: Final = frozenset({"DOWN", "DRAIN", "FAIL"})
-_RESUMED_FLAGS: Final = frozenset({"DRAIN", "FAIL"})
 
 
 class NodesGet(Parameters, frozen=True, kw_only=True):
@@ -74,7 +72,7 @@ def drain(doing: Doing, asked: NodesOut) -> dict[str, Any]:
 def resume(doing: Doing, asked: NodesResume) -> dict[str, Any]:
     """Bring nodes back into service that are drained, down or failing."""
     nodes = doing.machine.nodes(asked.nodes)
-    out = {name: node for name, node in nodes.items() if _is_out(node)}
+    out = {name: node for name, node in nodes.items() if is_out(node)}
     need_ours(doing, out, "resume it")
     return changed(doing, nodes, lambda: doing.changing.set_state(list(out), "RESUME"), out)
 
@@ -90,7 +88,7 @@ def update(doing: Doing, asked: NodesUpdate) -> dict[str, Any]:
     if state in _FOR_A_REASON and not reason.strip():
         raise WrongParameters(f"a node is set {state} for a reason only: add one to infos")
     if state and state not in _FOR_A_REASON:
-        need_ours(doing, {name: node for name, node in nodes.items() if _is_out(node)}, "change it")
+        need_ours(doing, {name: node for name, node in nodes.items() if is_out(node)}, "change it")
     if not reason:
         return changed(doing, nodes, lambda: doing.changing.update_nodes(list(nodes), infos))
     reasons = reasons_for(doing, nodes, reason)
@@ -196,11 +194,6 @@ def _by_reason(
     return said
 
 
-def _is_out(node: "NodeRecord") -> bool:
-    """Whether there is something that a resume would end."""
-    return node.base in _OUT_OF_SERVICE or bool(_RESUMED_FLAGS & set(node.flags))
-
-
 def _is_drained(doing: Doing, asked: NodesOut) -> bool | None:
     return _all(doing, asked.nodes, lambda node: "DRAIN" in node.flags)
 
@@ -210,7 +203,7 @@ def _is_down(doing: Doing, asked: NodesOut) -> bool | None:
 
 
 def _is_resumed(doing: Doing, asked: NodesResume) -> bool | None:
-    return _all(doing, asked.nodes, lambda node: not _is_out(node))
+    return _all(doing, asked.nodes, lambda node: not is_out(node))
 
 
 def _all(doing: Doing, nodes: str, is_so: "Callable[[NodeRecord], bool]") -> bool | None:
