@@ -14,7 +14,8 @@ from steward_daemon import Daemon
 from submitting import submit_to, wait_until
 
 from steward.automation.catalogue import operations
-from steward.config import AccessSettings, ActionsSettings, SensorSettings
+from steward.config import AccessSettings
+from steward.config_automation import ActionsSettings, SensorSettings
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.cluster import Inside
 from steward.settings.file import Loaded, render

@@ -13,6 +13,7 @@ from typing import Final
 
 from steward.agent import agent
 from steward.demo.cast import Submission
+from steward.demo.configured import toml
 from steward.errors import StewardError
 from steward.native import building, installing
 from steward.sandbox import Inside, Sandbox
@@ -55,6 +56,11 @@ class Books:
         self._agent: Inside | None = None
         self.listen = f"127.0.0.1:{_free_port()}"
         self.trouble = self._build()
+
+    @property
+    def settings(self) -> list[str]:
+        """The lines of the configuration file."""
+        return [] if self.trouble else ["[nodes]", f"listen = {toml(self.listen)}", ""]
 
     @property
     def _lines(self) -> str:

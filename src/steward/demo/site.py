@@ -18,6 +18,7 @@ from steward.demo import automation
 from steward.demo.bank import CONTROLLER_ENV, PLUGIN_DIRS, Till, charged
 from steward.demo.books import PLUGSTACK, Books, is_told
 from steward.demo.cast import Submission, submissions
+from steward.demo.configured import configuration
 from steward.errors import StewardError
 from steward.journal.actions import StatusAnswer
 from steward.sandbox import Inside, Sandbox, SandboxSpec, SlurmMissing
@@ -196,30 +197,17 @@ class Site:
         if self.steward_user:
             shutil.chown(own, self.steward_user, self.steward_user)
         os.makedirs(self.rules, mode=0o755, exist_ok=True)
-        cluster = self.sandbox.cluster_settings()
-        lines = [
-            f"state_dir = {_toml(self.state_dir)}",
-            f"socket = {_toml(self.socket)}",
-            "",
-            f"[cluster.{self.sandbox.plan.spec.cluster}]",
-            f"slurm_conf = {_toml(cluster.slurm_conf)}",
-            f"slurm_bin = {_toml(cluster.slurm_bin)}",
-            f"spool = {_toml(cluster.spool)}",
-            f"snapshot_interval_s = {cluster.snapshot_interval_s}",
-            f"munge_socket = {_toml(self.sandbox.plan.munge_socket)}",
-            "",
-            *(
-                []
-                if self.books.trouble
-                else ["[nodes]", f"listen = {_toml(self.books.listen)}", ""]
-            ),
-            *self.bank.settings,
-            *automation.settings(self.rules),
-            "[archive.sink.files]",
-            f"path = {_toml(self.archive)}",
-        ]
+        text = configuration(
+            state_dir=self.state_dir,
+            socket=self.socket,
+            cluster=self.sandbox.plan.spec.cluster,
+            slurm=self.sandbox.cluster_settings(),
+            munge_socket=self.sandbox.plan.munge_socket,
+            archive=self.archive,
+            parts=[*self.books.settings, *self.bank.settings, *automation.settings(self.rules)],
+        )
         with open(self.config, "w", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
+            file.write(text)
 
     def _answers(self) -> bool:
         if self._daemon is not None and self._daemon.poll() is not None:
@@ -460,7 +448,3 @@ class Site:
         except OSError:
             said = []
         return DemoError("; the daemon said: ".join([what, " | ".join(said)][: 1 + bool(said)]))
-
-
-def _toml(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
