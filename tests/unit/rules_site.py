@@ -111,6 +111,7 @@ class WorldsHand:
         with world.lock:
             return Look(
                 wanted=frozenset(str(one.parameters["nodes"]).split(",")),
+                members={"debug": frozenset(world.nodes)},
                 available=frozenset(world.nodes - world.drained),
                 names=frozenset(world.nodes),
                 seen=self._clock(),

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from rules_site import DRAIN, MAIL, NOON, Killed, RulesSite, World, failure, ran, with_care
 
 from steward.automation.errors import NotYours
-from steward.automation.rules.hand import Found
+from steward.automation.rules import caps
+from steward.automation.rules.hand import Found, Look
 from steward.automation.rules.store import Store
 from steward.automation.rules.tables import Execution
 from steward.events import Event
@@ -144,6 +145,48 @@ def test_what_a_cap_holds_back_counts_for_the_rate(tmp_path: Path) -> None:
     held = [one.message for one in site.history() if one.status == "held-back"]
     assert sum("taken away" in message for message in held) == 3
     assert sum("rate limit" in message for message in held) == 14
+
+
+@pytest.mark.parametrize(
+    ("action", "infos", "takes", "kept_by"),
+    [
+        ("slurm.node.update", {"comment": "x", "Weight": 3}, False, ""),
+        ("slurm.node.update", {"state": "resume", "reason": "x"}, False, ""),
+        ("slurm.node.update", {"state": "DRAIN"}, True, ""),
+        ("slurm.node.update", {"node_state": "DRAIN", "reason": "x"}, True, ""),
+        ("slurm.node.update", {"NodeState": "down"}, True, ""),
+        ("slurm.node.update", {"state_up": "FAIL"}, True, ""),
+        ("slurm.node.update", {"st_ate": "DRAIN"}, True, ""),
+        ("slurm.node.update", {"features": ""}, True, ""),
+        ("slurm.node.update", '{"state": "DRAIN"}', True, ""),
+        ("slurm.partition.update", {"state": "UP", "max_time": "1:00"}, False, ""),
+        ("slurm.partition.update", {"state": "DOWN"}, True, "debug"),
+        ("slurm.partition.update", {"State_Up": "DOWN", "default": "NO"}, True, "debug"),
+        ("slurm.partition.update", {"nodes": "n1"}, True, "*"),
+        ("slurm.partition.update", {"RootOnly": "YES"}, True, "*"),
+        ("slurm.partition.update", "what is this", True, "*"),
+    ],
+)
+def test_what_an_update_takes_away(action: str, infos: object, takes: bool, kept_by: str) -> None:
+    given = {"nodes": "n[1-2]", "partition": "debug", "infos": infos}
+    assert bool(caps.nodes_taken(action, given) or caps.partition_taken(action, given)) is takes
+    assert caps.kept_by(action, given) == kept_by
+
+
+def test_when_a_node_has_come_back() -> None:
+    look = Look(
+        wanted=frozenset(),
+        available=frozenset({"n1", "n2"}),
+        names=frozenset({"n1", "n2", "n3"}),
+        members={"debug": frozenset({"n1"})},
+        seen=NOON,
+    )
+    assert look.has_back(caps.Taken("n1", "r"))
+    assert look.has_back(caps.Taken("n1", "r", "debug"))
+    assert look.has_back(caps.Taken("gone", "r", "*"))
+    assert not look.has_back(caps.Taken("n2", "r", "debug"))
+    assert not look.has_back(caps.Taken("n1", "r", "*"))
+    assert not look.has_back(caps.Taken("n3", "r"))
 
 
 def test_a_small_cluster_may_lose_one_node(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ SHIPPED: Final = os.path.join(os.path.dirname(__file__), "shipped")
 _ENDING: Final = ".yaml"
 _ANYBODYS: Final = stat.S_IWGRP | stat.S_IWOTH
 
-Signature = tuple[tuple[str, int, int, int], ...]
+Signature = tuple[tuple[str, tuple[int, ...]], ...]
 """What tells that files have changed."""
 
 
@@ -86,14 +86,16 @@ def load_file(
 
 def signature(settings: RulesSettings) -> Signature:
     """Differs once a file came, went, or was changed."""
-    found = []
+    found: list[tuple[str, tuple[int, ...]]] = []
     for path, _shipped in _files(settings, []):
         try:
             status = os.stat(path)
         except OSError:
-            found.append((path, 0, 0, 0))
+            found.append((path, ()))
         else:
-            found.append((path, status.st_mtime_ns, status.st_size, status.st_ino))
+            # Who owns it and who may write it decide as well; each changes the ctime.
+            told = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+            found.append((path, told))
     return tuple(found)
 
 

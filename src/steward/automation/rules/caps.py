@@ -13,7 +13,14 @@ import msgspec
 
 from steward.automation.rules.model import Rule
 
-_GIVING_BACK: Final = frozenset({"RESUME", "UNDRAIN", "IDLE", "POWER_UP", "CANCEL_REBOOT"})
+_GIVING_BACK: Final = frozenset({"RESUME", "UNDRAIN", "IDLE", "POWER_UP", "CANCEL_REBOOT", "UP"})
+_HARMLESS_OF_NODES: Final = frozenset({"comment", "extra", "reason", "weight"})
+_HARMLESS_OF_PARTITIONS: Final = frozenset(
+    {"default", "defaulttime", "maxtime", "priorityjobfactor", "prioritytier", "gracetime"}
+)
+_PARTITION: Final = "slurm.partition.update"
+FOR_EVER: Final = "*"
+"""Stands for every partition: what nobody can see to be given back."""
 
 
 def takes_nodes(action: str) -> bool:
@@ -29,9 +36,26 @@ def nodes_taken(action: str, parameters: Mapping[str, Any]) -> str:
 
 def partition_taken(action: str, parameters: Mapping[str, Any]) -> str:
     """The partition whose nodes an action would take away; "" for none."""
-    if action != "slurm.partition.update" or not _is_off(parameters):
+    if action != _PARTITION or _is_harmless(parameters, _HARMLESS_OF_PARTITIONS):
         return ""
     return str(parameters.get("partition", ""))
+
+
+def kept_by(action: str, parameters: Mapping[str, Any]) -> str:
+    """The partition that a node has to be in again before it counts as given back.
+
+    Returns:
+        "" where the node's own state tells; :data:`FOR_EVER` where nothing does.
+    """
+    partition = partition_taken(action, parameters)
+    infos = parameters.get("infos")
+    if not partition or not isinstance(infos, Mapping):
+        return FOR_EVER if partition else ""
+    others = {name: value for name, value in infos.items() if "state" not in str(name).lower()}
+    if _is_harmless({"infos": others}, _HARMLESS_OF_PARTITIONS):
+        return partition
+    # A limit, who may use it, which nodes it has: that the partition is up says nothing.
+    return FOR_EVER
 
 
 def _named(parameters: Mapping[str, Any]) -> str:
@@ -39,37 +63,47 @@ def _named(parameters: Mapping[str, Any]) -> str:
     return ",".join(map(str, nodes)) if isinstance(nodes, list | tuple) else str(nodes)
 
 
-def _by_state(parameters: Mapping[str, Any]) -> str:
-    infos = parameters.get("infos")
-    if not isinstance(infos, Mapping):
-        # JSON in a text: what it says is not known here, so the worst is taken for granted.
-        return _named(parameters) if infos else ""
-    states = [str(value).upper() for name, value in infos.items() if name.lower() == "state"]
-    return _named(parameters) if any(state not in _GIVING_BACK for state in states) else ""
+def _by_infos(parameters: Mapping[str, Any]) -> str:
+    return "" if _is_harmless(parameters, _HARMLESS_OF_NODES) else _named(parameters)
 
 
-def _is_off(parameters: Mapping[str, Any]) -> bool:
+def _is_harmless(parameters: Mapping[str, Any], harmless: frozenset[str]) -> bool:
+    """Whether an update surely takes nothing away: what is not known to be harmless is not.
+
+    Slurm and we take a key in many spellings: ``State``, ``node_state``, ``state_up``.
+    """
     infos = parameters.get("infos")
     if not isinstance(infos, Mapping):
-        return bool(infos)
-    states = [str(value).upper() for name, value in infos.items() if name.lower() == "state"]
-    return any(state != "UP" for state in states)
+        # JSON in a text: what it says is not known here.
+        return not infos
+    keys = {str(name).replace("_", "").lower(): value for name, value in infos.items()}
+    return all(
+        str(value).strip().upper() in _GIVING_BACK if "state" in key else key in harmless
+        for key, value in keys.items()
+    )
 
 
 _TAKING: Final[dict[str, Callable[[Mapping[str, Any]], str]]] = {
     "slurm.node.down": _named,
     "slurm.node.drain": _named,
     "slurm.node.reserve": _named,
-    "slurm.node.update": _by_state,
-    "slurm.partition.update": lambda _parameters: "",
+    "slurm.node.update": _by_infos,
+    _PARTITION: lambda _parameters: "",
 }
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """A node that a rule has taken away, as far as is known."""
+    """A node that a rule has taken away, as far as is known.
+
+    Attributes:
+        node: Its name.
+        rule: The rule.
+        kept_by: See :func:`kept_by`.
+    """
 
     node: str
     rule: str
+    kept_by: str = ""
 
 
 def over_cap(

@@ -213,8 +213,10 @@ class Executing:
 
     def _looked(self, one: Execution, look: Look) -> None:
         """Start an execution that takes nodes away, if so many may be."""
-        taken = {taken.node for taken in self._store.taken(one.cluster)}
-        back = {node for node in taken if node in look.available or node not in look.names}
+        taken = self._store.taken(one.cluster)
+        back = {node.node for node in taken} - {
+            node.node for node in taken if not look.has_back(node)
+        }
         if back:
             self._store.give_back(one.cluster, back, look.seen)
         rule = self._rules.get(one.rule)

@@ -30,16 +30,26 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         wanted: Those that an action would take away.
-        available: Those that take jobs.
-        total: How many there are.
+        available: Those that take jobs: their state lets them, no reservation has them, and
+            every partition of theirs is up.
         names: All of them.
+        members: The nodes of each partition that is up.
         seen: When the look began.
     """
 
     wanted: frozenset[str]
     available: frozenset[str]
     names: frozenset[str]
+    members: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
     seen: datetime
+
+    def has_back(self, taken: caps.Taken) -> bool:
+        """Whether a node that was taken is seen to be given back, or is gone."""
+        if taken.node not in self.names:
+            return True
+        if taken.node not in self.available:
+            return False
+        return not taken.kept_by or taken.node in self.members.get(taken.kept_by, ())
 
     @property
     def total(self) -> int:
@@ -106,6 +116,7 @@ class RunnersHand:
         """
         from steward.slurm import Machine
         from steward.slurm.node_states import is_available
+        from steward.slurm.nodelists import expand
 
         if one.cluster not in self._settings.cluster:
             raise RuleError(
@@ -118,10 +129,21 @@ class RunnersHand:
         wanted = set(machine.node_names(listed)) if listed else set()
         partition = caps.partition_taken(one.action, one.parameters)
         wanted |= {name for name, node in nodes.items() if partition in node.partitions}
+        up = {name for name, of in machine.partitions().items() if of.state == "UP"}
+        reserved = [held.nodes for held in machine.reservations().values() if held.nodes]
+        held = {name for listed in reserved for name in expand(listed)}
         return Look(
             wanted=frozenset(wanted),
-            available=frozenset(name for name, node in nodes.items() if is_available(node.state)),
+            available=frozenset(
+                name
+                for name, node in nodes.items()
+                if is_available(node.state) and name not in held and up.issuperset(node.partitions)
+            ),
             names=frozenset(nodes),
+            members={
+                part: frozenset(name for name, node in nodes.items() if part in node.partitions)
+                for part in up
+            },
             seen=seen,
         )
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.automation.rules.caps import Taken
+from steward.automation.rules.caps import Taken, kept_by
 from steward.automation.rules.tables import (
     COLUMNS,
     HELD_BACK,
@@ -23,7 +23,7 @@ from steward.automation.rules.tables import (
 )
 from steward.automation.rules.triggers import WINDOWS
 from steward.events import Event
-from steward.jobs.facts import micros, moment
+from steward.moments import micros, moment
 from steward.sqlite import (
     Connection,
     make_for_owner,
@@ -205,8 +205,15 @@ class Store:
 
     def taken(self, cluster: str) -> list[Taken]:
         """The nodes that rules have taken away, as far as is known."""
-        rows = self._rows("SELECT node, rule FROM taken WHERE cluster = ?", (cluster,))
-        return [Taken(node, rule) for node, rule in rows]
+        rows = self._rows(
+            "SELECT node, taken.rule, action, parameters FROM taken "
+            "LEFT JOIN execution ON execution.id = taken.execution WHERE taken.cluster = ?",
+            (cluster,),
+        )
+        return [
+            Taken(node, rule, kept_by(action or "", msgspec.json.decode(parameters or "{}")))
+            for node, rule, action, parameters in rows
+        ]
 
     def give_back(self, cluster: str, available: Iterable[str], seen: datetime) -> None:
         """Forget nodes that were seen to take jobs after what took them was over.
