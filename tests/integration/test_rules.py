@@ -180,6 +180,48 @@ def test_what_a_kill_left_open_is_looked_up_once(cluster: Sandbox, home: Path) -
         heal(cluster)
 
 
+TAKING = {
+    "reserve": (
+        "slurm.node.reserve",
+        '{nodes: "{{ trigger.node }}", reservation_name: "r_{{ trigger.node }}"}',
+    ),
+    "update": (
+        "slurm.node.update",
+        '{nodes: "{{ trigger.node }}", infos: {node_state: DRAIN, reason: looks bad}}',
+    ),
+}
+"""Actions that take nodes away in less plain words than a drain."""
+
+
+@pytest.mark.parametrize("how", TAKING)
+def test_a_cap_holds_however_nodes_are_taken(cluster: Sandbox, home: Path, how: str) -> None:
+    action, parameters = TAKING[how]
+    rule = DRAIN.replace("RATE", "100/1h").replace("most_nodes_percent: 5", "most_nodes_percent: 2")
+    rule = rule.replace("slurm.node.drain", action)
+    head, _, tail = rule.partition("  parameters:")
+    rule = f"{head}  parameters: {parameters}\ncontext:{tail.partition('context:')[2]}"
+    store = home / "sensor"
+    store.mkdir()
+    daemon = Ruling(cluster, home / "home", rule, sensor=False)
+    nodes = ["made1", "made2", "made3", "made4", "made5"]
+    try:
+        daemon.start()
+        wait_until(lambda: "rules, 1 on" in daemon.log(), 60)
+        for _ in Storm(daemon, store, nodes).rage(3):
+            time.sleep(1)
+        wait_until(lambda: len(daemon.history("--status", "ended")) == 10, 90)
+        done = [one for one in daemon.history() if one["status"] == "succeeded"]
+        assert len({one["parameters"]["nodes"] for one in done}) == 2, daemon.history()
+        held = [one["message"] for one in daemon.history() if one["status"] == "held-back"]
+        assert all("2 % are 2" in message for message in held)
+        assert len(held) == 10 - len(done)
+    finally:
+        daemon.close()
+        for node in nodes:
+            cluster.run(["scontrol", "delete", f"reservationname=r_{node}"], check=False)
+        heal(cluster)
+
+
 def until_busy(daemon: Ruling) -> None:
     """Wait until an action is under way, if one comes at all."""
     store = Store(str(daemon.state), read_only=True)
