@@ -31,10 +31,10 @@ from steward.config import ClusterSettings, Settings
 from steward.daemon.rooms import registry
 from steward.daemon.socket import SocketServer
 from steward.jobs import database_path
-from steward.jobs.facts import moment
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
 from steward.lines import Line
+from steward.moments import moment
 from steward.sqlite import open_database, transaction
 from steward.standings import Standings
 from steward.waiting import Stop

@@ -6,7 +6,7 @@ from typing import Any
 from job_lives import at
 
 from steward.events import STEP_END, STEP_START, TASK_EXIT, Event
-from steward.jobs.facts import micros
+from steward.moments import micros
 from steward.usage import StepEnd, StepStart, TasksExited, TaskUsage
 
 

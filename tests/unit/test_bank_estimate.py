@@ -10,7 +10,7 @@ from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.estimate import estimate, merged, parse_options, tasks_of
 from steward.bank.prices import dearest_price
 from steward.bank.records import Description, Factor, Rate, Use
-from steward.jobs.facts import micros
+from steward.moments import micros
 
 EVERYTHING = Rate(weights=dict.fromkeys(["cpu", "mem", "node", "gres/gpu", "billing"], SU))
 

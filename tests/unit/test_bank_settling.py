@@ -21,7 +21,7 @@ from steward.bank.settling import (
     same_as,
 )
 from steward.config import BankSettings
-from steward.jobs.facts import micros
+from steward.moments import micros
 from steward.records import JobRecord
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
 from steward.usage import RunFact

@@ -17,8 +17,8 @@ from steward.accounting.log.reading import read_lines
 from steward.capture.nodes.folding import flaw_of, fold
 from steward.events import STEP_USAGE, Event
 from steward.jobs import Jobs
-from steward.jobs.facts import moment
 from steward.lines import Line
+from steward.moments import moment
 
 HUGE = 2**63 - 1
 

@@ -23,7 +23,7 @@ LEVELS = [
         *("config_section", "config_accounting", "config_bank", "config_automation"),
         *("bank_facts", "state_facts"),
         *("errors", "filesystems", "environment", "waiting", "logs", "messages", "offered"),
-        *("printable", "posting", "webhooks"),
+        *("printable", "posting", "moments", "webhooks"),
         "__init__",
     },
 ]

@@ -17,9 +17,9 @@ from test_jobs_steps import Clocked, done, histories, running
 from steward.accounting.log.consumer import LogConsumer
 from steward.accounting.log.reading import read_lines
 from steward.events import STEP_USAGE, Event
-from steward.jobs.facts import micros
 from steward.jobs.lines import COLUMNS, line_of
 from steward.lines import Line
+from steward.moments import micros
 from steward.sqlite import open_reader
 from steward.usage import StepUsage
 

@@ -6,7 +6,8 @@ import pytest
 from job_lives import at, record
 
 from steward.events import Event
-from steward.jobs.facts import RunFacts, blanked, merge_runs, micros, moment
+from steward.jobs.facts import RunFacts, blanked, merge_runs
+from steward.moments import micros, moment
 from steward.records import JobRecord
 
 SUBMIT_US = micros(at(0))

@@ -4,8 +4,9 @@ import msgspec
 from job_lives import at, record
 
 from steward.events import JOB_END, Event, JobFacts
-from steward.jobs.facts import RunFacts, micros
+from steward.jobs.facts import RunFacts
 from steward.jobs.resolve import KeptScript, Resolved, resolve
+from steward.moments import micros
 from steward.slurm.states import FORGOTTEN
 
 

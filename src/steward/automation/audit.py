@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from steward.automation.errors import AuditUnavailable
-from steward.jobs.facts import micros, moment
+from steward.moments import micros, moment
 from steward.sqlite import (
     Connection,
     SqliteUnavailable,

@@ -43,7 +43,8 @@ from steward.events import (
     Event,
     utc_now,
 )
-from steward.jobs.facts import base_state, micros, moment
+from steward.jobs.facts import base_state
+from steward.moments import micros, moment
 from steward.records import JobRecord
 from steward.slurm.states import FINISHED
 from steward.usage import RunFact

@@ -33,7 +33,8 @@ from steward.bank.settling import leader_of
 from steward.bank.unpaid import Unpaid
 from steward.config import Settings
 from steward.jobs import Job, Jobs, database_path
-from steward.jobs.facts import base_state, micros, micros_or_0
+from steward.jobs.facts import base_state
+from steward.moments import micros, micros_or_0
 from steward.records import JobRecord
 from steward.slurm import tres
 from steward.slurm.arrays import count

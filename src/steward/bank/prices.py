@@ -13,7 +13,7 @@ from steward.bank.errors import NoRate
 from steward.bank.factors import WHOLE, dearest, split
 from steward.bank.money import rounded, show
 from steward.bank.records import Price, PriceLine, Rate, Use
-from steward.jobs.facts import micros
+from steward.moments import micros
 
 HOUR_S: Final = 3600
 ANY: Final = "*"

@@ -20,7 +20,7 @@ from steward.bank.records import Charge
 from steward.bank.settling import Pricing
 from steward.config import Settings
 from steward.jobs import Jobs, database_path
-from steward.jobs.facts import micros, moment
+from steward.moments import micros, moment
 from steward.slurm.client import Slurm
 from steward.slurm.errors import SlurmError
 

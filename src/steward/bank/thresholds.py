@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from steward.bank.records import AccountBooks, AllocationBooks
 from steward.bank_facts import BankThreshold
 from steward.config import BankSettings
-from steward.jobs.facts import micros, moment
+from steward.moments import micros, moment
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Transaction

@@ -23,7 +23,7 @@ from steward.config import Settings
 from steward.consumers import Append
 from steward.errors import Unavailable
 from steward.events import BANK_THRESHOLD, Event
-from steward.jobs.facts import micros, moment
+from steward.moments import micros, moment
 from steward.posting import NotTaken
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from steward.cli.bank_text import (
 from steward.cli.output import Column
 from steward.cli.times import zone_to_ask_in
 from steward.errors import UsageError
-from steward.jobs.facts import moment
+from steward.moments import moment
 
 
 @asking_columns

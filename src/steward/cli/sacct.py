@@ -93,7 +93,7 @@ def _pieces(asked: Options) -> Iterator[str]:
 
 def _say_window(answer: SacctAnswer) -> None:
     from steward.cli.times import show
-    from steward.jobs.facts import moment
+    from steward.moments import moment
 
     since, until = (show(moment(us)) for us in (answer.since, answer.until))
     sys.stdout.flush()

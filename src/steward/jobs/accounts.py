@@ -7,7 +7,6 @@ from typing import Any, Final
 import msgspec
 
 from steward.jobs.expiring import expirable
-from steward.jobs.facts import micros, moment
 from steward.jobs.gaps import Gap, gaps
 from steward.jobs.launches import COLUMNS as LAUNCH_COLUMNS
 from steward.jobs.launches import launch_of
@@ -17,6 +16,7 @@ from steward.jobs.resolve import resolve
 from steward.jobs.runs import views
 from steward.jobs.tables import load
 from steward.lines import Line
+from steward.moments import micros, moment
 from steward.sqlite import Connection, translated
 from steward.usage import RunFact, StepUsage
 

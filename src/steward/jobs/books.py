@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import Final
 
 from steward.events import Event
-from steward.jobs.facts import micros
 from steward.jobs.launches import (
     LaunchRow,
     load_accounted,
@@ -25,6 +24,7 @@ from steward.jobs.saying import Sayer, digest
 from steward.jobs.tables import EXPIRED, NO_RUN, Group, Told
 from steward.jobs.usage import add_steps, as_step_of, run_line, step_line_of
 from steward.lines import Line
+from steward.moments import micros
 from steward.sqlite import Connection
 from steward.usage import RunFact
 

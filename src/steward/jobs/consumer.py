@@ -32,7 +32,6 @@ from steward.events import (
 from steward.jobs.adding import add, check, job_id_of
 from steward.jobs.books import Books
 from steward.jobs.expiring import expire, take_out
-from steward.jobs.facts import micros
 from steward.jobs.gaps import put_gap
 from steward.jobs.identities import identities
 from steward.jobs.launches import load_steps, put_accounted
@@ -43,6 +42,7 @@ from steward.jobs.purging import Leaders, forget_scripts
 from steward.jobs.resolve import resolve
 from steward.jobs.tables import MIGRATIONS, Group, known, load
 from steward.jobs.writes import Writes
+from steward.moments import micros
 from steward.sqlite import Connection, open_database, transaction, translated
 from steward.usage import AccountingExpire, Launch, StepAccounted
 

@@ -12,8 +12,9 @@ import msgspec
 
 from steward.events import Event, JobFacts
 from steward.jobs.adding import run_key
-from steward.jobs.facts import IMPORTED, base_state, micros
+from steward.jobs.facts import IMPORTED, base_state
 from steward.jobs.tables import EXPIRED, Group, Told
+from steward.moments import micros
 from steward.slurm.states import FINISHED
 from steward.sqlite import Connection
 

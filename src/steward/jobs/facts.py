@@ -5,18 +5,15 @@ the one that counts is picked by a total order (the latest, or the earliest
 end), and the record that is shown is made of those: any order gives the same.
 """
 
-from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Final
 
 import msgspec
 
 from steward.events import JOB_END, Event, JobFacts
+from steward.moments import micros
 from steward.records import JobRecord
 from steward.slurm.states import FINISHED, FORGOTTEN
-
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 # The states in which sacct shows an earlier run of a job that was requeued are an end, too.
 _REQUEUED: Final = "REQUEUED"
@@ -117,21 +114,6 @@ PRIVATE: Final = dict.fromkeys(
     ],
     "",
 )
-
-
-def micros(moment: datetime) -> int:
-    """Microseconds since the epoch."""
-    return (moment - EPOCH) // _MICROSECOND
-
-
-def micros_or_0(moment: datetime | None) -> int:
-    """Microseconds since the epoch; 0 for a time that is not known."""
-    return 0 if moment is None else micros(moment)
-
-
-def moment(us: int) -> datetime:
-    """The UTC time that is so many microseconds after the epoch."""
-    return EPOCH + timedelta(microseconds=us)
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):

@@ -5,7 +5,7 @@ from datetime import datetime
 import msgspec
 
 from steward.events import Event
-from steward.jobs.facts import micros, moment
+from steward.moments import micros, moment
 from steward.sqlite import Connection
 from steward.usage import NodeGap
 

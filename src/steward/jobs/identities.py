@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 
 from steward.events import JOB_IDENTITY, Event, JobIdentity
-from steward.jobs.facts import moment
 from steward.jobs.resolve import Resolved
 from steward.jobs.tables import Group, Said
+from steward.moments import moment
 from steward.records import JobRecord
 
 SOURCE: Final = "jobs"

@@ -14,11 +14,11 @@ from typing import Final, TypeVar
 import msgspec
 
 from steward.events import Event
-from steward.jobs.facts import micros
 from steward.jobs.resolve import SLACK_US
 from steward.jobs.runs import RunKey, RunView
 from steward.jobs.spent import Spent, sum_up
 from steward.lines import Line
+from steward.moments import micros
 from steward.slurm.nodelists import NodeListError, expand
 from steward.sqlite import Connection
 from steward.usage import Launch, StepAccounted, StepEnd, StepStart, TasksExited, TaskUsage

@@ -11,13 +11,13 @@ from steward.config import Settings
 from steward.events import JobScript
 from steward.jobs.accounts import Accounts
 from steward.jobs.conditions import called, conditions
-from steward.jobs.facts import micros, moment
 from steward.jobs.names import parse
 from steward.jobs.place import database_path
 from steward.jobs.purging import leader_of
 from steward.jobs.records import Job, JobFilter, Position, Run, Script
 from steward.jobs.resolve import PROMPT_US
 from steward.jobs.tables import unpack
+from steward.moments import micros, moment
 from steward.records import JobRecord
 from steward.slurm.arrays import covers
 from steward.sqlite import SqliteUnavailable, open_reader, translated

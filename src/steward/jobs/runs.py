@@ -4,8 +4,9 @@ from datetime import datetime
 
 import msgspec
 
-from steward.jobs.facts import RunFacts, base_state, blanked, fill_lasting, micros, moment
+from steward.jobs.facts import RunFacts, base_state, blanked, fill_lasting
 from steward.jobs.resolve import SLACK_US, Resolved
+from steward.moments import micros, moment
 from steward.records import JobRecord
 from steward.slurm.states import WAITING
 from steward.usage import RunFact

@@ -12,12 +12,12 @@ from typing import Final
 import msgspec
 
 from steward.events import RUN_END, RUN_START, RUN_SUSPEND, STEP_USAGE, Event
-from steward.jobs.facts import micros, micros_or_0, moment
 from steward.jobs.identities import SOURCE
 from steward.jobs.launches import WITHDRAWN, LaunchRow
 from steward.jobs.resolve import SLACK_US
 from steward.jobs.runs import RunKey, RunView
 from steward.jobs.tables import Group, Told
+from steward.moments import micros, micros_or_0, moment
 from steward.records import JobRecord
 from steward.usage import RunFact, StepUsage
 

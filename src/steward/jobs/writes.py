@@ -7,10 +7,11 @@ from typing import Any, Final
 import msgspec
 
 from steward.events import JobScript
-from steward.jobs.facts import RunFacts, blanked, micros
+from steward.jobs.facts import RunFacts, blanked
 from steward.jobs.purging import leader_of
 from steward.jobs.resolve import Resolved, whole_second
 from steward.jobs.tables import Group, ScriptRow, Told, pack
+from steward.moments import micros
 from steward.sqlite import Connection
 
 _JOB_COLUMNS: Final = [

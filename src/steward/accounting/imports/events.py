@@ -11,8 +11,9 @@ from typing import Final
 import msgspec
 
 from steward.events import JOB_END, STEP_ACCOUNTED, Event, JobFacts, utc_now
-from steward.jobs.facts import IMPORTED, base_state, micros
+from steward.jobs.facts import IMPORTED, base_state
 from steward.lines import Line
+from steward.moments import micros
 from steward.records import JobRecord
 from steward.slurm.states import FINISHED
 from steward.usage import StepAccounted

@@ -14,8 +14,8 @@ from steward.accounting.imports.place import Place, load, save
 from steward.accounting.log.reading import read_lines
 from steward.consumers import Append
 from steward.events import Event
-from steward.jobs.facts import moment
 from steward.lines import Line
+from steward.moments import moment
 from steward.records import JobRecord
 from steward.slurm.history import rows_of_file
 from steward.slurm.history_rows import NAMED, Row, job_of, step_of

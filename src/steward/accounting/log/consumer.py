@@ -33,9 +33,9 @@ from steward.events import (
     Event,
     utc_now,
 )
-from steward.jobs.facts import micros, moment
 from steward.jobs.purging import parsed_key
 from steward.jobs.resolve import PROMPT_US
+from steward.moments import micros, moment
 from steward.usage import RunFact, StepAccounted, StepUsage
 
 log = logging.getLogger(__name__)

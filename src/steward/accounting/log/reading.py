@@ -17,8 +17,8 @@ from steward.accounting.log.assembling import RunRecords
 from steward.accounting.log.errors import LogError, LogUnavailable
 from steward.accounting.log.places import PACKED, units_of
 from steward.accounting.log.records import AnyRecord, Head, head_of, record_of
-from steward.jobs.facts import micros
 from steward.lines import Line
+from steward.moments import micros
 
 _LONGEST_LINE: Final = 8 << 20
 """Bytes; a record of ours has less, and one of another must not fill the memory."""

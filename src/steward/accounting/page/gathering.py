@@ -18,8 +18,8 @@ from steward.accounting.page.waiting import gone_on, waiting
 from steward.accounting.room import AccountingRoom
 from steward.errors import UsageError
 from steward.jobs import Job, Run, parse
-from steward.jobs.facts import micros
 from steward.lines import Line
+from steward.moments import micros
 from steward.records import JobRecord
 from steward.slurm import WAITING, Outlook, Pending
 from steward.slurm.arrays import count

@@ -21,7 +21,7 @@ from steward.events import (
     STEP_USAGE,
     Event,
 )
-from steward.jobs.facts import moment
+from steward.moments import moment
 from steward.usage import PluginMessage, RunFact, StepUsage
 
 _JOB_HOOKS: Final = {

@@ -345,7 +345,7 @@ def closed_days(directory: str, since_us: int, before_us: int) -> list[str]:
         since_us: µs since the epoch.
         before_us: Likewise.
     """
-    from steward.jobs.facts import moment
+    from steward.moments import moment
 
     # A day's name is that of the cluster's zone: a day more on either side holds any zone's.
     first = str(moment(max(0, since_us - _DAY_US)).date())

@@ -19,7 +19,7 @@ from steward.bank.money import MOST
 from steward.bank.prices import dearest_price, rate_for
 from steward.bank.records import Description, PriceLine, Quote, Rate, Use
 from steward.config_bank import BankSettings
-from steward.jobs.facts import moment
+from steward.moments import moment
 from steward.slurm.picture import Picture
 
 GRACE_S: Final = 60

@@ -12,7 +12,7 @@ from steward.bank.ledger.records import Account, By, Member
 from steward.bank.ledger.session import Session, asking, clean
 from steward.bank.ledger.tables import account, member, pot
 from steward.bank.money import MOST
-from steward.jobs.facts import micros, moment
+from steward.moments import micros, moment
 
 _NAME: Final = re.compile(r"[^\s,\x00-\x1f\x7f]{1,100}")
 _DEEPEST: Final = 100
@@ -43,7 +43,9 @@ class Accounts:
             return self.need(new.name)
         earlier = self.get(new.name)
         if earlier is not None and earlier.known:
-            raise BankUsage(f"there is an account {new.name} already: change it by 'account change'", new.name)
+            raise BankUsage(
+                f"there is an account {new.name} already: change it by 'account change'", new.name
+            )
         self._check_parent(new.name, new.parent, new.draws_on_parent)
         if earlier is None:
             self.make(new, by)

@@ -13,7 +13,7 @@ from steward.bank.ledger.allocations import Allocations
 from steward.bank.ledger.records import Statement, StatementLine, UsageRow
 from steward.bank.ledger.session import SPENDING, Session, clean
 from steward.bank.ledger.tables import act, charge, entry, pot
-from steward.jobs.facts import micros, moment
+from steward.moments import micros, moment
 
 _AT_ONCE: Final = 500
 

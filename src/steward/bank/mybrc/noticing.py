@@ -20,7 +20,7 @@ from steward.bank.records import Charge
 from steward.bank.upkeep import BANK
 from steward.config import Settings
 from steward.jobs import Jobs, database_path
-from steward.jobs.facts import moment
+from steward.moments import moment
 from steward.slurm.people import People
 from steward.sqlite import SqliteUnavailable
 

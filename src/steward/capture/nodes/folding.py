@@ -23,8 +23,8 @@ from steward.events import (
     TASK_EXIT,
     Event,
 )
-from steward.jobs.facts import micros, moment
 from steward.jobs.names import MAX_JOB_ID
+from steward.moments import micros, moment
 from steward.usage import Launch, NodeGap, NodeJob, StepEnd, StepStart, TasksExited, TaskUsage
 
 SOURCE: Final = "node"

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from steward.jobs.facts import micros, moment
+from steward.moments import micros, moment
 from steward.sqlite import Connection, open_database, open_reader, transaction, translated
 
 FILE: Final = "nodes.db"
