@@ -9,10 +9,10 @@ from steward.bank.estimate import description_of
 from steward.bank.gate.shapes import Claim
 from steward.bank.records import Description
 from steward.jobs import Job
-from steward.jobs.facts import base_state
 from steward.moments import micros, micros_or_0
 from steward.records import JobRecord
 from steward.slurm.arrays import without
+from steward.slurm.states import base_state
 
 STARTED: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT"})
 """States of jobs that have their resources."""

@@ -43,10 +43,9 @@ from steward.events import (
     Event,
     utc_now,
 )
-from steward.jobs.facts import base_state
 from steward.moments import micros, moment
 from steward.records import JobRecord
-from steward.slurm.states import FINISHED
+from steward.slurm.states import FINISHED, base_state
 from steward.usage import RunFact
 
 if TYPE_CHECKING:

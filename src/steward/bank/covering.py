@@ -33,12 +33,12 @@ from steward.bank.settling import leader_of
 from steward.bank.unpaid import Unpaid
 from steward.config import Settings
 from steward.jobs import Job, Jobs, database_path
-from steward.jobs.facts import base_state
 from steward.moments import micros, micros_or_0
 from steward.records import JobRecord
 from steward.slurm import tres
 from steward.slurm.arrays import count
 from steward.slurm.requests import asked_for, kind_of
+from steward.slurm.states import base_state
 from steward.sqlite import SqliteUnavailable
 
 if TYPE_CHECKING:

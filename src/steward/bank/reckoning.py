@@ -22,12 +22,12 @@ from steward.bank.settling import (
     same_as,
 )
 from steward.jobs import Jobs
-from steward.jobs.facts import base_state
 from steward.moments import micros, micros_or_0
 from steward.records import JobRecord
 from steward.slurm.history import History
 from steward.slurm.history_rows import job_of
 from steward.slurm.people import People
+from steward.slurm.states import base_state
 from steward.usage import RunFact
 
 SACCT: Final = "sacct"

@@ -16,11 +16,11 @@ from steward.bank.prices import price, rate_for
 from steward.bank.records import Charge, Hold, Rate, Use
 from steward.bank.using import ALONE, is_whole, use_of
 from steward.config import BankSettings
-from steward.jobs.facts import base_state
 from steward.moments import micros, micros_or_0, moment
 from steward.records import JobRecord
 from steward.slurm.arrays import count
 from steward.slurm.picture import Picture
+from steward.slurm.states import base_state
 from steward.slurm.times import zone_called
 from steward.usage import RunFact
 

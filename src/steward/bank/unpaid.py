@@ -18,9 +18,9 @@ from steward.config import Settings
 from steward.config_bank import Unpaid as Rule
 from steward.errors import Unavailable
 from steward.jobs import Job
-from steward.jobs.facts import base_state
 from steward.slurm.changing import Changing, name_of
 from steward.slurm.errors import ScrontabJob, SlurmError
+from steward.slurm.states import base_state
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger

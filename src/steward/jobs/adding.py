@@ -12,12 +12,13 @@ from steward.events import (
     JobFacts,
     JobScript,
 )
-from steward.jobs.facts import RunFacts, base_state
+from steward.jobs.facts import RunFacts
 from steward.jobs.launches import LaunchKey, LaunchRow
 from steward.jobs.names import MAX_JOB_ID, MAX_RAW_ID
 from steward.jobs.tables import Group, ScriptRow
 from steward.moments import micros
 from steward.records import JobRecord
+from steward.slurm.states import base_state
 from steward.usage import AccountingExpire, Launch, NodeGap, StepAccounted, TasksExited
 
 _MAX_INT64: Final = 2**63 - 1

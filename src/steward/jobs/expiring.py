@@ -12,10 +12,10 @@ import msgspec
 
 from steward.events import Event, JobFacts
 from steward.jobs.adding import run_key
-from steward.jobs.facts import IMPORTED, base_state
+from steward.jobs.facts import IMPORTED
 from steward.jobs.tables import EXPIRED, Group, Told
 from steward.moments import micros
-from steward.slurm.states import FINISHED
+from steward.slurm.states import FINISHED, base_state
 from steward.sqlite import Connection
 
 _ENDED: Final = """

@@ -13,7 +13,7 @@ import msgspec
 from steward.events import JOB_END, Event, JobFacts
 from steward.moments import micros
 from steward.records import JobRecord
-from steward.slurm.states import FINISHED, FORGOTTEN
+from steward.slurm.states import FINISHED, FORGOTTEN, base_state
 
 # The states in which sacct shows an earlier run of a job that was requeued are an end, too.
 _REQUEUED: Final = "REQUEUED"
@@ -410,11 +410,6 @@ def _is_refused(record: JobRecord) -> bool:
     """
     never_ran = not record.nodelist and (record.start is None or record.start == record.end)
     return never_ran and record.exit_signal == 1 and not record.exit_code
-
-
-def base_state(state: str) -> str:
-    """A state without what sacct writes behind it ("CANCELLED by 1000"), in capitals."""
-    return state.partition(" ")[0].rstrip("+").upper()
 
 
 def _is_final(kind: str, record: JobRecord) -> bool:

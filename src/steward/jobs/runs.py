@@ -4,11 +4,11 @@ from datetime import datetime
 
 import msgspec
 
-from steward.jobs.facts import RunFacts, base_state, blanked, fill_lasting
+from steward.jobs.facts import RunFacts, blanked, fill_lasting
 from steward.jobs.resolve import SLACK_US, Resolved
 from steward.moments import micros, moment
 from steward.records import JobRecord
-from steward.slurm.states import WAITING
+from steward.slurm.states import WAITING, base_state
 from steward.usage import RunFact
 
 RunKey = tuple[int, int]

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.jobs.facts import base_state
 from steward.jobs.names import display
 from steward.jobs.spent import MOST, Spent, least, most, spent_by, total
 from steward.lines import Line
 from steward.moments import micros, micros_or_0
 from steward.slurm.nodelists import NodeListError, fold
+from steward.slurm.states import base_state
 from steward.usage import RunFact, StepUsage
 
 _NAMED: Final = frozenset({"batch", "extern", "interactive"})

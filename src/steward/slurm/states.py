@@ -79,6 +79,11 @@ def in_full(text: str) -> str:
     return state
 
 
+def base_state(state: str) -> str:
+    """A state without what sacct writes behind it ("CANCELLED by 1000"), in capitals."""
+    return state.partition(" ")[0].rstrip("+").upper()
+
+
 def ended_state(number: int) -> str:
     """The state of a run, or a piece of one, that is over, from Slurm's own number.
 

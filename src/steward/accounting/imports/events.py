@@ -11,11 +11,11 @@ from typing import Final
 import msgspec
 
 from steward.events import JOB_END, STEP_ACCOUNTED, Event, JobFacts, utc_now
-from steward.jobs.facts import IMPORTED, base_state
+from steward.jobs.facts import IMPORTED
 from steward.lines import Line
 from steward.moments import micros
 from steward.records import JobRecord
-from steward.slurm.states import FINISHED
+from steward.slurm.states import FINISHED, base_state
 from steward.usage import StepAccounted
 
 _ENDS: Final = FINISHED | {"REQUEUED", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}

@@ -14,11 +14,11 @@ from steward.accounting.log.records import (
     JobTask,
     JobTerminated,
 )
-from steward.jobs.facts import base_state
 from steward.jobs.lines import rank_of
 from steward.jobs.usage import add_steps, as_step_of, run_line, step_line
 from steward.lines import Line
 from steward.moments import micros, moment
+from steward.slurm.states import base_state
 from steward.usage import RunFact, StepUsage, TaskUsage
 
 _Launch = tuple[str, str, int]

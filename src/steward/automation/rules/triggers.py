@@ -22,10 +22,9 @@ from steward.events import (
     Event,
     JobFacts,
 )
-from steward.jobs.facts import base_state
 from steward.records import JobRecord
 from steward.slurm.node_states import is_available, is_failing
-from steward.slurm.states import FINISHED
+from steward.slurm.states import FINISHED, base_state
 from steward.state_facts import NodeState, PartitionState, ReservationState
 from steward.usage import RunFact
 

@@ -16,8 +16,8 @@ from steward.bank.reconciling import own_charges
 from steward.bank.records import Hold
 from steward.bank.settling import REVOKED, charged_before, is_charged, leader_of
 from steward.events import QUEUE_LOOKED, RUN_END, Event
-from steward.jobs.facts import base_state
 from steward.records import JobRecord
+from steward.slurm.states import base_state
 from steward.usage import RunFact
 
 if TYPE_CHECKING:
