@@ -292,6 +292,22 @@ def test_what_is_refused_is_not_tried_again(tmp_path: Path) -> None:
     assert (one.status, one.message) == ("failed", "n1 shows the reason 'mine' by ada")
 
 
+def test_what_is_refused_takes_no_room(tmp_path: Path) -> None:
+    site = RulesSite(tmp_path, with_care(DRAIN, most_nodes_percent=1))
+
+    def refuse(one: Execution) -> None:
+        if one.parameters["nodes"] == "n1":
+            raise NotYours("n1 shows the reason 'mine' by ada")
+
+    site.world.ran = refuse
+    # Not available, before and afterwards: it is never seen to be given back.
+    site.world.drained = {"n1"}
+    for number, node in enumerate(("n1", "n2", "n3"), start=1):
+        site.give(failure(number, node))
+        site.settle()
+    assert site.statuses() == ["failed", "succeeded", "held-back"]
+
+
 def test_a_fault_of_ours_ends_its_execution_alone(tmp_path: Path) -> None:
     site = RulesSite(tmp_path, DRAIN, MAIL)
 

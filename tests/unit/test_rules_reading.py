@@ -282,3 +282,23 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     usual = RulesSettings(shipped=False)
     if not Path(usual.directories[0]).exists():
         assert book.load(usual).troubles == ()
+
+
+@pytest.mark.parametrize("text", ["name: node_down_notify\nenabled: fasle", "\xff: name: [", "{"])
+def test_a_shipped_rule_that_a_broken_file_was_to_replace_is_out(tmp_path: Path, text: str) -> None:
+    name = "any" if "node_down" in text else "node_down_notify"
+    (tmp_path / f"{name}.yaml").write_bytes(text.encode("latin-1"))
+    found = book.load(RulesSettings(directories=(str(tmp_path),)))
+    assert len(found.rules) == 4
+    assert "node_down_notify" not in found.rules
+    assert "the site's own rule 'node_down_notify' is wrong" in found.troubles[-1].what
+
+
+def test_so_it_is_where_others_may_write(tmp_path: Path) -> None:
+    path = tmp_path / "off.yaml"
+    path.write_text(DRAIN.replace("name: drain", "name: node_down_often_drain"))
+    for wrong in (path, tmp_path):
+        wrong.chmod(0o777)
+        found = book.load(RulesSettings(directories=(str(tmp_path),)))
+        assert "node_down_often_drain" not in found.rules
+        wrong.chmod(0o755)

@@ -5,6 +5,7 @@ rule out. A rule of the site's takes the place of a shipped one of the same name
 """
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from typing import Final
@@ -18,6 +19,7 @@ from steward.config_automation import RulesSettings
 
 SHIPPED: Final = os.path.join(os.path.dirname(__file__), "shipped")
 _ENDING: Final = ".yaml"
+_NAMED: Final = re.compile(rb"name['\"]?[ \t]*:[ \t]*['\"]?([A-Za-z0-9_.-]+)")
 _ANYBODYS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
@@ -52,10 +54,12 @@ def load(settings: RulesSettings) -> Book:
     """The rules of a configuration, as their files are now."""
     rules: dict[str, Rule] = {}
     troubles: list[Trouble] = []
+    claimed: set[str] = set()
     for path, is_shipped in _files(settings, troubles):
         found, wrong = load_file(path, shipped=is_shipped)
         troubles += wrong
         if found is None:
+            claimed |= set() if is_shipped else _claims(path)
             continue
         before = rules.get(found.name)
         if before is not None and before.shipped == is_shipped:
@@ -63,6 +67,15 @@ def load(settings: RulesSettings) -> Book:
             troubles.append(Trouble(path=path, what=what))
             continue
         rules[found.name] = found
+    for trouble in troubles:
+        if trouble.path in settings.directories and os.path.isdir(trouble.path):
+            claimed |= {name for path in _yaml_in(trouble.path) for name in _claims(path)}
+    for name in sorted(claimed & rules.keys()):
+        if rules[name].shipped:
+            # It may have been to switch that one off: what it says instead is not known.
+            what = f"{rules[name].path}:1: left out: the site's own rule {name!r} is wrong"
+            troubles.append(Trouble(path=rules[name].path, what=what))
+            del rules[name]
     return Book(rules=dict(sorted(rules.items())), troubles=tuple(troubles))
 
 
@@ -118,6 +131,18 @@ def _files(settings: RulesSettings, troubles: list[Trouble]) -> Iterator[tuple[s
             troubles.append(Trouble(path=directory, what=str(error)))
         else:
             yield from ((path, False) for path in paths)
+
+
+def _claims(path: str) -> set[str]:
+    """The names that a file which is no rule may have been to be."""
+    found = {os.path.basename(path).removesuffix(_ENDING)}
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            data = file.read(reading.LONGEST)
+    except OSError:
+        return found
+    return found | {name.decode() for name in _NAMED.findall(data)}
 
 
 def _yaml_in(directory: str) -> list[str]:

@@ -167,6 +167,7 @@ class Executing:
     def _wait_for(self, task: _Task, error: Unavailable) -> None:
         """Ask again later, or try again what was not begun: something is away."""
         one = task.one
+        self._took_nothing(task)
         times = self._away.get(one.id, 0)
         self._away[one.id] = times + 1
         due = self._clock() + timedelta(seconds=_AWAY_S[min(times, len(_AWAY_S) - 1)])
@@ -177,9 +178,16 @@ class Executing:
         else:
             self._store.again(one, due, str(error), counts=False)
 
+    def _took_nothing(self, task: _Task) -> None:
+        """What a run raises it raises before anything is changed."""
+        if task.kind == "run":
+            self._store.take_nothing(task.one)
+
     def _broken(self, task: _Task, error: BaseException) -> None:
         one = task.one
         self._lost.pop(one.id, None)
+        if isinstance(error, StewardError):
+            self._took_nothing(task)
         status = "unknown" if task.kind in ("check", "find") else "failed"
         if isinstance(error, StewardError):
             self._end(one, status, str(error))

@@ -215,6 +215,11 @@ class Store:
             for node, rule, action, parameters in rows
         ]
 
+    def take_nothing(self, one: Execution) -> None:
+        """Forget what an execution was to take: it has changed nothing."""
+        with transaction(self.connection, self.path) as connection:
+            connection.execute("DELETE FROM taken WHERE execution = ?", (one.id,))
+
     def give_back(self, cluster: str, available: Iterable[str], seen: datetime) -> None:
         """Forget nodes that were seen to take jobs after what took them was over.
 

@@ -53,7 +53,7 @@ MIGRATIONS: Final = (
         node TEXT NOT NULL,
         rule TEXT NOT NULL,
         execution INTEGER NOT NULL,
-        PRIMARY KEY (cluster, node, rule)
+        PRIMARY KEY (cluster, node, rule, execution)
     ) WITHOUT ROWID;
 
     CREATE TABLE failure (
