@@ -155,3 +155,9 @@ def test_check_tells_where_facts_on_jobs_come_from(
     assert "  plugins   jobacct/log\n" in told.out
     assert "  mail      by /usr/bin/mail\n" in told.out
     assert f"{tmp_path}/none is not there" in told.err
+
+
+def test_the_triggers_secret_is_looked_for_where_triggers_are_kept_set(tmp_path: Path) -> None:
+    assert doubted(tmp_path, "[sensor]\nenabled = true\ntriggers = false\n") == []
+    (told,) = doubted(tmp_path, "[sensor]\nenabled = true\n")
+    assert "sensor.secret_file" in told

@@ -21,6 +21,7 @@ from steward.config import (
     Settings,
     SinkSettings,
 )
+from steward.config_automation import SensorSettings
 from steward.filesystems import may
 from steward.settings.problem import Problem
 from steward.settings.toml_lines import KeyPath
@@ -40,7 +41,11 @@ def mistakes(settings: Settings) -> Iterator[Problem]:
 
 def doubts(settings: Settings) -> Iterator[Problem]:
     """What is missing here and now: files, users, Python packages."""
-    yield from _missing_files(settings, (), _other_user(settings.state_dir))
+    user = _other_user(settings.state_dir)
+    yield from _missing_files(settings, (), user)
+    sensor = settings.sensor
+    if sensor.enabled and sensor.triggers and sensor.secret_file == SensorSettings().secret_file:
+        yield from _unreadable(("sensor", "secret_file"), sensor.secret_file, user)
     for name, cluster in settings.cluster.items():
         yield from _lines_missed(("cluster", name, "jobcomp_lines"), cluster.jobcomp_lines)
     for name, sink in settings.archive.sink.items():
@@ -89,7 +94,7 @@ def _missing_files(section: Section, key: KeyPath, user: int | None) -> Iterator
             for name, inner in value.items():
                 if isinstance(inner, Section):
                     yield from _missing_files(inner, (*here, name), user)
-        elif value and (field.name.endswith("_file") or field.name in _FILES):
+        elif value != field.default and (field.name.endswith("_file") or field.name in _FILES):
             yield from _unreadable(here, value, user)
 
 
