@@ -158,6 +158,11 @@ def test_check_tells_where_facts_on_jobs_come_from(
 
 
 def test_the_triggers_secret_is_looked_for_where_triggers_are_kept_set(tmp_path: Path) -> None:
-    assert doubted(tmp_path, "[sensor]\nenabled = true\ntriggers = false\n") == []
-    (told,) = doubted(tmp_path, "[sensor]\nenabled = true\n")
-    assert "sensor.secret_file" in told
+    def told(more: str) -> list[str]:
+        path = tmp_path / "steward.toml"
+        path.write_text(f'state_dir = "{tmp_path}"\n[cluster.c]\n[sensor]\nenabled = true\n{more}')
+        return [problem.what for problem in doubts(load(str(path)))]
+
+    assert told("triggers = false\n") == []
+    (missing,) = told("")
+    assert "sensor.secret_file" in missing
