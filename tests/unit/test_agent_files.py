@@ -302,7 +302,8 @@ def test_no_line_is_lost_by_rotation_under_writers(
             break
     names = [line.partition(" ")[0] for line in found]
     assert len(names) == len(set(names)) == 12_000
-    assert spool_in(tmp_path).place.number > 20
+    # How often is the speed of the machine; that it was again and again is what counts.
+    assert spool_in(tmp_path).place.number > 5
 
 
 def test_two_runs_never_work_at_the_same_lines(
