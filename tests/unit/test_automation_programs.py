@@ -74,10 +74,32 @@ def test_a_program_that_others_can_write(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o775)
-    with pytest.raises(ProgramsFileError, match="written by others"):
+    with pytest.raises(ProgramsFileError, match="writable by nobody else"):
         need_listed(str(program), lists(tmp_path, f"{program}\n"))
 
 
 def test_a_list_that_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(ProgramsFileError):
         listed(str(tmp_path))
+
+
+@pytest.mark.parametrize("whose", ["program", "directory", "above", "link"])
+def test_a_program_that_somebody_else_could_exchange(tmp_path: Path, whose: str) -> None:
+    above = tmp_path / "above"
+    directory = above / "directory"
+    directory.mkdir(parents=True)
+    program = directory / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    link = tmp_path / "link"
+    link.symlink_to(program)
+    programs = lists(tmp_path, f"{program}\n{link}\n")
+    need_listed(str(program), programs)
+    need_listed(str(link), programs)
+    theirs = {"program": program, "directory": directory, "above": above, "link": link}[whose]
+    os.chown(theirs, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(ProgramsFileError, match="root's"):
+        need_listed(str(link), programs)
+    if whose != "link":
+        with pytest.raises(ProgramsFileError, match="root's"):
+            need_listed(str(program), programs)

@@ -19,7 +19,7 @@ from steward.slurm import (
     UnknownReservation,
     WrongUpdate,
 )
-from steward.slurm.machine_changing import reason_text, said
+from steward.slurm.machine_changing import node_infos, reason_text, said
 
 STATE = "State=DOWN+DRAIN+NOT_RESPONDING"
 
@@ -228,3 +228,15 @@ def test_what_slurm_said() -> None:
         == "Invalid input: x"
     )
     assert said(error("")) == "what"
+
+
+@pytest.mark.parametrize(
+    "name", ["State", "state", "node_state", "NodeState", "state_up", "st_ate"]
+)
+def test_a_state_in_whatever_spelling(name: str) -> None:
+    assert node_infos({name: "RESUME", "features_act": "a"}) == {
+        "State": "RESUME",
+        "ActiveFeatures": "a",
+    }
+    with pytest.raises(WrongUpdate, match="two ways"):
+        node_infos({name: "RESUME", "STATE_": "DRAIN"})

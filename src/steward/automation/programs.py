@@ -9,6 +9,8 @@ from steward.errors import UsageError
 
 _LONGEST: Final = 1024 * 1024
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_LISTED: Final = "nothing listed there is started"
+_STARTED: Final = "what others could exchange is not started"
 
 
 class ProgramsFileError(UsageError):
@@ -30,12 +32,15 @@ def need_listed(path: str, programs_file: str) -> None:
         raise NotYours(f"{path} is not in {programs_file}, where root lists what may be started")
     try:
         status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode) or not os.access(path, os.X_OK):
+            raise NotYours(f"{path} is no program that can be started", path)
+        _need_safe(status, path, _STARTED)
+        _need_roots_link(path, _STARTED)
+        # Both ways to it: whoever can exchange a link names another program.
+        for way in {os.path.dirname(path), os.path.dirname(os.path.realpath(path))}:
+            _need_directories(way, _STARTED)
     except OSError as error:
         raise NotYours(f"{path} cannot be started: {error.strerror}", path) from error
-    if not stat.S_ISREG(status.st_mode) or not os.access(path, os.X_OK):
-        raise NotYours(f"{path} is no program that can be started", path)
-    if status.st_mode & _OTHERS_WRITE:
-        raise ProgramsFileError(f"{path} can be written by others than its owner", path)
 
 
 def listed(programs_file: str) -> frozenset[str]:
@@ -47,14 +52,9 @@ def listed(programs_file: str) -> frozenset[str]:
     try:
         # Followed, where it is a link: what counts is who can write what is read.
         with open(programs_file, "rb") as file:
-            _need_roots(os.fstat(file.fileno()), programs_file, is_file=True)
+            _need_safe(os.fstat(file.fileno()), programs_file, _LISTED)
             data = file.read(_LONGEST)
-        directory = os.path.dirname(os.path.realpath(programs_file))
-        while True:
-            _need_roots(os.stat(directory), directory, is_file=False)
-            if directory == "/":
-                break
-            directory = os.path.dirname(directory)
+        _need_directories(os.path.dirname(os.path.realpath(programs_file)), _LISTED)
     except FileNotFoundError:
         return frozenset()
     except OSError as error:
@@ -65,13 +65,24 @@ def listed(programs_file: str) -> frozenset[str]:
     return frozenset(line for line in lines if line.startswith("/"))
 
 
-def _need_roots(status: os.stat_result, path: str, *, is_file: bool) -> None:
+def _need_directories(directory: str, then: str) -> None:
+    while True:
+        _need_safe(os.stat(directory), directory, then, is_file=False)
+        _need_roots_link(directory, then)
+        if directory in ("/", "//"):
+            return
+        directory = os.path.dirname(directory)
+
+
+def _need_roots_link(path: str, then: str) -> None:
+    if os.lstat(path).st_uid != 0:
+        raise ProgramsFileError(f"{path} must be root's: {then}", path)
+
+
+def _need_safe(status: os.stat_result, path: str, then: str, *, is_file: bool = True) -> None:
     # What is root's stays where it is in a directory with the sticky bit.
     is_shared = not is_file and bool(status.st_mode & stat.S_ISVTX)
     if status.st_uid != 0 or (status.st_mode & _OTHERS_WRITE and not is_shared):
-        raise ProgramsFileError(
-            f"{path} must be root's, and writable by nobody else: nothing listed there is started",
-            path,
-        )
+        raise ProgramsFileError(f"{path} must be root's, and writable by nobody else: {then}", path)
     if is_file and not stat.S_ISREG(status.st_mode):
         raise ProgramsFileError(f"{path} is no file", path)

@@ -17,7 +17,7 @@ from steward.slurm.commands import Commands
 from steward.slurm.errors import ScrontabJob, SlurmError, UnknownJob
 from steward.slurm.nodelists import expand, fold
 
-_NAME: Final = re.compile(r"\d{1,10}(?:_\d{1,10}|\+\d{1,10})?")
+_NAME: Final = re.compile(r"\d{1,10}(?:_\d{1,10}|_\[[\d,:-]{1,4096}\]|\+\d{1,10})?")
 _LONGEST: Final = 400
 _LONGEST_COMMENT: Final = 8192
 _ONE: Final = ("-a", "-t", "all", "--local", "-h")
@@ -95,7 +95,7 @@ class Changing:
         Raises:
             SlurmError: As above.
         """
-        out = self._commands.run("squeue", *_ONE, "-j", _checked(job), "-o", "%x")
+        out = self._commands.run("squeue", *_ONE, "-j", _squeues(job), "-o", "%x")
         shown = out.decode("utf-8", "backslashreplace").split()
         before = [] if not shown or shown[0] in ("(null)", "N/A") else expand(shown[0])
         return self._done("update", f"JobId={job}", f"ExcNodeList={fold([*before, *nodes])}")
@@ -162,7 +162,7 @@ class Changing:
 
     def _admin_comment(self, job: str) -> str:
         out = self._commands.run(
-            *("squeue", *_ONE, "-j", job, "-O", f"admin_comment:{_LONGEST_COMMENT}")
+            *("squeue", *_ONE, "-j", _squeues(job), "-O", f"admin_comment:{_LONGEST_COMMENT}")
         )
         # Of an array the tasks that wait come as one row, and have one comment.
         shown = next(iter(out.decode("utf-8", "backslashreplace").splitlines()), "").rstrip()
@@ -210,6 +210,11 @@ def _checked(job: str) -> str:
     if _NAME.fullmatch(job) is None:
         raise ValueError(f"{job!r} is no job's name")
     return job
+
+
+def _squeues(job: str) -> str:
+    """A job as squeue takes it, which knows no several tasks."""
+    return _checked(job).partition("_[")[0]
 
 
 def _tidy(text: str) -> str:

@@ -66,15 +66,15 @@ _RESERVATION_KEYS: Final = (
     *("Features", "Flags", "Groups", "Licenses", "MaxStartDelay", "NodeCnt", "Nodes"),
     *("PartitionName", "QOS", "StartTime", "TRES", "Users"),
 )
-# As pyslurm, or our own records, call them.
+# As pyslurm, or our own records, call them; without underscores.
 _OTHER_NAMES: Final = {
-    "node_state": "State",
+    "nodestate": "State",
     "features": "AvailableFeatures",
-    "features_act": "ActiveFeatures",
-    "features_active": "ActiveFeatures",
-    "state_up": "State",
-    "node_list": "Nodes",
-    "node_cnt": "NodeCnt",
+    "featuresact": "ActiveFeatures",
+    "featuresactive": "ActiveFeatures",
+    "stateup": "State",
+    "nodelist": "Nodes",
+    "nodecnt": "NodeCnt",
     "partition": "PartitionName",
     "partitions": "AllowedPartitions",
 }
@@ -318,20 +318,48 @@ def _is(node: NodeRecord, state: NodeChange, reason: str) -> bool:
     return False
 
 
-def _words(infos: Mapping[str, Any], keys: Sequence[str], what: str) -> list[str]:
-    """``Key=value`` for each; a key that is not known would be Slurm's to guess at."""
+def node_infos(infos: Mapping[str, Any]) -> dict[str, Any]:
+    """What is to be changed of nodes, under the names that Slurm has for it.
+
+    ``State`` may be written ``node_state``, ``state_up`` or ``NodeState``: whoever looks at
+    what a change is about looks here first.
+
+    Raises:
+        WrongUpdate: A name is none that can be changed, or one is there twice.
+    """
+    return _by_key(infos, _NODE_KEYS, "a node")
+
+
+def partition_infos(infos: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a partition.
+
+    Raises:
+        WrongUpdate: As :func:`node_infos`.
+    """
+    return _by_key(infos, _PARTITION_KEYS, "a partition")
+
+
+def _by_key(infos: Mapping[str, Any], keys: Sequence[str], what: str) -> dict[str, Any]:
+    """The values by Slurm's keys; one that is not known would be Slurm's to guess at."""
     known = {key.lower(): key for key in keys}
-    found: dict[str, str] = {}
+    known = {other: key for other, key in _OTHER_NAMES.items() if key in keys} | known
+    found: dict[str, Any] = {}
     for name, value in infos.items():
-        key = known.get(_OTHER_NAMES.get(name, name).replace("_", "").lower())
+        key = known.get(name.replace("_", "").lower())
         if key is None:
             raise WrongUpdate(f"{name!r} of {what} cannot be changed: use {', '.join(keys)}")
         if key in found:
             raise WrongUpdate(f"{key} of {what} is to be changed in two ways")
-        found[key] = _value(key, value)
+        found[key] = value
     if not found:
         raise WrongUpdate(f"nothing of {what} is to be changed")
-    return [f"{key}={value}" for key, value in found.items()]
+    return found
+
+
+def _words(infos: Mapping[str, Any], keys: Sequence[str], what: str) -> list[str]:
+    """``Key=value`` for each."""
+    found = _by_key(infos, keys, what)
+    return [f"{key}={_value(key, value)}" for key, value in found.items()]
 
 
 def _value(key: str, value: Any) -> str:

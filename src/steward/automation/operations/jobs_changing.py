@@ -5,25 +5,33 @@ rights are those of SlurmUser, so what an owner may not end (an administrator's
 hold, one of the bank's) is looked at here.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from steward.automation.errors import DoneInPart, NotYours
+from steward.automation.errors import NotYours
+from steward.automation.holding import is_held, is_kept, is_kept_by_admin
 from steward.automation.operation import Doing, Operation, Parameters
+from steward.automation.operations import jobs_requeue
+from steward.automation.operations.job_targets import (
+    Target,
+    changed,
+    jobs_asked,
+    records_of,
+    said_of,
+    targets,
+    why_text,
+)
 from steward.automation.operations.jobs import JobIds, checked
-from steward.automation.reasons import is_ours, ours
-from steward.jobs.names import JobName, parse
+from steward.automation.reasons import is_ours
 from steward.records import JobRecord
-from steward.slurm import FINISHED, WAITING, SlurmError, UnknownJob
+from steward.slurm import FINISHED, WAITING
 
 Why = Annotated[
     str, msgspec.Meta(description="Why; the job's user sees it, with who says so behind it.")
 ]
-_HELD_BY_ADMIN: Final = "JobHeldAdmin"
-_HELD: Final = frozenset({_HELD_BY_ADMIN, "JobHeldUser"})
-_GONE: Final = "it has ended, or is not in a state in which that can be done"
 
 
 class JobsChange(Parameters, frozen=True, kw_only=True):
@@ -39,196 +47,115 @@ class JobsWhy(Parameters, frozen=True, kw_only=True):
     reason: Why = ""
 
 
-class JobsRequeue(Parameters, frozen=True, kw_only=True):
-    """slurm.job.requeue."""
-
-    jobids: JobIds
-    exclude: Annotated[
-        str, msgspec.Meta(description="Nodes that they must not run on again; none if empty.")
-    ] = ""
-
-
 def cancel(doing: Doing, asked: JobsWhy) -> dict[str, Any]:
     """End jobs, whether they run or wait."""
-    jobs = _jobs(doing, asked.jobids)
-    left = [name for name, records in jobs.items() if not _all_over(records)]
-    why = _why(doing, asked.reason)
-    return _changed(doing, jobs, left, lambda name: doing.jobs.cancel(name, why))
+    jobs = jobs_asked(doing, asked.jobids)
+    left = {
+        # scancel says nothing of tasks that are over.
+        name: [] if _all_over(records) else [Target(name, tuple(records))]
+        for name, records in jobs.items()
+    }
+    why = why_text(doing, asked.reason)
+    return changed(doing, jobs, left, lambda target: doing.jobs.cancel(target.name, why))
 
 
 def hold(doing: Doing, asked: JobsWhy) -> dict[str, Any]:
     """Keep jobs from starting; an owner's hold is one that the owner may end."""
-    jobs = _jobs(doing, asked.jobids)
-    left = [name for name, records in jobs.items() if not all(map(_is_held, records))]
-    why = _why(doing, asked.reason)
+    jobs = jobs_asked(doing, asked.jobids)
     by_user = not doing.is_operator()
-    return _changed(doing, jobs, left, lambda name: doing.jobs.hold(name, why, by_user=by_user))
+    # An owner could end what an operator leaves as the owner's own.
+    is_kept_well = is_kept if by_user else is_kept_by_admin
+    left = {name: _to_be_held(name, records, is_kept_well) for name, records in jobs.items()}
+    if by_user:
+        for target in itertools.chain(*left.values()):
+            _need_no_admins(target)
+    why = why_text(doing, asked.reason)
+    return changed(
+        *(doing, jobs, left),
+        lambda target: doing.jobs.hold(target.name, why, by_user=by_user),
+    )
 
 
 def release(doing: Doing, asked: JobsChange) -> dict[str, Any]:
     """Let held jobs start."""
-    jobs = _jobs(doing, asked.jobids)
-    left = [name for name, records in jobs.items() if any(map(_is_held, records))]
-    for name in left:
-        _need_releasable(doing, name, jobs[name])
-    return _changed(
+    jobs = jobs_asked(doing, asked.jobids)
+    left = {name: targets(name, records, _is_to_be_freed) for name, records in jobs.items()}
+    for name, found in left.items():
+        if found:
+            _need_releasable(doing, name, jobs[name])
+    return changed(
         *(doing, jobs, left),
         # What is said of them still is ours, or overridden.
-        lambda name: doing.jobs.release(name, is_told=any(map(_said, jobs[name]))),
+        lambda one: doing.jobs.release(one.name, is_told=any(map(said_of, one.records))),
     )
-
-
-def requeue(doing: Doing, asked: JobsRequeue) -> dict[str, Any]:
-    """Put jobs into the queue again, away from some nodes if need be."""
-    jobs = _jobs(doing, asked.jobids)
-    excluded = doing.machine.node_names(asked.exclude) if asked.exclude.strip() else []
-
-    def again(name: str) -> bool:
-        if not excluded:
-            return doing.jobs.requeue(name)
-        # Held while its nodes are changed: it might be started on the same ones at once.
-        waits = all(record.state in WAITING for record in jobs[name])
-        if not waits and not doing.jobs.requeue(name, hold=True):
-            return False
-        done = doing.jobs.exclude(name, excluded)
-        return (waits or doing.jobs.release(name)) and done
-
-    left = [
-        name
-        for name, records in jobs.items()
-        if excluded or not all(record.state in WAITING for record in records)
-    ]
-    return _changed(doing, jobs, left, again)
 
 
 def suspend(doing: Doing, asked: JobsChange) -> dict[str, Any]:
     """Stop running jobs for a while, their nodes free for others."""
-    jobs = _jobs(doing, asked.jobids)
-    left = [name for name, records in jobs.items() if any(r.state == "RUNNING" for r in records)]
-    return _changed(doing, jobs, left, doing.jobs.suspend)
+    return _in_state(doing, asked, "RUNNING", lambda target: doing.jobs.suspend(target.name))
 
 
 def resume(doing: Doing, asked: JobsChange) -> dict[str, Any]:
     """Let suspended jobs go on."""
-    jobs = _jobs(doing, asked.jobids)
-    left = [name for name, records in jobs.items() if any(r.state == "SUSPENDED" for r in records)]
-    return _changed(doing, jobs, left, doing.jobs.resume)
+    return _in_state(doing, asked, "SUSPENDED", lambda target: doing.jobs.resume(target.name))
 
 
-def _jobs(doing: Doing, jobids: Iterable[int | str]) -> dict[str, list[JobRecord]]:
-    """The jobs' records, by the names that they were given.
-
-    Raises:
-        UnknownJob: Slurm does not know one of them.
-        NotYours: The asker may not change one of them.
-    """
-    found: dict[str, list[JobRecord]] = {}
-    for name in checked(jobids):
-        parsed = parse(name)
-        records = [one for one in doing.slurm.job(parsed.job_id) if _is_meant(one, parsed)]
-        if not records:
-            raise UnknownJob(f"Slurm of {doing.cluster} knows no job {name} (any more)", (), name)
-        for record in records:
-            doing.needs("owner", record.uid)
-        found[name] = records
-    return found
-
-
-def _is_meant(record: JobRecord, name: JobName) -> bool:
-    if name.offset is not None:
-        return record.het_job_id == name.job_id and record.het_offset == name.offset
-    if name.task is None:
-        return True
-    if record.array_job_id != name.job_id:
-        return False
-    from steward.slurm import covers
-
-    return record.array_task == str(name.task) or covers(record.array_task, name.task)
-
-
-def _changed(
-    doing: Doing,
-    before: Mapping[str, list[JobRecord]],
-    left: Iterable[str],
-    change: Callable[[str], bool],
+def _in_state(
+    doing: Doing, asked: JobsChange, state: str, change: Callable[[Target], bool]
 ) -> dict[str, Any]:
-    """Change jobs one by one, and say of each what became of it.
-
-    Raises:
-        DoneInPart: Slurm did not let some be changed.
-    """
-    names = set(left)
-    result: dict[str, Any] = {}
-    failed: list[str] = []
-    for name, records in before.items():
-        line: dict[str, Any] = {"state": _states(records), "changed": False}
-        result[name] = line
-        if name not in names:
-            line["message"] = "there is nothing to be changed"
-        elif doing.dry_run:
-            line["would_change"] = True
-        else:
-            said = _done(doing, name, change)
-            line["changed"] = not said
-            if said:
-                line["message"] = said
-                failed.append(name)
-    if failed:
-        more = f" ({len(failed)} of {len(before)})" if len(before) > 1 else ""
-        message = f"job {failed[0]}: {result[failed[0]]['message']}{more}"
-        raise DoneInPart(message, result)
-    return result
+    jobs = jobs_asked(doing, asked.jobids)
+    left = {
+        name: targets(name, records, lambda one: one.state == state)
+        for name, records in jobs.items()
+    }
+    return changed(doing, jobs, left, change)
 
 
-def _done(doing: Doing, name: str, change: Callable[[str], bool]) -> str:
-    """Change a job; why it was not, "" where it was."""
-    doing.begin()
-    try:
-        return "" if change(name) else _GONE
-    except SlurmError as error:
-        return str(error)
+def _need_no_admins(target: Target) -> None:
+    """Refuse an owner's hold where it would take an administrator's place."""
+    for record in target.records:
+        if is_kept_by_admin(record):
+            raise NotYours(
+                f"of job {target.name} something is held by an administrator: name the rest singly",
+                target.name,
+            )
 
 
 def _need_releasable(doing: Doing, name: str, records: list[JobRecord]) -> None:
-    for record in records:
-        if record.reason == _HELD_BY_ADMIN and not doing.is_operator():
+    for record in filter(is_kept, records):
+        if is_kept_by_admin(record) and not doing.is_operator():
             raise NotYours(f"job {name} is held by an administrator, who alone releases it", name)
-        said = _said(record)
-        if said and not doing.force and not is_ours(said, doing.speaker):
+        said = said_of(record)
+        if not said or is_ours(said, doing.speaker):
+            continue
+        if not doing.is_operator():
+            raise NotYours(f"job {name} is held because {said!r}: an operator releases it", name)
+        if not doing.force:
             raise NotYours(
                 f"job {name} is held because {said!r}: --force releases it all the same", name
             )
 
 
-def _said(record: JobRecord) -> str:
-    """What Steward says of a job to its user, the bank or an action of ours; "" for nothing."""
-    from steward.slurm.changing import told
-
-    return told(record.system_comment, record.admin_comment)
-
-
-def _why(doing: Doing, reason: str) -> str:
-    # As the bank says it, too: so what was said is found again, and taken away.
-    return f"steward: {ours(reason, doing.speaker)}" if reason.strip() else ""
+def _to_be_held(
+    name: str, records: list[JobRecord], is_kept_well: Callable[[JobRecord], bool]
+) -> list[Target]:
+    waiting = [one for one in records if one.state in WAITING]
+    # Of an array those that wait are meant, where some do.
+    meant = waiting if all(one.array_job_id for one in records) and waiting else records
+    return targets(name, records, lambda one: one in meant and not is_kept_well(one))
 
 
-def _is_held(record: JobRecord) -> bool:
-    return record.state in WAITING and record.reason in _HELD
+def _is_to_be_freed(record: JobRecord) -> bool:
+    return is_kept(record) and record.state not in FINISHED
 
 
 def _all_over(records: Iterable[JobRecord]) -> bool:
     return all(record.state in FINISHED for record in records)
 
 
-def _states(records: Iterable[JobRecord]) -> str:
-    return ",".join(dict.fromkeys(record.state for record in records))
-
-
 def _check(is_so: Callable[[list[JobRecord]], bool]) -> Callable[[Doing, Any], bool | None]:
     def check(doing: Doing, asked: Any) -> bool | None:
-        return all(
-            is_so(doing.slurm.job(parse(name).job_id)) for name in checked(asked.jobids)
-        )  # fmt: skip
+        return all(is_so(records_of(doing, name)) for name in checked(asked.jobids))
 
     return check
 
@@ -252,7 +179,7 @@ OPERATIONS: Final = (
         run=hold,
         right="owner",
         changes=True,
-        check=_check(lambda records: all(map(_is_held, records))),
+        check=_check(lambda records: all(map(is_held, records))),
     ),
     Operation(
         ref="slurm.job.release",
@@ -262,17 +189,9 @@ OPERATIONS: Final = (
         run=release,
         right="owner",
         changes=True,
-        check=_check(lambda records: not any(map(_is_held, records))),
+        check=_check(lambda records: not any(map(is_held, records))),
     ),
-    Operation(
-        ref="slurm.job.requeue",
-        help="Put jobs into the queue again.",
-        gives="For each job its state before, and whether it was changed.",
-        parameters=JobsRequeue,
-        run=requeue,
-        right="owner",
-        changes=True,
-    ),
+    jobs_requeue.OPERATION,
     Operation(
         ref="slurm.job.suspend",
         help="Stop running jobs for a while.",

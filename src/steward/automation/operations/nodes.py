@@ -80,14 +80,12 @@ def resume(doing: Doing, asked: NodesResume) -> dict[str, Any]:
 def update(doing: Doing, asked: NodesUpdate) -> dict[str, Any]:
     """Change something of nodes; a state or a reason as the other operations do it."""
     nodes = doing.machine.nodes(asked.nodes)
-    names = {name.replace("_", "").lower(): name for name in asked.infos}
-    infos = dict(asked.infos)
-    reason = str(infos.pop(names["reason"])) if "reason" in names else ""
-    key = names.get("state") or names.get("nodestate") or ""
-    state = str(infos.get(key, "")).upper()
+    infos = _by_slurms_names(asked.infos)
+    reason = str(infos.pop("Reason", ""))
+    state = str(infos.get("State", "")).strip().upper()
     if state in _FOR_A_REASON and not reason.strip():
         raise WrongParameters(f"a node is set {state} for a reason only: add one to infos")
-    if state and state not in _FOR_A_REASON:
+    if "State" in infos and state not in _FOR_A_REASON:
         need_ours(doing, {name: node for name, node in nodes.items() if is_out(node)}, "change it")
     if not reason:
         return changed(doing, nodes, lambda: doing.changing.update_nodes(list(nodes), infos))
@@ -96,9 +94,19 @@ def update(doing: Doing, asked: NodesUpdate) -> dict[str, Any]:
         doing,
         nodes,
         lambda: _by_reason(
-            reasons, lambda some, why: doing.changing.update_nodes(some, {**infos, "reason": why})
+            reasons, lambda some, why: doing.changing.update_nodes(some, {**infos, "Reason": why})
         ),
     )
+
+
+def _by_slurms_names(infos: Mapping[str, Any]) -> dict[str, Any]:
+    from steward.slurm import WrongUpdate
+    from steward.slurm.machine_changing import node_infos
+
+    try:
+        return node_infos(infos)
+    except WrongUpdate as error:
+        raise WrongParameters(f"slurm.node.update: {error}") from error
 
 
 def _taken_out(

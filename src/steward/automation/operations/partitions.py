@@ -4,8 +4,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from steward.automation.errors import WrongParameters
 from steward.automation.operation import Doing, Operation, Parameters
-from steward.slurm import UnknownPartition
+from steward.slurm import UnknownPartition, WrongUpdate
 
 
 class PartitionUpdate(Parameters, frozen=True, kw_only=True):
@@ -23,6 +24,12 @@ class PartitionUpdate(Parameters, frozen=True, kw_only=True):
 
 def update(doing: Doing, asked: PartitionUpdate) -> dict[str, Any]:
     """Change a partition."""
+    from steward.slurm.machine_changing import partition_infos
+
+    try:
+        infos = partition_infos(asked.infos)
+    except WrongUpdate as error:
+        raise WrongParameters(f"slurm.partition.update: {error}") from error
     known = doing.machine.partitions()
     if asked.partition not in known:
         names = ", ".join(known)
@@ -34,7 +41,7 @@ def update(doing: Doing, asked: PartitionUpdate) -> dict[str, Any]:
     if doing.dry_run:
         return {**told, "state": before.state, "would_change": True}
     doing.begin()
-    doing.changing.update_partition(asked.partition, asked.infos)
+    doing.changing.update_partition(asked.partition, infos)
     after = doing.machine.partitions()[asked.partition]
     return {**told, "state": after.state, "changed": True}
 

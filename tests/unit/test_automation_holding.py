@@ -1,0 +1,87 @@
+"""Whose hold keeps a job from starting, and which tasks of an array a command is for."""
+
+from typing import Any
+
+import pytest
+
+from steward.automation.holding import (
+    is_half_requeued,
+    is_held,
+    is_kept,
+    is_kept_by_admin,
+    is_requeued_held,
+    requeue_text,
+)
+from steward.automation.operations.job_targets import targets
+from steward.automation.reasons import ours
+from steward.records import JobRecord
+
+
+def job(**fields: Any) -> JobRecord:
+    return JobRecord(**{"job_id": 7, "uid": 1, "state": "PENDING", "priority": 5, **fields})
+
+
+@pytest.mark.parametrize(
+    ("reason", "priority", "kept", "by_admin", "requeued"),
+    [
+        ("", 5, False, False, False),
+        ("Dependency", 5, False, False, False),
+        ("BeginTime", None, False, False, False),
+        ("JobHeldAdmin", 0, True, True, False),
+        ("JobHeldAdmin", None, True, True, False),
+        ("JobHeldUser", 0, True, False, False),
+        ("job requeued in held state", 0, True, False, True),
+        ("job_requeued_in_held_state", 0, True, False, True),
+        ("launch failed requeued held", 0, True, False, True),
+        # Whatever else keeps it from starting is nothing that its owner may end.
+        ("BadConstraints", 0, True, True, False),
+        ("", 0, True, True, False),
+    ],
+)
+def test_whose_hold(
+    reason: str, priority: int | None, kept: bool, by_admin: bool, requeued: bool
+) -> None:
+    waits = job(reason=reason, priority=priority)
+    assert (is_kept(waits), is_held(waits)) == (kept, kept)
+    assert is_kept_by_admin(waits) == by_admin
+    assert is_requeued_held(waits) == requeued
+    runs = job(reason=reason, priority=priority, state="RUNNING")
+    assert (is_kept(runs), is_held(runs), is_requeued_held(runs)) == (kept, False, False)
+    assert is_kept_by_admin(runs) == by_admin
+
+
+def test_a_requeue_that_has_not_ended() -> None:
+    said = ours(requeue_text(["n2", "n1"]), "rule r")
+    assert is_half_requeued(said, "rule r")
+    assert is_half_requeued(said, "carl")
+    assert not is_half_requeued(ours(requeue_text(["n1"]), "carl"), "ada")
+    assert not is_half_requeued("requeued away from n1", "ada")
+    assert not is_half_requeued(ours("the account is empty", "carl"), "carl")
+
+
+def is_waiting(record: JobRecord) -> bool:
+    return record.state == "PENDING"
+
+
+def names(name: str, *records: JobRecord, whole: bool = True) -> list[str]:
+    return [one.name for one in targets(name, records, is_waiting, whole=whole)]
+
+
+def test_targets() -> None:
+    rest = job(array_job_id=7, array_task="3-6,9%2")
+    runs = job(job_id=8, array_job_id=7, array_task="1", state="RUNNING")
+    waits = job(job_id=9, array_job_id=7, array_task="2")
+    assert names("7", rest, runs, waits) == ["7_[3-6,9]", "7_2"]
+    assert names("7", rest, waits) == ["7"]
+    assert names("7", rest, waits, whole=False) == ["7_[3-6,9]", "7_2"]
+    assert names("7", runs) == []
+    assert names("7_4", rest) == ["7_4"]
+    assert names("9", waits) == ["9"]
+    cut = job(array_job_id=7, array_task="3-6,9,...%2")
+    assert names("7", cut, runs) == ["7"]
+
+
+def test_a_heterogeneous_job_is_changed_as_one() -> None:
+    parts = [job(job_id=7 + n, het_job_id=7, het_offset=n) for n in range(2)]
+    assert names("7", *parts, whole=False) == ["7"]
+    assert names("7+1", parts[1]) == ["7+1"]
