@@ -33,6 +33,9 @@ def job(**fields: Any) -> JobRecord:
         ("job requeued in held state", 0, True, False, True),
         ("job_requeued_in_held_state", 0, True, False, True),
         ("launch failed requeued held", 0, True, False, True),
+        ("JobArrayTaskLimit,JobHeldUser", 0, True, False, False),
+        ("JobHeldAdmin,JobHeldUser", 0, True, True, False),
+        ("JobArrayTaskLimit,BeginTime,JobHeldUser", 5, False, False, False),
         # Whatever else keeps it from starting is nothing that its owner may end.
         ("BadConstraints", 0, True, True, False),
         ("", 0, True, True, False),

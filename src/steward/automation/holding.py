@@ -21,7 +21,10 @@ _REQUEUE: Final = "requeued away from "
 
 def is_kept(record: JobRecord) -> bool:
     """Whether a job, if it has to wait (again), does not start before somebody releases it."""
-    return record.priority == 0 or _why(record) in _OWN | {_BY_ADMIN}
+    if record.priority is not None:
+        # Of an array Slurm shows reasons that were, too.
+        return record.priority == 0
+    return not _whys(record).isdisjoint(_OWN | {_BY_ADMIN})
 
 
 def is_held(record: JobRecord) -> bool:
@@ -31,12 +34,14 @@ def is_held(record: JobRecord) -> bool:
 
 def is_kept_by_admin(record: JobRecord) -> bool:
     """Whether its owner cannot end what keeps a job from starting: an administrator's hold."""
-    return is_kept(record) and _why(record) not in _OWN
+    whys = _whys(record)
+    return is_kept(record) and (_BY_ADMIN in whys or whys.isdisjoint(_OWN))
 
 
 def is_requeued_held(record: JobRecord) -> bool:
     """Whether a job waits in the state that ``requeuehold``, or a failed launch, leaves."""
-    return is_held(record) and _why(record) in _REQUEUED
+    whys = _whys(record)
+    return is_held(record) and _BY_ADMIN not in whys and not whys.isdisjoint(_REQUEUED)
 
 
 def requeue_text(nodes: Iterable[str]) -> str:
@@ -51,6 +56,6 @@ def is_half_requeued(said: str, speaker: str) -> bool:
     return said.startswith(_REQUEUE) and is_ours(said, speaker)
 
 
-def _why(record: JobRecord) -> str:
+def _whys(record: JobRecord) -> frozenset[str]:
     # scontrol has underscores where squeue has blanks.
-    return record.reason.replace("_", " ").lower()
+    return frozenset(record.reason.replace("_", " ").lower().split(","))
