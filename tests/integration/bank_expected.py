@@ -4,7 +4,8 @@ Nothing of the bank is used here: rows of ``sacct --duplicates`` where there is 
 slurmdbd, else the words of ``scontrol show job`` and, of runs that a requeue hid
 there, the lines of jobcomp. Where two of Slurm's records of a run have different ends,
 the one that was told first holds: a finished job's requeue writes its end once more, and
-so does a slurmctld that was killed and begins again with what it saved seconds before.
+so does a slurmctld that was killed and begins again with what it saved seconds before. But
+a run whose requeue or preemption that forgot goes on until it ends.
 """
 
 import json
@@ -80,7 +81,8 @@ def by_sacct(site: BankSite) -> list[Ran]:
             pieces.append(ran)
             continue
         before = first.get((ran.job, submit))
-        is_first = before is not None and before.state in (*_ENDED, "NODE_FAIL")
+        ends = (*_ENDED, "NODE_FAIL", *(("PREEMPTED",) if state == "REQUEUED" else ()))
+        is_first = before is not None and before.state in ends
         if before is not None and is_first and before.end < ran.end:
             ran = before
         found[ran.job, submit, ran.start] = ran

@@ -6,7 +6,8 @@ import pytest
 from job_lives import at, record
 
 from steward.events import Event
-from steward.jobs.facts import RunFacts, blanked, merge_runs
+from steward.jobs.facts import RunFacts, merge_runs
+from steward.jobs.seen import blanked
 from steward.moments import micros, moment
 from steward.records import JobRecord
 
@@ -66,6 +67,28 @@ def test_a_run_whose_requeue_slurmctld_forgot_ends_when_it_does() -> None:
     for order in permutations([requeued, ended]):
         assert run_of(*order).merged().state == "REQUEUED"
     assert not run_of(requeued).is_over
+    again = record(7, 0, "REQUEUED", seen=20, end=20, source="jobcomp")
+    for order in permutations([requeued, other, again]):
+        assert run_of(*order).end_us == micros(at(20))
+
+
+def test_a_run_whose_preemption_slurmctld_forgot_ends_when_it_does() -> None:
+    preempted = record(7, 0, "PREEMPTED", seen=10, end=10, source="jobcomp")
+    again = record(7, 0, "PREEMPTED", seen=20, end=20, source="jobcomp")
+    ended = record(7, 0, "COMPLETED", seen=90, end=90, source="jobcomp")
+    for order in permutations([preempted, again, ended]):
+        run = run_of(*order)
+        assert (run.merged().state, run.end_us, run.is_over) == ("COMPLETED", micros(at(90)), True)
+    for order in permutations([preempted, again]):
+        assert run_of(*order).end_us == micros(at(20))
+    # When one that is over is requeued, its end is told once more.
+    requeued = record(7, 0, "REQUEUED", seen=90, end=90, source="jobcomp")
+    for order in permutations([preempted, requeued]):
+        run = run_of(*order)
+        assert (run.merged().state, run.end_us) == ("PREEMPTED", micros(at(10)))
+    run = run_of(record(7, 0, "PREEMPTED", seen=10, end=10, comment="mine"))
+    run.blank()
+    assert run.merged().comment == ""
 
 
 def test_an_end_without_a_time_gives_way_to_one_with() -> None:

@@ -11,17 +11,16 @@ from typing import Final
 import msgspec
 
 from steward.events import JOB_END, Event, JobFacts
+from steward.jobs.seen import PREEMPTED, REQUEUED, Seen, earlier, end_of, end_us, later
 from steward.moments import micros
 from steward.records import JobRecord
 from steward.slurm.states import FINISHED, FORGOTTEN, base_state
 
 # The states in which sacct shows an earlier run of a job that was requeued are an end, too.
-_REQUEUED: Final = "REQUEUED"
-_FINAL: Final = FINISHED | {"LAUNCH_FAILED", "RECONFIG_FAIL", _REQUEUED}
+_FINAL: Final = FINISHED | {"LAUNCH_FAILED", "RECONFIG_FAIL", REQUEUED}
 # An end record that is none: a piece of a resized job, with the end it was expected to have.
 _UNDECIDED: Final = frozenset({"", "COMPLETING", "PENDING", "RESIZING", "RUNNING", "SUSPENDED"})
 _NEVER: Final = 2**62
-_SLACK_US: Final = 2_000_000
 
 WHOLE: Final = "whole"
 """Stands for all sources of whole records, which agree in what they show."""
@@ -94,51 +93,6 @@ _LASTING: Final = tuple(
         "federation_siblings",
     ]
 )
-# What the purge of a script takes from its job: all that a person wrote.
-PRIVATE: Final = dict.fromkeys(
-    [
-        "name",
-        "submit_host",
-        "submit_line",
-        "command",
-        "work_dir",
-        "stdin",
-        "stdout",
-        "stderr",
-        "comment",
-        "admin_comment",
-        "system_comment",
-        "extra",
-        "container",
-        "dependency",
-    ],
-    "",
-)
-
-
-class Seen(msgspec.Struct, frozen=True, array_like=True):
-    """One observation.
-
-    Attributes:
-        at_us: When the source saw it, µs since the epoch.
-        key: The event's key, to break ties.
-        record: What was seen.
-        of_books: Whether it is what slurmctld wrote down at the end; 2 where it wrote it to
-            us, and not to another's books.
-    """
-
-    at_us: int
-    key: str
-    record: JobRecord
-    of_books: bool | int = False
-
-    def stamp(self) -> tuple[int, str]:
-        """Its place in the order of observations."""
-        return self.at_us, self.key
-
-    def blanked(self) -> "Seen":
-        """The same without what a person wrote."""
-        return Seen(self.at_us, self.key, blanked(self.record), self.of_books)
 
 
 class RunFacts(msgspec.Struct, array_like=True, dict=True):
@@ -150,7 +104,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         shown: The latest whole record, under WHOLE, and by source the latest record with
             few columns that is later than that.
         final: The record of its end; of several that with the earliest end. What says that
-            it ended with a requeue stands in ``requeued``.
+            it was cut off stands in ``requeued`` and ``preempted``.
         late_end_us: The latest end that was reported as final.
         shown_until_us: Until when the job was surely the one of its id: Slurm showed it
             then, or it ended then.
@@ -163,7 +117,9 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         halts: When it was suspended or resumed (s since the epoch), and how long it had been
             suspended altogether by then, in seconds: the latest of them, and what was the
             latest at each former size's end.
-        requeued: The record that says that it ended with a requeue; of several as above.
+        requeued: The record that says that it ended with a requeue; of several that with the
+            latest end.
+        preempted: The same of a preemption, behind which its job may be over or not.
     """
 
     submit_us: int
@@ -179,6 +135,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
     cancelled_by: int | None = None
     halts: dict[int, int] = msgspec.field(default_factory=dict)
     requeued: Seen | None = None
+    preempted: Seen | None = None
 
     def add(self, event: Event) -> None:
         """Take in one more observation of this run (a JobFacts event), in any order."""
@@ -251,24 +208,18 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
     def _add_final(self, seen: Seen) -> None:
         if seen.record.end is not None:
             self.late_end_us = max(self.late_end_us, micros(seen.record.end))
-        if base_state(seen.record.state) == _REQUEUED:
-            self.requeued = _earlier(self.requeued, seen)
+        state = base_state(seen.record.state)
+        if state == REQUEUED:
+            self.requeued = later(self.requeued, seen)
+        elif state == PREEMPTED:
+            self.preempted = later(self.preempted, seen)
         else:
-            self.final = _earlier(self.final, seen)
-
-    def _final(self) -> Seen | None:
-        final, requeued = self.final, self.requeued
-        if final is None or requeued is None or final.record.end is None:
-            return requeued or final
-        if requeued.record.end is None or _end_us(final) > _end_us(requeued) + _SLACK_US:
-            # It went on: a slurmctld that was killed forgot that it was requeued.
-            return final
-        return _earlier(final, requeued)
+            self.final = earlier(self.final, seen)
 
     @property
     def ending(self) -> Seen | None:
         """The observation of its end; None if it has not ended."""
-        final = self._final()
+        final = end_of(self.final, self.requeued, self.preempted)
         if final is None or final.record.end is not None:
             return final
         # Nobody saw it end, it was only gone: being seen again after that takes it back.
@@ -288,13 +239,13 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
     def end_us(self) -> int:
         """When it ended, µs since the epoch; -1 if it did not, or nobody said when."""
         ending = self.ending
-        return -1 if ending is None or ending.record.end is None else _end_us(ending)
+        return -1 if ending is None or ending.record.end is None else end_us(ending)
 
     @property
     def is_over(self) -> bool:
         """Whether the job ended with this run: it is final, and was not requeued."""
         ending = self.ending
-        return ending is not None and base_state(ending.record.state) != _REQUEUED
+        return ending is not None and base_state(ending.record.state) != REQUEUED
 
     def merged(self) -> JobRecord:
         """The record of this run, made of all observations."""
@@ -332,8 +283,8 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
             last = list(self.pieces.values())[-1].record
             return msgspec.structs.replace(last, state="RUNNING", end=None)
         record = in_time[0].record
-        for later in in_time[1:]:
-            record = _overlay(record, later.record)
+        for newer in in_time[1:]:
+            record = _overlay(record, newer.record)
         return record
 
     def blank(self) -> None:
@@ -345,6 +296,8 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
             self.final = self.final.blanked()
         if self.requeued is not None:
             self.requeued = self.requeued.blanked()
+        if self.preempted is not None:
+            self.preempted = self.preempted.blanked()
 
 
 def merge_runs(runs: "list[RunFacts]") -> JobRecord:
@@ -389,11 +342,6 @@ def fill_lasting(record: JobRecord, earlier: JobRecord) -> JobRecord:
     return msgspec.structs.replace(record, **changes)
 
 
-def blanked(record: JobRecord) -> JobRecord:
-    """The record without what a person wrote: ids, times and the uid stay, for the books."""
-    return msgspec.structs.replace(record, **PRIVATE)
-
-
 def _rank(source: str) -> bool | int:
     return 2 if source == _OWN_BOOKS else source in _BOOKS
 
@@ -415,20 +363,6 @@ def _is_refused(record: JobRecord) -> bool:
 def _is_final(kind: str, record: JobRecord) -> bool:
     state = base_state(record.state)
     return state in _FINAL or (kind == JOB_END and state not in _UNDECIDED)
-
-
-def _earlier(one: Seen | None, other: Seen) -> Seen:
-    """Of two observations of an end that which tells the earlier one."""
-    if one is None:
-        return other
-    then_us, now_us = _end_us(one), _end_us(other)
-    # The same end told twice: the later one knows more, but that the books are right.
-    is_better = (one.of_books, one.stamp()) < (other.of_books, other.stamp())
-    return other if now_us < then_us or (now_us == then_us and is_better) else one
-
-
-def _end_us(seen: Seen) -> int:
-    return _NEVER if seen.record.end is None else micros(seen.record.end)
 
 
 def _overlay(older: JobRecord, newer: JobRecord) -> JobRecord:

@@ -4,8 +4,9 @@ from datetime import datetime
 
 import msgspec
 
-from steward.jobs.facts import RunFacts, blanked, fill_lasting
+from steward.jobs.facts import RunFacts, fill_lasting
 from steward.jobs.resolve import SLACK_US, Resolved
+from steward.jobs.seen import blanked
 from steward.moments import micros, moment
 from steward.records import JobRecord
 from steward.slurm.states import WAITING, base_state

@@ -7,9 +7,10 @@ from typing import Any, Final
 import msgspec
 
 from steward.events import JobScript
-from steward.jobs.facts import RunFacts, blanked
+from steward.jobs.facts import RunFacts
 from steward.jobs.purging import leader_of
 from steward.jobs.resolve import Resolved, whole_second
+from steward.jobs.seen import blanked
 from steward.jobs.tables import Group, ScriptRow, Told, pack
 from steward.moments import micros
 from steward.sqlite import Connection

@@ -19,7 +19,7 @@ from steward.accounting.log.places import LATE, NEW, OPEN, PACKED
 from steward.accounting.log.reading import Source, records_of
 from steward.accounting.log.working import created, stop_with_parent, sync
 from steward.errors import StewardError
-from steward.jobs.facts import PRIVATE
+from steward.jobs.seen import PRIVATE
 from steward.jobs.resolve import PROMPT_US, SLACK_US
 from steward.moments import micros
 
