@@ -19,8 +19,8 @@ from steward.accounting.log.places import LATE, NEW, OPEN, PACKED
 from steward.accounting.log.reading import Source, records_of
 from steward.accounting.log.working import created, stop_with_parent, sync
 from steward.errors import StewardError
-from steward.jobs.seen import PRIVATE
 from steward.jobs.resolve import PROMPT_US, SLACK_US
+from steward.jobs.seen import PRIVATE
 from steward.moments import micros
 
 _BLOCK: Final = 8 << 20
