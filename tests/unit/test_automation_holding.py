@@ -9,7 +9,6 @@ from steward.automation.holding import (
     is_held,
     is_kept,
     is_kept_by_admin,
-    is_requeued_held,
     requeue_text,
 )
 from steward.automation.operations.job_targets import targets
@@ -22,34 +21,31 @@ def job(**fields: Any) -> JobRecord:
 
 
 @pytest.mark.parametrize(
-    ("reason", "priority", "kept", "by_admin", "requeued"),
+    ("reason", "priority", "kept", "by_admin"),
     [
-        ("", 5, False, False, False),
-        ("Dependency", 5, False, False, False),
-        ("BeginTime", None, False, False, False),
-        ("JobHeldAdmin", 0, True, True, False),
-        ("JobHeldAdmin", None, True, True, False),
-        ("JobHeldUser", 0, True, False, False),
-        ("job requeued in held state", 0, True, False, True),
-        ("job_requeued_in_held_state", 0, True, False, True),
-        ("launch failed requeued held", 0, True, False, True),
-        ("JobArrayTaskLimit,JobHeldUser", 0, True, False, False),
-        ("JobHeldAdmin,JobHeldUser", 0, True, True, False),
-        ("JobArrayTaskLimit,BeginTime,JobHeldUser", 5, False, False, False),
+        ("", 5, False, False),
+        ("Dependency", 5, False, False),
+        ("BeginTime", None, False, False),
+        ("JobHeldAdmin", 0, True, True),
+        ("JobHeldAdmin", None, True, True),
+        ("JobHeldUser", 0, True, False),
+        ("job requeued in held state", 0, True, False),
+        ("job_requeued_in_held_state", 0, True, False),
+        ("launch failed requeued held", 0, True, False),
+        ("JobArrayTaskLimit,JobHeldUser", 0, True, False),
+        ("JobHeldAdmin,JobHeldUser", 0, True, True),
+        ("JobArrayTaskLimit,BeginTime,JobHeldUser", 5, False, False),
         # Whatever else keeps it from starting is nothing that its owner may end.
-        ("BadConstraints", 0, True, True, False),
-        ("", 0, True, True, False),
+        ("BadConstraints", 0, True, True),
+        ("", 0, True, True),
     ],
 )
-def test_whose_hold(
-    reason: str, priority: int | None, kept: bool, by_admin: bool, requeued: bool
-) -> None:
+def test_whose_hold(reason: str, priority: int | None, kept: bool, by_admin: bool) -> None:
     waits = job(reason=reason, priority=priority)
     assert (is_kept(waits), is_held(waits)) == (kept, kept)
     assert is_kept_by_admin(waits) == by_admin
-    assert is_requeued_held(waits) == requeued
     runs = job(reason=reason, priority=priority, state="RUNNING")
-    assert (is_kept(runs), is_held(runs), is_requeued_held(runs)) == (kept, False, False)
+    assert (is_kept(runs), is_held(runs)) == (kept, False)
     assert is_kept_by_admin(runs) == by_admin
 
 

@@ -38,12 +38,6 @@ def is_kept_by_admin(record: JobRecord) -> bool:
     return is_kept(record) and (_BY_ADMIN in whys or whys.isdisjoint(_OWN))
 
 
-def is_requeued_held(record: JobRecord) -> bool:
-    """Whether a job waits in the state that ``requeuehold``, or a failed launch, leaves."""
-    whys = _whys(record)
-    return is_held(record) and _BY_ADMIN not in whys and not whys.isdisjoint(_REQUEUED)
-
-
 def requeue_text(nodes: Iterable[str]) -> str:
     """What is said of a job from before its requeue until it is released again."""
     from steward.slurm.nodelists import fold

@@ -12,7 +12,7 @@ import msgspec
 from steward.automation.holding import (
     is_half_requeued,
     is_kept,
-    is_requeued_held,
+    is_kept_by_admin,
     requeue_text,
 )
 from steward.automation.operation import Doing, Operation, Parameters
@@ -87,8 +87,9 @@ def _away(doing: Doing, target: Target, excluded: Sequence[str]) -> bool:
 def _release(doing: Doing, target: Target, *, is_marked: bool) -> bool:
     """Release what a requeue of ours holds, and take away what was said of it."""
     records = target.now(doing)
-    # An administrator may have held it meanwhile, which shows as another reason.
-    if records and all(map(is_requeued_held, records)):
+    # An administrator may have held it meanwhile. While the run that was ended is cleared
+    # away Slurm 22.05 shows a user's hold, or no waiting job.
+    if records and all(is_kept(one) and not is_kept_by_admin(one) for one in records):
         return doing.jobs.release(target.name, is_told=is_marked)
     return not is_marked or doing.jobs.comment(target.name, "")
 
