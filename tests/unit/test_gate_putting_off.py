@@ -102,6 +102,19 @@ def test_only_the_queue_makes_it_less(tmp_path: Path) -> None:
     assert site.free() == 20
 
 
+def test_what_is_refused_puts_off_nothing_that_was_changed_before(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 30))
+    put_off(site, 99, held=True)
+    changed_us = now_us() - SEEN_WITHIN_US
+    what = Description(uid=-1, job_id=NUMBER, time_limit_min=9)
+    ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what, by=1000)
+    with site.store.transaction():
+        assert site.keeper.modify(ask, changed_us, is_lenient=False).ok
+    assert not changed(site, released=True).ok
+    looked(site, 9, now_us() + 1_000_000, held=True)
+    assert changed(site, released=True).ok, "who tries again and again would wait for ever"
+
+
 def test_a_job_not_seen_yet_is_not_changed_by_its_user(tmp_path: Path) -> None:
     site = Site(tmp_path, account("chem", 30), account("phys", 30, number=2))
     said = site.submit(job(99, held=True))

@@ -127,9 +127,9 @@ class Keeper:
             is_new = hold is None and not is_lenient and self._may_be_new(ask)
             say = _UNSEEN.format(ask.jobs or ask.job.job_id) if is_new else ""
             return Said(v=VERSION, ok=not is_new, say=say, id=ask.id)
-        if ask.by in (-1, 0, hold.uid):
-            self.changed_us[hold.id] = now_us
         if ask.by not in (-1, hold.uid):
+            if ask.by == 0:
+                self.changed_us[hold.id] = now_us
             # Slurm has yet to say whether they may; if so, the queue's next look shows it.
             return Said(v=VERSION, ok=True, id=ask.id)
         if self._is_torn(ask, hold, quote):
@@ -142,6 +142,9 @@ class Keeper:
                 ask.cluster, hold, before, ask.job, now_us, covered=covered, is_lenient=is_lenient
             )
             placing = decision.placing
+            if decision.ok:
+                # What is refused, again and again perhaps, makes no look at the queue a stale one.
+                self.changed_us[hold.id] = now_us
             if placing is not None and placing.amount:
                 self._ask_more(hold, decision, now_us)
         if placing is not None and placing.amount:
