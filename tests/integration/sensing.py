@@ -28,6 +28,28 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 _NAMES = {NODE_STATE: "node", PARTITION_STATE: "partition", RESERVATION_STATE: "reservation"}
 
 
+def python_of(cluster: Sandbox, home: Path) -> str:
+    """A Python for slurmctld's root directory, which has none if it is not the machine's."""
+    if not cluster.plan.root:
+        return SYSTEM_PYTHON
+    where = home / "python"
+    real = Path(SYSTEM_PYTHON).resolve()
+    library = Path("/usr/lib") / real.name
+    if not where.exists():
+        (where / "bin").mkdir(parents=True)
+        shutil.copy(real, where / "bin")
+        leave = shutil.ignore_patterns("test", "*-packages", "idlelib", "ensurepip", "lib2to3")
+        shutil.copytree(library, where / "lib" / real.name, ignore=leave)
+        for name in ("libexpat.so.1", "libz.so.1"):
+            shutil.copy(f"/usr/lib/x86_64-linux-gnu/{name}", where / "lib")
+        python = where / "python"
+        python.write_text(
+            f'#!/bin/sh\nLD_LIBRARY_PATH={where}/lib exec {where}/bin/{real.name} "$@"\n'
+        )
+        python.chmod(0o755)
+    return str(where / "python")
+
+
 class Watching(Daemon):
     """A daemon with a sensor, run by SlurmUser as sites run it.
 
@@ -60,31 +82,10 @@ class Watching(Daemon):
             [
                 *(STEWARD, "plugins", "install", "--trigger"),
                 *("--helper", str(self.helper), "--secret", str(self.secret)),
-                *("--python", self._python(), "--user", self._user),
+                *("--python", python_of(self.cluster, self.home), "--user", self._user),
             ],
             user="root",
         )
-
-    def _python(self) -> str:
-        """A Python for slurmctld's root directory, which has none if it is not the machine's."""
-        if not self.cluster.plan.root:
-            return SYSTEM_PYTHON
-        where = self.home / "python"
-        real = Path(SYSTEM_PYTHON).resolve()
-        library = Path("/usr/lib") / real.name
-        if not where.exists():
-            (where / "bin").mkdir(parents=True)
-            shutil.copy(real, where / "bin")
-            leave = shutil.ignore_patterns("test", "*-packages", "idlelib", "ensurepip", "lib2to3")
-            shutil.copytree(library, where / "lib" / real.name, ignore=leave)
-            for name in ("libexpat.so.1", "libz.so.1"):
-                shutil.copy(f"/usr/lib/x86_64-linux-gnu/{name}", where / "lib")
-            python = where / "python"
-            python.write_text(
-                f'#!/bin/sh\nLD_LIBRARY_PATH={where}/lib exec {where}/bin/{real.name} "$@"\n'
-            )
-            python.chmod(0o755)
-        return str(where / "python")
 
     def events(self, *kinds: str) -> list[Event]:
         """What is in the journal of these kinds; of all states if none is named."""

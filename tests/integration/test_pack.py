@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from sensing import python_of
 from steward_daemon import Daemon
 from submitting import submit_to, wait_until
 
@@ -212,7 +213,8 @@ def test_what_is_refused(site: Site) -> None:
 
 def test_the_sensor_misses_nothing(site: Site) -> None:
     running = site.sensor()
-    wait_until(site.store.exists)
+    # It is told of what comes from then on.
+    wait_until(lambda: site.store.exists() and "position" in site.store.read_text())
     site.update("node2", "state=drain", "reason=bad; fan=1")
     wait_until(lambda: site.states("node2")[-1:] == ["IDLE+DRAIN"], 30)
     (told,) = (one for one in site.told("slurm.node.state") if one["node"] == "node2")
@@ -240,8 +242,11 @@ def _last(site: Site, node: str) -> str:
 
 def test_a_trigger_of_slurms_reaches_it_and_is_set_again(site: Site) -> None:
     """The rules' way: set when it comes up, told when it fires, and set anew after that."""
-    program = "/usr/local/bin/slurm-trigger-notify"
-    site.cluster.run(["cp", str(PACK / "bin" / "slurm-trigger-notify"), program])
+    # Where slurmctld sees it, too, and with a Python that it has there.
+    program = f"{site.cluster.directory}/slurm-trigger-notify"
+    _, _, rest = (PACK / "bin" / "slurm-trigger-notify").read_text().partition("\n")
+    Path(program).write_text(f"#!{python_of(site.cluster, site.home)}\n{rest}")
+    Path(program).chmod(0o755)
     site.cluster.run(["sh", "-c", f"echo {program} > {PROGRAMS} && chmod 644 {PROGRAMS}"])
     before = len(site.told("slurm.sensor.trigger.up"))
     running = site.sensor()
@@ -259,4 +264,4 @@ def test_a_trigger_of_slurms_reaches_it_and_is_set_again(site: Site) -> None:
     site.update("node3", "state=resume")
     running.send_signal(15)
     running.wait(30)
-    site.cluster.run(["rm", program, PROGRAMS])
+    site.cluster.run(["rm", PROGRAMS])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.automation.reasons import LONGEST, is_ours, is_slurms, ours, says, signed_by
+from steward.automation.reasons import LONGEST, is_ours, is_slurms, ours, parted, says, signed_by
 from steward.errors import UsageError
 
 
@@ -84,3 +84,17 @@ def test_any_reason_is_one_line_that_is_ours(reason: str, speaker: str, old: str
     assert text.isprintable()
     assert '"' not in text
     assert is_ours(text)
+
+
+def test_what_slurmctld_puts_behind_a_reason_leaves_it_whose_it_was() -> None:
+    """As it does from 23.11 on where a node that somebody drained does not answer."""
+    given = ours("failed, look at it", "rule drain")
+    for behind in ("Not responding", "Not responding : Node unexpectedly rebooted"):
+        shown = f"{given} : {behind}"
+        assert parted(shown) == (given, behind)
+        assert signed_by(shown) == "rule drain"
+        assert is_ours(shown, "rule other")
+        assert says(shown, "failed, look at it", "rule drain")
+    assert parted("fan : broken") == ("fan : broken", "")
+    assert not is_ours("bad DIMM : Not responding")
+    assert not is_ours(f"{given} : but alice wants it so")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from steward.automation.errors import NotYours
 from steward.automation.operation import Doing
-from steward.automation.reasons import is_ours, is_slurms, ours, says, signed_by
+from steward.automation.reasons import is_ours, is_slurms, ours, parted, says, signed_by
 from steward.printable import safe
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def reasons_for(doing: Doing, nodes: "Mapping[str, NodeRecord]", reason: str) ->
             continue
         is_nobodys = _is_slurms(node, slurm_user) or _is_left(doing, node)
         behind = node.reason if is_nobodys and not signed_by(node.reason) else ""
+        behind = behind or parted(node.reason)[1]
         found[name] = ours(reason, doing.speaker, behind)
     return found
 

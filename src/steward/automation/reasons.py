@@ -14,6 +14,7 @@ from steward.slurm.machine_changing import reason_text
 _SIGNED: Final = re.compile(r"\(steward: ([^()]*)\)\s*\Z")
 _RULE: Final = "rule "
 _WAS: Final = "; was: "
+_APPENDED: Final = " : "
 LONGEST: Final = 400
 """Letters of the longest reason that is given to Slurm."""
 _SLURM_OWN: Final = re.compile(
@@ -54,6 +55,7 @@ def ours(reason: str, speaker: str, old: str = "") -> str:
 def says(shown: str, reason: str, speaker: str) -> bool:
     """Whether a node shows this reason already, with or without what slurmctld said behind it."""
     wanted = ours(reason, speaker)
+    shown = parted(shown)[0]
     text, by = wanted.removesuffix(f" (steward: {signed_by(wanted)})"), signed_by(wanted)
     behind = shown.startswith(f"{text}{_WAS}") and signed_by(shown) == by
     return shown == wanted or behind
@@ -61,8 +63,18 @@ def says(shown: str, reason: str, speaker: str) -> bool:
 
 def signed_by(reason: str) -> str:
     """Who gave a reason by us; "" where nobody did."""
-    found = _SIGNED.search(reason)
+    found = _SIGNED.search(parted(reason)[0])
     return found[1].strip() if found else ""
+
+
+def parted(reason: str) -> tuple[str, str]:
+    """A reason, and what slurmctld itself put behind it since (`` : Not responding``, 23.11)."""
+    text, behind = reason, ""
+    while True:
+        before, colon, last = text.rpartition(_APPENDED)
+        if not colon or _SLURM_OWN.match(last) is None:
+            return text, behind
+        text, behind = before, f"{last}{_APPENDED}{behind}" if behind else last
 
 
 def is_ours(reason: str, speaker: str = "") -> bool:
