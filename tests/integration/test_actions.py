@@ -27,6 +27,8 @@ from steward.sandbox import Sandbox, SandboxSpec
 from steward.settings.file import Loaded, render
 from steward.slurm.changing import Changing
 
+pytestmark = pytest.mark.matrix
+
 USERS = ("ada", "bela", "olga", "carl")
 """An owner of jobs, another user, an operator and an administrator."""
 SLEEP = "#!/bin/sh\nsleep 600\n"
