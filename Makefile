@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Versions of Slurm that `make matrix` runs on; "installed" is the one at hand.
 MATRIX ?= installed 24.11 26.05
 # The tests that need nothing but Slurm, and not long.
-USUAL := "not long and not servers and not database"
+USUAL := not long and not servers and not database
 # Further arguments for pytest, as in `make test ARGS='-k spool'`.
 ARGS ?=
 
@@ -24,10 +24,10 @@ demo: setup-slurm ## Watch Steward keep the scripts of a real Slurm cluster (KEE
 	@$(BIN)/steward demo $(if $(KEEP),--keep)
 
 test: setup-slurm ## Run the tests, with the Slurm at hand; under ten minutes
-	@ARGS='$(ARGS)' scripts/test.sh $(USUAL)
+	@ARGS='$(ARGS)' scripts/test.sh "not wide and $(USUAL)"
 
 test-all: setup-slurm setup-servers setup-databases setup-debootstrap ## Run every test there is, on every version of Slurm
-	@ARGS='$(ARGS)' scripts/test.sh $(USUAL) "servers and not long" "database and not servers" "long and not database"
+	@ARGS='$(ARGS)' scripts/test.sh "$(USUAL)" "servers and not long" "database and not servers" "long and not database"
 	@$(MAKE) --no-print-directory matrix MATRIX="$(filter-out installed,$(MATRIX))"
 
 check: setup-python ## Lint, format and types, changing nothing

@@ -27,7 +27,7 @@ from steward.sandbox import Sandbox, SandboxSpec
 from steward.settings.file import Loaded, render
 from steward.slurm.changing import Changing
 
-pytestmark = pytest.mark.matrix
+pytestmark = [pytest.mark.matrix, pytest.mark.wide]
 
 USERS = ("ada", "bela", "olga", "carl")
 """An owner of jobs, another user, an operator and an administrator."""

@@ -15,6 +15,7 @@ from steward.slurm import NodeRecord, ReservationRecord, TriggerRecord
 
 pytestmark = [
     pytest.mark.matrix,
+    pytest.mark.wide,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can have further users"),
 ]
 

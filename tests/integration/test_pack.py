@@ -21,7 +21,7 @@ from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.cluster import Inside
 from steward.settings.file import Loaded, render
 
-pytestmark = pytest.mark.matrix
+pytestmark = [pytest.mark.matrix, pytest.mark.wide]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACK = ROOT / "packs" / "slurm"

@@ -231,6 +231,7 @@ def until_busy(daemon: Ruling) -> None:
     store.close()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kills", [0, 6])
 def test_a_storm_of_node_events(cluster: Sandbox, home: Path, kills: int) -> None:
     """5,000 events in a minute; each rule decides on each failure once, and keeps to its bounds."""
