@@ -21,8 +21,12 @@ from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
 
-FAST = ("SlurmdTimeout=4", "TreeWidth=50", "MaxNodeCount=8")
-"""A node that does not answer is soon known to be down; nodes can be made and deleted."""
+FAST = ("SlurmdTimeout=4", "TreeWidth=50", "MaxNodeCount=8", "ReturnToService=1")
+"""A node that does not answer is soon known to be down; nodes can be made and deleted.
+
+One that was set down by hand stays so: with ``ReturnToService=2`` an answer to slurmctld
+that is on its way brings back even a node whose slurmd was killed before.
+"""
 
 MakeWatching = Callable[..., Watching]
 
@@ -87,6 +91,12 @@ def scontrol(cluster: Sandbox, *words: str) -> None:
     cluster.run(["scontrol", *words])
 
 
+def is_kept(cluster: Sandbox, file: str, text: str) -> bool:
+    """Whether slurmctld has written this down: one that is killed before has forgotten it."""
+    path = Path(cluster.spool, file)
+    return path.exists() and text.encode() in path.read_bytes()
+
+
 def test_a_killed_slurmd_is_told_of(cluster: Sandbox, make: MakeWatching) -> None:
     watching = make()
     cluster.stop_service("slurmd.node1", signal.SIGKILL)
@@ -104,31 +114,40 @@ def test_slurmctlds_triggers_wake_the_sensor(cluster: Sandbox, make: MakeWatchin
     """Its own look would be an hour away."""
     watching = make(interval_s=3600.0)
     wait_until(lambda: len(watching.triggers()) >= 6)
-    # One that slurmctld finds in good order it would bring back by itself (ReturnToService=2).
-    cluster.stop_service("slurmd.node2", signal.SIGKILL)
+    # A slurmctld that has just started fires for that too, within its first round of triggers.
+    scontrol(cluster, "update", "nodename=node1", "state=drain", "reason=first round")
+    wait_until(lambda: "DRAIN" in watching.replayed()["node1"], 60)
+    scontrol(cluster, "update", "nodename=node1", "state=resume")
+    wait_until(lambda: watching.replayed()["node1"] == "IDLE", 60)
     scontrol(cluster, "update", "nodename=node2", "state=down", "reason=bad DIMM; see #7 Key=x")
     wait_until(lambda: watching.replayed()["node2"].startswith("DOWN"), 60)
     body = watching.of_node("node2")[1]
     assert (body.source, body.failed, body.old_state) == ("trigger", True, "IDLE")
     assert body.reason == "bad DIMM; see #7 Key=x"
     assert (body.reason_uid, body.reason_user) == (0, "root")
-    cluster.start_service("slurmd.node2")
+    scontrol(cluster, "update", "nodename=node2", "state=resume")
     wait_until(lambda: watching.replayed()["node2"] == "IDLE", 60)
+    assert sum(body.failed for body in watching.of_node("node2")) == 1
 
 
 def test_down_while_slurmctld_is_killed_comes_after_the_restart(
     cluster: Sandbox, make: MakeWatching
 ) -> None:
-    """Nobody looks by the clock: slurmctld is killed before its triggers are worked on."""
+    """Nobody looks by the clock, and what its trigger would have told is lost."""
     watching = make(interval_s=3600.0)
-    wait_until(lambda: len(watching.triggers()) >= 6)
+    restart = f"{watching.secret} box primary_slurmctld_resumed_operation"
+    wait_until(lambda: is_kept(cluster, "trigger_state", restart))
+    away = watching.helper.rename(watching.helper.with_suffix(".away"))
     cluster.stop_service("slurmd.node3", signal.SIGKILL)
-    scontrol(cluster, "update", "nodename=node3", "state=down", "reason=gone")
+    scontrol(cluster, "update", "nodename=node3", "state=down", "reason=gone for good")
+    wait_until(lambda: is_kept(cluster, "node_state", "gone for good"))
     cluster.kill_controller()
+    away.rename(watching.helper)
     cluster.restart_controller()
     wait_until(lambda: watching.replayed().get("node3", "").startswith("DOWN"), 60)
     told = watching.of_node("node3")
     assert [(body.old_state, body.source) for body in told[1:2]] == [("IDLE", "reconcile")]
+    assert sum(body.failed for body in told) == 1
     restarted = [event.body for event in watching.events(CONTROLLER_STATE) if event.body.restarted]
     assert [(body.daemon, body.up) for body in restarted] == [("slurmctld", True)]
 
@@ -376,7 +395,6 @@ def test_partitions_and_reservations(cluster: Sandbox, make: MakeWatching) -> No
 def test_users_are_told_what_they_may_see(cluster: Sandbox, make: MakeWatching) -> None:
     watching = make()
     user = next(iter(cluster.users))
-    cluster.stop_service("slurmd.node1", signal.SIGKILL)
     scontrol(cluster, "update", "nodename=node1", "state=down", "reason=see the ticket")
     wait_until(lambda: watching.replayed()["node1"].startswith("DOWN"))
     # Who may see what is asked of Slurm by another part of the daemon.
