@@ -63,7 +63,7 @@ class Scripted(Slurm):
             passed_over=self.passed_over,
         )
 
-    def job(self, job_id: int) -> list[JobRecord]:
+    def job(self, job_id: int, *, apart: bool = False) -> list[JobRecord]:
         self.asked.append(job_id)
         if self.away:
             raise SlurmUnavailable("cluster c1: 'squeue' failed: Unable to contact")

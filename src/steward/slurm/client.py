@@ -116,11 +116,13 @@ class Slurm:
             records=records, rows=rows, taken_at=taken_at, cost_s=cost_s, passed_over=strange
         )
 
-    def job(self, job_id: int) -> list[JobRecord]:
+    def job(self, job_id: int, *, apart: bool = False) -> list[JobRecord]:
         """The whole record of one job, asked singly.
 
         Args:
             job_id: A raw id; an array's id gives all its tasks, a het leader's all components.
+            apart: Whether each of an array's waiting tasks comes by itself, which tells those
+                that have records of their own from the others.
 
         Returns:
             The records; [] if slurmctld does not know the job (any more). More than
@@ -132,7 +134,7 @@ class Slurm:
         """
         form = QueueFormat(self.version(), of_one=True)
         try:
-            out = self._squeue(form, "-j", str(job_id))
+            out = self._squeue(form, "-j", str(job_id), *(["-r"] if apart else []))
         except UnknownJob:
             return []
         parsed, _, strange = queue.parse(form, out, self.people, {})

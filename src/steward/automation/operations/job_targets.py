@@ -11,7 +11,7 @@ from steward.automation.operations.jobs import checked
 from steward.automation.reasons import ours
 from steward.jobs.names import JobName, parse
 from steward.records import JobRecord
-from steward.slurm import SlurmError, UnknownJob
+from steward.slurm import WAITING, SlurmError, UnknownJob
 
 _GONE: Final = "it has ended, or is not in a state in which that can be done"
 
@@ -54,7 +54,25 @@ def jobs_asked(doing: Doing, jobids: Iterable[int | str]) -> dict[str, list[JobR
 def records_of(doing: Doing, name: str) -> list[JobRecord]:
     """The records of a job, a task or a component as they are now; [] if it is gone."""
     parsed = parse(name)
-    return [one for one in doing.slurm.job(parsed.job_id) if _is_meant(one, parsed)]
+    records = _unfolded(doing, parsed.job_id, doing.slurm.job(parsed.job_id))
+    return [one for one in records if _is_meant(one, parsed)]
+
+
+def _unfolded(doing: Doing, job_id: int, records: list[JobRecord]) -> list[JobRecord]:
+    """The records of a job, those apart that Slurm shows as one.
+
+    Of an array's waiting tasks some may be held by an administrator: squeue shows them in
+    the array's row, with one priority and all reasons.
+    """
+    if not any(one.array_job_id and one.state in WAITING and "," in one.reason for one in records):
+        return records
+    together: dict[int, list[JobRecord]] = {}
+    for one in doing.slurm.job(job_id, apart=True):
+        together.setdefault(one.job_id, []).append(one)
+    return [
+        msgspec.structs.replace(same[0], array_task=",".join(one.array_task for one in same))
+        for same in together.values()
+    ]
 
 
 def targets(
