@@ -89,6 +89,7 @@ def see_that_all_is_charged(
 
 
 @pytest.mark.matrix
+@pytest.mark.wide
 def test_jobs_of_all_sorts(slurm_version: str) -> None:
     chance = chance_of("STEWARD_BANK_SEED")
     with bank_site(slurm_version, extra=bank_mix.PARTITIONS, **bank_mix.ROOM) as site:
