@@ -121,6 +121,7 @@ def site(slurm_version: str) -> Iterator[Site]:
         site.store.parent.mkdir()
         cluster.run(["chown", STANLEY, str(site.store.parent)])
         site.told_in.touch()
+        Path(f"{site.told_in}.log").touch()
         site.daemon.start()
         yield site
         print(
@@ -145,7 +146,9 @@ def steady(details: Any) -> Any:
 
 def test_what_is_read_is_what_steward_reads(site: Site) -> None:
     job = submit_to(site.cluster, "#!/bin/sh\nsleep 600\n", user="ada")
-    wait_until(lambda: site.typed("slurm.job.get", jobids=[job])[str(job)] != [])
+    wait_until(
+        lambda: site.typed("slurm.job.get", jobids=[job])[str(job)][0]["job_state"] == "RUNNING"
+    )
     asked: dict[str, dict[str, Any]] = {
         "slurm.config.get": {"item": "topology_plugin"},
         "slurm.job.find": {"criterias": {"user_id": os.stat(site.home).st_uid, "name": "none"}},
