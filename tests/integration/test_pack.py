@@ -174,6 +174,8 @@ def test_what_is_changed(site: Site) -> None:
     again = site.typed("slurm.node.drain", nodes="node1", reason=reason)
     assert again == site.run("slurm.node.drain", nodes="node1", reason=reason)[1]
     assert site.run("slurm.node.resume", nodes="node1")[0]
+    # Slurm asks its slurmd whether it is there before it is used again.
+    wait_until(lambda: site.typed("slurm.node.get", nodes="node1")["node1"]["state"] == "IDLE")
 
 
 def test_every_action_that_changes_says_what_it_would_do(site: Site) -> None:
