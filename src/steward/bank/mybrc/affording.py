@@ -117,12 +117,23 @@ class Affording:
             return f"Account {account.name} is closed."
         if account.only_listed and not (member and member.listed):
             return f"User {user} is not a member of account {account.name}."
-        if member is not None and member.limit is not None:
-            left = min(left, member.limit - member.spent)
         if cost > left:
-            cost_text, left_text = show(cost, self._unit), show(max(0, left), self._unit)
-            return f"A job that may cost {cost_text} is more than the {left_text} that are left."
+            return (
+                f"A job that may cost {self._show(cost)} is more than the "
+                f"{self._show(max(0, left))} that are left."
+            )
+        if member is not None and member.limit is not None:
+            left = member.limit - member.spent
+            if cost > left:
+                return (
+                    f"A job that may cost {self._show(cost)} is more than user {user} may spend "
+                    f"of account {account.name}: {self._show(max(0, left))} of "
+                    f"{self._show(member.limit)} is left."
+                )
         return ""
+
+    def _show(self, amount: int) -> str:
+        return show(amount, self._unit)
 
 
 def _answered(why: str, mode: Mode | None) -> Answer:
