@@ -17,6 +17,7 @@ from steward.config_accounting import (
 from steward.config_automation import ActionsSettings, RulesSettings, SensorSettings
 from steward.config_bank import BankSettings, GateSettings, MybrcSettings
 from steward.config_section import Section
+from steward.config_web import WebSettings
 
 __all__ = [
     "AccessSettings",
@@ -46,6 +47,7 @@ __all__ = [
     "Section",
     "Settings",
     "SinkSettings",
+    "WebSettings",
     "as_builtins",
 ]
 
@@ -412,6 +414,7 @@ class Settings(Section, frozen=True, kw_only=True):
     sensor: SensorSettings = SensorSettings()
     actions: ActionsSettings = ActionsSettings()
     rules: RulesSettings = RulesSettings()
+    web: WebSettings = WebSettings()
 
     def files_sinks(self) -> dict[str, FilesSinkSettings]:
         """The sinks that are directory trees, by name."""

@@ -13,7 +13,8 @@ import msgspec
 
 from steward.access import Asker
 from steward.actions import Action, Registry
-from steward.daemon.socket import Limits, SocketServer
+from steward.daemon.answering import Limits
+from steward.daemon.socket import SocketServer
 from steward.errors import Refused
 from steward.waiting import Stop
 

@@ -17,10 +17,11 @@ LEVELS = [
     {"daemon", "sandbox"},
     {"settings"},
     {"archive", "accounting", "bank", "automation", "capture", "native", "agent"},
-    {"slurm", "journal", "jobs", "access", "consumers", "actions", "standings"},
+    {"slurm", "journal", "jobs", "access", "consumers", "actions", "standings", "credentials"},
     {
         *("incoming", "redact", "sqlite", "events", "records", "lines", "usage", "config"),
         *("config_section", "config_accounting", "config_bank", "config_automation"),
+        "config_web",
         *("bank_facts", "state_facts"),
         *("errors", "filesystems", "environment", "waiting", "logs", "messages", "offered"),
         *("printable", "posting", "moments", "webhooks"),

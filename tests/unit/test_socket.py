@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from served import LIMITS, Done, Question, Step, Told, serving
 
 from steward.actions import Registry
+from steward.daemon.answering import Limits
 from steward.daemon.protocol import LONGEST_REQUEST, Reply, ask_line, error_of, read_reply
-from steward.daemon.socket import Limits, SocketError, SocketServer, listening
+from steward.daemon.socket import SocketError, SocketServer, listening
 from steward.errors import Refused
 
 

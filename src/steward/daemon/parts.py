@@ -8,7 +8,7 @@ import os
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 
 import msgspec
 
@@ -24,6 +24,7 @@ from steward.capture.scheduler import SpoolPlan, scheduler_called
 from steward.capture.spool import AppendRows, Capture
 from steward.config import Settings
 from steward.consumers import Consumer
+from steward.credentials.room import Bearer
 from steward.daemon.bookkeeping import accounting_parts
 from steward.daemon.feeding import MakeConsumer, patiently, run_consumers
 from steward.daemon.lines import lines_parts
@@ -34,6 +35,7 @@ from steward.incoming import stores_of
 from steward.jobs import Jobs, JobsConsumer, database_path
 from steward.journal import JournalLink, JournalReader
 from steward.journal.server import JournalServer
+from steward.looks import Looks
 from steward.records import JobRecord
 from steward.redact import Redactor
 from steward.slurm import Slurm
@@ -148,6 +150,7 @@ def snapshots_of(settings: Settings, cluster: str) -> Consumer:
         redact=redact,
         # On a controller it is the gate that tells that there is a bank elsewhere.
         tells_looks=settings.bank.enabled or bool(settings.gate.ask),
+        looked=partial(Looks(settings.state_dir).put, cluster),
     )
 
 
@@ -280,10 +283,26 @@ def run_mover(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
 
 def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
     """The process that answers requests."""
+    from steward.credentials.room import CredentialsRoom, web_uids
     from steward.daemon.rooms import registry
     from steward.daemon.socket import SocketServer
+    from steward.standings import access_of
 
-    SocketServer(settings.socket, registry(settings)).run(stop, beat)
+    @cache
+    def credentials() -> CredentialsRoom:
+        # Called in the process that serves a connection, never before it is forked.
+        return CredentialsRoom(settings, access=access_of(settings))
+
+    def knows(secret: str) -> Bearer:
+        return credentials().bearer(secret)
+
+    server = SocketServer(
+        settings.socket,
+        registry(settings),
+        knows=knows,
+        is_kept=lambda uid: uid in web_uids(settings),
+    )
+    server.run(stop, beat)
 
 
 def run_capture(settings: Settings, cluster: str, share: int, stop: Stop, beat: Beat) -> None:

@@ -1,6 +1,8 @@
 """What goes over the daemon's socket: a line of JSON asked, lines of JSON answered.
 
-A request is ``{"v":1,"action":"archive.list","args":{…}}``, one a connection.
+A request is ``{"v":1,"action":"archive.list","args":{…}}``, one a connection. Whoever asks
+for somebody else adds ``"auth"``, the secret of that one's session or token, and the
+pages' process ``"keep":true`` where it has more to ask on the same connection.
 The answer is ``{"item":…}`` for every item of a stream, and at last either
 ``{"ok":true,"answer":{…}}`` or ``{"error":"…","exit_code":1,"kind":"Refused"}``.
 """
@@ -43,11 +45,21 @@ def address(path: str) -> Iterator[str]:
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A request: version of the protocol, name of the action, its request as plain values."""
+    """A request.
+
+    Attributes:
+        v: Version of the protocol.
+        action: Name of the action.
+        args: Its request as plain values.
+        auth: Secret of the session or token of whoever asks; "" for the peer itself.
+        keep: Whether another request follows on this connection.
+    """
 
     v: int
     action: str
     args: Any = {}
+    auth: str = ""
+    keep: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,9 +104,9 @@ def error_line(error: StewardError) -> bytes:
     return _line(Reply(error=text or "failed", exit_code=error.exit_code, kind=kind))
 
 
-def ask_line(action: str, request: Any) -> bytes:
+def ask_line(action: str, request: Any, *, auth: str = "", keep: bool = False) -> bytes:
     """The line that asks for an action."""
-    return _encoder.encode(Ask(VERSION, action, request)) + b"\n"
+    return _encoder.encode(Ask(VERSION, action, request, auth, keep)) + b"\n"
 
 
 def read_reply(line: bytes) -> Reply:

@@ -19,6 +19,8 @@ from steward.automation.rules.asking import RulesRoom
 from steward.bank.actions import ACTIONS as BANK
 from steward.bank.room import BankRoom
 from steward.config import Settings
+from steward.credentials.actions import ACTIONS as CREDENTIALS
+from steward.credentials.room import CredentialsRoom
 from steward.errors import UsageError
 from steward.events import Event
 from steward.jobs.queries import clusters_of
@@ -33,7 +35,10 @@ from steward.waiting import Stop
 
 ACTIONS: Final[dict[str, Action]] = {
     action.name: action
-    for action in (*ARCHIVE, *JOURNAL, *ACCOUNTING, *BANK, *AUTOMATION, *EVENTS, *RULES)
+    for action in (
+        *(*ARCHIVE, *JOURNAL, *ACCOUNTING, *BANK, *AUTOMATION, *EVENTS, *RULES),
+        *CREDENTIALS,
+    )
 }
 """Every action, by its name."""
 
@@ -73,6 +78,7 @@ def registry(settings: Settings) -> Registry:
             "archive": archive,
             "automation": lambda: AutomationRoom(settings, access=access, registry=found),
             "bank": lambda: BankRoom(settings, access=access),
+            "credentials": lambda: CredentialsRoom(settings, access=access),
             "events": lambda: EventsRoom(settings.state_dir, access),
             "rules": lambda: RulesRoom(settings, access=access),
             "journal": lambda: JournalRoom(settings.state_dir, access, clusters_of(settings)),

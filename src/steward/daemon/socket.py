@@ -10,31 +10,18 @@ import contextlib
 import ctypes
 import logging
 import os
-import pwd
 import resource
-import select
 import signal
 import socket
 import stat
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 
-import msgspec
-
-from steward.access import Asker
-from steward.actions import ActionError, Registry
-from steward.daemon.protocol import (
-    LONGEST_REQUEST,
-    VERSION,
-    Ask,
-    address,
-    answer_line,
-    error_line,
-    item_line,
-)
-from steward.errors import Refused, StewardError, Unavailable
+from steward.actions import Registry
+from steward.daemon.answering import Knows, Limits, Service
+from steward.daemon.protocol import address, error_line
+from steward.errors import StewardError, Unavailable
 from steward.waiting import Stop
 
 log = logging.getLogger(__name__)
@@ -56,26 +43,6 @@ class SocketUnavailable(Unavailable):
     """Too much is asked at once."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one peer may cost.
-
-    Attributes:
-        connections: How many are served at once, of all users together.
-        per_user: How many of one user other than root and Steward's own.
-        request_s: Seconds within which the request must have come.
-        silence_s: Seconds an action may run without giving anything to send.
-        send_s: Seconds a peer may take to read one line of the answer.
-        memory_bytes: How much memory an answer may take, beyond what the daemon had.
-    """
-
-    connections: int = 64
-    per_user: int = 8
-    request_s: float = 10.0
-    silence_s: float = 300.0
-    send_s: float = 300.0
-    memory_bytes: int = 2 << 30
-
-
 class SocketServer:
     """Serves a registry's actions.
 
@@ -83,12 +50,23 @@ class SocketServer:
         path: Where the socket is made.
         registry: What can be asked for. Its rooms are made in the serving processes.
         limits: What one peer may cost.
+        knows: Who brings the secret of a session or token; without it nobody is known by one.
+        is_kept: Whether a uid may ask several things on a connection: the pages' process.
     """
 
-    def __init__(self, path: str, registry: Registry, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        registry: Registry,
+        limits: Limits | None = None,
+        knows: Knows | None = None,
+        is_kept: Callable[[int], bool] = lambda _: False,
+    ) -> None:
         self._path = path
         self._registry = registry
         self._limits = limits or Limits()
+        self._knows = knows
+        self._is_kept = is_kept
         self._serving: dict[int, int] = {}
         self._said: dict[int, float] = {}
 
@@ -150,9 +128,12 @@ class SocketServer:
         """Why a user cannot be served now; "" if nothing speaks against it."""
         if uid in (0, os.geteuid()):
             return ""
+        mine = sum(1 for owner in self._serving.values() if owner == uid)
+        if self._is_kept(uid):
+            return "" if mine < self._limits.kept else "too many pages are asked for at once"
         if len(self._serving) >= self._limits.connections:
             return "the daemon is busy: try again in a moment"
-        if sum(1 for owner in self._serving.values() if owner == uid) >= self._limits.per_user:
+        if mine >= self._limits.per_user:
             return "too many requests of yours are running: try again when one has ended"
         return ""
 
@@ -188,79 +169,14 @@ class SocketServer:
             _become_expendable(parent)
             listener.close()
             _bound_memory(self._limits.memory_bytes)
-            serve_one(connection, uid, self._registry, self._limits)
+            service = Service(self._registry, self._limits, self._knows)
+            service.serve(connection, uid, keeps=self._is_kept(uid))
         except OSError as error:
             log.debug("the connection of uid %d ended: %s", uid, error)
         except BaseException:
             log.exception("serving uid %d failed", uid)
             return 1
         return 0
-
-
-def serve_one(connection: socket.socket, uid: int, registry: Registry, limits: Limits) -> None:
-    """Read one request from a connection and answer it.
-
-    Raises:
-        OSError: The peer is gone, or too slow.
-    """
-    _allow(limits.request_s + 5)
-    try:
-        line = _read_line(connection, limits.request_s)
-    except StewardError as error:
-        _send(connection, error_line(error), limits)
-        return
-    if line:
-        _allow(limits.silence_s)
-        for reply in _replies(line, uid, registry, connection):
-            _send(connection, reply, limits)
-
-
-def _replies(
-    line: bytes, uid: int, registry: Registry, connection: socket.socket
-) -> Iterator[bytes]:
-    """The lines that answer a request; its errors are the last of them."""
-    try:
-        ask = _decode(line)
-        action = registry.get(ask.action)
-        request = registry.decode(ask.action, ask.args)
-        log.debug("uid %d asks for %s", uid, action.name)
-        asker = Asker(uid=uid, user=_user_name(uid), how="socket")
-        if action.only_reads:
-            _end_with(connection)
-        result = registry.call(action.name, asker, request)
-        if action.stream:
-            for item in result:
-                yield answer_line(item) if isinstance(item, action.answer) else item_line(item)
-        else:
-            yield answer_line(result)
-    except StewardError as error:
-        yield error_line(error)
-    except MemoryError:
-        log.warning("a request of uid %d took more memory than one may", uid)
-        yield error_line(Refused("the answer takes more memory than one may: ask for less"))
-    except Exception:
-        log.exception("a request of uid %d failed", uid)
-        yield error_line(StewardError("the daemon failed on this request: its log says why"))
-
-
-def _decode(line: bytes) -> Ask:
-    try:
-        ask = msgspec.json.decode(line, type=Ask)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise ActionError(f"the request cannot be read: {error}") from error
-    if ask.v != VERSION:
-        raise ActionError(
-            f"this daemon speaks version {VERSION} of the protocol, not {ask.v}: "
-            "use the steward command of the same release"
-        )
-    return ask
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return ""
 
 
 def _peer_uid(connection: socket.socket) -> int:
@@ -287,57 +203,6 @@ def _bound_memory(most: int) -> None:
     if hard != resource.RLIM_INFINITY:
         limit = min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def _end_with(connection: socket.socket) -> None:
-    """End this process as soon as the peer has gone: nobody waits for a long listing then."""
-    gone = select.poll()
-    gone.register(connection, 0)
-
-    def watch() -> None:
-        gone.poll()
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _allow(seconds: float) -> None:
-    """Let this process live so much longer: SIGALRM ends even a call that never returns."""
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
-def _read_line(connection: socket.socket, timeout_s: float) -> bytes:
-    """The request line; b"" where the peer sent none.
-
-    Raises:
-        ActionError: The line is too long, or did not come in time.
-    """
-    until = time.monotonic() + timeout_s
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        left_s = until - time.monotonic()
-        if left_s <= 0:
-            raise ActionError(f"no whole request came within {timeout_s:.0f} s")
-        connection.settimeout(left_s)
-        try:
-            piece = connection.recv(65536)
-        except TimeoutError:
-            continue
-        if not piece:
-            return b""
-        head, newline, _ = piece.partition(b"\n")
-        line += head + newline
-        if len(line) > LONGEST_REQUEST:
-            raise ActionError(f"the request is longer than {LONGEST_REQUEST} bytes")
-    return bytes(line)
-
-
-def _send(connection: socket.socket, line: bytes, limits: Limits) -> None:
-    # The socket's own time-out is the one that counts while the peer reads.
-    _allow(limits.send_s + 5)
-    connection.settimeout(limits.send_s)
-    connection.sendall(line)
-    _allow(limits.silence_s)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,447 @@
+"""What can be asked about credentials: links to log in, sessions, tokens.
+
+Their context is a :class:`steward.credentials.room.CredentialsRoom`. Sessions are
+opened by the process that serves pages alone, and it can open one only for whom a
+link was made, or whom a proxy names that the configuration trusts: it cannot
+be anybody without their link.
+"""
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from steward.access import Asker
+from steward.actions import Action, Answer, Request, Shape
+from steward.config_web import WebSettings
+from steward.credentials.errors import NotKnown
+from steward.credentials.room import CredentialsRoom, uid_of, web_uids
+from steward.credentials.scopes import SCOPES, Scope
+from steward.credentials.store import Credential
+from steward.errors import Refused, UsageError
+
+_LONGEST_NAME: Final = 200
+
+
+class LoginRequest(Request, frozen=True, kw_only=True):
+    """credentials.login: a link that logs whoever asks into the pages, once."""
+
+
+class LoginAnswer(Answer, frozen=True, kw_only=True):
+    """A link.
+
+    Attributes:
+        url: The link; secret.
+        expires: Until when it can be used, UTC.
+    """
+
+    url: str
+    expires: datetime
+
+
+class OpenRequest(Request, frozen=True, kw_only=True):
+    """credentials.open: a session for whoever brings a link, or whom a trusted proxy names.
+
+    Attributes:
+        secret: The link's secret …
+        user: … or the proxy's user.
+    """
+
+    secret: str = ""
+    user: str = ""
+
+
+class OpenAnswer(Answer, frozen=True, kw_only=True):
+    """A session.
+
+    Attributes:
+        secret: What the browser keeps.
+        user: Whose it is.
+        expires: Until when it is good, UTC.
+    """
+
+    secret: str
+    user: str
+    expires: datetime
+
+
+class PeekRequest(Request, frozen=True, kw_only=True):
+    """credentials.peek: for whom a link is, without taking it.
+
+    Attributes:
+        secret: The link's.
+    """
+
+    secret: str
+
+
+class PeekAnswer(Answer, frozen=True, kw_only=True):
+    """For whom a link is.
+
+    Attributes:
+        user: That one.
+    """
+
+    user: str
+
+
+class CloseRequest(Request, frozen=True, kw_only=True):
+    """credentials.close: end a session.
+
+    Attributes:
+        secret: The session's.
+    """
+
+    secret: str
+
+
+class MeRequest(Request, frozen=True, kw_only=True):
+    """credentials.me: who asks, and what they are."""
+
+
+class ClusterRole(Shape, frozen=True, kw_only=True):
+    """What somebody is on a cluster.
+
+    Attributes:
+        cluster: Its name.
+        zone: IANA name of its zone; "" for this host's.
+        operator: Whether they may see and do everything …
+        administrator: … and what only Slurm's administrators may.
+        sees_nodes: Whether they may see nodes.
+        sees_jobs: Whether they may see everybody's jobs.
+        coordinates: The accounts that they coordinate.
+    """
+
+    cluster: str
+    zone: str
+    operator: bool
+    administrator: bool
+    sees_nodes: bool
+    sees_jobs: bool
+    coordinates: tuple[str, ...]
+
+
+class MeAnswer(Answer, frozen=True, kw_only=True):
+    """Who asks.
+
+    Attributes:
+        uid: Their uid.
+        user: Their name; "" for none.
+        how: How they are known.
+        clusters: What they are on each cluster.
+        bank: Whether there is a bank.
+        sensor: Whether there is a sensor.
+        rules: Whether rules run.
+    """
+
+    uid: int
+    user: str
+    how: str
+    clusters: tuple[ClusterRole, ...]
+    bank: bool
+    sensor: bool
+    rules: bool
+
+
+class SettingsRequest(Request, frozen=True, kw_only=True):
+    """credentials.settings: what the process that serves pages has to know."""
+
+
+class SettingsAnswer(Answer, frozen=True, kw_only=True):
+    """[web].
+
+    Attributes:
+        web: It.
+    """
+
+    web: WebSettings
+
+
+class TokenCreateRequest(Request, frozen=True, kw_only=True):
+    """credentials.token_create: a token for a program.
+
+    Attributes:
+        name: What it is for.
+        scopes: What it may do.
+        expires_s: How long it is good, in seconds.
+        user: Whose it is; whoever asks if empty.
+    """
+
+    name: str = ""
+    scopes: tuple[Scope, ...] = ("read",)
+    expires_s: float = 90 * 86400.0
+    user: str = ""
+
+
+class TokenAnswer(Answer, frozen=True, kw_only=True):
+    """A new token.
+
+    Attributes:
+        secret: What the program keeps; never told again.
+        token: What is kept of it here.
+    """
+
+    secret: str
+    token: Credential
+
+
+class TokenListRequest(Request, frozen=True, kw_only=True):
+    """credentials.token_list: the tokens.
+
+    Attributes:
+        everybodys: Those of all users, not of whoever asks alone.
+        sessions: Sessions of browsers, too.
+    """
+
+    everybodys: bool = False
+    sessions: bool = False
+
+
+class TokenListAnswer(Answer, frozen=True, kw_only=True):
+    """Tokens, newest first.
+
+    Attributes:
+        tokens: They.
+    """
+
+    tokens: tuple[Credential, ...]
+
+
+class TokenRevokeRequest(Request, frozen=True, kw_only=True):
+    """credentials.token_revoke: take tokens or sessions back.
+
+    Attributes:
+        numbers: Theirs.
+    """
+
+    numbers: tuple[int, ...]
+
+
+def _login(room: CredentialsRoom, asker: Asker, request: LoginRequest) -> LoginAnswer:  # noqa: ARG001 - it has no fields
+    web = room.settings.web
+    if not web.listen:
+        raise UsageError("there are no pages: set 'listen' in [web], and start 'steward web'")
+    if asker.how not in ("socket", "local", "munge"):
+        raise Refused("a session or a token makes no link: run 'steward login' on a login node")
+    if not asker.user:
+        raise Refused(f"your uid, {asker.uid}, has no name on the daemon's host", asker)
+    now = room.now()
+    secret, kept = room.store.make(
+        "login",
+        uid=asker.uid,
+        user=asker.user,
+        how=asker.how,
+        now=now,
+        expires=now + timedelta(seconds=web.login_s),
+    )
+    return LoginAnswer(url=f"{_url(web)}/login/{secret}", expires=kept.expires)
+
+
+def _url(web: WebSettings) -> str:
+    scheme = "https" if web.certificate_file else "http"
+    return web.url.rstrip("/") or f"{scheme}://{web.listen}"
+
+
+def _open(room: CredentialsRoom, asker: Asker, request: OpenRequest) -> OpenAnswer:
+    _only_web(room, asker)
+    now = room.now()
+    if request.user:
+        if not room.settings.web.proxy_header:
+            raise Refused("no proxy is trusted: set 'proxy_header' in [web]", request.user)
+        uid, user, how = uid_of(request.user), request.user, "proxy"
+    else:
+        link = room.store.use_up(request.secret, now)
+        uid, user, how = link.uid, link.user, link.how
+    secret, kept = room.store.make(
+        "session",
+        uid=uid,
+        user=user,
+        how=how,
+        now=now,
+        expires=now + timedelta(seconds=room.settings.web.session_s),
+    )
+    return OpenAnswer(secret=secret, user=user, expires=kept.expires)
+
+
+def _peek(room: CredentialsRoom, asker: Asker, request: PeekRequest) -> PeekAnswer:
+    _only_web(room, asker)
+    return PeekAnswer(user=room.store.known("login", request.secret, room.now()).user)
+
+
+def _close(room: CredentialsRoom, asker: Asker, request: CloseRequest) -> Answer:
+    _only_web(room, asker)
+    now = room.now()
+    room.store.end(room.store.known("session", request.secret, now).id, now)
+    return Answer()
+
+
+def _only_web(room: CredentialsRoom, asker: Asker) -> None:
+    if not room.is_web(asker):
+        raise Refused(
+            f"only {room.settings.web.user!r}, whom 'steward web' runs as ([web] user), may do that"
+        )
+
+
+def _settings(room: CredentialsRoom, asker: Asker, request: SettingsRequest) -> SettingsAnswer:  # noqa: ARG001 - it has no fields
+    if asker.uid not in {*web_uids(room.settings), 0}:
+        _only_web(room, asker)
+    return SettingsAnswer(web=room.settings.web)
+
+
+def _me(room: CredentialsRoom, asker: Asker, request: MeRequest) -> MeAnswer:  # noqa: ARG001 - it has no fields
+    access = room.access
+    clusters = tuple(
+        ClusterRole(
+            cluster=cluster,
+            zone=of.timezone,
+            operator=access.is_operator(asker, cluster),
+            administrator=access.is_administrator(asker, cluster),
+            sees_nodes=access.may_see_nodes(asker, cluster),
+            sees_jobs=access.scope(asker, cluster).everything,
+            coordinates=tuple(sorted(access.coordinated(asker, cluster))),
+        )
+        for cluster, of in room.settings.cluster.items()
+    )
+    return MeAnswer(
+        uid=asker.uid,
+        user=asker.user,
+        how=asker.how,
+        clusters=clusters,
+        bank=room.settings.bank.enabled,
+        sensor=room.settings.sensor.enabled,
+        rules=room.settings.rules.enabled,
+    )
+
+
+def _token_create(room: CredentialsRoom, asker: Asker, request: TokenCreateRequest) -> TokenAnswer:
+    if asker.how == "token":
+        raise Refused("a token makes no tokens")
+    uid, user = asker.uid, asker.user
+    if request.user and request.user != user:
+        if not _is_root(room, asker):
+            raise Refused("only root and Steward's own user make tokens for others", request.user)
+        uid, user = uid_of(request.user), request.user
+    if not user:
+        raise Refused(f"your uid, {uid}, has no name on the daemon's host", asker)
+    longest_s = room.settings.web.token_days * 86400.0
+    if not 0 < request.expires_s <= longest_s:
+        raise UsageError(
+            f"a token is good for {room.settings.web.token_days} days at most", request.expires_s
+        )
+    if not request.scopes:
+        raise UsageError(f"say what the token may do: {', '.join(SCOPES)}")
+    if len(request.name) > _LONGEST_NAME or not request.name.isprintable():
+        raise UsageError(f"a token's name has up to {_LONGEST_NAME} plain characters", request.name)
+    now = room.now()
+    secret, kept = room.store.make(
+        "token",
+        uid=uid,
+        user=user,
+        how=asker.how,
+        name=request.name,
+        scopes=tuple(dict.fromkeys(request.scopes)),
+        now=now,
+        expires=now + timedelta(seconds=request.expires_s),
+    )
+    return TokenAnswer(secret=secret, token=kept)
+
+
+def _token_list(room: CredentialsRoom, asker: Asker, request: TokenListRequest) -> TokenListAnswer:
+    if request.everybodys and not _is_root(room, asker):
+        raise Refused("only root and Steward's own user see everybody's tokens")
+    uid = None if request.everybodys else asker.uid
+    found = room.store.all_of("token", uid)
+    if request.sessions:
+        found += room.store.all_of("session", uid)
+    return TokenListAnswer(tokens=tuple(found))
+
+
+def _token_revoke(room: CredentialsRoom, asker: Asker, request: TokenRevokeRequest) -> Answer:
+    found = [room.store.get(number) for number in request.numbers]
+    for one in found:
+        if one.uid != asker.uid and not _is_root(room, asker):
+            raise NotKnown(f"there is no credential with the number {one.id}", one.id)
+    for one in found:
+        room.store.end(one.id, room.now())
+    return Answer()
+
+
+def _is_root(room: CredentialsRoom, asker: Asker) -> bool:
+    is_by_kernel = asker.how in ("socket", "local")
+    return is_by_kernel and any(
+        room.access.is_administrator(Asker(uid=asker.uid), cluster)
+        for cluster in ("", *room.settings.cluster)
+    )
+
+
+ACTIONS: Final[tuple[Action, ...]] = (
+    Action(
+        name="credentials.login",
+        help="Make a link that opens the pages.",
+        request=LoginRequest,
+        answer=LoginAnswer,
+        run=_login,
+    ),
+    Action(
+        name="credentials.open",
+        help="Open a browser's session.",
+        request=OpenRequest,
+        answer=OpenAnswer,
+        run=_open,
+        role="administrator",
+    ),
+    Action(
+        name="credentials.peek",
+        help="Say for whom a link is.",
+        request=PeekRequest,
+        answer=PeekAnswer,
+        run=_peek,
+        role="administrator",
+    ),
+    Action(
+        name="credentials.close",
+        help="End a browser's session.",
+        request=CloseRequest,
+        answer=Answer,
+        run=_close,
+        role="administrator",
+    ),
+    Action(
+        name="credentials.me",
+        help="Say who asks, and what they are.",
+        request=MeRequest,
+        answer=MeAnswer,
+        run=_me,
+        only_reads=True,
+    ),
+    Action(
+        name="credentials.settings",
+        help="Tell the pages' process its settings.",
+        request=SettingsRequest,
+        answer=SettingsAnswer,
+        run=_settings,
+        only_reads=True,
+        role="administrator",
+    ),
+    Action(
+        name="credentials.token_create",
+        help="Make a token for a program.",
+        request=TokenCreateRequest,
+        answer=TokenAnswer,
+        run=_token_create,
+    ),
+    Action(
+        name="credentials.token_list",
+        help="List tokens.",
+        request=TokenListRequest,
+        answer=TokenListAnswer,
+        run=_token_list,
+        only_reads=True,
+    ),
+    Action(
+        name="credentials.token_revoke",
+        help="Take tokens back.",
+        request=TokenRevokeRequest,
+        answer=Answer,
+        run=_token_revoke,
+    ),
+)
+"""Every action of credentials."""

@@ -1,0 +1,19 @@
+"""What can go wrong with credentials."""
+
+from steward.errors import Refused, StewardError, Unavailable
+
+
+class CredentialsError(StewardError):
+    """The database of credentials cannot be used."""
+
+
+class CredentialsUnavailable(Unavailable):
+    """The database of credentials cannot be used now."""
+
+
+class NotKnown(Refused):
+    """A credential that is wrong, over or taken back. Which, is nobody's business."""
+
+
+class NotInScope(Refused):
+    """A token that was not made for this."""

@@ -1,0 +1,106 @@
+"""What the actions of credentials work with, and how the daemon knows a bearer."""
+
+import functools
+import os
+import pwd
+from collections.abc import Callable
+from datetime import datetime
+
+import msgspec
+
+from steward.access import Access, Asker
+from steward.config import Settings
+from steward.credentials.errors import NotInScope, NotKnown
+from steward.credentials.scopes import Scope, scope_of
+from steward.credentials.store import CredentialStore, Kind
+from steward.events import utc_now
+
+SESSION = "sts_"
+
+
+class Bearer(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody who was known by a credential.
+
+    Attributes:
+        asker: Who it is.
+        scopes: What the credential is good for; None for everything that its user may do.
+    """
+
+    asker: Asker
+    scopes: frozenset[Scope] | None = None
+
+    def check(self, action: str) -> None:
+        """Let an action pass, by its name.
+
+        Raises:
+            NotInScope: The credential was not made for it.
+        """
+        wanted = scope_of(action)
+        if self.scopes is not None and wanted not in self.scopes:
+            raise NotInScope(
+                f"this token may not do {action}: it takes the scope '{wanted}', "
+                f"and has {' and '.join(sorted(self.scopes)) or 'none'}",
+                action,
+            )
+
+
+class CredentialsRoom:
+    """The context of the actions of credentials.
+
+    Args:
+        settings: The whole configuration.
+        access: Decides who may see what.
+        now: Tells the present moment.
+    """
+
+    def __init__(
+        self, settings: Settings, *, access: Access, now: Callable[[], datetime] = utc_now
+    ) -> None:
+        self.settings = settings
+        self.access = access
+        self.now = now
+
+    @functools.cached_property
+    def store(self) -> CredentialStore:
+        """The credentials."""
+        return CredentialStore(self.settings.state_dir)
+
+    def bearer(self, secret: str) -> Bearer:
+        """Who brings a session's or a token's secret.
+
+        Raises:
+            NotKnown: Nobody whom we know.
+        """
+        kind: Kind = "session" if secret.startswith(SESSION) else "token"
+        found = self.store.known(kind, secret, self.now())
+        asker = Asker(uid=found.uid, user=found.user, how=kind)
+        return Bearer(asker=asker, scopes=frozenset(found.scopes) if kind == "token" else None)
+
+    def is_web(self, asker: Asker) -> bool:
+        """Whether who asks is the process that serves pages, by the kernel's word."""
+        return asker.how in ("socket", "local") and asker.uid in web_uids(self.settings)
+
+
+def web_uids(settings: Settings) -> frozenset[int]:
+    """The uids that ``steward web`` may run as: [web] user, where there is a [web] at all."""
+    if not settings.web.listen:
+        return frozenset()
+    try:
+        return frozenset({pwd.getpwnam(settings.web.user).pw_uid})
+    except KeyError:
+        return frozenset()
+
+
+def uid_of(user: str) -> int:
+    """The uid of a user whom a proxy names.
+
+    Raises:
+        NotKnown: There is none of that name, or it is root or another of the system's.
+    """
+    try:
+        found = pwd.getpwnam(user)
+    except (KeyError, ValueError):
+        raise NotKnown(f"there is no user {user!r} on this host", user) from None
+    if found.pw_uid in (0, os.geteuid()):
+        raise NotKnown(f"a proxy cannot log in {user}", user)
+    return found.pw_uid

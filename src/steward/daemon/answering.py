@@ -1,0 +1,229 @@
+"""Answers what comes over one connection of the daemon's socket, in a process of its own.
+
+A peer asks once; the pages' process, which asks for many people, may ask again on
+the same connection, each time with the secret of whoever asks. What is asked
+never takes longer, nor more memory, than it may: the process is ended.
+"""
+
+import logging
+import os
+import pwd
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from steward.access import Asker
+from steward.actions import Action, ActionError, Registry
+from steward.credentials.errors import NotKnown
+from steward.credentials.room import Bearer
+from steward.daemon.protocol import (
+    LONGEST_REQUEST,
+    VERSION,
+    Ask,
+    answer_line,
+    error_line,
+    item_line,
+)
+from steward.errors import Refused, StewardError
+
+log = logging.getLogger(__name__)
+
+Knows = Callable[[str], Bearer]
+"""Tells who brings a secret; raises NotKnown where it is nobody's."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one peer may cost.
+
+    Attributes:
+        connections: How many are served at once, of all users together.
+        per_user: How many of one user other than root and Steward's own.
+        request_s: Seconds within which the request must have come.
+        silence_s: Seconds an action may run without giving anything to send.
+        send_s: Seconds a peer may take to read one line of the answer.
+        memory_bytes: How much memory an answer may take, beyond what the daemon had.
+        kept: How many connections of the pages' process are served, and …
+        kept_requests: … how many requests each of them may ask, and …
+        kept_s: … for how many seconds.
+    """
+
+    connections: int = 64
+    per_user: int = 8
+    request_s: float = 10.0
+    silence_s: float = 300.0
+    send_s: float = 300.0
+    memory_bytes: int = 2 << 30
+    kept: int = 32
+    kept_requests: int = 200
+    kept_s: float = 60.0
+
+
+class Service:
+    """Answers what a peer asks.
+
+    Args:
+        registry: What can be asked for.
+        limits: What the peer may cost.
+        knows: Who brings the secret of a session or token; without it nobody is known by one.
+    """
+
+    def __init__(self, registry: Registry, limits: Limits, knows: Knows | None = None) -> None:
+        self._registry = registry
+        self._limits = limits
+        self._knows = knows
+
+    def serve(self, connection: socket.socket, uid: int, *, keeps: bool = False) -> None:
+        """Answer a connection's request, or requests.
+
+        Args:
+            connection: The peer's.
+            uid: The peer, as the kernel says.
+            keeps: Whether it may ask more than once.
+
+        Raises:
+            OSError: The peer is gone, or too slow.
+        """
+        until = time.monotonic() + self._limits.kept_s
+        for _ in range(self._limits.kept_requests):
+            left_s = max(1.0, until - time.monotonic()) if keeps else self._limits.request_s
+            _allow(left_s + 5)
+            try:
+                line = _read_line(connection, left_s)
+            except StewardError as error:
+                # Whoever keeps a connection may well have nothing to ask.
+                if not keeps:
+                    _send(connection, error_line(error), self._limits)
+                return
+            if not line:
+                return
+            _allow(self._limits.silence_s)
+            is_last = True
+            try:
+                ask = _decode(line)
+                is_last = not (keeps and ask.keep)
+                replies = self._replies(ask, uid, connection if is_last else None)
+            except StewardError as error:
+                replies = iter([error_line(error)])
+            for reply in replies:
+                _send(connection, reply, self._limits)
+            if is_last or time.monotonic() >= until:
+                return
+
+    def _replies(self, ask: Ask, uid: int, connection: socket.socket | None) -> Iterator[bytes]:
+        """The lines that answer a request; its errors are the last of them.
+
+        Args:
+            ask: The request.
+            uid: The peer.
+            connection: The peer's, where this is its last request.
+        """
+        try:
+            action = self._registry.get(ask.action)
+            asker = self._asker(ask, uid)
+            request = self._registry.decode(ask.action, ask.args)
+            log.debug("uid %d asks for %s", asker.uid, action.name)
+            if action.only_reads and connection is not None:
+                _end_with(connection)
+            yield from self._run(action, asker, request)
+        except StewardError as error:
+            yield error_line(error)
+        except MemoryError:
+            log.warning("a request of uid %d took more memory than one may", uid)
+            yield error_line(Refused("the answer takes more memory than one may: ask for less"))
+        except Exception:
+            log.exception("a request of uid %d failed", uid)
+            yield error_line(StewardError("the daemon failed on this request: its log says why"))
+
+    def _asker(self, ask: Ask, uid: int) -> Asker:
+        """Who asks: the peer, or whoever's secret it brings."""
+        if not ask.auth:
+            return Asker(uid=uid, user=_user_name(uid), how="socket")
+        if self._knows is None:
+            raise NotKnown("nobody is known here by a token")
+        bearer = self._knows(ask.auth)
+        bearer.check(ask.action)
+        return bearer.asker
+
+    def _run(self, action: Action, asker: Asker, request: object) -> Iterator[bytes]:
+        result = self._registry.call(action.name, asker, request)
+        if not action.stream:
+            yield answer_line(result)
+            return
+        for item in result:
+            yield answer_line(item) if isinstance(item, action.answer) else item_line(item)
+
+
+def _decode(line: bytes) -> Ask:
+    try:
+        ask = msgspec.json.decode(line, type=Ask)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise ActionError(f"the request cannot be read: {error}") from error
+    if ask.v != VERSION:
+        raise ActionError(
+            f"this daemon speaks version {VERSION} of the protocol, not {ask.v}: "
+            "use the steward command of the same release"
+        )
+    return ask
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
+
+
+def _end_with(connection: socket.socket) -> None:
+    """End this process as soon as the peer has gone: nobody waits for a long listing then."""
+    gone = select.poll()
+    gone.register(connection, 0)
+
+    def watch() -> None:
+        gone.poll()
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _allow(seconds: float) -> None:
+    """Let this process live so much longer: SIGALRM ends even a call that never returns."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _read_line(connection: socket.socket, timeout_s: float) -> bytes:
+    """The request line; b"" where the peer sent none.
+
+    Raises:
+        ActionError: The line is too long, or did not come in time.
+    """
+    until = time.monotonic() + timeout_s
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise ActionError(f"no whole request came within {timeout_s:.0f} s")
+        connection.settimeout(left_s)
+        try:
+            piece = connection.recv(65536)
+        except TimeoutError:
+            continue
+        if not piece:
+            return b""
+        head, newline, _ = piece.partition(b"\n")
+        line += head + newline
+        if len(line) > LONGEST_REQUEST:
+            raise ActionError(f"the request is longer than {LONGEST_REQUEST} bytes")
+    return bytes(line)
+
+
+def _send(connection: socket.socket, line: bytes, limits: Limits) -> None:
+    # The socket's own time-out is the one that counts while the peer reads.
+    _allow(limits.send_s + 5)
+    connection.settimeout(limits.send_s)
+    connection.sendall(line)
+    _allow(limits.silence_s)

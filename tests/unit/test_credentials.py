@@ -1,0 +1,218 @@
+"""Links, sessions and tokens: whose they are, how long, and what for."""
+
+import os
+import pwd
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.access import Access, Asker
+from steward.actions import Registry
+from steward.config import AccessSettings, ClusterSettings, Settings
+from steward.config_web import WebSettings
+from steward.credentials import actions, scopes
+from steward.credentials.errors import NotInScope, NotKnown
+from steward.credentials.room import Bearer, CredentialsRoom
+from steward.credentials.store import CredentialStore
+from steward.daemon.rooms import ACTIONS
+from steward.errors import Refused, UsageError
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+NOBODY = pwd.getpwnam("nobody")
+ADA = Asker(uid=NOBODY.pw_uid, user="nobody")
+WEB = Asker(uid=pwd.getpwnam("daemon").pw_uid, user="daemon")
+ROOT = Asker(uid=0, user="root", how="local")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+def room_in(directory: Path, clock: Clock, **web: object) -> CredentialsRoom:
+    settings = Settings(
+        state_dir=str(directory),
+        cluster={"box": ClusterSettings()},
+        web=WebSettings(**{"listen": "127.0.0.1:8290", "user": "daemon", **web}),  # type: ignore[arg-type]
+    )
+    access = Access(AccessSettings(), os.geteuid(), lambda _: None)
+    return CredentialsRoom(settings, access=access, now=clock)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def room(tmp_path: Path, clock: Clock) -> CredentialsRoom:
+    return room_in(tmp_path, clock)
+
+
+def ask(room: CredentialsRoom, name: str, asker: Asker, request: object) -> object:
+    return Registry(actions.ACTIONS, {"credentials": lambda: room}).call(name, asker, request)
+
+
+def login(room: CredentialsRoom, asker: Asker = ADA) -> str:
+    answer = ask(room, "credentials.login", asker, actions.LoginRequest())
+    assert isinstance(answer, actions.LoginAnswer)
+    return answer.url.rpartition("/")[2]
+
+
+def opened(room: CredentialsRoom, **asked: str) -> str:
+    answer = ask(room, "credentials.open", WEB, actions.OpenRequest(**asked))
+    assert isinstance(answer, actions.OpenAnswer)
+    return answer.secret
+
+
+def token(room: CredentialsRoom, asker: Asker = ADA, **asked: object) -> actions.TokenAnswer:
+    request = actions.TokenCreateRequest(**asked)  # type: ignore[arg-type]
+    answer = ask(room, "credentials.token_create", asker, request)
+    assert isinstance(answer, actions.TokenAnswer)
+    return answer
+
+
+def test_a_link_opens_one_session(room: CredentialsRoom) -> None:
+    link = login(room)
+    assert ask(room, "credentials.peek", WEB, actions.PeekRequest(secret=link)) == (
+        actions.PeekAnswer(user="nobody")
+    )
+    bearer = room.bearer(opened(room, secret=link))
+    assert bearer == Bearer(asker=Asker(uid=ADA.uid, user="nobody", how="session"))
+    with pytest.raises(NotKnown):
+        opened(room, secret=link)
+
+
+def test_a_link_and_a_session_end(room: CredentialsRoom, clock: Clock) -> None:
+    link = login(room)
+    clock.now += timedelta(seconds=301)
+    with pytest.raises(NotKnown):
+        opened(room, secret=link)
+    session = opened(room, secret=login(room))
+    clock.now += timedelta(hours=11)
+    assert room.bearer(session).asker.user == "nobody"
+    clock.now += timedelta(hours=1)
+    with pytest.raises(NotKnown):
+        room.bearer(session)
+
+
+def test_a_session_is_closed(room: CredentialsRoom) -> None:
+    session = opened(room, secret=login(room))
+    ask(room, "credentials.close", WEB, actions.CloseRequest(secret=session))
+    with pytest.raises(NotKnown):
+        room.bearer(session)
+
+
+@pytest.mark.parametrize("name", ["credentials.open", "credentials.peek", "credentials.close"])
+def test_only_the_pages_process_opens_sessions(room: CredentialsRoom, name: str) -> None:
+    request = ACTIONS[name].request(secret=login(room))
+    by_token = Asker(uid=WEB.uid, user=WEB.user, how="token")
+    for asker in (ADA, by_token):
+        with pytest.raises(Refused, match="daemon"):
+            ask(room, name, asker, request)
+
+
+def test_a_proxy_names_users_only_where_it_is_trusted(tmp_path: Path, clock: Clock) -> None:
+    with pytest.raises(Refused, match="proxy_header"):
+        opened(room_in(tmp_path, clock), user="nobody")
+    trusting = room_in(tmp_path, clock, proxy_header="X-Remote-User")
+    assert trusting.bearer(opened(trusting, user="nobody")).asker.uid == NOBODY.pw_uid
+    for user in ("root", "no such user", "a\0b"):
+        with pytest.raises(NotKnown):
+            opened(trusting, user=user)
+
+
+def test_a_session_makes_no_link_and_a_token_no_token(room: CredentialsRoom) -> None:
+    with pytest.raises(Refused):
+        login(room, Asker(uid=ADA.uid, user="nobody", how="session"))
+    with pytest.raises(Refused):
+        token(room, Asker(uid=ADA.uid, user="nobody", how="token"))
+
+
+def test_what_a_token_is_good_for(room: CredentialsRoom, clock: Clock) -> None:
+    made = token(room, scopes=("read", "bank"), expires_s=60.0, name="cron")
+    bearer = room.bearer(made.secret)
+    assert bearer.asker == Asker(uid=ADA.uid, user="nobody", how="token")
+    bearer.check("accounting.sacct")
+    bearer.check("bank.deposit")
+    for action in ("archive.show", "automation.run", "journal.replay", "credentials.token_create"):
+        with pytest.raises(NotInScope, match="scope"):
+            bearer.check(action)
+    clock.now += timedelta(seconds=60)
+    with pytest.raises(NotKnown):
+        room.bearer(made.secret)
+
+
+def test_tokens_are_listed_and_taken_back_by_their_owner(room: CredentialsRoom) -> None:
+    mine, other = token(room), token(room, WEB)
+    listed = ask(room, "credentials.token_list", ADA, actions.TokenListRequest())
+    assert isinstance(listed, actions.TokenListAnswer)
+    assert [one.id for one in listed.tokens] == [mine.token.id]
+    for asker, number in ((ADA, other.token.id), (WEB, mine.token.id)):
+        request = actions.TokenRevokeRequest(numbers=(number,))
+        with pytest.raises(NotKnown):
+            ask(room, "credentials.token_revoke", asker, request)
+    for asker, one in ((ADA, mine), (ROOT, other)):
+        request = actions.TokenRevokeRequest(numbers=(one.token.id,))
+        ask(room, "credentials.token_revoke", asker, request)
+        with pytest.raises(NotKnown):
+            room.bearer(one.secret)
+
+
+def test_only_root_makes_tokens_for_others(room: CredentialsRoom) -> None:
+    with pytest.raises(Refused):
+        token(room, user="daemon")
+    assert token(room, ROOT, user="daemon").token.uid == WEB.uid
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"expires_s": 0.0}, {"expires_s": 400 * 86400.0}, {"scopes": ()}, {"name": "a\nb"}],
+)
+def test_what_no_token_can_be(room: CredentialsRoom, asked: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        token(room, **asked)
+
+
+def test_who_is_another_one_by_now_is_not_known(tmp_path: Path) -> None:
+    store = CredentialStore(str(tmp_path))
+    secret, _ = store.make(
+        "token", uid=ADA.uid, user="formerly", how="socket", now=NOW, expires=NOW.replace(year=2030)
+    )
+    with pytest.raises(NotKnown, match="another one"):
+        store.known("token", secret, NOW)
+
+
+def test_no_secret_is_kept(room: CredentialsRoom, tmp_path: Path) -> None:
+    made = [login(room), opened(room, secret=login(room)), token(room).secret]
+    for path in tmp_path.rglob("*"):
+        data = path.read_bytes()
+        assert not any(secret.encode() in data for secret in made), path
+        assert path.stat().st_mode & 0o077 == 0
+
+
+@given(st.text(max_size=80))
+def test_what_nobody_made_is_not_known(text: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        room = room_in(Path(directory), Clock())
+        for prefix in ("", "sts_", "stt_", "stl_"):
+            with pytest.raises(NotKnown):
+                room.bearer(prefix + text)
+        room.store.close()
+
+
+@pytest.mark.parametrize("name", sorted(ACTIONS))
+def test_somebody_has_thought_about_every_actions_scope(name: str) -> None:
+    assert scopes.is_known(name)
+    assert scopes.scope_of(name) in scopes.ALL
+
+
+def test_what_is_not_known_takes_the_most() -> None:
+    assert scopes.scope_of("new.thing") == "admin"
