@@ -25,8 +25,12 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         old_reason: What the reason was before.
         source: What made us look.
         failed: Whether it went from working to failing; not so of nodes that save power, are
-            planned, being maintained, rebooted on demand, or drained by somebody.
+            planned, being maintained, rebooted on demand, or drained by somebody, nor while
+            one that was resumed has not answered yet.
         partitions: The partitions that it is in.
+        cpus: How many CPUs it has; 0, as of the next two, where that was not told.
+        memory_bytes: Its memory for jobs.
+        gpus: How many GPUs it has; 0 for none.
     """
 
     node: str
@@ -40,6 +44,9 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     source: Noticed = "reconcile"
     failed: bool = False
     partitions: tuple[str, ...] = ()
+    cpus: int = 0
+    memory_bytes: int = 0
+    gpus: int = 0
 
 
 class PartitionState(msgspec.Struct, frozen=True, kw_only=True):

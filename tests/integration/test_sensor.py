@@ -128,6 +128,29 @@ def test_slurmctlds_triggers_wake_the_sensor(cluster: Sandbox, make: MakeWatchin
     scontrol(cluster, "update", "nodename=node2", "state=resume")
     wait_until(lambda: watching.replayed()["node2"] == "IDLE", 60)
     assert sum(body.failed for body in watching.of_node("node2")) == 1
+    # That its slurmd had not answered yet when it was resumed is no failure.
+    assert not any(body.failed for body in watching.of_node("node1"))
+
+
+def test_a_slurmd_that_does_not_come_back_with_its_node_fails_anew(
+    cluster: Sandbox, make: MakeWatching
+) -> None:
+    watching = make()
+    scontrol(cluster, "update", "nodename=node2", "state=down", "reason=by hand")
+    wait_until(lambda: watching.replayed()["node2"].startswith("DOWN"), 60)
+    cluster.stop_service("slurmd.node2", signal.SIGKILL)
+    scontrol(cluster, "update", "nodename=node2", "state=resume")
+
+    def told() -> list[tuple[str, bool]]:
+        return [(body.state, body.failed) for body in watching.of_node("node2")]
+
+    wait_until(lambda: [failed for _, failed in told()].count(True) == 2, 90)
+    failures = [state for state, failed in told() if failed]
+    assert [state.partition("+")[0] for state in failures] == ["DOWN", "DOWN"]
+    assert ("IDLE+NOT_RESPONDING", False) in told()
+    cluster.start_service("slurmd.node2")
+    wait_until(lambda: watching.replayed()["node2"] == "IDLE", 60)
+    watching.settle()
 
 
 def test_down_while_slurmctld_is_killed_comes_after_the_restart(

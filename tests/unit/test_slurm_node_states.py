@@ -105,10 +105,29 @@ def test_what_is_a_failure(state: str, fails: bool, available: bool) -> None:
     assert node_states.is_available(state) is available
 
 
+@pytest.mark.parametrize(
+    ("state", "silent"),
+    [
+        ("IDLE+NOT_RESPONDING", True),
+        ("ALLOCATED+CLOUD+NOT_RESPONDING", True),
+        ("IDLE", False),
+        ("DOWN+NOT_RESPONDING", False),
+        ("UNKNOWN+NOT_RESPONDING", False),
+        ("IDLE+DRAIN+NOT_RESPONDING", False),
+        ("IDLE+FAIL+NOT_RESPONDING", False),
+        ("IDLE+NOT_RESPONDING+POWERED_DOWN", False),
+    ],
+)
+def test_what_only_does_not_answer(state: str, silent: bool) -> None:
+    assert node_states.is_silent(state) is silent
+
+
 def test_drained_and_powered_down() -> None:
     assert node_states.is_drained("ALLOCATED+DRAIN")
     assert node_states.is_drained("drained*")
     assert not node_states.is_drained("DOWN")
+    assert node_states.is_taken("DOWN+REBOOT_ISSUED")
+    assert not node_states.is_taken("DOWN+NOT_RESPONDING")
     assert node_states.saves_power("IDLE+POWERED_DOWN")
     assert node_states.saves_power("idle#")
     assert not node_states.saves_power("IDLE+CLOUD")

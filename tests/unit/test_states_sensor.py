@@ -1,6 +1,7 @@
 """The sensor: what it tells of a cluster that changes, whatever is away or killed meanwhile."""
 
 import random
+import sqlite3
 from datetime import timedelta
 from pathlib import Path
 
@@ -165,6 +166,69 @@ def test_what_fails_has_failed_once(site: Site, state: str) -> None:
     site.shown.reasons["n1"] = ("somebody looks at it", "root", None)
     site.turn()
     assert [body.failed for body in site.news()] == [False]
+
+
+SILENT = "IDLE+NOT_RESPONDING"
+GONE = "DOWN+NOT_RESPONDING"
+
+
+@pytest.mark.parametrize("before", ["IDLE+DRAIN", "DOWN", GONE, "ALLOCATED+DRAIN", "IDLE+FAIL"])
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize(
+    ("then", "failed"),
+    [
+        (["IDLE"], [False]),
+        (["MIXED"], [False]),
+        ([GONE], [True]),
+        # It answers, and fails afterwards.
+        (["IDLE", SILENT, GONE], [False, True, False]),
+        (["ALLOCATED+NOT_RESPONDING", GONE], [False, True]),
+        (["IDLE+DRAIN+NOT_RESPONDING", SILENT, "IDLE"], [False, False, False]),
+        # Resumed in vain, again and again.
+        ([GONE, SILENT, GONE], [True, False, True]),
+    ],
+)
+def test_a_node_that_was_resumed_has_not_failed_while_its_slurmd_is_asked(
+    site: Site, before: str, is_killed: bool, then: list[str], failed: list[bool]
+) -> None:
+    site.turn()
+    for state in (before, SILENT):
+        site.shown.states["n1"] = state
+        site.turn()
+        # Nothing new is shown: nothing is told.
+        site.turn()
+    assert [(body.state, body.failed) for body in site.news()[-1:]] == [(SILENT, False)]
+    told = []
+    for state in then:
+        if is_killed:
+            site.restart()
+        site.shown.states["n1"] = state
+        site.turn()
+        site.turn()
+        told += [body.failed for body in site.news() if body.node == "n1"]
+    assert told == failed
+
+
+def test_a_node_that_falls_silent_fails_once_whatever_its_jobs_do(site: Site) -> None:
+    site.turn()
+    site.news()
+    for state in ("ALLOCATED+NOT_RESPONDING", SILENT, "MIXED+NOT_RESPONDING", GONE):
+        site.shown.states["n1"] = state
+        site.turn()
+    assert [body.failed for body in site.news()] == [True, False, False, False]
+
+
+def test_a_picture_of_a_steward_that_knew_less_is_read(site: Site, tmp_path: Path) -> None:
+    """It was never told that a node is being resumed: nothing changes, and nothing is told."""
+    site.shown.states["n1"] = SILENT
+    site.turn()
+    with sqlite3.connect(tmp_path / "states-c1.db") as database:
+        ((data,),) = database.execute("SELECT data FROM shown WHERE name = 'n1'")
+    assert "is_resuming" not in data
+    site.news()
+    site.restart()
+    site.turn()
+    assert site.news() == []
 
 
 def test_nodes_come_and_go(site: Site) -> None:
@@ -370,7 +434,7 @@ def test_names_of_any_kind_make_keys_that_can_be_forwarded(site: Site) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_replayed_events_give_what_was_shown_whatever_was_killed(site: Site, seed: int) -> None:
     chance = random.Random(seed)
-    states = ["IDLE", "DOWN", "IDLE+DRAIN", "ALLOCATED", "DOWN+DRAIN+NOT_RESPONDING"]
+    states = ["IDLE", "DOWN", "IDLE+DRAIN", "ALLOCATED", "DOWN+DRAIN+NOT_RESPONDING", SILENT]
     for _ in range(60):
         for _ in range(chance.randrange(4)):
             name = f"n{chance.randrange(6)}"

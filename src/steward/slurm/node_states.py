@@ -114,9 +114,24 @@ def is_failing(state: str) -> bool:
     was to boot for a job and did not (``ResumeTimeout reached``).
     """
     base, flags = parse(state)
-    if not _TAKEN.isdisjoint(flags):
+    if is_taken(state):
         return False
     return base in _FAILED_BASES or bool(_failed_flags(flags))
+
+
+def is_taken(state: str) -> bool:
+    """Whether somebody meant it to be away: drained, in maintenance, rebooted on demand."""
+    return not _TAKEN.isdisjoint(parse(state)[1])
+
+
+def is_silent(state: str) -> bool:
+    """Whether all that is wrong with a node is that its slurmd does not answer.
+
+    So is one that fails before Slurm takes it to be DOWN, and one that was just resumed
+    until its slurmd answers the controller's ping.
+    """
+    base, flags = parse(state)
+    return base in _WORKING and is_failing(state) and _failed_flags(flags) == {"NOT_RESPONDING"}
 
 
 def is_drained(state: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from steward.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE
-from steward.slurm.node_states import UNKNOWN, is_failing, parse
+from steward.slurm.node_states import UNKNOWN, is_failing, is_silent, is_taken, parse
 from steward.state_facts import NodeState, Noticed, PartitionState, ReservationState
 
 REMOVED: Final = "REMOVED"
@@ -27,7 +27,12 @@ _LEAVES: Final = frozenset({"DRAIN", "FAIL"})
 
 
 class NodeShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is compared of a node; the fields are those of :class:`NodeState`."""
+    """What is compared of a node; most fields are those of :class:`NodeState`.
+
+    Attributes:
+        is_resuming: Whether it was away, and its slurmd has not answered since it is back.
+            That alone is no failure; that it is DOWN after all is one.
+    """
 
     state: str
     reason: str = ""
@@ -35,6 +40,15 @@ class NodeShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason_user: str = ""
     reason_at: datetime | None = None
     partitions: tuple[str, ...] = ()
+    cpus: int = 0
+    memory_bytes: int = 0
+    gpus: int = 0
+    is_resuming: bool = False
+
+    @property
+    def capacity(self) -> tuple[int, int, int]:
+        """What it has for jobs: CPUs, memory, GPUs."""
+        return self.cpus, self.memory_bytes, self.gpus
 
 
 class PartitionShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,8 +121,9 @@ def compare(
     changes: list[Change] = []
     for kind, now in after.items():
         old = before.get(kind, {})
-        for name, one in now.items():
+        for name, shown in now.items():
             previous = old.get(name)
+            one = _with_memory(previous, shown)
             if one != previous and (usage or not _is_not_known_yet(previous, one)):
                 changes.append(_changed(kind, name, previous, one, source, at, since, usage))
         changes += [
@@ -156,6 +171,9 @@ def _removed(
             old_reason=old.reason,
             source=source,
             partitions=old.partitions,
+            cpus=old.cpus,
+            memory_bytes=old.memory_bytes,
+            gpus=old.gpus,
         )
     if isinstance(old, ReservationShown):
         return _reservation(name, old, REMOVED, old.state, source)
@@ -165,6 +183,8 @@ def _removed(
 def _has_news(old: NodeShown | None, new: NodeShown, usage: bool) -> bool:
     # A uid goes and comes with the directory service; the partitions of a node are no state.
     if old is None or (old.reason, old.reason_user) != (new.reason, new.reason_user):
+        return True
+    if old.capacity != new.capacity:
         return True
     if old.state == new.state:
         return False
@@ -183,6 +203,28 @@ def _is_not_known_yet(old: Shown | None, new: Shown) -> bool:
     )
 
 
+def _with_memory(old: Shown | None, new: Shown) -> Shown:
+    """What is shown now, with what only the picture before knows of it."""
+    if not isinstance(old, NodeShown) or not isinstance(new, NodeShown):
+        return new
+    if not new.cpus and old.cpus:
+        # A node that Slurm hides while it is off still has them.
+        cpus, memory_bytes, gpus = old.capacity
+        new = msgspec.structs.replace(new, cpus=cpus, memory_bytes=memory_bytes, gpus=gpus)
+    if _is_resuming(old, new):
+        return msgspec.structs.replace(new, is_resuming=True)
+    return new
+
+
+def _is_resuming(old: NodeShown, new: NodeShown) -> bool:
+    if not is_silent(new.state):
+        return False
+    # One that falls silent while it works fails, whatever its jobs do meanwhile.
+    if is_silent(old.state):
+        return old.is_resuming
+    return is_taken(old.state) or is_failing(old.state)
+
+
 @lru_cache(maxsize=1024)
 def _without_use(state: str) -> tuple[str, frozenset[str]]:
     """A state but for what the jobs on a node make of it.
@@ -196,6 +238,13 @@ def _without_use(state: str) -> tuple[str, frozenset[str]]:
     return base, frozenset(flags) - _OF_USE
 
 
+def _has_failed(old: NodeShown | None, new: NodeShown) -> bool:
+    # Of one that was not known before nobody can say that it worked.
+    if old is None or new.is_resuming or not is_failing(new.state):
+        return False
+    return old.is_resuming or not is_failing(old.state)
+
+
 def _node(name: str, old: NodeShown | None, new: NodeShown, source: Noticed) -> NodeState:
     return NodeState(
         node=name,
@@ -207,9 +256,11 @@ def _node(name: str, old: NodeShown | None, new: NodeShown, source: Noticed) -> 
         reason_at=new.reason_at,
         old_reason=old.reason if old else "",
         source=source,
-        # Of one that was not known before nobody can say that it worked.
-        failed=old is not None and is_failing(new.state) and not is_failing(old.state),
+        failed=_has_failed(old, new),
         partitions=new.partitions,
+        cpus=new.cpus,
+        memory_bytes=new.memory_bytes,
+        gpus=new.gpus,
     )
 
 
