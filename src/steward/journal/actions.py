@@ -17,6 +17,7 @@ from steward.actions import Action
 from steward.errors import Refused, UsageError
 from steward.journal.link import JournalLink
 from steward.journal.reading import ConsumerStatus, DeadLetter, JournalReader
+from steward.journal.telling import EventTold, told
 from steward.waiting import Stop
 
 _MOST_EVENTS = 10_000
@@ -118,23 +119,10 @@ class ListRequest(_Request, frozen=True, kw_only=True):
     limit: int = 50
 
 
-class EventLine(msgspec.Struct, frozen=True, kw_only=True):
-    """An event; the fields are those of :class:`steward.events.Event`."""
-
-    id: int
-    kind: str
-    cluster: str
-    key: str
-    at: datetime
-    seen_at: datetime
-    source: str
-    body: Any
-
-
 class ListAnswer(_Answer, frozen=True, kw_only=True):
     """Events, oldest first."""
 
-    events: tuple[EventLine, ...]
+    events: tuple[EventTold, ...]
 
 
 class DeadRequest(_Request, frozen=True, kw_only=True):
@@ -229,7 +217,7 @@ def _list(room: JournalRoom, asker: Asker, request: ListRequest) -> ListAnswer:
         found = _newest(reader, request, limit)
     finally:
         reader.close()
-    return ListAnswer(events=tuple(_line(event) for event in found))
+    return ListAnswer(events=tuple(map(told, found)))
 
 
 def _newest(reader: JournalReader, request: ListRequest, limit: int) -> list[events.Event]:
@@ -250,19 +238,6 @@ def _newest(reader: JournalReader, request: ListRequest, limit: int) -> list[eve
         if len(found) >= limit or head - span < oldest:
             return found[-limit:]
         span *= 4
-
-
-def _line(event: events.Event) -> EventLine:
-    return EventLine(
-        id=event.id,
-        kind=event.kind,
-        cluster=event.cluster,
-        key=event.key,
-        at=event.at,
-        seen_at=event.seen_at,
-        source=event.source,
-        body=event.body,
-    )
 
 
 def _dead(room: JournalRoom, asker: Asker, request: DeadRequest) -> DeadAnswer:

@@ -125,6 +125,20 @@ class EventTold(msgspec.Struct, frozen=True, kw_only=True):
     body: Any
 
 
+def told(event: Event) -> EventTold:
+    """An event as it is told to who asks."""
+    return EventTold(
+        id=event.id,
+        kind=event.kind,
+        cluster=event.cluster,
+        key=event.key,
+        at=event.at,
+        seen_at=event.seen_at,
+        source=event.source,
+        body=event.body,
+    )
+
+
 class EventsAnswer(Answer, frozen=True, kw_only=True):
     """What happened, oldest first.
 
@@ -153,7 +167,7 @@ def _list(room: EventsRoom, asker: Asker, request: EventsRequest) -> EventsAnswe
             found, position = _behind(reader, request, chosen, limit, head)
     finally:
         reader.close()
-    return EventsAnswer(events=tuple(map(_told, found)), position=position)
+    return EventsAnswer(events=tuple(map(told, found)), position=position)
 
 
 def _chosen(room: EventsRoom, asker: Asker, request: EventsRequest) -> Callable[[Event], bool]:
@@ -238,19 +252,6 @@ def _between(
             break
         after = reached
     return found
-
-
-def _told(event: Event) -> EventTold:
-    return EventTold(
-        id=event.id,
-        kind=event.kind,
-        cluster=event.cluster,
-        key=event.key,
-        at=event.at,
-        seen_at=event.seen_at,
-        source=event.source,
-        body=event.body,
-    )
 
 
 ACTIONS = (
