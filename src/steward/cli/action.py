@@ -17,9 +17,8 @@ from steward.automation.actions import (
     RunRequest,
 )
 from steward.cli import options, output
-from steward.cli.client import action, call
+from steward.cli.asking import Asked, asking_columns, asking_json
 from steward.cli.lazy import CONTEXT
-from steward.cli.options import Place
 from steward.cli.output import Column
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
@@ -60,7 +59,9 @@ def action_() -> None:
 
 
 @app.command()
+@asking_json
 def run(
+    asked: Asked,
     ref: Ref,
     words: Annotated[
         list[str] | None,
@@ -77,9 +78,6 @@ def run(
     force: Annotated[
         bool, typer.Option("--force", help="Override what others gave as a reason.")
     ] = False,
-    as_json: options.Json = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Have something done.
 
@@ -89,8 +87,8 @@ def run(
     request = RunRequest(
         action=ref, parameters=parse(words or ()), cluster=cluster, dry_run=dry_run, force=force
     )
-    answer: RunAnswer = call(Place(config=config, socket=socket), action("automation.run"), request)
-    if as_json:
+    answer: RunAnswer = asked.call("automation.run", request)
+    if asked.style.json:
         output.print_json(answer)
     else:
         print(_as_yaml(_shown(answer)), end="")
@@ -116,35 +114,22 @@ def parse(words: Iterable[str]) -> dict[str, str]:
 
 
 @app.command("list")
-def list_(
-    columns: options.Format = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-) -> None:
+@asking_columns
+def list_(asked: Asked) -> None:
     """List what can be done."""
-    style = options.style(as_json, parsable, noheader, columns)
-    place = Place(config=config, socket=socket)
-    answer: ListAnswer = call(place, action("automation.list"), ListRequest())
-    if style.json:
+    answer: ListAnswer = asked.call("automation.list", ListRequest())
+    if asked.style.json:
         output.print_json(answer)
     else:
-        output.print_table(_ACTION_COLUMNS, answer.actions, style)
+        output.print_table(_ACTION_COLUMNS, answer.actions, asked.style)
 
 
 @app.command("help")
-def help_(
-    ref: Ref,
-    as_json: options.Json = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-) -> None:
+@asking_json
+def help_(asked: Asked, ref: Ref) -> None:
     """Say what an action takes."""
-    place = Place(config=config, socket=socket)
-    answer: ListAnswer = call(place, action("automation.help"), HelpRequest(action=ref))
-    if as_json:
+    answer: ListAnswer = asked.call("automation.help", HelpRequest(action=ref))
+    if asked.style.json:
         output.print_json(answer)
         return
     one = answer.actions[0]
@@ -180,7 +165,9 @@ def _as_word(value: Any) -> str:
 
 
 @app.command()
+@asking_columns
 def audit(
+    asked: Asked,
     number: Annotated[
         int, typer.Argument(metavar="[ID]", help="Only the action of this id.", show_default=False)
     ] = 0,
@@ -195,18 +182,11 @@ def audit(
     limit: Annotated[
         int, typer.Option("--limit", "-l", min=1, max=100_000, help="How many at the most.")
     ] = 100,
-    columns: options.Format = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Show what was done, by whom, and what became of it.
 
     Operators are shown all, others what they asked for themselves.
     """
-    style = options.style(as_json, parsable, noheader, columns)
     request = AuditRequest(
         id=number,
         action=ref,
@@ -215,12 +195,11 @@ def audit(
         limit=limit,
         zone=zone_to_ask_in(),
     )
-    place = Place(config=config, socket=socket)
-    answer: AuditAnswer = call(place, action("automation.audit"), request)
-    if style.json:
+    answer: AuditAnswer = asked.call("automation.audit", request)
+    if asked.style.json:
         output.print_json(answer)
     else:
-        output.print_table(_AUDIT_COLUMNS, answer.actions, style)
+        output.print_table(_AUDIT_COLUMNS, answer.actions, asked.style)
 
 
 def _asked_by(row: "AuditRow") -> str:

@@ -66,6 +66,12 @@ def _plain(
     return _with_columns("", as_json, parsable, noheader, config, socket)
 
 
+def _without_table(
+    as_json: options.Json = False, config: options.Config = "", socket: options.Socket = ""
+) -> Asked:
+    return _with_columns("", as_json, config=config, socket=socket)
+
+
 def _has_default(one: inspect.Parameter) -> bool:
     return one.default is not inspect.Parameter.empty
 
@@ -104,3 +110,6 @@ asking = taking(_plain)
 
 asking_columns = taking(_with_columns)
 """The same, of a command whose table's columns may be chosen."""
+
+asking_json = taking(_without_table)
+"""The same, of a command that prints no table: of printing there is ``--json`` alone."""

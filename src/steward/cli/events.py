@@ -8,9 +8,8 @@ import typer
 
 from steward.bank_facts import BankThreshold
 from steward.cli import options, output
-from steward.cli.client import action, call
+from steward.cli.asking import Asked, asking_columns, asking_json, taking
 from steward.cli.lazy import CONTEXT
-from steward.cli.options import Place
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
 from steward.errors import Unavailable
@@ -23,25 +22,6 @@ _PATIENCE_S = 30.0
 
 app = typer.Typer(context_settings=CONTEXT, add_completion=False)
 
-Kinds = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--kind", "-k", metavar="KIND,…", help="Only these kinds.", callback=options.not_empty
-    ),
-]
-Nodes = Annotated[
-    str,
-    typer.Option(
-        "--nodelist", "-w", metavar="NODES", help="Only these nodes.", callback=options.not_empty
-    ),
-]
-Clusters = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--clusters", "-M", metavar="NAME,…", help="Only these.", callback=options.not_empty
-    ),
-]
-Failed = Annotated[bool, typer.Option("--failed", help="Only nodes that failed.")]
 Since = Annotated[
     str,
     typer.Option(
@@ -53,109 +33,101 @@ Until = Annotated[
 ]
 
 
+def _about(
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind", "-k", metavar="KIND,…", help="Only these kinds.", callback=options.not_empty
+        ),
+    ] = None,
+    clusters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--clusters", "-M", metavar="NAME,…", help="Only these.", callback=options.not_empty
+        ),
+    ] = None,
+    nodes: Annotated[
+        str,
+        typer.Option(
+            *("--nodelist", "-w"),
+            metavar="NODES",
+            help="Only these nodes.",
+            callback=options.not_empty,
+        ),
+    ] = "",
+    failed: Annotated[bool, typer.Option("--failed", help="Only nodes that failed.")] = False,
+) -> EventsRequest:
+    return EventsRequest(
+        kinds=options.split(kinds), clusters=options.split(clusters), nodes=nodes, failed=failed
+    )
+
+
 @app.callback(invoke_without_command=True)
-def events(
-    context: typer.Context,
-    as_json: options.Json = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-) -> None:
+@asking_json
+def events(asked: Asked, context: typer.Context) -> None:
     """Show what happens: nodes that go down, daemons, rules.
 
     Without a command the newest are listed.
     """
     if context.invoked_subcommand is None:
-        _list(EventsRequest(), Place(config=config, socket=socket), options.style(as_json))
+        _list(EventsRequest(), asked)
 
 
 @app.command("list")
+@asking_columns
+@taking(_about)
 def list_events(
-    kinds: Kinds = None,
-    clusters: Clusters = None,
-    nodes: Nodes = "",
-    failed: Failed = False,
+    about: EventsRequest,
+    asked: Asked,
     since: Since = "",
     until: Until = "",
     limit: Annotated[
         int, typer.Option("--limit", "-L", min=1, help="How many at most: the newest.")
     ] = 50,
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    columns: options.Format = "",
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """List what happened, the newest last."""
-    request = EventsRequest(
-        kinds=options.split(kinds),
-        clusters=options.split(clusters),
-        nodes=nodes,
-        failed=failed,
-        since=since,
-        until=until,
-        zone=zone_to_ask_in(),
-        limit=limit,
+    request = msgspec.structs.replace(
+        about, since=since, until=until, zone=zone_to_ask_in(), limit=limit
     )
-    style = options.style(as_json, parsable, noheader, columns)
-    _list(request, Place(config=config, socket=socket), style)
+    _list(request, asked)
 
 
-def _list(request: EventsRequest, place: Place, style: output.Style) -> None:
-    answer: EventsAnswer = call(place, action("events.list"), request)
-    if style.json:
+def _list(request: EventsRequest, asked: Asked) -> None:
+    answer: EventsAnswer = asked.call("events.list", request)
+    if asked.style.json:
         output.print_json(answer)
     else:
-        output.print_table(_COLUMNS, answer.events, style)
+        output.print_table(_COLUMNS, answer.events, asked.style)
 
 
 @app.command()
+@asking_json
+@taking(_about)
 def tail(
-    kinds: Kinds = None,
-    clusters: Clusters = None,
-    nodes: Nodes = "",
-    failed: Failed = False,
+    about: EventsRequest,
+    asked: Asked,
     lines: Annotated[
         int, typer.Option("--lines", "-L", min=0, help="How many of the past come first.")
     ] = 10,
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", "-f", help="Go on as more happens.")
     ] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, an event a line, for programs.")
-    ] = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
-    """Show what happens as it happens, until Ctrl-C."""
-    place = Place(config=config, socket=socket)
-    request = EventsRequest(
-        kinds=options.split(kinds),
-        clusters=options.split(clusters),
-        nodes=nodes,
-        failed=failed,
-        limit=max(1, lines),
-    )
-    answer: EventsAnswer = call(place, action("events.list"), request)
-    _print(answer.events if lines else (), as_json=as_json)
+    """Show what happens as it happens, until Ctrl-C.
+
+    With --json an event is a line.
+    """
+    first = msgspec.structs.replace(about, limit=max(1, lines))
+    answer: EventsAnswer = asked.call("events.list", first)
+    _print(answer.events if lines else (), as_json=asked.style.json)
     while follow:
         time.sleep(_EVERY_S)
-        answer = _more(place, _behind(request, answer.position))
-        _print(answer.events, as_json=as_json)
+        behind = msgspec.structs.replace(about, after=answer.position, limit=1000)
+        answer = _more(asked, behind)
+        _print(answer.events, as_json=asked.style.json)
 
 
-def _behind(request: EventsRequest, position: int) -> EventsRequest:
-    return EventsRequest(
-        kinds=request.kinds,
-        clusters=request.clusters,
-        nodes=request.nodes,
-        failed=request.failed,
-        after=position,
-        limit=1000,
-    )
-
-
-def _more(place: Place, request: EventsRequest) -> EventsAnswer:
+def _more(asked: Asked, request: EventsRequest) -> EventsAnswer:
     """The next events; a daemon that is being started anew is waited for.
 
     Raises:
@@ -164,7 +136,7 @@ def _more(place: Place, request: EventsRequest) -> EventsAnswer:
     until = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            answer: EventsAnswer = call(place, action("events.list"), request)
+            answer: EventsAnswer = asked.call("events.list", request)
         except Unavailable:
             if time.monotonic() >= until:
                 raise

@@ -21,10 +21,9 @@ from steward.automation.rules.shapes import (
     TryAnswer,
     TryRequest,
 )
-from steward.cli import options, output
-from steward.cli.client import action, call
+from steward.cli import output
+from steward.cli.asking import Asked, asking_columns, asking_json
 from steward.cli.lazy import CONTEXT
-from steward.cli.options import Place
 from steward.cli.output import Column
 from steward.cli.text import number
 from steward.cli.times import show as show_time
@@ -47,7 +46,9 @@ def rules() -> None:
 
 
 @app.command()
+@asking_json
 def check(
+    asked: Asked,
     files: Annotated[
         list[str] | None,
         typer.Argument(
@@ -56,19 +57,13 @@ def check(
             show_default=False,
         ),
     ] = None,
-    as_json: options.Json = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Say what is wrong with rules, each with file, line and key.
 
     The exit code is 1 where anything is.
     """
-    place = Place(config=config, socket=socket)
-    answer: CheckAnswer = (
-        _checked(files) if files else call(place, action("rules.check"), CheckRequest())
-    )
-    if as_json:
+    answer: CheckAnswer = _checked(files) if files else asked.call("rules.check", CheckRequest())
+    if asked.style.json:
         output.print_json(answer)
     else:
         _say_troubles(answer.troubles)
@@ -91,22 +86,14 @@ def _checked(files: list[str]) -> CheckAnswer:
 
 
 @app.command("list")
-def list_(
-    columns: options.Format = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-) -> None:
+@asking_columns
+def list_(asked: Asked) -> None:
     """List the rules."""
-    style = options.style(as_json, parsable, noheader, columns)
-    place = Place(config=config, socket=socket)
-    answer: ListAnswer = call(place, action("rules.list"), ListRequest())
-    if style.json:
+    answer: ListAnswer = asked.call("rules.list", ListRequest())
+    if asked.style.json:
         output.print_json(answer)
         return
-    output.print_table(_RULE_COLUMNS, answer.rules, style)
+    output.print_table(_RULE_COLUMNS, answer.rules, asked.style)
     _say_troubles(answer.troubles)
     if not answer.running:
         output.warn("no rule is run: set enabled = true in [rules]")
@@ -131,7 +118,9 @@ _RULE_COLUMNS = [
 
 
 @app.command("test")
+@asking_json
 def try_(
+    asked: Asked,
     event: Annotated[
         str,
         typer.Argument(
@@ -145,9 +134,6 @@ def try_(
     file: Annotated[
         str, typer.Option("--file", metavar="FILE", help="Only the rule in this file.")
     ] = "",
-    as_json: options.Json = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Say what rules would make of an event; nothing is done.
 
@@ -156,13 +142,12 @@ def try_(
     if rule and file:
         raise UsageError("give either --rule or --file")
     given = _event(event)
-    place = Place(config=config, socket=socket)
     answer: TryAnswer = (
         _tried(given, file)
         if file
-        else call(place, action("rules.test"), TryRequest(event=given, rule=rule))
+        else asked.call("rules.test", TryRequest(event=given, rule=rule))
     )
-    if as_json:
+    if asked.style.json:
         output.print_json(answer)
     else:
         print(f"It is a {answer.trigger}.")
@@ -218,30 +203,22 @@ def _event(path: str) -> dict[str, Any]:
 
 
 @app.command()
-def enable(
-    rule: RuleName,
-    as_json: options.Json = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-) -> None:
+@asking_json
+def enable(asked: Asked, rule: RuleName) -> None:
     """Switch a rule on, whatever its file says."""
-    _switch("rules.enable", rule, Place(config=config, socket=socket), as_json=as_json)
+    _switch(asked, "rules.enable", rule)
 
 
 @app.command()
-def disable(
-    rule: RuleName,
-    as_json: options.Json = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-) -> None:
+@asking_json
+def disable(asked: Asked, rule: RuleName) -> None:
     """Switch a rule off, whatever its file says; what waits is not done any more."""
-    _switch("rules.disable", rule, Place(config=config, socket=socket), as_json=as_json)
+    _switch(asked, "rules.disable", rule)
 
 
-def _switch(name: str, rule: str, place: Place, *, as_json: bool) -> None:
-    answer: SwitchAnswer = call(place, action(name), SwitchRequest(rule=rule))
-    if as_json:
+def _switch(asked: Asked, name: str, rule: str) -> None:
+    answer: SwitchAnswer = asked.call(name, SwitchRequest(rule=rule))
+    if asked.style.json:
         output.print_json(answer)
         return
     state = "on" if answer.enabled else "off"
@@ -249,7 +226,9 @@ def _switch(name: str, rule: str, place: Place, *, as_json: bool) -> None:
 
 
 @app.command()
+@asking_columns
 def history(
+    asked: Asked,
     execution: Annotated[
         int, typer.Argument(metavar="[ID]", help="Only this execution.", show_default=False)
     ] = 0,
@@ -273,25 +252,17 @@ def history(
     limit: Annotated[
         int, typer.Option("--limit", "-L", min=1, max=100_000, help="How many at most.")
     ] = 100,
-    columns: options.Format = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
 ) -> None:
     """Show what rules did, newest first."""
-    style = options.style(as_json, parsable, noheader, columns)
     request = HistoryRequest(
         id=execution, rule=rule, cluster=cluster, status=status, since=since, limit=limit,
         zone=zone_to_ask_in(),
     )  # fmt: skip
-    place = Place(config=config, socket=socket)
-    answer: HistoryAnswer = call(place, action("rules.history"), request)
-    if style.json:
+    answer: HistoryAnswer = asked.call("rules.history", request)
+    if asked.style.json:
         output.print_json(answer)
-    elif answer.executions or style.parsable:
-        output.print_table(_HISTORY_COLUMNS, answer.executions, style)
+    elif answer.executions or asked.style.parsable:
+        output.print_table(_HISTORY_COLUMNS, answer.executions, asked.style)
     else:
         output.note("No rule has acted.")
 
