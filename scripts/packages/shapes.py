@@ -1,0 +1,206 @@
+"""The command line as data: what man pages and shell completion are made of."""
+
+import enum
+import re
+from collections.abc import Iterator
+from typing import Any, Final, Literal, get_args, get_origin
+
+import msgspec
+import typer
+
+from steward.accounting.sacct.fields import OURS, SLURMS
+from steward.accounting.sacct.help import HELP
+from steward.cli.app import app
+
+FILES: Final = ("FILE", "FILE…", "PATH", "PATHS")
+DIRECTORIES: Final = ("DIR", "DIR…")
+"""What an option's or argument's placeholder is where it wants one."""
+_SACCT: Final = re.compile(r"^  (?P<names>(?:-\w, )?.*?-[\w-]+.*?)(?:  +| (?=[A-Z]))(?P<help>.*)$")
+_WORDS: Final = re.compile(r"[a-z]+(\|[a-z]+)+")
+_PLAIN: Final = {"int range": "N", "int": "N", "float": "N", "float range": "N", "str": "TEXT"}
+"""What stands for a value where a command names no placeholder."""
+_NAME: Final = re.compile(r"(?<![\w-])(--?[A-Za-z][\w-]*)")
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """An option of a command.
+
+    Attributes:
+        names: As they are typed, short ones first.
+        value: The placeholder of its value; empty where it takes none.
+        help: What it does.
+        choices: What it may be; empty where that is open.
+    """
+
+    names: tuple[str, ...]
+    value: str = ""
+    help: str = ""
+    choices: tuple[str, ...] = ()
+
+
+class Argument(msgspec.Struct, frozen=True, kw_only=True):
+    """A word that is no option.
+
+    Attributes:
+        name: The placeholder.
+        required: Whether it has to be there.
+        many: Whether there may be more of it.
+        help: What it is.
+        choices: What it may be.
+    """
+
+    name: str
+    required: bool
+    many: bool = False
+    help: str = ""
+    choices: tuple[str, ...] = ()
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """A command, and those below it.
+
+    Attributes:
+        path: The words that call it, ``steward`` first.
+        reader: For whom it is; empty for ``steward`` itself.
+        help: What it does: a line, and paragraphs after it.
+        options: In the order of its help.
+        arguments: In order.
+        commands: Those of a group.
+        more: Text that follows, as it is, in its help.
+    """
+
+    path: tuple[str, ...]
+    reader: str = ""
+    help: str = ""
+    options: tuple[Option, ...] = ()
+    arguments: tuple[Argument, ...] = ()
+    commands: "tuple[Shape, ...]" = ()
+    more: str = ""
+
+    @property
+    def title(self) -> str:
+        """The first line of its help, without its full stop."""
+        return self.help.partition("\n")[0].rstrip(".")
+
+
+def whole() -> Shape:
+    """All of ``steward``."""
+    return _shape(typer.main.get_command(app), ("steward",), "")
+
+
+def below(shape: Shape) -> Iterator[Shape]:
+    """A command and everything below it."""
+    yield shape
+    for one in shape.commands:
+        yield from below(one)
+
+
+def _shape(command: Any, path: tuple[str, ...], reader: str) -> Shape:
+    if path == ("steward", "sacct"):
+        return _sacct(path, reader)
+    context = typer.Context(command, info_name=path[-1])
+    options: list[Option] = []
+    arguments: list[Argument] = []
+    for parameter in command.params:
+        if parameter.hidden:
+            continue
+        if type(parameter).__name__ == "TyperArgument":
+            arguments.append(_argument(parameter))
+        else:
+            options += _options(parameter, context)
+    options.append(Option(names=("-h", "--help"), help="Show the help and exit."))
+    return Shape(
+        path=path,
+        reader=reader,
+        help=_text(command.help or ""),
+        options=tuple(options),
+        arguments=tuple(arguments),
+        commands=tuple(_commands(command, path)),
+    )
+
+
+def _commands(command: Any, path: tuple[str, ...]) -> Iterator[Shape]:
+    if not hasattr(command, "list_commands"):
+        return
+    readers = {entry.name: entry.reader for entry in getattr(command, "entries", ())}
+    for name in command.list_commands(None):
+        yield _shape(command.get_command(None, name), (*path, name), readers.get(name, ""))
+
+
+def _argument(parameter: Any) -> Argument:
+    shown = (parameter.metavar or parameter.name.upper()).strip("[]").rstrip(".…")
+    choices = _choices(parameter) or (tuple(shown.split("|")) if _WORDS.fullmatch(shown) else ())
+    return Argument(
+        name=parameter.name.upper() if choices else shown,
+        required=parameter.required,
+        many=parameter.nargs == -1,
+        help=_text(parameter.help or ""),
+        choices=choices,
+    )
+
+
+def _options(parameter: Any, context: Any) -> Iterator[Option]:
+    """An option, and its opposite as one more where it has one."""
+    names = tuple(sorted(parameter.opts, key=lambda name: name.startswith("--")))
+    record = parameter.get_help_record(context) or ("", "")
+    about = " ".join(record[1].split())
+    choices = _choices(parameter)
+    value = ""
+    if not parameter.is_flag:
+        # "-L, --limit <int range>": what stands behind the names.
+        shown = record[0].rpartition(names[-1])[2].strip().strip("<>[]")
+        value = "|".join(choices) or _PLAIN.get(shown, shown)
+    yield Option(names=names, value=value, help=about, choices=choices)
+    if parameter.secondary_opts:
+        opposite = tuple(parameter.secondary_opts)
+        yield Option(names=opposite, help=f"The opposite of {names[-1]}.")
+
+
+def _choices(parameter: Any) -> tuple[str, ...]:
+    annotation = parameter.type_descriptor.annotation
+    for one in (annotation, *get_args(annotation)):
+        if get_origin(one) is Literal:
+            return tuple(str(word) for word in get_args(one) if word != "")
+        if isinstance(one, type) and issubclass(one, enum.Enum):
+            return tuple(str(member.value) for member in one)
+    return ()
+
+
+def _text(text: str) -> str:
+    """A help text with each paragraph on one line."""
+    paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip())]
+    return "\n".join(part for part in paragraphs if part)
+
+
+def _sacct(path: tuple[str, ...], reader: str) -> Shape:
+    """``steward sacct``, which reads its own command line: from what it tells of itself."""
+    options: list[Option] = []
+    more = []
+    title = ""
+    for line in HELP.splitlines()[1:]:
+        found = _SACCT.match(line)
+        if found is None:
+            if line.startswith(("Times:", "SACCT_FORMAT")):
+                more.append(line)
+            elif line and not title:
+                title = line
+            continue
+        options += _sacct_options(found["names"], found["help"])
+    return Shape(path=path, reader=reader, help=title, options=tuple(options), more="\n".join(more))
+
+
+def _sacct_options(names: str, about: str) -> Iterator[Option]:
+    told, _, value = names.partition("=")
+    found = tuple(_NAME.findall(told))
+    choices = tuple(value.strip().split("|")) if "|" in value else ()
+    option = Option(names=found, value=value.strip(), help=about, choices=choices)
+    # "--json, --yaml" are two, and no two names of one.
+    if len(found) > 1 and not value and all(name.startswith("--") for name in found):
+        yield from (msgspec.structs.replace(option, names=(name,)) for name in found)
+    else:
+        yield option
+
+
+def sacct_fields() -> tuple[str, ...]:
+    """The fields that ``steward sacct -o`` knows, as they are mostly typed."""
+    return tuple(field.name.lower() for field in (*SLURMS, *OURS))
