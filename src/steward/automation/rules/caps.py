@@ -12,13 +12,17 @@ from typing import Any, Final
 import msgspec
 
 from steward.automation.rules.model import Rule
+from steward.slurm import WrongUpdate
 
 _GIVING_BACK: Final = frozenset({"RESUME", "UNDRAIN", "IDLE", "POWER_UP", "CANCEL_REBOOT", "UP"})
-_HARMLESS_OF_NODES: Final = frozenset({"comment", "extra", "reason", "weight"})
-_HARMLESS_OF_PARTITIONS: Final = frozenset(
-    {"default", "defaulttime", "maxtime", "priorityjobfactor", "prioritytier", "gracetime"}
-)
 _PARTITION: Final = "slurm.partition.update"
+_NODE: Final = "slurm.node.update"
+_HARMLESS: Final = {
+    _NODE: frozenset({"Comment", "Extra", "Reason", "Weight"}),
+    _PARTITION: frozenset(
+        {"Default", "DefaultTime", "GraceTime", "MaxTime", "PriorityJobFactor", "PriorityTier"}
+    ),
+}
 FOR_EVER: Final = "*"
 """Stands for every partition: what nobody can see to be given back."""
 
@@ -36,7 +40,7 @@ def nodes_taken(action: str, parameters: Mapping[str, Any]) -> str:
 
 def partition_taken(action: str, parameters: Mapping[str, Any]) -> str:
     """The partition whose nodes an action would take away; "" for none."""
-    if action != _PARTITION or _is_harmless(parameters, _HARMLESS_OF_PARTITIONS):
+    if action != _PARTITION or not _may_take(action, _changes(action, parameters)):
         return ""
     return str(parameters.get("partition", ""))
 
@@ -48,14 +52,12 @@ def kept_by(action: str, parameters: Mapping[str, Any]) -> str:
         "" where the node's own state tells; :data:`FOR_EVER` where nothing does.
     """
     partition = partition_taken(action, parameters)
-    infos = parameters.get("infos")
-    if not partition or not isinstance(infos, Mapping):
-        return FOR_EVER if partition else ""
-    others = {name: value for name, value in infos.items() if "state" not in str(name).lower()}
-    if _is_harmless({"infos": others}, _HARMLESS_OF_PARTITIONS):
-        return partition
+    if not partition:
+        return ""
+    changes = _changes(action, parameters) or {}
+    others = {key: value for key, value in changes.items() if key != "State"}
     # A limit, who may use it, which nodes it has: that the partition is up says nothing.
-    return FOR_EVER
+    return FOR_EVER if not changes or _may_take(action, others) else partition
 
 
 def _named(parameters: Mapping[str, Any]) -> str:
@@ -63,23 +65,36 @@ def _named(parameters: Mapping[str, Any]) -> str:
     return ",".join(map(str, nodes)) if isinstance(nodes, list | tuple) else str(nodes)
 
 
-def _by_infos(parameters: Mapping[str, Any]) -> str:
-    return "" if _is_harmless(parameters, _HARMLESS_OF_NODES) else _named(parameters)
+def _of_update(parameters: Mapping[str, Any]) -> str:
+    return _named(parameters) if _may_take(_NODE, _changes(_NODE, parameters)) else ""
 
 
-def _is_harmless(parameters: Mapping[str, Any], harmless: frozenset[str]) -> bool:
-    """Whether an update surely takes nothing away: what is not known to be harmless is not.
+def _changes(action: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What an update is to change, under Slurm's names; None where that is not known."""
+    from steward.slurm.machine_changing import node_infos, partition_infos
 
-    Slurm and we take a key in many spellings: ``State``, ``node_state``, ``state_up``.
-    """
     infos = parameters.get("infos")
+    if not infos:
+        return {}
+    # JSON in a text: what it says is not known here.
     if not isinstance(infos, Mapping):
-        # JSON in a text: what it says is not known here.
-        return not infos
-    keys = {str(name).replace("_", "").lower(): value for name, value in infos.items()}
-    return all(
-        str(value).strip().upper() in _GIVING_BACK if "state" in key else key in harmless
-        for key, value in keys.items()
+        return None
+    # YAML's keys may be numbers.
+    named = {str(name): value for name, value in infos.items()}
+    try:
+        return node_infos(named) if action == _NODE else partition_infos(named)
+    except WrongUpdate:
+        # The action will be refused; should it not be, it is better to have counted it.
+        return None
+
+
+def _may_take(action: str, changes: Mapping[str, Any] | None) -> bool:
+    """Whether an update may take something away: what is not known to be harmless may."""
+    if changes is None:
+        return True
+    return not all(
+        str(value).strip().upper() in _GIVING_BACK if key == "State" else key in _HARMLESS[action]
+        for key, value in changes.items()
     )
 
 
@@ -87,7 +102,7 @@ _TAKING: Final[dict[str, Callable[[Mapping[str, Any]], str]]] = {
     "slurm.node.down": _named,
     "slurm.node.drain": _named,
     "slurm.node.reserve": _named,
-    "slurm.node.update": _by_infos,
+    _NODE: _of_update,
     _PARTITION: lambda _parameters: "",
 }
 
