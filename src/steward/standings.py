@@ -9,17 +9,15 @@ import os
 import re
 import time
 
-import msgspec
-
 from steward.access import Access, Standing
 from steward.config import Settings
 from steward.errors import StewardError, Unavailable
+from steward.leaving import NotLeft, leave, left
 
 OLDEST_S = 86400.0
 """Seconds after which a standing is not believed any more."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_decoder = msgspec.json.Decoder(Standing)
 
 
 class StandingsUnavailable(Unavailable):
@@ -42,26 +40,19 @@ class Standings:
         Raises:
             StandingsUnavailable: It cannot be written.
         """
-        path = self._path(cluster)
-        fresh = f"{path}.{os.getpid()}"
         try:
-            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "wb") as file:
-                file.write(msgspec.json.encode(standing))
-            # Whole or not at all; after a power loss Slurm is asked again.
-            os.replace(fresh, path)
-        except OSError as error:
-            raise StandingsUnavailable(f"cannot write {path}: {error.strerror}", path) from error
+            leave(self._path(cluster), standing)
+        except NotLeft as error:
+            raise StandingsUnavailable(str(error), error.offender) from error
 
     def get(self, cluster: str) -> Standing | None:
         """What a cluster's Slurm last said; None if that is unknown or too long ago."""
         try:
-            with open(self._path(cluster), "rb") as file:
-                age_s = time.time() - os.fstat(file.fileno()).st_mtime
-                return _decoder.decode(file.read()) if age_s < OLDEST_S else None
-        except (OSError, StewardError, msgspec.MsgspecError):
-            # Not asked yet, or no cluster of ours: nothing is known, and nothing is granted.
-            return None
+            found = left(self._path(cluster), Standing)
+        except StewardError:
+            return None  # no cluster of ours: nothing is granted
+        # Not asked yet: nothing is known, and nothing is granted.
+        return found[0] if found and time.time() - found[1] < OLDEST_S else None
 
     def _path(self, cluster: str) -> str:
         if _SAFE_NAME.fullmatch(cluster) is None:

@@ -14,17 +14,20 @@ ROOT = Path(steward.__file__).parent
 LEVELS = [
     {"cli", "web", "__main__"},
     {"demo"},
-    {"daemon", "sandbox"},
-    {"settings"},
-    {"archive", "accounting", "bank", "automation", "capture", "native", "agent"},
+    {"daemon", "sandbox", "serving"},
+    {"settings", "doctor", "setup"},
+    {
+        *("archive", "accounting", "bank", "automation", "capture", "native", "agent"),
+        *("status", "history", "reports"),
+    },
     {"slurm", "journal", "jobs", "access", "consumers", "actions", "standings", "credentials"},
     {
         *("incoming", "redact", "sqlite", "events", "records", "lines", "usage", "config"),
         *("config_section", "config_accounting", "config_bank", "config_automation"),
-        "config_web",
+        *("config_web", "config_history"),
         *("bank_facts", "state_facts"),
         *("errors", "filesystems", "environment", "waiting", "logs", "messages", "offered"),
-        *("printable", "posting", "moments", "webhooks"),
+        *("printable", "posting", "moments", "webhooks", "leaving", "looks"),
         "__init__",
     },
 ]
@@ -33,13 +36,21 @@ LEVELS = [
 HEAVY = {
     *("asyncio", "logging.config", "rich", "typer", "json", "http", "ssl", "pydantic"),
     *("sqlalchemy", "alembic", "psycopg", "litestar", "uvicorn", "httpx"),
-    *("confluent_kafka", "elasticsearch", "opensearchpy", "urllib3", "zstandard"),
+    *(
+        "confluent_kafka",
+        "elasticsearch",
+        "opensearchpy",
+        "urllib3",
+        "zstandard",
+        "prometheus_client",
+    ),
 }
 """What no process imports that does not need it, so never at the top: memory is counted."""
 
 LATE = {
-    *(f"steward.bank.mybrc.{name}" for name in ("application", "described", "serving")),
+    *(f"steward.bank.mybrc.{name}" for name in ("application", "described")),
     "steward.bank.gate.secure",
+    "steward.serving",
     *(
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
         for path in (ROOT / "bank" / "ledger").rglob("*.py")

@@ -11,9 +11,10 @@ from steward.bank.asking_jobs import ACTIONS as JOBS
 from steward.bank.asking_money import ACTIONS as MONEY
 from steward.bank.asking_notices import ACTIONS as NOTICES
 from steward.bank.asking_rates import ACTIONS as RATES
+from steward.bank.asking_standing import ACTIONS as STANDING
 from steward.bank.asking_upkeep import ACTIONS as UPKEEP
 from steward.bank.asking_views import ACTIONS as VIEWS
 
 ACTIONS: Final[tuple[Action, ...]] = (
-    *(*VIEWS, *JOBS, *MONEY, *ACCOUNTS, *RATES, *UPKEEP, *NOTICES),
+    *(*VIEWS, *JOBS, *MONEY, *ACCOUNTS, *RATES, *UPKEEP, *NOTICES, *STANDING),
 )

@@ -15,7 +15,7 @@ from steward.bank.notices import Notice
 from steward.bank.room import BankAnswer, BankRoom
 from steward.bank.statements import OUTBOX as NOTICE
 
-_KINDS: Final = (NOTICE, MYBRC)
+KINDS: Final = (NOTICE, MYBRC)
 _OPERATORS: Final = "look after what waits to be told"
 _MOST: Final = 1000
 
@@ -89,7 +89,7 @@ def notices(room: BankRoom, asker: Asker, request: NoticesRequest) -> NoticesAns
     del request
     with room.ledger.reading() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
-        found = t.outbox.untold(_KINDS, _MOST + 1)
+        found = t.outbox.untold(KINDS, _MOST + 1)
     return NoticesAnswer(
         notices=tuple(_line(item) for item in found[:_MOST]),
         more=len(found) > _MOST,
@@ -106,7 +106,7 @@ def retry(room: BankRoom, asker: Asker, request: NoticesRetryRequest) -> Notices
     """
     with room.ledger.transaction() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
-        count = t.outbox.again(_KINDS, request.numbers)
+        count = t.outbox.again(KINDS, request.numbers)
     if request.numbers and not count:
         named = ", ".join(map(str, request.numbers))
         raise BankUsage(f"nothing of number {named} waits to be told", request.numbers)

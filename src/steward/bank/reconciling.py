@@ -78,6 +78,20 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     done: bool = False
 
 
+class Compared(msgspec.Struct, frozen=True):
+    """What a comparison that the bank made by itself came to.
+
+    Attributes:
+        at_us: When it was made, µs since the epoch.
+        differences: How many runs were not charged what they are due.
+        corrected: How many of them were put right.
+    """
+
+    at_us: int
+    differences: int
+    corrected: int
+
+
 def reconcile(
     settings: Settings,
     ledger: "Ledger",
@@ -333,8 +347,10 @@ class Reconciling:
                     *(cluster, one.job_id, one.due, one.charged or 0, one.why),
                 )
         is_left = any(one.due is None for one in found)
+        said = Compared(micros(now), len(found), sum(one.done for one in found))
         with self._ledger.transaction() as t:
             t.set_mark(_reconciled(cluster), str(micros(until)))
+            t.set_mark(_compared(cluster), msgspec.json.encode(said).decode())
             if by_sacct is not None:
                 t.set_mark(_reconciled_by_sacct(cluster), str(micros(until)))
             if is_again and not is_left:
@@ -375,6 +391,25 @@ def _jobs(settings: Settings) -> Iterator[Jobs]:
         yield jobs
     finally:
         jobs.close()
+
+
+def last_comparison(t: "Transaction", cluster: str) -> "tuple[Compared | None, int, int]":
+    """The last comparison, and up to when jobs.db and slurmdbd were compared, in µs; 0 for never.
+
+    Args:
+        t: The ledger's transaction.
+        cluster: The cluster's name.
+    """
+    said = t.mark(_compared(cluster))
+    return (
+        msgspec.json.decode(said, type=Compared) if said else None,
+        int(t.mark(_reconciled(cluster)) or 0),
+        int(t.mark(_reconciled_by_sacct(cluster)) or 0),
+    )
+
+
+def _compared(cluster: str) -> str:
+    return f"compared:{cluster}"
 
 
 def _reconciled(cluster: str) -> str:

@@ -28,6 +28,8 @@ from steward.events import (
     QueueLooked,
     utc_now,
 )
+from steward.leaving import NotLeft
+from steward.looks import Look
 from steward.records import JobRecord
 from steward.slurm import MOST_WHOLE, Queue, Slurm, SlurmDown, SlurmError
 from steward.waiting import Backoff
@@ -88,6 +90,7 @@ class Snapshots:
             known, so that those which ended or vanished meanwhile are noticed.
         redact: Takes secrets out of what users wrote into a record.
         tells_looks: Whether a look that saw the whole queue is told as queue.looked.
+        looked: Is told how each look went.
     """
 
     kinds = frozenset({JOB_SCRIPT, JOB_END}) | KINDS
@@ -102,6 +105,7 @@ class Snapshots:
         redact: Callable[[JobRecord], JobRecord] = lambda record: record,
         *,
         tells_looks: bool = False,
+        looked: Callable[[Look], None] = lambda _: None,
     ) -> None:
         self.name = f"snapshots.{cluster}"
         self.cost_s = 0.0
@@ -113,6 +117,7 @@ class Snapshots:
         self._cancelled = Cancelled(cluster)
         self._unfinished = unfinished
         self._redact = redact
+        self._looked = looked
         self._told_at = 0.0 if tells_looks else float("inf")
         self._rows: dict[int, int] | None = None
         self._lost: list[int] = []
@@ -201,11 +206,13 @@ class Snapshots:
                 # Who is not there cannot be burdened: scripts wait for their owners meanwhile.
                 wait_s = min(wait_s, max(self._interval_s, _DOWN_S))
             self._due = time.monotonic() + wait_s
+            self._leave_look(up=False, message=str(error))
             self._say(up=False, message=str(error), append=append)
             return
         self._backoff.reset()
         self.cost_s = queue.cost_s
         self._due = began + max(self._interval_s, COST_FACTOR * queue.cost_s)
+        self._leave_look(up=True, jobs=len(queue.rows))
         self._say(up=True, message="", append=append)
         if self._rows is None:
             self._observed.remember(self._unfinished())
@@ -218,6 +225,21 @@ class Snapshots:
             self._tell_look(queue, append)
         # Who is not in the queue now is unknown to slurmctld: it will not tell later either.
         self._waiting.clear()
+
+    def _leave_look(self, *, up: bool, jobs: int = 0, message: str = "") -> None:
+        look = Look(
+            at=utc_now(),
+            up=up,
+            message=message,
+            version=self._slurm.known_version,
+            cost_s=self.cost_s,
+            jobs=jobs,
+            interval_s=max(0.0, self._due - self._began),
+        )
+        try:
+            self._looked(look)
+        except NotLeft as error:
+            log.debug("cluster %s: %s", self._cluster, error)  # it is only for people to see
 
     def _tell_look(self, queue: Queue, append: Append) -> None:
         """Say that whoever is not among the jobs told until now was not in the queue."""

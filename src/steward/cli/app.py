@@ -59,6 +59,20 @@ class Root(LazyGroup):
             "steward.cli.rules",
         ),
         Entry(
+            "status",
+            OPERATORS,
+            "Show how Steward itself stands: processes, backlog, clusters, disks, the bank.",
+            "steward.cli.status",
+            "status",
+        ),
+        Entry(
+            "metrics",
+            OPERATORS,
+            "Print figures for Prometheus, as for node_exporter's textfile collector.",
+            "steward.cli.status",
+            "metrics",
+        ),
+        Entry(
             "journal",
             OPERATORS,
             "Look at what Steward has recorded and what waits.",
@@ -82,6 +96,12 @@ class Root(LazyGroup):
             ADMINISTRATORS,
             "Send what happened on a compute node to Steward.",
             "steward.cli.agent",
+        ),
+        Entry(
+            "doctor",
+            ADMINISTRATORS,
+            "Say whether all is as it must be, and what mends what is not.",
+            "steward.cli.doctor",
         ),
         Entry(
             "plugins",

@@ -31,6 +31,7 @@ from steward.daemon.lines import lines_parts
 from steward.daemon.sensing import sensor_parts
 from steward.daemon.supervise import Beat, Part
 from steward.errors import Unavailable, UsageError
+from steward.history.consumer import HistoryConsumer
 from steward.incoming import stores_of
 from steward.jobs import Jobs, JobsConsumer, database_path
 from steward.journal import JournalLink, JournalReader
@@ -121,7 +122,10 @@ def _sink(settings: Settings, name: str) -> Consumer:
 
 def consumer_makers(settings: Settings) -> dict[str, MakeConsumer]:
     """For each consumer within the state directory its name and how to make it."""
-    makers: dict[str, MakeConsumer] = {JobsConsumer.name: lambda: JobsConsumer(settings)}
+    makers: dict[str, MakeConsumer] = {
+        JobsConsumer.name: lambda: JobsConsumer(settings),
+        HistoryConsumer.name: lambda: HistoryConsumer(settings),
+    }
     if settings.archive.catalogue:
         directory = f"{settings.state_dir}/catalogue"
         makers[Catalogue.name] = lambda: Catalogue(

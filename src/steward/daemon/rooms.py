@@ -21,6 +21,8 @@ from steward.bank.room import BankRoom
 from steward.config import Settings
 from steward.credentials.actions import ACTIONS as CREDENTIALS
 from steward.credentials.room import CredentialsRoom
+from steward.doctor.actions import ACTIONS as DOCTOR
+from steward.doctor.actions import DoctorRoom
 from steward.errors import UsageError
 from steward.events import Event
 from steward.jobs.queries import clusters_of
@@ -31,13 +33,15 @@ from steward.journal.store import rows_of
 from steward.journal.telling import ACTIONS as EVENTS
 from steward.journal.telling import EventsRoom
 from steward.standings import access_of
+from steward.status.actions import ACTIONS as STATUS
+from steward.status.room import StatusRoom
 from steward.waiting import Stop
 
 ACTIONS: Final[dict[str, Action]] = {
     action.name: action
     for action in (
         *(*ARCHIVE, *JOURNAL, *ACCOUNTING, *BANK, *AUTOMATION, *EVENTS, *RULES),
-        *CREDENTIALS,
+        *(*CREDENTIALS, *STATUS, *DOCTOR),
     )
 }
 """Every action, by its name."""
@@ -79,8 +83,10 @@ def registry(settings: Settings) -> Registry:
             "automation": lambda: AutomationRoom(settings, access=access, registry=found),
             "bank": lambda: BankRoom(settings, access=access),
             "credentials": lambda: CredentialsRoom(settings, access=access),
+            "doctor": lambda: DoctorRoom(settings, access=access, registry=found),
             "events": lambda: EventsRoom(settings.state_dir, access),
             "rules": lambda: RulesRoom(settings, access=access),
+            "status": lambda: StatusRoom(settings, access=access, registry=found),
             "journal": lambda: JournalRoom(settings.state_dir, access, clusters_of(settings)),
         },
     )

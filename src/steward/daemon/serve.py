@@ -9,6 +9,7 @@ from steward.daemon.parts import parts_of
 from steward.daemon.supervise import Part, Supervisor
 from steward.errors import StewardError, UsageError
 from steward.logs import set_up
+from steward.status.parts import Leaving
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,8 @@ def run(
         set_up(fresh.log_level)
         return parts(fresh)
 
-    return Supervisor(parts(settings), parts_again).run()
+    told = Leaving(settings.state_dir).put
+    return Supervisor(parts(settings), parts_again, told).run()
 
 
 def _prepare(settings: Settings) -> None:

@@ -17,11 +17,14 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
 from steward.daemon.notify import Notifier
 from steward.errors import StewardError
+from steward.leaving import NotLeft
+from steward.status.parts import PartLine
 from steward.waiting import Backoff, Stop
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,8 @@ log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _STAMP = struct.Struct("=d")
+_SAID = struct.Struct("=H510s")
+"""What a part said as it failed: its length, and the text."""
 _HELD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _STABLE_S = 30.0
 _STOP_S = 4.0
@@ -69,6 +74,24 @@ class _Child:
         self.start_at = 0.0
         self.backoff = Backoff(0.1, 10.0)
         self.killed = False
+        self.since: datetime | None = None
+        self.restarts = 0
+        self.error = ""
+        self.error_at: datetime | None = None
+
+    def standing(self) -> PartLine:
+        """How it stands, for others to read."""
+        return PartLine(
+            name=self.part.name,
+            pid=self.pid,
+            since=self.since if self.pid else None,
+            restarts=self.restarts,
+            error=self.error,
+            error_at=self.error_at,
+        )
+
+
+Tell = Callable[[Sequence[PartLine]], None]
 
 
 class Supervisor:
@@ -78,12 +101,18 @@ class Supervisor:
         parts: What to run, in the order in which to start it.
         reload: Called on SIGHUP; returns the parts of the new configuration, or raises
             StewardError to keep the present ones.
+        tell: Is told how the parts stand whenever that has changed.
     """
 
     def __init__(
-        self, parts: Sequence[Part], reload: Callable[[], Sequence[Part]] | None = None
+        self,
+        parts: Sequence[Part],
+        reload: Callable[[], Sequence[Part]] | None = None,
+        tell: Tell = lambda _: None,
     ) -> None:
         self._reload = reload
+        self._tell = tell
+        self._told: list[PartLine] = []
         self._stop = Stop()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._hangup = False
@@ -104,6 +133,7 @@ class Supervisor:
             self._start_due()
             self._kill_hung()
             self._announce()
+            self._tell_standings()
             self._notifier.alive()
             if self._hangup:
                 self._hangup = False
@@ -112,6 +142,7 @@ class Supervisor:
                 os.read(self._wake_read, 512)
         self._notifier.stopping()
         left = self._end_all()
+        self._tell_standings()
         if left:
             log.error("left behind, since they cannot be killed: %s", ", ".join(left))
         return 0
@@ -119,7 +150,14 @@ class Supervisor:
     def _adopt(self, parts: Sequence[Part]) -> None:
         # New stamps: a part of the former configuration may have been left behind, beating.
         self._stamps = mmap.mmap(-1, mmap.PAGESIZE)
+        self._said = mmap.mmap(-1, max(1, len(parts)) * _SAID.size)
+        before = {child.part.name: child for child in self._children}
         self._children = [_Child(part, slot) for slot, part in enumerate(parts)]
+        for child in self._children:
+            if child.part.name in before:
+                former = before[child.part.name]
+                child.restarts = former.restarts
+                child.error, child.error_at = former.error, former.error_at
         if len(parts) * _STAMP.size > mmap.PAGESIZE:
             raise StewardError(f"{len(parts)} parts are more than can be supervised")
 
@@ -149,7 +187,9 @@ class Supervisor:
 
     def _start(self, child: _Child) -> None:
         _STAMP.pack_into(self._stamps, child.slot * _STAMP.size, 0.0)
+        _SAID.pack_into(self._said, child.slot * _SAID.size, 0, b"")
         child.started = time.monotonic()
+        child.since = datetime.now(UTC)
         child.killed = False
         sys.stdout.flush()
         sys.stderr.flush()
@@ -181,6 +221,12 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         stamps, offset = self._stamps, child.slot * _STAMP.size
+        said, place = self._said, child.slot * _SAID.size
+
+        def say(text: str) -> int:
+            words = text.encode("utf-8", "replace")[: _SAID.size - 2]
+            _SAID.pack_into(said, place, len(words), words)
+            return 1
 
         def beat() -> None:
             _STAMP.pack_into(stamps, offset, time.monotonic())
@@ -192,10 +238,10 @@ class Supervisor:
                 log.debug("%s ended with: %s", child.part.name, error)
                 return 0
             log.error("%s: %s", child.part.name, error)
-            return 1
-        except BaseException:
+            return say(str(error))
+        except BaseException as error:
             log.exception("%s failed", child.part.name)
-            return 1
+            return say(f"{type(error).__name__}: {error}")
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -226,6 +272,21 @@ class Supervisor:
         code = os.waitstatus_to_exitcode(status)
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         log.warning("part %s %s; starting it again in %.1f s", child.part.name, how, wait_s)
+        length, said = _SAID.unpack_from(self._said, child.slot * _SAID.size)
+        hung = "it did not move any more, and was ended" if child.killed else ""
+        child.error = said[:length].decode("utf-8", "replace") or hung or how
+        child.error_at = datetime.now(UTC)
+        child.restarts += 1
+
+    def _tell_standings(self) -> None:
+        standings = [child.standing() for child in self._children]
+        if standings == self._told:
+            return
+        self._told = standings
+        try:
+            self._tell(standings)
+        except NotLeft as error:
+            log.warning("how the parts stand is not written down: %s", error)
 
     def _kill_hung(self) -> None:
         now = time.monotonic()

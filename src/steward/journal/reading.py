@@ -38,6 +38,7 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
             an order to send or to purge counts.
         error: What went wrong last, also where it went on since; "" for nothing.
         error_at: When that was, seconds since the epoch; 0 for never.
+        oldest: When the first event that it has still to see was seen; None for none.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
     rate: float = 0.0
     error: str = ""
     error_at: int = 0
+    oldest: datetime | None = None
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,9 +205,21 @@ class JournalReader:
         fields = ("name", "position", "behind", "state", "detail", "since", "dead", "missed",
                   "missed_from", "rate", "error", "error_at")  # fmt: skip
         return [
-            ConsumerStatus(**dict(zip(fields, row[:-1], strict=True)), detached=bool(row[-1]))
+            ConsumerStatus(
+                **dict(zip(fields, row[:-1], strict=True)),
+                detached=bool(row[-1]),
+                oldest=self._seen_behind(row[1]) if row[2] else None,
+            )
             for row in rows
         ]
+
+    def _seen_behind(self, position: int) -> datetime | None:
+        """When the first event behind a position was seen."""
+        found = self._rows(
+            "SELECT id, kind, cluster, key, data FROM event WHERE id > ? ORDER BY id LIMIT 1",
+            (position,),
+        )
+        return event_of(found[0]).seen_at if found else None
 
     def backlog(self, sink: str, after: int, kinds: Iterable[str]) -> Backlog:
         """What the sink of that name, which takes these kinds, has still to put to use.

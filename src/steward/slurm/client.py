@@ -11,7 +11,7 @@ from steward.access import Standing
 from steward.config import ClusterSettings
 from steward.events import utc_now
 from steward.records import JobRecord
-from steward.slurm import queue, whole
+from steward.slurm import queue, values, whole
 from steward.slurm.accounting import Accounting, Associations, StoredScript
 from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob
@@ -28,6 +28,7 @@ _SETTING: Final = re.compile(r"([A-Za-z_][^=\n]*?)\s*=\s?([^\n]*)")
 MOST_WHOLE: Final = 16
 """More records than these of one id (a torn array) come without what scontrol adds: it writes
 8 KB for each, and locks slurmctld meanwhile."""
+_DATED: Final = re.compile(r"Configuration data as of (\S+)")
 _AGAIN_S: Final = 600.0
 
 
@@ -64,6 +65,14 @@ class Slurm:
             self._version = (int(found[1]), int(found[2]), int(found[3] or 0))
         return self._version
 
+    @property
+    def known_version(self) -> str:
+        """Slurm's version as it was told last ("22.05.8"); "" where it was not asked yet."""
+        if self._version is None:
+            return ""
+        major, minor, micro = self._version
+        return f"{major}.{minor:02}.{micro}"
+
     def config(self) -> dict[str, str]:
         """What ``scontrol show config`` shows: names as there, "" for ``(null)``.
 
@@ -84,6 +93,24 @@ class Slurm:
                 out[:200].decode("utf-8", "backslashreplace"),
             )
         return shown
+
+    def clock(self) -> datetime:
+        """What slurmctld's clock shows now, UTC, to the second below.
+
+        Raises:
+            SlurmError: slurmctld does not answer.
+        """
+        words = ("show", "config")
+        out = self._commands.run("scontrol", *words).decode("utf-8", "backslashreplace")
+        found = _DATED.match(out)
+        at = values.moment(found[1]) if found else None
+        if at is None:
+            raise SlurmError(
+                f"cluster {self.cluster}: scontrol show config is not dated",
+                ("scontrol", *words),
+                out[:200],
+            )
+        return at
 
     def queue(self, previous: Mapping[int, int] | None = None) -> Queue:
         """All jobs that slurmctld holds, finished ones until MinJobAge included.

@@ -8,7 +8,7 @@ import msgspec
 
 from steward.bank.gate.keeper import Keeper, Overdrawn
 from steward.bank.gate.names import Names
-from steward.bank.gate.shapes import VERSION, Said, Submit
+from steward.bank.gate.shapes import VERSION, Said, Submit, Tally
 from steward.config import Settings
 from steward.sqlite import SqliteError, SqliteUnavailable, translated
 
@@ -90,6 +90,34 @@ class Right:
         return not self._books_at or time.monotonic() - self._books_at > self._lasts_s
 
 
+class Counting:
+    """Counts what was answered; see ``shapes.Tally``."""
+
+    __slots__ = ("allowed", "by_policy", "refused", "slowest_us", "spent_us")
+
+    def __init__(self) -> None:
+        self.allowed = self.refused = self.by_policy = 0
+        self.spent_us = self.slowest_us = 0
+
+    def add(self, said: list[Said], took_us: int) -> None:
+        """Count answers that were given together, each of which took so long."""
+        allowed = sum(one.ok for one in said)
+        self.allowed += allowed
+        self.refused += len(said) - allowed
+        self.spent_us += took_us * len(said)
+        self.slowest_us = max(self.slowest_us, took_us)
+
+    def tally(self) -> Tally:
+        """What was counted."""
+        return Tally(
+            allowed=self.allowed,
+            refused=self.refused,
+            by_policy=self.by_policy,
+            spent_us=self.spent_us,
+            slowest_us=self.slowest_us,
+        )
+
+
 class Answering:
     """Answers requests, many in one transaction.
 
@@ -102,6 +130,7 @@ class Answering:
         self._keeper = keeper
         self._right = right
         self._names = Names()
+        self.counting = Counting()
         self._said: dict[str, float] = {}
 
     def user(self, cluster: str, uid: int) -> str:
@@ -183,6 +212,7 @@ class Answering:
 
     def by_policy(self, ask: Submit) -> Said:
         """What the site wants where nobody can decide."""
+        self.counting.by_policy += 1
         ground = self._keeper.ground
         if ask.op == "submit":
             is_ok = ground.policy(ask.cluster, ask.job.partition) == "allow"

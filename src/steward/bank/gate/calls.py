@@ -89,6 +89,7 @@ class Calls:
                     one.account, one.amount, one.why, one.allocation, now_us
                 ),
             ),
+            "held": (None, lambda _, _now_us: questions.held()),
             "holds": (Wanted, lambda wanted, _now_us: questions.holds(wanted)),
             "means": (Stood, lambda one, now_us: questions.means(one.account, one.user, now_us)),
             "quote": (Asked, self._quote),
@@ -155,6 +156,7 @@ class Calls:
             fence=right.fence,
             books_at_us=right.books_at_us,
             asked_at_us=max(right.asked_at_us, self._keeper.store.number("asked_us")),
+            tally=self._answering.counting.tally(),
         )
 
     def _books(self, books: Books, now_us: int) -> int:

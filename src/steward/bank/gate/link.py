@@ -32,6 +32,7 @@ from steward.bank.gate.shapes import (
     Covered,
     GateFact,
     GateState,
+    Held,
     Leased,
     Looked,
     Means,
@@ -132,6 +133,11 @@ class GateLink:
         wanted = Reserved(account=account, amount=amount, why=why, allocation=allocation)
         hold: Hold = self._ask("reserve", wanted, Hold)
         return hold
+
+    def held(self) -> list[Held]:
+        """What is held of each account that anything is held of."""
+        found: list[Held] = self._ask("held", None, list[Held])
+        return found
 
     def holds(
         self,

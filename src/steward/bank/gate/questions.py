@@ -8,7 +8,7 @@ import msgspec
 from steward.bank.errors import BankUsage, NoEstimate
 from steward.bank.gate.keeper import Keeper
 from steward.bank.gate.purses import Open
-from steward.bank.gate.shapes import Means, Verdict, Wanted
+from steward.bank.gate.shapes import Held, Means, Verdict, Wanted
 from steward.bank.records import Description, Hold, Quote
 
 
@@ -46,6 +46,15 @@ class Questions:
         """Open holds, in the order in which they were placed."""
         chosen = islice(self._chosen(wanted), wanted.limit)
         return [self._keeper.store.whole(hold) for hold in chosen]
+
+    def held(self) -> list[Held]:
+        """What is held of each account that anything is held of, by name."""
+        sums: dict[str, tuple[int, int]] = {}
+        for hold in self._keeper.purses.holds.values():
+            payer = hold.payer or hold.account
+            holds, held = sums.get(payer, (0, 0))
+            sums[payer] = (holds + 1, held + hold.remaining)
+        return [Held(account=name, holds=n, held=held) for name, (n, held) in sorted(sums.items())]
 
     def _chosen(self, wanted: Wanted) -> Iterator[Open]:
         purses = self._keeper.purses

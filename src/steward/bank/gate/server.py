@@ -299,6 +299,8 @@ class GateServer:
         for (peer, _), one in zip(asked, said, strict=True):
             if not peer.is_over:
                 self._send(peer, written(one))
+        took_us = int((time.monotonic() - self._store.asked_at) * 1e6)
+        self._answering.counting.add(said, took_us)
 
     # Being ready
 

@@ -192,6 +192,38 @@ class Means(Noun, frozen=True):
     user_held: int = 0
 
 
+class Tally(Noun, frozen=True):
+    """What a gate answered submit plugins since it began.
+
+    Attributes:
+        allowed: Requests that it let in.
+        refused: Requests that it refused.
+        by_policy: Those of both that the policy answered, since the gate could not decide.
+        spent_us: Time that the answers took, from when a request was there.
+        slowest_us: The longest of these times.
+    """
+
+    allowed: int = 0
+    refused: int = 0
+    by_policy: int = 0
+    spent_us: int = 0
+    slowest_us: int = 0
+
+
+class Held(Noun, frozen=True):
+    """What is held of an account, for the jobs of all whose money it is.
+
+    Attributes:
+        account: The account that pays.
+        holds: How many are open.
+        held: What they hold, micro-SU.
+    """
+
+    account: str
+    holds: int
+    held: int
+
+
 class GateState(Noun, frozen=True):
     """How the gate stands.
 
@@ -208,6 +240,7 @@ class GateState(Noun, frozen=True):
         fence: Of the lease that it decides by; 0 without one.
         books_at_us: When the ledger last said anything; 0 for never.
         asked_at_us: When a submit plugin asked last, to the minute; 0 for never.
+        tally: What it answered since it began.
     """
 
     position: int = 0
@@ -222,6 +255,7 @@ class GateState(Noun, frozen=True):
     fence: int = 0
     books_at_us: int = 0
     asked_at_us: int = 0
+    tally: Tally = Tally()
 
 
 class GateFact(Noun, frozen=True):

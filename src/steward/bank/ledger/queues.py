@@ -248,6 +248,11 @@ class Outbox:
         where = (outbox.c.kind == kind, outbox.c.done == 0)
         return int(self._session.value(select(func.count()).select_from(outbox).where(*where)))
 
+    def set_aside(self, kinds: Sequence[str]) -> int:
+        """How much of some kinds was set aside."""
+        where = (outbox.c.kind.in_(kinds), outbox.c.done == _ASIDE)
+        return int(self._session.value(select(func.count()).select_from(outbox).where(*where)))
+
 
 def _item(row: "Row[Any]") -> OutboxItem:
     return OutboxItem(

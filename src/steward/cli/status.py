@@ -1,0 +1,123 @@
+"""``steward status`` and ``steward metrics``: how Steward itself stands."""
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+import typer
+
+from steward.accounting.page.notes import duration
+from steward.cli import output
+from steward.cli.asking import Asked, asking
+from steward.cli.options import Config, Socket
+from steward.cli.output import Column
+from steward.cli.place import Place
+from steward.cli.text import number, size
+from steward.cli.times import show as show_time
+from steward.status.shapes import (
+    ConsumerLine,
+    MetricsAnswer,
+    MetricsRequest,
+    StatusShowAnswer,
+    StatusShowRequest,
+)
+
+
+class _Row(msgspec.Struct, frozen=True):
+    what: str
+    state: str
+    detail: str = ""
+
+
+@asking
+def status(
+    asked: Asked,
+    gaps: Annotated[
+        bool, typer.Option("--gaps/--no-gaps", help="Whether books are looked through for gaps.")
+    ] = True,
+) -> None:
+    """Show how Steward itself stands: processes, backlog, clusters, disks, the bank."""
+    answer: StatusShowAnswer = asked.call("status.show", StatusShowRequest(gaps=gaps))
+    if asked.style.json:
+        output.print_json(answer)
+    else:
+        output.print_table(_COLUMNS, list(_rows(answer)), asked.style)
+
+
+def metrics(config: Config = "", socket: Socket = "") -> None:
+    """Print figures for Prometheus, as for node_exporter's textfile collector."""
+    asked = Asked(output.Style(), Place(config=config, socket=socket))
+    answer: MetricsAnswer = asked.call("status.metrics", MetricsRequest())
+    output.write(answer.text.encode())
+    sys.stdout.flush()
+
+
+_COLUMNS = [
+    Column("What", lambda row: row.what),
+    Column("State", lambda row: row.state),
+    Column("Detail", lambda row: row.detail),
+]
+
+
+def _rows(answer: StatusShowAnswer) -> Iterator[_Row]:
+    since = f" since {show_time(answer.since)}" if answer.since else ""
+    yield _Row(
+        "daemon", "running" if answer.running else "down", f"Steward {answer.steward}{since}"
+    )
+    for part in answer.parts:
+        restarts = number(part.restarts, "restart") if part.restarts else ""
+        why = f"{restarts}, the last since it {part.error}" if part.restarts else ""
+        yield _Row(f"part {part.name}", "running" if part.pid else "down", why)
+    yield from _journal(answer)
+    for one in answer.clusters:
+        state = "remote" if one.remote else {True: "up", False: "down", None: "not asked"}[one.up]
+        cost = f", asked in {one.cost_s:.2f} s" if one.cost_s is not None and one.up else ""
+        version = f"Slurm {one.slurm}" if one.slurm else ""
+        yield _Row(f"cluster {one.cluster}", state, one.message or f"{version}{cost}")
+    for disk in answer.disks:
+        free = f"{size(disk.free)} of {size(disk.total)} are free"
+        yield _Row(f"disk {disk.what}", "mounted", free)
+    yield from _books(answer)
+    for what, why in answer.unknown.items():
+        yield _Row(what, "unknown", why)
+
+
+def _journal(answer: StatusShowAnswer) -> Iterator[_Row]:
+    if answer.journal is not None:
+        kept = f"{answer.journal.events} of {number(answer.journal.head, 'event')} are kept"
+        yield _Row("journal", "there", f"{kept}, {size(answer.journal.bytes)}")
+    sinks = {f"archive.{one.name}" for one in answer.sinks}
+    for one in answer.consumers:
+        if one.name not in sinks:
+            yield _Row(f"consumer {one.name}", one.state, _behind(one))
+    for sink in answer.sinks:
+        backlog = f"{number(sink.backlog, 'script')} to archive" if sink.backlog else ""
+        aside = f"{number(sink.set_aside, 'event')} set aside" if sink.set_aside else ""
+        why = (backlog, aside, sink.refill, sink.detail)
+        yield _Row(f"sink {sink.name}", sink.state, "; ".join(filter(None, why)))
+
+
+def _behind(one: ConsumerLine) -> str:
+    said = []
+    if one.behind:
+        age = f", the oldest {duration(one.behind_s)} old" if one.behind_s else ""
+        said.append(f"{number(one.behind, 'event')} behind{age}")
+    if one.set_aside:
+        said.append(f"{number(one.set_aside, 'event')} set aside")
+    return "; ".join(filter(None, (*said, one.refill, one.detail)))
+
+
+def _books(answer: StatusShowAnswer) -> Iterator[_Row]:
+    bank = answer.bank
+    if bank is not None:
+        holds = "" if bank.holds is None else number(bank.holds, "open hold")
+        yield _Row("gate", bank.gate, bank.gate_why or holds)
+        for one in bank.reconciled:
+            if one.compared_at is not None:
+                found = number(one.differences, "difference")
+                when = show_time(one.compared_at)
+                yield _Row(f"comparison {one.cluster}", "made", f"at {when}: {found}")
+    if answer.gaps is not None:
+        found = number(answer.gaps.total, "finding") if answer.gaps.total else "nothing is missing"
+        yield _Row("books", "looked through", found)

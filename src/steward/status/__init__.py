@@ -1,0 +1,1 @@
+"""How Steward itself stands, for people and for monitoring."""

@@ -1,0 +1,106 @@
+"""How Steward itself stands, as it says of a daemon that really runs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from running import Daemon, settings_in, submit
+
+from steward.access import Asker
+from steward.daemon.rooms import registry
+from steward.errors import Refused
+from steward.status.shapes import MetricsRequest, StatusShowAnswer, StatusShowRequest
+
+
+def told(daemon: Daemon, home: Path, *words: str) -> str:
+    """What the command line prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "steward", *words, "--config", str(home / "steward.toml")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+def figures(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Each figure of a scrape by its name and labels."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_daemon_is_told_of_part_by_part(tmp_path: Path) -> None:
+    with Daemon(settings_in(tmp_path), tmp_path) as daemon:
+        submit(tmp_path, range(1, 4))
+        daemon.wait(lambda: daemon.is_quiet(3))
+
+        def show() -> Any:
+            return json.loads(told(daemon, tmp_path, "status", "--json"))
+
+        first = show()
+        assert first["running"] is True
+        assert first["unknown"] == {}
+        parts = {part["name"]: part for part in first["parts"]}
+        assert {part["pid"] for part in parts.values()} == set(daemon.parts())
+        assert {one["name"] for one in first["consumers"]} >= {"jobs", "archive.files"}
+        assert all(one["behind"] == 0 for one in first["consumers"])
+        assert [one["state"] for one in first["sinks"]] == ["running"]
+        assert first["journal"]["head"] >= 3
+
+        os.kill(parts["jobs"]["pid"], signal.SIGKILL)
+        daemon.wait(lambda: told_of(show(), "jobs")["restarts"] == 1)
+        daemon.wait(lambda: told_of(show(), "jobs")["pid"] not in (0, parts["jobs"]["pid"]))
+        now = told_of(show(), "jobs")
+        assert now["error"] == "was ended by signal 9"
+        assert now["error_at"] is not None
+        others = {p["name"]: p["pid"] for p in show()["parts"] if p["name"] != "jobs"}
+        assert others == {name: p["pid"] for name, p in parts.items() if name != "jobs"}
+
+        found = figures(told(daemon, tmp_path, "metrics"))
+        assert found["steward_up", ()] == 1
+        assert found["steward_part_restarts_total", (("part", "jobs"),)] == 1
+        assert found["steward_part_restarts_total", (("part", "journal"),)] == 0
+        assert found["steward_consumer_behind_events", (("consumer", "jobs"),)] == 0
+        assert found["steward_sink_up", (("kind", "files"), ("sink", "files"))] == 1
+        rows = told(daemon, tmp_path, "status", "-P").splitlines()
+        assert "part jobs|running|1 restart, the last since it was ended by signal 9" in rows
+    # A supervisor that was killed left its file: nobody takes that for a daemon.
+    answer = msgspec.json.decode(told(daemon, tmp_path, "status", "--json"), type=StatusShowAnswer)
+    assert not answer.running
+    assert not answer.parts
+    assert figures(told(daemon, tmp_path, "metrics"))["steward_up", ()] == 0
+
+
+def told_of(answer: Any, part: str) -> Any:
+    """What is said of one part."""
+    (found,) = (one for one in answer["parts"] if one["name"] == part)
+    return found
+
+
+def test_only_operators_and_the_web_process_are_told(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    with Daemon(settings, tmp_path) as daemon:
+        daemon.wait(lambda: daemon.is_quiet(0))
+        mine = msgspec.structs.replace(
+            settings, web=msgspec.structs.replace(settings.web, user="nobody")
+        )
+        ask = registry(mine).call
+        somebody, nobody = Asker(uid=4001, user="ada"), Asker(uid=65534, user="nobody")
+        with pytest.raises(Refused):
+            ask("status.show", somebody, StatusShowRequest())
+        with pytest.raises(Refused):
+            ask("status.metrics", somebody, MetricsRequest())
+        with pytest.raises(Refused):
+            ask("status.show", nobody, StatusShowRequest())
+        assert "steward_up 1.0" in ask("status.metrics", nobody, MetricsRequest()).text

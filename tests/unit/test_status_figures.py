@@ -1,0 +1,103 @@
+"""What Prometheus is told of the bank, by a gate and a ledger that really run."""
+
+from pathlib import Path
+
+import msgspec
+from gate_process import running, state_dir
+from gate_site import job, settings_of
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import CollectorRegistry
+
+from steward.access import Asker
+from steward.bank.asking_standing import BankStandingRequest
+from steward.bank.ledger import Account, By, open_ledger
+from steward.bank.money import MICRO
+from steward.config import Settings
+from steward.daemon.rooms import registry
+from steward.status.metrics import Families
+from steward.status.shapes import MetricsRequest
+
+ROOT = Asker(uid=0, user="root")
+BY = By(who="root")
+
+
+def scraped(settings: Settings) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = registry(settings).call("status.metrics", ROOT, MetricsRequest()).text
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def banked(directory: Path) -> Settings:
+    settings = settings_of(state_dir(directory))
+    return msgspec.structs.replace(
+        settings, bank=msgspec.structs.replace(settings.bank, enabled=True)
+    )
+
+
+def test_each_accounts_money_is_told_in_units(tmp_path: Path) -> None:
+    settings = banked(tmp_path)
+    ledger = open_ledger(settings)
+    with ledger.transaction() as t:
+        t.accounts.create(Account(name="chem", credit=5 * MICRO), BY)
+        t.accounts.create(Account(name="below", parent="chem", draws_on_parent=True), BY)
+        t.accounts.create(Account(name="idle"), BY)
+        t.transfers.deposit("chem", 100 * MICRO, BY)
+    with ledger.reading() as t:
+        books = t.books()
+    ledger.close()
+    with running(settings) as gate:
+        gate.tell(*books.accounts, seq=books.seq)
+        assert gate.ask(job(49))["ok"]
+        assert not gate.ask(job(99))["ok"]
+        found = scraped(settings)
+    chem, idle = (("account", "chem"),), (("account", "idle"),)
+    assert found["steward_account_balance_su", chem] == 100
+    assert found["steward_account_credit_su", chem] == 5
+    assert found["steward_account_held_su", chem] == 50
+    assert found["steward_account_holds", chem] == 1
+    assert found["steward_account_held_su", idle] == 0
+    assert ("steward_account_balance_su", (("account", "below"),)) not in found, "it has no money"
+    assert found["steward_gate_deciding", ()] == 1
+    assert found["steward_gate_holds", ()] == 1
+    assert found["steward_gate_requests_total", (("answer", "allowed"),)] == 1
+    assert found["steward_gate_requests_total", (("answer", "refused"),)] == 1
+    assert found["steward_gate_by_policy_total", ()] == 0
+    assert found["steward_gate_answer_seconds_count", ()] == 2
+    assert 0 < found["steward_gate_answer_seconds_sum", ()] < 2 * 30
+    assert not [name for name, labels in found if name == "steward_unknown" and "bank" in labels]
+
+
+def test_what_the_gate_does_not_say_is_left_out(tmp_path: Path) -> None:
+    settings = banked(tmp_path)
+    ledger = open_ledger(settings)
+    with ledger.transaction() as t:
+        t.accounts.create(Account(name="chem"), BY)
+    ledger.close()
+    found = scraped(settings)
+    assert found["steward_account_balance_su", (("account", "chem"),)] == 0
+    assert not [
+        name for name, _ in found if name in {"steward_gate_holds", "steward_account_held_su"}
+    ]
+    assert found["steward_gate_deciding", ()] == 0
+    # Nothing has run here: what that hides is named, and hides nothing else.
+    assert found["steward_unknown", (("figures", "journal"),)] == 1
+    answer = registry(settings).call("bank.standing", ROOT, BankStandingRequest())
+    assert (answer.gate, answer.holds) == ("away", None)
+
+
+def test_no_label_ends_its_line() -> None:
+    names = ('a"b', "a\nb 1", "a\\", "\udcff", "Ünï", 'x"} 7\nsteward_up 1')
+    families = Families()
+    families.gauge("steward_test", "Words.", ("name",), [((name,), 1) for name in names])
+    made = CollectorRegistry()
+    made.register(families)
+    text = generate_latest(made).decode()
+    (family,) = text_string_to_metric_families(text)
+    assert family.name == "steward_test"
+    shown = [sample.labels["name"] for sample in family.samples]
+    assert shown == [*names[:3], "\\udcff", *names[4:]]
+    assert "\nsteward_up" not in text
