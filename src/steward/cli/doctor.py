@@ -1,0 +1,123 @@
+"""``steward doctor``: whether all is as it must be, and what mends what is not."""
+
+import os
+import socket
+from collections import Counter
+from typing import Annotated
+
+import msgspec
+import typer
+
+from steward import __version__
+from steward.cli import options, output
+from steward.cli.asking import Asked, asking
+from steward.cli.ending import FAILED
+from steward.cli.output import Column
+from steward.cli.text import number, safe
+from steward.doctor.actions import DoctorAnswer, DoctorRequest
+from steward.doctor.checks import CHECKS
+from steward.doctor.findings import Finding, worst, wrong
+from steward.doctor.host import file_of_settings
+from steward.events import utc_now
+from steward.settings.file import DEFAULT_PATH, ConfigError
+
+_COLUMNS = (
+    Column("Check", lambda one: one.check),
+    Column("Of", lambda one: one.of),
+    Column("Status", lambda one: one.status),
+    Column("What", lambda one: one.what),
+    Column("LookedAt", lambda one: one.looked_at, usual=False),
+    Column("Mend", lambda one: "; ".join(one.mend), usual=False),
+)
+
+
+@asking
+def app(
+    asked: Asked,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="CHECK,…", help="Only these checks; see --list."),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the checks.")] = False,
+) -> None:
+    """Say whether all is as it must be, and what mends what is not.
+
+    The exit code is 1 where something is wrong; a warning is not. As root, or as Steward's
+    user, it needs neither Steward's daemon nor slurmctld to run.
+    """
+    if list_:
+        _print_checks(asked)
+        return
+    answer = _answer(asked, options.split(only))
+    if asked.style.json:
+        output.print_json(answer)
+    else:
+        output.print_table(_COLUMNS, answer.findings, asked.style)
+        if not asked.style.parsable:
+            _print_rest(answer)
+    if answer.status == "wrong":
+        raise typer.Exit(FAILED)
+
+
+def _answer(asked: Asked, only: tuple[str, ...]) -> DoctorAnswer:
+    """What was found; of a configuration that cannot be used that it cannot."""
+    path = asked.place.config or DEFAULT_PATH
+    try:
+        answer: DoctorAnswer = asked.call("doctor.run", DoctorRequest(only=only))
+    except ConfigError as error:
+        return told((in_file(wrong(path, str(error), f"steward config check --config {path}")),))
+    if only or not os.path.exists(path):
+        return answer
+    # Which file it is, only who asks knows: the daemon's settings do not say.
+    findings = (in_file(file_of_settings(path)), *answer.findings)
+    return msgspec.structs.replace(
+        answer, findings=findings, status=worst(tuple(one.status for one in findings))
+    )
+
+
+def in_file(finding: Finding) -> Finding:
+    """A finding of the check that is the command's own."""
+    return msgspec.structs.replace(finding, check="file")
+
+
+def told(findings: tuple[Finding, ...]) -> DoctorAnswer:
+    """An answer where nobody could be asked for more."""
+    return DoctorAnswer(
+        findings=findings,
+        status=worst(tuple(one.status for one in findings)),
+        host=socket.gethostname(),
+        steward=__version__,
+        taken_at=utc_now(),
+        took_s=0.0,
+    )
+
+
+def _print_rest(answer: DoctorAnswer) -> None:
+    for finding in answer.findings:
+        if finding.status not in ("warning", "wrong") or not finding.mend:
+            continue
+        about = f"{finding.check} {finding.of}".strip()
+        print(f"\n{safe(about)}: {safe(finding.what)}")
+        for line in finding.mend:
+            print(f"    {safe(line)}")
+    print(f"\n{_summary(answer)}")
+
+
+def _summary(answer: DoctorAnswer) -> str:
+    counts = Counter(finding.status for finding in answer.findings)
+    words = [
+        f"{counts['wrong']} wrong",
+        number(counts["warning"], "warning"),
+        f"{counts['ok']} as they should be",
+    ]
+    if counts["skipped"]:
+        words.append(f"{counts['skipped']} not looked at")
+    return ", ".join(words) + "."
+
+
+def _print_checks(asked: Asked) -> None:
+    if asked.style.json:
+        output.print_json([{"name": one.name, "help": one.help} for one in CHECKS])
+        return
+    columns = (Column("Check", lambda one: one.name), Column("SeesTo", lambda one: one.help))
+    output.print_table(columns, CHECKS, asked.style)

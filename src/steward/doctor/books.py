@@ -1,0 +1,251 @@
+"""Checks of what is kept: the journal and who reads it, sinks, the ledger, the gate, gaps."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Final
+
+import msgspec
+
+from steward.archive.files import acl
+from steward.bank.gate.link import GateLink
+from steward.capture.nodes.heard import Heard
+from steward.config import (
+    AnySinkSettings,
+    FilesSinkSettings,
+    KafkaSettings,
+    KafkaSinkSettings,
+    SearchSinkSettings,
+)
+from steward.doctor.findings import Finding, ok, skipped, warning, wrong
+from steward.doctor.ground import Ground
+from steward.errors import Unavailable
+from steward.events import utc_now
+from steward.journal import JournalReader, refill_command
+
+_BACKLOG_S: Final = 600.0
+_SILENT: Final = timedelta(minutes=30)
+_GATE_S: Final = 5.0
+_KAFKA_S: Final = 10.0
+
+
+def journal(ground: Ground) -> Iterator[Finding]:
+    """Whether every consumer keeps up, and nothing was set aside."""
+    path = f"{ground.settings.state_dir}/journal.db"
+    reader = JournalReader(ground.settings.state_dir)
+    try:
+        consumers = reader.consumers()
+    finally:
+        reader.close()
+    strange = False
+    for one in consumers:
+        if one.detached or one.missed:
+            strange = True
+            yield wrong(
+                path,
+                f"it was detached, and has missed {one.missed} events",
+                *((refill_command(one.name, one.missed_from),) if one.missed else ()),
+                of=one.name,
+            )
+        elif one.state != "running":
+            strange = True
+            yield wrong(path, f"it waits: {one.detail}", "steward journal status", of=one.name)
+        if one.dead:
+            strange = True
+            yield wrong(
+                path,
+                f"{one.dead} events were set aside, which it could not put to use",
+                f"steward journal dead {one.name}",
+                f"steward journal replay {one.name}",
+                of=one.name,
+            )
+    if not strange:
+        yield ok(path, f"{len(consumers)} consumers read it, and nothing was set aside")
+
+
+def sinks(ground: Ground) -> Iterator[Finding]:
+    """Whether each sink can be reached, and keeps up."""
+    if ground.settings.forward.to:
+        yield skipped("archive.sinks", f"{ground.settings.forward.to} keeps the archive")
+        return
+    for line in ground.ask("archive.sinks").sinks:
+        of = ground.settings.archive.sink.get(line.name)
+        if of is None:
+            yield warning(
+                line.name,
+                "it is configured no more, and the journal waits for it",
+                f"steward journal forget archive.{line.name}",
+                of=line.name,
+            )
+            continue
+        where, error = _reached(ground, line.name, of)
+        mend = ("steward archive sinks", "journalctl -u steward -p warning")
+        if error:
+            yield wrong(where, f"it cannot be reached: {error}", *mend, of=line.name)
+        elif line.oldest_s is not None and line.oldest_s > _BACKLOG_S:
+            yield wrong(
+                where,
+                f"{line.backlog} scripts wait for it, the oldest for {line.oldest_s:.0f} s: "
+                f"{line.detail or line.error or 'the daemon does not run, or it is slow'}",
+                *mend,
+                of=line.name,
+            )
+        else:
+            yield ok(where, f"it can be reached, {line.backlog} scripts wait", of=line.name)
+
+
+def _reached(ground: Ground, name: str, of: AnySinkSettings) -> tuple[str, str]:
+    """Where a sink is, and why it cannot be reached; "" where it can."""
+    try:
+        if isinstance(of, FilesSinkSettings):
+            path = ground.settings.sink_path(name)
+            os.listdir(path)
+            return path, ""
+        if isinstance(of, SearchSinkSettings):
+            where = ", ".join(of.urls)
+            _ask_search(of)
+        else:
+            where = f"topic {of.broker.topic} at {', '.join(of.broker.servers)}"
+            _ask_kafka(of, name)
+    except Unavailable as error:
+        return where, str(error)
+    except OSError as error:
+        return path, error.strerror or str(error)
+    return where, ""
+
+
+def _ask_search(of: SearchSinkSettings) -> None:
+    from steward.archive.remote.search.client import SearchClient
+    from steward.archive.remote.search.preparing import check_product
+
+    client = SearchClient(msgspec.structs.replace(of, timeout_s=min(of.timeout_s, _KAFKA_S)))
+    try:
+        check_product(client)
+    finally:
+        client.close()
+
+
+def _ask_kafka(of: KafkaSinkSettings, name: str) -> None:
+    from steward.archive.remote.kafka.client import KafkaUnavailable, Reached
+
+    broker: KafkaSettings = of.broker
+    reached = Reached(broker, f"doctor.{name}")
+    producer = reached.make("Producer", {})
+    try:
+        producer.list_topics(broker.topic, timeout=min(broker.timeout_s, _KAFKA_S))
+    except reached.lib.KafkaException as error:
+        raise KafkaUnavailable(reached.told(error.args[0])) from error
+
+
+def owners(ground: Ground) -> Iterator[Finding]:
+    """Whether owners can be let in to their files by ACL."""
+    looked_at = "POSIX access control lists"
+    trees = ground.settings.files_sinks()
+    for name, sink in trees.items():
+        for path in filter(None, (ground.settings.sink_path(name), sink.move_to)):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError as error:
+                yield skipped(f"{looked_at} on {path}", f"{error.strerror}", of=name)
+                continue
+            try:
+                has = acl.supported(fd)
+            finally:
+                os.close(fd)
+            if has:
+                yield ok(f"{looked_at} on {path}", "owners are let in to their files", of=name)
+            else:
+                yield warning(
+                    f"{looked_at} on {path}",
+                    "there are none: files are Steward's alone, owners see them by commands only",
+                    "mount it with the option acl, or take another file system",
+                    of=name,
+                )
+    if not trees:
+        yield skipped(looked_at, "there is no sink of files")
+
+
+def ledger(ground: Ground) -> Iterator[Finding]:
+    """Whether the ledger's proof holds, and holds match jobs."""
+    looked_at = "steward bank check"
+    if not ground.settings.bank.enabled:
+        yield skipped(looked_at, "there is no bank here")
+        return
+    answer = ground.ask("bank.check")
+    for one in answer.findings:
+        tell = warning if one.kind in ("unproved", "job-without-hold") else wrong
+        yield tell(looked_at, one.what, "steward bank check", of=one.kind)
+    if not answer.findings:
+        holds = "" if answer.holds is None else f", {answer.holds} holds match the jobs there are"
+        yield ok(looked_at, f"the books of {answer.accounts} accounts add up{holds}")
+
+
+def gate(ground: Ground) -> Iterator[Finding]:
+    """Whether the gate decides, and nobody has switched it off."""
+    settings = ground.settings
+    looked_at = f"{settings.gate.socket}, {settings.gate.off_switch}"
+    if not settings.bank.enabled and not settings.gate.ask:
+        yield skipped(looked_at, "there is no bank here")
+        return
+    if os.path.exists(settings.gate.off_switch):
+        yield wrong(
+            looked_at,
+            f"{settings.gate.off_switch} is there: every job is admitted unasked",
+            f"rm {settings.gate.off_switch}",
+        )
+    stands = GateLink(settings.state_dir, _GATE_S).state()
+    if not stands.deciding:
+        yield wrong(
+            looked_at,
+            f"it does not decide: {stands.why}; policy {settings.gate.policy} holds",
+            "journalctl -u steward -p warning",
+        )
+    else:
+        yield ok(looked_at, f"it decides, and has {stands.holds} open holds")
+
+
+def gaps(ground: Ground) -> Iterator[Finding]:
+    """Whether anything is missing in the books of the last day."""
+    looked_at = "steward accounting gaps -S now-1day"
+    if ground.settings.forward.to:
+        yield skipped(looked_at, f"{ground.settings.forward.to} keeps the books")
+        return
+    answer = ground.ask("accounting.gaps", since="now-1day")
+    counts = Counter(one.kind for one in answer.findings)
+    if not counts:
+        yield ok(looked_at, "nothing is missing of the last day")
+    for kind, count in sorted(counts.items()):
+        first = next(one for one in answer.findings if one.kind == kind)
+        yield warning(looked_at, f"{count} times; {first.words}", looked_at, of=kind)
+
+
+def nodes(ground: Ground) -> Iterator[Finding]:
+    """Whether the nodes' agents are heard."""
+    looked_at = "steward agent on compute nodes"
+    if not ground.settings.nodes.listen:
+        yield skipped(looked_at, "[nodes] listen is not set")
+        return
+    try:
+        heard = Heard(ground.settings.state_dir)
+    except Unavailable:
+        found, silent = 0, []
+    else:
+        found = len(heard.nodes())
+        silent = heard.silent_since(utc_now() - _SILENT)
+        heard.close()
+    if not found:
+        yield warning(
+            looked_at,
+            f"no node was ever heard at {ground.settings.nodes.listen}",
+            "on each node: systemctl enable --now steward-agent.timer",
+        )
+    elif silent:
+        yield warning(
+            looked_at,
+            f"{len(silent)} of {found} nodes are silent, {silent[0].node} since "
+            f"{silent[0].heard_at:%Y-%m-%dT%H:%M:%SZ}",
+            f"ssh {silent[0].node} systemctl status steward-agent",
+        )
+    else:
+        yield ok(looked_at, f"{found} nodes report")
