@@ -174,12 +174,12 @@ def run(room: AutomationRoom, asker: Asker, request: RunRequest) -> RunAnswer:
     )
 
 
-def list_(room: AutomationRoom, asker: Asker, request: ListRequest) -> ListAnswer:  # noqa: ARG001
+def list_(room: AutomationRoom, asker: Asker, request: ListRequest) -> ListAnswer:  # noqa: ARG001 - an action's shape
     """What can be done."""
     return ListAnswer(actions=tuple(line(one) for one in operations().values()))
 
 
-def help_(room: AutomationRoom, asker: Asker, request: HelpRequest) -> ListAnswer:  # noqa: ARG001
+def help_(room: AutomationRoom, asker: Asker, request: HelpRequest) -> ListAnswer:  # noqa: ARG001 - an action's shape
     """What one operation takes.
 
     Raises:

@@ -165,14 +165,15 @@ class Answering:
                 return self._decided(ask, now_us, is_lenient=is_lenient)
         except (SqliteError, SqliteUnavailable):
             raise
+        except Overdrawn as error:
+            log.critical("%s", error)
+            failed: Exception = error
         except Exception as error:
-            if isinstance(error, Overdrawn):
-                log.critical("%s", error)
-            else:
-                self.say_strange(ask.cluster, error)
-            if store.changes != before:
-                raise SqliteError(f"a request failed half way: {error!r}", store.path) from error
-            return self._refused(ask)
+            self.say_strange(ask.cluster, error)
+            failed = error
+        if store.changes != before:
+            raise SqliteError(f"a request failed half way: {failed!r}", store.path) from failed
+        return self._refused(ask)
 
     def _decided(self, ask: Submit, now_us: int, *, is_lenient: bool) -> Said:
         if ask.op == "modify":

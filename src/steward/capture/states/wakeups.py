@@ -229,8 +229,7 @@ def _listening(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)
-        # Anyone may knock: who it is, the kernel tells.
-        os.chmod(path, 0o666)  # noqa: S103
+        os.chmod(path, 0o666)  # noqa: S103 - anyone may knock: who it is, the kernel tells
         listener.listen(_BACKLOG)
         listener.setblocking(False)
     except OSError:
