@@ -1,0 +1,1 @@
+"""``steward init``: a first configuration, and what Slurm is to be told."""
