@@ -16,6 +16,7 @@ from steward.config_accounting import (
 )
 from steward.config_automation import ActionsSettings, RulesSettings, SensorSettings
 from steward.config_bank import BankSettings, GateSettings, MybrcSettings
+from steward.config_history import HistorySettings
 from steward.config_section import Section
 from steward.config_web import WebSettings
 
@@ -414,6 +415,7 @@ class Settings(Section, frozen=True, kw_only=True):
     sensor: SensorSettings = SensorSettings()
     actions: ActionsSettings = ActionsSettings()
     rules: RulesSettings = RulesSettings()
+    history: HistorySettings = HistorySettings()
     web: WebSettings = WebSettings()
 
     def files_sinks(self) -> dict[str, FilesSinkSettings]:

@@ -12,8 +12,9 @@ import steward
 ROOT = Path(steward.__file__).parent
 
 LEVELS = [
-    {"cli", "web", "__main__"},
+    {"cli", "__main__"},
     {"demo"},
+    {"web"},
     {"daemon", "sandbox", "serving"},
     {"settings", "doctor", "setup"},
     {
@@ -51,6 +52,10 @@ LATE = {
     *(f"steward.bank.mybrc.{name}" for name in ("application", "described")),
     "steward.bank.gate.secure",
     "steward.serving",
+    *(
+        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+        for path in (ROOT / "web").rglob("*.py")
+    ),
     *(
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
         for path in (ROOT / "bank" / "ledger").rglob("*.py")

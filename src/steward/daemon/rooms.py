@@ -25,6 +25,8 @@ from steward.doctor.actions import ACTIONS as DOCTOR
 from steward.doctor.actions import DoctorRoom
 from steward.errors import UsageError
 from steward.events import Event
+from steward.history.actions import ACTIONS as HISTORY
+from steward.history.room import HistoryRoom
 from steward.jobs.queries import clusters_of
 from steward.journal import JournalLink, JournalUnavailable
 from steward.journal.actions import ACTIONS as JOURNAL
@@ -40,7 +42,7 @@ from steward.waiting import Stop
 ACTIONS: Final[dict[str, Action]] = {
     action.name: action
     for action in (
-        *(*ARCHIVE, *JOURNAL, *ACCOUNTING, *BANK, *AUTOMATION, *EVENTS, *RULES),
+        *(*ARCHIVE, *JOURNAL, *ACCOUNTING, *BANK, *AUTOMATION, *EVENTS, *RULES, *HISTORY),
         *(*CREDENTIALS, *STATUS, *DOCTOR),
     )
 }
@@ -87,6 +89,7 @@ def registry(settings: Settings) -> Registry:
             "events": lambda: EventsRoom(settings.state_dir, access),
             "rules": lambda: RulesRoom(settings, access=access),
             "status": lambda: StatusRoom(settings, access=access, registry=found),
+            "history": lambda: HistoryRoom(settings, access=access),
             "journal": lambda: JournalRoom(settings.state_dir, access, clusters_of(settings)),
         },
     )

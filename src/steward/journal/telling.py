@@ -42,7 +42,7 @@ STATES: Final = (
 
 _MOST: Final = 10_000
 _STEP: Final = 500
-_PRIVATE: Final = {
+PRIVATE: Final = {
     NODE_STATE: "nodes",
     PARTITION_STATE: "partitions",
     RESERVATION_STATE: "reservations",
@@ -73,7 +73,7 @@ class EventsRoom:
 
     def shows(self, asker: Asker, event: Event) -> bool:
         """Whether an event may be told to this asker."""
-        word = _PRIVATE.get(event.kind)
+        word = PRIVATE.get(event.kind)
         if word is not None:
             return self._access.may_see_all(asker, event.cluster, word)
         if event.kind in _PUBLIC or self._access.is_operator(asker, event.cluster):

@@ -54,6 +54,7 @@ def problems(settings: Settings) -> Iterator[Problem]:
     yield from forwarding_problems(settings)
     yield from node_problems(settings)
     yield from rule_problems(settings)
+    yield from _history(settings)
     if settings.accounting != AccountingSettings():
         # Only what was set needs the plugins to be looked at, which a command does not wait for.
         from steward.settings.accounting_checks import accounting_problems
@@ -79,6 +80,11 @@ def problems(settings: Settings) -> Iterator[Problem]:
         yield Problem(
             ("access", "operators"), "'access.operators' holds an empty name: take it out"
         )
+
+
+def _history(settings: Settings) -> Iterator[Problem]:
+    if not settings.history.retention_days:
+        yield Problem(("history", "retention_days"), "'history.retention_days' must be above 0")
 
 
 def _names(settings: Settings) -> Iterator[Problem]:

@@ -25,7 +25,7 @@ from steward.capture.states.daemons import Daemons
 from steward.capture.states.store import StateStore
 from steward.consumers import Append
 from steward.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE, utc_now
-from steward.slurm import SlurmError
+from steward.slurm import SlurmError, tres
 from steward.slurm.machine import Ping
 from steward.slurm.machine_rows import NodeRecord, PartitionRecord, ReservationRecord
 from steward.state_facts import Noticed
@@ -42,6 +42,7 @@ _LONGEST_BACKOFF_S: Final = 30.0
 _EARLY: Final = timedelta(seconds=1)
 """Slurm's times have whole seconds; a look in the same second may still show the old state."""
 _TRIGGERS_S: Final = 60.0
+_GPU: Final = "gres/gpu"
 RECONFIG: Final = "reconfig"
 """The trigger of a configuration that was read anew, or of a node that was changed by hand."""
 
@@ -278,6 +279,9 @@ def shown_of(record: NodeRecord) -> NodeShown:
         reason_user=record.reason_user,
         reason_at=record.reason_at,
         partitions=record.partitions,
+        cpus=record.cpus,
+        memory_bytes=record.memory_bytes,
+        gpus=tres.gres(record.gres).get(_GPU, 0),
     )
 
 

@@ -1,0 +1,216 @@
+"""history.db as everybody but its consumer sees it: how nodes were, and what happened."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from steward.events import Event, decode
+from steward.history.consumer import FORGOTTEN, database_path
+from steward.history.spans import OPEN_US, REMOVED, NodeSpan, ReservationSpan
+from steward.history.tables import NODE_COLUMNS, RESERVATION_COLUMNS, span_of
+from steward.moments import moment
+from steward.sqlite import Connection, open_reader, translated
+
+Position = tuple[int, int]
+"""When an event happened, µs since the epoch, and its number."""
+
+_AT_ONCE: Final = 500
+_AMONG: Final = "(SELECT value FROM json_each(:{}))"
+_COLUMNS: Final = ", ".join(f"span.{name}" for name in NODE_COLUMNS.split(", "))
+# Of each node that was ever seen the span that had last begun: one step in an index each.
+_THEN: Final = f"""
+    SELECT {_COLUMNS} FROM node_span AS known JOIN node_span AS span ON span.rowid = (
+        SELECT rowid FROM node_span AS one WHERE one.cluster = known.cluster
+        AND one.node = known.node AND one.from_us <= :at
+        ORDER BY one.from_us DESC, one.rowid DESC LIMIT 1)
+    WHERE known.until_us = {OPEN_US} AND span.until_us > :at AND span.state <> '{REMOVED}'
+    ORDER BY span.cluster, span.node
+"""  # noqa: S608 -- our own columns
+
+
+class Visible(msgspec.Struct, frozen=True):
+    """What may be seen of one cluster.
+
+    Attributes:
+        kinds: Events of these kinds, and …
+        subjects: … of further kinds those about these subjects alone.
+    """
+
+    kinds: frozenset[str]
+    subjects: Mapping[str, frozenset[str]] = {}
+
+
+class EventsWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events.
+
+    Attributes:
+        visible: What may be seen, by cluster; of other clusters nothing.
+        kinds: Of these kinds.
+        nodes: Only node.state of these nodes; None for any.
+        failed: Only nodes that failed.
+        since_us: Happened at this time or later; None for any.
+        until_us: Happened before this time; None for any.
+        before: Older than this.
+        after: Newer than this.
+    """
+
+    visible: Mapping[str, Visible]
+    kinds: frozenset[str]
+    nodes: Sequence[str] | None = None
+    failed: bool = False
+    since_us: int | None = None
+    until_us: int | None = None
+    before: Position | None = None
+    after: Position | None = None
+
+
+class HistoryReader:
+    """The history, opened for reading; to be used by one thread at a time.
+
+    Args:
+        state_dir: Steward's state directory.
+
+    Raises:
+        SqliteUnavailable: There is none yet, or it cannot be read now.
+    """
+
+    def __init__(self, state_dir: str) -> None:
+        self._path = database_path(state_dir)
+        self._database: Connection = open_reader(self._path)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._database.close()
+
+    def nodes_at(self, at_us: int) -> list[NodeSpan]:
+        """How every node was at a time, by cluster and name; without those that were not there.
+
+        Args:
+            at_us: The time, µs since the epoch.
+        """
+        return self._spans(NodeSpan, _THEN, {"at": at_us})
+
+    def nodes_between(self, cluster: str, since_us: int, until_us: int) -> list[NodeSpan]:
+        """The spans of a cluster's nodes that reach into a time, by name and beginning."""
+        return self._spans(
+            NodeSpan,
+            f"SELECT {NODE_COLUMNS} FROM node_span WHERE until_us > :since "  # noqa: S608 -- our own columns
+            "AND from_us < :until AND cluster = :cluster ORDER BY node, from_us",
+            {"cluster": cluster, "since": since_us, "until": until_us},
+        )
+
+    def reservations_between(
+        self, cluster: str, since_us: int, until_us: int
+    ) -> list[ReservationSpan]:
+        """A cluster's reservations that were active in a time, by beginning."""
+        return self._spans(
+            ReservationSpan,
+            f"SELECT {RESERVATION_COLUMNS} FROM reservation_span WHERE until_us > :since "  # noqa: S608 -- our own columns
+            "AND from_us < :until AND cluster = :cluster ORDER BY from_us, name",
+            {"cluster": cluster, "since": since_us, "until": until_us},
+        )
+
+    def nodes_begin_us(self, clusters: Iterable[str]) -> int | None:
+        """When the history of these clusters' nodes begins; None where there is none."""
+        begins = [
+            self._number(
+                # The first step in an index for each node that is there.
+                "SELECT min((SELECT min(from_us) FROM node_span AS one "
+                "WHERE one.cluster = known.cluster AND one.node = known.node)) "
+                "FROM node_span AS known WHERE known.until_us = :open AND known.cluster = :cluster",
+                {"cluster": cluster, "open": OPEN_US},
+            )
+            for cluster in clusters
+        ]
+        known = [one for one in begins if one is not None]
+        return max(min(known), self._forgotten_us()) if known else None
+
+    def begins(self) -> datetime | None:
+        """When the oldest event happened that is kept; None where there is none."""
+        found = self._number("SELECT min(at_us) FROM event", {})
+        return None if found is None else moment(found)
+
+    def events(
+        self,
+        wanted: EventsWanted,
+        limit: int,
+        shows: Callable[[Event], bool],
+        *,
+        oldest_first: bool = False,
+    ) -> list[Event]:
+        """Events, newest first; their ids are the history's own numbers.
+
+        Args:
+            wanted: Which.
+            limit: How many at most.
+            shows: Decides of each once more whether it may be told.
+            oldest_first: Turns the order round, so that the limit leaves the oldest.
+        """
+        condition, values = _condition(wanted)
+        way = "ASC" if oldest_first else "DESC"
+        found: list[Event] = []
+        with translated(self._path):
+            cursor = self._database.execute(
+                "SELECT number, kind, cluster, key, data FROM event "  # noqa: S608 -- values are bound
+                f"WHERE {condition} ORDER BY at_us {way}, number {way}",
+                values,
+            )
+            while len(found) < limit and (rows := cursor.fetchmany(_AT_ONCE)):
+                found += filter(shows, (decode(*row) for row in rows))
+            cursor.close()
+        return found[:limit]
+
+    def _forgotten_us(self) -> int:
+        return self._number("SELECT value FROM mark WHERE name = :name", {"name": FORGOTTEN}) or 0
+
+    def _number(self, statement: str, values: Mapping[str, Any]) -> int | None:
+        with translated(self._path):
+            row = self._database.execute(statement, values).fetchone()
+        return None if row is None or row[0] is None else int(row[0])
+
+    def _spans(self, kind: type[Any], statement: str, values: Mapping[str, Any]) -> list[Any]:
+        with translated(self._path):
+            rows = self._database.execute(statement, values).fetchall()
+        return [span_of(kind, row) for row in rows]
+
+
+def _condition(wanted: EventsWanted) -> tuple[str, dict[str, Any]]:
+    """The condition of a WHERE, and the values that are bound in it."""
+    values: dict[str, Any] = {"kinds": _json(wanted.kinds)}
+    parts = [f"kind IN {_AMONG.format('kinds')}", _visible(wanted, values)]
+    if wanted.nodes is not None:
+        values["nodes"] = _json(wanted.nodes)
+        parts.append(f"kind = 'node.state' AND subject IN {_AMONG.format('nodes')}")
+    if wanted.failed:
+        parts.append("failed = 1")
+    for name, sign in (("since_us", ">="), ("until_us", "<")):
+        if getattr(wanted, name) is not None:
+            values[name] = getattr(wanted, name)
+            parts.append(f"at_us {sign} :{name}")
+    for name, sign in (("before", "<"), ("after", ">")):
+        position = getattr(wanted, name)
+        if position is not None:
+            values[f"{name}_us"], values[f"{name}_number"] = position
+            parts.append(f"(at_us, number) {sign} (:{name}_us, :{name}_number)")
+    return " AND ".join(f"({part})" for part in parts), values
+
+
+def _visible(wanted: EventsWanted, values: dict[str, Any]) -> str:
+    parts = ["1 = 0"]
+    for number, (cluster, of) in enumerate(wanted.visible.items()):
+        values[f"cluster{number}"] = cluster
+        values[f"seen{number}"] = _json(of.kinds)
+        seen = [f"kind IN {_AMONG.format(f'seen{number}')}"]
+        for other, (kind, subjects) in enumerate(of.subjects.items()):
+            name = f"{number}_{other}"
+            values[f"kind{name}"], values[f"subjects{name}"] = kind, _json(subjects)
+            among = _AMONG.format(f"subjects{name}")
+            seen.append(f"(kind = :kind{name} AND subject IN {among})")
+        parts.append(f"(cluster = :cluster{number} AND ({' OR '.join(seen)}))")
+    return " OR ".join(parts)
+
+
+def _json(values: Iterable[str]) -> str:
+    return msgspec.json.encode(sorted(values)).decode()

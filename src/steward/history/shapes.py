@@ -1,0 +1,226 @@
+"""What the history is asked, and what it answers."""
+
+from datetime import datetime
+
+import msgspec
+
+from steward.actions import Answer, Request
+from steward.journal.telling import EventTold
+
+
+class NodesRequest(Request, frozen=True, kw_only=True):
+    """history.nodes: how nodes are now, or were at a time.
+
+    Attributes:
+        cluster: Only of this cluster; of all if empty.
+        nodes: Only these, a node list; all if empty.
+        partitions: Only nodes that are in one of these.
+        states: Only nodes whose state has one of these words, base or flag, in any case.
+        at: The time; "" for now.
+        zone: IANA name of the zone that a time without one is meant in; "" for the cluster's.
+    """
+
+    cluster: str = ""
+    nodes: str = ""
+    partitions: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    at: str = ""
+    zone: str = ""
+
+
+class NodeThen(msgspec.Struct, frozen=True, kw_only=True):
+    """How a node is, or was.
+
+    Attributes:
+        cluster: The cluster's name.
+        node: NodeName.
+        state: As Slurm shows it, see :class:`steward.state_facts.NodeState`.
+        since: Since when it has been so.
+        since_is_known: Whether that is when it became so; else it is when it was first seen.
+        reason: Why; "" for none.
+        reason_user: Who gave the reason, by name.
+        reason_uid: The same by number.
+        reason_at: When it was given.
+        partitions: The partitions that it is in.
+        cpus: How many CPUs it has; 0 where that is not known.
+        memory_bytes: Its memory for jobs; 0 where that is not known.
+        gpus: How many GPUs it has; 0 for none, and where that is not known.
+    """
+
+    cluster: str
+    node: str
+    state: str
+    since: datetime
+    since_is_known: bool = True
+    reason: str = ""
+    reason_user: str = ""
+    reason_uid: int | None = None
+    reason_at: datetime | None = None
+    partitions: tuple[str, ...] = ()
+    cpus: int = 0
+    memory_bytes: int = 0
+    gpus: int = 0
+
+
+class NodesAnswer(Answer, frozen=True, kw_only=True):
+    """How nodes are, or were.
+
+    Attributes:
+        nodes: By cluster and name; without those that were not known then.
+        at: The time that is told of.
+        sensor: Whether there is a sensor, which alone tells states of nodes.
+        begins: When the history of these clusters' nodes begins; None where there is none.
+    """
+
+    nodes: tuple[NodeThen, ...]
+    at: datetime
+    sensor: bool
+    begins: datetime | None = None
+
+
+class EventsRequest(Request, frozen=True, kw_only=True):
+    """history.events: what happened, newest first.
+
+    Attributes:
+        kinds: Only these kinds; all that are kept if empty.
+        clusters: Only on these clusters; all if empty.
+        nodes: Only states of these nodes, a node list; of all if empty.
+        failed: Only nodes that went from working to failing.
+        since: Only what happened at this time or later; "" for any.
+        until: Only what happened before this time; "" for any.
+        zone: IANA name of the zone that times without one are meant in; "" for the cluster's.
+        before: Only what is older than this: ``older`` of a former answer.
+        after: Only what is newer than this: ``newer`` of a former answer.
+        limit: How many at most.
+    """
+
+    kinds: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
+    nodes: str = ""
+    failed: bool = False
+    since: str = ""
+    until: str = ""
+    zone: str = ""
+    before: str = ""
+    after: str = ""
+    limit: int = 50
+
+
+class EventsAnswer(Answer, frozen=True, kw_only=True):
+    """What happened, newest first.
+
+    Attributes:
+        events: The events; ``id`` is the history's own number, not the journal's position.
+        older: Give it as ``before`` for what came before; "" where there is nothing more.
+        newer: Give it as ``after`` for what comes later.
+        sensor: Whether there is a sensor, which alone tells states of nodes.
+        begins: The oldest that is kept; None where nothing is.
+    """
+
+    events: tuple[EventTold, ...]
+    older: str = ""
+    newer: str = ""
+    sensor: bool = False
+    begins: datetime | None = None
+
+
+class NodeJobsRequest(Request, frozen=True, kw_only=True):
+    """history.node_jobs: which jobs run on a node, or ran there.
+
+    Attributes:
+        node: NodeName.
+        cluster: The node's cluster; "" for the configuration's first.
+        at: The time; "" for now.
+        since: Instead of a time: all that ran there since this one …
+        until: … and until this one; "" for now.
+        zone: IANA name of the zone that times without one are meant in; "" for the cluster's.
+        limit: How many at most: those that began last.
+    """
+
+    node: str
+    cluster: str = ""
+    at: str = ""
+    since: str = ""
+    until: str = ""
+    zone: str = ""
+    limit: int = 1000
+
+
+class JobThen(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a job, or a piece of one that was resized.
+
+    Attributes:
+        cluster: The cluster's name.
+        job_id: The raw id.
+        label: The job as Slurm prints it.
+        restarts: The run's restart count.
+        name: The job's.
+        user: Whose it is; "" where the uid resolves to none.
+        uid: The same by number.
+        account: What it is charged to.
+        partition: Where it ran.
+        state: As it is now known, not as it was then.
+        start: When it began.
+        end: When it ended; None while it runs.
+        cpus: How many it has, on all its nodes.
+        nodes: How many nodes it has.
+        nodelist: Which.
+    """
+
+    cluster: str
+    job_id: int
+    label: str
+    restarts: int = 0
+    name: str = ""
+    user: str = ""
+    uid: int | None = None
+    account: str = ""
+    partition: str = ""
+    state: str = ""
+    start: datetime
+    end: datetime | None = None
+    cpus: int = 0
+    nodes: int = 0
+    nodelist: str = ""
+
+
+class NodeJobsAnswer(Answer, frozen=True, kw_only=True):
+    """Which jobs ran on a node, of those that the asker may see; the last to begin first.
+
+    Attributes:
+        jobs: The jobs' runs.
+        since: From when is told of.
+        until: Until when; the same where a single time was asked for.
+        is_all: Whether the asker may see everybody's jobs on the cluster.
+    """
+
+    jobs: tuple[JobThen, ...]
+    since: datetime
+    until: datetime
+    is_all: bool = True
+
+
+class JobEventsRequest(Request, frozen=True, kw_only=True):
+    """history.job_events: what happened to a job's nodes while it ran there.
+
+    Attributes:
+        job: As Slurm names it.
+        cluster: Only on this cluster; "" for any.
+        limit: How many at most: the first.
+    """
+
+    job: str
+    cluster: str = ""
+    limit: int = 1000
+
+
+class JobEventsAnswer(Answer, frozen=True, kw_only=True):
+    """What happened to a job's nodes while it ran there, oldest first.
+
+    Attributes:
+        events: node.state events, as in history.events.
+        sensor: Whether there is a sensor, which alone tells states of nodes.
+    """
+
+    events: tuple[EventTold, ...]
+    sensor: bool = False
