@@ -152,7 +152,7 @@ def _cost(_ground: Ground, one: Asked) -> Iterator[Finding]:
             "look at what slurmctld is busy with: sdiag",
         )
     else:
-        yield ok(looked_at, f"{text}, one is taken every {max(apart_s, interval_s):.0f} s")
+        yield ok(looked_at, f"{text}, one is taken every {max(apart_s, interval_s):.1f} s")
 
 
 def _clocks(_ground: Ground, one: Asked) -> Iterator[Finding]:

@@ -120,7 +120,7 @@ def disks(ground: Ground) -> Iterator[Finding]:
         except OSError as error:
             yield warning(path, f"{error.strerror}", of=of)
             continue
-        yield _room(of, path, status)
+        yield room(of, path, status)
 
 
 def places(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -132,7 +132,14 @@ def places(settings: Settings) -> Iterator[tuple[str, str]]:
             yield f"archive.{name} (move_to)", sink.move_to
 
 
-def _room(of: str, path: str, status: os.statvfs_result) -> Finding:
+def room(of: str, path: str, status: os.statvfs_result) -> Finding:
+    """Whether a file system has room.
+
+    Args:
+        of: What is kept there.
+        path: Where.
+        status: As statvfs(3) tells it.
+    """
     free = status.f_bavail * status.f_frsize
     share = status.f_bavail / status.f_blocks if status.f_blocks else 1.0
     # Some file systems (btrfs, many on a network) count no files.

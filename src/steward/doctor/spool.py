@@ -74,7 +74,8 @@ def _taken(ground: Ground, name: str, path: str, kind: str) -> Finding:
     try:
         missing = _unknown(ground.settings.state_dir, name, old)
     except Unavailable as error:
-        return wrong(path, f"nothing of it was ever taken: {error}", "systemctl start steward")
+        why = f"nothing of it was ever taken: {error}"
+        return wrong(path, why, "systemctl start steward", of=name)
     if missing:
         return wrong(
             path,
