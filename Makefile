@@ -14,19 +14,19 @@ export PYTHON
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check matrix matrix-search bench soak docs setup setup-python
-.PHONY: setup-slurm setup-servers setup-databases setup-debootstrap clean
+.PHONY: setup-slurm setup-web setup-servers setup-databases setup-debootstrap clean
 
 help: ## Show this list
 	@echo "make TARGET, where TARGET is"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: setup-slurm ## Watch Steward keep the scripts of a real Slurm cluster (KEEP=1 leaves it up)
+demo: setup-slurm setup-web ## Watch Steward keep the scripts of a real Slurm cluster (KEEP=1 leaves it up)
 	@$(BIN)/steward demo $(if $(KEEP),--keep)
 
-test: setup-slurm ## Run the tests, with the Slurm at hand; under ten minutes
+test: setup-slurm setup-web ## Run the tests, with the Slurm at hand; under ten minutes
 	@ARGS='$(ARGS)' scripts/test.sh "not wide and $(USUAL)"
 
-test-all: setup-slurm setup-servers setup-databases setup-debootstrap ## Run every test there is, on every version of Slurm
+test-all: setup-slurm setup-web setup-servers setup-databases setup-debootstrap ## Run every test there is, on every version of Slurm
 	@ARGS='$(ARGS)' scripts/test.sh "$(USUAL)" "servers and not long" "database and not servers" "long and not database"
 	@$(MAKE) --no-print-directory matrix MATRIX="$(filter-out installed,$(MATRIX))"
 
@@ -35,13 +35,13 @@ check: setup-python ## Lint, format and types, changing nothing
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-matrix: setup-slurm setup-debootstrap ## Run the tests that talk to Slurm on each version of it
+matrix: setup-slurm setup-web setup-debootstrap ## Run the tests that talk to Slurm on each version of it
 	@ARGS='$(ARGS)' scripts/matrix.sh $(MATRIX)
 
 matrix-search: setup-slurm setup-servers ## Run the tests of search servers on their older majors
 	STEWARD_ELASTICSEARCH=8 STEWARD_OPENSEARCH=2 $(BIN)/pytest tests/integration -m search $(ARGS)
 
-bench: setup-slurm ## Measure against `cp -a`, on tmpfs or in BENCH_DIR
+bench: setup-slurm setup-web ## Measure against `cp -a`, on tmpfs or in BENCH_DIR
 	$(BIN)/python bench/run.py $(ARGS)
 	$(BIN)/python bench/queue_cost.py
 	$(BIN)/python bench/search_bench.py
@@ -57,13 +57,16 @@ soak: setup-slurm setup-databases ## Run the long storms
 	$(BIN)/python bench/soak.py $(ARGS)
 	STEWARD_BANK_JOBS=1000 $(BIN)/pytest tests/integration/test_bank_thousand.py -k kills
 
-docs: setup-slurm ## Write the output blocks of README and docs anew, from the demo
+docs: setup-slurm setup-web ## Write the output blocks of README and docs anew, from the demo
 	$(BIN)/python scripts/write_docs.py
 
 setup: setup-slurm ## Install what the other targets need, and nothing else
 
 setup-python:
 	@scripts/setup.sh python
+
+setup-web: setup-python
+	@scripts/setup.sh web
 
 setup-slurm: setup-python
 	@scripts/setup.sh slurm

@@ -141,6 +141,29 @@ need_debootstrap() {
     apt "other versions of Slurm need debootstrap" debootstrap
 }
 
+# What the pages load, from npm: htmx, the plots, and what tests look for hindrances with.
+need_web() {
+    vendor=src/steward/web/static/vendor
+    wanted=$(cksum <package-lock.json)
+    [ "$(cat "$vendor/.made" 2>/dev/null)" != "$wanted" ] || return 0
+    if ! have npm; then
+        have apt-get || give_up "the pages take scripts from npm: install Node.js with npm"
+        apt "the pages take scripts from npm" npm
+    fi
+    say "getting what the pages load from npm"
+    npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >"$work/npm" 2>&1 || {
+        tail -n 20 "$work/npm" >&2
+        give_up "npm could not get the packages of package-lock.json"
+    }
+    rm -rf "$vendor"
+    mkdir -p "$vendor"
+    cp node_modules/htmx.org/dist/htmx.min.js node_modules/uplot/dist/uPlot.iife.min.js \
+        node_modules/uplot/dist/uPlot.min.css "$vendor/"
+    cp node_modules/htmx.org/LICENSE "$vendor/htmx.LICENSE"
+    cp node_modules/uplot/LICENSE "$vendor/uPlot.LICENSE"
+    echo "$wanted" >"$vendor/.made"
+}
+
 need_python() {
     have "$python" || give_up "$python is not there: install Python 3.11 or later, or set PYTHON"
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -194,6 +217,7 @@ for need in "$@"; do
     servers) need_servers ;;
     databases) need_databases ;;
     debootstrap) need_debootstrap ;;
-    *) give_up "usage: scripts/setup.sh [python] [slurm] [servers] [databases] [debootstrap]" ;;
+    web) need_web ;;
+    *) give_up "usage: scripts/setup.sh [python] [web] [slurm] [servers] [databases] [debootstrap]" ;;
     esac
 done

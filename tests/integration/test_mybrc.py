@@ -23,8 +23,8 @@ from servers.mybrc import (
     token_of,
     with_money,
 )
+from steward import serving as server
 from steward.bank.ledger import By, open_ledger
-from steward.bank.mybrc import serving as server
 from steward.bank.records import ModeRule
 from steward.config import Settings
 

@@ -178,7 +178,7 @@ def test_only_root_makes_tokens_for_others(room: CredentialsRoom) -> None:
 )
 def test_what_no_token_can_be(room: CredentialsRoom, asked: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        token(room, **asked)
+        token(room, ADA, **asked)
 
 
 def test_who_is_another_one_by_now_is_not_known(tmp_path: Path) -> None:

@@ -47,6 +47,12 @@ class Root(LazyGroup):
             "steward.cli.events",
         ),
         Entry(
+            "login",
+            EVERYONE,
+            "Print a link that opens the pages.",
+            "steward.cli.login",
+        ),
+        Entry(
             "action",
             OPERATORS,
             "Do something to a cluster: drain nodes, hold jobs, reserve.",
@@ -84,7 +90,15 @@ class Root(LazyGroup):
             "Look after the books: the job log, imports, what is missing.",
             "steward.cli.accounting",
         ),
+        Entry(
+            "init",
+            ADMINISTRATORS,
+            "Write a first configuration, from what Slurm says, and tell what is left to do.",
+            "steward.cli.init",
+            "init",
+        ),
         Entry("serve", ADMINISTRATORS, "Run the daemon.", "steward.cli.serve"),
+        Entry("web", ADMINISTRATORS, "Serve the pages and the API.", "steward.cli.web"),
         Entry(
             "controller",
             ADMINISTRATORS,

@@ -71,12 +71,19 @@ def run_mybrc(settings: Settings, stop: Stop, beat: Beat) -> None:
     from steward.bank.mybrc.affording import Affording
     from steward.bank.mybrc.application import Office, application
     from steward.bank.mybrc.doorkeeper import Doorkeeper, UsersFile
-    from steward.bank.mybrc.serving import listen, serve
     from steward.bank.mybrc.telling import Teller
+    from steward.serving import Served, listen, serve
     from steward.slurm.people import People
 
     ledger = patiently(lambda: open_ledger(settings), stop, beat)
-    listener = patiently(lambda: listen(settings.mybrc), stop, beat)
+    served = Served(
+        name="the myBRC API",
+        section="[mybrc]",
+        listen=settings.mybrc.listen,
+        certificate_file=settings.mybrc.certificate_file,
+        key_file=settings.mybrc.key_file,
+    )
+    listener = patiently(lambda: listen(served), stop, beat)
     cluster = settings.mybrc.cluster or next(iter(settings.cluster), "")
     link = GateLink(settings.state_dir, timeout_s=_GATE_S)
     people = People()
@@ -90,7 +97,7 @@ def run_mybrc(settings: Settings, stop: Stop, beat: Beat) -> None:
         now=utc_now,
         told=Pusher(ledger, link).push,
     )
-    serve(settings.mybrc, application(office), listener, stop, beat)
+    serve(served, application(office), listener, stop, beat)
     ledger.close()
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from steward.credentials.errors import NotKnown
 from steward.errors import Refused, StewardError, Unavailable, UsageError
 
 VERSION: Final = 1
@@ -71,7 +72,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         item: One item of a stream, empty on the last line.
         error: One line that says what went wrong; this is the last line.
         exit_code: What the command should exit with.
-        kind: The error's family: ``Refused``, ``Unavailable``, ``UsageError`` or "".
+        kind: The error's family: ``NotKnown``, ``Refused``, ``Unavailable``, ``UsageError`` or "".
     """
 
     ok: bool = False
@@ -82,7 +83,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str = ""
 
 
-_FAMILIES: tuple[type[StewardError], ...] = (Refused, Unavailable, UsageError)
+_FAMILIES: tuple[type[StewardError], ...] = (NotKnown, Refused, Unavailable, UsageError)
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Reply)
 

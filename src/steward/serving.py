@@ -1,8 +1,8 @@
-"""The server of the myBRC API: uvicorn, with an end to everything that a client may draw out.
+"""Serves HTTP: uvicorn, with an end to everything that a client may draw out.
 
 A connection that does not come to its point is closed: ten seconds for the head
-of a request, thirty for all of it. Only so many are served at once, the others
-are told to come again.
+of a request, thirty for all of it. How long an answer takes is the application's
+business. Only so many are served at once, the others are told to come again.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ import ssl
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import msgspec
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from steward.bank.errors import BankError
-from steward.config import MybrcSettings
+from steward.errors import StewardError
 from steward.waiting import Stop
 
 log = logging.getLogger(__name__)
@@ -99,17 +99,46 @@ def timed(app: Any) -> Any:
             await app(scope, receive, send)
             return
         until = asyncio.get_running_loop().time() + _REQUEST_S
+        has_all = False
 
         async def receive_in_time() -> Any:
-            async with asyncio.timeout_at(until):
+            nonlocal has_all
+            if has_all:
+                # What is waited for now is that the client goes away.
                 return await receive()
+            async with asyncio.timeout_at(until):
+                message = await receive()
+            has_all = not message.get("more_body", False)
+            return message
 
         await app(scope, receive_in_time, send)
 
     return within
 
 
-def listen(settings: MybrcSettings) -> socket.socket:
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served, and how.
+
+    Attributes:
+        name: What it is, for people: ``the myBRC API``.
+        section: The section of the configuration that it is from, for people: ``[mybrc]``.
+        listen: Address and port.
+        certificate_file: Its certificate; without one, no encryption.
+        key_file: The key of that certificate.
+    """
+
+    name: str
+    section: str
+    listen: str
+    certificate_file: str = ""
+    key_file: str = ""
+
+
+class ServingError(StewardError):
+    """It cannot be served as it is configured."""
+
+
+def listen(served: Served) -> socket.socket:
     """The socket that clients come to.
 
     Raises:
@@ -117,11 +146,11 @@ def listen(settings: MybrcSettings) -> socket.socket:
     """
     from steward.capture.forwarded.receiving import listener_at
 
-    return listener_at(settings.listen, _BACKLOG)
+    return listener_at(served.listen, _BACKLOG)
 
 
 def serve(
-    settings: MybrcSettings,
+    served: Served,
     app: Any,
     listener: socket.socket,
     stop: Stop,
@@ -130,14 +159,14 @@ def serve(
     """Serve until the Stop is raised.
 
     Args:
-        settings: [mybrc].
+        served: How.
         app: The ASGI application.
         listener: Where clients come; closed at the end.
         stop: Ends it.
         beat: Called some times a second.
 
     Raises:
-        BankError: The certificate cannot be used.
+        ServingError: The certificate cannot be used.
     """
     config = uvicorn.Config(
         timed(app),
@@ -154,20 +183,21 @@ def serve(
         timeout_keep_alive=_KEEP_S,
         timeout_graceful_shutdown=_GRACE_S,
         h11_max_incomplete_event_size=_LONGEST_HEAD,
-        ssl_certfile=settings.certificate_file or None,
-        ssl_keyfile=settings.key_file or None,
+        ssl_certfile=served.certificate_file or None,
+        ssl_keyfile=served.key_file or None,
     )
     try:
         config.load()
     except (OSError, ssl.SSLError) as error:
-        raise BankError(
-            f"[mybrc] certificate_file or key_file cannot be used: {error}",
-            settings.certificate_file,
+        raise ServingError(
+            f"{served.section} certificate_file or key_file cannot be used: {error}",
+            served.certificate_file,
         ) from error
     log.info(
-        "the myBRC API is at %s port %d, %s",
+        "%s is at %s port %d, %s",
+        served.name,
         *listener.getsockname()[:2],
-        "with TLS" if settings.certificate_file else "without TLS: tokens can be read on their way",
+        "with TLS" if served.certificate_file else "without TLS: tokens can be read on their way",
     )
     # What it says of itself at its start and end we have said.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -1,0 +1,169 @@
+"""The application that ``steward web`` serves: pages, API, static files, and what guards them."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from litestar import Litestar, Request, Response
+from litestar.config.compression import CompressionConfig
+from litestar.datastructures import CacheControlHeader, State
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.static_files import create_static_files_router
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from steward.config_web import WebSettings
+from steward.credentials.errors import NotKnown
+from steward.errors import Refused, StewardError, Unavailable, UsageError
+from steward.web.api import ROUTES as API
+from steward.web.api.problems import problem
+from steward.web.desk import Desk
+from steward.web.errors import LoginNeeded, NoSuchPage, TooMany
+from steward.web.limiting import Rate
+from steward.web.pages import ROUTES as PAGES
+from steward.web.rendering import HEADERS, STATIC, Renderer
+from steward.web.visit import Doorkeeper, Visit
+
+log = logging.getLogger(__name__)
+
+API_PATH: Final = "/api/"
+_LARGEST: Final = 2 << 20
+_YEAR_S: Final = 365 * 86400
+_UNASKED: Final = ("/static/", "/healthz")
+"""What needs no login and counts for nobody."""
+
+Ask = Request[Any, Any, Any]
+
+
+def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIApp:
+    """The pages and the API as a server can serve them.
+
+    Args:
+        web: [web].
+        desk: Where the daemon is asked.
+        more: Further handlers.
+    """
+    prefix = urlsplit(web.url).path.rstrip("/")
+    pages = Renderer(prefix)
+    doorkeeper = Doorkeeper(web, desk)
+    rate = Rate(web.requests_per_minute)
+
+    async def visit(request: Ask) -> Visit:
+        return await doorkeeper.visit(request)
+
+    async def count(request: Ask) -> None:
+        if not request.url.path.removeprefix(prefix).startswith(_UNASKED):
+            rate.take(_who(request, doorkeeper))
+
+    async def close(_: Litestar) -> None:
+        desk.close()
+
+    static = create_static_files_router(
+        path="/static",
+        directories=[STATIC],
+        cache_control=CacheControlHeader(max_age=_YEAR_S, immutable=True, public=True),
+    )
+    app = Litestar(
+        route_handlers=[static, *PAGES, *API, *more],
+        dependencies={
+            "visit": Provide(visit),
+            "pages": Provide(lambda: pages, sync_to_thread=False),
+        },
+        state=State({"web": web, "desk": desk, "doorkeeper": doorkeeper, "pages": pages}),
+        before_request=count,
+        on_shutdown=[close],
+        compression_config=CompressionConfig(
+            backend="gzip", gzip_compress_level=4, exclude="/stream"
+        ),
+        exception_handlers={
+            StewardError: _failed,
+            HTTPException: _wrong,
+            Exception: _broken,
+        },
+        openapi_config=None,
+        request_max_body_size=_LARGEST,
+        logging_config=None,
+        debug=False,
+    )
+    # Outside of it: what it does not find is guarded, too, and paths are found without prefix.
+    return _guarded(_below(prefix, app))
+
+
+def _who(request: Ask, doorkeeper: Doorkeeper) -> str:
+    try:
+        return ":".join(doorkeeper.bearer(request))
+    except LoginNeeded:
+        return f"address:{request.client.host if request.client else ''}"
+
+
+def _below(prefix: str, app: ASGIApp) -> ASGIApp:
+    """Take the prefix off paths, where the proxy in front has not done so."""
+
+    async def below(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if prefix and (path == prefix or path.startswith(f"{prefix}/")):
+            scope["path"] = path[len(prefix) :] or "/"
+            scope["raw_path"] = scope["path"].encode()
+        await app(scope, receive, send)
+
+    return below
+
+
+def _guarded(app: ASGIApp) -> ASGIApp:
+    """Put the headers that guard a page on every answer."""
+    guards = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *guards]
+            await send(message)
+
+        await app(scope, receive, send_guarded)
+
+    return guarded
+
+
+def status_of(error: StewardError) -> int:
+    """The status of HTTP that an error of Steward's is told under."""
+    found = (
+        (LoginNeeded, 401),
+        (NotKnown, 401),
+        (TooMany, 429),
+        (NoSuchPage, 404),
+        (Refused, 403),
+        (Unavailable, 503),
+        (UsageError, 400),
+    )
+    return next((status for family, status in found if isinstance(error, family)), 500)
+
+
+def _failed(request: Ask, error: StewardError) -> Response[Any]:
+    return _answer(request, status_of(error), str(error))
+
+
+def _wrong(request: Ask, error: HTTPException) -> Response[Any]:
+    text = "there is no such page" if error.status_code == 404 else str(error.detail)
+    return _answer(request, error.status_code, text, headers=error.headers)
+
+
+def _broken(request: Ask, error: Exception) -> Response[Any]:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _answer(request, 500, "the page failed: the log of 'steward web' says why")
+
+
+def _answer(
+    request: Ask,
+    status: int,
+    text: str,
+    *,
+    headers: dict[str, str] | None = None,
+) -> Response[Any]:
+    path = request.url.path.removeprefix(request.app.state.pages.prefix)
+    if path.startswith(API_PATH):
+        return problem(status, text, headers)
+    pages: Renderer = request.app.state.pages
+    if status == 401:
+        return pages.page("login_needed.html", status=401, text=text)
+    return pages.page("error.html", status=status, headers=headers, code=status, text=text)

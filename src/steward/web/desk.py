@@ -1,0 +1,183 @@
+"""Asks the daemon, each time with the secret of whoever's page it is for.
+
+Connections are kept, since for each new one the daemon starts a process. What
+changes something goes over a connection of its own: where a kept one breaks it
+is asked again, which only what reads can bear.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from steward.actions import Action
+from steward.credentials.scopes import scope_of
+from steward.daemon.protocol import Reply, address, ask_line, error_of, read_reply
+from steward.daemon.rooms import ACTIONS
+from steward.errors import Unavailable
+from steward.web.errors import WebError
+
+_CONNECT_S: Final = 5.0
+_SILENCE_S: Final = 60.0
+_AT_ONCE: Final = 24
+"""Connections at once; the daemon takes a few more than that."""
+_KEEP_S: Final = 45.0
+_LONGEST_LINE: Final = 64 << 20
+Decoded = TypeVar("Decoded")
+
+_READS: Final = frozenset({"read", "scripts"})
+
+
+class DaemonAway(Unavailable):
+    """The daemon does not answer."""
+
+
+class _Line:
+    """One connection to the daemon."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.until = time.monotonic() + _KEEP_S
+
+    def is_good(self) -> bool:
+        is_open = not self.reader.at_eof() and not self.writer.is_closing()
+        return is_open and time.monotonic() < self.until
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Desk:
+    """Has actions done by the daemon.
+
+    Args:
+        path: The daemon's socket.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._kept: list[_Line] = []
+        self._free = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(self, name: str, request: Any, auth: str = "") -> Any:
+        """The answer to a request.
+
+        Args:
+            name: The action's.
+            request: A value of its request type.
+            auth: Secret of a session or token; "" for the process itself.
+
+        Raises:
+            DaemonAway: It does not answer.
+            StewardError: Whatever the action refuses or cannot do.
+        """
+        action = ACTIONS[name]
+        answer = None
+        async with contextlib.aclosing(self.stream(name, request, auth)) as items:
+            async for item in items:
+                answer = item
+        assert isinstance(answer, action.answer)
+        return answer
+
+    async def stream(self, name: str, request: Any, auth: str = "") -> AsyncGenerator[Any, None]:
+        """The items of a stream and at last its answer; raises as :meth:`ask`."""
+        action = ACTIONS[name]
+        keeps = scope_of(name) in _READS and not action.stream
+        async with self._free:
+            line, reply = await self._begin(action, request, auth, keeps)
+            is_whole = False
+            try:
+                items = msgspec.json.Decoder(_union(action.items))
+                while not reply.error and not reply.ok:
+                    yield _decoded(items.decode, reply.item)
+                    reply = await self._reply(line)
+                is_whole = True
+            finally:
+                # Of one that is left in the middle the rest is still to come.
+                if is_whole and keeps and line.is_good():
+                    self._kept.append(line)
+                else:
+                    line.close()
+            if reply.error:
+                raise error_of(reply)
+            yield _decoded(msgspec.json.Decoder(action.answer).decode, reply.answer)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        for line in self._kept:
+            line.close()
+        self._kept.clear()
+
+    async def _begin(
+        self, action: Action, request: Any, auth: str, keeps: bool
+    ) -> tuple[_Line, Reply]:
+        """Ask, over a kept connection where one is still good; the first line of the answer."""
+        words = ask_line(action.name, request, auth=auth, keep=keeps)
+        while keeps and self._kept:
+            line = self._kept.pop()
+            if not line.is_good():
+                line.close()
+                continue
+            try:
+                return line, await self._said(line, words)
+            except DaemonAway:
+                # The daemon ends kept connections after a while, perhaps just now.
+                line.close()
+        line = await self._connect()
+        try:
+            return line, await self._said(line, words)
+        except BaseException:
+            line.close()
+            raise
+
+    async def _said(self, line: _Line, words: bytes) -> Reply:
+        try:
+            line.writer.write(words)
+            await line.writer.drain()
+        except (BrokenPipeError, ConnectionResetError):
+            # Who is turned away is not listened to; why is what is read next.
+            pass
+        return await self._reply(line)
+
+    async def _connect(self) -> _Line:
+        try:
+            with address(self._path) as name:
+                async with asyncio.timeout(_CONNECT_S):
+                    reader, writer = await asyncio.open_unix_connection(name, limit=_LONGEST_LINE)
+        except (OSError, TimeoutError) as error:
+            raise DaemonAway(
+                f"Steward's daemon does not answer ({error}): try again in a moment", self._path
+            ) from error
+        return _Line(reader, writer)
+
+    async def _reply(self, line: _Line) -> Reply:
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                read = await line.reader.readuntil(b"\n")
+        except TimeoutError as error:
+            raise DaemonAway("Steward's daemon takes too long to answer", self._path) from error
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise DaemonAway("Steward's daemon ended the connection", self._path) from error
+        except asyncio.LimitOverrunError as error:
+            raise WebError("the answer is longer than a page may be: ask for less") from error
+        return _decoded(read_reply, read)
+
+
+def _decoded(decode: Callable[[Any], Decoded], data: Any) -> Decoded:
+    try:
+        return decode(data)
+    except msgspec.MsgspecError as error:
+        raise WebError(
+            f"the daemon's answer cannot be understood: is it of another release? ({error})"
+        ) from error
+
+
+def _union(types: tuple[type[msgspec.Struct], ...]) -> Any:
+    union: Any = Any
+    for index, kind in enumerate(types):
+        union = kind if index == 0 else union | kind
+    return union

@@ -1,0 +1,72 @@
+"""Logging in by a link, and out."""
+
+from typing import Any, Final
+
+from litestar import Request, Response, get, post
+from litestar.datastructures import Cookie
+from litestar.params import FromPath
+
+from steward.config_web import WebSettings
+from steward.credentials.actions import (
+    CloseRequest,
+    OpenAnswer,
+    OpenRequest,
+    PeekAnswer,
+    PeekRequest,
+)
+from steward.web.desk import Desk
+from steward.web.errors import Forged
+from steward.web.rendering import Renderer
+from steward.web.visit import COOKIE, Doorkeeper, Visit
+
+Ask = Request[Any, Any, Any]
+
+
+@get("/login/{secret:str}", include_in_schema=False)
+async def login(request: Ask, pages: Renderer, secret: FromPath[str]) -> Response[Any]:
+    """Ask whether somebody is who a link is for: programs that look at links take none."""
+    desk: Desk = request.app.state.desk
+    answer: PeekAnswer = await desk.ask("credentials.peek", PeekRequest(secret=secret))
+    return pages.page("login.html", user=answer.user, secret=secret)
+
+
+@post("/login", include_in_schema=False, status_code=303)
+async def log_in(request: Ask, pages: Renderer) -> Response[Any]:
+    """Take a link, once, for a session."""
+    # There is no session yet that a token could prove; a page of another site is turned away.
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise Forged("this request comes from a page of another site")
+    desk: Desk = request.app.state.desk
+    secret = str((await request.form()).get("secret", ""))
+    answer: OpenAnswer = await desk.ask("credentials.open", OpenRequest(secret=secret))
+    response = pages.redirect("/")
+    web: WebSettings = request.app.state.web
+    response.set_cookie(_cookie(web, pages, answer.secret, int(web.session_s)))
+    return response
+
+
+@post("/logout", include_in_schema=False, status_code=303)
+async def log_out(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
+    """End the session."""
+    desk: Desk = request.app.state.desk
+    doorkeeper: Doorkeeper = request.app.state.doorkeeper
+    await desk.ask("credentials.close", CloseRequest(secret=visit.secret))
+    doorkeeper.forget(visit.secret)
+    response = pages.page("login_needed.html", text="You are logged out.")
+    response.set_cookie(_cookie(request.app.state.web, pages, "", 0))
+    return response
+
+
+def _cookie(web: WebSettings, pages: Renderer, value: str, max_age_s: int) -> Cookie:
+    return Cookie(
+        key=COOKIE,
+        value=value,
+        path=pages.prefix or "/",
+        max_age=max_age_s,
+        httponly=True,
+        secure=bool(web.certificate_file) or web.url.startswith("https:"),
+        samesite="lax",
+    )
+
+
+ROUTES: Final = (login, log_in, log_out)

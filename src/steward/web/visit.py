@@ -1,0 +1,202 @@
+"""Who a request is from: known by a session's cookie, a token, or the word of a trusted proxy.
+
+Whoever has no rights with the daemon has none here: a secret is only handed on,
+and what is known of somebody is what the daemon said, for a few seconds.
+"""
+
+import hashlib
+import hmac
+import secrets
+import time
+from typing import Any, Final, Literal
+
+import msgspec
+from litestar import Request
+
+from steward.config_web import WebSettings
+from steward.credentials.actions import (
+    ClusterRole,
+    MeAnswer,
+    MeRequest,
+    OpenAnswer,
+    OpenRequest,
+)
+from steward.web.desk import Desk
+from steward.web.errors import Forged, LoginNeeded
+
+COOKIE: Final = "steward_session"
+CSRF_FIELD: Final = "csrf"
+CSRF_HEADER: Final = "x-csrf-token"
+_MASK_BYTES: Final = 16
+_KNOWN_S: Final = 10.0
+_MOST_KNOWN: Final = 4096
+_RENEW: Final = 0.5
+"""Part of a proxy's session's life after which another is opened."""
+
+Ask = Request[Any, Any, Any]
+How = Literal["cookie", "token", "proxy"]
+
+
+class Visit(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody's request.
+
+    Attributes:
+        how: How they were known.
+        secret: Of their session or token.
+        me: What the daemon says of them.
+        desk: Where their questions go.
+        is_part: Whether only a part of a page is wanted (htmx asks).
+    """
+
+    how: How
+    secret: str
+    me: MeAnswer
+    desk: Desk
+    is_part: bool = False
+
+    @property
+    def user(self) -> str:
+        """Their name."""
+        return self.me.user
+
+    @property
+    def csrf(self) -> str:
+        """What proves that a form is from a page of ours; another text on every page.
+
+        A page is compressed, and holds what its address said: a token that is always the
+        same could be guessed from the lengths.
+        """
+        token = _csrf(self.secret)
+        mask = secrets.token_bytes(_MASK_BYTES)
+        return (mask + bytes(a ^ b for a, b in zip(mask, token, strict=True))).hex()
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether they may see and do everything on some cluster."""
+        return any(role.operator for role in self.me.clusters)
+
+    def role(self, cluster: str) -> ClusterRole | None:
+        """What they are on a cluster; None where there is none of that name."""
+        return next((role for role in self.me.clusters if role.cluster == cluster), None)
+
+    async def ask(self, name: str, request: Any) -> Any:
+        """The daemon's answer to a request of theirs.
+
+        Args:
+            name: The action's: ``archive.list``.
+            request: A value of its request type.
+
+        Raises:
+            StewardError: Whatever the daemon refuses or cannot do.
+        """
+        return await self.desk.ask(name, request, self.secret)
+
+
+def _csrf(secret: str) -> bytes:
+    return hashlib.sha256(b"steward csrf\0" + secret.encode()).digest()[:_MASK_BYTES]
+
+
+def is_ours(secret: str, shown: str) -> bool:
+    """Whether a form's token is from a page of this session."""
+    try:
+        data = bytes.fromhex(shown)
+    except ValueError:
+        return False
+    if len(data) != 2 * _MASK_BYTES:
+        return False
+    mask, masked = data[:_MASK_BYTES], data[_MASK_BYTES:]
+    token = bytes(a ^ b for a, b in zip(mask, masked, strict=True))
+    return hmac.compare_digest(token, _csrf(secret))
+
+
+class Doorkeeper:
+    """Finds out who a request is from.
+
+    Args:
+        web: [web].
+        desk: Where the daemon is asked.
+    """
+
+    def __init__(self, web: WebSettings, desk: Desk) -> None:
+        self._web = web
+        self._desk = desk
+        self._known: dict[str, tuple[float, MeAnswer]] = {}
+        self._by_proxy: dict[str, tuple[float, str]] = {}
+
+    def bearer(self, request: Ask) -> tuple[How, str]:
+        """How a request says whom it is from: by a name of the proxy's, or by a secret.
+
+        Raises:
+            LoginNeeded: It does not say.
+        """
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and token:
+            return "token", token.strip()
+        named = self._named_by_proxy(request)
+        if named:
+            return "proxy", named
+        secret = request.cookies.get(COOKIE, "")
+        if secret:
+            return "cookie", secret
+        raise LoginNeeded("log in first: run 'steward login' on a login node")
+
+    async def visit(self, request: Ask) -> Visit:
+        """Who a request is from.
+
+        Raises:
+            LoginNeeded: Nobody whom the daemon knows.
+            Forged: It changes something, and is not from a page of ours.
+        """
+        how, secret = self.bearer(request)
+        if how == "proxy":
+            secret = await self._session_of(secret)
+        me = await self._me(secret)
+        if how != "token" and request.method not in ("GET", "HEAD", "OPTIONS"):
+            await self._check_form(request, secret)
+        is_part = request.headers.get("hx-request") == "true"
+        is_part = is_part and request.headers.get("hx-history-restore-request") != "true"
+        return Visit(how=how, secret=secret, me=me, desk=self._desk, is_part=is_part)
+
+    def forget(self, secret: str) -> None:
+        """A session has ended."""
+        self._known.pop(secret, None)
+
+    async def _me(self, secret: str) -> MeAnswer:
+        now = time.monotonic()
+        found = self._known.get(secret)
+        if found is not None and found[0] > now:
+            return found[1]
+        self._known.pop(secret, None)
+        me: MeAnswer = await self._desk.ask("credentials.me", MeRequest(), secret)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[secret] = (now + _KNOWN_S, me)
+        return me
+
+    def _named_by_proxy(self, request: Ask) -> str:
+        if not self._web.proxy_header:
+            return ""
+        peer = request.client.host if request.client else ""
+        if peer not in self._web.trusted_proxies:
+            return ""
+        return request.headers.get(self._web.proxy_header, "").strip()
+
+    async def _session_of(self, user: str) -> str:
+        now = time.monotonic()
+        found = self._by_proxy.get(user)
+        if found is not None and found[0] > now:
+            return found[1]
+        answer: OpenAnswer = await self._desk.ask("credentials.open", OpenRequest(user=user))
+        if len(self._by_proxy) >= _MOST_KNOWN:
+            self._by_proxy.clear()
+        self._by_proxy[user] = (now + self._web.session_s * _RENEW, answer.secret)
+        return answer.secret
+
+    async def _check_form(self, request: Ask, secret: str) -> None:
+        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            raise Forged("this request comes from a page of another site")
+        shown = request.headers.get(CSRF_HEADER, "")
+        if not shown and "form" in request.headers.get("content-type", ""):
+            shown = str((await request.form()).get(CSRF_FIELD, ""))
+        if not is_ours(secret, shown):
+            raise Forged("this form is too old, or not from here: load its page again")
