@@ -90,6 +90,38 @@ def test_versions(site: Site, said: str, version: tuple[int, int, int]) -> None:
     assert len(site.log()) == 1, "asked once"
 
 
+def exchange(site: Site, version: str) -> None:
+    """Have another squeue there, as an upgrade puts it in its place."""
+    for old in site.root.glob("squeue.*"):
+        old.unlink()
+    site.answer("squeue", "--version", f"slurm-wlm {version}.5\n")
+    fresh = site.root / "squeue-fresh"
+    fresh.write_bytes((site.root / "squeue").read_bytes())
+    fresh.chmod(0o755)
+    fresh.rename(site.root / "squeue")
+
+
+def test_commands_that_are_exchanged_are_noticed_at_once(site: Site) -> None:
+    site.answer("squeue", "--version", "slurm-wlm 22.05.8\n")
+    assert site.slurm.version() == (22, 5, 8)
+    exchange(site, "26.05")
+    assert site.slurm.version() == (26, 5, 5)
+
+
+def test_the_queue_is_asked_in_the_form_of_the_commands_that_are_there(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(site, monkeypatch, "22.05")
+    rows = site.slurm.queue({}).rows
+    exchange(site, "26.05")
+    site.answer("squeue", "-a -t all", (FIXTURES / "squeue-26.05.out").read_bytes())
+    queue = site.slurm.queue(rows)
+    # 26.05 alone shows SLUIDs, and all is read anew, whatever was there before.
+    assert queue.records
+    assert all(record.sluid for record in queue.records)
+    assert queue.passed_over == 0
+
+
 def test_a_version_that_is_none(site: Site) -> None:
     site.answer("squeue", "--version", "hello\n")
     with pytest.raises(SlurmError, match="no version"):

@@ -45,6 +45,7 @@ class Slurm:
         self.people = People()
         self._commands = Commands(cluster, settings)
         self._version: Version | None = None
+        self._stamp: tuple[int, ...] = ()
         self._format: QueueFormat | None = None
         self._format_until = 0.0
         self._has_json = True
@@ -52,12 +53,14 @@ class Slurm:
         self._accounts_until = 0.0
 
     def version(self) -> Version:
-        """Slurm's version, asked once (22, 5, 8).
+        """Slurm's version (22, 5, 8); asked again where other commands take the place of these.
 
         Raises:
             SlurmError: squeue cannot be run.
         """
-        if self._version is None:
+        stamp = self._commands.stamp("squeue")
+        if self._version is None or stamp != self._stamp:
+            self._stamp, self._version = stamp, None
             said = self._commands.run("squeue", "--version").decode("utf-8", "replace")
             found = _VERSION.search(said)
             if found is None:
@@ -127,18 +130,14 @@ class Slurm:
         Raises:
             SlurmUnavailable: slurmctld does not answer.
         """
+        known = self._format if previous is not None else None
+        form = self._form_of_queue(known)
+        rows_before = previous if previous is not None and form is known else {}
         began = time.monotonic()
-        if self._format is None or previous is None or began >= self._format_until:
-            # A new secret, and for the case of an upgrade the version asked again.
-            self._version = None
-            self._format = QueueFormat(self.version())
-            self._format_until = began + _AGAIN_S
-            previous = {}
-            began = time.monotonic()
         taken_at = utc_now()
-        out = self._squeue(self._format)
+        out = self._squeue(form)
         cost_s = time.monotonic() - began
-        records, rows, strange = queue.parse(self._format, out, self.people, previous)
+        records, rows, strange = queue.parse(form, out, self.people, rows_before)
         return Queue(
             records=records, rows=rows, taken_at=taken_at, cost_s=cost_s, passed_over=strange
         )
@@ -287,6 +286,19 @@ class Slurm:
             return None
         name = config.get("ClusterName", self.cluster)
         return Accounting(self._commands, name, self.version(), self.people)
+
+    def _form_of_queue(self, known: QueueFormat | None) -> QueueFormat:
+        """How the queue is asked for: as before, or anew for other commands, and now and then."""
+        before = self._version
+        if known is not None and time.monotonic() < self._format_until and self.version() == before:
+            return known
+        # A new secret; and where the commands' file cannot be seen, the version is asked again.
+        self._version = None
+        self._format = QueueFormat(self.version())
+        self._format_until = time.monotonic() + _AGAIN_S
+        # A build without JSON may have been exchanged for one that has it.
+        self._has_json = True
+        return self._format
 
     def _squeue(self, form: QueueFormat, *arguments: str) -> bytes:
         return self._commands.run(

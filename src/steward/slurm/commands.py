@@ -9,6 +9,7 @@ import logging
 import os
 import pwd
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -84,6 +85,17 @@ class Commands:
             os.path.join(where, program) if where else program,
             *arguments,
         ]
+
+    def stamp(self, program: str) -> tuple[int, ...]:
+        """What tells the file of a command from the one that takes its place; () for unknown."""
+        if self._settings.slurm_prefix:
+            return ()  # it is in another root, maybe on another host
+        found = shutil.which(self.command(program)[0], path=self.environment()["PATH"])
+        try:
+            status = os.stat(found or "")
+        except OSError:
+            return ()
+        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def run(
         self,
