@@ -14,7 +14,7 @@ export PYTHON
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check matrix matrix-search bench soak docs setup setup-python
-.PHONY: setup-slurm setup-web setup-servers setup-databases setup-debootstrap clean
+.PHONY: setup-slurm setup-web setup-servers setup-databases setup-debootstrap setup-dist dist clean
 
 help: ## Show this list
 	@echo "make TARGET, where TARGET is"
@@ -26,7 +26,7 @@ demo: setup-slurm setup-web ## Watch Steward keep the scripts of a real Slurm cl
 test: setup-slurm setup-web ## Run the tests, with the Slurm at hand; under ten minutes
 	@ARGS='$(ARGS)' scripts/test.sh "not wide and $(USUAL)"
 
-test-all: setup-slurm setup-web setup-servers setup-databases setup-debootstrap ## Run every test there is, on every version of Slurm
+test-all: setup-slurm setup-web setup-servers setup-databases setup-debootstrap setup-dist ## Run every test there is, on every version of Slurm
 	@ARGS='$(ARGS)' scripts/test.sh "$(USUAL)" "servers and not long" "database and not servers" "long and not database"
 	@$(MAKE) --no-print-directory matrix MATRIX="$(filter-out installed,$(MATRIX))"
 
@@ -60,6 +60,9 @@ soak: setup-slurm setup-databases ## Run the long storms
 docs: setup-slurm setup-web ## Write the output blocks of README and docs anew, from the demo
 	$(BIN)/python scripts/write_docs.py
 
+dist: setup-python setup-web setup-dist ## Make what is installed elsewhere: packages, wheel and sources, in dist/
+	PYTHONPATH=scripts $(BIN)/python -m packages $(ARGS)
+
 setup: setup-slurm ## Install what the other targets need, and nothing else
 
 setup-python:
@@ -76,6 +79,9 @@ setup-databases: setup-python
 
 setup-servers: setup-python
 	@scripts/setup.sh servers
+
+setup-dist:
+	@scripts/setup.sh dist
 
 setup-debootstrap:
 	@scripts/setup.sh debootstrap

@@ -164,6 +164,23 @@ need_web() {
     echo "$wanted" >"$vendor/.made"
 }
 
+# What makes packages, and what they are tested with.
+need_dist() {
+    missing=
+    for pair in dpkg-deb:dpkg rpmbuild:rpm cpio:cpio git:git; do
+        have "${pair%%:*}" || missing="$missing ${pair#*:}"
+    done
+    if [ "$(id -u)" = 0 ] && have apt-get; then
+        for pair in mandoc:mandoc zsh:zsh fish:fish systemd-analyze:systemd objdump:binutils; do
+            have "${pair%%:*}" || missing="$missing ${pair#*:}"
+        done
+    fi
+    [ -n "$missing" ] || return 0
+    have apt-get || give_up "packages are made by dpkg-deb and rpmbuild: install dpkg and rpm-build"
+    # shellcheck disable=SC2086 # one word a package
+    apt "packages are made, and tested, with more" $missing
+}
+
 need_python() {
     have "$python" || give_up "$python is not there: install Python 3.11 or later, or set PYTHON"
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -217,7 +234,8 @@ for need in "$@"; do
     servers) need_servers ;;
     databases) need_databases ;;
     debootstrap) need_debootstrap ;;
+    dist) need_dist ;;
     web) need_web ;;
-    *) give_up "usage: scripts/setup.sh [python] [web] [slurm] [servers] [databases] [debootstrap]" ;;
+    *) give_up "usage: scripts/setup.sh [python] [web] [slurm] [servers] [databases] [debootstrap] [dist]" ;;
     esac
 done

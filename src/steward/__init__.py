@@ -1,3 +1,3 @@
 """Steward keeps the books of a Slurm cluster."""
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"

@@ -190,11 +190,12 @@ def test_a_block_is_written_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "command"), [("steward", "serve"), ("steward-controller", "controller")]
+    ("name", "command"),
+    [("steward", "serve"), ("steward-controller", "controller"), ("steward-web", "web")],
 )
 def test_the_unit_file_starts_what_there_is(name: str, command: str) -> None:
-    unit = (ROOT / "packaging" / f"{name}.service").read_text()
+    unit = (ROOT / "packaging" / "systemd" / f"{name}.service").read_text()
     line = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
     words = shlex.split(line.removeprefix("ExecStart="))
-    assert words[0].endswith("/.venv/bin/steward")
+    assert words[0] == "/usr/bin/steward"
     assert parse(shlex.join(["steward", *words[1:]]), whole=True) == ["steward", command]

@@ -222,13 +222,25 @@ def find_built(libdir: str, version: SlurmVersion, library: str = LIBRARY) -> Bu
     return max(found, key=lambda built: (built.version == version, built.version), default=None)
 
 
+def version_script(library: str) -> str:
+    """What the linker is told of a library's names: only what Slurm looks for is shown."""
+    more = _OF_SPANK_PLUGINS if library in SHIM else ()
+    names = "; ".join((*_OF_EVERY_PLUGIN, *more, *HOOKS[library]))
+    return f"{{ global: {names}; local: *; }};\n"
+
+
+def sources() -> tuple[str, ...]:
+    """Names of all files that the libraries are compiled from."""
+    return tuple(sorted({*_HEADERS, *(one for names in SOURCES.values() for one in names)}))
+
+
 def source(name: str) -> str:
     """The text of a file that is carried beside this one."""
     return resources.files("steward.native").joinpath(name).read_text(encoding="utf-8")
 
 
 def _write_sources(work: str) -> None:
-    for name in sorted({*_HEADERS, *(one for names in SOURCES.values() for one in names)}):
+    for name in sources():
         with open(os.path.join(work, name), "w", encoding="utf-8") as file:
             file.write(source(name))
 
@@ -237,9 +249,7 @@ def _compile_library(words: Sequence[str], work: str, library: str) -> None:
     """Compile one library, from which only its hooks can be called."""
     shown = os.path.join(work, f"{library}.map")
     with open(shown, "w", encoding="utf-8") as file:
-        more = _OF_SPANK_PLUGINS if library in SHIM else ()
-        names = "; ".join((*_OF_EVERY_PLUGIN, *more, *HOOKS[library]))
-        file.write(f"{{ global: {names}; local: *; }};\n")
+        file.write(version_script(library))
     sources = [os.path.join(work, name) for name in SOURCES[library]]
     target = os.path.join(work, library)
     _compile([*words, f"-Wl,--version-script={shown}", "-o", target, *sources])

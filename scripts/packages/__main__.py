@@ -1,0 +1,87 @@
+"""``python -m packages``: everything that Steward is installed from, into a directory.
+
+SOURCE_DATE_EPOCH is the time of every file; without it that of the last commit is.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+from packages import deb, rpm
+from packages.package import AGENT, PLUGINS, STEWARD, contents
+from packages.running import PackagingError, run
+from packages.wheels import PYTHONS, ROOT, fetch, own
+from steward import __version__
+
+_KINDS: Final = {"deb": deb.build, "rpm": rpm.build}
+
+
+def main() -> int:
+    """Make what the command line asks for; the exit code."""
+    parser = argparse.ArgumentParser(prog="packages", description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where packages go")
+    parser.add_argument("--work", type=Path, default=ROOT / "build/packages", help="scratch")
+    parser.add_argument("--machine", choices=("amd64", "arm64"), default="amd64")
+    parser.add_argument("--python", action="append", choices=PYTHONS, help="for these alone")
+    parser.add_argument("--only", action="append", choices=("wheel", *_KINDS), help="these alone")
+    asked = parser.parse_args()
+    try:
+        _make(asked, asked.only or ["wheel", *_KINDS])
+    except PackagingError as error:
+        print(f"packages: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _make(asked: argparse.Namespace, kinds: list[str]) -> None:
+    epoch = _epoch()
+    out: Path = asked.out
+    work: Path = asked.work
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    made = own(work / "own", out, epoch)
+    _say(made.sdist, made.wheel)
+    if kinds != ["wheel"]:
+        fetched = fetch(work / "wheels", asked.machine, tuple(asked.python or PYTHONS))
+        fills = contents(made.wheel, fetched, __version__, epoch)
+        for kind in (kind for kind in kinds if kind in _KINDS):
+            for package in (PLUGINS, AGENT, STEWARD):
+                _say(
+                    _KINDS[kind](
+                        package,
+                        fills[package.name],
+                        work / kind,
+                        out,
+                        version=__version__,
+                        machine=asked.machine,
+                        epoch=epoch,
+                    )
+                )
+    _write_sums(out)
+
+
+def _epoch() -> int:
+    told = os.environ.get("SOURCE_DATE_EPOCH")
+    return int(told or run(["git", "log", "-1", "--format=%ct"], cwd=ROOT))
+
+
+def _say(*paths: Path) -> None:
+    for path in paths:
+        print(f"{path}  {path.stat().st_size / 2**20:.1f} MB", flush=True)
+
+
+def _write_sums(out: Path) -> None:
+    """SHA256SUMS, for ``sha256sum --check``."""
+    lines = []
+    for path in sorted(out.iterdir()):
+        with open(path, "rb") as file:
+            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
+    (out / "SHA256SUMS").write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

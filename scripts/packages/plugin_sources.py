@@ -1,0 +1,47 @@
+"""Sources of what Slurm loads, and what compiles them on a host without Steward."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from steward.native.building import (
+    DEFAULT_LIBDIR,
+    FLAGS,
+    HEADER_DIRECTORIES,
+    HOOKS,
+    LIBRARY,
+    SOURCES,
+    source,
+    sources,
+    version_script,
+)
+
+DIRECTORY: Final = "usr/src/steward-plugins"
+_LUA: Final = ("job_submit.lua", "jobcomp.lua", "steward_gate.lua", "steward_wire.lua")
+_TEMPLATE: Final = Path(__file__).parent.parent.parent / "packaging" / "steward-plugins-build"
+
+
+def files() -> Iterator[tuple[str, str]]:
+    """Names and texts of what is compiled, or called, on the host."""
+    for name in (*sources(), *_LUA):
+        yield name, source(name)
+    for library in HOOKS:
+        yield f"{library}.map", version_script(library)
+
+
+def script() -> str:
+    """What compiles them, just as ``steward plugins build`` does."""
+    compiled = [f"compile {name} {' '.join(SOURCES[name])}" for name in HOOKS]
+    replaced = {
+        "@DIRECTORY@": f"/{DIRECTORY}",
+        "@HEADERS@": " ".join(HEADER_DIRECTORIES),
+        "@LIBDIR@": DEFAULT_LIBDIR,
+        "@FLAGS@": " ".join(FLAGS),
+        "@LIBRARIES@": " ".join(HOOKS),
+        "@LIBRARY@": LIBRARY,
+        "@COMPILE@": "\n".join(compiled),
+    }
+    text = _TEMPLATE.read_text(encoding="utf-8")
+    for mark, value in replaced.items():
+        text = text.replace(mark, value)
+    return text
