@@ -1,21 +1,19 @@
 """``steward events``: what happens, as it happens: nodes that go down, daemons, rules."""
 
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
-from steward.bank_facts import BankThreshold
 from steward.cli import options, output
 from steward.cli.asking import Asked, asking_columns, asking_json, taking
 from steward.cli.lazy import CONTEXT
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
 from steward.errors import Unavailable
-from steward.events import BODIES, ControllerState, JobFacts
 from steward.journal.telling import EventsAnswer, EventsRequest, EventTold
-from steward.state_facts import NodeState, PartitionState, ReservationState, RuleExecution
+from steward.journal.wording import words
 
 _EVERY_S = 1.0
 _PATIENCE_S = 30.0
@@ -150,59 +148,9 @@ def _print(told: tuple[EventTold, ...], *, as_json: bool) -> None:
         if as_json:
             output.write(msgspec.json.encode(event) + b"\n")
         else:
-            words = (show_time(event.at), event.cluster, _subject(event), _what(event), _why(event))
-            print(output.printable("  ".join(word for word in words if word)), flush=True)
-
-
-def _body(event: EventTold) -> Any:
-    """The body as what it is; one that came over the socket is plain values yet."""
-    kind = BODIES.get(event.kind)
-    if kind is None or isinstance(event.body, kind):
-        return event.body
-    return msgspec.convert(event.body, kind)
-
-
-def _subject(event: EventTold) -> str:
-    body = _body(event)
-    if isinstance(body, NodeState):
-        return body.node
-    if isinstance(body, PartitionState):
-        return f"partition {body.partition}"
-    if isinstance(body, ReservationState):
-        return f"reservation {body.reservation}"
-    if isinstance(body, ControllerState):
-        return body.daemon
-    if isinstance(body, BankThreshold):
-        return f"account {body.account}"
-    if isinstance(body, RuleExecution):
-        return f"rule {body.rule}"
-    if isinstance(body, JobFacts):
-        return f"job {body.record.job_id}"
-    return event.kind
-
-
-def _what(event: EventTold) -> str:
-    body = _body(event)
-    if isinstance(body, NodeState | PartitionState | ReservationState):
-        is_same = body.old_state in ("", body.state)
-        return body.state if is_same else f"{body.old_state} -> {body.state}"
-    if isinstance(body, ControllerState):
-        return "restarted" if body.restarted else ("up" if body.up else "down")
-    if isinstance(body, BankThreshold):
-        return f"{body.value}% used" if body.kind == "used" else f"ends in {body.value} days"
-    if isinstance(body, RuleExecution):
-        return f"{body.action} {body.status}"
-    return str(body.record.state) if isinstance(body, JobFacts) else ""
-
-
-def _why(event: EventTold) -> str:
-    body = _body(event)
-    if isinstance(body, NodeState):
-        who = f" [{body.reason_user}]" if body.reason_user else ""
-        return f"{body.reason}{who}" if body.reason else ""
-    if isinstance(body, RuleExecution | ControllerState):
-        return body.message
-    return ""
+            told_of = words(event)
+            parts = (show_time(event.at), event.cluster, told_of.subject, told_of.what, told_of.why)
+            print(output.printable("  ".join(filter(None, parts))), flush=True)
 
 
 _COLUMNS = [
@@ -210,12 +158,10 @@ _COLUMNS = [
     output.Column("Time", lambda event: show_time(event.at)),
     output.Column("Cluster", lambda event: event.cluster),
     output.Column("Kind", lambda event: event.kind, usual=False),
-    output.Column("Subject", _subject),
-    output.Column("What", _what),
-    output.Column("Why", _why, widest=60),
-    output.Column("Source", lambda event: getattr(_body(event), "source", event.source)),
-    output.Column(
-        "Failed", lambda event: "yes" if getattr(_body(event), "failed", False) else "", usual=False
-    ),
+    output.Column("Subject", lambda event: words(event).subject),
+    output.Column("What", lambda event: words(event).what),
+    output.Column("Why", lambda event: words(event).why, widest=60),
+    output.Column("Source", lambda event: words(event).source),
+    output.Column("Failed", lambda event: "yes" if words(event).failed else "", usual=False),
 ]
 """What a table has of each event."""

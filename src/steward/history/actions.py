@@ -12,6 +12,7 @@ from steward.actions import Action
 from steward.errors import UsageError
 from steward.events import NODE_STATE, Event
 from steward.history.consumer import KEPT
+from steward.history.present import ACTIONS as PRESENT
 from steward.history.reading import EventsWanted, Position
 from steward.history.room import HistoryRoom
 from steward.history.shapes import (
@@ -282,4 +283,4 @@ def _actions() -> Iterable[Action]:
         )
 
 
-ACTIONS = tuple(_actions())
+ACTIONS: Final = (*_actions(), *PRESENT)

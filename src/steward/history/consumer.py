@@ -53,6 +53,9 @@ KEPT: Final = (
 )
 """The kinds of events that are kept."""
 
+PRESENT: Final = frozenset({PARTITION_STATE, RESERVATION_STATE})
+"""Those of which the last event of each subject is kept for as long as that is there."""
+
 FORGOTTEN: Final = "forgotten_us"
 """The mark that says up to where the history was forgotten."""
 
@@ -63,6 +66,8 @@ _FORGET_AT_ONCE: Final = 2000
 
 _PUT_NODE: Final = insertion("node_span", NodeSpan)
 _PUT_RESERVATION: Final = insertion("reservation_span", ReservationSpan)
+_PUT_PRESENT: Final = "INSERT OR REPLACE INTO present VALUES (?, ?, ?, ?, ?)"
+_DROP_PRESENT: Final = "DELETE FROM present WHERE cluster = ? AND kind = ? AND subject = ?"
 _OPEN_NODE: Final = (
     f"SELECT {NODE_COLUMNS} FROM node_span "  # noqa: S608 -- our own columns
     f"WHERE cluster = ? AND node = ? AND until_us = {OPEN_US}"
@@ -152,6 +157,15 @@ class HistoryConsumer:
             self._fold_node(event)
         elif event.kind == RESERVATION_STATE:
             self._fold_reservation(event)
+        if event.kind in PRESENT:
+            self._keep_present(event)
+
+    def _keep_present(self, event: Event) -> None:
+        where = (event.cluster, event.kind, subject_of(event))
+        if event.body.state == REMOVED:
+            self._database.execute(_DROP_PRESENT, where)
+        else:
+            self._database.execute(_PUT_PRESENT, (*where, event.key, encode(event)))
 
     def _fold_node(self, event: Event) -> None:
         found = self._open(NodeSpan, _OPEN_NODE, event.cluster, event.body.node)

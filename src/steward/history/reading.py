@@ -112,6 +112,30 @@ class HistoryReader:
             {"cluster": cluster, "since": since_us, "until": until_us},
         )
 
+    def node_between(self, cluster: str, node: str, since_us: int, until_us: int) -> list[NodeSpan]:
+        """The spans of one node that reach into a time, by beginning."""
+        return self._spans(
+            NodeSpan,
+            f"SELECT {NODE_COLUMNS} FROM node_span WHERE cluster = :cluster "  # noqa: S608 -- our own columns
+            "AND node = :node AND from_us < :until AND until_us > :since ORDER BY from_us",
+            {"cluster": cluster, "node": node, "since": since_us, "until": until_us},
+        )
+
+    def present(self, kind: str, clusters: Iterable[str]) -> list[Event]:
+        """The last event of this kind about each thing that is there, by cluster and name.
+
+        Args:
+            kind: One of those that are kept so.
+            clusters: Of these clusters.
+        """
+        with translated(self._path):
+            rows = self._database.execute(
+                "SELECT 0, kind, cluster, key, data FROM present WHERE kind = :kind "  # noqa: S608 -- values are bound
+                f"AND cluster IN {_AMONG.format('clusters')} ORDER BY cluster, subject",
+                {"kind": kind, "clusters": _json(clusters)},
+            ).fetchall()
+        return [event for event in (decode(*row) for row in rows) if event.body.state != REMOVED]
+
     def nodes_begin_us(self, clusters: Iterable[str]) -> int | None:
         """When the history of these clusters' nodes begins; None where there is none."""
         begins = [

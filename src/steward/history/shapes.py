@@ -224,3 +224,139 @@ class JobEventsAnswer(Answer, frozen=True, kw_only=True):
 
     events: tuple[EventTold, ...]
     sensor: bool = False
+
+
+class PartitionsRequest(Request, frozen=True, kw_only=True):
+    """history.partitions: which partitions there are.
+
+    Attributes:
+        cluster: Only of this cluster; of all if empty.
+    """
+
+    cluster: str = ""
+
+
+class PartitionNow(msgspec.Struct, frozen=True, kw_only=True):
+    """How a partition is.
+
+    Attributes:
+        cluster: The cluster's name.
+        partition: Its name.
+        state: As Slurm shows it: ``UP``, ``DOWN``, ``DRAIN``, ``INACTIVE``.
+        since: When it was first seen so.
+    """
+
+    cluster: str
+    partition: str
+    state: str
+    since: datetime
+
+
+class PartitionsAnswer(Answer, frozen=True, kw_only=True):
+    """The partitions, by cluster and name, of those clusters that show them to the asker."""
+
+    partitions: tuple[PartitionNow, ...]
+
+
+class ReservationsRequest(Request, frozen=True, kw_only=True):
+    """history.reservations: which reservations there are.
+
+    Attributes:
+        cluster: Only of this cluster; of all if empty.
+    """
+
+    cluster: str = ""
+
+
+class ReservationNow(msgspec.Struct, frozen=True, kw_only=True):
+    """How a reservation is.
+
+    Attributes:
+        cluster: The cluster's name.
+        reservation: Its name.
+        state: ``ACTIVE`` or ``INACTIVE``.
+        nodes: Its node list.
+        start: When it begins, or began.
+        end: When it ends.
+        users: Whose it is.
+        flags: Its flags.
+        seen_at: When it was first seen so.
+    """
+
+    cluster: str
+    reservation: str
+    state: str
+    nodes: str = ""
+    start: datetime | None = None
+    end: datetime | None = None
+    users: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    seen_at: datetime
+
+
+class ReservationsAnswer(Answer, frozen=True, kw_only=True):
+    """The reservations, by cluster and name, of those clusters that show them to the asker."""
+
+    reservations: tuple[ReservationNow, ...]
+
+
+class NodeRequest(Request, frozen=True, kw_only=True):
+    """history.node: what became of one node.
+
+    Attributes:
+        node: NodeName.
+        cluster: The node's cluster; "" for the configuration's first.
+        since: From this time on; "" for the last 30 days.
+        until: Until this time; "" for now.
+        zone: IANA name of the zone that times without one are meant in; "" for the cluster's.
+        limit: How many spans at most: the newest. The sums are of all.
+    """
+
+    node: str
+    cluster: str = ""
+    since: str = ""
+    until: str = ""
+    zone: str = ""
+    limit: int = 200
+
+
+class NodePast(msgspec.Struct, frozen=True, kw_only=True):
+    """A node in one state, for one reason.
+
+    Attributes:
+        state: As Slurm showed it; ``REMOVED`` while the node was not there.
+        since: Where that began, also where that is before the time asked for.
+        until: Where it ended; None while it goes on.
+        reason: Why; "" for none.
+        reason_user: Who gave the reason.
+    """
+
+    state: str
+    since: datetime
+    until: datetime | None = None
+    reason: str = ""
+    reason_user: str = ""
+
+
+class NodeAnswer(Answer, frozen=True, kw_only=True):
+    """What became of one node.
+
+    Attributes:
+        spans: Newest first.
+        since: Where the time begins that is told of.
+        until: Where it ends.
+        known_s: How much of it is known, in seconds.
+        down_s: How long it was down then, or drained of its last job, in seconds …
+        planned_down_s: … and how long of that by plan: powered down.
+        is_all: Whether these are all spans of that time.
+        sensor: Whether there is a sensor, which alone tells states of nodes.
+    """
+
+    spans: tuple[NodePast, ...]
+    since: datetime
+    until: datetime
+    known_s: float
+    down_s: float
+    planned_down_s: float
+    is_all: bool
+    sensor: bool

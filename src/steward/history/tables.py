@@ -65,6 +65,19 @@ MIGRATIONS: Final = (
     CREATE UNIQUE INDEX reservation_span_open ON reservation_span (cluster, name)
         WHERE until_us = 4611686018427387904;
     """,
+    """
+    CREATE TABLE present (
+        cluster TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        subject TEXT NOT NULL,
+        key TEXT NOT NULL,
+        data BLOB NOT NULL,
+        PRIMARY KEY (cluster, kind, subject)
+    ) WITHOUT ROWID;
+    INSERT OR REPLACE INTO present
+        SELECT cluster, kind, subject, key, data FROM event
+        WHERE kind IN ('partition.state', 'reservation.state') ORDER BY at_us, number;
+    """,
 )
 
 Span = TypeVar("Span", NodeSpan, ReservationSpan)

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 
+from steward.errors import UsageError
 from steward.slurm.errors import SlurmError
 
 
-class NodeListError(SlurmError):
+class NodeListError(SlurmError, UsageError):
     """A node list that cannot be read."""
 
 

@@ -1,0 +1,115 @@
+"""Room ``history``: which partitions and reservations there are, and what became of one node."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from history_site import ADA, NOON, ROOT, Site, Told, at
+
+from steward.errors import Refused, UsageError
+from steward.events import PARTITION_STATE, encode
+from steward.history.consumer import database_path
+from steward.history.tables import MIGRATIONS
+from steward.sqlite import open_database, transaction
+from steward.state_facts import PartitionState
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    made.close()
+
+
+def test_what_is_there_is_what_was_last_told_of_it(site: Site) -> None:
+    told = site.told
+
+    def partition(when: float, name: str, state: str) -> None:
+        site.feed(told.event(PARTITION_STATE, when, PartitionState(partition=name, state=state)))
+
+    partition(0, "main", "UP")
+    partition(0, "big", "UP")
+    partition(50, "main", "DOWN")
+    partition(60, "big", "REMOVED")
+    (main,) = site.ask("history.partitions", ADA).partitions
+    assert (main.cluster, main.partition, main.state, main.since) == ("c1", "main", "DOWN", at(50))
+    site.feed(
+        told.reservation(0, "maint", "INACTIVE", nodes="n[1-2]", start=at(100), end=at(200)),
+        told.reservation(0, "gone", "ACTIVE", nodes="n3"),
+        told.reservation(9, "gone", "REMOVED"),
+    )
+    (maint,) = site.ask("history.reservations", ADA).reservations
+    assert (maint.reservation, maint.state, maint.nodes) == ("maint", "INACTIVE", "n[1-2]")
+    assert (maint.start, maint.end) == (at(100), at(200))
+    assert site.ask("history.reservations", ADA, cluster="c2").reservations == ()
+    with pytest.raises(UsageError, match="unknown"):
+        site.ask("history.partitions", ADA, cluster="c3")
+
+
+def test_private_data_hides_what_is_there(tmp_path: Path) -> None:
+    site = Site(tmp_path, private=frozenset({"nodes", "partitions", "reservations"}))
+    site.feed(
+        site.told.node(0, "n1", "IDLE"),
+        site.told.event(PARTITION_STATE, 0, PartitionState(partition="main", state="UP")),
+        site.told.reservation(0, "maint", "ACTIVE"),
+    )
+    assert site.ask("history.partitions", ADA).partitions == ()
+    assert site.ask("history.reservations", ADA).reservations == ()
+    with pytest.raises(Refused):
+        site.ask("history.node", ADA, node="n1")
+    assert site.ask("history.partitions", ROOT).partitions
+    assert site.ask("history.reservations", ROOT).reservations
+    assert site.ask("history.node", ROOT, node="n1", cluster="c1").spans
+    site.close()
+
+
+def test_what_became_of_a_node(site: Site) -> None:
+    told = site.told
+    site.feed(
+        told.node(0, "n1", "IDLE"),
+        told.node(100, "n1", "DOWN", old_state="IDLE", reason="no power", reason_user="root"),
+        told.node(160, "n1", "IDLE", old_state="DOWN"),
+        told.node(200, "n1", "REMOVED", old_state="IDLE"),
+        told.node(0, "n2", "DOWN"),
+    )
+    times = {"since": at(40).isoformat(), "until": at(300).isoformat()}
+    answer = site.ask("history.node", ADA, node="n1", cluster="c1", **times)
+    assert [(span.state, span.since, span.until) for span in answer.spans] == [
+        ("REMOVED", at(200), None),
+        ("IDLE", at(160), at(200)),
+        ("DOWN", at(100), at(160)),
+        ("IDLE", at(0), at(100)),
+    ]
+    assert (answer.spans[2].reason, answer.spans[2].reason_user) == ("no power", "root")
+    assert (answer.known_s, answer.down_s, answer.planned_down_s) == (160, 60, 0)
+    assert answer.is_all
+    few = site.ask("history.node", ADA, node="n1", limit=1, **times)
+    assert ([span.state for span in few.spans], few.is_all) == (["REMOVED"], False)
+    assert few.down_s == 60
+    assert site.ask("history.node", ADA, node="n9").spans == ()
+    for wrong in ("n[1-2]", "", "@all"):
+        with pytest.raises(UsageError):
+            site.ask("history.node", ADA, node=wrong)
+    with pytest.raises(UsageError, match="before it begins"):
+        site.ask("history.node", ADA, node="n1", since=at(9).isoformat(), until=NOON.isoformat())
+
+
+def test_a_history_from_before_knows_what_is_there(tmp_path: Path) -> None:
+    # Nothing tells again of what has not changed since.
+    path = database_path(str(tmp_path))
+    old = open_database(path, MIGRATIONS[:1])
+
+    told = Told()
+    with transaction(old):
+        for state in ("UP", "DRAIN"):
+            event = told.event(PARTITION_STATE, 0, PartitionState(partition="p", state=state))
+            old.execute(
+                "INSERT INTO event (at_us, kind, cluster, subject, failed, key, data) "
+                "VALUES (?, ?, ?, ?, 0, ?, ?)",
+                (told.number, event.kind, "c1", "p", event.key, encode(event)),
+            )
+    old.close()
+    site = Site(tmp_path)
+    (found,) = site.ask("history.partitions", ADA).partitions
+    assert (found.partition, found.state) == ("p", "DRAIN")
+    site.close()
