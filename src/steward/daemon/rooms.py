@@ -34,6 +34,8 @@ from steward.journal.actions import JournalRoom
 from steward.journal.store import rows_of
 from steward.journal.telling import ACTIONS as EVENTS
 from steward.journal.telling import EventsRoom
+from steward.reports.actions import ACTIONS as REPORTS
+from steward.reports.room import ReportsRoom
 from steward.standings import access_of
 from steward.status.actions import ACTIONS as STATUS
 from steward.status.room import StatusRoom
@@ -42,7 +44,8 @@ from steward.waiting import Stop
 ACTIONS: Final[dict[str, Action]] = {
     action.name: action
     for action in (
-        *(*ARCHIVE, *JOURNAL, *ACCOUNTING, *BANK, *AUTOMATION, *EVENTS, *RULES, *HISTORY),
+        *(*ARCHIVE, *JOURNAL, *ACCOUNTING, *BANK, *AUTOMATION, *EVENTS, *RULES),
+        *(*HISTORY, *REPORTS),
         *(*CREDENTIALS, *STATUS, *DOCTOR),
     )
 }
@@ -90,6 +93,7 @@ def registry(settings: Settings) -> Registry:
             "rules": lambda: RulesRoom(settings, access=access),
             "status": lambda: StatusRoom(settings, access=access, registry=found),
             "history": lambda: HistoryRoom(settings, access=access),
+            "reports": lambda: ReportsRoom(settings, access=access),
             "journal": lambda: JournalRoom(settings.state_dir, access, clusters_of(settings)),
         },
     )

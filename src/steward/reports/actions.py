@@ -1,0 +1,244 @@
+"""The reports that can be asked for."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+
+from steward.access import Asker
+from steward.actions import Action
+from steward.errors import Refused, UsageError
+from steward.history.reading import HistoryReader
+from steward.history.spans import OPEN_US, REMOVED, NodeSpan
+from steward.moments import micros
+from steward.reports import usage
+from steward.reports.capacity import Capacity, Parts
+from steward.reports.hours import hours
+from steward.reports.periods import asked, cut
+from steward.reports.room import ReportsRoom
+from steward.reports.runs import Periods, Run
+from steward.reports.shapes import (
+    AccountsAnswer,
+    AccountsRequest,
+    ClusterAnswer,
+    ClusterRequest,
+    ClusterRow,
+    JobsAnswer,
+    JobsRequest,
+    PartitionsAnswer,
+    PartitionsRequest,
+    Period,
+    ReportRequest,
+    UsersAnswer,
+    UsersRequest,
+    WaitsAnswer,
+    WaitsRequest,
+    WasteAnswer,
+    WasteRequest,
+)
+
+_US: Final = 1_000_000
+Rows = Callable[[Iterable[Run], Periods, Any], Sequence[Any]]
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a request comes to.
+
+    Attributes:
+        clusters: The clusters that are meant.
+        zone: The zone's name.
+        periods: The periods.
+        bounds_us: Where each begins, and where the last ends, µs since the epoch.
+    """
+
+    clusters: tuple[str, ...]
+    zone: str
+    periods: tuple[Period, ...]
+
+    @property
+    def bounds_us(self) -> list[int]:
+        """Where each period begins, and where the last ends, µs since the epoch."""
+        return [*(micros(one.since) for one in self.periods), micros(self.periods[-1].until)]
+
+
+def _understood(room: ReportsRoom, request: ReportRequest) -> Asked:
+    clusters = room.clusters(request)
+    name, zone = room.zone(request, clusters)
+    begin, end = asked(request.since, request.until, room.now(), zone)
+    return Asked(clusters=clusters, zone=name, periods=cut(begin, end, request.by, zone))
+
+
+def _on_jobs(answer: type[Any], rows: Rows) -> Callable[[ReportsRoom, Asker, Any], Any]:
+    """A report on jobs: those that the asker may see."""
+
+    def run(room: ReportsRoom, asker: Asker, request: Any) -> Any:
+        wanted = _understood(room, request)
+        scopes = room.scopes(asker, wanted.clusters)
+        is_all = all(scope.everything for scope in scopes.values())
+        found = room.runs(request, wanted.clusters, None if is_all else scopes, wanted.periods)
+        return answer(
+            periods=wanted.periods,
+            zone=wanted.zone,
+            is_all=is_all,
+            rows=tuple(rows(found, Periods(wanted.bounds_us), request)),
+        )
+
+    return run
+
+
+def cluster(room: ReportsRoom, asker: Asker, request: ClusterRequest) -> ClusterAnswer:
+    """What clusters' CPUs and GPUs did.
+
+    Raises:
+        Refused: PrivateData hides usage of a cluster that is named, or of all of them.
+        UsageError: A time or a cluster cannot be understood.
+    """
+    if request.accounts or request.users or request.partitions:
+        raise UsageError("a cluster's capacity is nobody's alone: ask for 'reports.accounts'")
+    wanted = _understood(room, request)
+    shown = [name for name in wanted.clusters if room.access.may_see_all(asker, name, "usage")]
+    if len(shown) < len(request.clusters) or not shown:
+        raise Refused("usage of this cluster is shown to operators alone (PrivateData)")
+    rows: list[ClusterRow] = []
+    with room.history() as history:
+        for name in shown:
+            found = room.runs(request, (name,), None, wanted.periods)
+            rows += _of_cluster(name, found, Periods(wanted.bounds_us), wanted.bounds_us, history)
+    rows.sort(key=lambda row: (row.period, row.cluster))
+    return ClusterAnswer(
+        periods=wanted.periods,
+        zone=wanted.zone,
+        rows=tuple(rows),
+        sensor=room.settings.sensor.enabled,
+    )
+
+
+def _of_cluster(
+    name: str,
+    runs: Iterable[Run],
+    periods: Periods,
+    bounds_us: list[int],
+    history: HistoryReader | None,
+) -> list[ClusterRow]:
+    since_us, until_us = bounds_us[0], bounds_us[-1]
+    begins_us = history.nodes_begin_us([name]) if history else None
+    known_us = min(max(since_us, OPEN_US if begins_us is None else begins_us), until_us)
+    nodes = history.nodes_between(name, since_us, until_us) if history else []
+    reservations = history.reservations_between(name, since_us, until_us) if history else []
+    # An hour of which only a part is known is two.
+    bounds_s = hours(at_us // _US for at_us in (*bounds_us, known_us))
+    capacity = Capacity(bounds_s, nodes, reservations)
+    jobs = [0] * periods.count
+    for run in runs:
+        capacity.add(run)
+        for number in {period for piece in run for period, _ in periods.shares(piece)}:
+            jobs[number] += 1
+    buckets = [periods.of(at_s * _US) for at_s in bounds_s[:-1]]
+    cpus, gpus = (_by_period(of.parts(), buckets, periods) for of in (capacity.cpus, capacity.gpus))
+    rows = []
+    for number, (begin, end) in enumerate(pairwise(bounds_us)):
+        is_known = end > known_us
+        rows.append(
+            ClusterRow(
+                period=number,
+                cluster=name,
+                jobs=jobs[number],
+                allocated_cpu_s=cpus[number].allocated,
+                allocated_gpu_s=gpus[number].allocated,
+                known_s=max(0, end - max(begin, known_us)) // _US,
+                **(_known(cpus[number], gpus[number]) if is_known else {}),
+                **_at_the_end(nodes, end),
+            )
+        )
+    return rows
+
+
+def _by_period(
+    parts: Sequence[Parts], buckets: Sequence[int | None], periods: Periods
+) -> list[Parts]:
+    found = [Parts() for _ in range(periods.count)]
+    for one, number in zip(parts, buckets, strict=True):
+        if number is not None:
+            found[number].add(one)
+    return found
+
+
+def _known(cpus: Parts, gpus: Parts) -> dict[str, int]:
+    return {
+        "down_cpu_s": cpus.down,
+        "planned_down_cpu_s": cpus.planned_down,
+        "planned_cpu_s": cpus.planned,
+        "idle_cpu_s": cpus.idle,
+        "reported_cpu_s": cpus.reported,
+        "down_gpu_s": gpus.down,
+        "planned_down_gpu_s": gpus.planned_down,
+        "idle_gpu_s": gpus.idle,
+        "reported_gpu_s": gpus.reported,
+    }
+
+
+def _at_the_end(nodes: Iterable[NodeSpan], end_us: int) -> dict[str, int]:
+    there = [
+        span for span in nodes if span.from_us < end_us <= span.until_us and span.state != REMOVED
+    ]
+    return {
+        "cpus": sum(span.cpus for span in there),
+        "gpus": sum(span.gpus for span in there),
+        "nodes": len(there),
+    }
+
+
+def _actions() -> Iterable[Action]:
+    on_jobs: tuple[tuple[str, str, type, type, Rows], ...] = (
+        (
+            *("accounts", "Who used what, by account and user."),
+            *(AccountsRequest, AccountsAnswer),
+            lambda runs, periods, _request: usage.accounts(runs, periods),
+        ),
+        (
+            *("users", "Who used most."),
+            *(UsersRequest, UsersAnswer),
+            lambda runs, periods, request: usage.users(runs, periods, request.top),
+        ),
+        (
+            *("partitions", "What was used of partitions, and how long jobs waited."),
+            *(PartitionsRequest, PartitionsAnswer),
+            lambda runs, periods, _request: usage.partitions(runs, periods),
+        ),
+        (
+            *("waits", "How long jobs waited."),
+            *(WaitsRequest, WaitsAnswer),
+            lambda runs, periods, one: usage.waits(runs, periods, one.group, one.sizes),
+        ),
+        (
+            *("jobs", "How many jobs there were, by account, size and state."),
+            *(JobsRequest, JobsAnswer),
+            lambda runs, periods, request: usage.jobs(runs, periods, request.sizes),
+        ),
+        (
+            *("waste", "What was asked for and not used."),
+            *(WasteRequest, WasteAnswer),
+            lambda runs, periods, request: usage.waste(runs, periods, request.top),
+        ),
+    )
+    yield Action(
+        name="reports.cluster",
+        help="What a cluster's CPUs and GPUs did.",
+        request=ClusterRequest,
+        answer=ClusterAnswer,
+        run=cluster,
+        only_reads=True,
+    )
+    for name, text, request, answer, rows in on_jobs:
+        yield Action(
+            name=f"reports.{name}",
+            help=text,
+            request=request,
+            answer=answer,
+            run=_on_jobs(answer, rows),
+            only_reads=True,
+        )
+
+
+ACTIONS = tuple(_actions())

@@ -1,0 +1,211 @@
+"""What a cluster's CPUs and GPUs did, counted as slurmdbd counts for ``sreport cluster``.
+
+Down is a node that is DOWN, or drained with no job left. A reservation's nodes are
+allocated, or planned to be down where it is for maintenance, whatever runs there;
+but for what is down in it. CPUs that idle while jobs wait that may begin are
+*planned*. All this is weighed against each other hour by hour: what is more than
+there is is cut off, which is why the hours cannot be put together before.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from steward.history.spans import (
+    OPEN_US,
+    REMOVED,
+    NodeSpan,
+    ReservationSpan,
+    is_down,
+    is_put_away,
+)
+from steward.reports.hours import Hours
+from steward.reports.runs import Piece, Run
+from steward.slurm.arrays import count
+from steward.slurm.node_states import parse
+from steward.slurm.nodelists import NodeListError, expand
+
+_US: Final = 1_000_000
+_MAINT: Final = "MAINT"
+_IGNORES: Final = "IGNORE_JOBS"
+
+Span = tuple[int, int]
+"""From when to when, seconds since the epoch."""
+
+
+class Parts(msgspec.Struct):
+    """What became of one kind of resource in one bucket, or in several."""
+
+    allocated: int = 0
+    down: int = 0
+    planned_down: int = 0
+    planned: int = 0
+    idle: int = 0
+    reported: int = 0
+
+    def add(self, other: "Parts") -> None:
+        """Add another's."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Ledger:
+    """What is counted of one kind of resource.
+
+    Args:
+        bounds_s: The buckets.
+    """
+
+    def __init__(self, bounds_s: Sequence[int]) -> None:
+        self.allocated, self.down, self.planned_down, self.planned, self.reported = (
+            Hours(bounds_s) for _ in range(5)
+        )
+
+    def parts(self) -> list[Parts]:
+        """What became of it in each bucket."""
+        return [
+            _weighed(
+                Parts(
+                    allocated=one[0],
+                    down=one[1],
+                    planned_down=one[2],
+                    planned=one[3],
+                    reported=one[4],
+                )
+            )
+            for one in zip(
+                *(of.sums() for of in (self.allocated, self.down, self.planned_down)),
+                *(self.planned.sums(), self.reported.sums()),
+                strict=True,
+            )
+        ]
+
+
+def _weighed(parts: Parts) -> Parts:
+    """The parts so that they add up to what is reported, as slurmdbd has it."""
+    total = parts.reported
+    if not total:
+        # Nothing is known of capacity: only what jobs had is.
+        return Parts(allocated=parts.allocated)
+    parts.allocated = min(parts.allocated, total)
+    parts.down = max(0, min(parts.down, total - parts.allocated))
+    left = total - parts.allocated - parts.down
+    parts.planned_down = max(0, min(parts.planned_down, left))
+    left -= parts.planned_down
+    parts.planned = max(0, min(parts.planned, left))
+    parts.idle = left - parts.planned
+    return parts
+
+
+class Capacity:
+    """Counts what the CPUs and GPUs of one cluster did.
+
+    Args:
+        bounds_s: The buckets: every hour at the least; seconds since the epoch.
+        nodes: The spans of its nodes.
+        reservations: Its reservations that were active.
+    """
+
+    def __init__(
+        self,
+        bounds_s: Sequence[int],
+        nodes: Iterable[NodeSpan],
+        reservations: Iterable[ReservationSpan],
+    ) -> None:
+        self.cpus, self.gpus = Ledger(bounds_s), Ledger(bounds_s)
+        self._end_s = bounds_s[-1]
+        self._reserved: dict[str, list[Span]] = {}
+        of_node: dict[str, list[NodeSpan]] = {}
+        for span in nodes:
+            if span.state != REMOVED:
+                of_node.setdefault(span.node, []).append(span)
+        for reservation in reservations:
+            self._add_reservation(reservation, of_node)
+        for spans in of_node.values():
+            for span in spans:
+                self._add_node(span)
+
+    def _seconds(self, from_us: int, until_us: int) -> Span:
+        return from_us // _US, self._end_s if until_us >= OPEN_US else until_us // _US
+
+    def _add_node(self, span: NodeSpan) -> None:
+        begin, end = self._seconds(span.from_us, span.until_us)
+        for ledger, amount in ((self.cpus, span.cpus), (self.gpus, span.gpus)):
+            ledger.reported.add(begin, end, amount)
+            if _MAINT in parse(span.state)[1]:
+                continue  # its reservation is counted
+            if is_put_away(span.state):
+                ledger.planned_down.add(begin, end, amount)
+            elif is_down(span.state):
+                ledger.down.add(begin, end, amount)
+
+    def _add_reservation(
+        self, reservation: ReservationSpan, of_node: dict[str, list[NodeSpan]]
+    ) -> None:
+        flags = reservation.flags.split(",")
+        if _IGNORES in flags:
+            # Which of the jobs on its nodes are its own is not known to anybody.
+            return
+        begin, end = self._seconds(reservation.from_us, reservation.until_us)
+        self._reserved.setdefault(reservation.name, []).append((begin, end))
+        for name in _names(reservation.nodes):
+            for span in of_node.get(name, ()):
+                since, until = self._seconds(span.from_us, span.until_us)
+                since, until = max(since, begin), min(until, end)
+                if since < until:
+                    self._reserve(span, since, until, is_maintenance=_MAINT in flags)
+
+    def _reserve(self, span: NodeSpan, begin: int, end: int, *, is_maintenance: bool) -> None:
+        is_counted = (is_down(span.state) or is_put_away(span.state)) and _MAINT not in parse(
+            span.state
+        )[1]
+        for ledger, amount in ((self.cpus, span.cpus), (self.gpus, span.gpus)):
+            if is_maintenance:
+                ledger.planned_down.add(begin, end, amount)
+                if is_counted:
+                    # That it is down is part of the plan: it is not to be counted twice.
+                    kind = ledger.planned_down if is_put_away(span.state) else ledger.down
+                    kind.add(begin, end, -amount)
+            elif not is_counted:
+                ledger.allocated.add(begin, end, amount)
+
+    def add(self, run: Run) -> None:
+        """Count what a run had, and how many CPUs it waited for."""
+        first = run[0]
+        begin, end = self._seconds_of(first)
+        if not self._is_reserved(first, begin, end) and first.eligible_us:
+            tasks = 1 if first.start_us else max(1, count(first.array_task))
+            until = begin if first.start_us else end
+            self.cpus.planned.add(first.eligible_us // _US, until, first.requested_cpus * tasks)
+        for piece in run:
+            begin, end = self._seconds_of(piece)
+            if piece.start_us and begin < end and not self._is_reserved(piece, begin, end):
+                self._allocate(piece, begin, end)
+
+    def _seconds_of(self, piece: Piece) -> Span:
+        """From when to when; of what ended before it began the end alone."""
+        end = piece.end_us // _US if piece.end_us else self._end_s
+        return piece.start_us // _US if piece.start_us else end, end
+
+    def _allocate(self, piece: Piece, begin: int, end: int) -> None:
+        for ledger, amount in ((self.cpus, piece.cpus), (self.gpus, piece.gpus)):
+            ledger.allocated.add(begin, end, amount)
+            off_s = min(piece.suspended_s, end - begin)
+            if off_s:
+                # When it was suspended is not known: it is taken off the end.
+                ledger.allocated.add(end - off_s, end, -amount)
+
+    def _is_reserved(self, piece: Piece, begin: int, end: int) -> bool:
+        """Whether its reservation is counted, which it is a part of."""
+        return any(
+            since < max(end, begin + 1) and begin < until
+            for since, until in self._reserved.get(piece.reservation, ())
+        )
+
+
+def _names(nodelist: str) -> list[str]:
+    try:
+        return expand(nodelist)
+    except NodeListError:
+        return []  # of cores, or of licenses alone

@@ -1,0 +1,59 @@
+"""Amounts spread over time: so much from here to there, summed up by the hour."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+
+HOUR_S = 3600
+
+
+def hours(bounds_s: Iterable[int]) -> list[int]:
+    """The bounds with every full hour between the first and the last, in order.
+
+    Args:
+        bounds_s: Seconds since the epoch.
+    """
+    bounds = sorted(set(bounds_s))
+    first = -(-bounds[0] // HOUR_S) * HOUR_S
+    return sorted({*bounds, *range(first, bounds[-1], HOUR_S)})
+
+
+class Hours:
+    """Sums of amounts times seconds, one for each bucket of time.
+
+    To add takes as long for a month as for a minute.
+
+    Args:
+        bounds_s: Where each bucket begins, and where the last ends; seconds since the epoch.
+    """
+
+    def __init__(self, bounds_s: Sequence[int]) -> None:
+        self._bounds = bounds_s
+        self._full = [0] * len(bounds_s)
+        self._part = [0] * (len(bounds_s) - 1)
+
+    def add(self, begin_s: int, end_s: int, amount: int) -> None:
+        """Add an amount from one time to another, as far as there are buckets."""
+        bounds = self._bounds
+        begin_s, end_s = max(begin_s, bounds[0]), min(end_s, bounds[-1])
+        if begin_s >= end_s or not amount:
+            return
+        first = bisect_right(bounds, begin_s) - 1
+        last = bisect_right(bounds, end_s - 1) - 1
+        if first == last:
+            self._part[first] += amount * (end_s - begin_s)
+            return
+        self._part[first] += amount * (bounds[first + 1] - begin_s)
+        self._part[last] += amount * (end_s - bounds[last])
+        self._full[first + 1] += amount
+        self._full[last] -= amount
+
+    def sums(self) -> list[int]:
+        """The sum of each bucket."""
+        whole = accumulate(self._full)
+        return [
+            part + amount * (until - begin)
+            for part, amount, (begin, until) in zip(
+                self._part, whole, pairwise(self._bounds), strict=False
+            )
+        ]

@@ -1,0 +1,160 @@
+"""Runs of jobs as reports count them: read from the books once, and shared out over periods."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from steward.accounting.sacct.sources import Source
+from steward.jobs.line_queries import SHOWN_PIECE, SHOWN_RUN, LineFilter
+from steward.slurm import tres
+
+_US: Final = 1_000_000
+_GPU: Final = "gres/gpu"
+_MIB: Final = 1 << 20
+
+
+class Piece(NamedTuple):
+    """A run, or of one that was resized what it had for a while; named after lines' fields."""
+
+    job_id: int
+    submit_us: int
+    restarts: int
+    piece_us: int
+    cluster: str
+    account: str
+    user: str
+    uid: int | None
+    partition: str
+    state: str
+    reservation: str
+    cpus: int
+    requested_cpus: int
+    nodes: int
+    tres_allocated: str
+    array_task: str
+    eligible_us: int
+    start_us: int
+    end_us: int
+    suspended_s: int
+    time_limit_s: int | None
+    user_us: int | None
+    system_us: int | None
+    cgroup_user_us: int | None
+    cgroup_system_us: int | None
+    peak_bytes: int | None
+    peak_allocated_bytes: int | None
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it has."""
+        return gpus_of(self.tres_allocated)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is a run's last size, which has the run's end."""
+        return not self.piece_us
+
+
+_TEXTS: Final = frozenset(
+    name for name, kind in Piece.__annotations__.items() if kind is str or kind == "str"
+)
+_COLUMNS: Final = tuple(
+    f"coalesce(\"{name}\", '')" if name in _TEXTS else f'"{name}"' for name in Piece._fields
+)
+
+Run = Sequence[Piece]
+"""The pieces of one run, by when they began."""
+
+
+def runs(source: Source, wanted: LineFilter) -> Iterator[Run]:
+    """The runs that were there in a time, each once.
+
+    Args:
+        source: The books.
+        wanted: Which of them.
+    """
+    pieces: list[Piece] = []
+    key: tuple[object, ...] = ()
+    make = Piece._make
+    for batch in source.rows(wanted, _COLUMNS, steps=False):
+        for row in batch:
+            if row[0] not in (SHOWN_RUN, SHOWN_PIECE):
+                continue
+            found = make(row[1:])
+            # Rows lie by cluster, job and run: a run's pieces one behind the other.
+            own = (found.cluster, *found[:3])
+            if own != key and pieces:
+                yield _in_order(pieces)
+                pieces = []
+            key = own
+            pieces.append(found)
+    if pieces:
+        yield _in_order(pieces)
+
+
+def _in_order(pieces: list[Piece]) -> Run:
+    if len(pieces) > 1:
+        pieces.sort(key=lambda piece: (piece.start_us or piece.end_us, piece.piece_us))
+    return pieces
+
+
+class Periods:
+    """Finds which periods a time falls into.
+
+    Args:
+        bounds_us: Where each begins, and where the last ends; µs since the epoch.
+    """
+
+    def __init__(self, bounds_us: Sequence[int]) -> None:
+        self._bounds = bounds_us
+        self.count = len(bounds_us) - 1
+
+    def of(self, at_us: int) -> int | None:
+        """The period that a moment is in; None for none."""
+        number = bisect_right(self._bounds, at_us) - 1
+        return number if 0 <= number < self.count else None
+
+    def shares(self, piece: Piece) -> Iterable[tuple[int, int]]:
+        """The periods that a piece ran in, and for how many seconds, without suspension.
+
+        When it was suspended is not known, only how long: it is taken off each period in
+        proportion.
+        """
+        start_us, bounds = piece.start_us, self._bounds
+        if not start_us or start_us >= bounds[-1]:
+            return ()
+        end_us = min(piece.end_us or bounds[-1], bounds[-1])
+        first = max(0, bisect_right(bounds, start_us) - 1)
+        if not piece.suspended_s and end_us <= bounds[first + 1]:
+            begin_us = max(start_us, bounds[0])
+            return ((first, (end_us - begin_us) // _US),) if begin_us < end_us else ()
+        return self._parted(piece, first, end_us)
+
+    def _parted(self, piece: Piece, first: int, end_us: int) -> Iterator[tuple[int, int]]:
+        bounds = self._bounds
+        lasted_us = max(1, (piece.end_us or end_us) - piece.start_us)
+        for number in range(first, self.count):
+            begin = max(piece.start_us, bounds[number])
+            until = min(end_us, bounds[number + 1])
+            if begin >= end_us:
+                return
+            if begin < until:
+                off_us = min(piece.suspended_s * _US, lasted_us) * (until - begin) // lasted_us
+                yield number, (until - begin - off_us) // _US
+
+
+@lru_cache(maxsize=8192)
+def gpus_of(text: str) -> int:
+    """How many GPUs TRES hold; typed ones where those alone are counted."""
+    if _GPU not in text:
+        return 0
+    found = tres.parse(text)
+    typed = sum(amount for name, amount in found.items() if name.startswith(f"{_GPU}:"))
+    return found.get(_GPU, typed)
+
+
+@lru_cache(maxsize=8192)
+def memory_of(text: str) -> int:
+    """How much memory TRES hold, in bytes; 0 where they say nothing of it."""
+    return tres.parse(text).get("mem", 0) * _MIB

@@ -1,0 +1,392 @@
+"""Reports on jobs alone: who used what, of which partitions, how long jobs waited, what for."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from steward.reports.runs import Periods, Piece, Run, memory_of
+from steward.reports.shapes import (
+    AccountRow,
+    JobsRow,
+    PartitionRow,
+    UserRow,
+    WaitRow,
+    WasteRow,
+)
+from steward.slurm.states import FINISHED
+
+_US: Final = 1_000_000
+_DONE: Final = "COMPLETED"
+
+Key = tuple[Any, ...]
+Size = tuple[int, int]
+
+
+class Sum(msgspec.Struct):
+    """What runs of one kind had in one period."""
+
+    jobs: int = 0
+    cpu_s: int = 0
+    gpu_s: int = 0
+    node_s: int = 0
+
+    def add(self, piece: Piece, seconds: int) -> None:
+        """Count what a piece of a run had for so many seconds."""
+        self.cpu_s += piece.cpus * seconds
+        self.gpu_s += piece.gpus * seconds
+        self.node_s += piece.nodes * seconds
+
+    @property
+    def amounts(self) -> dict[str, int]:
+        """Its fields, as rows name them."""
+        return {
+            "jobs": self.jobs,
+            "cpu_s": self.cpu_s,
+            "gpu_s": self.gpu_s,
+            "node_s": self.node_s,
+        }
+
+
+def summed(
+    runs: Iterable[Run], periods: Periods, key_of: Callable[[Piece], Key]
+) -> dict[tuple[int, Key], Sum]:
+    """What runs had, by period and by what a function makes of them.
+
+    Args:
+        runs: The runs.
+        periods: Where each is counted.
+        key_of: What runs are put together by.
+    """
+    found: dict[tuple[int, Key], Sum] = defaultdict(Sum)
+    for run in runs:
+        counted: set[tuple[int, Key]] = set()
+        for piece in run:
+            key = key_of(piece)
+            for period, seconds in periods.shares(piece):
+                where = period, key
+                one = found[where]
+                one.add(piece, seconds)
+                if where not in counted:
+                    counted.add(where)
+                    one.jobs += 1
+    return found
+
+
+def accounts(runs: Iterable[Run], periods: Periods) -> list[AccountRow]:
+    """Of each account a row in all, then one for each of its users, who used most first."""
+    by_user = summed(runs, periods, lambda one: (one.cluster, one.account, one.user, one.uid))
+    whole: dict[tuple[int, str, str], Sum] = defaultdict(Sum)
+    for (period, (cluster, account, _, _)), one in by_user.items():
+        total = whole[period, cluster, account]
+        total.jobs += one.jobs
+        total.cpu_s += one.cpu_s
+        total.gpu_s += one.gpu_s
+        total.node_s += one.node_s
+    rows = [
+        (
+            (period, cluster, account, -one.cpu_s, user),
+            AccountRow(
+                period=period, cluster=cluster, account=account, user=user, uid=uid, **one.amounts
+            ),
+        )
+        for (period, (cluster, account, user, uid)), one in by_user.items()
+    ]
+    heads = [
+        (
+            (period, cluster, account, float("-inf"), ""),
+            AccountRow(
+                period=period, cluster=cluster, account=account, user="", uid=None, **one.amounts
+            ),
+        )
+        for (period, cluster, account), one in whole.items()
+    ]
+    return [row for _, row in sorted([*heads, *rows], key=lambda one: one[0])]
+
+
+class _Person(Sum):
+    accounts: set[str] = msgspec.field(default_factory=set)
+    completed: int = 0
+    failed: int = 0
+
+
+def users(runs: Iterable[Run], periods: Periods, top: int) -> list[UserRow]:
+    """What users used in all accounts, who used most first.
+
+    Args:
+        runs: The runs.
+        periods: Where each is counted.
+        top: So many of each cluster and period; 0 for all.
+    """
+    found: dict[tuple[int, str, str, int | None], _Person] = defaultdict(_Person)
+    for run in runs:
+        counted: set[int] = set()
+        for piece in run:
+            for period, seconds in periods.shares(piece):
+                one = found[period, piece.cluster, piece.user, piece.uid]
+                one.add(piece, seconds)
+                one.accounts.add(piece.account)
+                if period not in counted:
+                    counted.add(period)
+                    one.jobs += 1
+        last = run[-1]
+        ended = periods.of(last.end_us) if last.is_run and last.end_us else None
+        if ended is not None and ended in counted and last.state in FINISHED:
+            one = found[ended, last.cluster, last.user, last.uid]
+            one.completed += last.state == _DONE
+            one.failed += last.state != _DONE
+    rows = [
+        UserRow(
+            period=period,
+            cluster=cluster,
+            user=user,
+            uid=uid,
+            accounts=tuple(sorted(filter(None, one.accounts))),
+            completed=one.completed,
+            failed=one.failed,
+            **one.amounts,
+        )
+        for (period, cluster, user, uid), one in found.items()
+    ]
+    rows.sort(key=lambda row: (row.period, row.cluster, -row.cpu_s, row.user))
+    return _first(rows, top)
+
+
+def _first(rows: list[Any], top: int) -> list[Any]:
+    """So many rows of each period and cluster; all for 0."""
+    seen: dict[tuple[int, str], int] = defaultdict(int)
+    kept = []
+    for row in rows:
+        seen[row.period, row.cluster] += 1
+        if not top or seen[row.period, row.cluster] <= top:
+            kept.append(row)
+    return kept
+
+
+def waited(
+    runs: Iterable[Run], periods: Periods, key_of: Callable[[Piece], Key]
+) -> dict[tuple[int, Key], list[int]]:
+    """How many seconds runs that began in a period had waited, sorted."""
+    found: dict[tuple[int, Key], list[int]] = defaultdict(list)
+    for run in runs:
+        first = run[0]
+        period = periods.of(first.start_us) if first.start_us else None
+        if period is not None and first.eligible_us:
+            wait_s = max(0, first.start_us - first.eligible_us) // _US
+            found[period, key_of(first)].append(wait_s)
+    for waits in found.values():
+        waits.sort()
+    return found
+
+
+def _spread(waits: Sequence[int]) -> dict[str, int]:
+    """What a row says of waits that are sorted; nothing of none."""
+    if not waits:
+        return {}
+    return {
+        "started": len(waits),
+        "median_s": waits[(len(waits) - 1) // 2],
+        "p90_s": waits[(9 * len(waits) + 9) // 10 - 1],
+        "longest_s": waits[-1],
+    }
+
+
+def partitions(runs: Iterable[Run], periods: Periods) -> list[PartitionRow]:
+    """What was used of partitions, and how long jobs waited for them."""
+
+    def key(one: Piece) -> Key:
+        return one.cluster, one.partition
+
+    every = list(runs)
+    used, waits = summed(every, periods, key), waited(every, periods, key)
+    return [
+        PartitionRow(
+            period=period,
+            cluster=cluster,
+            partition=partition,
+            **used.get((period, (cluster, partition)), Sum()).amounts,
+            **_spread(waits.get((period, (cluster, partition)), ())),
+        )
+        for period, (cluster, partition) in sorted({*used, *waits})
+    ]
+
+
+def sizes_of(bounds: Sequence[int]) -> Callable[[Piece], Size]:
+    """Tells between which bounds the CPUs of a run are: the least and the most; 0 for any."""
+    parts = sorted({bound for bound in bounds if bound > 0})
+
+    def size(piece: Piece) -> Size:
+        number = bisect_right(parts, piece.cpus or piece.requested_cpus)
+        least = parts[number - 1] if number else 0
+        return least, parts[number] - 1 if number < len(parts) else 0
+
+    return size
+
+
+def waits(
+    runs: Iterable[Run], periods: Periods, group: str, bounds: Sequence[int]
+) -> list[WaitRow]:
+    """How long jobs waited, by partition and by what else was asked for."""
+    size = sizes_of(bounds)
+    kinds: dict[str, Callable[[Piece], tuple[str, str, Size]]] = {
+        "": lambda _one: ("", "", (0, 0)),
+        "size": lambda one: ("", "", size(one)),
+        "account": lambda one: (one.account, "", (0, 0)),
+        "user": lambda one: ("", one.user, (0, 0)),
+    }
+    kind = kinds[group]
+    found = waited(runs, periods, lambda one: (one.cluster, one.partition, *kind(one)))
+    return [
+        WaitRow(
+            period=period,
+            cluster=cluster,
+            partition=partition,
+            account=account,
+            user=user,
+            least_cpus=least,
+            most_cpus=most,
+            **_spread(found[period, (cluster, partition, account, user, (least, most))]),
+        )
+        for period, (cluster, partition, account, user, (least, most)) in sorted(found)
+    ]
+
+
+def jobs(runs: Iterable[Run], periods: Periods, bounds: Sequence[int]) -> list[JobsRow]:
+    """How many runs there were, by account, size and state.
+
+    A run that ended before it began is counted where it ended.
+    """
+    size = sizes_of(bounds)
+    found: dict[tuple[int, Key], Sum] = defaultdict(Sum)
+    for run in runs:
+        counted: set[int] = set()
+        last = run[-1]
+        for piece in run:
+            key = (piece.cluster, piece.account, size(piece), last.state)
+            for period, seconds in periods.shares(piece):
+                one = found[period, key]
+                one.add(piece, seconds)
+                one.jobs += period not in counted
+                counted.add(period)
+        if not last.start_us and last.end_us:
+            ended = periods.of(last.end_us)
+            if ended is not None:
+                found[ended, (last.cluster, last.account, size(last), last.state)].jobs += 1
+    return [
+        JobsRow(
+            period=period,
+            cluster=cluster,
+            account=account,
+            least_cpus=least,
+            most_cpus=most,
+            state=state,
+            jobs=one.jobs,
+            cpu_s=one.cpu_s,
+            gpu_s=one.gpu_s,
+        )
+        for (period, (cluster, account, (least, most), state)), one in sorted(
+            found.items(), key=lambda item: item[0]
+        )
+    ]
+
+
+class _Waste(msgspec.Struct):
+    """The amounts of a :class:`WasteRow`; CPU time is in µs yet."""
+
+    jobs: int = 0
+    measured: int = 0
+    cpu_s: int = 0
+    used_us: int = 0
+    memory_measured: int = 0
+    memory_byte_s: int = 0
+    used_memory_byte_s: int = 0
+    limited: int = 0
+    limit_s: int = 0
+    elapsed_s: int = 0
+
+    @property
+    def amounts(self) -> dict[str, int]:
+        """Its fields, as rows name them."""
+        fields = msgspec.structs.asdict(self)
+        # Of thousands of short jobs each used less than a second.
+        return {"used_cpu_s": fields.pop("used_us") // _US, **fields}
+
+
+def waste(runs: Iterable[Run], periods: Periods, top: int) -> list[WasteRow]:
+    """What was asked for and not used, of runs that ended, who wasted most CPUs first.
+
+    Args:
+        runs: The runs.
+        periods: A run is counted where it ended.
+        top: So many of each cluster and period; 0 for all.
+    """
+    found: dict[tuple[int, str, str, str, int | None], _Waste] = defaultdict(_Waste)
+    for run in runs:
+        last = run[-1]
+        period = periods.of(last.end_us) if last.is_run and last.end_us else None
+        if period is None or not run[0].start_us:
+            continue
+        one = found[period, last.cluster, last.account, last.user, last.uid]
+        one.jobs += 1
+        _add_waste(one, run)
+    rows = [
+        WasteRow(
+            period=period,
+            cluster=cluster,
+            account=account,
+            user=user,
+            uid=uid,
+            **one.amounts,
+        )
+        for (period, cluster, account, user, uid), one in found.items()
+    ]
+    rows.sort(key=lambda row: (row.period, row.cluster, row.used_cpu_s - row.cpu_s, row.user))
+    return _first(rows, top)
+
+
+def _add_waste(one: _Waste, run: Run) -> None:
+    lasted_s = 0
+    used = [_cpu_used_us(piece) for piece in run]
+    is_measured = any(known is not None for known in used)
+    one.measured += is_measured
+    is_remembered = False
+    for piece, used_us in zip(run, used, strict=True):
+        elapsed_s = max(0, (piece.end_us - piece.start_us) // _US - piece.suspended_s)
+        lasted_s += elapsed_s
+        if is_measured:
+            one.cpu_s += piece.cpus * elapsed_s
+            one.used_us += used_us or 0
+        asked, most = _memory(piece)
+        if asked and most is not None:
+            is_remembered = True
+            one.memory_byte_s += asked * elapsed_s
+            one.used_memory_byte_s += most * elapsed_s
+    one.memory_measured += is_remembered
+    limit_s = run[-1].time_limit_s
+    if limit_s:
+        one.limited += 1
+        one.limit_s += limit_s
+        one.elapsed_s += lasted_s
+
+
+def _cpu_used_us(piece: Piece) -> int | None:
+    """CPU time that is known: the tasks', or the cgroups' where those had more."""
+    known = (piece.user_us, piece.system_us, piece.cgroup_user_us)
+    if all(one is None for one in known):
+        return None
+    tasks = (piece.user_us or 0) + (piece.system_us or 0)
+    return max(tasks, (piece.cgroup_user_us or 0) + (piece.cgroup_system_us or 0))
+
+
+def _memory(piece: Piece) -> tuple[int, int | None]:
+    """Memory on all nodes, and the most that was used there; None where nobody knows.
+
+    The peak is one node's: the others are taken to have used as large a share.
+    """
+    asked, peak = memory_of(piece.tres_allocated), piece.peak_bytes
+    if peak is None or not asked:
+        return asked, None
+    there = piece.peak_allocated_bytes or asked // max(1, piece.nodes)
+    return asked, min(asked, asked * peak // max(1, there))
