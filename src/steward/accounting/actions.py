@@ -6,10 +6,11 @@ Their context is a :class:`steward.accounting.room.AccountingRoom`.
 from typing import Final
 
 from steward.accounting.gaps import GAPS
+from steward.accounting.listing.asking import JOB_STATES, JOBS
 from steward.accounting.log.asking import DUMP, EXPIRE
 from steward.accounting.page.action import JOB
 from steward.accounting.plugins.asking import PLUGINS
 from steward.accounting.sacct.action import SACCT
 from steward.actions import Action
 
-ACTIONS: Final[tuple[Action, ...]] = (SACCT, JOB, GAPS, DUMP, EXPIRE, PLUGINS)
+ACTIONS: Final[tuple[Action, ...]] = (SACCT, JOB, JOBS, JOB_STATES, GAPS, DUMP, EXPIRE, PLUGINS)

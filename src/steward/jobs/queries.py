@@ -9,8 +9,8 @@ import msgspec
 
 from steward.config import Settings
 from steward.events import JobScript
-from steward.jobs.accounts import Accounts
 from steward.jobs.conditions import called, conditions
+from steward.jobs.listing import Listings
 from steward.jobs.names import parse
 from steward.jobs.place import database_path
 from steward.jobs.purging import leader_of
@@ -52,7 +52,7 @@ def clusters_of(settings: Settings) -> list[str]:
     return list(dict.fromkeys((*settings.cluster, *known))) or [""]
 
 
-class Jobs(Accounts):
+class Jobs(Listings):
     """jobs.db, opened for reading; to be used by one thread at a time.
 
     Args:
@@ -102,6 +102,14 @@ class Jobs(Accounts):
                 if jobs:
                     return jobs
         return []
+
+    def by_numbers(self, numbers: Iterable[int]) -> dict[int, Job]:
+        """Jobs by their rows."""
+        rows = self._select(
+            "job.number IN (SELECT value FROM json_each(:numbers))",
+            {"numbers": _json(list(numbers))},
+        )
+        return {job.number: job for job in rows}
 
     def by_script(self, keys: Iterable[str], cluster: str = "") -> dict[str, Job]:
         """The jobs that these scripts belong to, by the key of the job.script event."""

@@ -1,0 +1,1 @@
+"""Lists of jobs to look through: with what each was given and used, an array as one row."""
