@@ -19,7 +19,7 @@ LEVELS = [
     {"settings", "doctor", "setup"},
     {
         *("archive", "accounting", "bank", "automation", "capture", "native", "agent"),
-        *("status", "history", "reports"),
+        *("status", "backup", "history", "reports"),
     },
     {"slurm", "journal", "jobs", "access", "consumers", "actions", "standings", "credentials"},
     {

@@ -97,6 +97,20 @@ class Root(LazyGroup):
             "steward.cli.init",
             "init",
         ),
+        Entry(
+            "backup",
+            ADMINISTRATORS,
+            "Write all that Steward knows into one file, while it runs.",
+            "steward.cli.backup",
+            "backup",
+        ),
+        Entry(
+            "restore",
+            ADMINISTRATORS,
+            "Put a backup back: into the place that the configuration names.",
+            "steward.cli.backup",
+            "restore",
+        ),
         Entry("serve", ADMINISTRATORS, "Run the daemon.", "steward.cli.serve"),
         Entry("web", ADMINISTRATORS, "Serve the pages and the API.", "steward.cli.web"),
         Entry(

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 64
 _BATCH_EVENTS = 500
+_LONGEST_HOLD_S = 3600.0
 _TRIM_EVERY_S = 5.0
 _FLUSH_EVERY_S = 0.5
 _REMEMBER_S = 90 * 86400
@@ -183,6 +184,10 @@ class JournalServer:
                 result = True
             elif verb == "refilled":
                 self._journal.refilled(*args)
+                result = True
+            elif verb == "hold":
+                # A backup copies what events tell of: none of it may be removed meanwhile.
+                self._trim_at = time.monotonic() + min(float(args[0]), _LONGEST_HOLD_S)
                 result = True
             elif verb == "standings":
                 self._flush_standings()

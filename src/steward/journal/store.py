@@ -316,6 +316,25 @@ class Journal:
         self._db.close()
 
 
+def put_back(path: str, *, leap: int = 0) -> None:
+    """Make a journal that comes from a backup ready: it waits for everyone to say where they are.
+
+    Args:
+        path: The file.
+        leap: How many positions are left out, where somebody who is not in the backup may have
+            seen more of this journal than it holds.
+
+    Raises:
+        SqliteError, SqliteUnavailable: It cannot be used.
+    """
+    db: Connection = open_database(path, _MIGRATIONS)
+    with transaction(db, path):
+        # They were looked at before the journal was: what it knows of them may be too much.
+        db.execute("UPDATE consumer SET position = 0 WHERE detached = 0")
+        db.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'event'", (leap,))
+    db.close()
+
+
 def _submitted_s(event: Event) -> int | None:
     """When the job of an event was submitted, at the earliest, seconds since the epoch."""
     if isinstance(event.body, JobScript):

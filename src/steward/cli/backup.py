@@ -1,0 +1,140 @@
+"""``steward backup`` and ``steward restore``: all that Steward knows, in one file."""
+
+import os
+import tempfile
+from typing import Annotated
+
+import typer
+
+from steward.backup.checking import check, content
+from steward.backup.making import make, named
+from steward.backup.manifest import CONFIG, BackupError, Manifest
+from steward.backup.restoring import restore as put_back
+from steward.cli import options, output
+from steward.cli.client import settings_here
+from steward.cli.place import Place
+from steward.cli.progress import Bar
+from steward.cli.text import number, size
+from steward.cli.times import show as show_time
+from steward.config import Settings
+from steward.events import utc_now
+from steward.settings.file import DEFAULT_PATH, load
+
+
+def backup(
+    to: Annotated[
+        str,
+        typer.Argument(metavar="DIR|FILE", help="Where to: a directory, or FILE.tar.zst."),
+    ],
+    archive: Annotated[
+        bool,
+        typer.Option("--with-archive", help="With the files of the archive, too."),
+    ] = False,
+    catalogue: Annotated[
+        bool,
+        typer.Option(
+            "--catalogue/--no-catalogue",
+            help="With the index for content search, which 'archive reindex' makes anew.",
+        ),
+    ] = True,
+    as_json: options.Json = False,
+    config: options.Config = "",
+) -> None:
+    """Write all that Steward knows into one file, while it runs.
+
+    Databases, scripts that wait, secrets and the configuration are in it, so that it is as
+    private as they are. A ledger in PostgreSQL and the archive's own files are not.
+    """
+    settings = settings_here(Place(config=config))
+    path = named(to, utc_now())
+    with Bar() as bar:
+        made = make(
+            settings,
+            config or DEFAULT_PATH,
+            path,
+            archive=archive,
+            catalogue=catalogue,
+            show=bar.show,
+        )
+    if as_json:
+        output.print_json(made)
+        return
+    print(f"{path}: {_told(made)}")
+    for what in _outside(made, settings):
+        output.warn(what)
+
+
+def restore(
+    path: Annotated[str, typer.Argument(metavar="FILE", help="What 'steward backup' made.")],
+    only_check: Annotated[
+        bool, typer.Option("--check", help="Only read it through and say whether it is whole.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Move aside what is in the state directory.")
+    ] = False,
+    as_json: options.Json = False,
+    config: options.Config = "",
+) -> None:
+    """Put a backup back: into the place that the configuration names.
+
+    Without a configuration on this host that of the backup is taken, and written to its place.
+    The daemon must not run. Files of the configuration that are there stay as they are.
+    """
+    manifest = check(path)
+    if only_check:
+        if as_json:
+            output.print_json(manifest)
+        else:
+            print(f"{path} is whole: {_told(manifest)}")
+        return
+    settings = _settings(path, manifest, config)
+    with Bar() as bar:
+        done = put_back(path, manifest, settings, force=force, now=utc_now(), show=bar.show)
+    if as_json:
+        output.print_json(done)
+        return
+    print(f"{number(done.files, 'file')} are back in {done.state_dir}.")
+    if done.aside:
+        print(f"What was there is in {done.aside} now: remove it when all is well.")
+    for file in done.written:
+        print(f"  wrote  {file}")
+    for file in done.left:
+        print(f"  left   {file}")
+    for what in _outside(manifest, settings):
+        output.warn(what)
+
+
+def _settings(path: str, manifest: Manifest, config: str) -> Settings:
+    """The configuration that was named, or this host's, or else the backup's own."""
+    if config or os.path.exists(DEFAULT_PATH):
+        return load(config or DEFAULT_PATH)
+    if not manifest.config:
+        raise BackupError("there is no configuration in this backup: name one with --config", path)
+    with tempfile.TemporaryDirectory() as directory:
+        there = os.path.join(directory, "steward.toml")
+        with open(there, "wb") as file:
+            file.write(content(path, f"{CONFIG}{manifest.config.lstrip('/')}"))
+        return load(there)
+
+
+def _told(manifest: Manifest) -> str:
+    at = show_time(manifest.made_at)
+    files = number(len(manifest.members), "file")
+    return (
+        f"{files}, {size(manifest.total_bytes)}, of {manifest.host} at {at}, "
+        f"by Steward {manifest.steward}"
+    )
+
+
+def _outside(manifest: Manifest, settings: Settings) -> list[str]:
+    """What is not in a backup, and is to be looked after by others."""
+    found = []
+    if manifest.ledger:
+        found.append(
+            f"the ledger is not in it: back {manifest.ledger} up with pg_dump, after each "
+            "'steward backup'"
+        )
+    if not manifest.trees and settings.files_sinks():
+        roots = ", ".join(settings.sink_path(name) for name in settings.files_sinks())
+        found.append(f"the archive's own files are not in it: {roots} (see --with-archive)")
+    return found

@@ -1,0 +1,231 @@
+"""Backups made in the middle of a storm, and put back somewhere else.
+
+``STEWARD_BACKUP_SEED`` repeats the moments of an earlier run.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zstandard
+from running import (
+    Daemon,
+    ask,
+    assert_kept,
+    chance_of,
+    filed,
+    journalled,
+    play,
+    settings_in,
+    submit,
+)
+
+import storm
+from steward.archive.files.verify import verify
+from steward.config import FilesSinkSettings, JournalSettings, Settings
+
+JOBS = 400
+
+
+def steward(*words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+    done = subprocess.run(
+        [sys.executable, "-m", "steward", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def elsewhere(settings: Settings, directory: Path) -> Settings:
+    """The same Steward in another place, on the same spool."""
+    directory.mkdir()
+    return msgspec.structs.replace(
+        settings,
+        state_dir=str(directory / "state"),
+        socket=str(directory / "state" / "steward.sock"),
+        archive=msgspec.structs.replace(
+            settings.archive, sink={"files": FilesSinkSettings(path=str(directory / "archive"))}
+        ),
+    )
+
+
+def scripts(settings: Settings) -> list[tuple[Any, ...]]:
+    """Every script that jobs.db knows."""
+    return sorted(ask(settings, "jobs.db", "SELECT key FROM script"))
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("turn", range(2))
+def test_what_is_put_back_has_everything_once(tmp_path: Path, turn: int) -> None:
+    chance = chance_of("STEWARD_BACKUP_SEED")
+    # What all have passed goes at once: nothing is there a second time by chance.
+    settings = settings_in(tmp_path, journal=JournalSettings(keep_s=0.0))
+    saved = tmp_path / "saved.tar.zst"
+    with Daemon(settings, tmp_path) as daemon:
+        storming = play(str(tmp_path / "spool"), range(1, JOBS + 1), "--rate=100", "--burst=5")
+        daemon.wait(lambda: filed(settings) > chance.randrange(1, JOBS // 2))
+        said = steward(
+            *("backup", str(saved), "--with-archive", "--json"),
+            *("--config", str(tmp_path / "steward.toml")),
+        )
+        manifest = json.loads(said.stdout)
+        assert manifest["running"] is True
+        assert storming.wait(60) == 0
+        daemon.wait(lambda: daemon.is_quiet(JOBS))
+        whole = scripts(settings)
+    assert saved.stat().st_mode & 0o777 == 0o600
+
+    there = elsewhere(settings, tmp_path / "there")
+    # What the backup has seen slurmctld has forgotten: nobody else can give it again.
+    other = Daemon(there, tmp_path / "there")
+    steward("restore", str(saved), "--config", str(tmp_path / "there" / "steward.toml"))
+    seen = journalled(there)
+    assert seen, "the backup was made before the storm"
+    for job_id in seen:
+        shutil.rmtree(tmp_path / "spool" / f"hash.{job_id % 10}" / f"job.{job_id}")
+    with other:
+        other.wait(lambda: other.is_quiet(JOBS), 60)
+        assert_kept(there, range(1, JOBS + 1))
+        assert scripts(there) == whole
+        assert ask(there, "journal.db", "SELECT * FROM dead") == []
+        # Everyone has said where they are: the journal is let go of again.
+        other.wait(lambda: ask(there, "journal.db", "SELECT count(*) FROM event") == [(0,)], 60)
+    assert list(verify(there, "files")) == []
+
+
+def test_nothing_redacted_and_nothing_transient_is_in_it(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    saved = tmp_path / "saved.tar.zst"
+    config = ("--config", str(tmp_path / "steward.toml"))
+    with Daemon(settings, tmp_path) as daemon:
+        submit(tmp_path, range(1, 6))
+        daemon.wait(lambda: daemon.is_quiet(5))
+        steward("backup", str(saved), *config)
+        names, holds = unpacked(saved)
+        assert not [job_id for job_id in range(1, 6) if storm.secret_of(job_id) in holds]
+        assert storm.script_of(3) in holds
+        for name in ("state/daemon.json", "state/journal.lock", "state/journal.db-wal"):
+            assert name not in names
+        for name in ("state/journal.db", "state/jobs.db", "state/archive-files.db"):
+            assert name in names
+        assert f"config{tmp_path}/steward.toml" in names
+        assert not [name for name in names if name.startswith("archive/")]
+        again = steward("backup", str(saved), *config, check=False)
+        assert again.returncode == 1
+        assert "is there already" in again.stderr
+        # Into a state that is in use nothing is put back, whatever else is said.
+        for more in ((), ("--force",)):
+            words = ("restore", str(saved), *config, *more)
+            refused = steward(*words, check=False)
+            assert refused.returncode == 1
+            assert "another steward is running" in refused.stderr
+        assert [path.name for path in tmp_path.glob(".steward-backup-*")] == []
+    refused = steward("restore", str(saved), *config, check=False)
+    assert "is not empty" in refused.stderr
+    before = journalled(settings)
+    steward("restore", str(saved), *config, "--force")
+    (aside,) = (tmp_path / "state").glob("before-restore-*")
+    assert (aside / "jobs.db").exists()
+    assert journalled(settings) == before
+    # A backup of what was put back, while nothing runs, has no trace of what was moved aside.
+    later = tmp_path / "later.tar.zst"
+    steward("backup", str(later), *config)
+    assert not [name for name in unpacked(later)[0] if "before-restore" in name]
+
+
+def unpacked(path: Path) -> tuple[set[str], bytes]:
+    """The names in a backup, and all its bytes."""
+    data = zstandard.ZstdDecompressor().stream_reader(path.read_bytes()).readall()
+    plain = path.with_suffix(".plain")
+    plain.write_bytes(data)
+    with tarfile.open(plain) as tar:
+        return set(tar.getnames()), data
+
+
+@pytest.mark.wide
+def test_a_damaged_backup_is_put_back_nowhere(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    saved = tmp_path / "saved.tar.zst"
+    with Daemon(settings, tmp_path) as daemon:
+        submit(tmp_path, range(1, 4))
+        daemon.wait(lambda: daemon.is_quiet(3))
+        steward("backup", str(saved), "--config", str(tmp_path / "steward.toml"))
+    assert "is whole" in steward("restore", str(saved), "--check").stdout
+    there = elsewhere(settings, tmp_path / "there")
+    Daemon(there, tmp_path / "there")
+    data = saved.read_bytes()
+    plain = zstandard.ZstdDecompressor().stream_reader(data).readall()
+    at = plain.index(b"SQLite format 3") + 5000
+    changed = plain[:at] + bytes([plain[at] ^ 1]) + plain[at + 1 :]
+    for wrong, what in (
+        (data[: len(data) // 2], "damaged"),
+        (data[:100], "damaged"),
+        (data[:-60] + b"\0" * 60, "damaged"),
+        (zstandard.compress(changed), "is not what it was"),
+        (zstandard.compress(plain[: plain.index(b"steward-backup.json")] + bytes(10240)), "no end"),
+        (b"not a backup", "no backup"),
+    ):
+        bad = tmp_path / "bad.tar.zst"
+        bad.write_bytes(wrong)
+        for words in (("--check",), ("--config", str(tmp_path / "there" / "steward.toml"))):
+            done = steward("restore", str(bad), *words, check=False)
+            assert done.returncode == 1
+            assert what in done.stderr, done.stderr
+            assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "there" / "state").exists()
+
+
+@pytest.mark.wide
+def test_waiting_scripts_need_their_archive(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    saved = tmp_path / "saved.tar.zst"
+    config = ("--config", str(tmp_path / "steward.toml"))
+    with Daemon(settings, tmp_path) as daemon:
+        submit(tmp_path, range(1, 4))
+        daemon.wait(lambda: daemon.is_quiet(3))
+        steward("backup", str(saved), *config)
+    there = elsewhere(settings, tmp_path / "there")
+    Daemon(there, tmp_path / "there")
+    words = ("restore", str(saved), "--config", str(tmp_path / "there" / "steward.toml"))
+    refused = steward(*words, check=False)
+    assert "which is not there: mount it or restore it first" in refused.stderr
+    shutil.copytree(tmp_path / "archive", tmp_path / "there" / "archive")
+    steward(*words)
+    assert journalled(there) == {1, 2, 3}
+
+
+@pytest.mark.wide
+def test_a_backup_that_is_killed_leaves_nothing_that_looks_like_one(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    with Daemon(settings, tmp_path) as daemon:
+        submit(tmp_path, range(1, 200))
+        daemon.wait(lambda: daemon.is_quiet(199))
+        saved = tmp_path / "saved.tar.zst"
+        making = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "steward", "backup", str(saved)),
+                *("--config", str(tmp_path / "steward.toml")),
+            ]
+        )
+        partial = tmp_path / "saved.tar.zst.partial"
+        while not partial.exists() and making.poll() is None:
+            time.sleep(0.001)
+        making.send_signal(signal.SIGKILL)
+        making.wait()
+        assert not saved.exists()
+        assert daemon.is_quiet(199)
+        steward("backup", str(saved), "--config", str(tmp_path / "steward.toml"))
+        assert "is whole" in steward("restore", str(saved), "--check").stdout
+        assert not os.path.exists(partial)

@@ -1,0 +1,220 @@
+"""What a backup takes in which order, what it refuses, and that the journal waits for it."""
+
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders import script_event
+
+from steward.backup.checking import is_safe
+from steward.backup.choosing import chosen, in_order, named_files
+from steward.backup.looking import Looks
+from steward.backup.manifest import BackupError
+from steward.bank.gate.store import Store
+from steward.bank.gate.store import put_back as gate_put_back
+from steward.config import BankSettings, ClusterSettings, JournalSettings, Settings
+from steward.config_automation import RulesSettings
+from steward.incoming import stores_of
+from steward.journal import Journal, JournalLink, JournalReader
+from steward.journal.server import JournalServer
+from steward.journal.store import put_back, rows_of
+from steward.sqlite import open_database, transaction
+from steward.waiting import Stop
+
+
+def test_each_stands_before_what_it_has_its_numbers_from() -> None:
+    given = ["journal.db", "rules.db", "jobs.db", "catalogue/g2/2026-01.db", "ledger.db"]
+    given += ["catalogue/g2/cursor.db", "gate.db", "catalogue/g1/cursor.db", "history.db"]
+    found = in_order(given)
+    assert sorted(found) == sorted(given)
+    at = {name: number for number, name in enumerate(found)}
+    assert at["gate.db"] < at["ledger.db"]
+    assert at["catalogue/g2/cursor.db"] < at["catalogue/g2/2026-01.db"]
+    assert at["rules.db"] == len(found) - 2, "what it does outside is not to be done twice"
+    assert found[-1] == "journal.db"
+
+
+def table(path: Path) -> None:
+    db = open_database(str(path), ("CREATE TABLE t (n INTEGER);",))
+    with transaction(db):
+        db.execute("INSERT INTO t VALUES (1)")
+    db.close()
+
+
+def rows(path: Path) -> list[int]:
+    db = open_database(str(path), ("CREATE TABLE t (n INTEGER);",))
+    found = [row[0] for row in db.execute("SELECT n FROM t")]
+    db.close()
+    return found
+
+
+def test_a_copy_is_what_was_there_when_all_were_looked_at(tmp_path: Path) -> None:
+    for name in ("a.db", "b.db"):
+        table(tmp_path / name)
+    with Looks(str(tmp_path), ["a.db", "b.db"]) as looks:
+        for name in ("a.db", "b.db"):
+            db = open_database(str(tmp_path / name), ("CREATE TABLE t (n INTEGER);",))
+            with transaction(db):
+                db.execute("INSERT INTO t VALUES (2)")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            db.close()
+            looks.copy(name, str(tmp_path / f"copy-{name}"))
+    for name in ("a.db", "b.db"):
+        assert rows(tmp_path / name) == [1, 2]
+        assert rows(tmp_path / f"copy-{name}") == [1]
+        assert (tmp_path / f"copy-{name}").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_damaged_database_is_not_copied(tmp_path: Path) -> None:
+    db = open_database(str(tmp_path / "a.db"), ("CREATE TABLE t (n INTEGER, x TEXT);",))
+    with transaction(db):
+        db.executemany("INSERT INTO t VALUES (?, ?)", [(n, "x" * 100) for n in range(500)])
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    data = bytearray((tmp_path / "a.db").read_bytes())
+    data[4 * 4096 : 4 * 4096 + 100] = b"\xff" * 100
+    (tmp_path / "a.db").write_bytes(data)
+    with Looks(str(tmp_path), ["a.db"]) as looks, pytest.raises(BackupError, match="is damaged"):
+        looks.copy("a.db", str(tmp_path / "copy.db"))
+
+
+def test_what_is_made_again_by_itself_is_left_out(tmp_path: Path) -> None:
+    settings = Settings(state_dir=str(tmp_path), cluster={"c1": ClusterSettings()})
+    for name in ("journal.db", "journal.db-wal", "journal.db-shm", "journal.lock", "daemon.json"):
+        (tmp_path / name).touch()
+    for name in ("look-c1.json", "standing-c1.json", "imports.json", "gate.key"):
+        (tmp_path / name).touch()
+    for name in ("incoming/x", "archive/a", "joblog/2026-01-01.jsonl", "before-restore-1/jobs.db"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    (tmp_path / "catalogue" / "g1").mkdir(parents=True)
+    (tmp_path / "catalogue" / "g1" / "cursor.db").touch()
+    (tmp_path / "catalogue" / "current").symlink_to("g1")
+    (tmp_path / "away").symlink_to("/etc/passwd")
+    what = chosen(settings, catalogue=True)
+    assert set(what.databases) == {"journal.db", "catalogue/g1/cursor.db"}
+    assert set(what.files) == {"gate.key", "imports.json", "joblog/2026-01-01.jsonl"}
+    assert what.links == {"catalogue/current": "g1"}
+    assert chosen(settings, catalogue=False).databases == ("journal.db",)
+
+
+def test_the_files_that_a_configuration_names_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "rules.d").mkdir()
+    (tmp_path / "rules.d" / "one.yaml").touch()
+    (tmp_path / "password").touch()
+    settings = Settings(
+        bank=BankSettings(password_file=str(tmp_path / "password")),
+        rules=RulesSettings(directories=(str(tmp_path / "rules.d"), "/nowhere")),
+    )
+    found = named_files(settings)
+    assert [path for path in found if path.startswith(str(tmp_path))] == [
+        str(tmp_path / "password"),
+        str(tmp_path / "rules.d" / "one.yaml"),
+    ]
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        member("/etc/passwd"),
+        member("state/../../etc/passwd"),
+        member("state//journal.db"),
+        member("state/./journal.db"),
+        member("elsewhere/journal.db"),
+        member("statement/journal.db"),
+        member("archive"),
+        member("state/x", tarfile.SYMTYPE, "/etc"),
+        member("state/x", tarfile.SYMTYPE, ".."),
+        member("state/x", tarfile.SYMTYPE, "../../etc"),
+        member("config/x", tarfile.SYMTYPE, "y"),
+        member("state/x", tarfile.LNKTYPE, "state/y"),
+        member("state/x", tarfile.CHRTYPE),
+        member("state/x", tarfile.FIFOTYPE),
+    ],
+    ids=lambda info: f"{info.name}:{info.type.decode()}:{info.linkname}",
+)
+def test_what_leads_out_of_its_place_is_refused(info: tarfile.TarInfo) -> None:
+    assert not is_safe(info)
+
+
+def test_what_a_backup_holds_is_let_in() -> None:
+    for info in (
+        member("state/catalogue/g1/2026-01.db"),
+        member("state/catalogue/current", tarfile.SYMTYPE, "g1"),
+        member("incoming/archive.files/c1.1.2.3.script"),
+        member("config/etc/steward/steward.toml"),
+        member("archive/files", tarfile.DIRTYPE),
+        member("joblog", tarfile.DIRTYPE),
+    ):
+        assert is_safe(info), info.name
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[str]:
+    stop = Stop()
+    server = JournalServer(
+        str(tmp_path), JournalSettings(keep_s=0.0), stores_of(Settings(state_dir=str(tmp_path)))
+    )
+    thread = threading.Thread(target=server.run, args=(stop,))
+    thread.start()
+    yield str(tmp_path)
+    stop.set()
+    thread.join(10)
+
+
+def test_the_journal_removes_nothing_while_it_is_held(writer: str) -> None:
+    link = JournalLink(writer, Stop())
+    assert link.ask("hold", 3600.0)
+    link.append([script_event(n) for n in range(5)])
+    link.tell("passed", "jobs", 5, "running", "")
+    assert link.ask("standings") == 5
+    reader = JournalReader(writer)
+    # Longer than the writer waits from one look to the next.
+    assert not threading.Event().wait(6.0)
+    assert reader.count() == 5
+    assert link.ask("hold", 0)
+    for _ in range(3000):
+        if not reader.count():
+            break
+        threading.Event().wait(0.01)
+    assert reader.count() == 0
+    link.close()
+
+
+def test_a_journal_that_is_put_back_waits_for_everyone(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    journal.append(rows_of([script_event(n) for n in range(5)]))
+    for name, position in (("jobs", 5), ("catalogue", 3)):
+        journal.passed(name, position, "running", "")
+    journal.passed("archive.old", 0, "waiting", "away")
+    journal.detach("archive.old")
+    journal.close()
+    put_back(str(tmp_path / "journal.db"), leap=1000)
+    journal = Journal(str(tmp_path))
+    assert journal.attached() == {"jobs": 0, "catalogue": 0}
+    assert journal.trimmable(10) == []
+    # A ledger that was not in the backup may have seen 6 to 1004: none of them comes again.
+    journal.append(rows_of([script_event(7)]))
+    assert journal.head() == 1006
+    journal.close()
+
+
+def test_a_gate_that_is_put_back_makes_its_holds_anew(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.set_boot()
+    assert store.is_of_this_boot()
+    told = store.fact_seq
+    store.close()
+    gate_put_back(str(tmp_path / "gate.db"))
+    store = Store(str(tmp_path))
+    assert not store.is_of_this_boot()
+    assert store.fact_seq > told
+    store.close()
