@@ -33,3 +33,15 @@ class Unavailable(StewardError):
 
 class Refused(StewardError):
     """The one who asks may not have this."""
+
+
+class Missing(StewardError):
+    """What is asked for is not there, or not for the one who asks."""
+
+
+class Conflict(StewardError):
+    """It cannot be done as things stand: it is being done, or was done otherwise."""
+
+
+class Failed(StewardError):
+    """Steward itself has failed; its log says why."""

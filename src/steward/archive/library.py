@@ -21,7 +21,7 @@ from steward.archive.files.places import FilesReader, Placed, Which
 from steward.archive.searching_elsewhere import searcher_of
 from steward.archive.shapes import JobLine, RunLine, ScriptLine
 from steward.config import Settings
-from steward.errors import Refused, StewardError, Unavailable, UsageError
+from steward.errors import Missing, Refused, Unavailable, UsageError
 from steward.events import Event, utc_now
 from steward.incoming import StoreError, stores_of
 from steward.jobs import Job, Jobs, Run, Script
@@ -36,7 +36,7 @@ Order = Callable[[Sequence[Event]], None]
 """Appends events to the journal; returns when they are durable."""
 
 
-class NoSuchJob(StewardError):
+class NoSuchJob(Missing):
     """No job that the asker may see was called so."""
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from steward.errors import Refused, StewardError, Unavailable, UsageError
+from steward.errors import Missing, Refused, StewardError, Unavailable, UsageError
 
 
 class AutomationError(StewardError):
@@ -30,7 +30,7 @@ class AuditUnavailable(Unavailable):
     """The audit log cannot be written or read now."""
 
 
-class UnknownOperation(UsageError):
+class UnknownOperation(UsageError, Missing):
     """There is no operation of this name."""
 
 

@@ -26,7 +26,7 @@ from steward.slurm import SlurmUnavailable
 
 log = logging.getLogger(__name__)
 
-_FROM_ELSEWHERE: Final = frozenset({"munge", "token"})
+_FROM_ELSEWHERE: Final = frozenset({"munge", "token", "session"})
 _LONGEST_SPEAKER: Final = 64
 
 

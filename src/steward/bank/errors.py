@@ -1,6 +1,6 @@
 """What can go wrong in the bank."""
 
-from steward.errors import Refused, StewardError, Unavailable, UsageError
+from steward.errors import Missing, Refused, StewardError, Unavailable, UsageError
 
 
 class BankError(StewardError):
@@ -9,6 +9,10 @@ class BankError(StewardError):
 
 class BankUsage(UsageError):
     """A request of the bank is wrong: an unknown account, an amount that is none."""
+
+
+class NotInBank(BankUsage, Missing):
+    """There is no such account, allocation or charge."""
 
 
 class BankRefused(Refused):

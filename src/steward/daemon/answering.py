@@ -29,12 +29,16 @@ from steward.daemon.protocol import (
     error_line,
     item_line,
 )
-from steward.errors import Refused, StewardError
+from steward.daemon.repeats import Repeats
+from steward.errors import Failed, Refused, StewardError, UsageError
 
 log = logging.getLogger(__name__)
 
 Knows = Callable[[str], Bearer]
 """Tells who brings a secret; raises NotKnown where it is nobody's."""
+
+Kept = Callable[[], Repeats]
+"""What was asked for under keys, opened when it is first needed."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,12 +74,20 @@ class Service:
         registry: What can be asked for.
         limits: What the peer may cost.
         knows: Who brings the secret of a session or token; without it nobody is known by one.
+        repeats: What was asked for under keys; without it keys are refused.
     """
 
-    def __init__(self, registry: Registry, limits: Limits, knows: Knows | None = None) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        limits: Limits,
+        knows: Knows | None = None,
+        repeats: Kept | None = None,
+    ) -> None:
         self._registry = registry
         self._limits = limits
         self._knows = knows
+        self._repeats = repeats
 
     def serve(self, connection: socket.socket, uid: int, *, keeps: bool = False) -> None:
         """Answer a connection's request, or requests.
@@ -129,7 +141,10 @@ class Service:
             log.debug("uid %d asks for %s", asker.uid, action.name)
             if action.only_reads and connection is not None:
                 _end_with(connection)
-            yield from self._run(action, asker, request)
+            if ask.key and not action.only_reads:
+                yield self._once(ask.key, action, asker, request)
+            else:
+                yield from self._run(action, asker, request)
         except StewardError as error:
             yield error_line(error)
         except MemoryError:
@@ -137,7 +152,7 @@ class Service:
             yield error_line(Refused("the answer takes more memory than one may: ask for less"))
         except Exception:
             log.exception("a request of uid %d failed", uid)
-            yield error_line(StewardError("the daemon failed on this request: its log says why"))
+            yield error_line(Failed("the daemon failed on this request: its log says why"))
 
     def _asker(self, ask: Ask, uid: int) -> Asker:
         """Who asks: the peer, or whoever's secret it brings."""
@@ -148,6 +163,17 @@ class Service:
         bearer = self._knows(ask.auth)
         bearer.check(ask.action)
         return bearer.asker
+
+    def _once(self, key: str, action: Action, asker: Asker, request: object) -> bytes:
+        if self._repeats is None:
+            raise UsageError("nothing is done here under a key", key)
+        return self._repeats().once(
+            key,
+            asker,
+            action,
+            request,
+            lambda: self._registry.call(action.name, asker, request),
+        )
 
     def _run(self, action: Action, asker: Asker, request: object) -> Iterator[bytes]:
         result = self._registry.call(action.name, asker, request)

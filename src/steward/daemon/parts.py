@@ -288,6 +288,7 @@ def run_mover(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
 def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
     """The process that answers requests."""
     from steward.credentials.room import CredentialsRoom, web_uids
+    from steward.daemon.repeats import Repeats
     from steward.daemon.rooms import registry
     from steward.daemon.socket import SocketServer
     from steward.standings import access_of
@@ -300,11 +301,17 @@ def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
     def knows(secret: str) -> Bearer:
         return credentials().bearer(secret)
 
+    @cache
+    def repeats() -> Repeats:
+        # So is this.
+        return Repeats(settings.state_dir)
+
     server = SocketServer(
         settings.socket,
         registry(settings),
         knows=knows,
         is_kept=lambda uid: uid in web_uids(settings),
+        repeats=repeats,
     )
     server.run(stop, beat)
 

@@ -1,8 +1,9 @@
 """What goes over the daemon's socket: a line of JSON asked, lines of JSON answered.
 
 A request is ``{"v":1,"action":"archive.list","args":{…}}``, one a connection. Whoever asks
-for somebody else adds ``"auth"``, the secret of that one's session or token, and the
-pages' process ``"keep":true`` where it has more to ask on the same connection.
+for somebody else adds ``"auth"``, the secret of that one's session or token, whoever wants it
+done once ``"key"``, and the pages' process ``"keep":true`` where it has more to ask on the same
+connection.
 The answer is ``{"item":…}`` for every item of a stream, and at last either
 ``{"ok":true,"answer":{…}}`` or ``{"error":"…","exit_code":1,"kind":"Refused"}``.
 """
@@ -15,7 +16,15 @@ from typing import Any, Final
 import msgspec
 
 from steward.credentials.errors import NotKnown
-from steward.errors import Refused, StewardError, Unavailable, UsageError
+from steward.errors import (
+    Conflict,
+    Failed,
+    Missing,
+    Refused,
+    StewardError,
+    Unavailable,
+    UsageError,
+)
 
 VERSION: Final = 1
 LONGEST_REQUEST: Final = 1 << 20
@@ -54,6 +63,7 @@ class Ask(msgspec.Struct, frozen=True):
         args: Its request as plain values.
         auth: Secret of the session or token of whoever asks; "" for the peer itself.
         keep: Whether another request follows on this connection.
+        key: A word of whoever asks: what changes something is done once under it.
     """
 
     v: int
@@ -61,6 +71,7 @@ class Ask(msgspec.Struct, frozen=True):
     args: Any = {}
     auth: str = ""
     keep: bool = False
+    key: str = ""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -72,7 +83,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         item: One item of a stream, empty on the last line.
         error: One line that says what went wrong; this is the last line.
         exit_code: What the command should exit with.
-        kind: The error's family: ``NotKnown``, ``Refused``, ``Unavailable``, ``UsageError`` or "".
+        kind: The error's family: ``NotKnown``, ``Missing``, ``UsageError`` …; "" for none of them.
     """
 
     ok: bool = False
@@ -83,7 +94,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str = ""
 
 
-_FAMILIES: tuple[type[StewardError], ...] = (NotKnown, Refused, Unavailable, UsageError)
+_FAMILIES: tuple[type[StewardError], ...] = (
+    *(NotKnown, Missing, Conflict, Refused, Unavailable, UsageError, Failed),
+)
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Reply)
 
@@ -105,9 +118,11 @@ def error_line(error: StewardError) -> bytes:
     return _line(Reply(error=text or "failed", exit_code=error.exit_code, kind=kind))
 
 
-def ask_line(action: str, request: Any, *, auth: str = "", keep: bool = False) -> bytes:
+def ask_line(
+    action: str, request: Any, *, auth: str = "", keep: bool = False, key: str = ""
+) -> bytes:
     """The line that asks for an action."""
-    return _encoder.encode(Ask(VERSION, action, request, auth, keep)) + b"\n"
+    return _encoder.encode(Ask(VERSION, action, request, auth, keep, key)) + b"\n"
 
 
 def read_reply(line: bytes) -> Reply:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from steward.actions import Registry
-from steward.daemon.answering import Knows, Limits, Service
+from steward.daemon.answering import Kept, Knows, Limits, Service
 from steward.daemon.protocol import address, error_line
 from steward.errors import StewardError, Unavailable
 from steward.waiting import Stop
@@ -52,6 +52,7 @@ class SocketServer:
         limits: What one peer may cost.
         knows: Who brings the secret of a session or token; without it nobody is known by one.
         is_kept: Whether a uid may ask several things on a connection: the pages' process.
+        repeats: What was asked for under keys; without it keys are refused.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class SocketServer:
         limits: Limits | None = None,
         knows: Knows | None = None,
         is_kept: Callable[[int], bool] = lambda _: False,
+        repeats: Kept | None = None,
     ) -> None:
         self._path = path
         self._registry = registry
         self._limits = limits or Limits()
         self._knows = knows
         self._is_kept = is_kept
+        self._repeats = repeats
         self._serving: dict[int, int] = {}
         self._said: dict[int, float] = {}
 
@@ -169,7 +172,7 @@ class SocketServer:
             _become_expendable(parent)
             listener.close()
             _bound_memory(self._limits.memory_bytes)
-            service = Service(self._registry, self._limits, self._knows)
+            service = Service(self._registry, self._limits, self._knows, self._repeats)
             service.serve(connection, uid, keeps=self._is_kept(uid))
         except OSError as error:
             log.debug("the connection of uid %d ended: %s", uid, error)

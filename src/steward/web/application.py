@@ -1,6 +1,7 @@
 """The application that ``steward web`` serves: pages, API, static files, and what guards them."""
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -15,11 +16,11 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from steward.config_web import WebSettings
 from steward.credentials.errors import NotKnown
-from steward.errors import Refused, StewardError, Unavailable, UsageError
+from steward.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
 from steward.web.api import ROUTES as API
 from steward.web.api.problems import problem
 from steward.web.desk import Desk
-from steward.web.errors import LoginNeeded, NoSuchPage, TooMany
+from steward.web.errors import LoginNeeded, NoSuchPage, TooMany, WrongMedia, WrongRequest
 from steward.web.limiting import Rate
 from steward.web.pages import ROUTES as PAGES
 from steward.web.rendering import HEADERS, STATIC, Renderer
@@ -132,15 +133,26 @@ def status_of(error: StewardError) -> int:
         (NotKnown, 401),
         (TooMany, 429),
         (NoSuchPage, 404),
+        (Missing, 404),
+        (Conflict, 409),
         (Refused, 403),
         (Unavailable, 503),
+        (WrongMedia, 415),
         (UsageError, 400),
     )
     return next((status for family, status in found if isinstance(error, family)), 500)
 
 
 def _failed(request: Ask, error: StewardError) -> Response[Any]:
-    return _answer(request, status_of(error), str(error))
+    status, headers = status_of(error), {}
+    if status == 400 and _is_api(request) and not isinstance(error, WrongRequest):
+        # It is of its shape: what is wrong is what it says.
+        status = 422
+    if isinstance(error, TooMany):
+        headers["Retry-After"] = str(math.ceil(error.wait_s))
+    if status == 401 and _is_api(request):
+        headers["WWW-Authenticate"] = "Bearer"
+    return _answer(request, status, str(error), headers=headers)
 
 
 def _wrong(request: Ask, error: HTTPException) -> Response[Any]:
@@ -160,10 +172,14 @@ def _answer(
     *,
     headers: dict[str, str] | None = None,
 ) -> Response[Any]:
-    path = request.url.path.removeprefix(request.app.state.pages.prefix)
-    if path.startswith(API_PATH):
+    if _is_api(request):
         return problem(status, text, headers)
     pages: Renderer = request.app.state.pages
     if status == 401:
         return pages.page("login_needed.html", status=401, text=text)
     return pages.page("error.html", status=status, headers=headers, code=status, text=text)
+
+
+def _is_api(request: Ask) -> bool:
+    prefix: str = request.app.state.pages.prefix
+    return request.url.path.removeprefix(prefix).startswith(API_PATH)

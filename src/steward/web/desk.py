@@ -63,13 +63,14 @@ class Desk:
         self._kept: list[_Line] = []
         self._free = asyncio.Semaphore(_AT_ONCE)
 
-    async def ask(self, name: str, request: Any, auth: str = "") -> Any:
+    async def ask(self, name: str, request: Any, auth: str = "", *, key: str = "") -> Any:
         """The answer to a request.
 
         Args:
             name: The action's.
             request: A value of its request type.
             auth: Secret of a session or token; "" for the process itself.
+            key: Under which it is done once; "" for none.
 
         Raises:
             DaemonAway: It does not answer.
@@ -77,18 +78,20 @@ class Desk:
         """
         action = ACTIONS[name]
         answer = None
-        async with contextlib.aclosing(self.stream(name, request, auth)) as items:
+        async with contextlib.aclosing(self.stream(name, request, auth, key=key)) as items:
             async for item in items:
                 answer = item
         assert isinstance(answer, action.answer)
         return answer
 
-    async def stream(self, name: str, request: Any, auth: str = "") -> AsyncGenerator[Any, None]:
+    async def stream(
+        self, name: str, request: Any, auth: str = "", *, key: str = ""
+    ) -> AsyncGenerator[Any, None]:
         """The items of a stream and at last its answer; raises as :meth:`ask`."""
         action = ACTIONS[name]
         keeps = scope_of(name) in _READS and not action.stream
         async with self._free:
-            line, reply = await self._begin(action, request, auth, keeps)
+            line, reply = await self._begin(action, request, auth, keeps, key)
             is_whole = False
             try:
                 items = msgspec.json.Decoder(_union(action.items))
@@ -113,10 +116,10 @@ class Desk:
         self._kept.clear()
 
     async def _begin(
-        self, action: Action, request: Any, auth: str, keeps: bool
+        self, action: Action, request: Any, auth: str, keeps: bool, key: str
     ) -> tuple[_Line, Reply]:
         """Ask, over a kept connection where one is still good; the first line of the answer."""
-        words = ask_line(action.name, request, auth=auth, keep=keeps)
+        words = ask_line(action.name, request, auth=auth, keep=keeps, key=key)
         while keeps and self._kept:
             line = self._kept.pop()
             if not line.is_good():

@@ -16,8 +16,25 @@ class Forged(Refused):
 
 
 class TooMany(Refused):
-    """Too much was asked in a short time."""
+    """Too much was asked in a short time.
+
+    Args:
+        what: One line.
+        wait_s: After how many seconds it may be asked again.
+    """
+
+    def __init__(self, what: str, wait_s: float = 1.0) -> None:
+        super().__init__(what)
+        self.wait_s = wait_s
 
 
 class NoSuchPage(UsageError):
     """There is nothing at this address."""
+
+
+class WrongRequest(UsageError):
+    """A request to the API is not of its shape."""
+
+
+class WrongMedia(UsageError):
+    """A request's body is of a kind that is not read."""

@@ -43,4 +43,5 @@ class Rate:
         if len(self._buckets) > _MOST:
             self._buckets.popitem(last=False)
         if not is_enough:
-            raise TooMany("that was too much in a short time: wait a few seconds")
+            wait_s = (1 - level) / self._per_s
+            raise TooMany("that was too much in a short time: wait a few seconds", wait_s)

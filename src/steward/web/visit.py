@@ -79,17 +79,18 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
         """What they are on a cluster; None where there is none of that name."""
         return next((role for role in self.me.clusters if role.cluster == cluster), None)
 
-    async def ask(self, name: str, request: Any) -> Any:
+    async def ask(self, name: str, request: Any, *, key: str = "") -> Any:
         """The daemon's answer to a request of theirs.
 
         Args:
             name: The action's: ``archive.list``.
             request: A value of its request type.
+            key: Under which it is done once; "" for none.
 
         Raises:
             StewardError: Whatever the daemon refuses or cannot do.
         """
-        return await self.desk.ask(name, request, self.secret)
+        return await self.desk.ask(name, request, self.secret, key=key)
 
 
 def _csrf(secret: str) -> bytes:

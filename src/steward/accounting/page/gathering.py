@@ -16,7 +16,7 @@ from steward.accounting.page.parts import run_part
 from steward.accounting.page.shapes import ArrayPart, PageAnswer, PageRequest, RunPart, Waiting
 from steward.accounting.page.waiting import gone_on, waiting
 from steward.accounting.room import AccountingRoom
-from steward.errors import UsageError
+from steward.errors import Missing, UsageError
 from steward.jobs import Job, Run, parse
 from steward.lines import Line
 from steward.moments import micros
@@ -33,7 +33,7 @@ _PRIVATE: Final = (
 _MOST_PARTS: Final = 100
 
 
-class NoSuchJob(AccountingError):
+class NoSuchJob(AccountingError, Missing):
     """No job that the asker may see was called so."""
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Row, func, insert, select, update
 
-from steward.bank.errors import BankUsage
+from steward.bank.errors import BankUsage, NotInBank
 from steward.bank.ledger.records import Account, By, Member
 from steward.bank.ledger.session import Session, asking, clean
 from steward.bank.ledger.tables import account, member, pot
@@ -146,7 +146,7 @@ class Accounts:
         """
         found = self.get(name)
         if found is None or not found.known:
-            raise BankUsage(
+            raise NotInBank(
                 f"there is no account {name!r}: create it with steward bank account create", name
             )
         return found

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Row, func, insert, or_, select, update
 
-from steward.bank.errors import BankUsage
+from steward.bank.errors import BankUsage, NotInBank
 from steward.bank.ledger.accounts import Accounts
 from steward.bank.ledger.records import Account, Allocation, By, Rollover
 from steward.bank.ledger.session import Session, asking, checked_amount, clean
@@ -145,7 +145,7 @@ class Allocations:
         chosen = select(pot).where(pot.c.account == clean(account.lower()), pot.c.end_us.is_(None))
         found = self.chosen(chosen)
         if not found:
-            raise BankUsage(f"there is no account {account!r}", account)
+            raise NotInBank(f"there is no account {account!r}", account)
         return found[0]
 
     def chosen(self, statement: Any) -> list[Allocation]:
@@ -173,7 +173,7 @@ class Allocations:
     def _need(self, number: int) -> Allocation:
         found = self.get(number)
         if found is None:
-            raise BankUsage(f"there is no allocation {number}", number)
+            raise NotInBank(f"there is no allocation {number}", number)
         return found
 
     def _made_by(self, made: int) -> Allocation:

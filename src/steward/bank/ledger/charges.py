@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Row, func, insert, select, update
 
-from steward.bank.errors import BankRefused, BankUsage
+from steward.bank.errors import BankRefused, BankUsage, NotInBank
 from steward.bank.ledger.accounts import Accounts
 from steward.bank.ledger.allocations import Allocations
 from steward.bank.ledger.moving import Moves
@@ -252,7 +252,7 @@ class Charges:
     def _need(self, key: str) -> "Row[Any]":
         found = self._row(key)
         if found is None:
-            raise BankUsage(f"there is no charge {key!r}", key)
+            raise NotInBank(f"there is no charge {key!r}", key)
         return found
 
 

@@ -1,6 +1,8 @@
-"""The API below /api/v1: one module a theme, each with its handlers in ``ROUTES``."""
+"""The API below /api/v1: a table of endpoints, each an action of the registry."""
 
 from typing import Any, Final
 
-ROUTES: Final[tuple[Any, ...]] = ()
+from steward.web.api.routing import routes
+
+ROUTES: Final[tuple[Any, ...]] = routes()
 """Every path of the API."""

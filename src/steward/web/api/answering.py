@@ -1,0 +1,133 @@
+"""Answers an endpoint: asks the daemon, and says it in HTTP."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+from litestar import Request, Response
+from litestar.response import Stream
+
+from steward.daemon.protocol import answer_line, error_line, item_line
+from steward.errors import Failed, StewardError
+from steward.web.api.endpoints import CURSOR, Endpoint
+from steward.web.api.reading import body, query
+from steward.web.errors import WrongRequest
+from steward.web.visit import Visit
+
+Ask = Request[Any, Any, Any]
+KEY: Final = "idempotency-key"
+LINES: Final = "application/jsonl"
+_JSON: Final = "application/json"
+_PRIVATE: Final = {"Cache-Control": "private, no-cache", "Vary": "Authorization, Cookie"}
+_NOT_KEPT: Final = {"Cache-Control": "no-store"}
+
+
+async def answer(endpoint: Endpoint, request: Ask, visit: Visit) -> Response[Any]:
+    """Do what one path is for.
+
+    Raises:
+        StewardError: It cannot be done.
+    """
+    reads = endpoint.method == "GET"
+    given = query(endpoint, request) if reads else await body(endpoint, request)
+    parts = {name: str(request.path_params[name]) for name in endpoint.names}
+    try:
+        asked = endpoint.request(parts, given)
+    except msgspec.ValidationError as error:
+        raise WrongRequest(f"the path cannot be understood: {error}") from None
+    if endpoint.done_by.stream:
+        return await _streamed(endpoint, asked, visit)
+    key = "" if reads else request.headers.get(KEY, "")
+    found = await visit.ask(endpoint.action, asked, key=key)
+    return _read(endpoint, request, found) if reads else _done(endpoint, found)
+
+
+def _done(endpoint: Endpoint, found: Any) -> Response[bytes]:
+    return Response(
+        msgspec.json.encode(found),
+        status_code=endpoint.status,
+        media_type=_JSON,
+        headers=_NOT_KEPT,
+    )
+
+
+def _read(endpoint: Endpoint, request: Ask, found: Any) -> Response[bytes]:
+    headers = dict(_PRIVATE)
+    if endpoint.cursor is not None:
+        next_page = getattr(found, endpoint.cursor[1])
+        found = page_of(endpoint)(**msgspec.structs.asdict(found) | {"next": next_page})
+        if next_page:
+            headers["Link"] = f'<{_address(request, next_page)}>; rel="next"'
+    text = msgspec.json.encode(found)
+    # Weak, since what is compressed on its way is not the same bytes.
+    etag = headers["ETag"] = f'W/"{hashlib.sha256(text).hexdigest()[:32]}"'
+    if _is_known(request.headers.get("if-none-match", ""), etag):
+        return Response(b"", status_code=304, headers=headers)
+    return Response(text, media_type=_JSON, headers=headers)
+
+
+def page_of(endpoint: Endpoint) -> type[msgspec.Struct]:
+    """The shape of an answer that is a page: with ``next``, whatever the action calls it."""
+    whole = endpoint.done_by.answer
+    if endpoint.cursor is None or endpoint.cursor[1] == "next":
+        return whole
+    return _with_next(whole)
+
+
+def _with_next(whole: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    if whole not in _PAGES:
+        _PAGES[whole] = msgspec.defstruct(
+            f"{whole.__name__}Page",
+            [("next", str, "")],
+            bases=(whole,),
+            namespace={"__doc__": whole.__doc__},
+            module=whole.__module__,
+            frozen=True,
+            kw_only=True,
+        )
+    return _PAGES[whole]
+
+
+_PAGES: Final[dict[type[msgspec.Struct], type[msgspec.Struct]]] = {}
+
+
+def _address(request: Ask, cursor: str) -> str:
+    """Of the next page: the same query, from there on."""
+    pairs = [pair for pair in request.query_params.multi_items() if pair[0] != CURSOR]
+    prefix = request.app.state.pages.prefix
+    path = request.url.path.removeprefix(prefix)
+    return f"{prefix}{path}?{urlencode([*pairs, (CURSOR, cursor)])}"
+
+
+def _is_known(shown: str, etag: str) -> bool:
+    """Whether a client has this answer already, by its If-None-Match."""
+    tags = [tag.strip().removeprefix("W/") for tag in shown.split(",")]
+    return shown.strip() == "*" or etag.removeprefix("W/") in tags
+
+
+async def _streamed(endpoint: Endpoint, asked: Any, visit: Visit) -> Response[Any]:
+    """The lines of a stream, as the daemon's socket has them; the last says how it ended."""
+    stream = visit.desk.stream(endpoint.action, asked, visit.secret)
+    # What is refused is refused with a status: so the first line is waited for.
+    try:
+        first = await anext(stream)
+    except StopAsyncIteration:
+        raise Failed("the daemon answered nothing", endpoint.action) from None
+
+    async def lines() -> AsyncIterator[bytes]:
+        found = first
+        try:
+            while True:
+                if isinstance(found, endpoint.done_by.answer):
+                    yield answer_line(found)
+                    return
+                yield item_line(found)
+                found = await anext(stream)
+        except StewardError as error:
+            yield error_line(error)
+        finally:
+            await stream.aclose()
+
+    return Stream(lines(), media_type=LINES, headers=_NOT_KEPT)

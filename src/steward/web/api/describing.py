@@ -1,0 +1,246 @@
+"""Describes the API in OpenAPI: all of it is read off the endpoints and the Structs of actions."""
+
+import functools
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from steward import __version__
+from steward.credentials.scopes import SCOPES, scope_of
+from steward.daemon.repeats import LONGEST_KEY
+from steward.web.api.answering import KEY, LINES, page_of
+from steward.web.api.endpoints import ASKS, CURSOR, ENDPOINTS, Endpoint
+from steward.web.api.problems import Problem
+from steward.web.api.reading import LEAST, MOST, body_of, parameters
+from steward.web.api.streaming import MEDIA, STREAM
+
+_REFERENCE: Final = "#/components/schemas/{name}"
+_PROBLEMS: Final = {
+    400: "The request is not of its shape.",
+    401: "There is no token or session, or it is not good any more.",
+    403: "Whoever asks may not, or their token was not made for this.",
+    404: "It is not there, or not for whoever asks.",
+    409: "It is being done under this key, or was done and its answer is not kept.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    422: "The request is of its shape, but cannot be met: it says what is wrong.",
+    429: "Too much was asked in a short time.",
+    500: "Steward has failed; its log says why.",
+    503: "Something that is needed is away: try again.",
+}
+_ONLY_CHANGES: Final = frozenset({409, 413, 415})
+_ATTRIBUTES = re.compile(r"^Attributes:\n(?P<list>(?:(?: .*)?\n?)*)", re.MULTILINE)
+_ATTRIBUTE = re.compile(r"^ {4}(\w+): +((?:.*\n?)(?:^ {6,}.*\n?)*)", re.MULTILINE)
+
+ABOUT: Final = """\
+All that Steward can be asked. Times are ISO 8601, in UTC; durations seconds, sizes bytes,
+amounts micro-units (a millionth of the bank's unit). Times in requests are what Slurm's
+commands take: `2026-11-21T08:00`, `now-1day`."""
+
+
+@functools.cache
+def description(root: str) -> bytes:
+    """The document.
+
+    Args:
+        root: The path that the API lies under.
+    """
+    every = (*ENDPOINTS, STREAM, *ASKS)
+    types = list(_types(every))
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    of = dict(zip(types, schemas, strict=True))
+    for kind in _structs(types):
+        _explain(kind, components)
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in every:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, of)
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "Steward", "version": __version__, "description": ABOUT},
+        "servers": [{"url": root}],
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": _bounded(components),
+            "responses": {str(status): _problem(status) for status in _PROBLEMS},
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A token of `steward token create`.",
+                }
+            },
+        },
+    }
+    return msgspec.json.encode(document)
+
+
+def _types(every: Iterable[Endpoint]) -> Iterator[Any]:
+    seen: list[Any] = []
+    for endpoint in every:
+        wanted: list[Any] = [page_of(endpoint)]
+        if endpoint.method == "GET":
+            wanted += [parameter.kind for parameter in parameters(endpoint)]
+        else:
+            wanted.append(body_of(endpoint))
+        for kind in wanted:
+            if kind not in seen:
+                seen.append(kind)
+                yield kind
+    yield Problem
+
+
+def _operation(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
+    action, reads = endpoint.done_by, endpoint.method == "GET"
+    scope = scope_of(endpoint.action)
+    fields = {field.name: field for field in msgspec.structs.fields(action.request)}
+    words = _words(action.request)
+    said: list[dict[str, Any]] = []
+    for name in endpoint.names:
+        field = fields[endpoint.parts.get(name, name)]
+        schema: dict[str, Any] = {"type": "string", "minLength": 1}
+        if field.type is int or endpoint.path.startswith("/tokens"):
+            schema = {"type": "integer", "minimum": 0, "maximum": MOST}
+        said.append({"name": name, "in": "path", "required": True, "schema": schema})
+    if reads:
+        for parameter in parameters(endpoint):
+            one = _bounded(of[parameter.kind])
+            said.append(
+                {
+                    "name": parameter.name,
+                    "in": "query",
+                    "required": parameter.required,
+                    "description": words.get(parameter.field, ""),
+                    "schema": {"type": "array", "items": one} if parameter.many else one,
+                }
+            )
+    elif not action.stream:
+        said.append(_key())
+    statuses = [s for s in _PROBLEMS if not (reads and s in _ONLY_CHANGES)]
+    responses: dict[str, Any] = {str(s): {"$ref": f"#/components/responses/{s}"} for s in statuses}
+    responses[str(endpoint.status)] = _success(endpoint, of)
+    if reads:
+        responses["304"] = {"description": "It is as it was: the ETag is that of If-None-Match."}
+    found = {
+        "operationId": endpoint.id,
+        "summary": endpoint.help or action.help,
+        "description": f"Action `{action.name}`; takes the scope `{scope}`: {SCOPES[scope]}.",
+        "tags": [endpoint.path.split("/")[1]],
+        "parameters": said,
+        "responses": responses,
+    }
+    if not reads:
+        shape = body_of(endpoint)
+        found["requestBody"] = {
+            "required": any(field.required for field in msgspec.structs.fields(shape)),
+            "content": {"application/json": {"schema": of[shape]}},
+        }
+    return found
+
+
+def _success(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
+    action = endpoint.done_by
+    if endpoint is STREAM:
+        return {
+            "description": "Each event as JSON, in the field `data`; `id` is where to go on.",
+            "content": {MEDIA: {"schema": {"type": "string"}}},
+        }
+    if action.stream:
+        return {
+            "description": "A line of JSON for each item, and a last one that says how it ended.",
+            "content": {LINES: {"schema": {"type": "string"}}},
+        }
+    headers: dict[str, Any] = {}
+    if endpoint.method == "GET":
+        headers["ETag"] = {"schema": {"type": "string"}}
+    if endpoint.cursor is not None:
+        headers["Link"] = {
+            "description": f'The next page, `rel="next"`: `{CURSOR}` is `next` of this one.',
+            "schema": {"type": "string"},
+        }
+    return {
+        "description": (inspect.getdoc(action.answer) or "").partition("\n")[0],
+        "headers": headers,
+        "content": {"application/json": {"schema": of[page_of(endpoint)]}},
+    }
+
+
+def _key() -> dict[str, Any]:
+    return {
+        "name": KEY.title(),
+        "in": "header",
+        "required": False,
+        "description": "A word of yours: asked again under it within a day, it is done once.",
+        "schema": {"type": "string", "maxLength": LONGEST_KEY, "pattern": "^[!-~]+$"},
+    }
+
+
+def _problem(status: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "description": _PROBLEMS[status],
+        "content": {
+            "application/problem+json": {"schema": {"$ref": _REFERENCE.format(name="Problem")}}
+        },
+    }
+    if status == 429:
+        found["headers"] = {
+            "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}
+        }
+    return found
+
+
+def _bounded(schema: Any) -> Any:
+    """A schema whose whole numbers are some that a database takes."""
+    if isinstance(schema, list):
+        return [_bounded(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _bounded(one) for name, one in schema.items()}
+    if found.get("type") == "integer":
+        found = {"minimum": LEAST, "maximum": MOST, **found}
+    return found
+
+
+def _structs(types: Iterable[Any]) -> set[type[msgspec.Struct]]:
+    """The Structs among types, and in their fields."""
+    found: set[type[msgspec.Struct]] = set()
+    waiting = list(types)
+    while waiting:
+        kind = waiting.pop()
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            if kind not in found:
+                found.add(kind)
+                waiting += [field.type for field in msgspec.structs.fields(kind)]
+        else:
+            waiting += getattr(kind, "__args__", ())
+    return found
+
+
+def _explain(kind: type[msgspec.Struct], components: dict[str, Any]) -> None:
+    """Tell of a Struct's fields what its docstring says."""
+    names = (kind.__name__, f"{kind.__module__}.{kind.__qualname__}")
+    schema = next((components[name] for name in names if name in components), None)
+    if schema is None or schema.get("title") != kind.__name__:
+        return
+    schema["description"] = (inspect.getdoc(kind) or "").partition("\n")[0]
+    words = _words(kind)
+    for field in msgspec.structs.fields(kind):
+        shown = schema.get("properties", {}).get(field.encode_name)
+        if shown is not None and field.name in words:
+            shown["description"] = words[field.name]
+
+
+@functools.cache
+def _words(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """What a Struct's docstring, and those that it is made from, say of its fields."""
+    found: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        text = inspect.cleandoc(one.__doc__ or "")
+        section = _ATTRIBUTES.search(f"{text}\n")
+        if section is not None:
+            for name, words in _ATTRIBUTE.findall(section["list"]):
+                found[name] = " ".join(words.split())
+    return found
