@@ -53,6 +53,12 @@ class Root(LazyGroup):
             "steward.cli.login",
         ),
         Entry(
+            "token",
+            EVERYONE,
+            "What programs show to be let in as you.",
+            "steward.cli.token",
+        ),
+        Entry(
             "action",
             OPERATORS,
             "Do something to a cluster: drain nodes, hold jobs, reserve.",

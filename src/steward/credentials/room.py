@@ -11,7 +11,7 @@ import msgspec
 from steward.access import Access, Asker
 from steward.config import Settings
 from steward.credentials.errors import NotInScope, NotKnown
-from steward.credentials.scopes import Scope, scope_of
+from steward.credentials.scopes import ALWAYS, Scope, scope_of
 from steward.credentials.store import CredentialStore, Kind
 from steward.events import utc_now
 
@@ -36,7 +36,7 @@ class Bearer(msgspec.Struct, frozen=True, kw_only=True):
             NotInScope: The credential was not made for it.
         """
         wanted = scope_of(action)
-        if self.scopes is not None and wanted not in self.scopes:
+        if self.scopes is not None and wanted not in self.scopes and action not in ALWAYS:
             raise NotInScope(
                 f"this token may not do {action}: it takes the scope '{wanted}', "
                 f"and has {' and '.join(sorted(self.scopes)) or 'none'}",

@@ -51,6 +51,9 @@ _OTHERS: Final[dict[str, Scope]] = {
 }
 """… these."""
 
+ALWAYS: Final = frozenset({"credentials.me"})
+"""What every token lets through, whatever it was made for: whose it is."""
+
 
 def scope_of(action: str) -> Scope:
     """The scope that an action takes, by its name."""

@@ -1,0 +1,159 @@
+"""``steward token``: what programs show to be let in as somebody."""
+
+import re
+from typing import Annotated, Any, ClassVar, Final
+
+import typer
+
+from steward.cli import options, output
+from steward.cli.asking import Asked, asking_columns, asking_json
+from steward.cli.lazy import CONTEXT, EVERYONE, Entry, LazyGroup
+from steward.cli.output import Column
+from steward.cli.times import show
+from steward.credentials.actions import (
+    TokenAnswer,
+    TokenCreateRequest,
+    TokenListAnswer,
+    TokenListRequest,
+    TokenRevokeRequest,
+)
+from steward.credentials.scopes import SCOPES
+from steward.credentials.store import Credential
+from steward.errors import UsageError
+
+_DURATION = re.compile(r"(\d{1,6})\s*(m|h|d|w)", re.IGNORECASE | re.ASCII)
+_UNIT_S: Final = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_ENDED: Final = "revoked"
+
+
+class TokenGroup(LazyGroup):
+    """The commands about tokens."""
+
+    entries: "ClassVar[tuple[Entry, ...]]" = (
+        Entry(
+            "create",
+            EVERYONE,
+            "Make a token, with which a program may ask as you.",
+            __name__,
+            "create",
+        ),
+        Entry("list", EVERYONE, "List your tokens.", __name__, "list_"),
+        Entry(
+            "revoke",
+            EVERYONE,
+            "Take tokens back: from now on they let nobody in.",
+            __name__,
+            "revoke",
+        ),
+    )
+
+
+app = typer.Typer(
+    cls=TokenGroup, context_settings=CONTEXT, no_args_is_help=True, add_completion=False
+)
+
+
+@app.callback()
+def token() -> None:
+    """What programs show to be let in as you."""
+
+
+@asking_json
+def create(
+    asked: Asked,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scope",
+            metavar="SCOPE,…",
+            help=f"What it may do: {', '.join(SCOPES)}; 'read' if not given.",
+            callback=options.not_empty,
+        ),
+    ] = None,
+    expires: Annotated[
+        str,
+        typer.Option("--expires", metavar="TIME", help="How long it is good: 12h, 30d, 8w."),
+    ] = "90d",
+    user: Annotated[
+        str,
+        typer.Option(
+            "--user",
+            "-u",
+            metavar="NAME",
+            help="Whose it is; only root makes one for another.",
+            callback=options.not_empty,
+        ),
+    ] = "",
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="What it is for.")] = "",
+) -> None:
+    """Make a token, with which a program may ask as you.
+
+    It is printed once, and kept nowhere: put it where only the program can read it.
+    """
+    scopes: Any = options.split(scope) or ("read",)
+    unknown = [one for one in scopes if one not in SCOPES]
+    if unknown:
+        raise UsageError(f"there is no scope {unknown[0]!r}: there are {', '.join(SCOPES)}")
+    request = TokenCreateRequest(name=name, scopes=scopes, expires_s=_seconds(expires), user=user)
+    answer: TokenAnswer = asked.call("credentials.token_create", request)
+    if asked.style.json:
+        output.print_json(answer)
+        return
+    print(answer.secret)
+    made = answer.token
+    output.note(
+        f"Token {made.id} of {made.user}, for {', '.join(made.scopes)}, "
+        f"good until {show(made.expires)}."
+    )
+
+
+def _seconds(text: str) -> float:
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{text!r} is no time to be good for: 12h, 30d, 8w", text)
+    return float(int(found[1]) * _UNIT_S[found[2].lower()])
+
+
+_COLUMNS: Final = [
+    Column("ID", lambda row: str(row.id), right=True),
+    Column("User", lambda row: row.user),
+    Column("Kind", lambda row: row.kind, usual=False),
+    Column("Scopes", lambda row: ",".join(row.scopes)),
+    Column("Created", lambda row: show(row.created)),
+    Column("Expires", lambda row: _ENDED if row.ended else show(row.expires)),
+    Column("Used", lambda row: show(row.used)),
+    Column("Name", lambda row: row.name),
+]
+
+
+@asking_columns
+def list_(
+    asked: Asked,
+    everybodys: Annotated[
+        bool, typer.Option("--all", "-a", help="Everybody's; for root and Steward's own user.")
+    ] = False,
+    sessions: Annotated[
+        bool, typer.Option("--sessions", help="Browsers that are logged in, too.")
+    ] = False,
+) -> None:
+    """List your tokens."""
+    request = TokenListRequest(everybodys=everybodys, sessions=sessions)
+    answer: TokenListAnswer = asked.call("credentials.token_list", request)
+    if asked.style.json:
+        output.print_json(answer)
+        return
+    rows: tuple[Credential, ...] = answer.tokens
+    output.print_table(_COLUMNS, rows, asked.style)
+
+
+@asking_json
+def revoke(
+    asked: Asked,
+    numbers: Annotated[
+        list[int], typer.Argument(metavar="ID", min=1, help="Those of 'steward token list'.")
+    ],
+) -> None:
+    """Take tokens back: from now on they let nobody in."""
+    answer = asked.call("credentials.token_revoke", TokenRevokeRequest(numbers=tuple(numbers)))
+    if asked.style.json:
+        output.print_json(answer)
