@@ -389,6 +389,8 @@ class Settings(Section, frozen=True, kw_only=True):
         state_dir: Where journal and databases live: a local disk.
         socket: The Unix socket that commands ask the daemon through.
         log_level: debug, info, warning or error.
+        log_format: What a line of the log is: ``logfmt``, or a ``json`` object.
+        log_file: A file to log to, which may be rotated at any time; stderr if empty.
         capture_processes: How many processes watch a spool.
         cluster: The clusters by name; at least one.
         consume: Kafka topics that jobs of other Stewards are taken from, by name.
@@ -397,6 +399,8 @@ class Settings(Section, frozen=True, kw_only=True):
     state_dir: str = "/var/lib/steward"
     socket: str = "/run/steward/steward.sock"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["logfmt", "json"] = "logfmt"
+    log_file: str = ""
     capture_processes: int = 2
     cluster: dict[str, ClusterSettings] = msgspec.field(default_factory=dict)
     archive: ArchiveSettings = ArchiveSettings()

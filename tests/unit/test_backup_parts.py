@@ -158,7 +158,8 @@ def test_what_a_backup_holds_is_let_in() -> None:
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[str]:
+def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr("steward.journal.server._TRIM_EVERY_S", 0.1)
     stop = Stop()
     server = JournalServer(
         str(tmp_path), JournalSettings(keep_s=0.0), stores_of(Settings(state_dir=str(tmp_path)))
@@ -178,7 +179,7 @@ def test_the_journal_removes_nothing_while_it_is_held(writer: str) -> None:
     assert link.ask("standings") == 5
     reader = JournalReader(writer)
     # Longer than the writer waits from one look to the next.
-    assert not threading.Event().wait(6.0)
+    assert not threading.Event().wait(1.0)
     assert reader.count() == 5
     assert link.ask("hold", 0)
     for _ in range(3000):

@@ -1,11 +1,14 @@
 """Log lines: one a record, whatever is in it."""
 
 import io
+import json
 import logging
 import os
+import re
 import shlex
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -75,6 +78,85 @@ def test_journald_gets_a_priority_and_no_time(monkeypatch: pytest.MonkeyPatch) -
 def test_another_stream_than_journalds_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOURNAL_STREAM", "1:2")
     assert not line_of("x").startswith("<")
+
+
+def test_a_renamed_file_is_written_to_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "steward.log"
+    logs.set_up("info", path=str(path))
+    log = logging.getLogger("steward.test")
+    log.info("one")
+    path.rename(tmp_path / "steward.log.1")
+    log.info("two")
+    log.info("three")
+    path.unlink()
+    log.info("four")
+    assert "msg=one" in (tmp_path / "steward.log.1").read_text()
+    assert path.read_text().count("\n") == 1
+    assert "msg=four" in path.read_text()
+    assert path.stat().st_mode & 0o007 == 0
+    logs.set_up("info", stream=io.StringIO())
+
+
+def test_processes_do_not_mix_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "steward.log"
+    logs.set_up("info", path=str(path))
+    children = []
+    for number in range(4):
+        child = os.fork()
+        if child == 0:
+            logs.name_part(f"part.{number}")
+            for _ in range(200):
+                logging.getLogger("steward.test").info("x" * 3000)
+            os._exit(0)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    logs.set_up("info", stream=io.StringIO())
+    lines = path.read_text().splitlines()
+    assert len(lines) == 800
+    for line in lines:
+        assert re.fullmatch(r"\S+Z info steward.test msg=x{3000} part=part\.\d", line)
+
+
+def test_a_file_that_cannot_be_written_is_told() -> None:
+    with pytest.raises(logs.LogUnavailable, match="cannot log to /proc/nowhere"):
+        logs.set_up("info", path="/proc/nowhere")
+
+
+def test_json_holds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    logs.set_up("info", "gate", stream, form="json")
+    try:
+        int("x")
+    except ValueError:
+        logging.getLogger("steward.test").exception(
+            "failed %d", 7, extra={"job": 7, "level": "mine", "bad key": 1.5}
+        )
+    line = stream.getvalue()
+    assert line.count("\n") == 1
+    said = json.loads(line)
+    assert (said["level"], said["logger"], said["message"]) == ("error", "steward.test", "failed 7")
+    assert (said["part"], said["job"], said["bad_key"]) == ("gate", 7, 1.5)
+    assert said["error"].startswith("ValueError: invalid literal")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", said["time"])
+    with tempfile.TemporaryFile("w+") as file:
+        status = os.fstat(file.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
+        logs.set_up("info", stream=file, form="json")
+        logging.getLogger("steward.test").error("x")
+        file.seek(0)
+        line = file.read()
+    assert line.startswith("<3>{")
+    assert json.loads(line[3:])["message"] == "x"
+
+
+@given(st.text(), st.text() | st.binary() | st.floats() | st.none())
+def test_no_value_breaks_out_of_json(message: str, value: object) -> None:
+    stream = io.StringIO()
+    logs.set_up("info", "capture.0", stream, form="json")
+    logging.getLogger("steward.test").warning("%s", message, extra={"value": value})
+    line = stream.getvalue()
+    assert line.removesuffix("\n").isprintable()
+    assert set(json.loads(line)) == {"time", "level", "logger", "message", "part", "value"}
 
 
 @given(st.text(), st.text() | st.binary() | st.integers())

@@ -34,7 +34,7 @@ def run(
         ServeError: The state directory cannot be used.
         UsageError: The configuration has no cluster.
     """
-    set_up(settings.log_level)
+    _log(settings)
     _prepare(settings)
 
     def parts_again() -> list[Part]:
@@ -44,11 +44,15 @@ def run(
         if fresh.state_dir != settings.state_dir:
             raise UsageError("state_dir has changed: that takes a restart", fresh.state_dir)
         _prepare(fresh)
-        set_up(fresh.log_level)
+        _log(fresh)
         return parts(fresh)
 
     told = Leaving(settings.state_dir).put
     return Supervisor(parts(settings), parts_again, told).run()
+
+
+def _log(settings: Settings) -> None:
+    set_up(settings.log_level, form=settings.log_format, path=settings.log_file)
 
 
 def _prepare(settings: Settings) -> None:

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from steward import logs
 from steward.daemon.notify import Notifier
 from steward.errors import StewardError
 from steward.leaving import NotLeft
@@ -211,6 +212,7 @@ class Supervisor:
             return 1
         name = f"steward {child.part.name}".encode()[:15]
         libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+        logs.name_part(child.part.name)
         stop = Stop()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
