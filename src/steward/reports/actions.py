@@ -76,7 +76,10 @@ def _on_jobs(answer: type[Any], rows: Rows) -> Callable[[ReportsRoom, Asker, Any
         wanted = _understood(room, request)
         scopes = room.scopes(asker, wanted.clusters)
         is_all = all(scope.everything for scope in scopes.values())
-        found = room.runs(request, wanted.clusters, None if is_all else scopes, wanted.periods)
+        found = room.runs(
+            *(request, wanted.clusters, None if is_all else scopes, wanted.periods),
+            used=answer is WasteAnswer,
+        )
         return answer(
             periods=wanted.periods,
             zone=wanted.zone,

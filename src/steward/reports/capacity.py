@@ -8,7 +8,8 @@ there is is cut off, which is why the hours cannot be put together before.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from functools import lru_cache
+from typing import Final, Literal
 
 import msgspec
 
@@ -29,6 +30,8 @@ from steward.slurm.nodelists import NodeListError, expand
 _US: Final = 1_000_000
 _MAINT: Final = "MAINT"
 _IGNORES: Final = "IGNORE_JOBS"
+
+_Kind = Literal["", "down", "planned_down", "maintained"]
 
 Span = tuple[int, int]
 """From when to when, seconds since the epoch."""
@@ -133,11 +136,10 @@ class Capacity:
         begin, end = self._seconds(span.from_us, span.until_us)
         for ledger, amount in ((self.cpus, span.cpus), (self.gpus, span.gpus)):
             ledger.reported.add(begin, end, amount)
-            if _MAINT in parse(span.state)[1]:
-                continue  # its reservation is counted
-            if is_put_away(span.state):
+            kind = _kind(span.state)
+            if kind == "planned_down":
                 ledger.planned_down.add(begin, end, amount)
-            elif is_down(span.state):
+            elif kind == "down":
                 ledger.down.add(begin, end, amount)
 
     def _add_reservation(
@@ -157,17 +159,15 @@ class Capacity:
                     self._reserve(span, since, until, is_maintenance=_MAINT in flags)
 
     def _reserve(self, span: NodeSpan, begin: int, end: int, *, is_maintenance: bool) -> None:
-        is_counted = (is_down(span.state) or is_put_away(span.state)) and _MAINT not in parse(
-            span.state
-        )[1]
+        kind = _kind(span.state)
         for ledger, amount in ((self.cpus, span.cpus), (self.gpus, span.gpus)):
             if is_maintenance:
                 ledger.planned_down.add(begin, end, amount)
-                if is_counted:
-                    # That it is down is part of the plan: it is not to be counted twice.
-                    kind = ledger.planned_down if is_put_away(span.state) else ledger.down
-                    kind.add(begin, end, -amount)
-            elif not is_counted:
+                # That it is down is part of the plan: it is not to be counted twice.
+                if kind in ("down", "planned_down"):
+                    counted = ledger.down if kind == "down" else ledger.planned_down
+                    counted.add(begin, end, -amount)
+            elif kind not in ("down", "planned_down"):
                 ledger.allocated.add(begin, end, amount)
 
     def add(self, run: Run) -> None:
@@ -202,6 +202,16 @@ class Capacity:
             since < max(end, begin + 1) and begin < until
             for since, until in self._reserved.get(piece.reservation, ())
         )
+
+
+@lru_cache(maxsize=4096)
+def _kind(state: str) -> _Kind:
+    """What a node's time counts as; "" while it works."""
+    if _MAINT in parse(state)[1]:
+        return "maintained"  # its reservation is counted
+    if is_put_away(state):
+        return "planned_down"
+    return "down" if is_down(state) else ""
 
 
 def _names(nodelist: str) -> list[str]:

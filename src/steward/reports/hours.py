@@ -34,9 +34,11 @@ class Hours:
 
     def add(self, begin_s: int, end_s: int, amount: int) -> None:
         """Add an amount from one time to another, as far as there are buckets."""
+        if not amount or begin_s >= end_s:
+            return
         bounds = self._bounds
         begin_s, end_s = max(begin_s, bounds[0]), min(end_s, bounds[-1])
-        if begin_s >= end_s or not amount:
+        if begin_s >= end_s:
             return
         first = bisect_right(bounds, begin_s) - 1
         last = bisect_right(bounds, end_s - 1) - 1

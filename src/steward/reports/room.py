@@ -72,6 +72,8 @@ class ReportsRoom:
         clusters: Sequence[str],
         scopes: dict[str, Scope] | None,
         periods: Sequence[Period],
+        *,
+        used: bool = False,
     ) -> Iterator[Run]:
         """The runs that were there in the periods.
 
@@ -80,6 +82,7 @@ class ReportsRoom:
             clusters: The clusters.
             scopes: Whose; None for everybody's.
             periods: The periods, the first first.
+            used: Whether with what they used.
         """
         names = tuple(user for user in request.users if not user.isdecimal())
         uids = tuple(int(user) for user in request.users if user.isdecimal() and len(user) <= 10)
@@ -100,7 +103,7 @@ class ReportsRoom:
         except SqliteUnavailable:
             # No job was ever told of here: there is nothing to report, which is no fault.
             return
-        yield from runs(source, wanted)
+        yield from runs(source, wanted, used=used)
 
     @contextmanager
     def history(self) -> Iterator[HistoryReader | None]:

@@ -59,25 +59,31 @@ class Piece(NamedTuple):
 _TEXTS: Final = frozenset(
     name for name, kind in Piece.__annotations__.items() if kind is str or kind == "str"
 )
+_USED: Final = frozenset(Piece._fields[Piece._fields.index("user_us") :])
 _COLUMNS: Final = tuple(
     f"coalesce(\"{name}\", '')" if name in _TEXTS else f'"{name}"' for name in Piece._fields
+)
+_WITHOUT_USED: Final = tuple(
+    "NULL" if name in _USED else column
+    for name, column in zip(Piece._fields, _COLUMNS, strict=True)
 )
 
 Run = Sequence[Piece]
 """The pieces of one run, by when they began."""
 
 
-def runs(source: Source, wanted: LineFilter) -> Iterator[Run]:
+def runs(source: Source, wanted: LineFilter, *, used: bool = False) -> Iterator[Run]:
     """The runs that were there in a time, each once.
 
     Args:
         source: The books.
         wanted: Which of them.
+        used: Whether with what they used; else that is None, which is sooner read.
     """
     pieces: list[Piece] = []
     key: tuple[object, ...] = ()
     make = Piece._make
-    for batch in source.rows(wanted, _COLUMNS, steps=False):
+    for batch in source.rows(wanted, _COLUMNS if used else _WITHOUT_USED, steps=False):
         for row in batch:
             if row[0] not in (SHOWN_RUN, SHOWN_PIECE):
                 continue

@@ -62,6 +62,13 @@ def summed(
     """
     found: dict[tuple[int, Key], Sum] = defaultdict(Sum)
     for run in runs:
+        if len(run) == 1:
+            piece = run[0]
+            for period, seconds in periods.shares(piece):
+                one = found[period, key_of(piece)]
+                one.jobs += 1
+                one.add(piece, seconds)
+            continue
         counted: set[tuple[int, Key]] = set()
         for piece in run:
             key = key_of(piece)
