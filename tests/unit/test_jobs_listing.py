@@ -28,13 +28,14 @@ def queue(site: BooksSite) -> BooksSite:
         site.run(100 + number, submit=START + later, state="FAILED" if number == 3 else "COMPLETED")
     site.run(200, who=BELA, submit=START + timedelta(minutes=4), account="chemistry")
     for task in range(6):
+        waits: dict[str, Any] = {"start": None, "end": None, "nodelist": ""}
         site.run(
             300 + task,
             array_job_id=300,
             array_task=str(task) if task else "6-9%2",
             submit=START + timedelta(minutes=4),
             state="FAILED" if task in (2, 4) else "COMPLETED" if task else "PENDING",
-            **({} if task else {"start": None, "end": None, "nodelist": ""}),
+            **({} if task else waits),
         )
     site.feed()
     return site

@@ -2,7 +2,17 @@
 
 from typing import Any, Final
 
-from steward.web.pages import home, login
+from steward.web.pages import changing, cluster, events, home, jobs, login, nodes, rules, steward
 
-ROUTES: Final[tuple[Any, ...]] = (*home.ROUTES, *login.ROUTES)
+ROUTES: Final[tuple[Any, ...]] = (
+    *home.ROUTES,
+    *login.ROUTES,
+    *jobs.ROUTES,
+    *cluster.ROUTES,
+    *changing.ROUTES,
+    *nodes.ROUTES,
+    *events.ROUTES,
+    *rules.ROUTES,
+    *steward.ROUTES,
+)
 """Every page."""

@@ -1,0 +1,108 @@
+"""A cluster whose jobs are looked at in the pages: steps, scripts, nodes' states and a bank."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from banking import RATE
+from bookkeeping import Site, spec_of
+from submitting import submit_to, wait_until
+from webbing import USERS, WebSite
+
+from steward.bank.ledger import Account, By, open_ledger
+from steward.bank.money import MICRO
+from steward.config_automation import SensorSettings
+from steward.config_bank import BankSettings, GateSettings
+from steward.jobs import Jobs, database_path
+from steward.sandbox import Sandbox
+
+CLUSTER = "box"
+PATIENCE_S = 90
+
+
+class JobSite:
+    """The pages, and the cluster that they are about.
+
+    Args:
+        cluster: Where all of it runs.
+        web: Daemon and pages.
+    """
+
+    def __init__(self, cluster: Sandbox, web: WebSite) -> None:
+        self.cluster = cluster
+        self.web = web
+
+    def submit(self, script: str, *, user: str = "ada", **options: Any) -> int:
+        """Submit a batch script; returns the job's id."""
+        options.setdefault("output", "/dev/null")
+        options.setdefault("account", "physics")
+        return submit_to(self.cluster, f"#!/bin/bash\n{script}\n", user=user, **options)
+
+    def state(self, job: object) -> str:
+        """The state that Steward knows of a job; "" for none."""
+        books = Jobs(database_path(str(self.web.daemon.state)))
+        try:
+            found = books.find(str(job), CLUSTER)
+        finally:
+            books.close()
+        return found[0].record.state if found else ""
+
+    def until(self, job: object, *states: str) -> None:
+        """Wait until Steward knows a job to be in one of these states."""
+        wait_until(lambda: self.state(job) in states, PATIENCE_S)
+
+
+@contextmanager
+def job_site(slurm: str, **web: Any) -> Iterator[JobSite]:
+    """Bring it up, and take it down."""
+    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
+        os.chmod(path, 0o755)
+        spec = spec_of(f"{path}/sandbox", slurm, accounting=False, user_names=USERS, cpus=8)
+        with Sandbox.up(spec, say=print) as cluster:
+            books = Site(cluster)
+            home = books.daemon.home
+            settings = {
+                "nodes": books.daemon.settings.nodes,
+                "cluster": books.daemon.settings.cluster,
+                "bank": BankSettings(enabled=True, reconcile_s=5.0),
+                "gate": GateSettings(
+                    socket=f"{home}/run/gate.sock",
+                    off_switch=f"{home}/run/gate.off",
+                    plugin_conf=f"{home}/run/gate.conf",
+                ),
+                "sensor": SensorSettings(
+                    enabled=True,
+                    triggers=False,
+                    interval_s=0.5,
+                    socket=f"{home}/run/trigger.sock",
+                    secret_file=f"{home}/trigger.secret",
+                ),
+            }
+            site = WebSite(cluster, Path(home), settings=settings, web=web)
+            books.daemon = site.daemon
+            _open_bank(site)
+            books.install_plugin()
+            try:
+                with site:
+                    books.start_agent()
+                    yield JobSite(cluster, site)
+            finally:
+                books.kill_agent()
+
+
+def _open_bank(site: WebSite) -> None:
+    site.daemon.state.mkdir(mode=0o700, exist_ok=True)
+    by = By(who="root", why="the tests' own")
+    ledger = open_ledger(site.daemon.settings)
+    try:
+        with ledger.transaction() as t:
+            t.rates.add(msgspec.structs.replace(RATE, cluster=CLUSTER), by)
+            for account in ("physics", "chemistry"):
+                t.accounts.create(Account(name=account), by)
+                t.transfers.deposit(account, 1000 * MICRO, by)
+    finally:
+        ledger.close()
