@@ -353,3 +353,21 @@ def test_a_node_without_slurm_conf_has_what_slurmctld_sent(
     assert installing.includes(str(own), str(conf))
     own.touch()
     assert not installing.includes(str(own), str(conf))
+
+
+def test_an_include_counts_by_whichever_name_of_its_directory(tmp_path: Path) -> None:
+    stack = tmp_path / "etc/plugstack.conf"
+    conf = Path(f"{stack}.d/steward.conf")
+    conf.parent.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "etc")
+    # Before the file is there, too: what is to be added is said before.
+    for line, counts in (
+        (f"include {stack}.d/*.conf", True),
+        ("include plugstack.conf.d/*.conf", True),
+        (f"include {tmp_path}/link/plugstack.conf.d/*.conf", True),
+        (f"include {tmp_path}/*/plugstack.conf.d/steward.conf", True),
+        (f"include {stack}.d/site-*.conf", False),
+        (f"include {tmp_path}/other/plugstack.conf.d/*.conf", False),
+    ):
+        stack.write_text(f"{line}\n")
+        assert installing.includes(str(stack), str(conf)) is counts, line

@@ -4,6 +4,7 @@ No file of the site's is ever changed: ours are files of their own, written in
 one step, and what is left to add to the site's is said.
 """
 
+import fnmatch
 import glob
 import os
 import re
@@ -111,9 +112,25 @@ def includes(plugstack: str, conf: str) -> bool:
     for words in plugstack_lines(plugstack):
         if words[0] == "include" and len(words) == 2:
             pattern = os.path.join(os.path.dirname(plugstack), words[1])
-            if conf in glob.glob(pattern):
+            if _matches(pattern, conf):
                 return True
     return False
+
+
+def _matches(pattern: str, conf: str) -> bool:
+    """Whether a pattern means a file, by whichever of its directory's names, there or not yet."""
+    directory, name = os.path.split(conf)
+    if not fnmatch.fnmatchcase(name, os.path.basename(pattern)):
+        return False
+    above = os.path.dirname(pattern)
+    return above == directory or any(_is_same(found, directory) for found in glob.glob(above))
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
 
 
 def plugstack_lines(path: str) -> list[list[str]]:

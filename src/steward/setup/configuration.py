@@ -35,6 +35,8 @@ def text_of(wishes: Wishes, site: Site) -> str:
     )
     if wishes.web:
         parts.append("[web]\n" + _line("listen", wishes.web))
+        parts[-1] += "# Where browsers find the pages, behind a proxy of the site's:\n"
+        parts[-1] += '#url = "https://ondemand.example.org/steward"\n'
     return "\n".join(parts)
 
 
