@@ -93,6 +93,7 @@ def test_events_are_paged_to_the_end_and_on(site: Site) -> None:
         answer = site.ask("history.events", limit=10, before=answer.older)
     assert seen == [f"n{number}" for number in reversed(range(35))]
     assert site.ask("history.events", after=newest).events == ()
+    assert answer.position == 35
     site.feed(site.told.node(9, "x", "IDLE"))
     assert [one.body.node for one in site.ask("history.events", after=newest).events] == ["x"]
     with pytest.raises(UsageError):

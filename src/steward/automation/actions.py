@@ -124,6 +124,7 @@ class AuditRequest(Request, frozen=True, kw_only=True):
         action: Only these; "" for all.
         cluster: Only on this cluster; "" for all.
         since: Only what was begun since; "" for any time.
+        before: Only what was begun before the action of this number; 0 for all.
         limit: How many at the most.
         zone: IANA name of the zone that ``since`` is in; "" for the system's.
     """
@@ -132,6 +133,7 @@ class AuditRequest(Request, frozen=True, kw_only=True):
     action: str = ""
     cluster: str = ""
     since: str = ""
+    before: int = 0
     limit: int = 100
     zone: str = ""
 
@@ -215,6 +217,7 @@ def audit(room: AutomationRoom, asker: Asker, request: AuditRequest) -> AuditAns
             rows = log.rows(
                 limit=request.limit,
                 since=since,
+                before=request.before,
                 ref=request.action,
                 cluster=request.cluster,
                 uid=None if is_operator else asker.uid,

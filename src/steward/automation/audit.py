@@ -178,6 +178,7 @@ class Audit:
         *,
         limit: int = 100,
         since: datetime | None = None,
+        before: int = 0,
         ref: str = "",
         cluster: str = "",
         uid: int | None = None,
@@ -187,6 +188,7 @@ class Audit:
         Args:
             limit: How many at the most.
             since: Only what was begun since.
+            before: Only actions of a lower number; 0 for all.
             ref: Only of this operation; "" for all.
             cluster: Only on this cluster; "" for all.
             uid: Only what this user asked for; all if None.
@@ -198,6 +200,7 @@ class Audit:
         values: list[Any] = []
         for condition, value in (
             ("begun.at_us >= ?", None if since is None else micros(since)),
+            ("begun.id < ?", before or None),
             ("ref = ?", ref or None),
             ("cluster = ?", cluster or None),
             ("uid = ?", uid),

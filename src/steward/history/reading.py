@@ -84,6 +84,10 @@ class HistoryReader:
         """Let go of the database."""
         self._database.close()
 
+    def position(self) -> int:
+        """The journal's position up to which all is kept."""
+        return self._number("SELECT position FROM cursor", {}) or 0
+
     def nodes_at(self, at_us: int) -> list[NodeSpan]:
         """How every node was at a time, by cluster and name; without those that were not there.
 

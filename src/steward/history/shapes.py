@@ -115,6 +115,8 @@ class EventsAnswer(Answer, frozen=True, kw_only=True):
         newer: Give it as ``after`` for what comes later.
         sensor: Whether there is a sensor, which alone tells states of nodes.
         begins: The oldest that is kept; None where nothing is.
+        position: How far the journal was read for that: give it to events.list as ``after``
+            for what happens from now on.
     """
 
     events: tuple[EventTold, ...]
@@ -122,6 +124,7 @@ class EventsAnswer(Answer, frozen=True, kw_only=True):
     newer: str = ""
     sensor: bool = False
     begins: datetime | None = None
+    position: int = 0
 
 
 class NodeJobsRequest(Request, frozen=True, kw_only=True):

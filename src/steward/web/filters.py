@@ -9,6 +9,8 @@ from markupsafe import Markup, escape
 
 from steward.bank import money
 from steward.bank.money import Unit
+from steward.printable import safe
+from steward.web.nodes import node_state
 
 _NONE: Final = "\N{EN DASH}"
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -97,5 +99,7 @@ FILTERS: Final = {
     "percent": percent,
     "amount": amount,
     "state": state,
+    "node_state": node_state,
+    "printable": safe,
 }
 """By the names that templates know them under."""

@@ -89,13 +89,16 @@ class Renderer:
             headers: More of them.
             context: What the template shows.
         """
-        text = self._jinja.get_template(template).render(visit=visit, part=part, **context)
         return Response(
-            text,
+            self.text(template, visit, **context),
             status_code=status,
             media_type="text/html",
             headers={"Cache-Control": "no-store", "Vary": "HX-Request", **(headers or {})},
         )
+
+    def text(self, template: str, visit: Visit | None = None, **context: Any) -> str:
+        """What a template says; see :meth:`page`."""
+        return self._jinja.get_template(template).render(visit=visit, part=part, **context)
 
     def redirect(self, path: str, visit: Visit | None = None, /, **query: Any) -> Response[None]:
         """Send the browser to another page, after something was done."""

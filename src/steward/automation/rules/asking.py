@@ -209,6 +209,7 @@ def history(room: RulesRoom, asker: Asker, request: HistoryRequest) -> HistoryAn
             cluster=request.cluster,
             status=request.status,
             since=since,
+            before=request.before,
             number=request.id,
         )
     finally:

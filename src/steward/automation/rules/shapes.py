@@ -166,6 +166,7 @@ class HistoryRequest(Request, frozen=True, kw_only=True):
         cluster: Only on this cluster; "" for all.
         status: Only of this status or phase; "" for all.
         since: Only what was decided since; "" for any time.
+        before: Only executions of a lower number; 0 for all.
         limit: How many at the most.
         zone: IANA name of the zone that ``since`` is in; "" for the system's.
     """
@@ -175,6 +176,7 @@ class HistoryRequest(Request, frozen=True, kw_only=True):
     cluster: str = ""
     status: str = ""
     since: str = ""
+    before: int = 0
     limit: int = 100
     zone: str = ""
 

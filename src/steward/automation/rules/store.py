@@ -282,6 +282,7 @@ class Store:
         cluster: str = "",
         status: str = "",
         since: datetime | None = None,
+        before: int = 0,
         number: int = 0,
     ) -> list[Execution]:
         """The latest executions, newest first; each argument that is given narrows it."""
@@ -289,6 +290,7 @@ class Store:
         values: list[Any] = []
         for condition, value in (
             ("id = ?", number or None),
+            ("id < ?", before or None),
             ("rule = ?", rule or None),
             ("cluster = ?", cluster or None),
             ("? IN (status, phase)", status or None),

@@ -1,17 +1,69 @@
 """The first page, and what says that the process lives."""
 
+import asyncio
 from typing import Any, Final
 
 from litestar import Response, get
 
+from steward.accounting.listing.shapes import JobsAnswer, JobsRequest
+from steward.bank.asking_views import BalanceAnswer, BalanceRequest
+from steward.errors import StewardError
+from steward.history.shapes import NodesAnswer, NodesRequest
+from steward.status.shapes import StatusShowAnswer, StatusShowRequest
+from steward.web.nodes import Count, counts
 from steward.web.rendering import Renderer
+from steward.web.troubles import troubles
 from steward.web.visit import Visit
+
+_JOBS: Final = 10
+_ACCOUNTS: Final = 8
 
 
 @get("/", include_in_schema=False)
 async def home(visit: Visit, pages: Renderer) -> Response[Any]:
-    """Where everything begins."""
-    return pages.page("home.html", visit)
+    """One's own jobs and money, the clusters, and for operators what is wrong."""
+    sees = [role.cluster for role in visit.me.clusters if role.sees_nodes]
+    is_caretaker = bool(visit.me.clusters) and all(role.operator for role in visit.me.clusters)
+    jobs: JobsAnswer | None
+    balance: BalanceAnswer | None
+    status: StatusShowAnswer | None
+    nodes: NodesAnswer | None
+    jobs, balance, nodes, status = await asyncio.gather(
+        _asked(
+            visit,
+            "accounting.jobs",
+            JobsRequest(users=(visit.user,), states=("RUNNING", "PENDING"), limit=_JOBS),
+            wanted=bool(visit.user),
+        ),
+        _asked(visit, "bank.balance", BalanceRequest(), wanted=visit.me.bank),
+        _asked(visit, "history.nodes", NodesRequest(), wanted=bool(sees)),
+        _asked(visit, "status.show", StatusShowRequest(gaps=False), wanted=is_caretaker),
+    )
+    return pages.page(
+        "home.html",
+        visit,
+        jobs=jobs,
+        balance=balance,
+        accounts=balance.accounts[:_ACCOUNTS] if balance else (),
+        more=len(balance.accounts) - _ACCOUNTS if balance else 0,
+        clusters=[(name, _counted(nodes, name)) for name in sees],
+        is_caretaker=is_caretaker,
+        troubles=troubles(status) if status else (),
+    )
+
+
+def _counted(answer: NodesAnswer | None, cluster: str) -> list[Count]:
+    return counts(node for node in answer.nodes if node.cluster == cluster) if answer else []
+
+
+async def _asked(visit: Visit, name: str, request: Any, *, wanted: bool) -> Any:
+    """An answer, or None: where one part of this page cannot be had, the others are shown."""
+    if not wanted:
+        return None
+    try:
+        return await visit.ask(name, request)
+    except StewardError:
+        return None
 
 
 @get("/healthz", include_in_schema=False, sync_to_thread=False, media_type="text/plain")

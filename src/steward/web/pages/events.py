@@ -1,0 +1,111 @@
+"""What happened, and what happens: the events, newest first, and live."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from litestar import Request, Response, get
+from litestar.response import ServerSentEvent, ServerSentEventMessage
+
+from steward.history.consumer import KEPT
+from steward.history.shapes import EventsAnswer, EventsRequest
+from steward.web import query
+from steward.web.events import EVERY_S, Streams, news, rows_of
+from steward.web.rendering import Renderer
+from steward.web.visit import Visit
+
+Ask = Request[Any, Any, Any]
+_EACH: Final = 4
+_ALL: Final = 64
+_STREAMS: Final = Streams(_EACH, _ALL)
+_LONGEST_S: Final = 1800.0
+"""After so long a browser has to come again, which it does by itself."""
+_HEARTBEAT_S: Final = 15.0
+_RETRY_MS: Final = 3000
+_LONGEST_ID: Final = 16
+
+
+@get("/events", include_in_schema=False)
+async def events(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
+    """What happened, newest first."""
+    asked = _asked(request)
+    answer: EventsAnswer = await visit.ask("history.events", asked)
+    filters: dict[str, Any] = {
+        "kinds": asked.kinds,
+        "clusters": asked.clusters,
+        "nodes": asked.nodes,
+        "failed": "1" if asked.failed else "",
+        "since": asked.since,
+        "until": asked.until,
+    }
+    context: dict[str, Any] = {
+        "rows": rows_of(visit, answer.events),
+        "older": answer.older,
+        "filters": filters,
+    }
+    if visit.is_part:
+        return pages.page("_events.html", visit, **context)
+    is_live = not (asked.before or asked.until)
+    return pages.page(
+        "events.html",
+        visit,
+        here="/events",
+        kinds=KEPT,
+        answer=answer,
+        live=pages.url("/events/stream", **filters, after=answer.position) if is_live else "",
+        **context,
+    )
+
+
+@get("/events/stream", include_in_schema=False)
+async def stream(request: Ask, visit: Visit, pages: Renderer) -> ServerSentEvent:
+    """What happens, as it happens, as rows of the page's table."""
+    _STREAMS.need_room(visit.me.uid)
+    asked = _asked(request)
+    seen = request.headers.get("last-event-id", "")
+    is_number = seen.isascii() and seen.isdigit() and len(seen) <= _LONGEST_ID
+    position = int(seen) if is_number else query.number(request, "after")
+    # What is asked for wrongly is told before the stream begins.
+    await visit.ask("history.events", asked)
+    return ServerSentEvent(_happening(visit, pages, asked, position))
+
+
+async def _happening(
+    visit: Visit, pages: Renderer, asked: EventsRequest, position: int
+) -> AsyncIterator[ServerSentEventMessage]:
+    with _STREAMS.one(visit.me.uid):
+        until = time.monotonic() + _LONGEST_S
+        said_at = time.monotonic()
+        yield ServerSentEventMessage(comment="here", retry=_RETRY_MS)
+        while time.monotonic() < until:
+            found = await news(visit, asked, position)
+            if found.is_over:
+                yield ServerSentEventMessage(event="over", data="over")
+                return
+            for row in found.rows:
+                text = pages.text("_event_row.html", visit, row=row)
+                yield ServerSentEventMessage(event="row", data=text, id=row.event.id)
+            if found.rows:
+                said_at = time.monotonic()
+            elif time.monotonic() - said_at >= _HEARTBEAT_S:
+                said_at = time.monotonic()
+                # The position, too, so that whoever comes again need not be told from far back.
+                yield ServerSentEventMessage(event="still", data="", id=found.position)
+            position = found.position
+            await asyncio.sleep(EVERY_S)
+
+
+def _asked(request: Ask) -> EventsRequest:
+    return EventsRequest(
+        kinds=query.words(request, "kinds"),
+        clusters=query.words(request, "clusters"),
+        nodes=query.text(request, "nodes"),
+        failed=query.switch(request, "failed"),
+        since=query.text(request, "since"),
+        until=query.text(request, "until"),
+        before=query.text(request, "before"),
+    )
+
+
+ROUTES: Final = (events, stream)

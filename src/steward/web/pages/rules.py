@@ -1,0 +1,155 @@
+"""Rules, and what they and people have had done."""
+
+import asyncio
+from typing import Any, Final
+
+from litestar import Request, Response, get, post
+from litestar.params import FromPath
+
+from steward.automation.actions import AuditAnswer, AuditRequest
+from steward.automation.rules.shapes import (
+    HistoryAnswer,
+    HistoryRequest,
+    ListAnswer,
+    ListRequest,
+    SwitchRequest,
+)
+from steward.errors import UsageError
+from steward.web import query
+from steward.web.changing import lines_of
+from steward.web.errors import NoSuchPage
+from steward.web.rendering import Renderer
+from steward.web.showing import pretty
+from steward.web.visit import Visit
+
+Ask = Request[Any, Any, Any]
+_AT_ONCE: Final = 50
+
+
+@get("/rules", include_in_schema=False)
+async def rules(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
+    """The rules, and what they did."""
+    filters: dict[str, Any] = {
+        "rule": query.text(request, "rule"),
+        "cluster": query.text(request, "cluster"),
+        "status": query.text(request, "status"),
+        "since": query.text(request, "since"),
+    }
+    wanted = HistoryRequest(
+        **filters, zone=_zone(visit), before=query.number(request, "before"), limit=_AT_ONCE + 1
+    )
+    if visit.is_part:
+        history: HistoryAnswer = await visit.ask("rules.history", wanted)
+        return pages.page("_executions.html", visit, **_executions(history, filters, visit))
+    listed: ListAnswer
+    listed, history = await asyncio.gather(
+        visit.ask("rules.list", ListRequest()), visit.ask("rules.history", wanted)
+    )
+    return pages.page(
+        "rules.html",
+        visit,
+        here="/rules",
+        listed=listed,
+        may_switch=all(role.administrator for role in visit.me.clusters),
+        **_executions(history, filters, visit),
+    )
+
+
+def _executions(history: HistoryAnswer, filters: dict[str, str], visit: Visit) -> dict[str, Any]:
+    shown = history.executions[:_AT_ONCE]
+    return {
+        "executions": shown,
+        "more": shown[-1].id if len(history.executions) > _AT_ONCE else 0,
+        "filters": filters,
+        "zones": {role.cluster: role.zone for role in visit.me.clusters},
+    }
+
+
+@get("/rules/executions/{number:int}", include_in_schema=False)
+async def execution(visit: Visit, pages: Renderer, number: FromPath[int]) -> Response[Any]:
+    """What one rule did once."""
+    wanted = HistoryRequest(id=number, limit=1)
+    answer: HistoryAnswer | None = None
+    if number > 0:
+        answer = await visit.ask("rules.history", wanted)
+    if answer is None or not answer.executions:
+        raise NoSuchPage(f"there is no execution {number}, or it was long ago")
+    found = answer.executions[0]
+    role = visit.role(found.cluster)
+    return pages.page(
+        "execution.html",
+        visit,
+        here="/rules",
+        one=found,
+        zone=role.zone if role else "",
+        lines=lines_of(found.result),
+        parameters=pretty(found.parameters),
+        result=pretty(found.result),
+    )
+
+
+@post("/rules/switch", include_in_schema=False, status_code=303)
+async def switch(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
+    """Switch a rule on or off."""
+    given = await request.form()
+    rule, to = str(given.get("rule", "")), str(given.get("to", ""))
+    if to not in ("on", "off"):
+        raise UsageError("a rule is switched on or off")
+    verb = "rules.enable" if to == "on" else "rules.disable"
+    await visit.ask(verb, SwitchRequest(rule=rule))
+    return pages.redirect("/rules", visit)
+
+
+@get("/actions", include_in_schema=False)
+async def audit(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
+    """What was done, and by whom; others than operators see what they did themselves."""
+    filters: dict[str, Any] = {
+        "action": query.text(request, "action"),
+        "cluster": query.text(request, "cluster"),
+        "since": query.text(request, "since"),
+    }
+    answer: AuditAnswer = await visit.ask(
+        "automation.audit",
+        AuditRequest(
+            **filters, zone=_zone(visit), before=query.number(request, "before"), limit=_AT_ONCE + 1
+        ),
+    )
+    shown = answer.actions[:_AT_ONCE]
+    return pages.page(
+        "_actions.html" if visit.is_part else "actions.html",
+        visit,
+        here="/rules",
+        actions=shown,
+        more=shown[-1].id if len(answer.actions) > _AT_ONCE else 0,
+        filters=filters,
+        zones={role.cluster: role.zone for role in visit.me.clusters},
+    )
+
+
+@get("/actions/{number:int}", include_in_schema=False)
+async def action(visit: Visit, pages: Renderer, number: FromPath[int]) -> Response[Any]:
+    """What became of one action."""
+    answer: AuditAnswer | None = None
+    if number > 0:
+        answer = await visit.ask("automation.audit", AuditRequest(id=number))
+    if answer is None or not answer.actions:
+        raise NoSuchPage(f"there is no action {number}, or it is not yours")
+    found = answer.actions[0]
+    role = visit.role(found.cluster)
+    return pages.page(
+        "action.html",
+        visit,
+        here="/rules",
+        one=found,
+        zone=role.zone if role else "",
+        lines=lines_of(found.result),
+        parameters=pretty(found.parameters),
+        result=pretty(found.result),
+    )
+
+
+def _zone(visit: Visit) -> str:
+    return visit.me.clusters[0].zone if visit.me.clusters else ""
+
+
+ROUTES: Final = (rules, execution, switch, audit, action)
