@@ -2,15 +2,20 @@
 
 from datetime import datetime
 
-from steward.accounting.page.formulas import signal_name
-from steward.accounting.page.notes import duration, ran, size
 from steward.accounting.page.shapes import (
-    Efficiency,
     PageAnswer,
     RunPart,
     Waiting,
 )
-from steward.accounting.pending import explain
+from steward.accounting.page.wording import (
+    cpu_words,
+    end_words,
+    memory_words,
+    share_word,
+    spans,
+    state_word,
+    time_words,
+)
 from steward.cli.drawing import (
     Pens,
     Row,
@@ -56,12 +61,12 @@ def _head(answer: PageAnswer) -> list[Row]:
     record = answer.record
     title = [("Job ", "bold"), *text(answer.job, "bold"), ("  ", ""), *text(record.name, "bold")]
     where: Row = [("  on cluster ", "dim"), *text(answer.cluster)]
-    state = record.state or ("unverified" if not answer.verified else "unknown")
+    state = state_word(answer)
     if record.state == "CANCELLED" and record.cancelled_by is not None:
         state_text: Row = [state_piece(state), (f" by uid {record.cancelled_by}", "")]
     else:
         state_text = [state_piece(state)]
-    rows: list[Row] = [[*title, *where], [("  ", ""), *state_text, *_end_words(answer)]]
+    rows: list[Row] = [[*title, *where], [("  ", ""), *state_text, *text(end_words(answer))]]
     if answer.ahead:
         words = "  Slurm says so just now; what it has done since follows in some seconds."
         rows.append([(words, "dim")])
@@ -118,21 +123,6 @@ def _facts(facts: list[tuple[str, str]]) -> list[Row]:
     return [[(f"  {name:<{width}}  ", "dim"), *text(value)] for name, value in shown]
 
 
-def _end_words(answer: PageAnswer) -> Row:
-    """How it ended, behind its state; of one that never began why not."""
-    record = answer.record
-    line = answer.runs[-1].line if answer.runs else None
-    if line is not None and line.end_us and not line.start_us and not line.nodelist:
-        if record.state == "CANCELLED" or not record.reason:
-            return [(" before it started", "")]
-        reason = explain(record.reason)
-        words = f" before it started. {reason.words} ({reason.code})"
-        return text(words)
-    if record.exit_signal:
-        return [(f", ended by {signal_name(record.exit_signal)}", "")]
-    return [(f", exit code {record.exit_code}", "")] if record.exit_code else []
-
-
 def _waiting(answer: PageAnswer, waiting: Waiting, pens: Pens) -> list[Row]:
     rows = heading("Why it waits")
     words = waiting.words or waiting.reason or "Slurm gives no reason."
@@ -155,8 +145,8 @@ def _waiting(answer: PageAnswer, waiting: Waiting, pens: Pens) -> list[Row]:
 
 def _run(run: RunPart, answer: PageAnswer, pens: Pens) -> list[Row]:
     rows: list[Row] = []
-    spans = _spans(run, int(answer.now.timestamp() * _US), pens)
-    if drawn := line_of_time(spans, pens):
+    drawn_as = _spans(run, int(answer.now.timestamp() * _US), pens)
+    if drawn := line_of_time(drawn_as, pens):
         rows += [[], *drawn]
     if run.line.start_us:
         rows += _efficiency(run, answer, pens)
@@ -174,67 +164,25 @@ def _run(run: RunPart, answer: PageAnswer, pens: Pens) -> list[Row]:
 
 
 def _spans(run: RunPart, now_us: int, pens: Pens) -> list[Span]:
-    """Submit, eligible, start, suspended, end as spans of time."""
-    line = run.line
-    began = min((piece.start_us for piece in run.pieces if piece.start_us), default=line.start_us)
-    if not line.submit_us:
-        return []
-    end_us = line.end_us or now_us
-    start_us = began or end_us
-    eligible_us = min(max(line.eligible_us, line.submit_us), start_us)
-    held = (eligible_us - line.submit_us) / _US
-    waited = (start_us - eligible_us) / _US
-    spans = [
-        Span(held, pens.held, "dim", f"could not start for {duration(held)}"),
-        Span(waited, pens.waited, "yellow", f"waited {duration(waited)}"),
-    ]
-    if not began:
-        return spans
-    ran_s = max(0.0, (end_us - began) / _US - line.suspended_s)
-    style = state_piece(line.state)[1].removeprefix("bold ")
-    label = f"{'ran' if line.end_us else 'has run'} {duration(ran_s)}"
-    before, after = _around_suspension(run, end_us, ran_s)
-    return [
-        *spans,
-        Span(before, pens.ran, style, label),
-        Span(
-            float(line.suspended_s),
-            pens.suspended,
-            "yellow",
-            f"was suspended for {duration(line.suspended_s)}",
-        ),
-        Span(after, pens.ran, style, label),
-    ]
-
-
-def _around_suspension(run: RunPart, end_us: int, ran_s: float) -> tuple[float, float]:
-    """How long it ran before its last suspension, and after; all before where nobody knows."""
-    suspended = run.line.suspended_s
-    if not suspended or run.suspended_at is None:
-        return ran_s, 0.0
-    after = (end_us - int(run.suspended_at.timestamp() * _US)) / _US
-    after = max(0.0, min(ran_s, after))
-    return ran_s - after, after
+    """A run's spans of time, with what each is drawn with."""
+    ran = state_piece(run.line.state)[1].removeprefix("bold ")
+    drawn = {
+        "held": (pens.held, "dim"),
+        "waited": (pens.waited, "yellow"),
+        "ran": (pens.ran, ran),
+        "suspended": (pens.suspended, "yellow"),
+    }
+    return [Span(one.seconds, *drawn[one.kind], one.words) for one in spans(run, now_us)]
 
 
 def _efficiency(run: RunPart, answer: PageAnswer, pens: Pens) -> list[Row]:
     used = run.efficiency
     rows = heading("Efficiency")
-    cpu = _cpu_words(used, is_over=run.line.end_us > 0)
+    cpu = cpu_words(used, is_over=run.line.end_us > 0)
     rows.append(_share("CPU", used.cpu, cpu_style(used.cpu, answer), cpu, pens))
-    memory = ""
-    if used.memory_used_bytes is not None:
-        given = f" of {size(used.memory_given_bytes)}" if used.memory_given_bytes else ""
-        where = f" on {used.memory_node}" if used.memory_node else ""
-        least = "at least " if used.memory_at_least else ""
-        memory = f"{least}{size(used.memory_used_bytes)}{given}{where}"
-        if not given:
-            memory += ", none was allocated"
     style = _memory_style(used.memory, answer)
-    rows.append(_share("Memory", used.memory, style, memory or "not known", pens))
-    limit = f" of {duration(used.limit_s)}" if used.limit_s else ", no limit was set"
-    words = f"{ran(used.elapsed_s)}{limit}"
-    rows.append(_share("Time", used.time, _time_style(run), words, pens))
+    rows.append(_share("Memory", used.memory, style, memory_words(used), pens))
+    rows.append(_share("Time", used.time, _time_style(run), time_words(used), pens))
     if used.at_least and run.line.end_us:
         missing = "Facts are missing, so more may have been used: 'steward accounting gaps'."
         rows += wrapped(missing, pens.width)
@@ -242,26 +190,12 @@ def _efficiency(run: RunPart, answer: PageAnswer, pens: Pens) -> list[Row]:
 
 
 def _share(name: str, share: float | None, style: str, words: str, pens: Pens) -> Row:
-    percent = "?" if share is None else f"{share:.0%}"
-    if share and percent == "0%":
-        percent = "<1%"
     return [
         (f"  {name:<8}", ""),
         *bar(share, _BAR, pens, style),
-        (f" {percent:>5}  ", style),
+        (f" {share_word(share):>5}  ", style),
         *text(words),
     ]
-
-
-def _cpu_words(used: Efficiency, *, is_over: bool) -> str:
-    if used.cpu_used_s is None:
-        return "not known"
-    if not is_over:
-        return f"{duration(used.cpu_used_s)} so far"
-    if used.cpu is None or used.cpu_given_s is None:
-        # It lasted less than a second, as Slurm counts: nothing to have a share of.
-        return duration(used.cpu_used_s)
-    return f"{duration(used.cpu_used_s)} of {duration(used.cpu_given_s)}"
 
 
 def _memory_style(share: float | None, answer: PageAnswer) -> str:

@@ -1,13 +1,12 @@
 """The steps and tasks of a job's page, drawn, and the colours that states and shares have."""
 
-from collections.abc import Iterator
 from typing import Final
 
 from steward.accounting.page.formulas import elapsed_s, signal_name
 from steward.accounting.page.notes import duration, size
 from steward.accounting.page.shapes import PageAnswer, RunPart, StepPart, TaskPart
+from steward.accounting.page.wording import ends_of_tasks, exit_word
 from steward.cli.drawing import Head, Piece, Row, heading, table, wrapped
-from steward.cli.text import number
 
 _US: Final = 1_000_000
 STATE_STYLES = {
@@ -96,7 +95,7 @@ def _step_cells(step: StepPart, now_us: int, answer: PageAnswer) -> list[Piece]:
         (line.step, "bold"),
         (line.name[:20], ""),
         state_piece(line.state),
-        (_exit(line.exit_code, line.exit_signal), ""),
+        (exit_word(line.exit_code, line.exit_signal), ""),
         (str(line.tasks) if line.tasks else "", ""),
         (duration(elapsed_s(line, now_us)) if line.start_us else "", ""),
         (f"{step.cpu:.0%}" if step.cpu is not None else "", cpu_style(step.cpu, answer)),
@@ -108,12 +107,6 @@ def _step_cells(step: StepPart, now_us: int, answer: PageAnswer) -> list[Piece]:
         (_bytes(line.read_bytes), ""),
         (_bytes(line.written_bytes), ""),
     ]
-
-
-def _exit(code: int | None, number_: int | None) -> str:
-    if number_:
-        return signal_name(number_)
-    return "" if code is None else str(code)
 
 
 def _seconds(us: int | None) -> str:
@@ -140,7 +133,7 @@ def _tasks(step: StepPart, width: int) -> list[Row]:
     of_all = "" if len(step.tasks) == step.all_tasks else f", {len(step.tasks)} of {step.all_tasks}"
     rows: list[Row] = [[], [(f"  Tasks of step {step.line.step}{of_all}", "bold")]]
     rows += table(_TASK_HEADS, [_task_cells(task) for task in step.tasks], width)
-    for words in _summed_up(step):
+    for words in ends_of_tasks(step):
         rows += wrapped(words, width)
     return rows
 
@@ -161,22 +154,3 @@ def _task_cells(task: TaskPart) -> list[Piece]:
         (_bytes(task.written_bytes), ""),
         (", ".join(filter(None, marks)), "dim"),
     ]
-
-
-def _summed_up(step: StepPart) -> Iterator[str]:
-    if step.signals:
-        told = ", ".join(
-            f"{signal_name(one)} ended {number(count, 'task')}"
-            for one, count in step.signals.items()
-        )
-        yield f"{told}."
-    if step.codes:
-        codes = step.codes.items()
-        told = ", ".join(f"{number(count, 'task')} returned {code}" for code, count in codes)
-        yield f"{told}."
-    balance = step.balance
-    if balance is not None:
-        yield (
-            f"CPU time a task: mean {duration(balance.mean_s)}, most {duration(balance.busiest_s)} "
-            f"(task {balance.busiest}), least {duration(balance.idlest_s)} (task {balance.idlest})."
-        )

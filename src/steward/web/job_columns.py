@@ -8,7 +8,7 @@ import msgspec
 from markupsafe import Markup, escape
 
 from steward.accounting.listing.shapes import JobRow
-from steward.accounting.page.formulas import signal_name
+from steward.accounting.page.wording import exit_word
 from steward.printable import safe
 from steward.web.filters import amount, duration, number, percent, size, state, when
 
@@ -61,13 +61,6 @@ def _states(row: JobRow, shown: Shown) -> Markup:  # noqa: ARG001 -- a cell's sh
     return Markup('<span class="tasks">{}</span>').format(Markup(" ").join(parts))
 
 
-def exit_words(code: int | None, ended_by: int | None) -> str:
-    """How a job or step ended: a number, or a signal's name."""
-    if ended_by:
-        return signal_name(ended_by)
-    return "" if code is None else str(code)
-
-
 def _limit(row: JobRow, shown: Shown) -> str:  # noqa: ARG001 -- a cell's shape
     return duration(row.limit_s) if row.limit_s else ""
 
@@ -111,7 +104,7 @@ COLUMNS: Final = {
         Column(
             "exit",
             "Exit",
-            lambda row, _: "" if row.tasks else exit_words(row.exit_code, row.exit_signal),
+            lambda row, _: "" if row.tasks else exit_word(row.exit_code, row.exit_signal),
             is_number=True,
         ),
         Column("restarts", "Restarts", lambda row, _: _count(row.restarts or None), is_number=True),

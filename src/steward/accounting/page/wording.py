@@ -1,0 +1,155 @@
+"""What a job's page says in words, wherever it is shown: how it ended, its times, what it used."""
+
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import msgspec
+
+from steward.accounting.page.formulas import signal_name
+from steward.accounting.page.notes import duration, ran, size
+from steward.accounting.page.shapes import Efficiency, PageAnswer, RunPart, StepPart
+from steward.accounting.pending import explain
+
+_US: Final = 1_000_000
+SpanKind = Literal["held", "waited", "ran", "suspended"]
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A part of a run's time.
+
+    Attributes:
+        kind: What it was: not eligible yet, waiting, running, suspended.
+        seconds: How long it lasted.
+        words: The same in words: ``waited 5 s``.
+    """
+
+    kind: SpanKind
+    seconds: float
+    words: str
+
+
+def state_word(answer: PageAnswer) -> str:
+    """The state of a job."""
+    return answer.record.state or ("unverified" if not answer.verified else "unknown")
+
+
+def end_words(answer: PageAnswer) -> str:
+    """How it ended, to be put behind its state; of one that never began why not."""
+    record = answer.record
+    line = answer.runs[-1].line if answer.runs else None
+    if line is not None and line.end_us and not line.start_us and not line.nodelist:
+        if record.state == "CANCELLED" or not record.reason:
+            return " before it started"
+        reason = explain(record.reason)
+        return f" before it started. {reason.words} ({reason.code})"
+    if record.exit_signal:
+        return f", ended by {signal_name(record.exit_signal)}"
+    return f", exit code {record.exit_code}" if record.exit_code else ""
+
+
+def exit_word(code: int | None, number: int | None) -> str:
+    """How a run or step ended, short: an exit code, or a signal's name."""
+    if number:
+        return signal_name(number)
+    return "" if code is None else str(code)
+
+
+def spans(run: RunPart, now_us: int) -> list[Span]:
+    """Submit, eligible, start, suspended, end as spans of time.
+
+    Args:
+        run: The run.
+        now_us: The present moment, µs since the epoch, for a run that has not ended.
+    """
+    line = run.line
+    began = min((piece.start_us for piece in run.pieces if piece.start_us), default=line.start_us)
+    if not line.submit_us:
+        return []
+    end_us = line.end_us or now_us
+    start_us = began or end_us
+    eligible_us = min(max(line.eligible_us, line.submit_us), start_us)
+    held = (eligible_us - line.submit_us) / _US
+    waited = (start_us - eligible_us) / _US
+    found = [
+        Span("held", held, f"could not start for {duration(held)}"),
+        Span("waited", waited, f"waited {duration(waited)}"),
+    ]
+    if not began:
+        return found
+    ran_s = max(0.0, (end_us - began) / _US - line.suspended_s)
+    words = f"{'ran' if line.end_us else 'has run'} {duration(ran_s)}"
+    before, after = _around_suspension(run, end_us, ran_s)
+    suspended = float(line.suspended_s)
+    return [
+        *found,
+        Span("ran", before, words),
+        Span("suspended", suspended, f"was suspended for {duration(suspended)}"),
+        Span("ran", after, words),
+    ]
+
+
+def _around_suspension(run: RunPart, end_us: int, ran_s: float) -> tuple[float, float]:
+    """How long it ran before its last suspension, and after; all before where nobody knows."""
+    suspended = run.line.suspended_s
+    if not suspended or run.suspended_at is None:
+        return ran_s, 0.0
+    after = (end_us - int(run.suspended_at.timestamp() * _US)) / _US
+    after = max(0.0, min(ran_s, after))
+    return ran_s - after, after
+
+
+def cpu_words(used: Efficiency, *, is_over: bool) -> str:
+    """What CPU time a run used."""
+    if used.cpu_used_s is None:
+        return "not known"
+    if not is_over:
+        return f"{duration(used.cpu_used_s)} so far"
+    if used.cpu is None or used.cpu_given_s is None:
+        # It lasted less than a second, as Slurm counts: nothing to have a share of.
+        return duration(used.cpu_used_s)
+    return f"{duration(used.cpu_used_s)} of {duration(used.cpu_given_s)}"
+
+
+def memory_words(used: Efficiency) -> str:
+    """What memory a run used where it used the most."""
+    if used.memory_used_bytes is None:
+        return "not known"
+    given = f" of {size(used.memory_given_bytes)}" if used.memory_given_bytes else ""
+    where = f" on {used.memory_node}" if used.memory_node else ""
+    least = "at least " if used.memory_at_least else ""
+    words = f"{least}{size(used.memory_used_bytes)}{given}{where}"
+    return words if given else f"{words}, none was allocated"
+
+
+def time_words(used: Efficiency) -> str:
+    """How long a run took of what it might."""
+    limit = f" of {duration(used.limit_s)}" if used.limit_s else ", no limit was set"
+    return f"{ran(used.elapsed_s)}{limit}"
+
+
+def share_word(share: float | None) -> str:
+    """A share as a percentage: ``?`` where it is not known, ``<1%`` where it is not nothing."""
+    percent = "?" if share is None else f"{share:.0%}"
+    return "<1%" if share and percent == "0%" else percent
+
+
+def ends_of_tasks(step: StepPart) -> Iterator[str]:
+    """How the tasks of a step ended, and how evenly they worked, in sentences."""
+    if step.signals:
+        told = ", ".join(
+            f"{signal_name(one)} ended {_tasks(count)}" for one, count in step.signals.items()
+        )
+        yield f"{told}."
+    if step.codes:
+        told = ", ".join(f"{_tasks(count)} returned {code}" for code, count in step.codes.items())
+        yield f"{told}."
+    balance = step.balance
+    if balance is not None:
+        yield (
+            f"CPU time a task: mean {duration(balance.mean_s)}, most {duration(balance.busiest_s)} "
+            f"(task {balance.busiest}), least {duration(balance.idlest_s)} (task {balance.idlest})."
+        )
+
+
+def _tasks(count: int) -> str:
+    return f"{count} task" if count == 1 else f"{count} tasks"
