@@ -37,4 +37,4 @@ class Program(httpx.Client):
 def token(site: WebSite, user: str, *scopes: str) -> str:
     """A token's secret."""
     words = ["--scope", ",".join(scopes)] if scopes else []
-    return site.daemon.ask("token", "create", *words, user=user).stdout.strip()
+    return str(site.daemon.ask("token", "create", *words, user=user).stdout).strip()

@@ -15,7 +15,7 @@ LEVELS = [
     {"cli", "__main__"},
     {"demo"},
     {"web"},
-    {"daemon", "sandbox", "serving"},
+    {"client", "daemon", "sandbox", "serving"},
     {"settings", "doctor", "setup"},
     {
         *("archive", "accounting", "bank", "automation", "capture", "native", "agent"),

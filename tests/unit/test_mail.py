@@ -19,9 +19,9 @@ from page_site import answer_of, launch, run_line, run_of, task
 
 from steward.accounting.page.shapes import PageAnswer
 from steward.cli import mail
-from steward.cli.client import DaemonAway
 from steward.cli.mail import addresses, is_whole
 from steward.cli.options import Place
+from steward.client import DaemonAway
 from steward.errors import UsageError
 from steward.posting import Letter, NotSent, message, post
 from steward.printable import safe

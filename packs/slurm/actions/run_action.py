@@ -9,8 +9,8 @@ from typing import Any
 from st2common.runners.base_action import Action
 
 from steward.automation.actions import RunAnswer, RunRequest
-from steward.cli.client import action, call
-from steward.cli.place import Place
+from steward.client.asking import action, call
+from steward.client.place import Place
 from steward.errors import StewardError
 
 _OWN = ("cluster", "dry_run", "force")

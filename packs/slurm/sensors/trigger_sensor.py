@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from listening import Heard, Listener
 
 from steward.automation.actions import RunAnswer, RunRequest
-from steward.cli.client import action, call
-from steward.cli.place import Place
+from steward.client.asking import action, call
+from steward.client.place import Place
 from steward.errors import StewardError
 from steward.events import NODE_STATE
 from steward.journal.telling import EventsAnswer, EventsRequest

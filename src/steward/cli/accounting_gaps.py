@@ -7,12 +7,12 @@ import typer
 from steward.accounting.gaps import LIMIT, SILENT_S, Finding, GapsAnswer, GapsRequest
 from steward.accounting.page.notes import duration
 from steward.cli import options, output
-from steward.cli.client import action, call
 from steward.cli.options import Place
 from steward.cli.output import Column
 from steward.cli.text import number
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
+from steward.client.asking import action, call
 
 
 def gaps(

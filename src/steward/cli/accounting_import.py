@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from steward.cli import options, output
-from steward.cli.client import settings_here
 from steward.cli.options import Place
 from steward.cli.progress import Bar
 from steward.cli.text import number
 from steward.cli.times import local
+from steward.client.here import settings_here
 from steward.errors import UsageError
 
 

@@ -13,11 +13,11 @@ from steward.accounting.log.asking import (
 )
 from steward.accounting.plugins.asking import PluginLine, PluginsAnswer, PluginsRequest
 from steward.cli import options, output
-from steward.cli.client import action, call, stream
 from steward.cli.options import Place
 from steward.cli.text import number, safe_lines, size
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
+from steward.client.asking import action, call, stream
 
 
 def dump(

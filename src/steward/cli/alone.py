@@ -12,7 +12,7 @@ import msgspec
 
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.keeping import Keeper
-from steward.cli.client import ARCHIVE_SETTINGS, ARCHIVE_SOCKET, ARCHIVE_STATE
+from steward.client.here import ARCHIVE_SETTINGS, ARCHIVE_SOCKET, ARCHIVE_STATE
 from steward.config import AccountingSettings, Settings
 from steward.errors import StewardError, UsageError
 from steward.filesystems import network_kind

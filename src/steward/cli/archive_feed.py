@@ -9,11 +9,11 @@ import typer
 
 from steward.cli import options, output
 from steward.cli.alone import SetUpError, checked, set_up, settings_path, state_dir
-from steward.cli.client import settings_here
 from steward.cli.options import Place
 from steward.cli.progress import Bar
 from steward.cli.text import number, safe
 from steward.cli.times import local
+from steward.client.here import settings_here
 from steward.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
 from steward.daemon.__main__ import become
 from steward.errors import UsageError

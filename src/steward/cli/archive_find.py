@@ -7,11 +7,11 @@ import typer
 
 from steward.archive.answers import Hit, ListAnswer, ListRequest, SearchAnswer, SearchRequest
 from steward.cli import options, output
-from steward.cli.client import action, call
 from steward.cli.jobs_table import columns, user
 from steward.cli.options import Place
 from steward.cli.text import safe
 from steward.cli.times import show as show_time
+from steward.client.asking import action, call
 
 _PAGE = 1000
 _SCREEN = 200

@@ -22,13 +22,13 @@ from steward.archive.bulk_answers import (
 )
 from steward.archive.shapes import JobLine
 from steward.cli import options, output
-from steward.cli.client import action, call, stream
 from steward.cli.collecting import collected
 from steward.cli.exporting import target_of
 from steward.cli.jobs_table import WIDEST, user
 from steward.cli.options import Place
 from steward.cli.progress import Bar
 from steward.cli.text import number, size
+from steward.client.asking import action, call, stream
 from steward.errors import StewardError, UsageError
 
 Sink = Annotated[

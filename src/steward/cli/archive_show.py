@@ -13,11 +13,11 @@ from steward.archive.answers import (
     ShowRequest,
 )
 from steward.cli import options, output
-from steward.cli.client import action, call
 from steward.cli.jobs_table import facts
 from steward.cli.options import Place
 from steward.cli.text import decode, safe, safe_lines, size
 from steward.cli.times import show as show_time
+from steward.client.asking import action, call
 from steward.errors import StewardError
 
 _TROUBLE = 2

@@ -12,11 +12,11 @@ from steward.archive.sink_answers import (
     SinksRequest,
 )
 from steward.cli import options, output
-from steward.cli.client import action, call
 from steward.cli.collecting import collected
 from steward.cli.options import Place
 from steward.cli.text import number, size
 from steward.cli.times import show as show_time
+from steward.client.asking import action, call
 
 
 def sinks(

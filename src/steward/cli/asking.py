@@ -10,9 +10,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 import msgspec
 
 from steward.cli import options
-from steward.cli.client import action, call
 from steward.cli.output import Style
-from steward.cli.place import Place
+from steward.client.asking import action, call
+from steward.client.place import Place
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -11,11 +11,11 @@ from steward.backup.making import make, named
 from steward.backup.manifest import CONFIG, BackupError, Manifest
 from steward.backup.restoring import restore as put_back
 from steward.cli import options, output
-from steward.cli.client import settings_here
-from steward.cli.place import Place
 from steward.cli.progress import Bar
 from steward.cli.text import number, size
 from steward.cli.times import show as show_time
+from steward.client.here import settings_here
+from steward.client.place import Place
 from steward.config import Settings
 from steward.events import utc_now
 from steward.settings.file import DEFAULT_PATH, load

@@ -16,8 +16,8 @@ from steward.bank.records import PriceLine, Quote
 from steward.cli import options, output
 from steward.cli.asking import Asked, asking
 from steward.cli.bank_text import ClusterOption, Shown, plain, say
-from steward.cli.client import action, call
 from steward.cli.options import Place
+from steward.client.asking import action, call
 from steward.errors import UsageError
 
 _LONGEST = 4 * 1024 * 1024

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from steward.archive.bulk_answers import Progress
-from steward.cli.client import action, stream
 from steward.cli.options import Place
 from steward.cli.progress import Bar
+from steward.client.asking import action, stream
 
 
 def collected(

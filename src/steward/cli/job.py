@@ -7,9 +7,9 @@ import typer
 
 from steward.accounting.page.shapes import FEW, MOST_TASKS, PageAnswer, PageRequest
 from steward.cli import options, output
-from steward.cli.client import action, call
 from steward.cli.drawing import Pens, Row, drawn, pens, plain
 from steward.cli.options import Place
+from steward.client.asking import action, call
 
 
 def job(

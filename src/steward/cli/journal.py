@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from steward.cli import options, output
-from steward.cli.client import action, call
 from steward.cli.lazy import CONTEXT
 from steward.cli.options import Place
 from steward.cli.times import show as show_time
+from steward.client.asking import action, call
 from steward.journal import ConsumerStatus, refill_command
 from steward.journal.actions import (
     DeadAnswer,

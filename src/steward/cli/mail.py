@@ -20,11 +20,13 @@ import typer
 
 from steward.accounting.page.shapes import PageAnswer, PageRequest
 from steward.cli import options
-from steward.cli.client import CLIENT_PATH, DaemonAway, action, call, settings_readable
 from steward.cli.drawing import ASCII, plain
 from steward.cli.job import rows_of
 from steward.cli.options import Place
 from steward.cli.text import safe
+from steward.client import DaemonAway
+from steward.client.asking import action, call
+from steward.client.here import CLIENT_PATH, settings_readable
 from steward.config import MailSettings
 from steward.errors import Refused, StewardError, UsageError
 from steward.posting import Letter, NotTaken, post, read_body

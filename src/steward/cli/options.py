@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from steward.cli.output import Style
-from steward.cli.place import Place as Place  # noqa: PLC0414 -- offered here, too
 from steward.cli.times import zone_to_ask_in
+from steward.client.place import Place as Place  # noqa: PLC0414 -- offered here, too
 from steward.errors import UsageError
 
 

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from steward.accounting.sacct.options import Options, options
 from steward.accounting.sacct.shapes import SacctAnswer, SacctText
-from steward.cli.client import remote, this_user, where
 from steward.cli.ending import ended
-from steward.cli.place import Place
 from steward.cli.times import zone_to_ask_in
+from steward.client.asking import elsewhere, where
+from steward.client.here import this_user
+from steward.client.place import Place
+from steward.config import Settings
 from steward.errors import StewardError, UsageError
 
 if TYPE_CHECKING:
     from steward.archive.answers import EnvAnswer, ShowAnswer
-    from steward.config import Settings
 
 _RULE = "-" * 80
 
@@ -107,14 +108,14 @@ def _asked(asked: Options) -> Iterator[SacctText | SacctAnswer]:
 
         return sacct_of_file(asked.file, this_user(), asked.request)
     found = where(_place(asked))
-    if isinstance(found, str):
-        from steward.accounting.sacct.action import SACCT
+    if isinstance(found, Settings):
+        return _of_books(asked, found)
+    from steward.accounting.sacct.action import SACCT
 
-        return remote(found, SACCT, asked.request)
-    return _of_books(asked, found)
+    return elsewhere(found, SACCT, asked.request)
 
 
-def _of_books(asked: Options, settings: "Settings") -> Iterator[SacctText | SacctAnswer]:
+def _of_books(asked: Options, settings: Settings) -> Iterator[SacctText | SacctAnswer]:
     from steward.accounting.room import AccountingRoom
     from steward.accounting.sacct.listing import sacct
     from steward.standings import access_of
@@ -243,7 +244,7 @@ def _environment(asked: Options, job: str) -> bytes:
 
 
 def _of_archive(asked: Options, name: str, request: Any) -> Any:
-    from steward.cli.client import action, call
+    from steward.client.asking import action, call
 
     return call(_place(asked), action(name), request)
 

@@ -12,9 +12,9 @@ from steward.cli import output
 from steward.cli.asking import Asked, asking
 from steward.cli.options import Config, Socket
 from steward.cli.output import Column
-from steward.cli.place import Place
 from steward.cli.text import number, size
 from steward.cli.times import show as show_time
+from steward.client.place import Place
 from steward.status.shapes import (
     ConsumerLine,
     MetricsAnswer,

@@ -11,9 +11,12 @@ import pytest
 import typer
 from served import LIMITS, Done, Question, Step, Told, registry, serving
 
-from steward.cli import client, options
-from steward.cli.client import ClientError, DaemonAway, choose, local, remote
-from steward.cli.options import Place
+from steward.cli import options
+from steward.client import ClientError, DaemonAway, asking, here
+from steward.client.asking import choose
+from steward.client.here import local
+from steward.client.place import Place
+from steward.client.sockets import remote
 from steward.errors import Refused, StewardError, UsageError
 
 REGISTRY = registry()
@@ -114,9 +117,9 @@ def test_a_controller_says_that_it_keeps_no_archive(tmp_path: Path) -> None:
         f'state_dir = "{tmp_path}"\n[cluster.c]\nspool = "/spool"\n[forward]\nto = "elsewhere:1"\n'
     )
     for name in ("archive.list", "archive.sinks"):
-        asked = client.action(name)
+        asked = asking.action(name)
         with pytest.raises(UsageError, match="a controller keeps no archive"):
-            client.call(Place(config=str(path)), asked, asked.request())
+            asking.call(Place(config=str(path)), asked, asked.request())
 
 
 def test_an_archive_without_settings_is_none(tmp_path: Path) -> None:
@@ -136,8 +139,8 @@ def no_host_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory that all users can read, with all the configuration that this host has."""
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
-        monkeypatch.setattr(client, "DEFAULT_PATH", f"{directory}/steward.toml")
-        monkeypatch.setattr(client, "CLIENT_PATH", f"{directory}/client.toml")
+        monkeypatch.setattr(here, "DEFAULT_PATH", f"{directory}/steward.toml")
+        monkeypatch.setattr(here, "CLIENT_PATH", f"{directory}/client.toml")
         yield Path(directory)
 
 

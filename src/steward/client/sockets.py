@@ -1,0 +1,113 @@
+"""Asks a daemon through its Unix socket."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from steward.actions import Action
+from steward.client.errors import ClientError, DaemonAway
+from steward.daemon.protocol import Reply, address, ask_line, error_of, read_reply
+
+_CONNECT_S: Final = 10.0
+SILENCE_S: Final = 330.0
+"""How long an answer may be silent: a little longer than the daemon lets an action be."""
+
+
+def remote(path: str, action: Action, request: Any, key: str = "") -> Iterator[Any]:
+    """Ask the daemon that listens on a socket.
+
+    Args:
+        path: The socket's.
+        action: What is asked for.
+        request: A value of its request type.
+        key: Under which it is done once; "" for none.
+
+    Raises:
+        DaemonAway: No daemon answers.
+        ClientError: Its answer cannot be understood.
+        StewardError: Whatever the action refuses or cannot do.
+    """
+    with _connect(path) as connection:
+        # Who is turned away is not listened to; why is what is read next.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(ask_line(action.name, request, key=key))
+        with connection.makefile("rb") as lines:
+            yield from told(action, replies(lines, f"the daemon on {path}"))
+
+
+def told(action: Action, found: Iterator[Reply]) -> Iterator[Any]:
+    """The items of a stream and its answer, from the lines that tell them.
+
+    Raises:
+        ClientError: They cannot be understood.
+        StewardError: What a line says that went wrong.
+    """
+    items = msgspec.json.Decoder(_union(action.items))
+    for reply in found:
+        if reply.error:
+            raise error_of(reply)
+        try:
+            if reply.ok:
+                yield msgspec.json.decode(reply.answer, type=action.answer)
+                return
+            item = items.decode(reply.item)
+        except msgspec.MsgspecError as error:
+            raise not_understood(action.name, error) from error
+        yield item
+
+
+def replies(lines: BinaryIO, who: str) -> Iterator[Reply]:
+    """The lines of an answer; there is no end but the last of them.
+
+    Raises:
+        DaemonAway: They break off.
+        ClientError: One is none.
+    """
+    while True:
+        try:
+            line = lines.readline()
+        except TimeoutError as error:
+            raise DaemonAway(f"{who} does not answer any more", who) from error
+        except ConnectionResetError:
+            line = b""
+        if not line:
+            raise DaemonAway(f"{who} ended the connection: its log says why", who)
+        try:
+            yield read_reply(line)
+        except msgspec.MsgspecError as error:
+            raise not_understood(who, error) from error
+
+
+def not_understood(who: str, error: Exception) -> ClientError:
+    """An answer that makes no sense."""
+    return ClientError(
+        f"the answer of {who} cannot be understood: is it of another release? ({error})", who
+    )
+
+
+def _connect(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(_CONNECT_S)
+    try:
+        with address(path) as name:
+            connection.connect(name)
+    except OSError as error:
+        connection.close()
+        reason = error.strerror or str(error)
+        raise DaemonAway(
+            f"no daemon answers on {path} ({reason}): start 'steward serve', "
+            "or say with --config or --socket where to ask",
+            path,
+        ) from error
+    connection.settimeout(SILENCE_S)
+    return connection
+
+
+def _union(types: tuple[type[msgspec.Struct], ...]) -> Any:
+    union: Any = Any
+    for index, kind in enumerate(types):
+        union = kind if index == 0 else union | kind
+    return union

@@ -1,0 +1,196 @@
+"""Asks through the API of Steward's pages, from hosts that have no daemon.
+
+What lets us in is a token: that of ``STEWARD_TOKEN``, or what stands in a file
+that nobody else can read.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec
+
+from steward import __version__
+from steward.actions import Action
+from steward.client.errors import ClientError, DaemonAway
+from steward.client.place import Web
+from steward.client.sockets import SILENCE_S, not_understood, replies, told
+from steward.credentials.errors import NotKnown
+from steward.errors import Conflict, Failed, Missing, Refused, StewardError, Unavailable, UsageError
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection, HTTPResponse
+
+TOKEN: Final = "STEWARD_TOKEN"  # noqa: S105 - a variable's name
+TOKEN_FILE: Final = "~/.config/steward/token"  # noqa: S105 - a file's name
+_LONGEST_TOKEN: Final = 512
+_LONGEST_PROBLEM: Final = 1 << 16
+_HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_LINES: Final = "application/jsonl"
+
+_FAMILIES: Final[dict[int, type[StewardError]]] = {
+    400: UsageError,
+    401: NotKnown,
+    403: Refused,
+    404: Missing,
+    409: Conflict,
+    413: UsageError,
+    422: UsageError,
+    429: Unavailable,
+    500: Failed,
+    502: DaemonAway,
+    503: Unavailable,
+    504: DaemonAway,
+}
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    detail: str
+
+
+def over_https(web: Web, action: Action, request: Any, key: str = "") -> Iterator[Any]:
+    """Ask the API.
+
+    Args:
+        web: Where.
+        action: What is asked for.
+        request: A value of its request type.
+        key: Under which it is done once; "" for none.
+
+    Raises:
+        UsageError: The address is none, or there is no token.
+        DaemonAway: Nobody answers there.
+        ClientError: The answer cannot be understood.
+        StewardError: Whatever the action refuses or cannot do.
+    """
+    where = _split(web.url)
+    headers = {
+        "Authorization": f"Bearer {token_of(web)}",
+        "Content-Type": "application/json",
+        "User-Agent": f"steward/{__version__}",
+        **({"Idempotency-Key": key} if key else {}),
+    }
+    path = f"{where.path.rstrip('/')}/api/v1/ask/{action.name}"
+    connection = _connection(where, web.ca_file)
+    try:
+        response = _asked(connection, path, msgspec.json.encode(request), headers, web.url)
+        yield from _read(response, action, web.url)
+    finally:
+        connection.close()
+
+
+def token_of(web: Web) -> str:
+    """What lets us in.
+
+    Raises:
+        UsageError: There is none, or its file can be read by others.
+    """
+    given = web.token or os.environ.get(TOKEN, "")
+    if given:
+        return _sound(given.strip(), TOKEN)
+    path = os.path.expanduser(web.token_file or TOKEN_FILE)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{web.url} wants a token: make one with 'steward token create' on a login node, "
+            f"and put it into {path} or {TOKEN}",
+            path,
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", path) from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError(f"{path} is no file", path)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise UsageError(f"{path} must be yours alone: chmod 600 {path}", path)
+        text = file.read(_LONGEST_TOKEN + 1)
+    return _sound(text.decode("ascii", "replace").strip(), path)
+
+
+def _sound(token: str, where: str) -> str:
+    is_one = token.isascii() and token.isprintable() and " " not in token
+    if not token or not is_one or len(token) > _LONGEST_TOKEN:
+        raise UsageError(f"what stands in {where} is no token", where)
+    return token
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        found = urlsplit(url)
+        found.port  # noqa: B018 - raises where it is none
+    except ValueError as error:
+        raise UsageError(f"{url!r} is no address of Steward's pages: {error}", url) from error
+    if found.scheme not in ("https", "http") or not found.hostname or found.query:
+        raise UsageError(f"{url!r} is no address of Steward's pages: https://HOST", url)
+    if found.scheme == "http" and found.hostname not in _HERE:
+        raise UsageError(f"{url!r}: a token goes over https alone", url)
+    return found
+
+
+def _connection(where: SplitResult, ca_file: str) -> "HTTPConnection":
+    from http.client import HTTPConnection, HTTPSConnection
+
+    assert where.hostname is not None
+    if where.scheme == "http":
+        return HTTPConnection(where.hostname, where.port, timeout=SILENCE_S)
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=ca_file or None)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"ca_file {ca_file} cannot be used: {error}", ca_file) from error
+    return HTTPSConnection(where.hostname, where.port, timeout=SILENCE_S, context=context)
+
+
+def _asked(
+    connection: "HTTPConnection", path: str, body: bytes, headers: dict[str, str], url: str
+) -> "HTTPResponse":
+    from http.client import HTTPException
+
+    try:
+        connection.request("POST", path, body=body, headers=headers)
+        return connection.getresponse()
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "strerror", "") or str(error) or type(error).__name__
+        raise DaemonAway(f"{url} does not answer: {reason}", url) from error
+
+
+def _read(response: "HTTPResponse", action: Action, url: str) -> Iterator[Any]:
+    kind = response.headers.get_content_type()
+    if response.status == 200 and kind == _LINES:
+        lines = cast("BinaryIO", response)
+        yield from told(action, replies(lines, url))
+        return
+    text = _body(response, url)
+    if response.status == 200 and kind == "application/json":
+        try:
+            yield msgspec.json.decode(text, type=action.answer)
+        except msgspec.MsgspecError as error:
+            raise not_understood(url, error) from error
+        return
+    raise _error(response.status, kind, text, url)
+
+
+def _body(response: "HTTPResponse", url: str) -> bytes:
+    from http.client import HTTPException
+
+    try:
+        return response.read()
+    except (OSError, HTTPException) as error:
+        raise DaemonAway(f"{url} ended the connection", url) from error
+
+
+def _error(status: int, kind: str, text: bytes, url: str) -> StewardError:
+    family = _FAMILIES.get(status, ClientError)
+    if kind != "application/problem+json":
+        away = family if issubclass(family, Unavailable) else ClientError
+        return away(f"{url} answers {status} {kind}: are Steward's pages there?", url)
+    try:
+        problem = msgspec.json.decode(text[:_LONGEST_PROBLEM], type=_Problem)
+    except msgspec.MsgspecError as error:
+        return not_understood(url, error)
+    return family(problem.detail, url)
