@@ -77,12 +77,15 @@ def rest(cluster: Sandbox) -> None:
     cluster.run(["scontrol", "delete", "reservationname=held"], check=False)
 
     def all_idle() -> bool:
-        for node in ("node1", "node2", "node3"):
-            update = ["scontrol", "update", f"nodename={node}"]
-            cluster.run([*update, "state=resume"], check=False)
-            cluster.run([*update, "state=undrain"], check=False)
-        out = cluster.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%T"]).stdout
-        return str(out).split() == ["idle"] * 3
+        out = str(cluster.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%N %T"]).stdout)
+        states = dict(line.split() for line in out.splitlines())
+        for node, state in states.items():
+            # One that is resumed is asked anew whether it is there.
+            if state.startswith(("down", "drain", "fail")):
+                update = ["scontrol", "update", f"nodename={node}"]
+                cluster.run([*update, "state=resume"], check=False)
+                cluster.run([*update, "state=undrain"], check=False)
+        return list(states.values()) == ["idle"] * 3
 
     wait_until(all_idle, 60)
 
@@ -118,9 +121,9 @@ def test_slurmctlds_triggers_wake_the_sensor(cluster: Sandbox, make: MakeWatchin
     scontrol(cluster, "update", "nodename=node1", "state=drain", "reason=first round")
     wait_until(lambda: "DRAIN" in watching.replayed()["node1"], 60)
     scontrol(cluster, "update", "nodename=node1", "state=resume")
-    wait_until(lambda: watching.replayed()["node1"] == "IDLE", 60)
     scontrol(cluster, "update", "nodename=node2", "state=down", "reason=bad DIMM; see #7 Key=x")
     wait_until(lambda: watching.replayed()["node2"].startswith("DOWN"), 60)
+    wait_until(lambda: watching.replayed()["node1"] == "IDLE", 60)
     body = watching.of_node("node2")[1]
     assert (body.source, body.failed, body.old_state) == ("trigger", True, "IDLE")
     assert body.reason == "bad DIMM; see #7 Key=x"
@@ -132,6 +135,7 @@ def test_slurmctlds_triggers_wake_the_sensor(cluster: Sandbox, make: MakeWatchin
     assert not any(body.failed for body in watching.of_node("node1"))
 
 
+@pytest.mark.wide
 def test_a_slurmd_that_does_not_come_back_with_its_node_fails_anew(
     cluster: Sandbox, make: MakeWatching
 ) -> None:
@@ -153,6 +157,7 @@ def test_a_slurmd_that_does_not_come_back_with_its_node_fails_anew(
     watching.settle()
 
 
+@pytest.mark.wide
 def test_down_while_slurmctld_is_killed_comes_after_the_restart(
     cluster: Sandbox, make: MakeWatching
 ) -> None:
@@ -175,6 +180,7 @@ def test_down_while_slurmctld_is_killed_comes_after_the_restart(
     assert [(body.daemon, body.up) for body in restarted] == [("slurmctld", True)]
 
 
+@pytest.mark.wide
 def test_a_slurmd_that_is_killed_while_slurmctld_is_away(
     cluster: Sandbox, make: MakeWatching
 ) -> None:
@@ -189,6 +195,7 @@ def test_a_slurmd_that_is_killed_while_slurmctld_is_away(
     watching.settle()
 
 
+@pytest.mark.wide
 def test_a_flap_within_a_tick_ends_in_the_right_state(cluster: Sandbox, make: MakeWatching) -> None:
     watching = make(interval_s=3600.0)
     wait_until(lambda: len(watching.triggers()) >= 6)
@@ -229,6 +236,7 @@ def test_triggers_that_are_lost_are_set_again_and_stale_ones_cleared(
     assert another in programs(watching.triggers())
 
 
+@pytest.mark.wide
 def test_triggers_survive_a_slurmctld_that_had_not_saved_them(
     cluster: Sandbox, make: MakeWatching
 ) -> None:
@@ -287,6 +295,7 @@ def test_a_forged_wake_up_costs_a_look_at_most(cluster: Sandbox, make: MakeWatch
     assert secret not in watching.log()
 
 
+@pytest.mark.wide
 def test_a_helper_never_hangs(cluster: Sandbox, make: MakeWatching) -> None:
     """Nobody answers on the socket, and the alarm is blocked, as slurmctld leaves it."""
     watching = make(installed=True)
@@ -339,6 +348,7 @@ def test_flags_of_power_planning_and_maintenance_are_no_failures(
     assert [one for one in told if one.failed and "NOT_RESPONDING" not in one.state] == []
 
 
+@pytest.mark.wide
 def test_nodes_are_made_and_deleted(cluster: Sandbox, make: MakeWatching) -> None:
     watching = make()
     scontrol(cluster, "create", "nodename=dyn1", "state=CLOUD", "cpus=1", "realmemory=100")
@@ -352,6 +362,7 @@ def test_nodes_are_made_and_deleted(cluster: Sandbox, make: MakeWatching) -> Non
     assert not any(body.failed for body in watching.of_node("dyn1"))
 
 
+@pytest.mark.wide
 def test_nodes_of_a_configuration_that_is_read_anew(cluster: Sandbox, make: MakeWatching) -> None:
     watching = make()
     line = "NodeName=later1 NodeHostname=nowhere NodeAddr=127.0.0.1 Port=9 CPUs=1 State=DOWN"
@@ -410,8 +421,8 @@ def test_partitions_and_reservations(cluster: Sandbox, make: MakeWatching) -> No
     assert told[-1].nodes == "node1"
     assert told[-1].users == ("root",)
     scontrol(cluster, "delete", "reservationname=held")
-    wait_until(lambda: "held" not in watching.replayed(RESERVATION_STATE), 60)
     scontrol(cluster, "update", "partitionname=main", "state=UP")
+    wait_until(lambda: "held" not in watching.replayed(RESERVATION_STATE), 60)
     wait_until(lambda: watching.replayed(PARTITION_STATE)["main"] == "UP", 60)
 
 
