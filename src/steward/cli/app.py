@@ -41,6 +41,19 @@ class Root(LazyGroup):
             "steward.cli.bank",
         ),
         Entry(
+            "report",
+            EVERYONE,
+            "What a cluster did, who used it, how long jobs waited, what was wasted.",
+            "steward.cli.report",
+        ),
+        Entry(
+            "node",
+            EVERYONE,
+            "How nodes are, or were at a time, and what ran there.",
+            "steward.cli.node",
+            "node",
+        ),
+        Entry(
             "events",
             EVERYONE,
             "Show what happens: nodes that go down, daemons, rules.",

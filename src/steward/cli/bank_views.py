@@ -128,7 +128,7 @@ def statement(
     if style.json:
         output.print_json(answer)
     elif as_csv:
-        _print_csv(table, found.lines, style.header)
+        output.print_csv(table, found.lines, style)
     elif style.parsable:
         output.print_table(table, found.lines, style)
     else:
@@ -166,26 +166,6 @@ def _what(one: StatementLine) -> str:
     parts = one.charge.split("/")
     named = f"job {parts[1]}" if len(parts) == 5 else one.charge
     return named if one.kind == "charge" else f"{named}: {one.why}"
-
-
-def _print_csv(table: list[Column], lines: tuple[StatementLine, ...], with_heads: bool) -> None:
-    import csv
-    import io
-
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    if with_heads:
-        writer.writerow([column.name for column in table])
-    for line in lines:
-        cells = [(column.plain or column.text)(line) for column in table]
-        writer.writerow([_no_formula(cell) for cell in cells])
-    output.write(text.getvalue().encode())
-
-
-def _no_formula(cell: str) -> str:
-    """A text that no spreadsheet computes: who submits a job may choose some of these."""
-    is_number = cell.replace("-", "", 1).replace(".", "", 1).isdecimal()
-    return f"'{cell}" if cell[:1] in "=+-@\t\r" and cell and not is_number else cell
 
 
 @asking_columns

@@ -142,6 +142,37 @@ def print_table(columns: Sequence[Column], rows: Iterable[Any], style: Style) ->
         _print_aligned(chosen, rows, style)
 
 
+def print_csv(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> None:
+    """Print rows as a table with commas, all columns of it where none are chosen.
+
+    Args:
+        columns: All columns that there are.
+        rows: What they show.
+        style: Whether with a heading, and which columns.
+
+    Raises:
+        UsageError: ``style.columns`` names a column that there is not.
+    """
+    import csv
+    import io
+
+    chosen = _choose(columns, style) if style.columns else columns
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    if style.header:
+        writer.writerow([column.name for column in chosen])
+    for row in rows:
+        cells = [(column.plain or column.text)(row) for column in chosen]
+        writer.writerow([no_formula(cell) for cell in cells])
+    write(text.getvalue().encode())
+
+
+def no_formula(cell: str) -> str:
+    """A text that no spreadsheet computes: who submits a job may choose some of these."""
+    is_number = cell.replace("-", "", 1).replace(".", "", 1).isdecimal()
+    return f"'{cell}" if cell[:1] in "=+-@\t\r" and cell and not is_number else cell
+
+
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print names and values below each other, those without a value left out."""
     for name, value in _aligned(facts):

@@ -1,0 +1,376 @@
+"""``steward report``: what a cluster did, who used it, how long jobs waited, what was wasted."""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import typer
+
+from steward.accounting.sacct.values import span
+from steward.cli import options, output
+from steward.cli.asking import Asked, asking_columns, taking
+from steward.cli.lazy import CONTEXT
+from steward.cli.output import Column
+from steward.cli.times import show as show_time
+from steward.cli.times import zone_to_ask_in
+from steward.errors import UsageError
+from steward.reports.shapes import (
+    AccountsRequest,
+    By,
+    ClusterRequest,
+    JobsRequest,
+    PartitionsRequest,
+    ReportAnswer,
+    UsersRequest,
+    WaitsRequest,
+    WasteRequest,
+)
+
+app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
+
+Since = Annotated[
+    str,
+    typer.Option(
+        *("--starttime", "--since", "-S"),
+        metavar="TIME",
+        help="Since: now-30days, 2026-11-01; the day before today if not given.",
+        callback=options.not_empty,
+    ),
+]
+Until = Annotated[
+    str,
+    typer.Option(
+        *("--endtime", "--until", "-E"),
+        metavar="TIME",
+        help="Until; last midnight if not given.",
+        callback=options.not_empty,
+    ),
+]
+ByOption = Annotated[
+    str, typer.Option("--by", metavar="month|week|day", help="Each of them for itself.")
+]
+UnitOption = Annotated[
+    str, typer.Option("--time", "-t", metavar="hours|minutes|seconds", help="The unit of amounts.")
+]
+Csv = Annotated[bool, typer.Option("--csv", help="Print a table with commas.")]
+Top = Annotated[
+    int, typer.Option("--top", "-L", min=0, help="So many of each cluster and period; 0 for all.")
+]
+Unit = Literal["hours", "minutes", "seconds"]
+Group = Literal["", "size", "account", "user"]
+
+_UNITS: Final[dict[Unit, int]] = {"hours": 3600, "minutes": 60, "seconds": 1}
+_BY: Final[dict[str, By]] = {"": "", "month": "month", "week": "week", "day": "day"}
+_GROUPS: Final[dict[str, Group]] = {
+    "": "",
+    "size": "size",
+    "account": "account",
+    "user": "user",
+}
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What all reports are asked, and how they are printed.
+
+    Attributes:
+        fields: Fields of a request.
+        unit: What amounts are told in.
+        csv: Whether with commas.
+    """
+
+    fields: dict[str, Any]
+    unit: Unit
+    csv: bool
+
+    def amount(self, name: str, label: str, *, usual: bool = True) -> Column:
+        """A column of an amount of seconds, told in the unit."""
+
+        def text(row: Any) -> str:
+            seconds = getattr(row, name)
+            if seconds is None:
+                return ""
+            return str(seconds) if self.unit == "seconds" else f"{seconds / _UNITS[self.unit]:.1f}"
+
+        return Column(label, text, right=True, usual=usual)
+
+
+def _of_time(
+    since: Since = "",
+    until: Until = "",
+    by: ByOption = "",
+    clusters: options.Clusters = None,
+    unit: UnitOption = "hours",
+    as_csv: Csv = False,
+) -> Wanted:
+    if by not in _BY:
+        raise UsageError(f"--by takes month, week or day, not {by!r}", by)
+    units = [one for one in _UNITS if unit and one.startswith(unit.lower())]
+    if not units:
+        raise UsageError(f"--time takes hours, minutes or seconds, not {unit!r}", unit)
+    fields = {
+        "since": since,
+        "until": until,
+        "by": _BY[by],
+        "zone": zone_to_ask_in(),
+        "clusters": options.split(clusters),
+    }
+    return Wanted(fields, units[0], as_csv)
+
+
+def _of_jobs(
+    since: Since = "",
+    until: Until = "",
+    by: ByOption = "",
+    clusters: options.Clusters = None,
+    accounts: options.Accounts = None,
+    users: options.Users = None,
+    partitions: options.Partitions = None,
+    unit: UnitOption = "hours",
+    as_csv: Csv = False,
+) -> Wanted:
+    wanted = _of_time(since, until, by, clusters, unit, as_csv)
+    fields = {
+        "accounts": options.split(accounts),
+        "users": options.split(users),
+        "partitions": options.split(partitions),
+    }
+    return Wanted(wanted.fields | fields, wanted.unit, wanted.csv)
+
+
+@app.callback()
+def report() -> None:
+    """What a cluster did, who used it, how long jobs waited, what was wasted.
+
+    Operators see everybody, coordinators their accounts,
+    users themselves.
+    """
+
+
+@app.command()
+@asking_columns
+@taking(_of_time)
+def cluster(wanted: Wanted, asked: Asked) -> None:
+    """Tell what a cluster's CPUs and GPUs did, as 'sreport cluster Utilization' does."""
+    answer = asked.call("reports.cluster", ClusterRequest(**wanted.fields))
+    gpus = any(row.gpus or row.allocated_gpu_s for row in answer.rows)
+    _print(
+        answer,
+        wanted,
+        asked,
+        [
+            Column("Jobs", lambda row: str(row.jobs), right=True),
+            wanted.amount("allocated_cpu_s", "Allocated"),
+            wanted.amount("down_cpu_s", "Down"),
+            wanted.amount("planned_down_cpu_s", "PlannedDown"),
+            wanted.amount("idle_cpu_s", "Idle"),
+            wanted.amount("planned_cpu_s", "Planned"),
+            wanted.amount("reported_cpu_s", "Reported"),
+            Column(
+                "Used%", lambda row: _share(row.allocated_cpu_s, row.reported_cpu_s), right=True
+            ),
+            wanted.amount("allocated_gpu_s", "GPUAllocated", usual=gpus),
+            wanted.amount("down_gpu_s", "GPUDown", usual=False),
+            wanted.amount("planned_down_gpu_s", "GPUPlannedDown", usual=False),
+            wanted.amount("idle_gpu_s", "GPUIdle", usual=gpus),
+            wanted.amount("reported_gpu_s", "GPUReported", usual=gpus),
+            wanted.amount("known_s", "Known", usual=False),
+            *_counts("cpus", "gpus", "nodes"),
+        ],
+    )
+    if not answer.sensor:
+        output.note("There is no sensor, which alone tells of capacity: see [sensor].")
+
+
+def _counts(*names: str) -> list[Column]:
+    def of(name: str) -> Callable[[Any], str]:
+        return lambda row: str(getattr(row, name))
+
+    labels = {"cpus": "CPUs", "gpus": "GPUs", "nodes": "Nodes"}
+    return [Column(labels[name], of(name), right=True, usual=False) for name in names]
+
+
+def _share(part: int | None, whole: int | None) -> str:
+    return f"{100 * part / whole:.1f}" if part is not None and whole else ""
+
+
+@app.command()
+@asking_columns
+@taking(_of_jobs)
+def accounts(wanted: Wanted, asked: Asked) -> None:
+    """Tell who used what: each account in all, then its users."""
+    answer = asked.call("reports.accounts", AccountsRequest(**wanted.fields))
+    columns = [
+        Column("Account", lambda row: row.account),
+        Column("User", lambda row: "" if row.uid is None else row.user or str(row.uid)),
+        *_used(answer, wanted),
+    ]
+    _print(answer, wanted, asked, columns)
+
+
+@app.command()
+@asking_columns
+@taking(_of_jobs)
+def users(
+    wanted: Wanted,
+    asked: Asked,
+    top: Top = 0,
+) -> None:
+    """Tell who used most."""
+    answer = asked.call("reports.users", UsersRequest(**wanted.fields, top=top))
+    columns = [
+        Column("User", _user),
+        Column("Accounts", lambda row: ",".join(row.accounts), widest=40),
+        *_used(answer, wanted),
+        Column("Completed", lambda row: str(row.completed), right=True),
+        Column("Failed", lambda row: str(row.failed), right=True),
+    ]
+    _print(answer, wanted, asked, columns)
+
+
+def _user(row: Any) -> str:
+    return row.user or ("" if row.uid is None else str(row.uid))
+
+
+def _used(answer: ReportAnswer, wanted: Wanted) -> list[Column]:
+    gpus = any(row.gpu_s for row in answer.rows)  # type: ignore[attr-defined]
+    return [
+        Column("Jobs", lambda row: str(row.jobs), right=True),
+        wanted.amount("cpu_s", "CPU"),
+        wanted.amount("gpu_s", "GPU", usual=gpus),
+        wanted.amount("node_s", "Node", usual=False),
+    ]
+
+
+@app.command()
+@asking_columns
+@taking(_of_jobs)
+def partitions(wanted: Wanted, asked: Asked) -> None:
+    """Tell what was used of partitions, and how long jobs waited for them."""
+    answer = asked.call("reports.partitions", PartitionsRequest(**wanted.fields))
+    columns = [
+        Column("Partition", lambda row: row.partition),
+        *_used(answer, wanted),
+        *_waits(),
+    ]
+    _print(answer, wanted, asked, columns)
+
+
+def _waits() -> list[Column]:
+    def of(name: str) -> tuple[Callable[[Any], str], Callable[[Any], str]]:
+        def plain(row: Any) -> str:
+            found = getattr(row, name)
+            return "" if found is None else str(found)
+
+        return (lambda row: span(getattr(row, name))), plain
+
+    return [
+        Column("Started", lambda row: str(row.started), right=True),
+        Column("Median", *of("median_s"), right=True),
+        Column("P90", *of("p90_s"), right=True),
+        Column("Longest", *of("longest_s"), right=True),
+    ]
+
+
+@app.command()
+@asking_columns
+@taking(_of_jobs)
+def waits(
+    wanted: Wanted,
+    asked: Asked,
+    group: Annotated[
+        str,
+        typer.Option("--group", metavar="size|account|user", help="Part them by this as well."),
+    ] = "",
+) -> None:
+    """Tell how long jobs waited, from when they might begin until they did."""
+    if group not in _GROUPS:
+        raise UsageError(f"--group takes size, account or user, not {group!r}", group)
+    answer = asked.call("reports.waits", WaitsRequest(**wanted.fields, group=_GROUPS[group]))
+    columns = [
+        Column("Partition", lambda row: row.partition),
+        Column("Account", lambda row: row.account, usual=group == "account"),
+        Column("User", lambda row: row.user, usual=group == "user"),
+        Column("CPUs", _size, right=True, usual=group == "size"),
+        *_waits(),
+    ]
+    _print(answer, wanted, asked, columns)
+
+
+def _size(row: Any) -> str:
+    return f"{row.least_cpus}-{row.most_cpus or ''}"
+
+
+@app.command()
+@asking_columns
+@taking(_of_jobs)
+def jobs(wanted: Wanted, asked: Asked) -> None:
+    """Tell how many jobs there were, by account, size and state."""
+    answer = asked.call("reports.jobs", JobsRequest(**wanted.fields))
+    columns = [
+        Column("Account", lambda row: row.account),
+        Column("CPUs", _size, right=True),
+        Column("State", lambda row: row.state),
+        Column("Jobs", lambda row: str(row.jobs), right=True),
+        wanted.amount("cpu_s", "CPU"),
+        wanted.amount("gpu_s", "GPU", usual=any(row.gpu_s for row in answer.rows)),
+    ]
+    _print(answer, wanted, asked, columns)
+
+
+@app.command()
+@asking_columns
+@taking(_of_jobs)
+def waste(
+    wanted: Wanted,
+    asked: Asked,
+    top: Top = 0,
+) -> None:
+    """Tell what was asked for and not used, of jobs that ended.
+
+    Used% is the CPU time of what the jobs had, Memory% the most that they used of it, Time%
+    how long they ran of their limits. Who wasted most CPUs is first.
+    """
+    answer = asked.call("reports.waste", WasteRequest(**wanted.fields, top=top))
+    columns = [
+        Column("Account", lambda row: row.account),
+        Column("User", _user),
+        Column("Jobs", lambda row: str(row.jobs), right=True),
+        Column("Measured", lambda row: str(row.measured), right=True, usual=False),
+        wanted.amount("cpu_s", "CPU"),
+        wanted.amount("used_cpu_s", "Used"),
+        Column("Used%", lambda row: _share(row.used_cpu_s, row.cpu_s), right=True),
+        Column(
+            "Memory%", lambda row: _share(row.used_memory_byte_s, row.memory_byte_s), right=True
+        ),
+        Column("Time%", lambda row: _share(row.elapsed_s, row.limit_s), right=True),
+    ]
+    _print(answer, wanted, asked, columns)
+
+
+def _print(answer: ReportAnswer, wanted: Wanted, asked: Asked, columns: Sequence[Column]) -> None:
+    """Print rows of a report; the period and the cluster where there are several."""
+    style = asked.style
+    if wanted.csv and (style.json or style.parsable):
+        raise UsageError("--csv, --json and --parsable2 exclude each other")
+    if style.json:
+        output.print_json(answer)
+        return
+    rows: Sequence[Any] = answer.rows  # type: ignore[attr-defined]
+    periods, zone = answer.periods, answer.zone
+    clusters = {row.cluster for row in rows}
+    table = [
+        Column("Period", lambda row: periods[row.period].label, usual=len(periods) > 1),
+        Column("Start", lambda row: show_time(periods[row.period].since, zone), usual=False),
+        Column("End", lambda row: show_time(periods[row.period].until, zone), usual=False),
+        Column("Cluster", lambda row: row.cluster, usual=len(clusters) > 1),
+        *columns,
+    ]
+    if wanted.csv:
+        output.print_csv(table, rows, style)
+        return
+    if not style.parsable:
+        begin, end = (show_time(at, zone) for at in (periods[0].since, periods[-1].until))
+        output.note(f"From {begin} to {end}, in {wanted.unit}.")
+        if not answer.is_all:
+            output.note("Of jobs that you may see: your own, and those of accounts of yours.")
+    output.print_table(table, rows, style)
