@@ -18,7 +18,7 @@ from ledger.site import (
     keyed,
 )
 from steward.bank.errors import BankRefused, BankUsage
-from steward.bank.ledger import By
+from steward.bank.ledger import By, StatementLine
 from steward.bank.ledger.opened import Ledger
 from steward.bank.money import MOST
 
@@ -225,6 +225,13 @@ class MoneyCases:
             assert said.lines[1].charge == charge(20).key
             assert said.lines[1].allocations == (1,)
             assert t.reading.statement("phys", limit=1).opening == 65
+            # Page by page backwards it is the same.
+            every, older = t.reading.statement("phys").lines, 0
+            paged: list[StatementLine] = []
+            while page := t.reading.statement("phys", limit=2, before=older).lines:
+                paged[:0] = page
+                older = page[0].number
+            assert tuple(paged) == every
             assert [each.amount for each in t.reading.statement("chem").lines] == [10]
             assert t.reading.statement("sub").closing == -5
             assert t.reading.statement(user="ann").closing == -20
@@ -254,6 +261,11 @@ class MoneyCases:
                 ("ann", "2026-05", 10),
                 ("ann", "2026-06", 20),
                 ("bob", "2026-06", 39),
+            ]
+            days = t.reading.usage(("day",), zone=ZoneInfo("Europe/Berlin"))
+            assert [row.day for row in days] == ["2026-05-31", "2026-06-01"]
+            assert [row.amount for row in days] == [
+                row.amount for row in t.reading.usage(("month",), zone=ZoneInfo("Europe/Berlin"))
             ]
             (every,) = t.reading.usage(())
             assert (every.amount, every.charges) == (69, 3)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MOST_HOLDS: Final = 100_000
 _PAGE: Final = 1000
 
-Grouping = Literal["account", "user", "partition", "month", "cluster"]
+Grouping = Literal["account", "user", "partition", "month", "day", "cluster"]
 
 
 class BalanceRequest(Request, frozen=True, kw_only=True):
@@ -83,6 +83,8 @@ class StatementRequest(Request, frozen=True, kw_only=True):
         since: As people type times; "" for the beginning of the month.
         until: Likewise; "" for now.
         zone: IANA name of the zone that they are meant in; "" for the cluster's.
+        limit: How many lines at the most, the latest of them; 0 for all.
+        before: Only what was entered before the transfer of this number; 0 for all.
     """
 
     account: str = ""
@@ -90,6 +92,8 @@ class StatementRequest(Request, frozen=True, kw_only=True):
     since: str = ""
     until: str = ""
     zone: str = ""
+    limit: int = 0
+    before: int = 0
 
 
 class StatementAnswer(BankAnswer, frozen=True, kw_only=True):
@@ -97,9 +101,11 @@ class StatementAnswer(BankAnswer, frozen=True, kw_only=True):
 
     Attributes:
         statement: Its lines, and the totals before and after.
+        older: What to give as ``before`` for the lines before these; 0 where there are none.
     """
 
     statement: Statement
+    older: int = 0
 
 
 class UsageRequest(Request, frozen=True, kw_only=True):
@@ -212,8 +218,11 @@ def statement(room: BankRoom, asker: Asker, request: StatementRequest) -> Statem
                 f"{rights.user or 'NAME'}"
             )
         user = rights.only_user(account, request.user)
-        found = t.reading.statement(account, user, since, until)
-    return StatementAnswer(statement=found, **room.heading())
+        limit = max(0, request.limit)
+        found = t.reading.statement(account, user, since, until, limit, max(0, request.before))
+    has_more = bool(limit) and len(found.lines) == limit
+    older = found.lines[0].number if has_more else 0
+    return StatementAnswer(statement=found, older=older, **room.heading())
 
 
 def usage(room: BankRoom, asker: Asker, request: UsageRequest) -> UsageAnswer:
@@ -245,7 +254,7 @@ def usage(room: BankRoom, asker: Asker, request: UsageRequest) -> UsageAnswer:
             end=until,
             zone=zone_called(zone),
         )
-    ordered = sorted(rows, key=lambda row: (row.month, -row.amount, row.account, row.user))
+    ordered = sorted(rows, key=lambda row: (row.month, row.day, -row.amount, row.account, row.user))
     return UsageAnswer(
         rows=tuple(ordered),
         total=sum(row.amount for row in rows),

@@ -16,7 +16,7 @@ from steward.cli.output import Column
 from steward.cli.times import zone_to_ask_in
 from steward.errors import UsageError
 
-_GROUPS = ("account", "user", "partition", "month", "cluster")
+_GROUPS = ("account", "user", "partition", "month", "day", "cluster")
 _BAR = 24
 
 
@@ -31,7 +31,7 @@ def usage(
         typer.Option(
             "--by",
             metavar="WHAT,…",
-            help="user (if not given), account, partition, month or cluster.",
+            help="user (if not given), account, partition, month, day or cluster.",
             callback=options.not_empty,
         ),
     ] = None,

@@ -16,6 +16,7 @@ from steward.bank.ledger.tables import act, charge, entry, pot
 from steward.moments import micros, moment
 
 _AT_ONCE: Final = 500
+_QUARTER_US: Final = 900_000_000
 
 _GROUPS: Final[dict[str, Any]] = {
     "cluster": charge.c.cluster,
@@ -71,6 +72,7 @@ class Reading:
         begin: datetime | None = None,
         end: datetime | None = None,
         limit: int = 0,
+        before: int = 0,
     ) -> Statement:
         """What happened in a period, with the running total.
 
@@ -83,6 +85,7 @@ class Reading:
             begin: From when on.
             end: Until before when.
             limit: How many lines at the most, the latest of them; 0 for all.
+            before: Only what was entered before the transfer of this number; 0 for all.
 
         Raises:
             BankUsage: Neither account nor user is named, or there is no such account.
@@ -91,25 +94,27 @@ class Reading:
             raise BankUsage("a statement is of an account or of a user")
         name = self._accounts.payer(account) and account.lower() if account else ""
         lines = self._lines(name, clean(user))
-        before = 0 if begin is None else self._total(lines.where(act.c.at_us < micros(begin)))
-        if begin is not None:
-            lines = lines.where(act.c.at_us >= micros(begin))
         if end is not None:
             lines = lines.where(act.c.at_us < micros(end))
-        rows = self._session.rows(lines.order_by(act.c.at_us, act.c.number))
-        made, total = [], before
-        for row in rows:
-            total += int(row.amount)
+        if before:
+            lines = lines.where(act.c.number < before)
+        closing = self._total(lines)
+        if begin is not None:
+            lines = lines.where(act.c.at_us >= micros(begin))
+        # Transfers are numbered in the order of their times.
+        latest = lines.order_by(act.c.number.desc())
+        made, total = [], closing
+        for row in self._session.rows(latest.limit(limit) if limit else latest):
             made.append(_line(row, total))
-        if limit:
-            made = made[-limit:]
+            total -= int(row.amount)
+        made.reverse()
         return Statement(
             account=name,
             user=user,
             begin=begin,
             end=end,
-            opening=made[0].balance - made[0].amount if made else before,
-            closing=total,
+            opening=total,
+            closing=closing,
             lines=tuple(self._with_allocations(made)),
         )
 
@@ -123,7 +128,7 @@ class Reading:
         end: datetime | None = None,
         zone: tzinfo = UTC,
     ) -> list[UsageRow]:
-        """What was charged, summed up by any of cluster, account, user, partition and month.
+        """What was charged, summed up by any of cluster, account, user, partition, month, day.
 
         Args:
             by: What to group by.
@@ -131,12 +136,12 @@ class Reading:
             users: Of these users alone.
             begin: Of runs that began then or later.
             end: Of runs that began before.
-            zone: The zone that months are cut in.
+            zone: The zone that months and days are cut in.
 
         Raises:
             BankUsage: It cannot be grouped by that.
         """
-        unknown = set(by) - {*_GROUPS, "month"}
+        unknown = set(by) - {*_GROUPS, "month", "day"}
         if unknown:
             raise BankUsage(f"usage cannot be grouped by {min(unknown)}", min(unknown))
         conditions: list[Any] = []
@@ -148,9 +153,11 @@ class Reading:
             conditions.append(charge.c.begin_us >= micros(begin))
         if end is not None:
             conditions.append(charge.c.begin_us < micros(end))
-        groups: dict[str, Any] = {name: _GROUPS[name] for name in by if name != "month"}
+        groups: dict[str, Any] = {name: _GROUPS[name] for name in by if name in _GROUPS}
         if "month" in by:
             groups["month"] = self._month(conditions, zone)
+        if "day" in by:
+            groups["day"] = charge.c.begin_us // _QUARTER_US
         kept = charge.c.amount - charge.c.refunded
         due = case((kept > 0, kept), else_=0)
         chosen = select(
@@ -160,14 +167,16 @@ class Reading:
         ).where(*conditions)
         # By name: the expression of the month has parameters, which no database takes for equal.
         rows = self._session.rows(chosen.group_by(*groups).order_by(*groups))
-        return [
+        found = [
             UsageRow(
-                **{name: getattr(row, name) for name in groups},
+                **{name: getattr(row, name) for name in groups if name != "day"},
+                day=_day(row.day, zone) if "day" in groups else "",
                 amount=int(row.amount or 0),
                 charges=row.charges,
             )
             for row in rows
         ]
+        return _by_day(found) if "day" in groups else found
 
     def _month(self, conditions: Sequence[Any], zone: tzinfo) -> Any:
         """The month in which a run began, as the database can tell it: by where months begin."""
@@ -219,6 +228,23 @@ class Reading:
         return [
             msgspec.structs.replace(each, allocations=tuple(touched[each.number])) for each in lines
         ]
+
+
+def _day(quarter: int, zone: tzinfo) -> str:
+    """The day of a quarter of an hour: no zone's days begin within one."""
+    return f"{moment(int(quarter) * _QUARTER_US).astimezone(zone):%Y-%m-%d}"
+
+
+def _by_day(rows: Sequence[UsageRow]) -> list[UsageRow]:
+    """The rows of the same day as one."""
+    days: dict[UsageRow, UsageRow] = {}
+    for row in rows:
+        what = msgspec.structs.replace(row, amount=0, charges=0)
+        so_far = days.get(what, what)
+        days[what] = msgspec.structs.replace(
+            so_far, amount=so_far.amount + row.amount, charges=so_far.charges + row.charges
+        )
+    return sorted(days.values(), key=lambda row: row.day)
 
 
 def _line(row: "Row[Any]", balance: int) -> StatementLine:

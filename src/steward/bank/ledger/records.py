@@ -296,6 +296,7 @@ class UsageRow(Noun, frozen=True):
         user: Whose it was.
         partition: Where it ran.
         month: ``2026-11``, of the run's start.
+        day: ``2026-11-22``, of the run's start.
         amount: What was charged, refunds taken off.
         charges: How many charges.
     """
@@ -305,6 +306,7 @@ class UsageRow(Noun, frozen=True):
     user: str = ""
     partition: str = ""
     month: str = ""
+    day: str = ""
     amount: int = 0
     charges: int = 0
 
