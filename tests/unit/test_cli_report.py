@@ -143,3 +143,10 @@ def test_what_ran_on_a_node_and_what_happened_to_it(capsys: pytest.CaptureFixtur
     assert events[-1].startswith("n1|IDLE -> DOWN|a fan")
     assert len(events) == 2
     assert json.loads(said(capsys, "node", "n1", "--jobs", "--json")[0])["jobs"] == []
+
+
+def test_events_that_the_journal_has_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("events", "list", "--history", "-w", "n1", "--since", "2024-01-08T11:30", "-n", "-P")
+    assert said(capsys, *words, "-o", "subject,what") == ["n1|IDLE -> DOWN"]
+    document = json.loads(said(capsys, *words[:3], "--json", "-L", "1")[0])
+    assert (len(document["events"]), bool(document["older"])) == (1, True)

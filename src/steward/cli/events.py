@@ -12,6 +12,8 @@ from steward.cli.lazy import CONTEXT
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
 from steward.errors import Unavailable
+from steward.history.shapes import EventsAnswer as PastAnswer
+from steward.history.shapes import EventsRequest as PastRequest
 from steward.journal.telling import EventsAnswer, EventsRequest, EventTold
 from steward.journal.wording import words
 
@@ -82,12 +84,32 @@ def list_events(
     limit: Annotated[
         int, typer.Option("--limit", "-L", min=1, help="How many at most: the newest.")
     ] = 50,
+    history: Annotated[
+        bool,
+        typer.Option("--history", help="Of years, not of the hours that the journal keeps."),
+    ] = False,
 ) -> None:
-    """List what happened, the newest last."""
+    """List what happened, the newest last.
+
+    The history has states, thresholds and rules, and none of jobs.
+    """
     request = msgspec.structs.replace(
         about, since=since, until=until, zone=zone_to_ask_in(), limit=limit
     )
-    _list(request, asked)
+    if history:
+        _list_history(request, asked)
+    else:
+        _list(request, asked)
+
+
+def _list_history(request: EventsRequest, asked: Asked) -> None:
+    fields = msgspec.structs.asdict(request)
+    del fields["after"]
+    answer: PastAnswer = asked.call("history.events", PastRequest(**fields))
+    if asked.style.json:
+        output.print_json(answer)
+    else:
+        output.print_table(_COLUMNS, answer.events[::-1], asked.style)
 
 
 def _list(request: EventsRequest, asked: Asked) -> None:
