@@ -2,12 +2,24 @@
 
 from typing import Any, Final
 
-from steward.web.pages import changing, cluster, events, home, jobs, login, nodes, rules, steward
+from steward.web.pages import (
+    changing,
+    cluster,
+    events,
+    home,
+    job,
+    jobs,
+    login,
+    nodes,
+    rules,
+    steward,
+)
 
 ROUTES: Final[tuple[Any, ...]] = (
     *home.ROUTES,
     *login.ROUTES,
     *jobs.ROUTES,
+    *job.ROUTES,
     *cluster.ROUTES,
     *changing.ROUTES,
     *nodes.ROUTES,
