@@ -149,7 +149,7 @@ def checked(job: str) -> bool:
         raise NoSuchPage(str(error), job) from error
 
 
-def address_of(page: PageAnswer, row: JobRow | None) -> str:
+def address_of(page: PageAnswer, row: JobRow | None = None) -> str:
     """What a job is called in addresses."""
     if row is not None:
         return row.job

@@ -5,6 +5,7 @@ from typing import Any, Final
 from steward.web.pages import (
     changing,
     cluster,
+    comparing,
     events,
     home,
     job,
@@ -20,6 +21,7 @@ ROUTES: Final[tuple[Any, ...]] = (
     *login.ROUTES,
     *jobs.ROUTES,
     *job.ROUTES,
+    *comparing.ROUTES,
     *cluster.ROUTES,
     *changing.ROUTES,
     *nodes.ROUTES,

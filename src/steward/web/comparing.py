@@ -1,0 +1,256 @@
+"""Two jobs side by side: what was asked, what became of it, and what changed in between."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from markupsafe import Markup, escape
+
+from steward.accounting.page.notes import duration, size
+from steward.accounting.page.shapes import PageAnswer, PageRequest
+from steward.accounting.page.wording import end_words, share_word, state_word
+from steward.archive.answers import DiffAnswer, DiffRequest, EnvAnswer, EnvRequest
+from steward.lines import Line
+from steward.moments import moment
+from steward.printable import safe, safe_lines
+from steward.slurm.states import FINISHED
+from steward.web.filters import when
+from steward.web.job_facts import Either, address_of, either, others_of
+from steward.web.visit import Visit
+
+_FAILED: Final = tuple(sorted(FINISHED - {"COMPLETED", "CANCELLED", "REVOKED"}))
+_LONGEST_DIFF: Final = 200_000
+_CHOICES: Final = 30
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """One fact of two jobs.
+
+    Attributes:
+        name: What it is.
+        left: Of the first job.
+        right: Of the second.
+        is_result: Whether it came of the run, and was not asked for.
+    """
+
+    name: str
+    left: Markup | str
+    right: Markup | str
+    is_result: bool = False
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is not the same of both."""
+        return self.left != self.right
+
+
+class Variable(msgspec.Struct, frozen=True):
+    """A variable that is not the same in two environments; None where it is not set."""
+
+    name: str
+    left: str | None
+    right: str | None
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What changed between two jobs.
+
+    Attributes:
+        left: The earlier one.
+        right: The later one.
+        facts: What was asked for, and what came of it.
+        script: What changed in the script (DiffAnswer).
+        environments: Whether both environments are known, else why not.
+        variables: What changed between them.
+    """
+
+    left: PageAnswer
+    right: PageAnswer
+    facts: tuple[Compared, ...]
+    script: Either
+    environments: Either
+    variables: tuple[Variable, ...]
+
+
+async def choice_of(visit: Visit, page: PageAnswer) -> tuple[list[str], str]:
+    """The jobs that one may be compared with, and the first choice; "" where there is none.
+
+    Of a job that failed that is the last that worked, of one that worked the last that failed.
+    """
+    wanted = _FAILED if page.record.state == "COMPLETED" else ("COMPLETED",)
+    first, others = await asyncio.gather(
+        others_of(visit, page, limit=1, states=wanted), others_of(visit, page, limit=_CHOICES)
+    )
+    rows = [*first, *(row for row in others if row not in first)]
+    names = [str(row.job_id) if "[" in row.job else row.job for row in rows]
+    told = [f"{name} {row.state}" for name, row in zip(names, rows, strict=True)]
+    return told, names[0] if names else ""
+
+
+async def compare(visit: Visit, page: PageAnswer, other: str) -> Comparison:
+    """What changed between a job and another on its cluster.
+
+    Args:
+        visit: Who looks.
+        page: The one.
+        other: The other's name.
+
+    Raises:
+        StewardError: There is no such other job, or it may not be seen.
+    """
+    request = PageRequest(job=other, cluster=page.cluster, tasks=0, nodes=0)
+    second: PageAnswer = await visit.ask("accounting.job", request)
+    # What changed goes from the earlier to the later.
+    left, right = sorted((page, second), key=_submitted)
+    names = (address_of(left), address_of(right))
+    diff = DiffRequest(left=names[0], right=names[1], cluster=page.cluster)
+    script, *environments = await asyncio.gather(
+        either(visit, "archive.diff", diff),
+        *(
+            either(visit, "archive.env", EnvRequest(job=name, cluster=page.cluster))
+            for name in names
+        ),
+    )
+    why = next((one.why for one in environments if one.answer is None), "")
+    return Comparison(
+        left=left,
+        right=right,
+        facts=_facts(left, right),
+        script=script,
+        environments=Either(None if why else True, why),
+        variables=() if why else _variables(environments[0].answer, environments[1].answer),
+    )
+
+
+def diff_lines(answer: DiffAnswer) -> Markup:
+    """A unified diff, its lines marked as what they are."""
+    text = answer.diff.data.decode("utf-8", "backslashreplace")
+    lines = safe_lines(text[:_LONGEST_DIFF]).split("\n")
+    found = []
+    # The first two name the files.
+    for line in lines[2:]:
+        if line.startswith("+"):
+            found.append(Markup("<ins>{}</ins>").format(line))
+        elif line.startswith("-"):
+            found.append(Markup("<del>{}</del>").format(line))
+        elif line.startswith("@@"):
+            found.append(Markup('<span class="gu">{}</span>').format(line))
+        else:
+            found.append(escape(line))
+    return Markup("\n").join(found)
+
+
+def _submitted(page: PageAnswer) -> tuple[float, int]:
+    submit = page.record.submit
+    return (submit.timestamp() if submit is not None else 0.0, page.job_id)
+
+
+def _facts(left: PageAnswer, right: PageAnswer) -> tuple[Compared, ...]:
+    asked = [
+        Compared(name, safe(_text(value(left))), safe(_text(value(right))))
+        for name, value in _ASKED.items()
+    ]
+    became = [
+        Compared(name, value(left), value(right), is_result=True) for name, value in _BECAME.items()
+    ]
+    return tuple(one for one in (*asked, *became) if one.left or one.right)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _limit(page: PageAnswer) -> str:
+    limit = page.record.time_limit_s
+    return duration(limit) if limit else ""
+
+
+_ASKED: Final[dict[str, Callable[[PageAnswer], object]]] = {
+    "Command": lambda page: page.record.submit_line or page.record.command,
+    "Directory": lambda page: page.record.work_dir,
+    "Account": lambda page: page.record.account,
+    "Partition": lambda page: page.record.partition,
+    "QOS": lambda page: page.record.qos,
+    "Asked for": lambda page: page.record.tres_requested,
+    "Time limit": _limit,
+    "Features": lambda page: page.record.constraints,
+    "Reservation": lambda page: page.record.reservation,
+    "Dependency": lambda page: page.record.dependency,
+    "Container": lambda page: page.record.container,
+    "Comment": lambda page: page.record.comment,
+}
+
+
+def _line(page: PageAnswer) -> Line | None:
+    return page.runs[-1].line if page.runs else None
+
+
+def _time(value: Callable[[Line], int]) -> Callable[[PageAnswer], Markup | str]:
+    def shown(page: PageAnswer) -> Markup | str:
+        line = _line(page)
+        us = value(line) if line is not None else 0
+        return when(moment(us), page.zone) if us else ""
+
+    return shown
+
+
+def _run(value: Callable[[PageAnswer, Line], str]) -> Callable[[PageAnswer], Markup | str]:
+    def shown(page: PageAnswer) -> str:
+        line = _line(page)
+        return value(page, line) if line is not None else ""
+
+    return shown
+
+
+def _share(name: str) -> Callable[[PageAnswer, Line], str]:
+    def shown(page: PageAnswer, _: Line) -> str:
+        share = getattr(page.runs[-1].efficiency, name)
+        return "" if share is None else share_word(share)
+
+    return shown
+
+
+def _peak(page: PageAnswer, _: Line) -> str:
+    used = page.runs[-1].efficiency.memory_used_bytes
+    return "" if used is None else size(used)
+
+
+_BECAME: Final[dict[str, Callable[[PageAnswer], Markup | str]]] = {
+    "State": lambda page: f"{state_word(page)}{end_words(page)}",
+    "Submitted": _time(lambda line: line.submit_us),
+    "Started": _time(lambda line: line.start_us),
+    "Ended": _time(lambda line: line.end_us),
+    "Ran for": _run(
+        lambda page, line: duration(page.runs[-1].efficiency.elapsed_s) if line.start_us else ""
+    ),
+    "Nodes": _run(lambda _, line: safe(line.nodelist)),
+    "Given": _run(lambda _, line: safe(line.tres_allocated)),
+    "CPU efficiency": _run(_share("cpu")),
+    "Memory peak": _run(_peak),
+    "Memory efficiency": _run(_share("memory")),
+    "Time of its limit": _run(_share("time")),
+    "Restarts": _run(lambda _, line: str(line.restarts or "")),
+}
+
+
+def _variables(left: EnvAnswer, right: EnvAnswer) -> tuple[Variable, ...]:
+    """What is not the same; of what was redacted only whether it is set."""
+    values = [{one.name: one for one in answer.variables} for answer in (left, right)]
+    found = []
+    for name in sorted(values[0].keys() | values[1].keys()):
+        one, two = values[0].get(name), values[1].get(name)
+        if one is not None and two is not None and one.value.data == two.value.data:
+            continue
+        found.append(
+            Variable(
+                name=name,
+                left=None if one is None else _value(one.value.data),
+                right=None if two is None else _value(two.value.data),
+            )
+        )
+    return tuple(found)
+
+
+def _value(data: bytes) -> str:
+    return safe(data.decode("utf-8", "backslashreplace"))
