@@ -5,13 +5,12 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-from submitting import PATIENCE
+from submitting import wait_until
 
 from steward.config import (
     ArchiveSettings,
@@ -190,14 +189,6 @@ def _lives(pid: int) -> bool:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def wait_until(ready: Callable[[], bool], timeout_s: float) -> None:
-    """Wait for something that is sure to come about; fails if it has not after the time-out."""
-    deadline = time.monotonic() + PATIENCE * timeout_s
-    while not ready():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 def ask(settings: Settings, database: str, sql: str, *values: object) -> list[tuple[Any, ...]]:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Daemon, chance_of, children_of, settings_in, wait_until
+from running import Daemon, chance_of, children_of, settings_in
 from steward_daemon import Daemon as ClusterDaemon
-from submitting import Submit
+from submitting import Submit, wait_until
 
 from steward.config import AccountingSettings, Settings
 from steward.events import RUN_END, RUN_START, STEP_USAGE, Event

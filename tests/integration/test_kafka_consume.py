@@ -13,7 +13,8 @@ import pytest
 from elsewhere import ids_of
 from kafka_consumer import Consumer, Source
 from kafka_jobs import SECOND, SUBMIT, UID, VERSION, Topic, document, ended, identity
-from running import Daemon, archived, chance_of, journalled, settings_in, submit, wait_until
+from running import Daemon, archived, chance_of, journalled, settings_in, submit
+from submitting import wait_until
 
 from servers.kafka import Kafka
 from steward.config import ArchiveSettings, ConsumeSettings, KafkaSinkSettings

@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from running import wait_until
+from submitting import wait_until
 
 from servers.kafka import Kafka
 from servers.process import DidNotStart
