@@ -1,6 +1,6 @@
 """What can go wrong in the bank."""
 
-from steward.errors import Missing, Refused, StewardError, Unavailable, UsageError
+from steward.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
 
 
 class BankError(StewardError):
@@ -27,9 +27,9 @@ class GateUnavailable(Unavailable):
     """The gate does not answer now."""
 
 
-class NoRate(BankError):
+class NoRate(BankError, Conflict):
     """Nothing says what a partition costs, nor that it is free; ``offender`` is its name."""
 
 
-class NoEstimate(BankError):
+class NoEstimate(BankError, Conflict):
     """What a job may cost cannot be told: its partition is unknown, an array has no tasks."""

@@ -1,6 +1,7 @@
 """Answers an endpoint: asks the daemon, and says it in HTTP."""
 
 import hashlib
+import re
 from collections.abc import AsyncIterator
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -10,6 +11,7 @@ from litestar import Request, Response
 from litestar.response import Stream
 
 from steward.daemon.protocol import answer_line, error_line, item_line
+from steward.daemon.repeats import LONGEST_KEY
 from steward.errors import Failed, StewardError
 from steward.web.api.endpoints import CURSOR, Endpoint
 from steward.web.api.reading import body, query
@@ -19,6 +21,7 @@ from steward.web.visit import Visit
 Ask = Request[Any, Any, Any]
 KEY: Final = "idempotency-key"
 LINES: Final = "application/jsonl"
+_KEY: Final = re.compile(rf"[!-~]{{1,{LONGEST_KEY}}}")
 _JSON: Final = "application/json"
 _PRIVATE: Final = {"Cache-Control": "private, no-cache", "Vary": "Authorization, Cookie"}
 _NOT_KEPT: Final = {"Cache-Control": "no-store"}
@@ -37,11 +40,19 @@ async def answer(endpoint: Endpoint, request: Ask, visit: Visit) -> Response[Any
         asked = endpoint.request(parts, given)
     except msgspec.ValidationError as error:
         raise WrongRequest(f"the path cannot be understood: {error}") from None
+    key = "" if reads else _key(request)
     if endpoint.done_by.stream:
         return await _streamed(endpoint, asked, visit)
-    key = "" if reads else request.headers.get(KEY, "")
     found = await visit.ask(endpoint.action, asked, key=key)
     return _read(endpoint, request, found) if reads else _done(endpoint, found)
+
+
+def _key(request: Ask) -> str:
+    """The word under which something is to be done once; "" for none."""
+    key = request.headers.get(KEY)
+    if key is not None and not _KEY.fullmatch(key):
+        raise WrongRequest(f"{KEY.title()} has 1 to {LONGEST_KEY} letters, without blanks")
+    return key or ""
 
 
 def _done(endpoint: Endpoint, found: Any) -> Response[bytes]:

@@ -23,7 +23,7 @@ _PROBLEMS: Final = {
     401: "There is no token or session, or it is not good any more.",
     403: "Whoever asks may not, or their token was not made for this.",
     404: "It is not there, or not for whoever asks.",
-    409: "It is being done under this key, or was done and its answer is not kept.",
+    409: "It cannot be done as things stand; or is being done, or was done, under this key.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     422: "The request is of its shape, but cannot be met: it says what is wrong.",
@@ -31,7 +31,7 @@ _PROBLEMS: Final = {
     500: "Steward has failed; its log says why.",
     503: "Something that is needed is away: try again.",
 }
-_ONLY_CHANGES: Final = frozenset({409, 413, 415})
+_ONLY_CHANGES: Final = frozenset({413, 415})
 _ATTRIBUTES = re.compile(r"^Attributes:\n(?P<list>(?:(?: .*)?\n?)*)", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): +((?:.*\n?)(?:^ {6,}.*\n?)*)", re.MULTILINE)
 

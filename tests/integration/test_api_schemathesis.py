@@ -1,0 +1,99 @@
+"""The API is asked whatever its description allows, and more, as a user and as an operator.
+
+The same is asked each time; ``STEWARD_EXAMPLES`` says how many examples of each operation,
+and where it is set they are new ones.
+"""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asking_api import token
+from submitting import submit_to, wait_until
+from webbing import ADMINISTRATOR, OPERATOR, USERS, WebSite
+
+from steward.config import BankSettings
+from steward.config_automation import SensorSettings
+from steward.sandbox import Sandbox, SandboxSpec
+
+pytestmark = pytest.mark.long
+
+# What is valid is taken, or it is said that there is no such thing (404), that it is not this
+# user's (403), or what of it cannot be (422), which a description of shapes cannot say.
+HOOKS = Path(__file__).parents[1] / "servers" / "api_hooks.py"
+CONFIG = f"""\
+hooks = "{HOOKS}"
+[checks.positive_data_acceptance]
+expected-statuses = ["2xx", "304", "403", "404", "409", "422"]
+"""
+
+# A stream of events does not end.
+ENDLESS = "/events/stream"
+
+# They look into all of a cluster, for seconds.
+SLOW = "doctor"
+
+PATIENCE_S = 1800
+EXAMPLES = os.environ.get("STEWARD_EXAMPLES", "")
+FEW = "2"
+SEED = str(random.SystemRandom().randrange(2**31)) if EXAMPLES else "1"
+ALL = ("read", "scripts", "bank", "actions", "admin")
+
+
+@pytest.fixture(scope="module")
+def site(slurm_version: str) -> Iterator[WebSite]:
+    spec = SandboxSpec(slurm=slurm_version, user_names=USERS)
+    settings: dict[str, Any] = {
+        "bank": BankSettings(enabled=True),
+        "sensor": SensorSettings(enabled=True),
+    }
+    with (
+        Sandbox.up(spec, say=print) as cluster,
+        WebSite(cluster, Path(cluster.directory) / "steward", settings=settings) as site,
+    ):
+        job = submit_to(cluster, "#!/bin/sh\necho one\n", user="ada")
+        site.daemon.wait_for_script(job)
+        wait_until(lambda: bool(site.daemon.ask_json("archive", "list")["jobs"]))
+        yield site
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize(
+    ("user", "paths"),
+    [("ada", "^/(?!ask)"), (OPERATOR, "^/(?!ask)"), (ADMINISTRATOR, "^/ask")],
+)
+def test_all_that_it_describes(tmp_path: Path, site: WebSite, user: str, paths: str) -> None:
+    config = tmp_path / "schemathesis.toml"
+    config.write_text(CONFIG)
+    asked = subprocess.run(
+        [
+            *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(config)),
+            *("run", f"{site.url}/api/v1/openapi.json"),
+            *("--header", f"Authorization: Bearer {token(site, user, *ALL)}"),
+            *(
+                "--include-path-regex",
+                paths,
+                "--exclude-path",
+                ENDLESS,
+                "--exclude-path-regex",
+                SLOW,
+            ),
+            *("--max-examples", EXAMPLES or FEW, "--seed", SEED),
+            *("--request-timeout", "60", "--no-color"),
+            *("--continue-on-failure", "--generation-database", "none"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    assert "passed" in asked.stdout
+    assert "Traceback" not in site.daemon.log()
+    assert "Traceback" not in site.log_path.read_text()

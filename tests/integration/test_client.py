@@ -1,0 +1,116 @@
+"""steward.client on a real daemon: by its socket, and over TLS from where there is none."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asking_api import token
+from steward_daemon import STEWARD
+from submitting import submit_to, wait_until
+from webbing import OPERATOR, USERS, WebSite
+
+from servers.authority import Authority
+from steward.archive.answers import ListAnswer
+from steward.client import Client, DaemonAway
+from steward.config import BankSettings
+from steward.credentials.errors import NotKnown
+from steward.errors import Missing, Refused, UsageError
+from steward.sandbox import Sandbox, SandboxSpec
+
+pytestmark = pytest.mark.wide
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_version: str) -> Iterator[Sandbox]:
+    with Sandbox.up(SandboxSpec(slurm=slurm_version, user_names=USERS), say=print) as box:
+        yield box
+
+
+@pytest.fixture(scope="module")
+def authority(cluster: Sandbox) -> Authority:
+    return Authority(Path(cluster.directory) / "authority")
+
+
+@pytest.fixture(scope="module")
+def site(cluster: Sandbox, authority: Authority) -> Iterator[WebSite]:
+    certificate, key = authority.certificate("IP:127.0.0.1")
+    Path(key).chmod(0o644)
+    settings: dict[str, Any] = {"bank": BankSettings(enabled=True)}
+    web = {"certificate_file": certificate, "key_file": key}
+    home = Path(cluster.directory) / "steward"
+    with WebSite(cluster, home, settings=settings, web=web) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def far(site: WebSite, authority: Authority) -> Client:
+    return Client(url=site.url, token=token(site, "ada", "read", "scripts"), ca_file=authority.file)
+
+
+@pytest.fixture(scope="module")
+def job(site: WebSite) -> int:
+    job = submit_to(site.cluster, "#!/bin/sh\necho one\n", user="ada")
+    site.daemon.wait_for_script(job)
+    return job
+
+
+def test_it_answers_with_types_wherever_it_is_asked(site: WebSite, far: Client, job: int) -> None:
+    wait_until(lambda: bool(far.ask("archive.list").jobs))
+    near = Client(socket=site.daemon.settings.socket)
+    here = Client(config=str(site.daemon.config))
+    for client in (far, near, here):
+        answer = client.ask("archive.list", users=["ada"])
+        assert isinstance(answer, ListAnswer)
+        assert [one.job_id for one in answer.jobs] == [job]
+
+
+def test_a_stream_comes_item_by_item(far: Client, job: int) -> None:
+    *items, last = far.stream("archive.export")
+    assert type(last).__name__ == "ExportAnswer"
+    assert any(str(job) in getattr(item, "path", "") for item in items)
+
+
+def test_errors_are_of_their_families(site: WebSite, far: Client, authority: Authority) -> None:
+    with pytest.raises(Missing, match="987"):
+        far.ask("archive.show", job="987")
+    with pytest.raises(Refused, match="takes the scope"):
+        far.ask("bank.deposit", account="x", amount=1, reason="y")
+    with pytest.raises(UsageError, match="whenever"):
+        far.ask("archive.list", since="whenever")
+    with pytest.raises(NotKnown):
+        Client(url=site.url, token="stt_x", ca_file=authority.file).ask("credentials.me")
+    with pytest.raises(DaemonAway, match="certificate"):
+        Client(url=site.url, token="stt_x").ask("credentials.me")
+    with pytest.raises(DaemonAway, match="does not answer"):
+        Client(url="https://127.0.0.1:9", token="stt_x").ask("credentials.me")
+
+
+def test_what_is_asked_once_is_done_once(site: WebSite, authority: Authority) -> None:
+    olga = token(site, OPERATOR, "read", "bank")
+    far = Client(url=site.url, token=olga, ca_file=authority.file)
+    near = Client(socket=site.daemon.settings.socket)
+    here = Client(config=str(site.daemon.config))
+    for number, client in enumerate((far, near, here)):
+        name = f"account{number}"
+        client.ask("bank.account_create", name=name)
+        deposit = {"account": name, "amount": 5, "reason": "grant"}
+        first = client.ask("bank.deposit", once=name, **deposit)
+        assert client.ask("bank.deposit", once=name, **deposit) == first
+        with pytest.raises(UsageError, match="another request"):
+            client.ask("bank.deposit", once=name, **deposit | {"amount": 6})
+        (balance,) = client.ask("bank.balance", accounts=[name]).accounts
+        assert balance.balance == 5
+
+
+def test_commands_work_where_there_is_no_daemon(
+    site: WebSite, authority: Authority, job: int
+) -> None:
+    secret = token(site, "ada", "read", "scripts")
+    answer = site.cluster.run(
+        [STEWARD, "archive", "list", "-P", "-n"],
+        user="ada",
+        env={"STEWARD_URL": site.url, "STEWARD_TOKEN": secret, "SSL_CERT_FILE": authority.file},
+        check=False,
+    )
+    assert str(job) in answer.stdout, answer.stderr
