@@ -5,7 +5,8 @@ import subprocess
 from pathlib import Path
 
 import msgspec
-from running import Daemon, ask, wait_until
+from running import Daemon, ask
+from submitting import wait_until
 
 from steward.config import (
     ArchiveSettings,

@@ -27,8 +27,8 @@ from running import (
     journalled,
     play,
     stored,
-    wait_until,
 )
+from submitting import wait_until
 
 import storm
 from servers.authority import Authority

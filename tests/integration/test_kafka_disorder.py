@@ -9,7 +9,7 @@ import pytest
 from below import files_below
 from kafka_consumer import Consumer, Source
 from kafka_jobs import VERSION, Topic, document, ended, identity
-from running import wait_until
+from submitting import wait_until
 
 from servers.kafka import Kafka
 from steward.archive.remote.document import Document

@@ -26,9 +26,9 @@ from running import (
     play,
     settings_in,
     stored,
-    wait_until,
 )
 from steward_daemon import Daemon as ClusterDaemon
+from submitting import wait_until
 
 from steward.archive.files.manifest import NAME, facts
 from steward.archive.files.verify import verify
