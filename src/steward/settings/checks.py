@@ -24,6 +24,7 @@ from steward.config import (
     Settings,
 )
 from steward.config_automation import ActionsSettings, SensorSettings
+from steward.config_web import WebSettings
 from steward.errors import StewardError
 from steward.settings.forwarding_checks import forwarding_problems
 from steward.settings.node_checks import node_problems
@@ -74,6 +75,10 @@ def problems(settings: Settings) -> Iterator[Problem]:
         from steward.settings.sensor_checks import sensor_problems
 
         yield from sensor_problems(settings)
+    if settings.web != WebSettings():
+        from steward.settings.web_checks import web_problems
+
+        yield from web_problems(settings)
     yield from _zones(settings)
     yield from _patterns(settings.redact)
     if "" in settings.access.operators:

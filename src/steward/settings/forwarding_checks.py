@@ -13,6 +13,7 @@ from steward.config import (
     ReceiveSettings,
     Settings,
 )
+from steward.config_web import WebSettings
 from steward.settings.problem import Problem
 
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
@@ -84,7 +85,14 @@ def _forward(settings: Settings) -> Iterator[Problem]:
 
 def file_problems(
     name: str,
-    section: ReceiveSettings | ForwardSettings | NodesSettings | GateSettings | MybrcSettings,
+    section: (
+        ReceiveSettings
+        | ForwardSettings
+        | NodesSettings
+        | GateSettings
+        | MybrcSettings
+        | WebSettings
+    ),
 ) -> Iterator[Problem]:
     """What is wrong with the names of a section's certificates and keys."""
     fields = [field for field in section.__struct_fields__ if field.endswith("_file")]

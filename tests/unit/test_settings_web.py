@@ -1,0 +1,81 @@
+"""What is wrong with [web] is said, with the key that is meant."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steward.config import Settings
+from steward.config_web import WebSettings
+from steward.settings.web_checks import web_problems
+
+
+def said(tmp_path: Path, **web: Any) -> list[str]:
+    settings = Settings(state_dir=str(tmp_path), web=WebSettings(**web))
+    return [problem.what for problem in web_problems(settings)]
+
+
+@pytest.mark.parametrize(
+    "web",
+    [
+        {},
+        {"listen": "127.0.0.1:8290"},
+        {"listen": "[::1]:8290", "url": "https://ood.example.org/pun/steward/"},
+        {"proxy_header": "X-Remote-User", "trusted_proxies": ("10.0.0.1", "fe80::1")},
+        {"user": "nobody"},
+    ],
+)
+def test_what_is_right_passes(tmp_path: Path, web: dict[str, Any]) -> None:
+    assert said(tmp_path, **web) == []
+
+
+@pytest.mark.parametrize(
+    ("web", "what"),
+    [
+        ({"listen": "8290"}, "'web.listen' must be an address"),
+        ({"listen": "127.0.0.1:99999"}, "'web.listen' must be an address"),
+        ({"user": ""}, "'web.user' is empty"),
+        ({"user": "root"}, "'web.user' is root"),
+        ({"url": "ondemand.example.org"}, "'web.url' must be what browsers type"),
+        ({"url": "ftp://host"}, "'web.url' must be"),
+        ({"url": "https://ada@host/"}, "'web.url' must be"),
+        ({"url": "https://host/?x"}, "'web.url' must be"),
+        ({"url": "https://host:0x/"}, "'web.url' must be"),
+        ({"url": "https://host/a b"}, "'web.url' has a path"),
+        ({"url": "https://host//evil"}, "'web.url' has a path"),
+        ({"certificate_file": "/c"}, "key_file"),
+        ({"key_file": "/k"}, "certificate_file"),
+        ({"proxy_header": "X User"}, "is no header's name"),
+        ({"proxy_header": "Cookie"}, "which any client sends"),
+        ({"proxy_header": "X-User", "trusted_proxies": ()}, "is believed from no address"),
+        ({"trusted_proxies": ("localhost",)}, "'web.trusted_proxies' holds 'localhost'"),
+        ({"trusted_proxies": ("10.0.0.0/8",)}, "is no address"),
+        ({"metrics_from": ("",)}, "'web.metrics_from' holds ''"),
+        ({"session_s": 0.0}, "'web.session_s' must be above 0"),
+        ({"session_s": 1e9}, "'web.session_s' must be above 0"),
+        ({"login_s": 7200.0}, "'web.login_s' must be above 0"),
+        ({"token_days": 0}, "'web.token_days' must be above 0"),
+        ({"requests_per_minute": 0}, "'web.requests_per_minute' must be 1 or more"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, web: dict[str, Any], what: str) -> None:
+    found = said(tmp_path, **web)
+    assert any(what in one for one in found), found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_the_daemons_own_user_serves_no_pages(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65534, -1)
+    assert "the daemon's own user" in said(tmp_path, user="nobody")[0]
+
+
+def test_a_port_is_listened_at_once(tmp_path: Path) -> None:
+    from steward.config import NodesSettings
+
+    settings = Settings(
+        state_dir=str(tmp_path),
+        web=WebSettings(listen="0.0.0.0:6826"),
+        nodes=NodesSettings(listen="0.0.0.0:6826"),
+    )
+    assert "another part" in next(iter(web_problems(settings))).what
