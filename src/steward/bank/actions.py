@@ -7,6 +7,8 @@ from typing import Final
 
 from steward.actions import Action
 from steward.bank.asking_accounts import ACTIONS as ACCOUNTS
+from steward.bank.asking_charged import ACTIONS as CHARGED
+from steward.bank.asking_course import ACTIONS as COURSE
 from steward.bank.asking_jobs import ACTIONS as JOBS
 from steward.bank.asking_money import ACTIONS as MONEY
 from steward.bank.asking_notices import ACTIONS as NOTICES
@@ -16,5 +18,5 @@ from steward.bank.asking_upkeep import ACTIONS as UPKEEP
 from steward.bank.asking_views import ACTIONS as VIEWS
 
 ACTIONS: Final[tuple[Action, ...]] = (
-    *(*VIEWS, *JOBS, *MONEY, *ACCOUNTS, *RATES, *UPKEEP, *NOTICES, *STANDING),
+    *(*VIEWS, *JOBS, *CHARGED, *MONEY, *ACCOUNTS, *RATES, *UPKEEP, *NOTICES, *STANDING, *COURSE),
 )

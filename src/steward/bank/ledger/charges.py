@@ -4,7 +4,7 @@ A charge is what a run comes to altogether. Posting it again takes or gives back
 the difference, so that a repeat is harmless, and a crash in between as well.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -131,6 +131,11 @@ class Charges:
         chosen = select(charge).where(charge.c.cluster == cluster, charge.c.job_id == job_id)
         if first_submit is not None:
             chosen = chosen.where(charge.c.first_submit_us == micros(first_submit))
+        return [_shown(row) for row in self._session.rows(chosen.order_by(charge.c.number))]
+
+    def of_jobs(self, cluster: str, job_ids: Collection[int]) -> list[ChargeRow]:
+        """The charges of several jobs' runs and their pieces, by their raw ids."""
+        chosen = select(charge).where(charge.c.cluster == cluster, charge.c.job_id.in_(job_ids))
         return [_shown(row) for row in self._session.rows(chosen.order_by(charge.c.number))]
 
     def changed(self, after: int, limit: int = 500) -> list[tuple[int, str, ChargeRow]]:

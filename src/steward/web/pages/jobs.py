@@ -6,9 +6,10 @@ from litestar import Request, Response, get
 
 from steward.accounting.listing.shapes import JobsAnswer, JobStatesAnswer
 from steward.archive.answers import SearchAnswer
+from steward.bank.asking_charged import ChargedAnswer, ChargedJob, ChargedRequest
 from steward.slurm.states import SHORT
 from steward.web.highlighting import marked
-from steward.web.job_columns import COLUMNS, Shown
+from steward.web.job_columns import COLUMNS, Column, Shown
 from steward.web.job_views import MOST_ROWS, ROWS, View
 from steward.web.rendering import Renderer
 from steward.web.visit import Visit
@@ -33,12 +34,13 @@ async def jobs(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
     come = _rows_before(request)
     answer: JobsAnswer = await visit.ask("accounting.jobs", view.listed())
     columns = view.shown(several_clusters=len(visit.me.clusters) > 1, bank=visit.me.bank)
+    shown = await _shown(visit, answer, columns)
     context: dict[str, Any] = {
         "here": "/jobs",
         "view": view,
         "columns": columns,
         "answer": answer,
-        "shown": Shown(zones={role.cluster: role.zone for role in visit.me.clusters}),
+        "shown": shown,
         "come": come + len(answer.jobs),
         "begin": str(request.query_params.get("begin", "")) if come else view.page,
         "is_tasks": request.query_params.get("part") == "tasks",
@@ -47,8 +49,8 @@ async def jobs(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
         headers = {}
         if come and come + len(answer.jobs) <= MOST_ROWS:
             begun = str(request.query_params.get("begin", ""))
-            shown = view.query(page=begun, rows=max(ROWS, come + len(answer.jobs)))
-            headers = {"HX-Replace-Url": pages.url("/jobs", **shown)}
+            there = view.query(page=begun, rows=max(ROWS, come + len(answer.jobs)))
+            headers = {"HX-Replace-Url": pages.url("/jobs", **there)}
         return pages.page("_job_rows.html", visit, headers=headers, **context)
     return pages.page(
         "jobs.html",
@@ -82,6 +84,21 @@ async def _search(view: View, visit: Visit, pages: Renderer) -> Response[Any]:
         all_columns=(),
         columns=(),
     )
+
+
+async def _shown(visit: Visit, answer: JobsAnswer, columns: tuple[Column, ...]) -> Shown:
+    """What cells need beside their rows; what jobs cost only where that is shown."""
+    zones = {role.cluster: role.zone for role in visit.me.clusters}
+    wanted = tuple(
+        ChargedJob(cluster=row.cluster, job_id=row.job_id, first_submit=row.submit)
+        for row in answer.jobs
+        if not row.tasks
+    )
+    if not wanted or not any(column.of_bank for column in columns):
+        return Shown(zones)
+    charged: ChargedAnswer = await visit.ask("bank.charged", ChargedRequest(jobs=wanted))
+    costs = {(one.cluster, one.job_id): one.amount for one in charged.jobs}
+    return Shown(zones, costs, charged.unit, charged.decimals)
 
 
 def _rows_before(request: Ask) -> int:

@@ -1,0 +1,52 @@
+"""What jobs were charged, many at once: whom it is told, and which of a re-used id."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from asking_site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
+from job_lives import NOON
+
+from steward.access import Asker
+from steward.bank.money import MICRO
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[AskingSite]:
+    made = AskingSite(tmp_path)
+    yield made
+    made.close()
+
+
+def told(site: AskingSite, asker: Asker, *jobs: int) -> dict[int, int]:
+    asked = [{"cluster": "c1", "job_id": job} for job in jobs]
+    answer = site.ask("charged", asker, jobs=asked)
+    return {one.job_id: one.amount // MICRO for one in answer.jobs}
+
+
+def test_each_is_told_to_who_may_know_it(site: AskingSite) -> None:
+    site.charge(1, hours=2)
+    site.charge(2, hours=3, user="bela", account="chemistry")
+    for asker, known in (
+        (ROOT, {1: 2, 2: 3}),
+        (OWNER, {1: 2}),
+        (COORDINATOR, {2: 3}),
+        (ADA, {1: 2}),
+        (BELA, {2: 3}),
+        (NOBODY, {}),
+    ):
+        assert told(site, asker, 1, 2, 3) == known, asker
+
+
+def test_of_an_id_that_was_used_again_the_job_that_is_meant(site: AskingSite) -> None:
+    later = NOON + timedelta(days=400)
+    site.charge(1, hours=2)
+    site.charge(1, hours=5, start=later)
+    assert told(site, ADA, 1) == {1: 7}
+    for start, hours in ((NOON, 2), (later, 5)):
+        first = (start - timedelta(minutes=1)).isoformat()
+        answer = site.ask(
+            "charged", ADA, jobs=[{"cluster": "c1", "job_id": 1, "first_submit": first}]
+        )
+        assert [one.amount for one in answer.jobs] == [hours * MICRO]
