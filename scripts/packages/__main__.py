@@ -29,6 +29,8 @@ def main() -> int:
     parser.add_argument("--python", action="append", choices=PYTHONS, help="for these alone")
     parser.add_argument("--only", action="append", choices=("wheel", *_KINDS), help="these alone")
     asked = parser.parse_args()
+    # Whoever makes a package, its files are everybody's to read.
+    os.umask(0o022)
     try:
         _make(asked, asked.only or ["wheel", *_KINDS])
     except PackagingError as error:

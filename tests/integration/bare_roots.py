@@ -1,0 +1,138 @@
+"""Bare Debian systems without a network, to install packages into."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from steward.sandbox.roots import DEFAULT_MIRROR, cache
+
+# Nothing but what the packages depend on; rpm beside dpkg, for there is no EL to be had; and
+# what plugins are compiled with.
+INCLUDED = {
+    "bookworm": ("python3.11", "rpm", "gcc", "libc6-dev", "libslurm-dev", "slurm-client"),
+    "trixie": ("python3.13", "libstdc++6"),
+}
+_ENTER = """
+mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/root"
+mkdir -p "$2/root/packages"
+mount --bind "$3" "$2/root/packages"
+mount -t proc proc "$2/root/proc"
+mount --rbind /dev "$2/root/dev"
+root=$2/root
+shift 3
+exec chroot "$root" "$@"
+"""
+_ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LC_ALL": "C.UTF-8",
+    "DEBIAN_FRONTEND": "noninteractive",
+}
+
+
+class Bare:
+    """A system of one's own over a shared one, which stays as it is.
+
+    Args:
+        suite: Debian's name of it.
+        directory: What is written in it is kept here.
+        packages: A directory that is ``/packages`` in it.
+    """
+
+    def __init__(self, suite: str, directory: Path, packages: Path) -> None:
+        self._base = _base(suite)
+        self._directory = directory
+        self._packages = packages
+        for name in ("upper", "work", "root"):
+            (directory / name).mkdir(parents=True)
+        # It is thrown away: dpkg need not wait for a disk after each of some thousand files.
+        hurry = self.path("/etc/dpkg/dpkg.cfg.d/hurry")
+        hurry.parent.mkdir(parents=True)
+        hurry.write_text("force-unsafe-io\n")
+
+    def run(self, words: Sequence[str], *, code: int = 0) -> str:
+        """Run a program as its root, without a network; what it printed, errors included."""
+        done = subprocess.run(
+            [
+                *("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"),
+                *("sh", "-ec", _ENTER, "sh", self._base, self._directory, self._packages),
+                *words,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=600,
+            env=_ENVIRONMENT,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    def sh(self, script: str, *, code: int = 0) -> str:
+        """Run a script for sh there."""
+        return self.run(["sh", "-euc", script], code=code)
+
+    def path(self, name: str) -> Path:
+        """Where a file that was written there lies."""
+        return self._directory / "upper" / name.lstrip("/")
+
+
+def _base(suite: str) -> Path:
+    """The shared system, made where there is none yet."""
+    if os.geteuid() != 0 or shutil.which("debootstrap", path="/usr/sbin:/usr/bin") is None:
+        pytest.skip("bare systems are made by debootstrap, as root")
+    root = Path(cache()) / f"bare-{suite}"
+    root.parent.mkdir(parents=True, exist_ok=True)
+    made = f"{suite} {' '.join(INCLUDED[suite])}\n"
+    with open(f"{root}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        note = root / ".steward-bare"
+        if not note.exists() or note.read_text() != made:
+            work = Path(tempfile.mkdtemp(prefix=f"bare-{suite}.new-", dir=root.parent))
+            work.chmod(0o755)
+            try:
+                # invoke-rc.d(8): 101 forbids the start of what is installed.
+                (work / "usr/sbin").mkdir(parents=True)
+                policy = work / "usr/sbin/policy-rc.d"
+                policy.write_text("#!/bin/sh\nexit 101\n")
+                policy.chmod(0o755)
+                _debootstrap(suite, work)
+                (work / ".steward-bare").write_text(made)
+                shutil.rmtree(root, ignore_errors=True)
+                work.rename(root)
+            except BaseException:
+                shutil.rmtree(work, ignore_errors=True)
+                raise
+    return root
+
+
+def _debootstrap(suite: str, work: Path) -> None:
+    mirror = os.environ.get("STEWARD_DEBIAN_MIRROR") or DEFAULT_MIRROR
+    # Mounts and processes that it makes end with it, whatever ends it.
+    alone = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+    _call(*alone, "debootstrap", "--variant=minbase", suite, str(work), mirror)
+    apt = ("apt-get", "-q", "-y", "-o", "APT::Keep-Downloaded-Packages=true", "install")
+    _call(*alone, "chroot", str(work), *apt, "--no-install-recommends", *INCLUDED[suite])
+
+
+def _call(*words: str) -> None:
+    done = subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=1800,
+        env=_ENVIRONMENT | {k: v for k, v in os.environ.items() if k.lower().endswith("_proxy")},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]

@@ -1,0 +1,291 @@
+"""What `make dist` makes, from nothing: installed without a network, run, and removed."""
+
+import hashlib
+import os
+import re
+import struct
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+from bare_roots import Bare
+
+ROOT = Path(__file__).parent.parent.parent
+LIBDIR = "/usr/local/lib/steward"
+PLUGSTACK = "/etc/slurm/plugstack.conf.d/steward.conf"
+SLURM_CONF = "ClusterName=box\nSlurmctldHost=localhost\nNodeName=n1\nPartitionName=p Nodes=n1"
+SCRIPT = b"#!/bin/sh\n#SBATCH --time=5\nhostname\n"
+CONFIG = """
+[cluster.box]
+slurm = false
+spool = "/srv/spool"
+
+[archive.sink.files]
+path = "/srv/archive"
+"""
+# A daemon is started as a unit would, and takes up the one job of a spool.
+SERVE = """
+mkdir -p /etc/steward /run/steward
+cp /packages/steward.toml /etc/steward/
+mkdir -p /srv/spool/hash.1/job.1
+cp /packages/environment /packages/script /srv/spool/hash.1/job.1/
+steward config check
+steward serve --config /etc/steward/steward.toml >/var/log/steward 2>&1 &
+daemon=$!
+tries=0
+until [ -n "$(find /srv/archive -name '1*.sh')" ]; do
+    tries=$((tries + 1))
+    if [ $tries -gt 300 ]; then
+        cat /var/log/steward
+        exit 1
+    fi
+    sleep 0.2
+done
+steward archive list --parsable2 --noheader --format jobid,state
+kill $daemon
+wait $daemon
+"""
+
+pytestmark = [pytest.mark.wide, pytest.mark.timeout(1500)]
+
+
+def make(out: Path, *words: str, umask: int = 0o022) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "packages", "--out", out, *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": "scripts", "SOURCE_DATE_EPOCH": "1790000000"},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+        umask=umask,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory, work: Path) -> Path:
+    """All packages, beside what a daemon is tried with."""
+    out = tmp_path_factory.mktemp("dist")
+    make(out, "--work", str(work))
+    (out / "steward.toml").write_text(CONFIG)
+    (out / "environment").write_bytes(struct.pack("=I", 1) + b"USER=ada\0")
+    (out / "script").write_bytes(SCRIPT + b"\0")
+    return out
+
+
+@pytest.fixture(scope="module")
+def version(dist: Path) -> str:
+    (wheel,) = dist.glob("*.whl")
+    return wheel.name.split("-")[1]
+
+
+@pytest.fixture(scope="module")
+def unpacked(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the Debian package holds."""
+    directory = tmp_path_factory.mktemp("unpacked")
+    (package,) = dist.glob("steward_*_amd64.deb")
+    subprocess.run(["dpkg-deb", "-x", package, directory], check=True, timeout=300)
+    return directory
+
+
+@pytest.fixture
+def bare(
+    request: pytest.FixtureRequest, dist: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Bare:
+    suite = getattr(request, "param", "bookworm")
+    return Bare(suite, tmp_path_factory.mktemp(suite), dist)
+
+
+def kept(bare: Bare) -> list[Path]:
+    return [path for path in bare.path("/srv/archive").rglob("1*.sh") if path.is_file()]
+
+
+def compiled(bare: Bare) -> Path:
+    """The first of Steward's modules, as the interpreter there compiled it."""
+    tag = bare.sh("cd /usr/bin && echo python3.1?").strip().replace("python", "").replace(".", "")
+    return bare.path(f"/opt/steward/lib/steward/__pycache__/__init__.cpython-{tag}.pyc")
+
+
+def looked_at(bare: Bare, version: str) -> None:
+    """Run what was installed, whichever package did it."""
+    assert bare.sh("getent passwd steward-web").strip().endswith(":/usr/sbin/nologin")
+    # Nothing is taken from where somebody stands, or from what their environment names.
+    bare.sh("mkdir -p /tmp/steward && echo 1/0 >/tmp/steward/__init__.py")
+    assert bare.sh("cd /tmp && PYTHONPATH=/tmp steward --version") == f"steward {version}\n"
+    assert compiled(bare).exists()
+    assert bare.sh("/opt/steward/libexec/steward/bin/sacct --usage").startswith("Usage: ")
+    printed = bare.sh(SERVE)
+    assert "/etc/steward/steward.toml is right" in printed
+    assert printed.splitlines()[-1].startswith("1|")
+    assert [path.read_bytes() for path in kept(bare)] == [SCRIPT]
+
+
+def looked_at_removed(bare: Bare, printed: str) -> None:
+    """The program is gone; what it had recorded is not, and is told of."""
+    assert "left as it is: /etc/steward" in printed
+    assert "left as it is: /var/lib/steward" in printed
+    assert not bare.path("/opt/steward").exists()
+    assert not bare.path("/usr/bin/steward").exists()
+    assert bare.path("/etc/steward/steward.toml").exists()
+    assert bare.path("/var/lib/steward/journal.db").exists()
+    assert len(kept(bare)) == 1
+
+
+@pytest.mark.parametrize("bare", ["bookworm", "trixie"], indirect=True)
+def test_the_debian_package(bare: Bare, version: str) -> None:
+    printed = bare.sh("dpkg -i /packages/steward_*_amd64.deb")
+    assert "to begin: steward init" in printed
+    looked_at(bare, version)
+    # The same once more is an upgrade.
+    printed = bare.sh(
+        "touch /opt/steward/lib/steward/__pycache__/old.pyc; dpkg -i /packages/steward_*.deb"
+    )
+    assert "steward init" not in printed
+    assert compiled(bare).exists()
+    assert not compiled(bare).with_name("old.pyc").exists()
+    printed = bare.sh("dpkg -P steward")
+    looked_at_removed(bare, printed)
+    assert "/var/lib/steward is left" in printed
+
+
+def test_the_rpm(bare: Bare, version: str) -> None:
+    printed = bare.sh("rpm -i --nodeps /packages/steward-0*.x86_64.rpm")
+    assert "to begin: steward init" in printed
+    looked_at(bare, version)
+    bare.sh("touch /opt/steward/lib/steward/__pycache__/old.pyc")
+    bare.sh("rpm -U --force --nodeps /packages/steward-0*.x86_64.rpm")
+    assert compiled(bare).exists()
+    assert not compiled(bare).with_name("old.pyc").exists()
+    looked_at_removed(bare, bare.sh("rpm -e steward"))
+
+
+def test_what_slurm_loads(bare: Bare) -> None:
+    """It is compiled without Steward, and again by Steward when Slurm is upgraded."""
+    bare.sh("dpkg -i /packages/steward-plugins-src_*_all.deb")
+    printed = bare.sh("steward-plugins-build --libdir /srv/sources")
+    assert re.search(r"/srv/sources/22\.05\.\d+/spank_steward.so is for Slurm 22\.05\.", printed)
+    bare.sh("dpkg -i /packages/steward_*_amd64.deb")
+    upgrade = "dpkg -i /var/cache/apt/archives/libslurm-dev_*.deb"
+    bare.sh(upgrade)
+    assert not bare.path(LIBDIR).exists()  # whoever uses no plugins is left alone
+
+    # As a version that is gone left it.
+    bare.sh(f"mkdir -p {LIBDIR} {os.path.dirname(PLUGSTACK)}")
+    bare.sh(f"echo '{SLURM_CONF}' >/etc/slurm/slurm.conf")
+    bare.sh(f"echo optional {LIBDIR}/21.08.8/spank_steward.so spool=/var/spool/x >{PLUGSTACK}")
+    printed = bare.sh(upgrade)
+    assert "does not fit what it loads of Steward any more" in printed
+    assert "21.08.8/spank_steward.so, which is not there" in printed
+    libraries = sorted(bare.path(LIBDIR).rglob("*.so"))
+    assert len(libraries) == 3
+    for library in libraries:
+        path = library.relative_to(bare.path(LIBDIR))
+        shown = "nm -D --defined-only %s | sed 's/^[0-9a-f]* //' | sort"
+        ours = bare.sh(shown % f"{LIBDIR}/{path}")
+        assert "plugin_name" in ours
+        assert ours == bare.sh(shown % f"/srv/sources/{path}")
+
+    printed = bare.sh("dpkg -r steward")
+    assert f"left as it is: {LIBDIR}" in printed
+    assert f"Slurm still loads what {PLUGSTACK} names" in printed
+    bare.sh("dpkg -r --force-depends libslurm-dev")
+    assert "install libslurm-dev" in bare.sh("steward-plugins-build", code=1)
+
+
+def test_the_agent(bare: Bare) -> None:
+    bare.sh("dpkg -i --force-depends /packages/steward-agent_*_all.deb")
+    assert "usage" in bare.sh("python3.11 -I -S /usr/sbin/steward-agent --help").lower()
+    assert not bare.path("/opt/steward").exists()
+    bare.sh("dpkg -P steward-agent")
+    assert not bare.path("/usr/sbin/steward-agent").exists()
+
+
+def test_the_wheel(dist: Path, work: Path, version: str, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    (wheel,) = dist.glob("*.whl")
+    python = "{}.{}".format(*sys.version_info)
+    pip = [tmp_path / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-index"]
+    pip += ["--find-links", work / f"wheels/amd64-{python}", f"{wheel}[kafka,elasticsearch]"]
+    subprocess.run(pip, check=True, timeout=600)
+    steward = tmp_path / "venv/bin/steward"
+    done = subprocess.run(
+        [steward, "--version"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == f"steward {version}\n"
+    (tmp_path / "steward.toml").write_text(CONFIG)
+    check = [steward, "config", "check", "--config", tmp_path / "steward.toml"]
+    assert b"is right" in subprocess.run(check, capture_output=True, timeout=60, check=False).stdout
+
+
+def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
+    sums = []
+    for umask in (0o022, 0o077):
+        out = tmp_path / str(umask)
+        make(out, "--only", "wheel", "--work", str(tmp_path / f"work{umask}"), umask=umask)
+        sums.append((out / "SHA256SUMS").read_text())
+        assert len(sums[-1].splitlines()) == 2
+    assert sums[0] == sums[1]
+
+
+def test_sums_are_those_of_the_files(dist: Path) -> None:
+    lines = [line.split() for line in (dist / "SHA256SUMS").read_text().splitlines()]
+    assert {name for _, name in lines} >= {path.name for path in dist.glob("steward*.*")} - {
+        "steward.toml"
+    }
+    for digest, name in lines:
+        assert hashlib.sha256((dist / name).read_bytes()).hexdigest() == digest
+
+
+def test_nothing_needs_a_later_library_than_el_8_has(unpacked: Path) -> None:
+    most = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
+    modules = [path for path in unpacked.rglob("*.so*") if path.is_file()]
+    assert len(modules) > 100
+    for module in modules:
+        shown = subprocess.run(
+            ["objdump", "-p", module], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+        for name, number in re.findall(r" (GLIBC|GLIBCXX|CXXABI)_([0-9.]+)\n", shown):
+            assert tuple(map(int, number.split("."))) <= most[name], module
+
+
+def test_units_are_right_and_closed(unpacked: Path, tmp_path: Path) -> None:
+    units = sorted((unpacked / "usr/lib/systemd/system").glob("*.service"))
+    assert {unit.stem for unit in units} == {"steward", "steward-controller", "steward-web"}
+    units.append(ROOT / "packaging/systemd/steward-agent.service")
+    for unit in units:
+        here = tmp_path / unit.name
+        # The program is where the package puts it, which is not on this machine.
+        here.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text()))
+        verify = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", here]
+        done = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        security = ["systemd-analyze", "security", "--offline=true", "--threshold=25", here]
+        done = subprocess.run(security, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout.splitlines()[-1]
+
+
+def test_the_manual_is_found(unpacked: Path) -> None:
+    manual = unpacked / "usr/share/man"
+    for page in ("1 steward", "1 steward-archive", "1 steward-sacct", "5 steward.toml"):
+        section, name = page.split()
+        found = subprocess.run(
+            ["man", "-M", manual, "-w", section, name], capture_output=True, timeout=60, check=False
+        )
+        assert found.returncode == 0, page
+
+
+def test_bash_finds_the_completion(unpacked: Path) -> None:
+    path = unpacked / "usr/share/bash-completion/completions/steward"
+    asked = f"source {path}; COMP_WORDS=(steward archi); COMP_CWORD=1; _steward; echo $COMPREPLY"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", asked], capture_output=True, timeout=60, check=False
+    )
+    assert done.stdout == b"archive\n"
