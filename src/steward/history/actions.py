@@ -9,7 +9,7 @@ from typing import Final
 from steward.access import Asker
 from steward.accounting.sacct.sources import books
 from steward.actions import Action
-from steward.errors import UsageError
+from steward.errors import Missing, UsageError
 from steward.events import NODE_STATE, Event
 from steward.history.consumer import KEPT
 from steward.history.present import ACTIONS as PRESENT
@@ -233,7 +233,7 @@ def job_events(room: HistoryRoom, asker: Asker, request: JobEventsRequest) -> Jo
     """What happened to a job's nodes while it ran there.
 
     Raises:
-        UsageError: There is no such job, or none that the asker may see.
+        Missing: There is no such job, or none that the asker may see.
     """
     lines = _lines_of(room, asker, request)
     found: dict[int, Event] = {}
@@ -263,7 +263,7 @@ def _lines_of(room: HistoryRoom, asker: Asker, request: JobEventsRequest) -> lis
         record = job.record
         if room.access.may_see_job(asker, job.cluster, record.uid, record.account):
             return [line for line in jobs.lines_of(job) if not line.step and line.start_us]
-    raise UsageError(f"there is no job {request.job}, or none that you may see", request.job)
+    raise Missing(f"there is no job {request.job}, or none that you may see", request.job)
 
 
 def _actions() -> Iterable[Action]:

@@ -127,6 +127,7 @@ def _of_cluster(
     since_us, until_us = bounds_us[0], bounds_us[-1]
     begins_us = history.nodes_begin_us([name]) if history else None
     known_us = min(max(since_us, OPEN_US if begins_us is None else begins_us), until_us)
+    known_us -= known_us % _US
     nodes = history.nodes_between(name, since_us, until_us) if history else []
     reservations = history.reservations_between(name, since_us, until_us) if history else []
     # An hour of which only a part is known is two.
