@@ -39,6 +39,8 @@ from steward.config_bank import (
     RefusalSettings,
     RemoteBankSettings,
 )
+from steward.config_history import HistorySettings
+from steward.config_web import WebSettings
 
 _SECTIONS: tuple[type[Section], ...] = (
     Settings,
@@ -70,6 +72,8 @@ _SECTIONS: tuple[type[Section], ...] = (
     SensorSettings,
     ActionsSettings,
     RulesSettings,
+    HistorySettings,
+    WebSettings,
 )
 _KEY = re.compile(r"^    (\w+): (.*)$")
 _TABLE = re.compile(r"^(\[[\w.]+\](?:, \[[\w.]+\])*)( with [^:]*)?: (.*)$")
