@@ -18,7 +18,7 @@ from steward.config import (
     KafkaSinkSettings,
     SearchSinkSettings,
 )
-from steward.doctor.findings import Finding, ok, skipped, warning, wrong
+from steward.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.doctor.ground import Ground
 from steward.errors import Unavailable
 from steward.events import utc_now
@@ -44,7 +44,7 @@ def journal(ground: Ground) -> Iterator[Finding]:
             strange = True
             yield wrong(
                 path,
-                f"it was detached, and has missed {one.missed} events",
+                f"it was detached, and has missed {several(one.missed, 'event')}",
                 *((refill_command(one.name, one.missed_from),) if one.missed else ()),
                 of=one.name,
             )
@@ -55,13 +55,13 @@ def journal(ground: Ground) -> Iterator[Finding]:
             strange = True
             yield wrong(
                 path,
-                f"{one.dead} events were set aside, which it could not put to use",
+                f"{several(one.dead, 'event')} set aside, which it could not put to use",
                 f"steward journal dead {one.name}",
                 f"steward journal replay {one.name}",
                 of=one.name,
             )
     if not strange:
-        yield ok(path, f"{len(consumers)} consumers read it, and nothing was set aside")
+        yield ok(path, f"{several(len(consumers), 'consumer')} to read it, and nothing set aside")
 
 
 def sinks(ground: Ground) -> Iterator[Finding]:
@@ -86,13 +86,18 @@ def sinks(ground: Ground) -> Iterator[Finding]:
         elif line.oldest_s is not None and line.oldest_s > _BACKLOG_S:
             yield wrong(
                 where,
-                f"{line.backlog} scripts wait for it, the oldest for {line.oldest_s:.0f} s: "
+                f"{several(line.backlog, 'script')} to go there, the oldest for "
+                f"{line.oldest_s:.0f} s: "
                 f"{line.detail or line.error or 'the daemon does not run, or it is slow'}",
                 *mend,
                 of=line.name,
             )
         else:
-            yield ok(where, f"it can be reached, {line.backlog} scripts wait", of=line.name)
+            yield ok(
+                where,
+                f"it can be reached, with {several(line.backlog, 'script')} to go there",
+                of=line.name,
+            )
 
 
 def _reached(ground: Ground, name: str, of: AnySinkSettings) -> tuple[str, str]:
@@ -177,8 +182,12 @@ def ledger(ground: Ground) -> Iterator[Finding]:
         tell = warning if one.kind in ("unproved", "job-without-hold") else wrong
         yield tell(looked_at, one.what, "steward bank check", of=one.kind)
     if not answer.findings:
-        holds = "" if answer.holds is None else f", {answer.holds} holds match the jobs there are"
-        yield ok(looked_at, f"the books of {answer.accounts} accounts add up{holds}")
+        holds = (
+            ""
+            if answer.holds is None
+            else f", {several(answer.holds, 'hold')} and no job without one"
+        )
+        yield ok(looked_at, f"the books of {several(answer.accounts, 'account')} add up{holds}")
 
 
 def gate(ground: Ground) -> Iterator[Finding]:
@@ -193,6 +202,7 @@ def gate(ground: Ground) -> Iterator[Finding]:
             looked_at,
             f"{settings.gate.off_switch} is there: every job is admitted unasked",
             f"rm {settings.gate.off_switch}",
+            of=os.path.basename(settings.gate.off_switch),
         )
     stands = GateLink(settings.state_dir, _GATE_S).state()
     if not stands.deciding:
@@ -202,7 +212,7 @@ def gate(ground: Ground) -> Iterator[Finding]:
             "journalctl -u steward -p warning",
         )
     else:
-        yield ok(looked_at, f"it decides, and has {stands.holds} open holds")
+        yield ok(looked_at, f"it decides, and has {several(stands.holds, 'open hold')}")
 
 
 def gaps(ground: Ground) -> Iterator[Finding]:
@@ -217,7 +227,7 @@ def gaps(ground: Ground) -> Iterator[Finding]:
         yield ok(looked_at, "nothing is missing of the last day")
     for kind, count in sorted(counts.items()):
         first = next(one for one in answer.findings if one.kind == kind)
-        yield warning(looked_at, f"{count} times; {first.words}", looked_at, of=kind)
+        yield warning(looked_at, f"{several(count, 'time')}; {first.words}", looked_at, of=kind)
 
 
 def nodes(ground: Ground) -> Iterator[Finding]:
@@ -243,9 +253,9 @@ def nodes(ground: Ground) -> Iterator[Finding]:
     elif silent:
         yield warning(
             looked_at,
-            f"{len(silent)} of {found} nodes are silent, {silent[0].node} since "
+            f"{several(len(silent), 'node')} of {found} silent, {silent[0].node} since "
             f"{silent[0].heard_at:%Y-%m-%dT%H:%M:%SZ}",
             f"ssh {silent[0].node} systemctl status steward-agent",
         )
     else:
-        yield ok(looked_at, f"{found} nodes report")
+        yield ok(looked_at, f"{several(found, 'node')} heard, none of them silent")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from steward.capture.snapshots import COST_FACTOR
-from steward.doctor.findings import Finding, ok, skipped, warning, wrong
+from steward.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.doctor.ground import Asked, Ground, each_cluster
 from steward.filesystems import network_kind
 from steward.slurm import Machine
@@ -135,7 +135,10 @@ def _memory(ground: Ground, one: Asked) -> Iterator[Finding]:
             f"slurm.conf: MaxJobCount={2 * most}",
         )
     else:
-        yield ok(looked_at, f"jobs stay for {age} s after their end, {jobs} of {most} are there")
+        yield ok(
+            looked_at,
+            f"jobs stay for {age} s after their end; it holds {several(jobs, 'job')} of {most}",
+        )
     del ground
 
 
@@ -144,7 +147,7 @@ def _cost(_ground: Ground, one: Asked) -> Iterator[Finding]:
     queue = one.slurm.queue()
     interval_s = one.settings.snapshot_interval_s
     apart_s = COST_FACTOR * queue.cost_s
-    text = f"a look at {len(queue.rows)} jobs takes {queue.cost_s:.2f} s"
+    text = f"a look at {several(len(queue.rows), 'job')} takes {queue.cost_s:.2f} s"
     if apart_s > max(interval_s, _SHORT_MEMORY_S):
         yield warning(
             looked_at,

@@ -51,6 +51,11 @@ def skipped(looked_at: str, why: str, *, of: str = "") -> Finding:
     return Finding(status="skipped", looked_at=looked_at, what=why, of=of)
 
 
+def several(count: int, what: str) -> str:
+    """So many of something, in words: ``1 job``, ``2 jobs``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def worst(statuses: tuple[Status, ...]) -> Status:
     """The worst of some; ``ok`` where nothing was looked at."""
     return max(statuses, key=RANK.__getitem__, default="ok") if _tells(statuses) else "ok"

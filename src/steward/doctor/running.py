@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from steward.bank.gate.link import connect
-from steward.doctor.findings import Finding, ok, skipped, warning, wrong
+from steward.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.doctor.ground import Ground
 from steward.events import utc_now
 from steward.status import parts as leaving
@@ -59,12 +59,12 @@ def parts(ground: Ground) -> Iterator[Finding]:
             tell = wrong if often else warning
             yield tell(
                 looked_at,
-                f"it was restarted, {part.restarts} times in all: {part.error}",
+                f"it was restarted, {several(part.restarts, 'time')} in all: {part.error}",
                 *mend,
                 of=part.name,
             )
     if not strange:
-        yield ok(looked_at, f"all {len(standing.parts)} parts run")
+        yield ok(looked_at, f"{several(len(standing.parts), 'part')} running")
 
 
 def web(ground: Ground) -> Iterator[Finding]:

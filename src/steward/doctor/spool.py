@@ -10,7 +10,7 @@ from typing import Final
 from steward import events
 from steward.capture.known import Known
 from steward.capture.scheduler import scheduler_called
-from steward.doctor.findings import Finding, ok, skipped, warning, wrong
+from steward.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.doctor.ground import Ground
 from steward.errors import Unavailable
 from steward.filesystems import may, network_kind
@@ -79,12 +79,12 @@ def _taken(ground: Ground, name: str, path: str, kind: str) -> Finding:
     if missing:
         return wrong(
             path,
-            f"{len(missing)} of {len(old)} scripts were not taken, job {missing[0]} among them",
+            f"{several(len(missing), 'script')} of {len(old)} not taken, job {missing[0]} first",
             "journalctl -u steward -p warning",
             "systemctl restart steward",
             of=name,
         )
-    text = f"all {len(old)} scripts that lie there were taken"
+    text = f"{several(len(old), 'script')} there for a while, all of them taken"
     if kind:
         return warning(
             path,
