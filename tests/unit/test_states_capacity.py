@@ -1,0 +1,72 @@
+"""What nodes have for jobs: told with their states, and told when it changes."""
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from steward.capture.states.comparing import Change, NodeShown, compare
+from steward.capture.states.source import shown_of
+from steward.events import NODE_STATE
+from steward.slurm.machine_rows import NodeRecord, powered_down
+from steward.state_facts import NodeState
+
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
+
+
+def told(before: NodeShown | None, after: NodeShown | None, *, usage: bool = False) -> list[Change]:
+    pictures = [{NODE_STATE: {"n1": one} if one else {}} for one in (before, after)]
+    return compare(*pictures, source="reconcile", at=NOON, usage=usage)
+
+
+def body(changes: list[Change]) -> NodeState:
+    (change,) = changes
+    assert isinstance(change.body, NodeState)
+    return change.body
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("", 0),
+        ("gpu:4", 4),
+        ("gpu:a100:4(S:0-1),gpu:l4:2,shard:8", 6),
+        ("nic:2", 0),
+        ("gpu:(null):0", 0),
+    ],
+)
+def test_what_a_node_has(gres: str, gpus: int) -> None:
+    record = NodeRecord(
+        name="n1", base="IDLE", state="IDLE", cpus=8, memory_bytes=1 << 34, gres=gres
+    )
+    assert shown_of(record).capacity == (8, 1 << 34, gpus)
+
+
+def test_it_is_told_with_the_state_and_when_it_changes() -> None:
+    small = NodeShown(state="IDLE", cpus=4, memory_bytes=1 << 30)
+    large = msgspec.structs.replace(small, cpus=8, gpus=1)
+    assert body(told(None, small)).cpus == 4
+    assert told(small, small) == []
+    change = body(told(small, large))
+    assert (change.state, change.old_state, change.cpus, change.gpus) == ("IDLE", "IDLE", 8, 1)
+    assert not change.failed
+    gone = body(told(large, None))
+    assert (gone.state, gone.cpus) == ("REMOVED", 8)
+
+
+def test_a_picture_of_before_gets_to_know_it() -> None:
+    before = msgspec.json.decode(b'{"state":"IDLE","partitions":["main"]}', type=NodeShown)
+    after = NodeShown(state="IDLE", partitions=("main",), cpus=4, memory_bytes=1 << 30)
+    assert body(told(before, after)).cpus == 4
+
+
+def test_a_node_that_is_hidden_while_it_is_off_keeps_what_it_has() -> None:
+    on = NodeShown(state="IDLE+CLOUD", cpus=4, memory_bytes=1 << 30, gpus=2)
+    (change,) = told(on, shown_of(powered_down("n1")))
+    assert isinstance(change.shown, NodeShown)
+    assert change.shown.capacity == on.capacity
+    assert isinstance(change.body, NodeState)
+    assert (change.body.cpus, change.body.gpus) == (4, 2)
+    # And is no news when it is back.
+    back = body(told(change.shown, on))
+    assert (back.state, back.cpus) == ("IDLE+CLOUD", 4)
