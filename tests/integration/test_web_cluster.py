@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def carl(site: WebSite) -> Visitor:
 
 
 def node(number: int) -> str:
-    return f"n{number}"
+    return f"node{number}"
 
 
 def page_of(name: str) -> str:
@@ -84,12 +85,18 @@ def test_every_page_is_there(site: WebSite, ada: Visitor, olga: Visitor) -> None
         assert ada.get(path).status_code == 403, path
     assert "Steward itself" in olga.page("/")
     assert "Steward itself" not in ada.page("/")
-    for path in ("/cluster/nope", "/nodes/box/nope", "/nodes/nope/n1", "/actions/1", "/actions/-1"):
+    for path in (
+        "/cluster/nope",
+        "/nodes/box/nope",
+        "/nodes/nope/node1",
+        "/actions/1",
+        "/actions/-1",
+    ):
         assert ada.get(path).status_code == 404, path
     for path in (
         *("/events?kinds=nonsense", "/events?before=x", "/events?nodes=n%5b", "/events?nodes=@all"),
         *("/events?since=yesterdayish", "/cluster?at=x", "/cluster?offset=-1", "/nodes/box/n%5b"),
-        *("/nodes/box/n1?at=x", "/events/stream?nodes=n%5b", "/cluster?at=" + "x" * 5000),
+        *("/nodes/box/node1?at=x", "/events/stream?nodes=n%5b", "/cluster?at=" + "x" * 5000),
         *("/events?clusters=nope", "/actions?before=x"),
     ):
         answer = ada.get(path)
@@ -169,18 +176,18 @@ def test_who_may_not_is_told_so_by_the_daemon(site: WebSite, ada: Visitor, olga:
 @pytest.mark.wide
 def test_what_is_wrong_in_a_form_is_said_and_nothing_is_lost(carl: Visitor) -> None:
     for fields in (
-        {"nodes": "n1,nope", "reason": "why not"},
+        {"nodes": "node1,nope", "reason": "why not"},
         {"nodes": "n[", "reason": "why not"},
         {"nodes": "", "reason": "why not"},
-        {"nodes": "n1", "reason": "  "},
-        {"nodes": "n1", "reason": "x" * 3000},
+        {"nodes": "node1", "reason": "  "},
+        {"nodes": "node1", "reason": "x" * 3000},
     ):
         answer = carl.submit("/cluster/box/change", verb="drain", **fields)
         assert answer.status_code == 400, fields
         assert 'role="alert"' in answer.text
         if fields["reason"] == "why not":
             assert 'value="why not"' in answer.text
-    assert carl.submit("/cluster/box/change", verb="explode", nodes="n1").status_code == 404
+    assert carl.submit("/cluster/box/change", verb="explode", nodes="node1").status_code == 404
     assert carl.get("/cluster/box/change?verb=").status_code == 404
 
 
@@ -259,15 +266,15 @@ def test_events_come_live_and_end_with_the_session(site: WebSite, carl: Visitor)
 @pytest.mark.wide
 def test_nobody_watches_in_too_many_windows(site: WebSite) -> None:
     visitor = site.visitor("grace")
-    open_ones = [visitor.stream("GET", "/events/stream") for _ in range(4)]
-    try:
-        for one in open_ones:
-            response = one.__enter__()
-            assert next(response.iter_lines()).startswith((":", "retry", "event"))
-        assert visitor.get("/events/stream").status_code == 429
-    finally:
-        for one in open_ones:
-            one.__exit__(None, None, None)
+    with ExitStack() as windows:
+        # The lines are kept, too: who lets go of them closes the stream.
+        kept = [
+            windows.enter_context(visitor.stream("GET", "/events/stream")).iter_lines()
+            for _ in range(4)
+        ]
+        assert all(next(lines).startswith((":", "retry", "event")) for lines in kept)
+        with visitor.stream("GET", "/events/stream") as refused:
+            assert refused.status_code == 429
     # What was closed makes room.
     wait_until(lambda: _may_watch(visitor))
 

@@ -89,7 +89,7 @@ class Desk:
     ) -> AsyncGenerator[Any, None]:
         """The items of a stream and at last its answer; raises as :meth:`ask`."""
         action = ACTIONS[name]
-        keeps = scope_of(name) in _READS and not action.stream
+        keeps = (action.only_reads or scope_of(name) in _READS) and not action.stream
         async with self._free:
             line, reply = await self._begin(action, request, auth, keeps, key)
             is_whole = False

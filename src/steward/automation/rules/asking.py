@@ -26,7 +26,7 @@ from steward.slurm.times import parse_time, zone_called
 from steward.sqlite import SqliteUnavailable
 
 if TYPE_CHECKING:
-    from steward.automation.rules.book import Book
+    from steward.automation.rules.book import Book, Signature
     from steward.automation.rules.model import Rule
     from steward.automation.rules.store import Store
 
@@ -42,6 +42,7 @@ class RulesRoom:
     def __init__(self, settings: Settings, *, access: Access) -> None:
         self.settings = settings
         self._access = access
+        self._book: tuple[Signature, Book] | None = None
 
     def need_operator(self, asker: Asker) -> None:
         """Let operators of every cluster pass: rules see all jobs and nodes.
@@ -63,9 +64,12 @@ class RulesRoom:
 
     def book(self) -> "Book":
         """The rules, as their files are now."""
-        from steward.automation.rules.book import load
+        from steward.automation.rules.book import load, signature
 
-        return load(self.settings.rules)
+        now = signature(self.settings.rules)
+        if self._book is None or self._book[0] != now:
+            self._book = now, load(self.settings.rules)
+        return self._book[1]
 
     def store(self, *, read_only: bool = True) -> "Store":
         """The history.

@@ -23,7 +23,7 @@ from steward.web.rendering import Renderer
 from steward.web.visit import Visit
 
 Ask = Request[Any, Any, Any]
-_AT_ONCE: Final = 100
+_AT_ONCE: Final = 30
 
 
 @get("/cluster", include_in_schema=False)
@@ -103,10 +103,12 @@ def _needs_a_look(node: NodeThen) -> bool:
 def _partitions(nodes: NodesAnswer, told: PartitionsAnswer) -> list[dict[str, Any]]:
     """The partitions with their nodes by state, also those whose own state nobody tells."""
     states = {one.partition: one for one in told.partitions}
-    names = {name for node in nodes.nodes for name in node.partitions} | set(states)
+    members: dict[str, list[NodeThen]] = {name: [] for name in states}
+    for node in nodes.nodes:
+        for name in node.partitions:
+            members.setdefault(name, []).append(node)
     found = []
-    for name in sorted(names):
-        within = [node for node in nodes.nodes if name in node.partitions]
+    for name, within in sorted(members.items()):
         found.append(
             {
                 "name": name,

@@ -1,0 +1,110 @@
+"""What is asked for of nodes on a page, and how its result is told."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from steward.automation.catalogue import operations
+from steward.automation.describing import read
+from steward.credentials.actions import ClusterRole
+from steward.errors import UsageError
+from steward.status.shapes import ConsumerLine, DiskLine, StatusShowAnswer
+from steward.web.changing import VERBS, lines_of, run_request, verbs_of
+from steward.web.showing import pretty
+from steward.web.troubles import troubles
+
+GIVEN = {
+    "nodes": "n[1-2]",
+    "reason": "bad DIMM",
+    "reservation_name": "maint",
+    "start_time": "",
+    "duration": "60",
+    "users": "",
+    "flags": "",
+}
+
+
+def role(*, operator: bool, administrator: bool) -> ClusterRole:
+    return ClusterRole(
+        cluster="c1",
+        zone="",
+        operator=operator,
+        administrator=administrator,
+        sees_nodes=True,
+        sees_jobs=True,
+        coordinates=(),
+    )
+
+
+@pytest.mark.parametrize("name", sorted(VERBS))
+def test_every_form_fills_in_what_its_operation_takes(name: str) -> None:
+    verb = VERBS[name]
+    known = operations()[verb.operation]
+    assert known.right == verb.needs
+    asked = run_request(verb, "c1", GIVEN, dry_run=True)
+    # Whatever it does not know, or misses, it refuses.
+    read(known, asked.parameters)
+    assert (asked.cluster, asked.dry_run, asked.force) == ("c1", True, False)
+
+
+def test_who_is_offered_what() -> None:
+    assert verbs_of(role(operator=False, administrator=False)) == ()
+    offered = verbs_of(role(operator=True, administrator=False))
+    assert {verb.name for verb in offered} == {"reserve", "unreserve"}
+    assert len(verbs_of(role(operator=True, administrator=True))) == len(VERBS)
+
+
+def test_what_is_missing_or_too_long_is_said() -> None:
+    for name, value in (("reason", " "), ("nodes", ""), ("reason", "x" * 5000)):
+        with pytest.raises(UsageError, match=r"missing|too long"):
+            run_request(VERBS["drain"], "c1", {**GIVEN, name: value}, dry_run=True)
+    empty = run_request(VERBS["reserve"], "c1", {**GIVEN, "duration": ""}, dry_run=False)
+    assert "props" not in empty.parameters
+
+
+def test_a_result_is_told_line_by_line() -> None:
+    lines = lines_of(
+        {
+            "n1": {"old_state": "IDLE", "state": "IDLE+DRAIN", "reason": "x", "changed": True},
+            "n2": {"state": "IDLE+DRAIN", "old_state": "IDLE+DRAIN", "would_change": False},
+            "n3": {"error": "it is not there"},
+        }
+    )
+    assert [(one.name, one.changes, one.error) for one in lines] == [
+        ("n1", True, ""),
+        ("n2", False, ""),
+        ("n3", False, "it is not there"),
+    ]
+    assert lines[0].says == "IDLE \N{RIGHTWARDS ARROW} IDLE+DRAIN; reason: x"
+    assert lines[1].says == "IDLE+DRAIN"
+    (one,) = lines_of({"reservation_name": "r", "nodes": "n1", "created": True, "changed": True})
+    assert (one.name, one.changes, one.says) == ("r", True, "nodes: n1; created")
+    assert lines_of(None) == lines_of("text") == lines_of([]) == []
+
+
+def test_long_results_are_cut() -> None:
+    assert pretty(None) == pretty({}) == ""
+    assert pretty({"a": 1}) == '{\n  "a": 1\n}'
+    assert len(pretty(["x" * 100] * 1000)) < 21_000
+
+
+def test_what_is_wrong_with_steward_begins_with_the_worst() -> None:
+    answer = StatusShowAnswer(
+        steward="1",
+        python="3",
+        now=datetime.now(UTC),
+        running=True,
+        consumers=(
+            ConsumerLine(name="jobs", state="running", behind=3, behind_s=1.0),
+            ConsumerLine(name="bank", state="waiting", detail="PostgreSQL is away"),
+        ),
+        dead_letters=2,
+        disks=(DiskLine(what="state", path="/var", total=100, free=1),),
+    )
+    found = troubles(answer)
+    assert [(one.rank, one.what) for one in found] == [
+        ("wrong", "dead letters"),
+        ("warning", "consumer bank"),
+        ("warning", "disk /var"),
+    ]
+    assert found[1].says == "PostgreSQL is away"
