@@ -21,6 +21,12 @@ def safe_lines(text: str) -> str:
     return _ODD_IN_LINES.sub(_escape, text)
 
 
+def no_formula(cell: str) -> str:
+    """A text that no spreadsheet computes: who submits a job may choose some of these."""
+    is_number = cell.replace("-", "", 1).replace(".", "", 1).isdecimal()
+    return f"'{cell}" if cell[:1] in "=+-@\t\r" and cell and not is_number else cell
+
+
 def _escape(match: re.Match[str]) -> str:
     letter = match[0]
     if letter.isprintable():

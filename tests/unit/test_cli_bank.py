@@ -21,7 +21,7 @@ from steward.bank.notices import Notice
 from steward.bank.records import Factor
 from steward.bank.statements import OUTBOX
 from steward.cli.bank_rate_options import factors_of, permille, shown, times, weights
-from steward.cli.output import no_formula
+from steward.printable import no_formula
 from steward.errors import UsageError
 
 

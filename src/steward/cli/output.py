@@ -18,6 +18,7 @@ import msgspec
 
 from steward.cli.text import safe, safe_lines
 from steward.errors import UsageError
+from steward.printable import no_formula
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -165,12 +166,6 @@ def print_csv(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> N
         cells = [(column.plain or column.text)(row) for column in chosen]
         writer.writerow([no_formula(cell) for cell in cells])
     write(text.getvalue().encode())
-
-
-def no_formula(cell: str) -> str:
-    """A text that no spreadsheet computes: who submits a job may choose some of these."""
-    is_number = cell.replace("-", "", 1).replace(".", "", 1).isdecimal()
-    return f"'{cell}" if cell[:1] in "=+-@\t\r" and cell and not is_number else cell
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:

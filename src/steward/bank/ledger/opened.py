@@ -11,6 +11,7 @@ from steward.bank.ledger.asides import Lease
 from steward.bank.ledger.books import books
 from steward.bank.ledger.charges import Charges
 from steward.bank.ledger.checking import check
+from steward.bank.ledger.course import Course
 from steward.bank.ledger.engine import Database, url_of
 from steward.bank.ledger.leases import Leases
 from steward.bank.ledger.lists import Refusals, Tokens, Told
@@ -44,6 +45,7 @@ class Transaction:
         self.rates = Rates(session)
         self.modes = Modes(session)
         self.reading = Reading(session, self.accounts, self.allocations)
+        self.course = Course(session)
         self.thresholds = Thresholds(session)
         self.outbox = Outbox(session)
         self.tokens = Tokens(session)

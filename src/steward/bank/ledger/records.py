@@ -311,6 +311,20 @@ class UsageRow(Noun, frozen=True):
     charges: int = 0
 
 
+class CourseDay(Noun, frozen=True):
+    """How an account's money stood at the end of a day.
+
+    Attributes:
+        day: ``2026-11-22``.
+        balance: What was there.
+        spent: What jobs were charged that day, refunds and corrections taken off.
+    """
+
+    day: str
+    balance: int
+    spent: int
+
+
 class Finding(Noun, frozen=True):
     """Something that the proof of the ledger found to be wrong.
 

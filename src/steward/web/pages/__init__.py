@@ -3,6 +3,8 @@
 from typing import Any, Final
 
 from steward.web.pages import (
+    account,
+    accounts,
     changing,
     cluster,
     comparing,
@@ -22,6 +24,8 @@ ROUTES: Final[tuple[Any, ...]] = (
     *jobs.ROUTES,
     *job.ROUTES,
     *comparing.ROUTES,
+    *accounts.ROUTES,
+    *account.ROUTES,
     *cluster.ROUTES,
     *changing.ROUTES,
     *nodes.ROUTES,
