@@ -93,7 +93,17 @@ def test_all_that_it_describes(tmp_path: Path, site: WebSite, user: str, paths: 
         timeout=PATIENCE_S,
         check=False,
     )
-    assert asked.returncode == 0, asked.stdout + asked.stderr
+    assert asked.returncode == 0, asked.stdout + asked.stderr + _failed(site)
     assert "passed" in asked.stdout
-    assert "Traceback" not in site.daemon.log()
-    assert "Traceback" not in site.log_path.read_text()
+    assert not _failed(site)
+
+
+def _failed(site: WebSite) -> str:
+    """What the daemon and the pages' process say of what they did not foresee."""
+    logs = site.daemon.log() + site.log_path.read_text()
+    lines = logs.splitlines()
+    return "\n".join(
+        "\n".join(lines[number : number + 40])
+        for number, line in enumerate(lines)
+        if "Traceback" in line
+    )

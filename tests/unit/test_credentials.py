@@ -15,7 +15,7 @@ from steward.actions import Registry
 from steward.config import AccessSettings, ClusterSettings, Settings
 from steward.config_web import WebSettings
 from steward.credentials import actions, scopes
-from steward.credentials.errors import NotInScope, NotKnown
+from steward.credentials.errors import NoSuchCredential, NotInScope, NotKnown
 from steward.credentials.room import Bearer, CredentialsRoom
 from steward.credentials.store import CredentialStore
 from steward.daemon.rooms import ACTIONS
@@ -203,7 +203,7 @@ def test_what_nobody_made_is_not_known(text: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         room = room_in(Path(directory), Clock())
         for prefix in ("", "sts_", "stt_", "stl_"):
-            with pytest.raises(NotKnown):
+            with pytest.raises(NoSuchCredential):
                 room.bearer(prefix + text)
         room.store.close()
 

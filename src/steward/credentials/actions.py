@@ -12,7 +12,7 @@ from typing import Final
 from steward.access import Asker
 from steward.actions import Action, Answer, Request, Shape
 from steward.config_web import WebSettings
-from steward.credentials.errors import NotKnown
+from steward.credentials.errors import NoSuchCredential
 from steward.credentials.room import CredentialsRoom, uid_of, web_uids
 from steward.credentials.scopes import SCOPES, Scope
 from steward.credentials.store import Credential
@@ -358,7 +358,7 @@ def _token_revoke(room: CredentialsRoom, asker: Asker, request: TokenRevokeReque
     found = [room.store.get(number) for number in request.numbers]
     for one in found:
         if one.uid != asker.uid and not _is_root(room, asker):
-            raise NotKnown(f"there is no credential with the number {one.id}", one.id)
+            raise NoSuchCredential(f"there is no credential with the number {one.id}", one.id)
     for one in found:
         room.store.end(one.id, room.now())
     return Answer()

@@ -1,6 +1,6 @@
 """What can go wrong with credentials."""
 
-from steward.errors import Refused, StewardError, Unavailable
+from steward.errors import Missing, Refused, StewardError, Unavailable
 
 
 class CredentialsError(StewardError):
@@ -13,6 +13,10 @@ class CredentialsUnavailable(Unavailable):
 
 class NotKnown(Refused):
     """A credential that is wrong, over or taken back. Which, is nobody's business."""
+
+
+class NoSuchCredential(Missing):
+    """There is no credential of that number, or it is somebody else's."""
 
 
 class NotInScope(Refused):

@@ -16,7 +16,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from steward.credentials.errors import CredentialsError, CredentialsUnavailable, NotKnown
+from steward.credentials.errors import (
+    CredentialsError,
+    CredentialsUnavailable,
+    NoSuchCredential,
+    NotKnown,
+)
 from steward.credentials.scopes import Scope
 from steward.moments import micros, moment
 from steward.sqlite import (
@@ -140,7 +145,7 @@ class CredentialStore:
         """The credential of that number.
 
         Raises:
-            NotKnown: There is none.
+            NoSuchCredential: There is none.
         """
         with _ours():
             row = self._connection.execute(
@@ -148,7 +153,7 @@ class CredentialStore:
                 (number,),
             ).fetchone()
         if row is None:
-            raise NotKnown(f"there is no credential with the number {number}", number)
+            raise NoSuchCredential(f"there is no credential with the number {number}", number)
         return _credential(row)
 
     def known(self, kind: Kind, secret: str, now: datetime) -> Credential:

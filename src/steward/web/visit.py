@@ -131,8 +131,10 @@ class Doorkeeper:
             LoginNeeded: It does not say.
         """
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        # Without a secret the daemon would take the question for our own.
+        token = token.strip()
         if scheme.lower() == "bearer" and token:
-            return "token", token.strip()
+            return "token", token
         named = self._named_by_proxy(request)
         if named:
             return "proxy", named

@@ -171,13 +171,24 @@ async def body(endpoint: Endpoint, request: Ask) -> dict[str, Any]:
     if data and request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
         raise WrongMedia(f"the body must be {_JSON}")
     try:
-        found = msgspec.json.decode(data or b"{}", type=body_of(endpoint))
+        found = msgspec.convert(_whole(msgspec.json.decode(data or b"{}")), body_of(endpoint))
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise WrongRequest(f"the body cannot be read: {error}") from None
     given = {name: getattr(found, name) for name in found.__struct_fields__}
     if not _is_in_bounds(msgspec.to_builtins(given)):
         raise WrongRequest("the body holds too large a number")
     return given
+
+
+def _whole(value: Any) -> Any:
+    """A value in which 1.0 is 1, as in JSON, where they are the same."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and LEAST <= value <= MOST else value
+    if isinstance(value, dict):
+        return {name: _whole(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    return value
 
 
 def _is_in_bounds(value: Any) -> bool:

@@ -1,0 +1,141 @@
+"""What is asked for under a key is done once, whatever becomes of whoever does it."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Question, registry
+
+from steward.access import Asker
+from steward.daemon.protocol import read_reply
+from steward.daemon.repeats import LONGEST_KEY, Repeats
+from steward.errors import Conflict, Refused, StewardError, Unavailable, UsageError
+from steward.events import utc_now
+
+ADA, GRACE = Asker(uid=1, user="ada"), Asker(uid=2, user="grace")
+ECHO = registry().get("test.echo")
+
+
+class Doing:
+    """Counts how often it is done, and ends as it is told."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.count = 0
+        self.error = error
+
+    def __call__(self) -> Any:
+        self.count += 1
+        if self.error is not None:
+            raise self.error
+        return {"count": self.count}
+
+
+@pytest.fixture
+def repeats(tmp_path: Path) -> Repeats:
+    return Repeats(str(tmp_path))
+
+
+def once(repeats: Repeats, doing: Doing, key: str = "k", text: str = "x", by: Asker = ADA) -> bytes:
+    return repeats.once(key, by, ECHO, Question(text=text), doing)
+
+
+def test_asked_again_it_has_the_same_answer_and_is_not_done_again(repeats: Repeats) -> None:
+    doing = Doing()
+    first = once(repeats, doing)
+    assert once(repeats, doing) == first
+    assert doing.count == 1
+    assert b'"answer":{"count":1}' in first
+    assert read_reply(first).ok
+
+
+def test_a_key_is_for_one_request_of_one_user(repeats: Repeats) -> None:
+    doing = Doing()
+    once(repeats, doing)
+    with pytest.raises(UsageError, match="another request"):
+        once(repeats, doing, text="y")
+    once(repeats, doing, by=GRACE, text="y")
+    once(repeats, doing, key="l", text="y")
+    assert doing.count == 3
+
+
+@pytest.mark.parametrize("error", [Refused("no"), UsageError("no"), Unavailable("no")])
+def test_what_changed_nothing_may_be_asked_again(repeats: Repeats, error: StewardError) -> None:
+    with pytest.raises(type(error)):
+        once(repeats, Doing(error))
+    doing = Doing()
+    once(repeats, doing, text="something else")
+    assert doing.count == 1
+
+
+def test_what_went_wrong_in_the_middle_is_not_done_again(repeats: Repeats) -> None:
+    with pytest.raises(StewardError, match="half"):
+        once(repeats, Doing(StewardError("half of it is done")))
+    doing = Doing()
+    assert "half of it" in read_reply(once(repeats, doing)).error
+    assert doing.count == 0
+
+
+def test_what_broke_off_is_not_done_again(tmp_path: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            once(Repeats(str(tmp_path)), Doing(SystemExit()))
+        finally:
+            os._exit(1)
+    os.waitpid(pid, 0)
+    doing = Doing()
+    with pytest.raises(Conflict, match="broke off"):
+        once(Repeats(str(tmp_path)), doing)
+    assert doing.count == 0
+
+
+def test_while_it_is_done_another_is_told_to_wait(repeats: Repeats, tmp_path: Path) -> None:
+    class Nested(Doing):
+        def __call__(self) -> Any:
+            with pytest.raises(Conflict, match="is being done"):
+                once(Repeats(str(tmp_path)), Doing())
+            return super().__call__()
+
+    doing = Nested()
+    once(repeats, doing)
+    assert doing.count == 1
+
+
+def test_after_a_day_a_key_is_free(tmp_path: Path) -> None:
+    doing, now = Doing(), utc_now()
+    once(Repeats(str(tmp_path), lambda: now), doing)
+    once(Repeats(str(tmp_path), lambda: now + timedelta(hours=23)), doing)
+    assert doing.count == 1
+    once(Repeats(str(tmp_path), lambda: now + timedelta(hours=25)), doing)
+    assert doing.count == 2
+
+
+def test_a_long_answer_is_not_kept_but_that_it_was_done_is(repeats: Repeats) -> None:
+    class Long(Doing):
+        def __call__(self) -> Any:
+            super().__call__()
+            return "x" * (2 << 20)
+
+    doing = Long()
+    assert len(once(repeats, doing)) > 2 << 20
+    with pytest.raises(Conflict, match="is not kept"):
+        once(repeats, doing)
+    assert doing.count == 1
+
+
+@pytest.mark.parametrize("key", ["x" * (LONGEST_KEY + 1), "a\nb", "\x00"])
+def test_a_key_is_a_word(repeats: Repeats, key: str) -> None:
+    with pytest.raises(UsageError, match="plain"):
+        once(repeats, Doing(), key=key)
+
+
+def test_a_stream_has_no_single_answer(repeats: Repeats) -> None:
+    with pytest.raises(UsageError, match="without a key"):
+        repeats.once("k", ADA, registry().get("test.count"), Question(), Doing())
+
+
+def test_nobody_else_can_read_them(tmp_path: Path, repeats: Repeats) -> None:
+    del repeats
+    assert (tmp_path / "repeats.db").stat().st_mode & 0o077 == 0

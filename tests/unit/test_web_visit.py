@@ -1,0 +1,83 @@
+"""Who a request is from, and what proves that a form is from a page of ours."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from litestar.testing import RequestFactory
+
+from steward.config_web import WebSettings
+from steward.credentials.actions import MeAnswer
+from steward.web.desk import Desk
+from steward.web.errors import LoginNeeded
+from steward.web.visit import Doorkeeper, Visit, is_ours
+
+HEX = "0123456789abcdef"
+
+
+def visit(secret: str) -> Visit:
+    me = MeAnswer(uid=1, user="ada", how="session", clusters=(), bank=True, sensor=True, rules=True)
+    return Visit(how="cookie", secret=secret, me=me, desk=Desk("/nowhere"))
+
+
+@given(st.text())
+def test_a_pages_token_proves_its_session(secret: str) -> None:
+    mine = visit(secret)
+    assert is_ours(secret, mine.csrf)
+    assert mine.csrf != mine.csrf
+
+
+@given(st.text(), st.text())
+def test_anothers_token_proves_nothing(secret: str, other: str) -> None:
+    if secret != other:
+        assert not is_ours(secret, visit(other).csrf)
+
+
+@given(
+    st.text(),
+    st.one_of(st.text(), st.text(HEX), st.binary(min_size=32, max_size=32).map(bytes.hex)),
+)
+def test_what_was_made_up_proves_nothing(secret: str, shown: str) -> None:
+    assert not is_ours(secret, shown)
+
+
+@given(st.text(), st.integers(0, 63), st.sampled_from(HEX))
+def test_a_token_that_was_changed_proves_nothing(secret: str, at: int, letter: str) -> None:
+    token = visit(secret).csrf
+    changed = token[:at] + letter + token[at + 1 :]
+    assert is_ours(secret, changed) == (changed == token)
+
+
+def asked(peer: str = "10.0.0.9", **headers: str) -> Any:
+    request = RequestFactory().get(
+        "/", headers={k.replace("_", "-"): v for k, v in headers.items()}
+    )
+    request.scope["client"] = (peer, 1234)
+    return request
+
+
+def doorkeeper(**web: Any) -> Doorkeeper:
+    return Doorkeeper(WebSettings(**web), Desk("/nowhere"))
+
+
+def test_a_token_comes_before_a_cookie() -> None:
+    request = asked(authorization="bearer stt_1", cookie="steward_session=sts_1")
+    assert doorkeeper().bearer(request) == ("token", "stt_1")
+    assert doorkeeper().bearer(asked(cookie="steward_session=sts_1")) == ("cookie", "sts_1")
+
+
+@pytest.mark.parametrize("header", ["", "Basic eDp5", "Bearer", "Bearer  ", "Bearer \xa0", "Bearer \t", "stt_1"])
+def test_nobody_is_told_to_log_in(header: str) -> None:
+    with pytest.raises(LoginNeeded, match="steward login"):
+        doorkeeper().bearer(asked(authorization=header))
+
+
+def test_a_proxys_word_is_taken_from_the_proxy_alone() -> None:
+    trusting = doorkeeper(proxy_header="X-Remote-User", trusted_proxies=("10.0.0.1",))
+    assert trusting.bearer(asked("10.0.0.1", x_remote_user="ada")) == ("proxy", "ada")
+    for keeper, peer in ((trusting, "10.0.0.2"), (doorkeeper(), "127.0.0.1")):
+        with pytest.raises(LoginNeeded):
+            keeper.bearer(asked(peer, x_remote_user="ada"))
+    with pytest.raises(LoginNeeded):
+        trusting.bearer(asked("10.0.0.1", x_remote_user="  "))
