@@ -67,13 +67,15 @@ def test_a_result_is_told_line_by_line() -> None:
         {
             "n1": {"old_state": "IDLE", "state": "IDLE+DRAIN", "reason": "x", "changed": True},
             "n2": {"state": "IDLE+DRAIN", "old_state": "IDLE+DRAIN", "would_change": False},
-            "n3": {"error": "it is not there"},
+            "n3": {"state": "IDLE", "changed": False, "message": "it is not there"},
+            "n4": {"state": "IDLE", "changed": False, "would_change": True},
         }
     )
     assert [(one.name, one.changes, one.error) for one in lines] == [
         ("n1", True, ""),
         ("n2", False, ""),
         ("n3", False, "it is not there"),
+        ("n4", True, ""),
     ]
     assert lines[0].says == "IDLE \N{RIGHTWARDS ARROW} IDLE+DRAIN; reason: x"
     assert lines[1].says == "IDLE+DRAIN"

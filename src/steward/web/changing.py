@@ -154,7 +154,7 @@ def _line(name: str, one: Mapping[str, Any]) -> Line:
     told = {
         key: value
         for key, value in one.items()
-        if key not in ("changed", "would_change", "error", "reservation_name")
+        if key not in ("changed", "would_change", "message", "reservation_name")
     }
     before, after = told.pop("old_state", ""), told.pop("state", "")
     states = f"{before} \N{RIGHTWARDS ARROW} {after}" if before and after != before else after
@@ -166,7 +166,7 @@ def _line(name: str, one: Mapping[str, Any]) -> Line:
     ]
     return Line(
         name=name,
-        changes=bool(one.get("changed", one.get("would_change", False))),
+        changes=bool(one.get("changed") or one.get("would_change")),
         says="; ".join(said),
-        error=str(one.get("error") or ""),
+        error=str(one.get("message") or ""),
     )
