@@ -57,7 +57,8 @@ def _time(value: Callable[[JobRow], datetime | None]) -> Cell:
 def _states(row: JobRow, shown: Shown) -> Markup:  # noqa: ARG001 -- a cell's shape
     if not row.tasks:
         return state(row.state or "UNVERIFIED" * (not row.verified) or "UNKNOWN")
-    parts = [Markup("{} {}").format(number(row.tasks[one]), state(one)) for one in row.tasks]
+    one = Markup("<span>{} {}</span>")
+    parts = [one.format(number(count), state(word)) for word, count in row.tasks.items()]
     return Markup('<span class="tasks">{}</span>').format(Markup(" ").join(parts))
 
 

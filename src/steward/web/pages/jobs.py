@@ -57,6 +57,7 @@ async def jobs(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
         visit,
         all_columns=[one for one in COLUMNS.values() if visit.me.bank or not one.of_bank],
         states=_offered(view),
+        usual=_usual(visit),
         **context,
     )
 
@@ -81,6 +82,7 @@ async def _search(view: View, visit: Visit, pages: Renderer) -> Response[Any]:
         states=_offered(view),
         zones={role.cluster: role.zone for role in visit.me.clusters},
         marked=marked,
+        usual=(),
         all_columns=(),
         columns=(),
     )
@@ -99,6 +101,12 @@ async def _shown(visit: Visit, answer: JobsAnswer, columns: tuple[Column, ...]) 
     charged: ChargedAnswer = await visit.ask("bank.charged", ChargedRequest(jobs=wanted))
     costs = {(one.cluster, one.job_id): one.amount for one in charged.jobs}
     return Shown(zones, costs, charged.unit, charged.decimals)
+
+
+def _usual(visit: Visit) -> list[str]:
+    """The columns that who chooses none is shown, in their order."""
+    several = len(visit.me.clusters) > 1
+    return [one.key for one in View().shown(several_clusters=several, bank=visit.me.bank)]
 
 
 def _rows_before(request: Ask) -> int:

@@ -2,12 +2,23 @@
 "use strict";
 
 document.addEventListener("submit", (event) => {
-  if (!event.target.matches("form[data-lean]")) return;
-  for (const field of event.target.elements) {
-    if (field.name && !field.value) field.disabled = true;
+  const form = event.target;
+  if (!form.matches("form[data-lean]")) return;
+  const boxes = [...form.querySelectorAll("input[name=columns]")];
+  const chosen = boxes.filter((box) => box.checked).map((box) => box.value).join(",");
+  const left = [...form.elements].filter((field) => field.name && (!field.value || field.value === field.dataset.usual));
+  const disabled = [...left, ...boxes];
+  for (const field of disabled) field.disabled = true;
+  const columns = document.createElement("input");
+  if (boxes.length && chosen !== form.dataset.usual) {
+    Object.assign(columns, { type: "hidden", name: "columns", value: chosen });
+    form.append(columns);
   }
   // The page may come back from where the browser keeps it.
-  setTimeout(() => { for (const field of event.target.elements) field.disabled = false; });
+  setTimeout(() => {
+    columns.remove();
+    for (const field of disabled) field.disabled = false;
+  });
 });
 
 document.addEventListener("click", (event) => {

@@ -26,18 +26,24 @@ function draw(figure) {
   const { text, line, series } = colours();
   const dashes = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
   const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { stroke: line } };
+  // Bars of what is counted, not of times, stand on whole numbers.
+  const counted = plot.bars && !plot.is_time;
   const size = () => ({ width: Math.max(280, figure.clientWidth), height: 240 });
   const options = {
     ...size(),
     title: plot.title,
-    scales: { x: { time: plot.is_time } },
-    axes: [axis, { ...axis, size: 80, values: (_, ticks) => ticks.map((tick) => shown(tick, plot.unit)) }],
+    scales: {
+      x: { time: plot.is_time, ...(counted ? { range: (_, least, most) => [least - 0.6, most + 0.6] } : {}) },
+      y: plot.bars ? { range: (_, least, most) => [Math.min(0, least), most > 0 ? most * 1.05 : 1] } : {},
+    },
+    axes: [counted ? { ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] } : axis, { ...axis, size: 80, values: (_, ticks) => ticks.map((tick) => shown(tick, plot.unit)) }],
     series: [{}, ...plot.series.map(([label], index) => ({
       label,
       stroke: series[index % series.length],
       dash: dashes[index % dashes.length],
       width: 2,
-      points: { show: plot.x.length < 60 },
+      fill: plot.bars ? `${series[index % series.length]}55` : undefined,
+      points: { show: !plot.bars && plot.x.length < 60 },
       paths: plot.bars ? uPlot.paths.bars() : undefined,
       value: (_, value) => shown(value, plot.unit),
     }))],
