@@ -44,6 +44,11 @@ def echo(_context: Any, asker: Asker, request: Question) -> Told:
     return Told(text=request.text, uid=asker.uid, user=asker.user, pid=os.getpid())
 
 
+def look(_context: Any, asker: Asker, request: Question) -> Told:
+    """The same, of what only reads."""
+    return echo(_context, asker, request)
+
+
 def count(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
     for number in range(request.number):
         yield Step(number=number, filler=request.text)
@@ -107,6 +112,9 @@ def registry() -> Registry:
         )
         for run in (count, late, dally)
     ]
+    actions.append(
+        Action(name="test.look", help="", request=Question, answer=Told, run=look, only_reads=True)
+    )
     return Registry(tuple(actions), {"test": lambda: None})
 
 
@@ -114,7 +122,9 @@ LIMITS = Limits(connections=6, per_user=4, request_s=1.0, silence_s=1.0, send_s=
 
 
 @contextlib.contextmanager
-def serving(path: str, limits: Limits = LIMITS, user: int = 0) -> Iterator[int]:
+def serving(
+    path: str, limits: Limits = LIMITS, user: int = 0, *, keeps: bool = False
+) -> Iterator[int]:
     """A server in a process of its own; its process id."""
     ready, tell = os.pipe()
     pid = os.fork()
@@ -134,7 +144,8 @@ def serving(path: str, limits: Limits = LIMITS, user: int = 0) -> Iterator[int]:
                     os.write(tell, b"!")
                 beaten.append(1)
 
-            SocketServer(path, registry(), limits).run(stop, beat)
+            server = SocketServer(path, registry(), limits, is_kept=lambda _: keeps)
+            server.run(stop, beat)
             code = 0
         finally:
             os._exit(code)
