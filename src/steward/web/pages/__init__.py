@@ -14,8 +14,10 @@ from steward.web.pages import (
     jobs,
     login,
     nodes,
+    reports,
     rules,
     steward,
+    users,
 )
 
 ROUTES: Final[tuple[Any, ...]] = (
@@ -32,5 +34,7 @@ ROUTES: Final[tuple[Any, ...]] = (
     *events.ROUTES,
     *rules.ROUTES,
     *steward.ROUTES,
+    *reports.ROUTES,
+    *users.ROUTES,
 )
 """Every page."""
