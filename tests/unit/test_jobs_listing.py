@@ -164,3 +164,15 @@ def test_an_index_gives_the_order(queue: BooksSite, wanted: JobFilter, order: An
 def test_a_list_of_a_person_is_found_by_their_index(queue: BooksSite) -> None:
     wanted = JobFilter(users=("ada",), states=("COMPLETED",), names=("train",))
     assert "job_by_user" in queue.room.jobs.plan_of_list(wanted, "-submit")
+
+
+def test_few_are_looked_at_to_count_them(queue: BooksSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steward.jobs.listing._COUNTED", 4)
+    told = queue.ask("job_states", users=("ada",))
+    assert (told.total, told.is_all) == (4, False)
+    # Where an index tells all, all are counted.
+    whole: list[dict[str, Any]] = [{}, {"clusters": ("alpha",)}, {"partitions": ("long",)}]
+    for asked in whole:
+        told = queue.ask("job_states", **asked)
+        assert (told.total, told.is_all) == (17, True)
+    assert queue.ask("job_states", BELA).is_all

@@ -153,7 +153,8 @@ MIGRATIONS: Final = (
     {TABLE}
     """,
     """
-    CREATE INDEX job_by_state ON job (state, first_submit, job_id);
+    CREATE INDEX job_by_state
+        ON job (state, first_submit, job_id, number, cluster, uid, user, account, partition);
     CREATE INDEX job_by_name ON job (name, first_submit, job_id);
     CREATE INDEX job_by_end ON job (end_time, job_id) WHERE ended = 1;
     CREATE INDEX job_by_task ON job (array_job_id, cluster, state) WHERE array_job_id IS NOT NULL;

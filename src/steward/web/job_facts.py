@@ -124,7 +124,7 @@ async def facts_of(visit: Visit, cluster: str, job: str, *, tasks: int = TASKS) 
     cost, others = await asyncio.gather(
         # Of an array that is asked for later: its tasks may be thousands.
         cost_of(visit, cluster, job) if row is None else _no_answer(),
-        others_of(visit, page, limit=_OTHERS),
+        others_of(visit, page, limit=_OTHERS, arrays=row is not None),
     )
     return Facts(
         page=page,
@@ -164,7 +164,12 @@ async def array_row(visit: Visit, cluster: str, job: str) -> JobRow | None:
 
 
 async def others_of(
-    visit: Visit, page: PageAnswer, *, limit: int, states: tuple[str, ...] = ()
+    visit: Visit,
+    page: PageAnswer,
+    *,
+    limit: int,
+    states: tuple[str, ...] = (),
+    arrays: bool = False,
 ) -> tuple[JobRow, ...]:
     """Other jobs of the same name and user, the latest first.
 
@@ -173,6 +178,7 @@ async def others_of(
         page: The job's.
         limit: How many at most.
         states: Only those in one of these states.
+        arrays: Whether arrays are told as such, and not their tasks.
     """
     record = page.record
     if not record.name or (record.uid is None and not record.user):
@@ -182,7 +188,7 @@ async def others_of(
         names=(exactly(record.name),),
         users=(str(record.uid) if record.uid is not None else record.user,),
         states=states,
-        arrays="apart",
+        arrays="together" if arrays else "apart",
         limit=limit + 1,
     )
     try:
@@ -190,7 +196,13 @@ async def others_of(
     except StewardError:
         # A name that cannot be looked for has no others.
         return ()
-    return tuple(row for row in answer.jobs if row.job_id != page.job_id)[:limit]
+    own = record.array_job_id if arrays else 0
+    found = [
+        row
+        for row in answer.jobs
+        if row.job_id != page.job_id and (not own or row.array_job_id != own)
+    ]
+    return tuple(found[:limit])
 
 
 def exactly(name: str) -> str:
