@@ -1,5 +1,8 @@
 """steward.client on a real daemon: by its socket, and over TLS from where there is none."""
 
+import contextlib
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +11,7 @@ import pytest
 from asking_api import token
 from steward_daemon import STEWARD
 from submitting import submit_to, wait_until
-from webbing import OPERATOR, USERS, WebSite
+from webbing import ADMINISTRATOR, OPERATOR, USERS, WebSite
 
 from servers.authority import Authority
 from steward.archive.answers import ListAnswer
@@ -114,3 +117,46 @@ def test_commands_work_where_there_is_no_daemon(
         check=False,
     )
     assert str(job) in answer.stdout, answer.stderr
+
+
+def code(page: str, language: str) -> list[str]:
+    """The blocks of a page of docs that are of a language."""
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def told(site: WebSite, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the docs' examples find in their environment."""
+    monkeypatch.setenv("STEWARD_URL", site.url)
+    monkeypatch.setenv(
+        "STEWARD_TOKEN", token(site, ADMINISTRATOR, "read", "scripts", "bank", "actions")
+    )
+    monkeypatch.setenv("SSL_CERT_FILE", authority.file)
+    monkeypatch.setenv("CURL_CA_BUNDLE", authority.file)
+    with contextlib.suppress(UsageError):
+        Client(config=str(site.daemon.config)).ask("bank.account_create", name="physics")
+
+
+def test_the_examples_of_the_client_run(
+    told: None, job: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del told, job
+    blocks = code("client.md", "python")
+    exec(compile("\n".join(blocks), "client.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert f"{ADMINISTRATOR} token" in printed
+    assert "123456789" in printed
+    assert "ExportAnswer" in printed
+
+
+@pytest.mark.parametrize("number", range(len(code("api.md", "sh"))))
+def test_the_examples_of_the_api_run(told: None, job: int, number: int) -> None:
+    del told, job
+    script = code("api.md", "sh")[number]
+    done = subprocess.run(
+        ["bash", "-e", "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"status":4' not in done.stdout, done.stdout
+    assert '"status":5' not in done.stdout, done.stdout

@@ -4,6 +4,7 @@ A description cannot say which token is the one that asks, nor what in a rate do
 What is done to the cluster is only tried, so that it stays one that can be asked.
 """
 
+from datetime import datetime
 from typing import Any
 
 import schemathesis
@@ -25,12 +26,25 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
         case.body = body | {"numbers": [_nobodys(number) for number in body["numbers"]]}
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
+    if isinstance(body.get("jobs"), list):
+        case.body = body | {"jobs": [_submitted(job) for job in body["jobs"]]}
     if isinstance(body.get("rate"), dict):
         case.body = body | {
             "rate": {name: value for name, value in body["rate"].items() if name != "valid_from"}
         }
     if "dry_run" in body:
         case.body = body | {"dry_run": True}
+
+
+def _submitted(job: Any) -> Any:
+    """A job that was submitted at a time that there is: not all that is tried is one."""
+    if not isinstance(job, dict) or "first_submit" not in job:
+        return job
+    try:
+        datetime.fromisoformat(job["first_submit"])
+    except ValueError:
+        return job | {"first_submit": "2026-01-01T00:00:00Z"}
+    return job
 
 
 def _nobodys(number: Any) -> Any:

@@ -54,8 +54,8 @@ class DifferenceLine(Shape, frozen=True, kw_only=True):
         restarts: Which run of it.
         account: Who pays.
         user: Whose job it was.
-        charged: What it was charged, micro-SU.
-        due: What its record makes, micro-SU.
+        charged: What it was charged, micro-SU; None for nothing.
+        due: What its record makes, micro-SU; None where nothing says what it costs.
         why: What the difference comes from.
         source: Whose word it is: ``jobs`` or ``sacct``.
         done: Whether it was put right.
@@ -66,8 +66,8 @@ class DifferenceLine(Shape, frozen=True, kw_only=True):
     restarts: int = 0
     account: str = ""
     user: str = ""
-    charged: int = 0
-    due: int = 0
+    charged: int | None = None
+    due: int | None = None
     why: str = ""
     source: str = ""
     done: bool = False
