@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +25,15 @@ mkdir -p "$2/root/packages"
 mount --bind "$3" "$2/root/packages"
 mount -t proc proc "$2/root/proc"
 mount --rbind /dev "$2/root/dev"
+"$4" -c "$5"
 root=$2/root
-shift 3
+shift 5
 exec chroot "$root" "$@"
+"""
+# What a system has of a network without one: itself (netdevice(7), SIOCSIFFLAGS).
+_LOOPBACK = """
+import fcntl, socket, struct
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh22x", b"lo", 1))
 """
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -62,6 +69,7 @@ class Bare:
             [
                 *("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"),
                 *("sh", "-ec", _ENTER, "sh", self._base, self._directory, self._packages),
+                *(sys.executable, _LOOPBACK),
                 *words,
             ],
             stdin=subprocess.DEVNULL,

@@ -24,6 +24,9 @@ spool = "/srv/spool"
 
 [archive.sink.files]
 path = "/srv/archive"
+
+[web]
+listen = "127.0.0.1:8290"
 """
 # A daemon is started as a unit would, and takes up the one job of a spool.
 SERVE = """
@@ -43,9 +46,24 @@ until [ -n "$(find /srv/archive -name '1*.sh')" ]; do
     fi
     sleep 0.2
 done
+setpriv --reuid steward-web --regid steward-web --clear-groups steward web >/var/log/web 2>&1 &
+pages=$!
+for path in healthz static/vendor/htmx.min.js; do
+    tries=0
+    until $(echo /usr/bin/python3.1?) -c "
+import sys, urllib.request
+print(sys.argv[1], urllib.request.urlopen(sys.argv[1]).status)" http://127.0.0.1:8290/$path; do
+        tries=$((tries + 1))
+        if [ $tries -gt 100 ]; then
+            tail /var/log/web /var/log/asked
+            exit 1
+        fi
+        sleep 0.2
+    done
+done 2>>/var/log/asked
 steward archive list --parsable2 --noheader --format jobid,state
-kill $daemon
-wait $daemon
+kill $pages $daemon
+wait $pages $daemon
 """
 
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(1500)]
@@ -124,6 +142,8 @@ def looked_at(bare: Bare, version: str) -> None:
     assert bare.sh("/opt/steward/libexec/steward/bin/sacct --usage").startswith("Usage: ")
     printed = bare.sh(SERVE)
     assert "/etc/steward/steward.toml is right" in printed
+    assert "/healthz 200\n" in printed
+    assert "/htmx.min.js 200\n" in printed
     assert printed.splitlines()[-1].startswith("1|")
     assert [path.read_bytes() for path in kept(bare)] == [SCRIPT]
 
@@ -212,7 +232,14 @@ def test_the_wheel(dist: Path, work: Path, version: str, tmp_path: Path) -> None
     venv.create(tmp_path / "venv", with_pip=True)
     (wheel,) = dist.glob("*.whl")
     python = "{}.{}".format(*sys.version_info)
-    pip = [tmp_path / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-index"]
+    pip: list[str | Path] = [
+        tmp_path / "venv/bin/python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+    ]
     pip += ["--find-links", work / f"wheels/amd64-{python}", f"{wheel}[kafka,elasticsearch]"]
     subprocess.run(pip, check=True, timeout=600)
     steward = tmp_path / "venv/bin/steward"
@@ -221,7 +248,7 @@ def test_the_wheel(dist: Path, work: Path, version: str, tmp_path: Path) -> None
     )
     assert done.stdout == f"steward {version}\n"
     (tmp_path / "steward.toml").write_text(CONFIG)
-    check = [steward, "config", "check", "--config", tmp_path / "steward.toml"]
+    check: list[str | Path] = [steward, "config", "check", "--config", tmp_path / "steward.toml"]
     assert b"is right" in subprocess.run(check, capture_output=True, timeout=60, check=False).stdout
 
 
@@ -264,10 +291,22 @@ def test_units_are_right_and_closed(unpacked: Path, tmp_path: Path) -> None:
         here = tmp_path / unit.name
         # The program is where the package puts it, which is not on this machine.
         here.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text()))
-        verify = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", here]
+        verify: list[str | Path] = [
+            "systemd-analyze",
+            "verify",
+            "--man=no",
+            "--recursive-errors=no",
+            here,
+        ]
         done = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stderr) == (0, "")
-        security = ["systemd-analyze", "security", "--offline=true", "--threshold=25", here]
+        security: list[str | Path] = [
+            "systemd-analyze",
+            "security",
+            "--offline=true",
+            "--threshold=25",
+            here,
+        ]
         done = subprocess.run(security, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout.splitlines()[-1]
 
