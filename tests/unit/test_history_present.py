@@ -60,7 +60,29 @@ def test_private_data_hides_what_is_there(tmp_path: Path) -> None:
     assert site.ask("history.partitions", ROOT).partitions
     assert site.ask("history.reservations", ROOT).reservations
     assert site.ask("history.node", ROOT, node="n1", cluster="c1").spans
+    assert site.ask("history.node_counts", ADA).counts == ()
+    with pytest.raises(Refused):
+        site.ask("history.node_counts", ADA, cluster="c1")
+    assert site.ask("history.node_counts", ROOT).counts
     site.close()
+
+
+def test_nodes_are_counted_by_state(site: Site) -> None:
+    told = site.told
+    site.feed(
+        told.node(0, "n1", "IDLE"),
+        told.node(0, "n2", "IDLE"),
+        told.node(9, "n2", "DOWN", old_state="IDLE"),
+        told.node(9, "n3", "REMOVED"),
+        told.node(0, "n1", "IDLE", cluster="c2"),
+    )
+    found = site.ask("history.node_counts", ADA).counts
+    assert {(one.cluster, one.state): one.nodes for one in found} == {
+        ("c1", "IDLE"): 1,
+        ("c1", "DOWN"): 1,
+        ("c2", "IDLE"): 1,
+    }
+    assert len(site.ask("history.node_counts", ADA, cluster="c2").counts) == 1
 
 
 def test_what_became_of_a_node(site: Site) -> None:

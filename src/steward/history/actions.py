@@ -53,20 +53,23 @@ def nodes(room: HistoryRoom, asker: Asker, request: NodesRequest) -> NodesAnswer
     """
     clusters = room.nodes_seen(asker, request.cluster)
     zone = room.zone(request.zone, request.cluster)
-    at = room.time(request.at, zone) or room.now()
-    names = frozenset(expand(request.nodes)) if request.nodes else None
+    asked = room.time(request.at, zone)
+    at = asked or room.now()
+    names = expand(request.nodes) if request.nodes else None
     words = {word.upper() for word in request.states}
+    chosen = frozenset(request.partitions)
 
     def is_meant(span: NodeSpan) -> bool:
-        if span.cluster not in clusters or (names is not None and span.node not in names):
+        if chosen and chosen.isdisjoint(span.partitions.split(",")):
             return False
-        if request.partitions and set(request.partitions).isdisjoint(span.partitions.split(",")):
-            return False
+        if not words:
+            return True
         base, flags = parse(span.state)
-        return not words or not words.isdisjoint((base, *flags))
+        return not words.isdisjoint((base, *flags))
 
     with room.reader() as reader:
-        spans = reader.nodes_at(micros(at)) if reader else []
+        at_us = None if asked is None else micros(asked)
+        spans = reader.nodes_at(at_us, clusters, names) if reader else []
         begins_us = reader.nodes_begin_us(clusters) if reader else None
     return NodesAnswer(
         nodes=tuple(_node(span) for span in spans if is_meant(span)),

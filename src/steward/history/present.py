@@ -11,6 +11,9 @@ from steward.events import PARTITION_STATE, RESERVATION_STATE, Event
 from steward.history.room import HistoryRoom
 from steward.history.shapes import (
     NodeAnswer,
+    NodeCount,
+    NodeCountsAnswer,
+    NodeCountsRequest,
     NodePast,
     NodeRequest,
     PartitionNow,
@@ -27,6 +30,23 @@ from steward.slurm.nodelists import expand
 _USUAL: Final = timedelta(days=30)
 _MOST: Final = 10_000
 _MICROS: Final = 1_000_000
+
+
+def node_counts(room: HistoryRoom, asker: Asker, request: NodeCountsRequest) -> NodeCountsAnswer:
+    """How many nodes are in which state.
+
+    Raises:
+        Refused: The cluster that is named shows its nodes to operators alone.
+        UsageError: There is no such cluster.
+    """
+    clusters = room.nodes_seen(asker, request.cluster)
+    with room.reader() as reader:
+        found = reader.node_counts(clusters) if reader else []
+    return NodeCountsAnswer(
+        counts=tuple(
+            NodeCount(cluster=cluster, state=state, nodes=nodes) for cluster, state, nodes in found
+        )
+    )
 
 
 def partitions(room: HistoryRoom, asker: Asker, request: PartitionsRequest) -> PartitionsAnswer:
@@ -139,6 +159,14 @@ def _past(span: NodeSpan) -> NodePast:
 
 
 ACTIONS: Final = (
+    Action(
+        name="history.node_counts",
+        help="How many nodes are in which state.",
+        request=NodeCountsRequest,
+        answer=NodeCountsAnswer,
+        run=node_counts,
+        only_reads=True,
+    ),
     Action(
         name="history.partitions",
         help="Which partitions there are.",

@@ -26,7 +26,10 @@ _THEN: Final = f"""
         AND one.node = known.node AND one.from_us <= :at
         ORDER BY one.from_us DESC, one.rowid DESC LIMIT 1)
     WHERE known.until_us = {OPEN_US} AND span.until_us > :at AND span.state <> '{REMOVED}'
-    ORDER BY span.cluster, span.node
+"""  # noqa: S608 -- our own columns
+_NOW: Final = f"""
+    SELECT {_COLUMNS} FROM node_span AS span INDEXED BY node_span_open
+    WHERE span.until_us = {OPEN_US} AND span.state <> '{REMOVED}'
 """  # noqa: S608 -- our own columns
 
 
@@ -88,13 +91,37 @@ class HistoryReader:
         """The journal's position up to which all is kept."""
         return self._number("SELECT position FROM cursor", {}) or 0
 
-    def nodes_at(self, at_us: int) -> list[NodeSpan]:
-        """How every node was at a time, by cluster and name; without those that were not there.
+    def nodes_at(
+        self,
+        at_us: int | None,
+        clusters: Iterable[str] | None = None,
+        nodes: Iterable[str] | None = None,
+    ) -> list[NodeSpan]:
+        """How nodes were at a time, by cluster and name; without those that were not there.
 
         Args:
-            at_us: The time, µs since the epoch.
+            at_us: The time, µs since the epoch; None for now.
+            clusters: Only of these clusters; of all if None.
+            nodes: Only these; all if None.
         """
-        return self._spans(NodeSpan, _THEN, {"at": at_us})
+        statement = _NOW if at_us is None else _THEN
+        values: dict[str, Any] = {} if at_us is None else {"at": at_us}
+        for column, among in (("cluster", clusters), ("node", nodes)):
+            if among is not None:
+                statement += f" AND span.{column} IN {_AMONG.format(column)}"
+                values[column] = _json(among)
+        return self._spans(NodeSpan, f"{statement} ORDER BY span.cluster, span.node", values)
+
+    def node_counts(self, clusters: Iterable[str]) -> list[tuple[str, str, int]]:
+        """How many nodes are in which state now: cluster, state, and how many."""
+        with translated(self._path):
+            rows = self._database.execute(
+                "SELECT cluster, state, count(*) FROM node_span "  # noqa: S608 -- values are bound
+                f"WHERE until_us = {OPEN_US} AND state <> '{REMOVED}' "
+                f"AND cluster IN {_AMONG.format('clusters')} GROUP BY cluster, state",
+                {"clusters": _json(clusters)},
+            ).fetchall()
+        return [(str(cluster), str(state), int(nodes)) for cluster, state, nodes in rows]
 
     def nodes_between(self, cluster: str, since_us: int, until_us: int) -> list[NodeSpan]:
         """The spans of a cluster's nodes that reach into a time, by name and beginning."""
@@ -144,11 +171,8 @@ class HistoryReader:
         """When the history of these clusters' nodes begins; None where there is none."""
         begins = [
             self._number(
-                # The first step in an index for each node that is there.
-                "SELECT min((SELECT min(from_us) FROM node_span AS one "
-                "WHERE one.cluster = known.cluster AND one.node = known.node)) "
-                "FROM node_span AS known WHERE known.until_us = :open AND known.cluster = :cluster",
-                {"cluster": cluster, "open": OPEN_US},
+                "SELECT min(from_us) FROM node_span WHERE cluster = :cluster",
+                {"cluster": cluster},
             )
             for cluster in clusters
         ]
@@ -207,10 +231,15 @@ class HistoryReader:
 def _condition(wanted: EventsWanted) -> tuple[str, dict[str, Any]]:
     """The condition of a WHERE, and the values that are bound in it."""
     values: dict[str, Any] = {"kinds": _json(wanted.kinds)}
-    parts = [f"kind IN {_AMONG.format('kinds')}", _visible(wanted, values)]
+    # A plus keeps an index from being used for it: of many kinds the newest are found by time.
+    parts = [f"+kind IN {_AMONG.format('kinds')}", _visible(wanted, values)]
+    if len(wanted.kinds) == 1 and wanted.nodes is None and not wanted.failed:
+        # Of a kind that is rare an index finds the newest without passing all the others.
+        (values["kinds"],) = wanted.kinds
+        parts[0] = "kind = :kinds"
     if wanted.nodes is not None:
         values["nodes"] = _json(wanted.nodes)
-        parts.append(f"kind = 'node.state' AND subject IN {_AMONG.format('nodes')}")
+        parts.append(f"+kind = 'node.state' AND subject IN {_AMONG.format('nodes')}")
     if wanted.failed:
         parts.append("failed = 1")
     for name, sign in (("since_us", ">="), ("until_us", "<")):

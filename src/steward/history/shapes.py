@@ -78,6 +78,30 @@ class NodesAnswer(Answer, frozen=True, kw_only=True):
     begins: datetime | None = None
 
 
+class NodeCountsRequest(Request, frozen=True, kw_only=True):
+    """history.node_counts: how many nodes are in which state.
+
+    Attributes:
+        cluster: Only of this cluster; of all if empty.
+    """
+
+    cluster: str = ""
+
+
+class NodeCount(msgspec.Struct, frozen=True, kw_only=True):
+    """How many nodes of a cluster are in a state."""
+
+    cluster: str
+    state: str
+    nodes: int
+
+
+class NodeCountsAnswer(Answer, frozen=True, kw_only=True):
+    """How many nodes are in which state, of those clusters that show them to the asker."""
+
+    counts: tuple[NodeCount, ...]
+
+
 class EventsRequest(Request, frozen=True, kw_only=True):
     """history.events: what happened, newest first.
 

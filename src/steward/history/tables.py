@@ -74,6 +74,8 @@ MIGRATIONS: Final = (
         data BLOB NOT NULL,
         PRIMARY KEY (cluster, kind, subject)
     ) WITHOUT ROWID;
+    CREATE INDEX node_span_by_begin ON node_span (cluster, from_us);
+    CREATE INDEX event_by_kind ON event (kind, at_us, number);
     INSERT OR REPLACE INTO present
         SELECT cluster, kind, subject, key, data FROM event
         WHERE kind IN ('partition.state', 'reservation.state') ORDER BY at_us, number;
@@ -85,7 +87,10 @@ Span = TypeVar("Span", NodeSpan, ReservationSpan)
 
 def span_of(kind: type[Span], row: Sequence[Any]) -> Span:
     """The span of a row with all columns of its table."""
-    return msgspec.convert(dict(zip(kind.__struct_fields__, row, strict=True)), kind, strict=False)
+    fields = dict(zip(kind.__struct_fields__, row, strict=True))
+    if "is_known" in fields:
+        fields["is_known"] = bool(fields["is_known"])
+    return kind(**fields)
 
 
 def insertion(table: str, kind: type[msgspec.Struct]) -> str:

@@ -111,7 +111,14 @@ class Count(msgspec.Struct, frozen=True):
 
 def counts(nodes: Iterable[NodeThen]) -> list[Count]:
     """How many nodes are in which state, the worst first."""
-    found = Counter(said(node.state) for node in nodes)
+    return counted((node.state, 1) for node in nodes)
+
+
+def counted(states: Iterable[tuple[str, int]]) -> list[Count]:
+    """The same of states and how many nodes are in each."""
+    found: Counter[StateWord] = Counter()
+    for state, nodes in states:
+        found[said(state)] += nodes
     return [Count(one.word, one.tone, found[one]) for one in sorted(found, key=_rank)]
 
 

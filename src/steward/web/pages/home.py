@@ -8,9 +8,9 @@ from litestar import Response, get
 from steward.accounting.listing.shapes import JobsAnswer, JobsRequest
 from steward.bank.asking_views import BalanceAnswer, BalanceRequest
 from steward.errors import StewardError
-from steward.history.shapes import NodesAnswer, NodesRequest
+from steward.history.shapes import NodeCountsAnswer, NodeCountsRequest
 from steward.status.shapes import StatusShowAnswer, StatusShowRequest
-from steward.web.nodes import Count, counts
+from steward.web.nodes import Count, counted
 from steward.web.rendering import Renderer
 from steward.web.troubles import troubles
 from steward.web.visit import Visit
@@ -27,7 +27,7 @@ async def home(visit: Visit, pages: Renderer) -> Response[Any]:
     jobs: JobsAnswer | None
     balance: BalanceAnswer | None
     status: StatusShowAnswer | None
-    nodes: NodesAnswer | None
+    nodes: NodeCountsAnswer | None
     jobs, balance, nodes, status = await asyncio.gather(
         _asked(
             visit,
@@ -36,7 +36,7 @@ async def home(visit: Visit, pages: Renderer) -> Response[Any]:
             wanted=bool(visit.user),
         ),
         _asked(visit, "bank.balance", BalanceRequest(), wanted=visit.me.bank),
-        _asked(visit, "history.nodes", NodesRequest(), wanted=bool(sees)),
+        _asked(visit, "history.node_counts", NodeCountsRequest(), wanted=bool(sees)),
         _asked(visit, "status.show", StatusShowRequest(gaps=False), wanted=is_caretaker),
     )
     return pages.page(
@@ -52,8 +52,9 @@ async def home(visit: Visit, pages: Renderer) -> Response[Any]:
     )
 
 
-def _counted(answer: NodesAnswer | None, cluster: str) -> list[Count]:
-    return counts(node for node in answer.nodes if node.cluster == cluster) if answer else []
+def _counted(answer: NodeCountsAnswer | None, cluster: str) -> list[Count]:
+    told = answer.counts if answer else ()
+    return counted((one.state, one.nodes) for one in told if one.cluster == cluster)
 
 
 async def _asked(visit: Visit, name: str, request: Any, *, wanted: bool) -> Any:
