@@ -197,14 +197,38 @@ def _log_ahead(connection: Connection, timeout_s: float) -> None:
             return
 
 
-def _migrate(connection: Connection, path: str, migrations: Sequence[str]) -> None:
-    version = _version(connection)
-    if version > len(migrations):
+def refuse_newer(path: str, known: int) -> None:
+    """Look whether a database can be used by this release, before anything is begun with it.
+
+    Args:
+        path: The database file; it need not be there.
+        known: How many migrations this release knows of it.
+
+    Raises:
+        SqliteError: A newer Steward wrote it.
+        SqliteUnavailable: It cannot be read now.
+    """
+    if os.path.exists(path):
+        connection = open_reader(path)
+        try:
+            with translated(path):
+                _refuse_newer(path, _version(connection), known)
+        finally:
+            connection.close()
+
+
+def _refuse_newer(path: str, version: int, known: int) -> None:
+    if version > known:
         raise SqliteError(
-            f"{path} was written by a newer Steward (schema {version}, this one knows "
-            f"{len(migrations)}): install that version again",
+            f"{path} was written by a newer Steward (schema {version}, this one knows {known}): "
+            "install that version again, or 'steward restore' a backup from before it",
             path,
         )
+
+
+def _migrate(connection: Connection, path: str, migrations: Sequence[str]) -> None:
+    version = _version(connection)
+    _refuse_newer(path, version, len(migrations))
     while version < len(migrations):
         with transaction(connection, path):
             # Another process may have been at it meanwhile.

@@ -73,6 +73,8 @@ def test_a_daemon_is_told_of_part_by_part(tmp_path: Path) -> None:
         assert found["steward_part_restarts_total", (("part", "journal"),)] == 0
         assert found["steward_consumer_behind_events", (("consumer", "jobs"),)] == 0
         assert found["steward_sink_up", (("kind", "files"), ("sink", "files"))] == 1
+        told(daemon, tmp_path, "metrics", "--output", str(tmp_path / "steward.prom"))
+        assert figures((tmp_path / "steward.prom").read_text()).keys() == found.keys()
         rows = told(daemon, tmp_path, "status", "-P").splitlines()
         assert "part jobs|running|1 restart, the last since it was ended by signal 9" in rows
     # A supervisor that was killed left its file: nobody takes that for a daemon.

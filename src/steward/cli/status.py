@@ -1,6 +1,6 @@
 """``steward status`` and ``steward metrics``: how Steward itself stands."""
 
-import sys
+import os
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -15,6 +15,7 @@ from steward.cli.output import Column
 from steward.cli.text import number, size
 from steward.cli.times import show as show_time
 from steward.client.place import Place
+from steward.errors import Unavailable
 from steward.status.shapes import (
     ConsumerLine,
     MetricsAnswer,
@@ -22,6 +23,10 @@ from steward.status.shapes import (
     StatusShowAnswer,
     StatusShowRequest,
 )
+
+
+class StatusUnavailable(Unavailable):
+    """What was asked for cannot be written where it should be."""
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -45,12 +50,30 @@ def status(
         output.print_table(_COLUMNS, list(_rows(answer)), asked.style)
 
 
-def metrics(config: Config = "", socket: Socket = "") -> None:
+def metrics(
+    to: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Replace this file with them, as a whole."
+        ),
+    ] = "",
+    config: Config = "",
+    socket: Socket = "",
+) -> None:
     """Print figures for Prometheus, as for node_exporter's textfile collector."""
     asked = Asked(output.Style(), Place(config=config, socket=socket))
     answer: MetricsAnswer = asked.call("status.metrics", MetricsRequest())
-    output.write(answer.text.encode())
-    sys.stdout.flush()
+    data = answer.text.encode()
+    if not to:
+        output.write(data)
+        return
+    fresh = f"{to}.{os.getpid()}"
+    try:
+        with open(fresh, "wb") as file:
+            file.write(data)
+        os.replace(fresh, to)
+    except OSError as error:
+        raise StatusUnavailable(f"cannot write {to}: {error.strerror}", to) from error
 
 
 _COLUMNS = [

@@ -8,6 +8,7 @@ from steward.config import Settings
 from steward.daemon.parts import parts_of
 from steward.daemon.supervise import Part, Supervisor
 from steward.errors import StewardError, UsageError
+from steward.journal.store import refuse_newer_journal
 from steward.logs import set_up
 from steward.status.parts import Leaving
 
@@ -32,6 +33,7 @@ def run(
 
     Raises:
         ServeError: The state directory cannot be used.
+        SqliteError: A newer Steward wrote it.
         UsageError: The configuration has no cluster.
     """
     _log(settings)
@@ -69,5 +71,7 @@ def _prepare(settings: Settings) -> None:
             "place that may be written, or run this as the user whose it is",
             settings.state_dir,
         ) from error
+    # Each part says so of its own database; without the journal there is nothing to run for.
+    refuse_newer_journal(settings.state_dir)
     # Databases and sockets of ours are nobody else's, whatever umask we were started with.
     os.umask(0o077)

@@ -21,7 +21,7 @@ from steward.events import (
 )
 from steward.journal.purging import drop_purged, purges_after_the_dead
 from steward.journal.reading import FILENAME, event_of
-from steward.sqlite import Connection, open_database, transaction
+from steward.sqlite import Connection, open_database, refuse_newer, transaction
 
 _MIGRATIONS = (
     """
@@ -314,6 +314,11 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+
+def refuse_newer_journal(state_dir: str) -> None:
+    """Look whether the journal can be used by this release; raises as ``refuse_newer``."""
+    refuse_newer(os.path.join(state_dir, FILENAME), len(_MIGRATIONS))
 
 
 def put_back(path: str, *, leap: int = 0) -> None:
