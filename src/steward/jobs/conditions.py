@@ -189,9 +189,9 @@ def _columns(wanted: JobFilter, values: _Values) -> Iterable[str]:
     if wanted.accounts:
         yield values.one_of("job.account", wanted.accounts)
     if wanted.states:
-        yield values.one_of(
-            f"{_beside(wanted)}job.state", (state.upper() for state in wanted.states)
-        )
+        # Of several the index has each by itself: all would have to be sorted.
+        beside = _beside(wanted) if len(wanted.states) == 1 else "+"
+        yield values.one_of(f"{beside}job.state", (state.upper() for state in wanted.states))
     if wanted.with_script is not None:
         yield f"job.script_key IS {'NOT ' if wanted.with_script else ''}NULL"
 

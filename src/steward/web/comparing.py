@@ -20,7 +20,7 @@ from steward.web.job_facts import Either, address_of, either, others_of
 from steward.web.visit import Visit
 
 _FAILED: Final = tuple(sorted(FINISHED - {"COMPLETED", "CANCELLED", "REVOKED"}))
-_LONGEST_DIFF: Final = 200_000
+_LONGEST_DIFF: Final = 60_000
 _CHOICES: Final = 30
 
 
@@ -138,6 +138,9 @@ def diff_lines(answer: DiffAnswer) -> Markup:
             found.append(Markup('<span class="gu">{}</span>').format(line))
         else:
             found.append(escape(line))
+    if len(text) > _LONGEST_DIFF:
+        names = f"{answer.left.job} {answer.right.job}"
+        found.append(escape(f"… all of it: steward archive diff {names}"))
     return Markup("\n").join(found)
 
 

@@ -12,7 +12,8 @@ from steward.printable import safe, safe_lines
 if TYPE_CHECKING:
     from pygments.lexer import Lexer
 
-MOST_LETTERS: Final = 200_000
+MOST_LETTERS: Final = 40_000
+MOST_LINES: Final = 1500
 """So much of a script is shown in colour; the rest is a file to be taken home."""
 
 _LANGUAGES: Final = (
@@ -31,7 +32,7 @@ def highlighted(script: str) -> Markup:
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
 
-    shown = safe_lines(script[:MOST_LETTERS])
+    shown = safe_lines(beginning(script))
     # What Pygments gives is escaped, and a line's elements end with it.
     marked = highlight(shown, _lexer(_language(shown)), HtmlFormatter(nowrap=True))
     plain = shown.split("\n")
@@ -40,7 +41,12 @@ def highlighted(script: str) -> Markup:
         is_directive = number < len(plain) and _DIRECTIVE.match(plain[number])
         kind = "line directive" if is_directive else "line"
         lines.append(f'<span class="{kind}" id="L{number + 1}">{line}\n</span>')
-    return Markup("").join(map(Markup, lines))
+    return Markup("".join(lines))  # noqa: S704 -- escaped by Pygments
+
+
+def beginning(script: str) -> str:
+    """As much of a script as is shown."""
+    return "".join(script[:MOST_LETTERS].splitlines(keepends=True)[:MOST_LINES])
 
 
 def marked(line: HitLine) -> Markup:

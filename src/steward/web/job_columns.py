@@ -56,9 +56,9 @@ def _time(value: Callable[[JobRow], datetime | None]) -> Cell:
 
 def _states(row: JobRow, shown: Shown) -> Markup:  # noqa: ARG001 -- a cell's shape
     if not row.tasks:
-        return state(row.state or "UNVERIFIED" * (not row.verified) or "UNKNOWN")
+        return state(safe(row.state) or "UNVERIFIED" * (not row.verified) or "UNKNOWN")
     one = Markup("<span>{} {}</span>")
-    parts = [one.format(number(count), state(word)) for word, count in row.tasks.items()]
+    parts = [one.format(number(count), state(safe(word))) for word, count in row.tasks.items()]
     return Markup('<span class="tasks">{}</span>').format(Markup(" ").join(parts))
 
 

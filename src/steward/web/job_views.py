@@ -1,5 +1,6 @@
 """A view of jobs is its address: filters, order and columns, all behind the question mark."""
 
+import shlex
 from typing import Any, Final, Self, get_args
 
 import msgspec
@@ -23,7 +24,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """What is looked at, and how.
 
     Attributes:
-        text: What must stand in scripts; "" for any job.
+        text: What must stand in scripts: words, or several in quotes; "" for any job.
+        case: Whether upper and lower case differ in it.
+        words: Whether each must stand as a whole word.
         columns: Keys of the columns; none for the usual ones.
         apart: Whether the tasks of arrays are rows of their own.
         page: Where it begins, as an answer gave it; "" for the beginning.
@@ -40,6 +43,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""
     until: str = ""
     text: str = ""
+    case: bool = False
+    words: bool = False
     order: Order = "-submit"
     columns: tuple[str, ...] = ()
     apart: bool = False
@@ -65,6 +70,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             **given,
             names=tuple(filter(None, names)),
+            case=query.switch(request, "case"),
+            words=query.switch(request, "words"),
             order=msgspec.convert(order, Order),
             columns=tuple(key for key in query.words(request, "columns") if key in COLUMNS),
             apart=query.text(request, "arrays") == "apart",
@@ -82,6 +89,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         found |= {name: getattr(view, name) for name in (*_TEXTS, "names", "text", "page")}
         found["order"] = view.order if view.order != "-submit" else ""
         found["columns"] = ",".join(view.columns) if view.columns != USUAL else ""
+        found["case"] = "1" if view.case else ""
+        found["words"] = "1" if view.words else ""
         found["arrays"] = "apart" if view.apart else ""
         found["rows"] = view.rows if view.rows != ROWS else ""
         return found
@@ -119,8 +128,22 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def searched(self) -> SearchRequest:
         """What it is asked for scripts that hold the text."""
         return SearchRequest(
-            **self._selection(), terms=(self.text,), limit=self.rows, page=self.page
+            **self._selection(),
+            terms=terms_of(self.text),
+            case=self.case,
+            words=self.words,
+            limit=min(self.rows, ROWS),
+            page=self.page,
         )
 
     def _selection(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in (*_LISTS, *_TEXTS, "names")}
+
+
+def terms_of(text: str) -> tuple[str, ...]:
+    """The words of a text, those in quotes together; all of it where a quote stays open."""
+    try:
+        found = shlex.split(text)
+    except ValueError:
+        found = []
+    return tuple(filter(None, found)) or (text,)

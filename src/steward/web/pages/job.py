@@ -22,10 +22,11 @@ from steward.automation.actions import RunAnswer, RunRequest
 from steward.errors import UsageError
 from steward.moments import moment
 from steward.printable import safe
+from steward.slurm.changing import told
 from steward.web import query
 from steward.web.errors import NoSuchPage
 from steward.web.events import rows_of
-from steward.web.highlighting import MOST_LETTERS, highlighted
+from steward.web.highlighting import beginning, highlighted
 from steward.web.job_columns import Shown
 from steward.web.job_facts import (
     MOST_TASKS,
@@ -84,10 +85,11 @@ async def job_page(
         record=facts.page.record,
         zone=facts.page.zone,
         base=address(cluster, facts.name),
+        said=told(facts.page.record.system_comment, facts.page.record.admin_comment),
         verbs=facts.verbs(visit),
         done=_DONE.get(str(request.query_params.get("done", "")), ""),
         script=highlighted(script) if script is not None else None,
-        script_is_cut=script is not None and len(script) > MOST_LETTERS,
+        script_is_cut=script is not None and len(script) > len(beginning(script)),
         events=rows_of(visit, events.events) if events is not None else [],
         plots={run.line.restarts: plots_of(run.steps) for run in facts.page.runs},
         shown=Shown(zones={facts.page.cluster: facts.page.zone}),
