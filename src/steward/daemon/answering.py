@@ -63,8 +63,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     send_s: float = 300.0
     memory_bytes: int = 2 << 30
     kept: int = 32
-    kept_requests: int = 200
-    kept_s: float = 60.0
+    kept_requests: int = 2000
+    kept_s: float = 300.0
 
 
 class Service:

@@ -288,6 +288,7 @@ def run_mover(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
 def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
     """The process that answers requests."""
     from steward.credentials.room import CredentialsRoom, web_uids
+    from steward.daemon.preloading import preload
     from steward.daemon.repeats import Repeats
     from steward.daemon.rooms import registry
     from steward.daemon.socket import SocketServer
@@ -306,6 +307,8 @@ def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
         # So is this.
         return Repeats(settings.state_dir)
 
+    if settings.web.listen:
+        preload(settings)
     server = SocketServer(
         settings.socket,
         registry(settings),

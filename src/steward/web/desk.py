@@ -22,9 +22,9 @@ from steward.web.errors import WebError
 
 _CONNECT_S: Final = 5.0
 _SILENCE_S: Final = 60.0
-_AT_ONCE: Final = 24
-"""Connections at once; the daemon takes a few more than that."""
-_KEEP_S: Final = 45.0
+_AT_ONCE: Final = 12
+"""Connections at once, each a process of the daemon's; it takes a few more than that."""
+_KEEP_S: Final = 240.0
 _LONGEST_LINE: Final = 64 << 20
 Decoded = TypeVar("Decoded")
 

@@ -1,0 +1,260 @@
+"""``make bench``: every page with many jobs in the books and twenty people clicking.
+
+    python bench/web_bench.py [--jobs 100000] [--people 20] [--seconds 60] [--dir DIR]
+
+A real daemon and ``steward web`` beside it, on tmpfs. The people click as people do, a page
+every second or two, each through all pages in an order of their own; what is measured is
+the time from a request to the last byte of its page. The baseline is the page that only says
+that the process lives, asked in between by the same people.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import pwd
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from run import fresh_directory
+from steward.config import AccessSettings, Settings
+from steward.config_bank import BankSettings, GateSettings
+from steward.config_web import WebSettings
+from steward.credentials.store import CredentialStore
+from steward.events import utc_now
+from steward.settings.file import Loaded, render
+from web_filling import CLUSTER, FIRST_JOB, READER, fill, settings_in
+
+OPERATOR, WEB = "daemon", "games"
+"""Users that every Debian has."""
+PORT = 18290
+_THINK_S = (0.5, 1.5)
+_BASELINE = "/healthz"
+
+
+def pages(jobs: int) -> dict[str, str]:
+    """Every page, by what it is."""
+    one, other = FIRST_JOB + jobs // 2, FIRST_JOB + jobs // 2 - 6
+    job = f"/jobs/{CLUSTER}/{one}"
+    return {
+        "baseline": _BASELINE,
+        "home": "/",
+        "jobs": "/jobs",
+        "jobs of a user": "/jobs?users=user07",
+        "jobs that failed": "/jobs?states=FAILED",
+        "jobs, counted": "/jobs/counts?users=user07",
+        "jobs, by text": "/jobs?text=zyzzyva",
+        "a job": job,
+        "a job compared": f"{job}/compare?with={other}",
+        "accounts": "/accounts",
+        "an account": "/accounts/account03",
+        "a statement": "/accounts/account03/statement?since=now-90days",
+        "a user": "/users/user07",
+        "a user's efficiency": "/users/user07/efficiency",
+        "cluster": "/cluster",
+        "a node": f"/nodes/{CLUSTER}/n007",
+        "events": "/events",
+        "reports": "/reports",
+        "a report of a week": "/reports/users/table?since=now-7days",
+        "actions": "/actions",
+        "rules": "/rules",
+        "Steward itself": "/status",
+        "openapi.json": "/api/v1/openapi.json",
+        "jobs by API": "/api/v1/jobs",
+    }
+
+
+@contextmanager
+def running(settings: Settings, home: Path) -> Iterator[None]:
+    """The daemon, when it has made its books, and the pages."""
+    config = home / "steward.toml"
+    config.write_text(render(Loaded(settings)))
+    steward = [sys.executable, "-m", "steward"]
+    with open(home / "log", "wb") as log:
+        daemon = subprocess.Popen([*steward, "serve", "--config", str(config)], stderr=log)
+        web = None
+        try:
+            _wait_for_books(settings, daemon)
+            web = subprocess.Popen(
+                [*_as_web(), *steward, "web", "--socket", settings.socket],
+                stderr=log,
+                cwd="/",
+            )
+            _wait_for_pages(web)
+            yield
+        finally:
+            for process in (web, daemon):
+                if process is not None:
+                    process.send_signal(signal.SIGTERM)
+                    process.wait(30)
+
+
+def _as_web() -> list[str]:
+    """Gives root's rights up but for one: where Python lies only root may be able to look."""
+    user, may = pwd.getpwnam(WEB), "+dac_read_search"
+    ids = (f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups")
+    return ["setpriv", *ids, f"--inh-caps={may}", f"--ambient-caps={may}"]
+
+
+def _wait_for_books(settings: Settings, daemon: "subprocess.Popen[bytes]") -> None:
+    began = time.monotonic()
+    command = [sys.executable, "-m", "steward", "journal", "status", "--json"]
+    config = f"{Path(settings.state_dir).parent}/steward.toml"
+    while True:
+        if daemon.poll() is not None:
+            sys.exit("the daemon ended: " + config)
+        done = subprocess.run(
+            [*command, "--config", config], capture_output=True, timeout=120, check=False
+        )
+        if done.returncode == 0:
+            told = msgspec.json.decode(done.stdout)
+            behind = {one["name"]: one["behind"] for one in told["consumers"]}
+            if behind and not any(behind.values()):
+                break
+        time.sleep(1)
+    print(f"books made in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _wait_for_pages(web: "subprocess.Popen[bytes]") -> None:
+    for _ in range(300):
+        try:
+            if httpx.get(f"http://127.0.0.1:{PORT}{_BASELINE}").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.1)
+        if web.poll() is not None:
+            break
+    sys.exit("the pages do not come up")
+
+
+def sessions(settings: Settings, people: int) -> list[tuple[str, str]]:
+    """Sessions of so many people, each with the page set that they look at."""
+    store = CredentialStore(settings.state_dir)
+    now = utc_now()
+    found = []
+    for number in range(people):
+        user = OPERATOR if number % 2 else READER
+        secret, _ = store.make(
+            "session",
+            uid=pwd.getpwnam(user).pw_uid,
+            user=user,
+            how="bench",
+            now=now,
+            expires=now + timedelta(hours=2),
+        )
+        found.append((user, secret))
+    store.close()
+    return found
+
+
+async def click(
+    user: str, secret: str, wanted: dict[str, str], until: float, told: list[tuple[str, float, int]]
+) -> None:
+    """One of the people: looks at one page after the other."""
+    random_ = random.Random(secret)
+    for_operators = {"rules", "Steward itself"}
+    names = [name for name in wanted if user == OPERATOR or name not in for_operators]
+    cookies = {"steward_session": secret}
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{PORT}", cookies=cookies, timeout=60
+    ) as browser:
+        while time.monotonic() < until:
+            random_.shuffle(names)
+            for name in names:
+                await asyncio.sleep(random_.uniform(*_THINK_S))
+                began = time.perf_counter()
+                answer = await browser.get(wanted[name])
+                took_s = time.perf_counter() - began
+                if answer.status_code != 200:
+                    sys.exit(f"{wanted[name]}: {answer.status_code}\n{answer.text[:500]}")
+                told.append((name, took_s, len(answer.content)))
+                if time.monotonic() >= until:
+                    break
+
+
+async def everybody(
+    people: list[tuple[str, str]], wanted: dict[str, str], seconds: float
+) -> list[tuple[str, float, int]]:
+    """All people at once."""
+    told: list[tuple[str, float, int]] = []
+    until = time.monotonic() + seconds
+    await asyncio.gather(*(click(user, secret, wanted, until, told) for user, secret in people))
+    return told
+
+
+def report(told: list[tuple[str, float, int]], wanted: dict[str, str]) -> None:
+    """Print what each page took."""
+    by_page: dict[str, list[float]] = {name: [] for name in wanted}
+    sizes = {name: size for name, _, size in told}
+    for name, took_s, _ in told:
+        by_page[name].append(took_s)
+    base = statistics.median(by_page["baseline"])
+    print(f"{'page':<22} {'times':>6} {'median':>9} {'p99':>9} {'bytes':>9} {'x baseline':>11}")
+    for name, times in by_page.items():
+        if not times:
+            continue
+        median, p99 = statistics.median(times), sorted(times)[int(len(times) * 0.99)]
+        print(
+            f"{name:<22} {len(times):>6} {median * 1000:>6.1f} ms {p99 * 1000:>6.1f} ms "
+            f"{sizes[name]:>9,} {median / base:>11.1f}"
+        )
+    every = sorted(took_s for name, took_s, _ in told if name != "baseline")
+    print(
+        f"{'all':<22} {len(every):>6} {statistics.median(every) * 1000:>6.1f} ms "
+        f"{every[int(len(every) * 0.99)] * 1000:>6.1f} ms"
+    )
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--jobs", type=int, default=100_000)
+    parser.add_argument("--people", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--dir", default="", help="a directory that is left")
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        home = Path(options.dir) if options.dir else stack.enter_context(fresh_directory())
+        home.mkdir(exist_ok=True)
+        home.chmod(0o755)
+        measure(home, options.jobs, options.people, options.seconds)
+
+
+def measure(home: Path, jobs: int, people: int, seconds: float) -> None:
+    """Fill a directory, where that was not done before, and look at all pages."""
+    is_filled = (home / "state").exists()
+    settings = settings_in(
+        home,
+        web=WebSettings(listen=f"127.0.0.1:{PORT}", user=WEB, requests_per_minute=100_000),
+        access=AccessSettings(operators=(OPERATOR,)),
+        bank=BankSettings(enabled=True, reconcile_s=86_400.0),
+        gate=GateSettings(
+            socket=str(home / "gate.sock"),
+            off_switch=str(home / "gate.off"),
+            plugin_conf=str(home / "gate.conf"),
+        ),
+    )
+    if not is_filled:
+        began = time.monotonic()
+        fill(settings, jobs)
+        print(f"{jobs:,} jobs made up in {time.monotonic() - began:.0f} s", flush=True)
+    wanted = pages(jobs)
+    with running(settings, home):
+        who = sessions(settings, people)
+        asyncio.run(everybody(who, wanted, min(20.0, seconds)))
+        told = asyncio.run(everybody(who, wanted, seconds))
+    report(told, wanted)
+
+
+if __name__ == "__main__":
+    main()
