@@ -1,5 +1,6 @@
 """Room ``history``: how nodes were, what happened, what ran where, and who is told."""
 
+import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -194,3 +195,20 @@ def test_what_is_too_old_is_forgotten_but_not_how_nodes_are(site: Site) -> None:
     assert answer.begins == at(3600)
     events = site.ask("history.events")
     assert (events.events, events.begins) == ((), None)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "America/Los_Angeles"])
+@pytest.mark.parametrize("text", ["0001-01-01", "9999-12-31", "0001-01-01T00:00:00+14:00"])
+def test_the_ends_of_the_calendar_are_times_or_wrong_ones(site: Site, text: str, zone: str) -> None:
+    site.feed(site.told.node(0, "n1", "IDLE"))
+    requests: list[tuple[str, dict[str, Any]]] = [
+        ("history.nodes", {"at": text}),
+        ("history.events", {"since": text}),
+        ("history.events", {"until": text}),
+        ("history.node_jobs", {"node": "n1", "at": text}),
+        ("history.node", {"node": "n1", "since": text}),
+        ("history.node", {"node": "n1", "until": text}),
+    ]
+    for name, request in requests:
+        with contextlib.suppress(UsageError):
+            site.ask(name, zone=zone, **request)

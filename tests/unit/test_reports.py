@@ -1,5 +1,6 @@
 """Reports: who used what, what capacity did, how long jobs waited, and whose jobs are told."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,20 @@ def test_anybody_may_where_it_is_not_private(site: Site) -> None:
         ask(site, "cluster", users=["ada"])
     with pytest.raises(UsageError, match="there are c1, c2"):
         ask(site, "cluster", clusters=["c3"])
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "America/Los_Angeles"])
+@pytest.mark.parametrize("by", ["", "day", "month"])
+def test_two_thousand_years_are_no_more_work_than_what_is_known_of_them(
+    site: Site, zone: str, by: str
+) -> None:
+    site.feed(site.told.node(0, "n1", "IDLE", source="start"))
+    site.ran(1, 0, HOUR, cpus=2)
+    for since in ("0001-01-01", "1066-10-14", "0001-01-01T00:00:00+14:00"):
+        with contextlib.suppress(UsageError):
+            (row,) = [
+                row
+                for row in ask(site, "cluster", since=since, zone=zone, by=by).rows
+                if row.reported_cpu_s
+            ]
+            assert (row.allocated_cpu_s, row.reported_cpu_s) == (2 * HOUR, 16 * HOUR)

@@ -121,7 +121,7 @@ def test_what_goes_on_is_counted_to_the_end() -> None:
 def test_hours_are_what_adding_second_by_second_gives(
     marks: list[int], added: list[tuple[int, int, int]]
 ) -> None:
-    bounds = hours(marks)
+    bounds = hours(marks, min(marks))
     assert all(0 < until - begin <= HOUR_S for begin, until in pairwise(bounds))
     found = Hours(bounds)
     for begin, length, amount in added:
@@ -135,7 +135,7 @@ def test_hours_are_what_adding_second_by_second_gives(
 
 def test_full_hours_are_slurms() -> None:
     noon = int(NOON.timestamp())
-    assert hours([noon + 60, noon + 2 * HOUR_S + 5]) == [
-        *(noon + 60, noon + HOUR_S, noon + 2 * HOUR_S, noon + 2 * HOUR_S + 5)
-    ]
+    marks = [noon + 60, noon + 2 * HOUR_S + 5]
+    assert hours(marks, 0) == [marks[0], noon + HOUR_S, noon + 2 * HOUR_S, marks[1]]
+    assert hours(marks, noon + HOUR_S + 1) == [marks[0], noon + 2 * HOUR_S, marks[1]]
     assert at(0) == NOON

@@ -16,3 +16,16 @@ def test_lists_are_expanded_and_folded() -> None:
 def test_what_is_no_list_is_an_error(wrong: str) -> None:
     with pytest.raises(NodeListError):
         expand(wrong)
+
+
+@pytest.mark.parametrize(
+    "nodelist",
+    ["n[1-999999999]", "n[1-99999999999]", "a[1-9999]b[1-9999]", "n[1-60000],m[1-60000]"],
+)
+def test_a_short_text_does_not_mean_billions(nodelist: str) -> None:
+    with pytest.raises(NodeListError, match="more than 100000"):
+        expand(nodelist)
+
+
+def test_as_many_as_there_are_on_the_largest_clusters() -> None:
+    assert len(expand("n[00001-65536]")) == 65536

@@ -1,7 +1,7 @@
 """What the history can be asked of what is there: partitions, reservations, and one node's past."""
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from steward.access import Asker
@@ -28,6 +28,7 @@ from steward.moments import micros, moment
 from steward.slurm.nodelists import expand
 
 _USUAL: Final = timedelta(days=30)
+_EARLIEST: Final = datetime.min.replace(tzinfo=UTC) + _USUAL
 _MOST: Final = 10_000
 _MICROS: Final = 1_000_000
 
@@ -120,7 +121,7 @@ def node(room: HistoryRoom, asker: Asker, request: NodeRequest) -> NodeAnswer:
         raise UsageError("give one node", request.node)
     zone = room.zone(request.zone, cluster)
     until = room.time(request.until, zone) or room.now()
-    since = room.time(request.since, zone) or until - _USUAL
+    since = room.time(request.since, zone) or max(until, _EARLIEST) - _USUAL
     if until < since:
         raise UsageError("the time that is asked for ends before it begins")
     with room.reader() as reader:

@@ -130,8 +130,8 @@ def _of_cluster(
     known_us -= known_us % _US
     nodes = history.nodes_between(name, since_us, until_us) if history else []
     reservations = history.reservations_between(name, since_us, until_us) if history else []
-    # An hour of which only a part is known is two.
-    bounds_s = hours(at_us // _US for at_us in (*bounds_us, known_us))
+    # An hour of which only a part is known is two; before that hours make no difference.
+    bounds_s = hours((at_us // _US for at_us in (*bounds_us, known_us)), known_us // _US)
     capacity = Capacity(bounds_s, nodes, reservations)
     jobs = [0] * periods.count
     for run in runs:

@@ -7,14 +7,15 @@ from itertools import accumulate, pairwise
 HOUR_S = 3600
 
 
-def hours(bounds_s: Iterable[int]) -> list[int]:
-    """The bounds with every full hour between the first and the last, in order.
+def hours(bounds_s: Iterable[int], since_s: int) -> list[int]:
+    """The bounds with every full hour since some time, in order.
 
     Args:
         bounds_s: Seconds since the epoch.
+        since_s: Where the full hours begin.
     """
     bounds = sorted(set(bounds_s))
-    first = -(-bounds[0] // HOUR_S) * HOUR_S
+    first = -(-max(since_s, bounds[0]) // HOUR_S) * HOUR_S
     return sorted({*bounds, *range(first, bounds[-1], HOUR_S)})
 
 

@@ -167,7 +167,7 @@ def _first(rows: list[Any], top: int) -> list[Any]:
     kept = []
     for row in rows:
         seen[row.period, row.cluster] += 1
-        if not top or seen[row.period, row.cluster] <= top:
+        if top <= 0 or seen[row.period, row.cluster] <= top:
             kept.append(row)
     return kept
 

@@ -4,13 +4,11 @@ Rows stream through: never more than one job's lines are held back, until it
 is known that no later run of the job is meant as well.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
 from steward.access import Asker
-from steward.accounting.errors import AccountingUsage
 from steward.accounting.room import AccountingRoom
 from steward.accounting.sacct import fields, selecting, sources
 from steward.accounting.sacct.printing import Printer, printer
@@ -33,9 +31,6 @@ from steward.slurm.times import zone_called
 
 _PIECE_LETTERS: Final = 256 * 1024
 _CLUSTER, _JOB_ID = 1, 2
-_BRACKETS: Final = re.compile(r"\[([^\]]*)\]")
-_MOST_NODES: Final = 100_000
-_BETWEEN: Final = re.compile(r",(?![^\[\]]*\])")
 
 
 def sacct(
@@ -160,7 +155,7 @@ def _on_nodes(nodelist: str) -> Callable[[str | None], bool] | None:
         return None
     from steward.slurm.nodelists import NodeListError, expand
 
-    asked = frozenset(expand(_bounded(nodelist)))
+    asked = frozenset(expand(nodelist))
     known: dict[str, bool] = {}
 
     def meets(nodes: str | None) -> bool:
@@ -176,29 +171,6 @@ def _on_nodes(nodelist: str) -> Callable[[str | None], bool] | None:
         return known[nodes]
 
     return meets
-
-
-def _bounded(nodelist: str) -> str:
-    """A list of nodes that can be looked for: a short text may mean billions."""
-    if sum(map(_count, _BETWEEN.split(nodelist))) > _MOST_NODES:
-        raise AccountingUsage(
-            f"{nodelist[:100]!r} is no list of nodes, or of more than {_MOST_NODES}", nodelist
-        )
-    return nodelist
-
-
-def _count(nodes: str) -> int:
-    """How many nodes are meant by one name with brackets, at most."""
-    count = 1
-    for inner in _BRACKETS.findall(nodes):
-        ranges = [part.split("-") for part in inner.split(",")]
-        widths = [
-            int(ends[-1]) - int(ends[0]) + 1
-            for ends in ranges
-            if all(end.isdecimal() and len(end) < 10 for end in ends)
-        ]
-        count *= max(1, sum(widths)) if len(widths) == len(ranges) else _MOST_NODES + 1
-    return count
 
 
 def _kept(

@@ -1,0 +1,255 @@
+"""Reports and Slurm's own: of an hour of varied jobs both tell the same totals.
+
+slurmdbd sums up whole hours when they are over; ``sacctmgr rollup`` has it do so at once, even
+of an hour that is still going on. Ours are asked as if that hour were over, too.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+import pytest
+from bookkeeping import Site, home, spec_of
+from submitting import state_of, wait_until
+
+from steward.access import Access, Asker
+from steward.config_automation import SensorSettings
+from steward.events import utc_now
+from steward.history.reading import HistoryReader
+from steward.moments import micros
+from steward.reports.actions import ACTIONS
+from steward.reports.room import ReportsRoom
+from steward.reports.shapes import ClusterRow
+from steward.sandbox import Sandbox
+from steward.settings.file import Loaded, render
+from steward.sqlite import SqliteUnavailable
+
+pytestmark = [
+    pytest.mark.matrix,
+    pytest.mark.database,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(os.geteuid() != 0, reason="slurmstepd runs as root"),
+    pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
+]
+
+SHELL: Final = "#!/bin/sh\n"
+ROOT: Final = Asker(uid=0, user="root")
+_FORM: Final = "%Y-%m-%dT%H:%M:%S"
+CPUS: Final = 4
+
+
+class Books:
+    """Both books of one cluster, of the hours that the test took."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.since = utc_now().replace(minute=0, second=0, microsecond=0)
+        self.until = self.since
+        self.unused_s = 0
+        """CPU-seconds that ada's reservation kept and nobody used."""
+
+    def close_books(self) -> None:
+        """Have slurmdbd sum up every hour, the one that goes on as if it were over."""
+        hour = timedelta(hours=1)
+        self.until = utc_now().replace(minute=0, second=0, microsecond=0) + hour
+        self.slurm("sacctmgr", "-i", "rollup", *self.window)
+
+    @property
+    def window(self) -> tuple[str, str]:
+        return self.since.strftime(_FORM), self.until.strftime(_FORM)
+
+    def slurm(self, *words: str) -> str:
+        env = {"TZ": "UTC"}
+        ran = self.site.cluster.run([*words], user="root", env=env, timeout_s=120)
+        return str(ran.stdout)
+
+    def slurms(self, *report: str) -> list[list[str]]:
+        """The rows of one of sreport's reports."""
+        since, until = self.window
+        out = self.slurm(
+            *("sreport", "-P", "-n", "-t", "Seconds", *report, f"start={since}", f"end={until}")
+        )
+        return [line.split("|") for line in out.splitlines()]
+
+    def nodes_known(self) -> int:
+        """How many nodes are in the history."""
+        try:
+            with closing(HistoryReader(str(self.site.daemon.state))) as reader:
+                return len(reader.nodes_at(micros(utc_now())))
+        except SqliteUnavailable:
+            return 0
+
+    def ours(self, name: str, **request: Any) -> Any:
+        settings = self.site.daemon.settings
+        access = Access(settings.access, own_uid=0, standing=lambda _cluster: None)
+        room = ReportsRoom(settings, access=access, now=lambda: self.until)
+        since, until = self.window
+        action = next(one for one in ACTIONS if one.name == name)
+        asked = {"since": since, "until": until, "zone": "UTC", **request}
+        try:
+            return action.run(room, ROOT, msgspec.convert(asked, action.request))
+        finally:
+            room.close()
+
+    def began(self, node: str) -> int:
+        """Since when slurmdbd knows of the cluster's CPUs, or that a node is down; epoch."""
+        out = self.slurm(
+            *("sacctmgr", "-n", "-P", "show", "event", "all_time", "format=nodename,start")
+        )
+        times = [start for name, start in (line.split("|") for line in out.split()) if name == node]
+        return int(datetime.strptime(min(times), _FORM).replace(tzinfo=UTC).timestamp())
+
+    def drained(self) -> int:
+        """Since when ours know of it; epoch."""
+        with closing(HistoryReader(str(self.site.daemon.state))) as reader:
+            spans = reader.nodes_between("box", micros(self.since), micros(self.until))
+        (from_us,) = [one.from_us for one in spans if one.node == "node4" and one.reason]
+        return from_us // 1_000_000
+
+
+@pytest.fixture(scope="module")
+def books(slurm_version: str) -> Iterator[Books]:
+    directory = f"{home()}/sreport"
+    with Sandbox.up(spec_of(directory, slurm_version), say=print) as cluster:
+        site = Site(cluster)
+        daemon = site.daemon
+        sensor = SensorSettings(enabled=True, triggers=False, interval_s=0.3)
+        daemon.settings = msgspec.structs.replace(daemon.settings, sensor=sensor)
+        daemon.config.write_text(render(Loaded(daemon.settings)))
+        try:
+            found = Books(site)
+            site.start()
+            wait_until(lambda: found.nodes_known() == 4, 60)
+            # A reservation that begins in the second of the first look would be seen in part.
+            time.sleep(1)
+            _live(found)
+            found.close_books()
+            yield found
+        finally:
+            site.close()
+            shutil.rmtree(home())
+
+
+def _live(books: Books) -> None:
+    """What people and operators do in an hour, in two minutes."""
+    site, slurm = books.site, books.slurm
+    reserved = _reserve(books)
+    site.submit(f"{SHELL}sleep 3\n", cpus_per_task=2, account="chemistry")
+    site.submit(f"{SHELL}sleep 2\n", array="1-3", user="bela")
+    site.submit(f"{SHELL}exit 1\n", user="bela", account="chemistry")
+    gone = site.submit(f"{SHELL}sleep 9\n", begin="now+1hour")
+    slurm("scancel", str(gone))
+    # Idle, so that the reason is dated when it is down: to the second.
+    slurm("scontrol", "update", "nodename=node4", "state=drain", "reason=broken fan")
+    _disturb(books)
+    wait_until(lambda: "ReservationName" not in slurm("scontrol", "show", "reservation"), 90)
+    site.until_idle(120)
+    lasted = site.slurms("-X", "-n", "-P", "-j", str(reserved), "-o", "ElapsedRaw")
+    # slurmdbd takes each job in a reservation to have all its CPUs.
+    books.unused_s = (60 - int(lasted)) * CPUS
+    wait_until(lambda: _is_told(books), 60)
+
+
+def _reserve(books: Books) -> int:
+    """A minute that is kept for ada, with a job in it, and one for maintenance."""
+    for name, node, *more in (
+        ("kept", "node2", "users=ada"),
+        ("care", "node3", "users=root", "flags=maint"),
+    ):
+        books.slurm(
+            *("scontrol", "create", "reservation", f"reservationname={name}", "starttime=now"),
+            *("duration=1", f"nodes={node}", *more),
+        )
+    return books.site.submit(f"{SHELL}sleep 4\n", cpus_per_task=2, reservation="kept", user="ada")
+
+
+def _disturb(books: Books) -> None:
+    """A job is suspended, one is requeued while it runs, one gives nodes back."""
+    site, slurm = books.site, books.slurm
+    halted = site.submit(f"{SHELL}sleep 6\n")
+    again = site.submit(f"{SHELL}[ $SLURM_RESTART_COUNT ] || sleep 30\n", requeue=True)
+    running = {"RUNNING"}
+    wait_until(lambda: {state_of(site.cluster, job) for job in (halted, again)} == running)
+    time.sleep(2)
+    slurm("scontrol", "suspend", str(halted))
+    time.sleep(3)
+    slurm("scontrol", "resume", str(halted))
+    slurm("scontrol", "requeue", str(again))
+    wait_until(lambda: state_of(site.cluster, again) == "PENDING")
+    slurm("scancel", str(again))
+
+
+def _is_told(books: Books) -> bool:
+    words = ("-a", "-D", "-X", "-n", "-P", "-S", "now-2hours", "-o", "JobID,State,End")
+    theirs, ours = (
+        sorted(ask(*words).splitlines()) for ask in (books.site.slurms, books.site.ours)
+    )
+    return theirs == ours and len(theirs) > 8
+
+
+def test_who_used_what(books: Books) -> None:
+    theirs = {
+        (account, user): int(used)
+        for _, account, user, _, used, *_ in books.slurms("cluster", "AccountUtilizationByUser")
+        if account != "root"
+    }
+    ours = {
+        (row.account, row.user): row.cpu_s
+        for row in books.ours("reports.accounts").rows
+        if row.cpu_s
+    }
+    # slurmdbd shares what a reservation kept in vain out among its users' associations.
+    share = books.unused_s // 2
+    for account in ("physics", "chemistry"):
+        for user in ("ada", ""):
+            theirs[account, user] -= share
+    assert ours == theirs
+    assert ours["chemistry", "ada"] >= 6
+
+
+def test_who_used_most(books: Books) -> None:
+    theirs: dict[str, int] = {}
+    for _, user, _, _, used, *_ in books.slurms("user", "TopUsage"):
+        theirs[user] = theirs.get(user, 0) + int(used)
+    theirs["ada"] -= books.unused_s // 2 * 2
+    del theirs["root"]  # whose maintenance it is
+    assert {row.user: row.cpu_s for row in books.ours("reports.users").rows} == theirs
+
+
+def test_sizes(books: Books) -> None:
+    theirs = {
+        (account, least): int(used)
+        for _, account, *sizes, _ in books.slurms(
+            "job", "SizesByAccount", "FlatView", "grouping=2,4"
+        )
+        for least, used in zip((0, 2, 4), sizes, strict=True)
+    }
+    ours: dict[tuple[str, int], int] = dict.fromkeys(theirs, 0)
+    for row in books.ours("reports.jobs", sizes=[2, 4]).rows:
+        ours[row.account, row.least_cpus] += row.cpu_s
+    assert ours == theirs
+    assert len({least for (_, least), used in ours.items() if used}) == 2
+
+
+def test_what_the_cluster_did(books: Books) -> None:
+    ((_, *amounts),) = books.slurms("cluster", "Utilization")
+    allocated, down, planned_down, idle, planned, reported = map(int, amounts)
+    (row,) = books.ours("reports.cluster").rows
+    assert isinstance(row, ClusterRow)
+    assert row.allocated_cpu_s == allocated
+    assert row.planned_down_cpu_s == planned_down == 60 * CPUS
+    assert row.planned_cpu_s == planned
+    # Both are told of a node when slurmctld gets to it, which dates the reason before that.
+    late = (books.began("node4") - books.drained()) * CPUS
+    assert row.down_cpu_s == down + late
+    # Until the sensor looked there was nobody to tell us of the cluster.
+    began = int(books.until.timestamp()) - row.known_s
+    missed = (began - books.began("")) * CPUS * 4
+    assert row.reported_cpu_s == reported - missed
+    assert row.idle_cpu_s == idle - missed - late
+    assert (row.cpus, row.nodes) == (4 * CPUS, 4)
