@@ -1,5 +1,6 @@
 """Having something done to nodes: a form, what would be done, and what was done."""
 
+import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -42,7 +43,9 @@ async def change(
     is_sure = given.get("sure") == "yes"
     try:
         answer: RunAnswer = await visit.ask(
-            "automation.run", run_request(verb, cluster, given, dry_run=not is_sure)
+            "automation.run",
+            run_request(verb, cluster, given, dry_run=not is_sure),
+            key=given.get("key", "") if is_sure else "",
         )
     except Unavailable:
         raise
@@ -60,6 +63,8 @@ async def change(
         given=_kept(verb, given),
         answer=answer,
         lines=lines_of(answer.result),
+        # However often that button is clicked, it is done once.
+        key=secrets.token_urlsafe(16),
     )
 
 

@@ -1,0 +1,56 @@
+"""What addresses say behind their question mark, and how many may watch."""
+
+import pytest
+from litestar.testing import RequestFactory
+
+from steward.errors import UsageError
+from steward.web import query
+from steward.web.errors import TooMany
+from steward.web.events import Streams
+from steward.web.query import Ask
+
+
+def asked(text: str) -> Ask:
+    name, _, value = text.partition("=")
+    return RequestFactory().get("/", query_params={name: value})
+
+
+def test_texts_are_stripped_and_bounded() -> None:
+    assert query.text(asked("a= b "), "a") == "b"
+    assert query.text(asked("a=b"), "c", "d") == "d"
+    with pytest.raises(UsageError, match="too long"):
+        query.text(asked("a=" + "x" * 5000), "a")
+
+
+def test_words_have_commas_between() -> None:
+    assert query.words(asked("a=b, c,,d"), "a") == ("b", "c", "d")
+    assert query.words(asked("a="), "a") == ()
+    for text in ("a=" + "x" * 5000, "a=" + "x," * 500):
+        with pytest.raises(UsageError, match="too long"):
+            query.words(asked(text), "a")
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "x", "1e3", "\N{SUPERSCRIPT TWO}", "9" * 400])
+def test_what_is_no_number_is_said(text: str) -> None:
+    with pytest.raises(UsageError, match="is a number"):
+        query.number(asked(f"n={text}"), "n")
+
+
+def test_numbers_and_switches() -> None:
+    assert query.number(asked("n=12"), "n") == 12
+    assert query.number(asked("n="), "n", 7) == 7
+    assert query.switch(asked("s=1"), "s")
+    assert not query.switch(asked("s=0"), "s")
+    assert not query.switch(asked("s=1"), "t")
+
+
+def test_nobody_keeps_others_from_watching() -> None:
+    streams = Streams(each=1, all_=2)
+    with streams.one(1):
+        with pytest.raises(TooMany, match="windows"):
+            streams.need_room(1)
+        streams.need_room(2)
+        with streams.one(2), pytest.raises(TooMany, match="too many"):
+            streams.need_room(3)
+        streams.need_room(2)
+    streams.need_room(1)
