@@ -1,0 +1,153 @@
+"""The API's table is about actions that there are; what it is given is read as it describes."""
+
+import asyncio
+import functools
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.config_web import WebSettings
+from steward.daemon.rooms import ACTIONS
+from steward.web.api.describing import description
+from steward.web.api.endpoints import ASKS, ENDPOINTS, Endpoint
+from steward.web.api.reading import body_of, parameters
+from steward.web.application import application
+from steward.web.desk import Desk
+
+# How handlers name what they are given is to change in a Litestar that is not out yet.
+pytestmark = pytest.mark.filterwarnings("ignore:.*Inferred dependency:DeprecationWarning")
+
+DOCUMENT = msgspec.json.decode(description("/api/v1"))
+FOR_THE_PAGES_ALONE = {"login", "open", "peek", "close", "settings"}
+
+
+def endpoint_id(endpoint: Endpoint) -> str:
+    return endpoint.id
+
+
+@functools.cache
+def app_of(web: WebSettings) -> Any:
+    return application(web, Desk("/nowhere"))
+
+
+def asked(*requests: tuple[str, str], web: WebSettings | None = None, **more: Any) -> Any:
+    """What the application answers, without a daemon."""
+
+    async def run() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app_of(web or WebSettings(requests_per_minute=10**6)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return [await client.request(method, path, **more) for method, path in requests]
+
+    return asyncio.run(run())
+
+
+def test_every_action_can_be_asked_for_but_those_of_logging_in() -> None:
+    left_out = set(ACTIONS) - {endpoint.action for endpoint in ASKS}
+    assert left_out == {f"credentials.{verb}" for verb in FOR_THE_PAGES_ALONE}
+    assert not left_out & {endpoint.action for endpoint in ENDPOINTS}
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=endpoint_id)
+def test_an_endpoint_fits_its_action(endpoint: Endpoint) -> None:
+    action = endpoint.done_by
+    fields = {field.name for field in msgspec.structs.fields(action.request)}
+    assert {endpoint.parts.get(name, name) for name in endpoint.names} <= fields
+    assert set(endpoint.fixed) <= fields
+    assert set(endpoint.parts) <= set(endpoint.names)
+    if endpoint.cursor is not None:
+        assert endpoint.cursor[0] in fields
+        assert endpoint.cursor[1] in action.answer.__struct_fields__
+    # What is cached and asked again must not change anything.
+    assert endpoint.method != "GET" or not action.writes
+
+
+def test_what_reads_nothing_is_no_get() -> None:
+    reading = ("archive.", "accounting.")  # which say so by their names alone
+    for endpoint in ENDPOINTS:
+        if endpoint.method == "GET" and not endpoint.action.startswith(reading):
+            assert endpoint.done_by.only_reads, endpoint.path
+
+
+def test_what_is_called_is_called_once() -> None:
+    every = [*ENDPOINTS, *ASKS]
+    assert len({endpoint.id for endpoint in every}) == len(every)
+    assert len({(endpoint.method, endpoint.path) for endpoint in every}) == len(every)
+
+
+def test_the_description_says_what_fields_mean() -> None:
+    row = DOCUMENT["components"]["schemas"]["JobRow"]["properties"]
+    assert row["job_id"]["description"].startswith("Its raw id")
+    (users,) = [
+        one for one in DOCUMENT["paths"]["/jobs"]["get"]["parameters"] if one["name"] == "users"
+    ]
+    assert "uids" in users["description"]
+
+
+def test_the_description_refers_to_what_is_there() -> None:
+    def references(value: Any) -> Any:
+        if isinstance(value, dict):
+            for name, one in value.items():
+                if name == "$ref":
+                    yield one
+                yield from references(one)
+        elif isinstance(value, list):
+            for one in value:
+                yield from references(one)
+
+    for reference in set(references(DOCUMENT)):
+        found: Any = DOCUMENT
+        for part in reference.removeprefix("#/").split("/"):
+            found = found[part]
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=endpoint_id)
+def test_a_body_or_query_has_what_the_path_has_not(endpoint: Endpoint) -> None:
+    taken = {endpoint.parts.get(name, name) for name in endpoint.names}
+    if endpoint.method == "GET":
+        assert not taken & {parameter.field for parameter in parameters(endpoint)}
+    else:
+        assert not taken & set(body_of(endpoint).__struct_fields__)
+
+
+@given(path=st.text(max_size=30), method=st.sampled_from(["GET", "POST", "PUT", "DELETE", "HEAD"]))
+def test_whatever_is_asked_for_is_answered_in_form(path: str, method: str) -> None:
+    (answer,) = asked((method, f"/api/v1/{quote(path)}"))
+    assert answer.status_code < 500
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    if answer.status_code >= 400 and method != "HEAD":
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_all_lies_below_the_prefix_as_well() -> None:
+    web = WebSettings(url="https://ood.example.org/pun/steward")
+    below, above, missing = asked(
+        ("GET", "/pun/steward/api/v1/openapi.json"),
+        ("GET", "/api/v1/openapi.json"),
+        ("GET", "/pun/steward/api/v1/nothing"),
+        web=web,
+    )
+    assert below.json() == above.json()
+    assert below.json()["servers"] == [{"url": "/pun/steward/api/v1"}]
+    assert missing.headers["content-type"] == "application/problem+json"
+
+
+def test_who_asks_too_much_is_told_when_to_come_again() -> None:
+    web = WebSettings(requests_per_minute=60)
+    path = ("GET", "/api/v1/openapi.json")
+    *passed, refused, healthz = asked(*[path] * 30, ("GET", "/healthz"), web=web)
+    assert passed[0].status_code == 200
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert healthz.status_code == 200
+
+
+def test_a_method_that_is_none_is_told_which_there_are() -> None:
+    (answer,) = asked(("PUT", "/api/v1/jobs"))
+    assert answer.status_code == 405
+    assert "GET" in answer.headers["allow"]
