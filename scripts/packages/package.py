@@ -50,7 +50,8 @@ STEWARD: Final = Package(
         f"libc6 (>= 2.{GLIBC})",
         *("libstdc++6", "passwd"),
     ),
-    debian_more=("Recommends: slurm-client, munge", "Suggests: gcc, libslurm-dev"),
+    # No recommendation, which apt would follow: many a site's Slurm is no package of Debian's.
+    debian_more=("Suggests: slurm-client, munge, gcc, libslurm-dev",),
     redhat=(
         f"({' or '.join(f'python{python}' for python in PYTHONS)})",
         f"glibc >= 2.{GLIBC}",
@@ -65,7 +66,7 @@ AGENT: Final = Package(
         "written down. For compute nodes; it enables no service."
     ),
     debian=("python3 (>= 3.9)",),
-    debian_more=("Recommends: munge",),
+    debian_more=("Suggests: munge",),
     redhat=("python3 >= 3.9",),
 )
 PLUGINS: Final = Package(

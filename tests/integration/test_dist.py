@@ -16,6 +16,16 @@ ROOT = Path(__file__).parent.parent.parent
 LIBDIR = "/usr/local/lib/steward"
 PLUGSTACK = "/etc/slurm/plugstack.conf.d/steward.conf"
 SLURM_CONF = "ClusterName=box\nSlurmctldHost=localhost\nNodeName=n1\nPartitionName=p Nodes=n1"
+SLURM_DEVEL = """
+Name: slurm-devel
+Version: 22.05.9
+Release: 1
+Summary: stands for the package of that name
+License: none
+BuildArch: noarch
+%description
+%files
+"""
 SCRIPT = b"#!/bin/sh\n#SBATCH --time=5\nhostname\n"
 CONFIG = """
 [cluster.box]
@@ -184,6 +194,11 @@ def test_the_rpm(bare: Bare, version: str) -> None:
     bare.sh("rpm -U --force --nodeps /packages/steward-0*.x86_64.rpm")
     assert compiled(bare).exists()
     assert not compiled(bare).with_name("old.pyc").exists()
+    # Slurm's packages are EL's own: one of the same name tells that there was an upgrade.
+    bare.sh(f"mkdir -p {LIBDIR} /tmp/made && echo '{SLURM_DEVEL}' >/tmp/slurm.spec")
+    bare.sh("rpmbuild -bb --quiet --define '_rpmdir /tmp/made' /tmp/slurm.spec")
+    bare.sh("rpm -i --nodeps /tmp/made/noarch/slurm-devel-*.rpm")
+    assert list(bare.path(LIBDIR).glob("22.05.*/job_submit_steward.so"))
     looked_at_removed(bare, bare.sh("rpm -e steward"))
 
 
