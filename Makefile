@@ -53,7 +53,8 @@ bench: setup-slurm setup-web ## Measure against `cp -a`, on tmpfs or in BENCH_DI
 	PYTHONPATH=tests:tests/integration $(BIN)/python bench/sensor_bench.py
 	PYTHONPATH=tests:tests/integration $(BIN)/python bench/sbatch_bench.py
 
-soak: setup-slurm setup-databases ## Run the long storms
+soak: setup-slurm setup-databases ## Run the long storms, and a week's operation in an hour
+	STEWARD_SOAK_S=$${STEWARD_SOAK_S:-3600} $(BIN)/pytest -s tests/integration/test_week.py
 	$(BIN)/python bench/soak.py $(ARGS)
 	STEWARD_BANK_JOBS=1000 $(BIN)/pytest tests/integration/test_bank_thousand.py -k kills
 

@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +13,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from banking import ACCOUNTS, SHELL, bank_site
 from prometheus_client.parser import text_string_to_metric_families
 from running import Daemon, settings_in, submit
+from submitting import wait_until
 
+import write_dashboard
 from steward.access import Asker
+from steward.bank.money import MICRO
 from steward.daemon.rooms import registry
 from steward.errors import Refused
+from steward.settings.file import Loaded, render
 from steward.status.shapes import MetricsRequest, StatusShowAnswer, StatusShowRequest
 
 
@@ -106,3 +114,35 @@ def test_only_operators_and_the_web_process_are_told(tmp_path: Path) -> None:
         with pytest.raises(Refused):
             ask("status.show", nobody, StatusShowRequest())
         assert "steward_up 1.0" in ask("status.metrics", nobody, MetricsRequest()).text
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser")
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+def test_the_dashboard_names_only_what_a_real_scrape_has(slurm_version: str) -> None:
+    assert write_dashboard.PATH.read_text() == write_dashboard.text()
+    with bank_site(slurm_version) as site, socket.create_server(("127.0.0.1", 0)) as pages:
+        port = pages.getsockname()[1]
+        web = msgspec.structs.replace(site.settings.web, listen=f"127.0.0.1:{port}")
+        site.settings = site.daemon.settings = msgspec.structs.replace(site.settings, web=web)
+        site.daemon.config.write_text(render(Loaded(site.settings)))
+        site.open({ACCOUNTS[0]: 1000 * MICRO})
+        site.start()
+        job = site.submit(f"{SHELL}true\n", time="1")
+        site.until_charged([job])
+        wait_until(lambda: "steward_reconciled_time" in site.daemon.ask("metrics").stdout, 60)
+        found = site.daemon.ask("metrics").stdout
+    had = {sample[0] for sample in figures(found)}
+    # It is there only while something is wrong.
+    had.add("steward_unknown")
+    queries = [
+        target["expr"]
+        for panel in write_dashboard.dashboard()["panels"]
+        for target in panel.get("targets", ())
+    ]
+    named = {name for query in queries for name in re.findall(r"steward_\w+", query)}
+    assert named <= had, named - had
+    # And what is told is shown, each figure somewhere.
+    assert {name for name in had if not name.endswith(("_created", "_info"))} <= named
+    assert ("steward_web_up", ()) in figures(found)
+    assert figures(found)["steward_slurm_up", (("cluster", "sandbox"),)] == 1
