@@ -12,6 +12,7 @@ from job_site import CLUSTER, PATIENCE_S, JobSite, job_site
 from submitting import state_of, wait_until
 from webbing import USERS, Visitor, WebSite
 
+from steward.jobs import Jobs, database_path
 from steward.sandbox import Sandbox, SandboxSpec
 
 TOKEN = "hush-hush-hush"
@@ -64,7 +65,7 @@ def olga(site: JobSite) -> Visitor:
 def worked(site: JobSite) -> int:
     """A job of ada's that worked, with four tasks that worked unevenly."""
     work = "srun -n4 bash -c 'for i in $(seq $((SLURM_PROCID*60000+60000))); do :; done; sleep 1'"
-    env = {"PATH": "/usr/bin:/bin", "API_TOKEN": TOKEN, "COLOUR": "red"}
+    env = {"API_TOKEN": TOKEN, "COLOUR": "red"}
     job = site.submit(SCRIPT + work, job_name="train", ntasks=4, mem="200M", env=env)
     site.until(job, "COMPLETED")
     return job
@@ -74,7 +75,7 @@ def worked(site: JobSite) -> int:
 def failed(site: JobSite, worked: int) -> int:
     """Another of that name, later, that failed."""
     assert worked
-    env = {"PATH": "/usr/bin:/bin", "COLOUR": "blue"}
+    env = {"COLOUR": "blue"}
     job = site.submit("echo other\nsleep 1\nexit 3", job_name="train", time="5", env=env)
     site.until(job, "FAILED")
     return job
@@ -300,6 +301,29 @@ def test_what_happened_to_its_nodes_stands_on_its_page(site: JobSite, ada: Visit
     finally:
         site.cluster.run(["scontrol", "update", f"nodename={node}", "state=resume"], user="root")
         site.cluster.run(["scancel", str(job)], user="root")
+
+
+@pytest.mark.wide
+def test_a_job_is_found_by_all_its_names(site: JobSite, ada: Visitor, worked: int) -> None:
+    het = [
+        *("sbatch", "--parsable", "--account=physics", "--output=/dev/null", "--job-name=het"),
+        *("--wrap=true", ":", "--ntasks=1"),
+    ]
+    leader = int(site.cluster.run(het, user="ada").stdout)
+    site.until(f"{leader}+1", "COMPLETED")
+    for name in (f"{leader}+1", f"{leader}%2B1", leader + 1):
+        assert f"<h1>Job {leader}+1 " in ada.page(f"/jobs/{CLUSTER}/{name}")
+    page = ada.page(f"/jobs/{CLUSTER}/{leader}")
+    assert f'href="/jobs/{CLUSTER}/{leader}%2B1"' in page
+    books = Jobs(database_path(str(site.web.daemon.state)))
+    try:
+        sluid = books.find(str(worked), CLUSTER)[0].record.original_sluid
+    finally:
+        books.close()
+    if sluid:
+        page = ada.page(f"/jobs/{CLUSTER}/{sluid}")
+        assert f"<h1>Job {worked} " in page
+        assert f"/jobs/{CLUSTER}/{worked}/script" in page
 
 
 # ---------------------------------------------------------------- who may do what
