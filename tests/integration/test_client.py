@@ -109,14 +109,16 @@ def test_what_is_asked_once_is_done_once(site: WebSite, authority: Authority) ->
 def test_commands_work_where_there_is_no_daemon(
     site: WebSite, authority: Authority, job: int
 ) -> None:
-    secret = token(site, "ada", "read", "scripts")
-    answer = site.cluster.run(
-        [STEWARD, "archive", "list", "-P", "-n"],
-        user="ada",
-        env={"STEWARD_URL": site.url, "STEWARD_TOKEN": secret, "SSL_CERT_FILE": authority.file},
-        check=False,
-    )
-    assert str(job) in answer.stdout, answer.stderr
+    where = {"STEWARD_URL": site.url, "SSL_CERT_FILE": authority.file}
+    where["STEWARD_TOKEN"] = token(site, "ada", "read", "scripts")
+    for words in (["archive", "list"], ["sacct", "-X"]):
+        answer = site.cluster.run([STEWARD, *words, "-P", "-n"], user="ada", env=where, check=False)
+        assert str(job) in answer.stdout, answer.stderr
+    missing = site.cluster.run([STEWARD, "job", "987"], user="ada", env=where, check=False)
+    assert (missing.returncode, "987" in missing.stderr) == (1, True)
+    wrong = where | {"STEWARD_TOKEN": "stt_x"}
+    refused = site.cluster.run([STEWARD, "job", "1"], user="ada", env=wrong, check=False)
+    assert "steward token create" in refused.stderr
 
 
 def code(page: str, language: str) -> list[str]:

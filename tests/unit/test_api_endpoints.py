@@ -147,6 +147,23 @@ def test_who_asks_too_much_is_told_when_to_come_again() -> None:
     assert healthz.status_code == 200
 
 
+def test_who_makes_up_a_token_for_each_request_is_one_who_asks_too_much() -> None:
+    app: Any = application(WebSettings(requests_per_minute=60), Desk("/nowhere"))
+
+    async def run() -> list[int]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            answers = [
+                await client.get("/api/v1/me", headers={"Authorization": f"Bearer stt_{number}"})
+                for number in range(30)
+            ]
+        return [answer.status_code for answer in answers]
+
+    statuses = asyncio.run(run())
+    assert statuses[0] == 503
+    assert statuses[-1] == 429
+
+
 def test_a_method_that_is_none_is_told_which_there_are() -> None:
     (answer,) = asked(("PUT", "/api/v1/jobs"))
     assert answer.status_code == 405

@@ -92,10 +92,14 @@ def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIA
 
 
 def _who(request: Ask, doorkeeper: Doorkeeper) -> str:
+    """Whom a request counts for. Who makes up a secret for each is one and the same address."""
     try:
-        return ":".join(doorkeeper.bearer(request))
+        how, secret = doorkeeper.bearer(request)
     except LoginNeeded:
-        return f"address:{request.client.host if request.client else ''}"
+        how, secret = "token", ""
+    if how == "proxy" or doorkeeper.has_met(secret):
+        return f"{how}:{secret}"
+    return f"address:{request.client.host if request.client else ''}"
 
 
 def _below(prefix: str, app: ASGIApp) -> ASGIApp:

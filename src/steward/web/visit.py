@@ -21,6 +21,7 @@ from steward.credentials.actions import (
     OpenAnswer,
     OpenRequest,
 )
+from steward.credentials.errors import NotKnown
 from steward.web.desk import Desk
 from steward.web.errors import Forged, LoginNeeded
 
@@ -160,6 +161,10 @@ class Doorkeeper:
         is_part = is_part and request.headers.get("hx-history-restore-request") != "true"
         return Visit(how=how, secret=secret, me=me, desk=self._desk, is_part=is_part)
 
+    def has_met(self, secret: str) -> bool:
+        """Whether the daemon has known this secret before."""
+        return secret in self._known
+
     def forget(self, secret: str) -> None:
         """A session has ended."""
         self._known.pop(secret, None)
@@ -169,8 +174,11 @@ class Doorkeeper:
         found = self._known.get(secret)
         if found is not None and found[0] > now:
             return found[1]
-        self._known.pop(secret, None)
-        me: MeAnswer = await self._desk.ask("credentials.me", MeRequest(), secret)
+        try:
+            me: MeAnswer = await self._desk.ask("credentials.me", MeRequest(), secret)
+        except NotKnown:
+            self.forget(secret)
+            raise
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known[secret] = (now + _KNOWN_S, me)
