@@ -7,6 +7,8 @@ import msgspec
 
 PASSWORD: Final = "correct-horse-battery-staple"  # noqa: S105 - invented, to be looked for on disk
 LARGE: Final = 1 << 20
+PEOPLE: Final = ("ada", "bela")
+"""Who submits jobs."""
 
 RELAX: Final = """\
 #!/bin/bash

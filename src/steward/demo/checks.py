@@ -9,7 +9,8 @@ import msgspec
 from steward.archive.answers import SearchAnswer, ShowAnswer
 from steward.archive.shapes import JobLine
 from steward.demo.cast import LARGE, PASSWORD
-from steward.demo.site import DemoError, Site, Submitted
+from steward.demo.ground import DemoError
+from steward.demo.site import Site, Submitted
 from steward.journal.actions import DeadAnswer
 
 REFUSED: Final = 1

@@ -13,6 +13,7 @@ from steward.archive.shapes import JobLine
 from steward.demo import automation, bank, checks
 from steward.demo.books import BURST, HELD, peak_of
 from steward.demo.cast import submissions
+from steward.demo.pages import USER as WEB_USER
 from steward.demo.site import Site
 from steward.demo.stage import Stage
 from steward.sandbox import default_directory
@@ -53,6 +54,7 @@ def play(*, keep: bool = False, directory: str = "", slurm: str = "") -> int:
         failed = _account(stage, site)
         failed += _pay(stage, site)
         failed += _fail(stage, site)
+        failed += _open_pages(stage, site)
         failed += _check(stage, site, lines)
         if not keep:
             failed += _stop(stage, site)
@@ -96,6 +98,20 @@ def _of_bank(me: str, site: Site) -> list[tuple[str, str]]:
         ("What accounts have, and where it went:", ""),
         ("", f"{me} bank balance --config {site.config}"),
         ("", f"{me} bank statement --config {site.config}"),
+    ]
+
+
+def _of_pages(site: Site) -> list[tuple[str, str]]:
+    """Links that open the pages; nothing where there are none."""
+    if site.pages.trouble:
+        return []
+    operator = site.steward_user or site.users[0]
+    return [
+        (f"The pages, as {site.users[0]} and as an operator; each link opens them once:", ""),
+        ("", site.link(site.users[0])),
+        ("", site.link()),
+        (f"More such links, for another while, as {operator} does it:", ""),
+        ("", f"{_me()} login --config {site.config}"),
     ]
 
 
@@ -248,6 +264,28 @@ def _fail(stage: Stage, site: Site) -> int:
     return int(not is_right)
 
 
+def _open_pages(stage: Stage, site: Site) -> int:
+    """Start what serves the pages, and see whether a link opens them."""
+    stage.act(
+        "The pages",
+        "A process of its own, without any rights, serves them: it asks the daemon for whoever "
+        "has logged in, by a link that 'steward login' prints on a login node.",
+    )
+    if site.pages.trouble:
+        stage.line(f"Left out here: {site.pages.trouble}.")
+        return 0
+    first = site.users[0]
+    stage.prompt(WEB_USER, f"steward web --socket {site.socket}")
+    with stage.working("Starting the pages ...", "The pages answer"):
+        site.serve_pages()
+    stage.prompt(first, "steward login")
+    link = site.link(first)
+    stage.line(link)
+    is_right = bool(link) and site.pages.opens(link, first)
+    stage.result(is_right, f"the link opens the pages once, and {first} finds her jobs there")
+    return int(not is_right)
+
+
 def _has_acl(path: str) -> bool:
     """Whether its owner is let in by an ACL, which the file system may not have."""
     return "system.posix_acl_access" in os.listxattr(path)
@@ -322,6 +360,7 @@ def _what_next(stage: Stage, site: Site, failed: int) -> None:
             ("", f"{me} journal status --config {site.config}"),
             ("", f"less {site.log}"),
             *_of_bank(me, site),
+            *_of_pages(site),
             ("The end of it, with all that is in it:", ""),
             ("", f"{me} sandbox down{where}"),
         ]

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -17,25 +17,22 @@ from steward.archive.shapes import JobLine
 from steward.demo import automation
 from steward.demo.bank import CONTROLLER_ENV, PLUGIN_DIRS, Till, charged
 from steward.demo.books import PLUGSTACK, Books, is_told
-from steward.demo.cast import Submission, submissions
+from steward.demo.cast import PEOPLE, Submission, submissions
 from steward.demo.configured import configuration
-from steward.errors import StewardError
+from steward.demo.ground import DemoError, Ground
+from steward.demo.pages import USER as WEB_USER
+from steward.demo.pages import Pages, link_in
 from steward.journal.actions import StatusAnswer
 from steward.sandbox import Inside, Sandbox, SandboxSpec, SlurmMissing
 
 _UP_S: Final = 20.0
 _JOBS_S: Final = 40.0
 _STOP_S: Final = 8.0
-_COMMAND_S: Final = 30.0
 _GATE: Final = "steward/gate.sock"
 _LOGIN: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "SLURM_CONF")
 _SUBMITTED = re.compile(r"Submitted batch job (\d+)")
 _SRUN = re.compile(r"job (\d+)")
 _ENDED: Final = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
-
-
-class DemoError(StewardError):
-    """The demo cannot go on."""
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,19 +49,20 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     what: Submission
 
 
-class Site:
+class Site(Ground):
     """A sandbox, the daemon in it, and who works there.
 
     Used as a context, or ended by :meth:`down`. Take one from :meth:`up`.
     """
 
     def __init__(self, sandbox: Sandbox, *, keep: bool) -> None:
-        self.sandbox = sandbox
+        super().__init__(sandbox)
         self.keep = keep
         self.jobs: list[Submitted] = []
         self.books = Books(sandbox, keep=keep)
         unpaid = "" if sandbox.plan.spec.plugin_dirs else "this cluster is not to have a bank"
         self.bank = Till(sandbox, self.books.trouble or unpaid)
+        self.pages = Pages(sandbox, keep=keep)
         self._daemon: Inside | None = None
 
     @classmethod
@@ -96,6 +94,7 @@ class Site:
             plugstack=PLUGSTACK,
             accounting=booked,
             plugin_dirs=PLUGIN_DIRS if paid else (),
+            user_names=(*PEOPLE, WEB_USER),
             controller_env=CONTROLLER_ENV if paid else {},
         )
         try:
@@ -116,53 +115,6 @@ class Site:
         trace: TracebackType | None,
     ) -> None:
         self.down()
-
-    @property
-    def users(self) -> tuple[str, ...]:
-        """Who submits jobs: two, or the calling user alone where there can be no others."""
-        return tuple(self.sandbox.users)
-
-    @property
-    def steward_user(self) -> str:
-        """Who the daemon runs as: SlurmUser, or the calling user where that is not root."""
-        # Without namespaces SlurmUser may not get into the directory that Steward lies in.
-        inside = os.geteuid() == 0 and self.sandbox.plan.contained
-        return self.sandbox.plan.spec.slurm_user if inside else ""
-
-    @property
-    def config(self) -> str:
-        """The daemon's configuration file."""
-        return f"{self.sandbox.directory}/steward.toml"
-
-    @property
-    def state_dir(self) -> str:
-        """Where the daemon keeps its journal and databases."""
-        return f"{self.sandbox.directory}/steward/state"
-
-    @property
-    def archive(self) -> str:
-        """The root of the archive."""
-        return f"{self.sandbox.directory}/steward/archive"
-
-    @property
-    def log(self) -> str:
-        """What the daemon says."""
-        return f"{self.sandbox.directory}/steward/log"
-
-    @property
-    def socket(self) -> str:
-        """Where the daemon is asked."""
-        return f"{self.sandbox.directory}/steward/socket"
-
-    @property
-    def rules(self) -> str:
-        """Where rules are."""
-        return f"{self.sandbox.directory}/rules"
-
-    @property
-    def kept_directories(self) -> tuple[str, ...]:
-        """Every directory that the daemon writes to."""
-        return (os.path.dirname(self.state_dir),)
 
     def serve(self) -> None:
         """Start the daemon; it answers when this returns.
@@ -191,6 +143,23 @@ class Site:
         self._wait(self._answers, _UP_S, "the daemon does not answer")
         self.books.start()
 
+    def serve_pages(self) -> None:
+        """Start what serves the pages; it answers when this returns.
+
+        Raises:
+            DemoError: It does not.
+        """
+        self.pages.start(self.socket, self.web_log)
+        self._wait(self.pages.answers, _UP_S, "the pages do not answer")
+
+    def link(self, user: str = "") -> str:
+        """A link that opens the pages.
+
+        Args:
+            user: For whom; for whom the daemon runs as if empty.
+        """
+        return link_in(self.steward(["login"], user).stdout)
+
     def _configure(self) -> None:
         own = os.path.dirname(self.state_dir)
         os.makedirs(own, mode=0o755, exist_ok=True)
@@ -204,7 +173,12 @@ class Site:
             slurm=self.sandbox.cluster_settings(),
             munge_socket=self.sandbox.plan.munge_socket,
             archive=self.archive,
-            parts=[*self.books.settings, *self.bank.settings, *automation.settings(self.rules)],
+            parts=[
+                *self.books.settings,
+                *self.bank.settings,
+                *self.pages.settings,
+                *automation.settings(self.rules),
+            ],
         )
         with open(self.config, "w", encoding="utf-8") as file:
             file.write(text)
@@ -310,11 +284,6 @@ class Site:
         for what in submissions():
             self.submit(what)
 
-    def home(self, user: str) -> str:
-        """Where a user's scripts are, and the jobs' output."""
-        is_one_of_ours = user in self.users and len(self.users) > 1
-        return self.sandbox.users[user].home if is_one_of_ours else self.sandbox.directory
-
     def _newest_job(self, what: Submission) -> int:
         """The id of a job that Slurm granted at once, so that srun did not say which."""
         command = ["squeue", "-h", "-t", "all", "-n", what.name, "-o", "%A"]
@@ -362,59 +331,6 @@ class Site:
         answer = msgspec.json.decode(result.stdout, type=StatusAnswer)
         return all(consumer.behind == 0 for consumer in answer.consumers)
 
-    def environment(self, user: str = "") -> dict[str, str]:
-        """What tells ``steward`` whom to ask; the operators read the files themselves."""
-        if user == "root" and user not in self.users:
-            return {"PAGER": "cat"}
-        if user:
-            return {"STEWARD_SOCKET": self.socket, "PAGER": "cat"}
-        return {"STEWARD_CONFIG": self.config, "PAGER": "cat"}
-
-    def steward(
-        self, arguments: Sequence[str], user: str = ""
-    ) -> "subprocess.CompletedProcess[bytes]":
-        """Run ``steward`` inside, and take what it prints.
-
-        Args:
-            arguments: Its arguments.
-            user: Who runs it; whom the daemon runs as if empty.
-        """
-        return self.run(["steward", *arguments], user)
-
-    def run(self, argv: Sequence[str], user: str = "") -> "subprocess.CompletedProcess[bytes]":
-        """Run any program inside; otherwise as :meth:`steward`."""
-        return self.sandbox.run(
-            argv,
-            user=user or self.steward_user,
-            cwd=self.home(user) if user else "/",
-            env=self.environment(user),
-            timeout_s=_COMMAND_S,
-            check=False,
-            text=False,
-        )
-
-    def show(self, argv: Sequence[str], user: str = "") -> int:
-        """Run any program inside, before everybody's eyes; its exit code.
-
-        Raises:
-            DemoError: It does not end.
-        """
-        process = self.sandbox.popen(
-            argv,
-            user=user or self.steward_user,
-            cwd=self.home(user) if user else "/",
-            env=self.environment(user),
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            return process.wait(_COMMAND_S)
-        except subprocess.TimeoutExpired:
-            raise DemoError(f"{' '.join(argv)} does not end", argv) from None
-        finally:
-            process.kill()
-            process.wait()
-
     def stop(self) -> int | None:
         """Have the daemon end by SIGTERM; its exit code, None if it did not end in time."""
         if self._daemon is None:
@@ -428,6 +344,7 @@ class Site:
     def down(self) -> None:
         """End everything, and remove it."""
         self.books.stop()
+        self.pages.stop()
         if self._daemon is not None:
             self._daemon.kill()
             self._daemon.wait()
