@@ -52,6 +52,7 @@ bench: setup-slurm setup-web ## Measure against `cp -a`, on tmpfs or in BENCH_DI
 	$(BIN)/python bench/gate_bench.py
 	PYTHONPATH=tests:tests/integration $(BIN)/python bench/sensor_bench.py
 	PYTHONPATH=tests:tests/integration $(BIN)/python bench/sbatch_bench.py
+	$(BIN)/python bench/web_bench.py
 
 soak: setup-slurm setup-databases ## Run the long storms, and a week's operation in an hour
 	STEWARD_SOAK_S=$${STEWARD_SOAK_S:-3600} $(BIN)/pytest -s tests/integration/test_week.py
