@@ -125,8 +125,13 @@ def make_for_owner(path: str) -> None:
     _make(path, owner)
 
 
-def open_reader(path: str, *, timeout_s: float = 10.0) -> Connection:
+def open_reader(path: str, *, timeout_s: float = 10.0, made: bool = False) -> Connection:
     """Open a database for reading only; statements that would write fail.
+
+    Args:
+        path: The database file.
+        timeout_s: How long to wait for a lock, in seconds.
+        made: Whether one that its writer has only begun to make counts as none.
 
     Raises:
         SqliteUnavailable: There is no such database yet, or it cannot be read now.
@@ -136,6 +141,10 @@ def open_reader(path: str, *, timeout_s: float = 10.0) -> Connection:
     with translated(path):
         connection = _connect(path, timeout_s)
         connection.execute("PRAGMA query_only=ON")
+        is_begun = made and not _version(connection)
+    if is_begun:
+        connection.close()
+        raise SqliteUnavailable(f"{path} is being made: try again in a moment", path)
     return connection
 
 

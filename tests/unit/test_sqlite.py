@@ -9,6 +9,7 @@ from steward.sqlite import (
     SqliteUnavailable,
     open_database,
     open_reader,
+    refuse_newer,
     transaction,
 )
 
@@ -108,3 +109,22 @@ def test_many_may_be_the_first_to_open_it(tmp_path: Path) -> None:
         pids.append(pid)
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 8
     assert open_database(path, schema).execute("SELECT count(*) FROM v").fetchone() == (1,)
+
+
+def test_one_that_is_only_begun_is_none_yet(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    (tmp_path / "a.db").touch()
+    open_reader(path).close()
+    with pytest.raises(SqliteUnavailable, match="is being made"):
+        open_reader(path, made=True)
+    open_database(path, ("CREATE TABLE t (n INTEGER);",)).close()
+    open_reader(path, made=True).close()
+
+
+def test_a_newer_one_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    refuse_newer(path, 1)
+    open_database(path, ("CREATE TABLE t (n INTEGER);", "CREATE TABLE u (n INTEGER);")).close()
+    refuse_newer(path, 2)
+    with pytest.raises(SqliteError, match="written by a newer Steward"):
+        refuse_newer(path, 1)

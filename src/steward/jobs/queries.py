@@ -63,7 +63,7 @@ class Jobs(Listings):
     """
 
     def __init__(self, path: str) -> None:
-        super().__init__(path, open_reader(path))
+        super().__init__(path, open_reader(path, made=True))
         self._connection.create_function("holds_task", 2, _holds_task, deterministic=True)
         self._in_snapshot = False
 
