@@ -31,6 +31,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         cpus: How many CPUs it has; 0, as of the next two, where that was not told.
         memory_bytes: Its memory for jobs.
         gpus: How many GPUs it has; 0 for none.
+        resized: Whether only what it has for jobs changed, or was told for the first time;
+            rules are not told of that.
     """
 
     node: str
@@ -47,6 +49,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int = 0
     memory_bytes: int = 0
     gpus: int = 0
+    resized: bool = False
 
 
 class PartitionState(msgspec.Struct, frozen=True, kw_only=True):

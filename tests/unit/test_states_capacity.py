@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
+from steward.automation.rules.triggers import trigger_of
 from steward.capture.states.comparing import Change, NodeShown, compare
 from steward.capture.states.source import shown_of
-from steward.events import NODE_STATE
+from steward.events import NODE_STATE, Event
 from steward.slurm.machine_rows import NodeRecord, powered_down
 from steward.state_facts import NodeState
 
@@ -50,6 +51,11 @@ def test_it_is_told_with_the_state_and_when_it_changes() -> None:
     change = body(told(small, large))
     assert (change.state, change.old_state, change.cpus, change.gpus) == ("IDLE", "IDLE", 8, 1)
     assert not change.failed
+    assert change.resized
+    down = msgspec.structs.replace(large, state="DOWN")
+    assert not body(told(small, down)).resized
+    why = msgspec.structs.replace(large, reason="a fan")
+    assert not body(told(small, why)).resized
     gone = body(told(large, None))
     assert (gone.state, gone.cpus) == ("REMOVED", 8)
 
@@ -70,3 +76,20 @@ def test_a_node_that_is_hidden_while_it_is_off_keeps_what_it_has() -> None:
     # And is no news when it is back.
     back = body(told(change.shown, on))
     assert (back.state, back.cpus) == ("IDLE+CLOUD", 4)
+
+
+def test_rules_are_not_told_of_it() -> None:
+    def event(resized: bool) -> Event:
+        shown = NodeState(node="n1", state="DOWN", old_state="DOWN", cpus=4, resized=resized)
+        return Event(
+            kind=NODE_STATE,
+            cluster="c1",
+            key="node.state:1",
+            at=NOON,
+            seen_at=NOON,
+            source="sensor",
+            body=shown,
+        )
+
+    assert trigger_of(event(resized=True), lambda _: {}) is None
+    assert trigger_of(event(resized=False), lambda _: {}) is not None

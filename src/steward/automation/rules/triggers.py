@@ -142,6 +142,8 @@ def trigger_of(event: Event, failures: Failures) -> Trigger | None:
         failures: Counts the failures of its node.
     """
     if event.kind == NODE_STATE:
+        if event.body.resized:
+            return None
         return _trigger(event, event.body, _of_node(event, failures))
     if event.kind in (JOB_STATE, RUN_END):
         record = _record(event)

@@ -182,7 +182,7 @@ def _removed(
 
 def _has_news(old: NodeShown | None, new: NodeShown, usage: bool) -> bool:
     # A uid goes and comes with the directory service; the partitions of a node are no state.
-    if old is None or (old.reason, old.reason_user) != (new.reason, new.reason_user):
+    if old is None or _why(old) != _why(new):
         return True
     if old.capacity != new.capacity:
         return True
@@ -261,7 +261,12 @@ def _node(name: str, old: NodeShown | None, new: NodeShown, source: Noticed) -> 
         cpus=new.cpus,
         memory_bytes=new.memory_bytes,
         gpus=new.gpus,
+        resized=old is not None and (old.state, _why(old)) == (new.state, _why(new)),
     )
+
+
+def _why(shown: NodeShown) -> tuple[str, str]:
+    return shown.reason, shown.reason_user
 
 
 def _happened(
