@@ -23,6 +23,7 @@ from steward.config import (
     GateSettings,
     OpenSearchSinkSettings,
 )
+from steward.config_automation import RulesSettings
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.settings.file import Loaded, render
 
@@ -51,6 +52,7 @@ class Patient:
         )
         self.write()
         daemon.start()
+        self.unpriced = self.says("--only", "prices")["prices box"]
         daemon.ask("bank", "rate", "create", "*", "--weight", "cpu=1")
 
     def write(self) -> None:
@@ -176,6 +178,29 @@ def test_a_ledger_that_does_not_add_up(patient: Patient) -> None:
     finally:
         connection.close()
     assert patient.wrong("--only", "ledger") == set()
+
+
+def test_partitions_that_nobody_gave_a_rate(patient: Patient) -> None:
+    assert patient.unpriced["status"] == "wrong"
+    assert patient.unpriced["what"].startswith("debug, main: nobody says what jobs cost there")
+    assert patient.says("--only", "prices")["prices box"]["status"] == "ok"
+
+
+def test_a_rule_that_cannot_be_read(patient: Patient) -> None:
+    kept = patient.daemon.settings
+    directory = patient.daemon.home / "rules.d"
+    directory.mkdir()
+    (directory / "broken.yaml").write_text("name: broken\n")
+    rules = RulesSettings(enabled=True, directories=(str(directory),))
+    patient.daemon.settings = msgspec.structs.replace(kept, rules=rules)
+    patient.write()
+    try:
+        assert patient.wrong("--only", "rules") == {"rules broken.yaml"}
+        (directory / "broken.yaml").unlink()
+        assert patient.says("--only", "rules")["rules"]["status"] == "ok"
+    finally:
+        patient.daemon.settings = kept
+        patient.write()
 
 
 def test_a_search_server_that_is_away(patient: Patient) -> None:

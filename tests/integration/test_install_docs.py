@@ -52,6 +52,8 @@ def host(slurm_version: str) -> Iterator[PlainHost]:
             yield plain
         finally:
             plain.close()
+            for name in ("steward", "steward-agent", "steward-web"):
+                print(f"--- {name}\n{plain.log(name)[-4000:]}")
 
 
 def packages() -> Path | None:
@@ -64,9 +66,11 @@ def stand_in(host: PlainHost) -> None:
     """What the package would have put there, where none was built."""
     program = Path(sys.executable).parent / "steward"
     host.type(
-        f"ln -s {program} /usr/bin/steward; cp {ROOT}/packaging/systemd/* /lib/systemd/system/"
-    )
-    host.type("useradd --system --no-create-home steward-web").check_returncode()
+        f"ln -s {program} /usr/bin/steward\n"
+        f"cp {ROOT}/packaging/systemd/* /lib/systemd/system/\n"
+        "steward agent --write /usr/local/sbin/steward-agent\n"
+        "useradd --system --no-create-home steward-web\n"
+    ).check_returncode()
 
 
 class Reader:
@@ -114,6 +118,7 @@ class Reader:
     def books(self, job: int) -> list[str]:
         """States of the job and its steps in Steward's books."""
         done = self.host.type(f"steward sacct -n -P -j {job} -o state")
+        print(done.stdout, done.stderr)
         return str(done.stdout).split()
 
     def charged(self, job: int) -> int:
@@ -149,6 +154,10 @@ def test_the_page_makes_a_working_steward_of_a_plain_slurm(host: PlainHost) -> N
     refused = reader.cluster.run(asked, user=ada, check=False)
     assert refused.returncode != 0
     assert "chemistry" in refused.stderr
+
+    # So it looks for Steward's own user, too, who is not root.
+    own = host.type("setpriv --reuid slurm --regid slurm --init-groups steward doctor --json")
+    assert own.returncode == 0, own.stdout + own.stderr
 
     reader.follow(removal, last)
     assert host.read("/etc/steward/steward.toml")

@@ -205,6 +205,17 @@ def test_how_much_room_is_enough(status: os.statvfs_result, of: str) -> None:
     assert host.room("state", "/x", status).status == of
 
 
+def test_a_password_that_everybody_may_read(site: Site, tmp_path: Path) -> None:
+    key = tmp_path / "steward.key"
+    key.touch(mode=0o640)
+    nodes = NodesSettings(listen="127.0.0.1:1", certificate_file=str(key), key_file=str(key))
+    site.set(nodes=nodes)
+    assert only(host.secrets(site.ground())).what == "1 file, closed to others"
+    key.chmod(0o644)
+    found = only(host.secrets(site.ground()))
+    assert (found.status, found.mend) == ("wrong", (f"chmod o= {key}",))
+
+
 def test_what_the_settings_name_and_is_not_there(site: Site) -> None:
     site.set(nodes=NodesSettings(listen="127.0.0.1:1", certificate_file="/nowhere/cert"))
     found = only(host.configuration(site.ground()))
@@ -345,6 +356,13 @@ def test_a_bank_that_nobody_asks_and_one_that_is_not_asked_last(site: Site) -> N
     assert "JobSubmitPlugins has site behind lua: what they change is not priced" in told
 
 
+def test_a_cluster_that_the_gate_knows_by_another_name(site: Site) -> None:
+    site.set(bank=BankSettings(enabled=True), gate=GateSettings())
+    site.change(JobSubmitPlugins="steward", ClusterName="tower")
+    told = [one.what for one in plugins.submit(site.ground())]
+    assert "the gate knows the cluster as c1: of tower it knows nothing" in told
+
+
 def test_triggers_that_only_slurm_user_may_set(site: Site) -> None:
     assert only(plugins.triggers(site.ground())).status == "skipped"
     site.set(sensor=SensorSettings(enabled=True, helper=str(site.root / "helper")))
@@ -442,7 +460,7 @@ def test_checks_that_there_are_not(watched: Path) -> None:
     config = str(watched / "archive/.steward/steward.toml")
     done = steward("doctor", "--config", config, "--only", "spol")
     assert done.returncode == 2
-    assert b"there is no check 'spol': there are settings, library" in done.stderr
+    assert b"there is no check 'spol': there are settings, secrets, library" in done.stderr
     listed = json.loads(steward("doctor", "--list", "--json").stdout)
     assert {"name": "library", "help": "SQLite is one that loses nothing"} in listed
 

@@ -1,4 +1,4 @@
-"""Checks of what is kept: the journal and who reads it, sinks, the ledger, the gate, gaps."""
+"""Checks of what is kept: the journal and who reads it, sinks, gaps, rules."""
 
 import os
 from collections import Counter
@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 
 from steward.archive.files import acl
-from steward.bank.gate.link import GateLink
 from steward.capture.nodes.heard import Heard
 from steward.config import (
     AnySinkSettings,
@@ -26,7 +25,6 @@ from steward.journal import JournalReader, refill_command
 
 _BACKLOG_S: Final = 600.0
 _SILENT: Final = timedelta(minutes=30)
-_GATE_S: Final = 5.0
 _KAFKA_S: Final = 10.0
 
 
@@ -102,22 +100,27 @@ def sinks(ground: Ground) -> Iterator[Finding]:
 
 def _reached(ground: Ground, name: str, of: AnySinkSettings) -> tuple[str, str]:
     """Where a sink is, and why it cannot be reached; "" where it can."""
+    where = _place(ground, name, of)
     try:
         if isinstance(of, FilesSinkSettings):
-            path = ground.settings.sink_path(name)
-            os.listdir(path)
-            return path, ""
-        if isinstance(of, SearchSinkSettings):
-            where = ", ".join(of.urls)
+            os.listdir(where)
+        elif isinstance(of, SearchSinkSettings):
             _ask_search(of)
         else:
-            where = f"topic {of.broker.topic} at {', '.join(of.broker.servers)}"
             _ask_kafka(of, name)
     except Unavailable as error:
         return where, str(error)
     except OSError as error:
-        return path, error.strerror or str(error)
+        return where, error.strerror or str(error)
     return where, ""
+
+
+def _place(ground: Ground, name: str, of: AnySinkSettings) -> str:
+    if isinstance(of, FilesSinkSettings):
+        return ground.settings.sink_path(name)
+    if isinstance(of, SearchSinkSettings):
+        return ", ".join(of.urls)
+    return f"topic {of.broker.topic} at {', '.join(of.broker.servers)}"
 
 
 def _ask_search(of: SearchSinkSettings) -> None:
@@ -171,50 +174,6 @@ def owners(ground: Ground) -> Iterator[Finding]:
         yield skipped(looked_at, "there is no sink of files")
 
 
-def ledger(ground: Ground) -> Iterator[Finding]:
-    """Whether the ledger's proof holds, and holds match jobs."""
-    looked_at = "steward bank check"
-    if not ground.settings.bank.enabled:
-        yield skipped(looked_at, "there is no bank here")
-        return
-    answer = ground.ask("bank.check")
-    for one in answer.findings:
-        tell = warning if one.kind in ("unproved", "job-without-hold") else wrong
-        yield tell(looked_at, one.what, "steward bank check", of=one.kind)
-    if not answer.findings:
-        holds = (
-            ""
-            if answer.holds is None
-            else f", {several(answer.holds, 'hold')} and no job without one"
-        )
-        yield ok(looked_at, f"the books of {several(answer.accounts, 'account')} add up{holds}")
-
-
-def gate(ground: Ground) -> Iterator[Finding]:
-    """Whether the gate decides, and nobody has switched it off."""
-    settings = ground.settings
-    looked_at = f"{settings.gate.socket}, {settings.gate.off_switch}"
-    if not settings.bank.enabled and not settings.gate.ask:
-        yield skipped(looked_at, "there is no bank here")
-        return
-    if os.path.exists(settings.gate.off_switch):
-        yield wrong(
-            looked_at,
-            f"{settings.gate.off_switch} is there: every job is admitted unasked",
-            f"rm {settings.gate.off_switch}",
-            of=os.path.basename(settings.gate.off_switch),
-        )
-    stands = GateLink(settings.state_dir, _GATE_S).state()
-    if not stands.deciding:
-        yield wrong(
-            looked_at,
-            f"it does not decide: {stands.why}; policy {settings.gate.policy} holds",
-            "journalctl -u steward -p warning",
-        )
-    else:
-        yield ok(looked_at, f"it decides, and has {several(stands.holds, 'open hold')}")
-
-
 def gaps(ground: Ground) -> Iterator[Finding]:
     """Whether anything is missing in the books of the last day."""
     looked_at = "steward accounting gaps -S now-1day"
@@ -259,3 +218,16 @@ def nodes(ground: Ground) -> Iterator[Finding]:
         )
     else:
         yield ok(looked_at, f"{several(found, 'node')} heard, none of them silent")
+
+
+def rules(ground: Ground) -> Iterator[Finding]:
+    """Whether every rule can be read."""
+    looked_at = ", ".join(ground.settings.rules.directories) or "the rules"
+    if not ground.settings.rules.enabled:
+        yield skipped(looked_at, "[rules] enabled is not set")
+        return
+    answer = ground.ask("rules.check")
+    for one in answer.troubles:
+        yield wrong(one.path, one.what, "steward rules check", of=os.path.basename(one.path))
+    if not answer.troubles:
+        yield ok(looked_at, f"{several(answer.rules, 'rule')} to be read, and no other")

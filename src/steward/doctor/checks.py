@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from steward.doctor import books, controllers, host, plugins, running, slurmconf, spool
+from steward.doctor import bank, books, controllers, host, plugins, running, slurmconf, spool
 from steward.doctor.findings import Finding
 from steward.doctor.ground import Ground
 
@@ -32,6 +32,7 @@ def _of_slurm(name: str, help_: str, run: Callable[[Ground], Iterable[Finding]])
 
 CHECKS: Final = (
     Check(name="settings", help="what the settings name is there", run=host.configuration),
+    Check(name="secrets", help="keys and passwords are nobody else's", run=host.secrets),
     Check(name="library", help="SQLite is one that loses nothing", run=host.library),
     Check(name="state", help="the state directory is local, and Steward's alone", run=host.state),
     Check(name="disks", help="there is room for what is to be kept", run=host.disks),
@@ -54,6 +55,8 @@ CHECKS: Final = (
     Check(name="sinks", help="each sink is reached, and keeps up", run=books.sinks),
     Check(name="owners", help="owners are let in to their files", run=books.owners),
     Check(name="gaps", help="nothing is missing in the books", run=books.gaps),
-    Check(name="ledger", help="the ledger's proof holds", run=books.ledger),
-    Check(name="gate", help="the gate decides", run=books.gate),
+    Check(name="rules", help="every rule can be read", run=books.rules),
+    _of_slurm("prices", "every partition has a rate", bank.prices),
+    Check(name="ledger", help="the ledger's proof holds", run=bank.ledger),
+    Check(name="gate", help="the gate decides", run=bank.gate),
 )

@@ -5,15 +5,17 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
 from pysqlite3 import dbapi2
 
-from steward.config import Settings
-from steward.doctor.findings import Finding, ok, skipped, warning, wrong
+from steward.config import Section, Settings
+from steward.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.doctor.ground import Ground, user_name
 from steward.filesystems import network_kind
 from steward.settings.looking import doubts, mistakes
 from steward.sqlite import OLDEST_SAFE
 
+_SECRETS: Final = ("key_file", "password_file", "api_key_file", "token_file", "secret_file")
 _LITTLE: Final = 0.10
 _TOO_LITTLE: Final = 0.02
 _ENOUGH_BYTES: Final = 20 << 30
@@ -51,6 +53,38 @@ def file_of_settings(path: str) -> Finding:
     if mode & 0o004:
         return warning(path, "everybody may read it", f"chmod o-r {path}")
     return ok(path, f"it is {user_name(status.st_uid)}'s, mode {mode:04o}")
+
+
+def secrets(ground: Ground) -> Iterator[Finding]:
+    """Whether the files of keys, passwords and tokens are closed to others."""
+    looked_at = "files of keys, passwords and tokens"
+    files = sorted(set(_secret_files(ground.settings)))
+    files += [f"{ground.settings.state_dir}/gate.key"]
+    strange, seen = False, 0
+    for path in files:
+        try:
+            mode = stat.S_IMODE(os.stat(path).st_mode)
+        except OSError:
+            continue  # what the settings name and is not there, the check settings tells
+        seen += 1
+        if mode & 0o007:
+            strange = True
+            yield wrong(path, f"everybody may use it: mode {mode:04o}", f"chmod o= {path}", of=path)
+    if not strange:
+        yield ok(looked_at, f"{several(seen, 'file')}, closed to others")
+
+
+def _secret_files(section: Section) -> Iterator[str]:
+    for field in msgspec.structs.fields(type(section)):
+        value = getattr(section, field.name)
+        if isinstance(value, Section):
+            yield from _secret_files(value)
+        elif isinstance(value, dict):
+            for inner in value.values():
+                if isinstance(inner, Section):
+                    yield from _secret_files(inner)
+        elif value and field.name in _SECRETS:
+            yield value
 
 
 def library(_ground: Ground) -> Iterator[Finding]:

@@ -124,6 +124,14 @@ def _submit(ground: Ground, one: Asked) -> Iterator[Finding]:
             "systemctl restart slurmctld",
         )
         return
+    cluster = one.shown.get("ClusterName", "")
+    if submitting.NAME in submitting.plugins_of(one.shown) and cluster != one.name:
+        # The plugin in C says ClusterName; Lua is not told it, and says what it was given.
+        yield wrong(
+            f"ClusterName={cluster}",
+            f"the gate knows the cluster as {one.name}: of {cluster} it knows nothing",
+            f"[cluster.{cluster}] in Steward's configuration, in place of [cluster.{one.name}]",
+        )
     lines = submitting.check_submit(one.shown, _version(one), directory=one.etc)
     lines += reaching.check_reach(one.shown, reaching.conf_of(one.shown, one.etc))
     for line in lines:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
+import steward
 from steward.bank.gate.link import connect
 from steward.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.doctor.ground import Ground
 from steward.events import utc_now
 from steward.status import parts as leaving
 
+_VENDOR: Final = "web/static/vendor"
 _CONNECT_S: Final = 5.0
 _WEB_S: Final = 10.0
 _OFTEN: Final = 3
@@ -76,6 +78,14 @@ def web(ground: Ground) -> Iterator[Finding]:
     import http.client
     import ssl
 
+    vendor = os.path.join(os.path.dirname(steward.__file__), _VENDOR)
+    if not os.path.isdir(vendor):
+        yield wrong(
+            vendor,
+            "styles and plots are missing, which packages bring",
+            "in a clone: make setup-web",
+            of="static",
+        )
     host, _, port = of.listen.rpartition(":")
     host = host.strip("[]")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104

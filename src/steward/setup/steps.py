@@ -5,12 +5,17 @@ Each step is of use without the next ones; what touches slurmctld says so.
 
 import os
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
 from steward.native import submitting
 from steward.native.installing import FETCHED_PLUGSTACK, conf_directory, includes, is_ours
 from steward.setup.wishes import DEFAULT_OUT, Site, Wishes
+
+
+_WRITABLE: Final = "/srv/steward/"
+"""What the unit file lets Steward write to beside its own directories."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +57,8 @@ def _unit(wishes: Wishes) -> Iterator[str]:
     """What the unit file has to be told of this site."""
     if wishes.user != "slurm":
         yield f"systemctl edit steward        # [Service] User={wishes.user} Group={wishes.user}"
-    yield f"systemctl edit steward        # [Service] ReadWritePaths={wishes.archive_dir}"
+    if not f"{wishes.archive_dir}/".startswith(_WRITABLE):
+        yield f"systemctl edit steward        # [Service] ReadWritePaths={wishes.archive_dir}"
 
 
 def _jobcomp(site: Site) -> Step:
