@@ -95,6 +95,7 @@ def _post(path: str, action: str, help_: str = "", **more: Any) -> Endpoint:
 _JOBS: Final = (
     _get("/jobs", "accounting.jobs", "List jobs.", cursor=("page", "next")),
     _get("/scripts", "archive.search", "Search in scripts.", cursor=("page", "next")),
+    _get("/job-states", "accounting.job_states", "Count jobs by state."),
     _get("/jobs/{job}", "accounting.job", "Show what a job was and what it used."),
     _get("/jobs/{job}/script", "archive.show", "Show a job's script."),
     _get("/jobs/{job}/environment", "archive.env"),
@@ -117,6 +118,7 @@ _BANK: Final = (
     ),
     _get("/accounts/{account}/balance", "bank.balance", parts={"account": "accounts"}),
     _get("/accounts/{account}/statement", "bank.statement"),
+    _get("/accounts/{account}/course", "bank.course"),
     _get("/accounts/{account}/holds", "bank.holds"),
     _get("/accounts/{account}/users", "bank.user_show", parts={"account": "accounts"}),
     Endpoint(
@@ -160,6 +162,9 @@ _CLUSTER: Final = (
         "Show a node, or those of a list.",
         parts={"node": "nodes"},
     ),
+    _get("/nodes/{node}/history", "history.node"),
+    _get("/partitions", "history.partitions"),
+    _get("/reservations", "history.reservations"),
     _get("/nodes/{node}/jobs", "history.node_jobs", "List what ran on a node."),
     _get("/events", "history.events", "Show what happened.", cursor=("before", "older")),
     _get("/actions", "automation.list", "List what can be done to a cluster."),
@@ -191,6 +196,7 @@ _STEWARD: Final = (
     ),
     _get("/status", "status.show"),
     _get("/doctor", "doctor.run"),
+    _get("/gaps", "accounting.gaps"),
 )
 
 _NOT_ASKED: Final = frozenset(
