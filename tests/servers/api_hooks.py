@@ -42,7 +42,7 @@ def _submitted(job: Any) -> Any:
         return job
     try:
         datetime.fromisoformat(job["first_submit"])
-    except ValueError:
+    except (TypeError, ValueError):
         return job | {"first_submit": "2026-01-01T00:00:00Z"}
     return job
 
