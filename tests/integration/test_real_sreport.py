@@ -32,7 +32,7 @@ from steward.sqlite import SqliteUnavailable
 pytestmark = [
     pytest.mark.matrix,
     pytest.mark.database,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(os.geteuid() != 0, reason="slurmstepd runs as root"),
     pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
 ]
@@ -41,6 +41,8 @@ SHELL: Final = "#!/bin/sh\n"
 ROOT: Final = Asker(uid=0, user="root")
 _FORM: Final = "%Y-%m-%dT%H:%M:%S"
 CPUS: Final = 4
+MOST_MINUTES: Final = 5
+"""What this module takes on a machine that is busy."""
 
 
 class Books:
@@ -114,6 +116,7 @@ class Books:
 
 @pytest.fixture(scope="module")
 def books(slurm_version: str) -> Iterator[Books]:
+    _keep_clear_of_the_hour()
     directory = f"{home()}/sreport"
     with Sandbox.up(spec_of(directory, slurm_version), say=print) as cluster:
         site = Site(cluster)
@@ -133,6 +136,13 @@ def books(slurm_version: str) -> Iterator[Books]:
         finally:
             site.close()
             shutil.rmtree(home())
+
+
+def _keep_clear_of_the_hour() -> None:
+    """Wait where the hour would end meanwhile: slurmdbd sums up by itself then, of half a life."""
+    now = utc_now()
+    if now.minute >= 60 - MOST_MINUTES:
+        time.sleep(3605 - now.minute * 60 - now.second)
 
 
 def _live(books: Books) -> None:
@@ -222,12 +232,12 @@ def test_who_used_most(books: Books) -> None:
 
 
 def test_sizes(books: Books) -> None:
+    rows = books.slurms("job", "SizesByAccount", "FlatView", "grouping=2,4")
     theirs = {
         (account, least): int(used)
-        for _, account, *sizes, _ in books.slurms(
-            "job", "SizesByAccount", "FlatView", "grouping=2,4"
-        )
-        for least, used in zip((0, 2, 4), sizes, strict=True)
+        # What follows, such as a share of the cluster, differs by version.
+        for _, account, *sizes in rows
+        for least, used in zip((0, 2, 4), sizes[:3], strict=True)
     }
     ours: dict[tuple[str, int], int] = dict.fromkeys(theirs, 0)
     for row in books.ours("reports.jobs", sizes=[2, 4]).rows:
