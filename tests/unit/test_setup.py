@@ -168,8 +168,12 @@ def test_the_steps_come_in_the_order_of_adoption(tmp_path: Path) -> None:
     lines = [line for step in found for line in step.commands]
     assert "/etc/slurm/slurm.conf: JobCompType=jobcomp/lua" in lines
     assert "/etc/slurm/slurm.conf: JobSubmitPlugins=site,lua" in lines
-    alone = list(steps(wishes_in(tmp_path, jobcomp_lines=""), Site(shown=SHOWN)))
-    assert len(alone) == 1
+    (alone,) = steps(wishes_in(tmp_path, jobcomp_lines=""), Site(shown=SHOWN))
+    # The unit lets Steward write where init archives by itself, and nowhere else.
+    assert any("ReadWritePaths=" in line for line in alone.commands)
+    usual = wishes_in(tmp_path, jobcomp_lines="", archive_dir="/srv/steward/archive", user="slurm")
+    (alone,) = steps(usual, Site(shown=SHOWN))
+    assert not any("systemctl edit" in line for line in alone.commands)
 
 
 def test_a_submit_script_of_the_sites_own_is_left_to_it(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from steward.native import submitting
 from steward.native.installing import FETCHED_PLUGSTACK, conf_directory, includes, is_ours
 from steward.setup.wishes import DEFAULT_OUT, Site, Wishes
 
-
 _WRITABLE: Final = "/srv/steward/"
 """What the unit file lets Steward write to beside its own directories."""
 
