@@ -16,7 +16,8 @@ PAGES: Final = {
 """Pages of section 5, each of a page of the documentation."""
 _FILES: Final = (
     ("/etc/steward/steward.toml", "The configuration; see steward.toml(5)."),
-    ("/etc/steward/client.toml", "Where commands find the daemon."),
+    ("/etc/steward/client.toml", "Where commands find the daemon, or the pages of another host."),
+    ("~/.config/steward/token", "What lets commands in there; see steward-token(1)."),
     ("/etc/steward/rules.d", "A site's own rules; see steward-rules(5)."),
     ("/var/lib/steward", "What Steward has recorded."),
     ("/run/steward/steward.sock", "Where the daemon listens."),
