@@ -69,6 +69,8 @@ def _first(shape: Shape, version: str, date: str) -> str:
             lines += [".TP", rf"{bold(_name(one))}(1)", line(escaped(f"{one.title}."))]
     lines += [".SH OPTIONS", *_options(shape), *_codes(), ".SH ENVIRONMENT"]
     lines += [".TP", bold("STEWARD_DEBUG"), "Not empty: as with the option --debug."]
+    lines += [".TP", bold("STEWARD_URL"), "Where another host's pages are, which are asked then."]
+    lines += [".TP", bold("STEWARD_TOKEN"), "What lets us in there; see steward-token(1)."]
     lines += [".TP", bold("TZ"), "The time zone in which times are typed and printed."]
     lines.append(".SH FILES")
     for path, about in _FILES:
