@@ -390,3 +390,47 @@ def test_what_names_no_job_is_nowhere(ada: Visitor, job: str) -> None:
     assert answer.status_code in (404, 200)
     assert answer.status_code == 404 or job in ("..", "%2e%2e")
     assert "<script>" not in answer.text
+
+
+@pytest.mark.wide
+@pytest.mark.database
+def test_where_jobs_are_private_a_coordinator_sees_records_and_no_scripts(
+    slurm_version: str,
+) -> None:
+    spec = SandboxSpec(
+        slurm=slurm_version,
+        user_names=USERS,
+        accounting=True,
+        accounts=("physics",),
+        private_data="jobs",
+    )
+    with (
+        Sandbox.up(spec, say=print) as cluster,
+        WebSite(cluster, Path(cluster.directory) / "steward") as web,
+    ):
+        site = JobSite(cluster, web)
+        # ada is the account's coordinator.
+        hers = site.submit("echo hers; sleep 1000", user="grace", job_name="hers")
+        mine = site.submit("echo mine; sleep 1000", user="ada", job_name="mine")
+        for job in (hers, mine):
+            site.until(job, "RUNNING", "PENDING")
+        ada, grace, olga = (web.visitor(user) for user in ("ada", "grace", "olga"))
+        wait_until(lambda: set(names(ada.page("/jobs"))) == {str(hers), str(mine)}, PATIENCE_S)
+        assert set(names(olga.page("/jobs"))) == {str(hers), str(mine)}
+        page = ada.page(f"/jobs/{CLUSTER}/{hers}")
+        assert verbs(page) == []
+        assert "echo" not in page
+        assert ada.get(f"/jobs/{CLUSTER}/{hers}/script").status_code == 403
+        assert ada.submit(f"/jobs/{CLUSTER}/{hers}/cancel").status_code == 403
+        # Of what grace may not see there is not even a number.
+        assert names(grace.page("/jobs")) == [str(hers)]
+        assert re.search(r"\b1 job:", text_of(part(grace, "/jobs/counts")))
+        for inside in ("", "/compare", "/script", "/environment", "/array"):
+            answer = grace.get(f"/jobs/{CLUSTER}/{mine}{inside}")
+            assert answer.status_code in (403, 404), inside
+            assert "mine" not in answer.text
+        compared = grace.get(f"/jobs/{CLUSTER}/{hers}/compare", params={"with": str(mine)})
+        assert compared.status_code == 404
+        assert grace.submit(f"/jobs/{CLUSTER}/{mine}/cancel").status_code == 403
+        assert state_of(cluster, mine) in ("RUNNING", "PENDING")
+        assert "cancel" in verbs(olga.page(f"/jobs/{CLUSTER}/{mine}"))
