@@ -1,5 +1,6 @@
 """Slurm is upgraded under a running Steward, twice, by the steps of docs/operate.md."""
 
+import json
 import os
 import shutil
 import time
@@ -67,6 +68,13 @@ def wait_for_books(site: Site, job: int, since: float) -> None:
     wait_until(lambda: wanted <= set(site.ours(*words).splitlines()), 60)
 
 
+def looked_over(site: Site, check: str) -> tuple[str, str]:
+    """What the doctor says of one thing."""
+    told = site.daemon.ask("doctor", "--json", "--only", check, check=False).stdout
+    (finding,) = json.loads(told)["findings"]
+    return finding["status"], finding["what"]
+
+
 def upgrade(site: Site, version: str, *ctld: str) -> None:
     """By the documented steps: slurmctld, then each node without the plugin's line meanwhile."""
     cluster = site.cluster
@@ -77,7 +85,10 @@ def upgrade(site: Site, version: str, *ctld: str) -> None:
     conf.unlink()
     cluster.upgrade(version)
     cluster.restart_controller(*ctld)
+    # Nothing of Steward was restarted: the doctor asks the new commands, and the daemon, too.
+    assert looked_over(site, "slurm") == ("ok", f"slurmctld {cluster.plan.slurm_version} answers")
     site.install_plugin()
+    assert looked_over(site, "spank")[0] == "ok"
     check = checking.check_shim(
         SlurmVersion.parse(cluster.plan.slurm_version),
         libdir=f"{cluster.directory}/lib",

@@ -1,5 +1,6 @@
 """Checks of this machine: the configuration, the state directory, disks, the SQLite library."""
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
@@ -128,14 +129,7 @@ def _owners(ground: Ground, path: str) -> Iterator[Finding]:
     if not ground.is_root and ground.uid != ground.own_uid:
         yield skipped(path, "only root and Steward's user can look into it")
         return
-    strange = []
-    for entry in os.scandir(path):
-        try:
-            owner = entry.stat(follow_symlinks=False).st_uid
-        except FileNotFoundError:
-            continue
-        if owner != ground.own_uid:
-            strange.append(entry.name)
+    strange = [name for name, uid in _owned(path) if uid != ground.own_uid]
     if strange and ground.own_uid != 0:
         yield wrong(
             path,
@@ -144,6 +138,19 @@ def _owners(ground: Ground, path: str) -> Iterator[Finding]:
         )
     else:
         yield ok(path, f"it is on a local disk, and {ground.own_name}'s alone")
+
+
+def _owned(path: str) -> Iterator[tuple[str, int]]:
+    """Whose each of Steward's databases is, those of the catalogue among them."""
+    for directory in (path, f"{path}/catalogue"):
+        try:
+            entries = list(os.scandir(directory))
+        except FileNotFoundError:
+            continue
+        for entry in entries:
+            # SQLite removes files of its own when the last one has closed a database.
+            with contextlib.suppress(FileNotFoundError):
+                yield entry.name, entry.stat(follow_symlinks=False).st_uid
 
 
 def disks(ground: Ground) -> Iterator[Finding]:
