@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -222,12 +223,20 @@ def test_jobs_of_a_node_are_shown_to_who_may_see_them(
     assert link in grace.page(page_of(node(4)))
     wait_until(lambda: has(ada, "/", link))
     assert link not in grace.page("/")
+    now = datetime.now(UTC)
+    during = now.isoformat()
+    # Slurm tells ends by the second, and none before its beginning.
+    wait_until(lambda: datetime.now(UTC) > now + timedelta(seconds=2))
     site.cluster.run(["scancel", str(job)])
     wait_until(lambda: link not in ada.page(page_of(node(4))))
-    then = re.search(
-        rf"{job}</a>.*?datetime=\"([^\"]+)\"", ada.page(page_of(node(4)) + "?at=now-1"), re.DOTALL
-    )
-    assert then is None or then[1]
+    assert link in ada.page(page_of(node(4)), at=during)
+    assert link in grace.page(page_of(node(4)), at=during)
+    assert link not in ada.page(page_of(node(1)), at=during)
+    # Each state of the past leads to how it was then.
+    past = re.findall(r'href="([^"]+)"><time', ada.page(page_of(node(4))))
+    assert past
+    for one in past[:3]:
+        assert f"Node {node(4)} at" in plain(ada.page(one.replace("&amp;", "&")))
 
 
 def rows(lines: Iterator[str]) -> Iterator[str]:
