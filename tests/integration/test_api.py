@@ -254,6 +254,14 @@ def test_events_come_as_they_happen(site: WebSite, olga: Program) -> None:
         assert next(line for line in lines if line.startswith("event: job.")) is not None
 
 
+def test_who_looks_at_events_no_more_makes_room(olga: Program) -> None:
+    """There may be a hundred at once, and each is over when its client has gone."""
+    for _ in range(120):
+        with olga.stream("GET", "/events/stream") as told:
+            assert told.status_code == 200
+            assert next(told.iter_lines()).startswith("retry:")
+
+
 def test_the_document_is_for_everyone_and_tells_of_all(site: WebSite) -> None:
     document = httpx.get(f"{site.url}/api/v1/openapi.json").json()
     assert "/ask/bank.balance" in document["paths"]
