@@ -219,6 +219,23 @@ def test_reservations_are_allocated_or_planned_to_be_down(site: Site) -> None:
     assert capacity(row) == (5 * HOUR, 4 * HOUR, 4 * HOUR, 0, 3 * HOUR, 16 * HOUR)
 
 
+def test_what_is_down_while_it_is_maintained_is_so_by_plan(site: Site) -> None:
+    told = site.told
+    site.feed(
+        *(told.node(-HOUR, f"n{number}", "IDLE", source="start") for number in range(1, 5)),
+        told.node(0, "n1", "DOWN", old_state="IDLE"),
+        told.node(0, "n2", "IDLE+MAINTENANCE", old_state="IDLE"),
+        told.node(0, "n3", "DOWN", old_state="IDLE"),
+        told.reservation(0, "care", "ACTIVE", start=at(0), nodes="n[1-2]", flags=("MAINT",)),
+        told.reservation(
+            *(0, "own", "ACTIVE"), start=at(0), nodes="n[3-4]", flags=("MAINT", "IGNORE_JOBS")
+        ),
+    )
+    (row,) = ask(site, "cluster", until=at(HOUR).isoformat()).rows
+    # Of the one that ignores jobs only what is down counts, as slurmdbd has it.
+    assert capacity(row) == (0, 0, 12 * HOUR, 0, 4 * HOUR, 16 * HOUR)
+
+
 def test_more_than_there_is_is_cut_off_hour_by_hour(site: Site) -> None:
     site.feed(site.told.node(-HOUR, "n1", "IDLE", source="start"))
     site.ran(1, 0, HOUR, cpus=40)

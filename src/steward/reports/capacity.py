@@ -29,6 +29,8 @@ from steward.slurm.nodelists import NodeListError, expand
 
 _US: Final = 1_000_000
 _MAINT: Final = "MAINT"
+"""A reservation's flag; nodes have another word for it."""
+_MAINTAINED: Final = "MAINTENANCE"
 _IGNORES: Final = "IGNORE_JOBS"
 
 _Kind = Literal["", "down", "planned_down", "maintained"]
@@ -146,29 +148,35 @@ class Capacity:
         self, reservation: ReservationSpan, of_node: dict[str, list[NodeSpan]]
     ) -> None:
         flags = reservation.flags.split(",")
-        if _IGNORES in flags:
-            # Which of the jobs on its nodes are its own is not known to anybody.
-            return
+        is_maintenance, is_counted = _MAINT in flags, _IGNORES not in flags
         begin, end = self._seconds(reservation.from_us, reservation.until_us)
-        self._reserved.setdefault(reservation.name, []).append((begin, end))
+        if is_counted:
+            self._reserved.setdefault(reservation.name, []).append((begin, end))
         for name in _names(reservation.nodes):
             for span in of_node.get(name, ()):
                 since, until = self._seconds(span.from_us, span.until_us)
                 since, until = max(since, begin), min(until, end)
-                if since < until:
-                    self._reserve(span, since, until, is_maintenance=_MAINT in flags)
+                if since >= until:
+                    continue
+                if is_maintenance:
+                    self._maintain(span, since, until, is_counted=is_counted)
+                elif is_counted and _kind(span.state) not in ("down", "planned_down"):
+                    self.cpus.allocated.add(since, until, span.cpus)
+                    self.gpus.allocated.add(since, until, span.gpus)
 
-    def _reserve(self, span: NodeSpan, begin: int, end: int, *, is_maintenance: bool) -> None:
+    def _maintain(self, span: NodeSpan, begin: int, end: int, *, is_counted: bool) -> None:
+        """Count a node that is maintained as down by plan, and what is down of it as nothing else.
+
+        Where the reservation ignores jobs nobody can tell what runs in it: then only what is
+        down is counted.
+        """
         kind = _kind(span.state)
         for ledger, amount in ((self.cpus, span.cpus), (self.gpus, span.gpus)):
-            if is_maintenance:
+            if kind == "down":
+                ledger.down.add(begin, end, -amount)
                 ledger.planned_down.add(begin, end, amount)
-                # That it is down is part of the plan: it is not to be counted twice.
-                if kind in ("down", "planned_down"):
-                    counted = ledger.down if kind == "down" else ledger.planned_down
-                    counted.add(begin, end, -amount)
-            elif kind not in ("down", "planned_down"):
-                ledger.allocated.add(begin, end, amount)
+            elif is_counted and kind != "planned_down":
+                ledger.planned_down.add(begin, end, amount)
 
     def add(self, run: Run) -> None:
         """Count what a run had, and how many CPUs it waited for."""
@@ -207,7 +215,7 @@ class Capacity:
 @lru_cache(maxsize=4096)
 def _kind(state: str) -> _Kind:
     """What a node's time counts as; "" while it works."""
-    if _MAINT in parse(state)[1]:
+    if _MAINTAINED in parse(state)[1]:
         return "maintained"  # its reservation is counted
     if is_put_away(state):
         return "planned_down"
