@@ -489,3 +489,11 @@ def test_a_spool_that_is_not_there(site: Site) -> None:
     found = only(spool.spool(site.ground()))
     assert (found.status, found.of) == ("wrong", "c1")
     assert "StateSaveLocation" in found.mend[0]
+
+
+def test_a_slurmctld_that_forgets_no_job(site: Site) -> None:
+    site.change(MinJobAge="0 sec")
+    site.stage.answer("squeue -a -t all --local -h --noconvert", "")
+    found = only(controllers.memory(site.ground()))
+    assert found.status == "ok"
+    assert found.what == "jobs stay for good after their end; it holds 0 jobs of 10000"

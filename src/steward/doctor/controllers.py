@@ -112,7 +112,7 @@ def _hosts_of(ground: Ground, one: Asked) -> Iterator[Finding]:
         )
 
 
-def _memory(ground: Ground, one: Asked) -> Iterator[Finding]:
+def _memory(_ground: Ground, one: Asked) -> Iterator[Finding]:
     looked_at = "MinJobAge, MaxJobCount"
     age = int(found[1]) if (found := _SECONDS.match(one.shown.get("MinJobAge", ""))) else 0
     most = int(one.shown.get("MaxJobCount", "0") or 0)
@@ -135,11 +135,11 @@ def _memory(ground: Ground, one: Asked) -> Iterator[Finding]:
             f"slurm.conf: MaxJobCount={2 * most}",
         )
     else:
+        stay = f"for {age} s" if age else "for good"
         yield ok(
             looked_at,
-            f"jobs stay for {age} s after their end; it holds {several(jobs, 'job')} of {most}",
+            f"jobs stay {stay} after their end; it holds {several(jobs, 'job')} of {most}",
         )
-    del ground
 
 
 def _cost(_ground: Ground, one: Asked) -> Iterator[Finding]:
