@@ -1,19 +1,24 @@
 """The first page, and what says that the process lives."""
 
 import asyncio
+import logging
 from typing import Any, Final
 
 from litestar import Response, get
 
 from steward.accounting.listing.shapes import JobsAnswer, JobsRequest
 from steward.bank.asking_views import BalanceAnswer, BalanceRequest
+from steward.credentials.errors import NotKnown
 from steward.errors import StewardError
 from steward.history.shapes import NodeCountsAnswer, NodeCountsRequest
 from steward.status.shapes import StatusShowAnswer, StatusShowRequest
+from steward.web.desk import DaemonAway
 from steward.web.nodes import Count, counted
 from steward.web.rendering import Renderer
 from steward.web.troubles import troubles
 from steward.web.visit import Visit
+
+log = logging.getLogger(__name__)
 
 _JOBS: Final = 10
 _ACCOUNTS: Final = 8
@@ -48,6 +53,7 @@ async def home(visit: Visit, pages: Renderer) -> Response[Any]:
         more=len(balance.accounts) - _ACCOUNTS if balance else 0,
         clusters=[(name, _counted(nodes, name)) for name in sees],
         is_caretaker=is_caretaker,
+        standing=status,
         troubles=troubles(status) if status else (),
     )
 
@@ -58,12 +64,16 @@ def _counted(answer: NodeCountsAnswer | None, cluster: str) -> list[Count]:
 
 
 async def _asked(visit: Visit, name: str, request: Any, *, wanted: bool) -> Any:
-    """An answer, or None: where one part of this page cannot be had, the others are shown."""
+    """An answer; None where it cannot be had: that part of the page says so, others are shown."""
     if not wanted:
         return None
     try:
         return await visit.ask(name, request)
-    except StewardError:
+    except (NotKnown, DaemonAway):
+        # Then there is no other part either.
+        raise
+    except StewardError as error:
+        log.warning("the first page of %s is without %s: %s", visit.user, name, error)
         return None
 
 
