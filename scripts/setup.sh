@@ -133,6 +133,14 @@ need_databases() {
     apt "the ledger is tested on PostgreSQL" postgresql
 }
 
+need_browser() {
+    for name in chromium chromium-browser google-chrome; do
+        ! have "$name" || return 0
+    done
+    have apt-get || give_up "the pages are tested in Chromium: install it"
+    apt "the pages are tested in Chromium" chromium
+}
+
 need_debootstrap() {
     if have debootstrap || [ "$(id -u)" != 0 ]; then
         return 0 # without root there are no root directories, and the sandbox says so
@@ -236,6 +244,7 @@ for need in "$@"; do
     debootstrap) need_debootstrap ;;
     dist) need_dist ;;
     web) need_web ;;
-    *) give_up "usage: scripts/setup.sh [python] [web] [slurm] [servers] [databases] [debootstrap] [dist]" ;;
+    browser) need_browser ;;
+    *) give_up "usage: scripts/setup.sh [python] [web] [browser] [slurm] [servers] [databases] [debootstrap] [dist]" ;;
     esac
 done

@@ -71,7 +71,7 @@ def _asked(request: Ask, kind: Kind) -> dict[str, Any]:
     since = query.text(request, "since") or "now-30days"
     fields = {
         "since": since,
-        "until": query.text(request, "until"),
+        "until": query.text(request, "until") or "now",
         "by": by if by in _BY else "",
         "clusters": query.words(request, "clusters"),
     }

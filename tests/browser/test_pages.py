@@ -1,0 +1,251 @@
+"""Every page in a real browser: seen by everybody who may, used, and without hindrance."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from browsing import Person, chromium
+from job_site import CLUSTER, JobSite, job_site
+from playwright.sync_api import Browser, expect
+from submitting import wait_until
+from webbing import ADMINISTRATOR, OPERATOR
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+TOKEN = "hush-hush-hush"
+EVERYBODYS = (
+    *("/", "/jobs", "/accounts", "/cluster", "/events", "/reports"),
+    *("/reports/users", "/reports/waits", "/actions"),
+)
+OPERATORS = ("/rules", "/status", "/status/gaps", "/reports/cluster", "/reports/waste?by=day")
+
+
+class Stage:
+    """A cluster where something happened.
+
+    Attributes:
+        site: The cluster and the pages.
+        browser: The browser.
+        worked: A job of ada's.
+        failed: Another of the same name.
+        waits: One that waits.
+        array: An array.
+    """
+
+    def __init__(self, site: JobSite, browser: Browser) -> None:
+        self.site = site
+        self.browser = browser
+        ask = site.web.daemon.ask
+        ask("bank", "account", "change", "physics", "--owners", "grace", "--reason", "test")
+        work = "srun -n2 bash -c 'for i in $(seq 50000); do :; done; sleep 1'"
+        env = {"API_TOKEN": TOKEN}
+        self.worked = site.submit(work, job_name="train", ntasks=2, env=env)
+        site.until(self.worked, "COMPLETED")
+        self.failed = site.submit("echo other\nexit 3", job_name="train", time="5")
+        site.until(self.failed, "FAILED")
+        self.array = site.submit("sleep 0", array="1-4", job_name="sweep")
+        for number in range(60):
+            site.submit("sleep 0", job_name=f"many{number}", begin="now+1days")
+        self.waits = site.submit("sleep 100", job_name="waits", begin="now+1days")
+        site.until(self.waits, "PENDING")
+        site.cluster.run(
+            ["scontrol", "update", "nodename=node2", "state=drain", "reason=bad <b>DIMM</b>"]
+        )
+        wait_until(lambda: "node2" in ask("events", "list").stdout)
+
+    def person(self, user: str, **options: object) -> Person:
+        """Somebody who looks at it."""
+        return Person(self.browser, self.site.web, user, **options)
+
+    @property
+    def pages(self) -> tuple[str, ...]:
+        """Pages of what is there."""
+        job = f"/jobs/{CLUSTER}/{self.worked}"
+        return (
+            *(job, f"{job}/environment", f"{job}/compare?with={self.failed}"),
+            *(f"/jobs/{CLUSTER}/{self.array}_2", "/accounts/physics", "/users/ada"),
+            *("/nodes/box/node2", "/accounts/physics/statement?since=2020-01-01"),
+        )
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with job_site("") as site, chromium() as browser:
+        yield Stage(site, browser)
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("user", ["ada", OPERATOR])
+def test_every_page_is_there_without_hindrance(stage: Stage, user: str, colours: str) -> None:
+    person = stage.person(user, color_scheme=colours)
+    paths = (*EVERYBODYS, *stage.pages, *(OPERATORS if user == OPERATOR else ()))
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        assert person.open(path) == 200, path
+        assert person.page.locator("h1").count() == 1, path
+        found[path] = person.hindrances()
+    person.close()
+    assert {path: hindrances for path, hindrances in found.items() if hindrances} == {}
+    assert person.troubles == []
+
+
+def test_a_narrow_window_scrolls_down_and_not_to_the_side(stage: Stage) -> None:
+    person = stage.person("ada", viewport={"width": 380, "height": 700})
+    for path in (*EVERYBODYS, *stage.pages):
+        person.open(path)
+        wide = person.page.evaluate(
+            "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        assert wide <= 1, path
+    person.close()
+
+
+def test_without_scripts_all_is_there(stage: Stage) -> None:
+    person = stage.person("ada", java_script_enabled=False)
+    page = person.page
+    page.goto("/jobs")
+    expect(page.get_by_role("link", name=str(stage.waits), exact=True).first).to_be_visible()
+    page.get_by_role("link", name="More").first.click()
+    expect(page.locator("h1")).to_have_text("Jobs")
+    page.goto("/reports/users?since=now-1days")
+    page.get_by_role("link", name="Show the report").click()
+    expect(page.locator("table")).to_be_visible()
+    page.goto(f"/jobs/{CLUSTER}/{stage.worked}")
+    expect(page.get_by_text("srun -n2").first).to_be_visible()
+    person.close()
+
+
+def test_the_keyboard_goes_everywhere(stage: Stage) -> None:
+    person = stage.person("ada")
+    page = person.page
+    person.open("/jobs")
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("() => location.hash") == "#main"
+    seen = set()
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate("() => document.activeElement.outerHTML.slice(0, 80)"))
+    assert len(seen) >= 10
+    person.close()
+
+
+def test_the_endless_list_keeps_ones_place(stage: Stage) -> None:
+    person = stage.person("ada")
+    page = person.page
+    person.open("/jobs")
+    first = page.locator("table.jobs tbody tr").count()
+    page.keyboard.press("End")
+    page.mouse.wheel(0, 20_000)
+    expect(page.get_by_role("link", name=str(stage.worked), exact=True)).to_be_visible()
+    assert page.locator("table.jobs tbody tr").count() > first
+    page.get_by_role("link", name=str(stage.worked), exact=True).click()
+    page.locator("h1").filter(has_text=str(stage.worked)).wait_for()
+    page.go_back()
+    expect(page.get_by_role("link", name=str(stage.worked), exact=True)).to_be_in_viewport()
+    person.close()
+
+
+def test_a_job_of_ones_own_is_cancelled(stage: Stage) -> None:
+    job = stage.site.submit("sleep 100", job_name="oops", begin="now+1days")
+    stage.site.until(job, "PENDING")
+    person = stage.person("ada")
+    person.page.on("dialog", lambda dialog: dialog.accept())
+    person.open(f"/jobs/{CLUSTER}/{job}")
+    person.page.get_by_role("button", name="Cancel").click()
+    stage.site.until(job, "CANCELLED")
+    person.close()
+    assert person.troubles == []
+
+
+def test_nobody_sees_what_is_anothers(stage: Stage) -> None:
+    person = stage.person("grace")
+    page = person.page
+    job = f"/jobs/{CLUSTER}/{stage.worked}"
+    assert person.open(job) == 200
+    assert "srun -n2" not in page.content()
+    assert page.get_by_role("button", name="Cancel").count() == 0
+    for path in (f"{job}/script", f"{job}/environment", f"{job}/compare?with={stage.failed}"):
+        person.open(path)
+        assert "srun -n2" not in page.content(), path
+        assert TOKEN not in page.content(), path
+    for path in ("/status", "/rules", "/accounts/chemistry"):
+        assert person.open(path) in (403, 404), path
+    # A form made by hand, with a token of her own page, changes nothing either.
+    person.open("/")
+    csrf = page.locator("input[name=csrf]").first.input_value()
+    for path, fields in (
+        (f"/jobs/{CLUSTER}/{stage.waits}/cancel", {}),
+        ("/cluster/box/change", {"verb": "drain", "nodes": "node1", "reason": "x", "sure": "yes"}),
+        ("/accounts/chemistry/money", {"kind": "deposit", "amount": "9", "reason": "x"}),
+        ("/rules/switch", {"rule": "x", "to": "off"}),
+    ):
+        answer = page.request.post(path, form={"csrf": csrf, **fields}, max_redirects=0)
+        assert answer.status in (303, 400, 403, 404), (path, answer.status)
+    state = stage.site.cluster.run(["scontrol", "show", "node", "node1"]).stdout
+    assert "DRAIN" not in state
+    assert stage.site.state(stage.waits) == "PENDING"
+    balance = stage.site.web.daemon.ask("bank", "balance", "chemistry", "--json").stdout
+    assert json.loads(balance)["accounts"][0]["balance"] == 1000 * 10**6
+    person.close()
+
+
+def test_the_owner_of_an_account_sets_a_limit(stage: Stage) -> None:
+    person = stage.person("grace")
+    page = person.page
+    person.open("/accounts/physics")
+    page.get_by_label("User").first.fill("ada")
+    page.get_by_label("May spend").fill("321")
+    page.get_by_role("button", name="Set the limit").click()
+    expect(page.get_by_role("cell", name="321.00").first).to_be_visible()
+    person.close()
+    assert person.troubles == []
+
+
+def test_an_administrator_drains_a_node_with_a_reason_and_confirms(stage: Stage) -> None:
+    person = stage.person(ADMINISTRATOR)
+    page = person.page
+    person.open("/nodes/box/node3")
+    page.get_by_role("link", name="Drain").or_(
+        page.get_by_role("button", name="Drain")
+    ).first.click()
+    page.get_by_label("Reason").fill("fan")
+    page.get_by_role("button", name="Show what would be done").click()
+    shown = stage.site.cluster.run(["scontrol", "show", "node", "node3"]).stdout
+    assert "DRAIN" not in shown
+    page.get_by_role("main").get_by_role("button").filter(has_not_text="Back").last.click()
+    wait_until(
+        lambda: (
+            f"fan (steward: {ADMINISTRATOR})"
+            in stage.site.cluster.run(["scontrol", "show", "node", "node3"]).stdout
+        )
+    )
+    person.close()
+
+
+def test_what_happens_is_seen_as_it_happens(stage: Stage) -> None:
+    person = stage.person(OPERATOR)
+    person.open("/events")
+    stage.site.cluster.run(
+        ["scontrol", "update", "nodename=node4", "state=drain", "reason=live-and-well"]
+    )
+    expect(person.page.get_by_text("live-and-well").first).to_be_visible(timeout=60_000)
+    person.close()
+    assert person.troubles == []
+
+
+def test_pages_are_small(stage: Stage) -> None:
+    person = stage.person("ada")
+    sizes: dict[str, int] = {}
+    person.page.on(
+        "requestfinished",
+        lambda request: sizes.__setitem__(
+            request.url.removeprefix(stage.site.web.url),
+            request.sizes()["responseBodySize"],
+        ),
+    )
+    person.open("/jobs")
+    person.close()
+    print(sizes)
+    # All that a first visit loads, on a slow line: half a second at 1.6 Mbit/s.
+    assert sum(sizes.values()) < 100_000
