@@ -12,8 +12,6 @@ from steward.backup.checking import is_safe
 from steward.backup.choosing import chosen, in_order, named_files
 from steward.backup.looking import Looks
 from steward.backup.manifest import BackupError
-from steward.bank.gate.store import Store
-from steward.bank.gate.store import put_back as gate_put_back
 from steward.config import BankSettings, ClusterSettings, JournalSettings, Settings
 from steward.config_automation import RulesSettings
 from steward.incoming import stores_of
@@ -26,11 +24,10 @@ from steward.waiting import Stop
 
 def test_each_stands_before_what_it_has_its_numbers_from() -> None:
     given = ["journal.db", "rules.db", "jobs.db", "catalogue/g2/2026-01.db", "ledger.db"]
-    given += ["catalogue/g2/cursor.db", "gate.db", "catalogue/g1/cursor.db", "history.db"]
+    given += ["catalogue/g2/cursor.db", "catalogue/g1/cursor.db", "history.db"]
     found = in_order(given)
     assert sorted(found) == sorted(given)
     at = {name: number for number, name in enumerate(found)}
-    assert at["gate.db"] < at["ledger.db"]
     assert at["catalogue/g2/cursor.db"] < at["catalogue/g2/2026-01.db"]
     assert at["rules.db"] == len(found) - 2, "what it does outside is not to be done twice"
     assert found[-1] == "journal.db"
@@ -84,7 +81,7 @@ def test_what_is_made_again_by_itself_is_left_out(tmp_path: Path) -> None:
     settings = Settings(state_dir=str(tmp_path), cluster={"c1": ClusterSettings()})
     for name in ("journal.db", "journal.db-wal", "journal.db-shm", "journal.lock", "daemon.json"):
         (tmp_path / name).touch()
-    for name in ("look-c1.json", "standing-c1.json", "imports.json", "gate.key"):
+    for name in ("gate.db", "look-c1.json", "standing-c1.json", "imports.json", "gate.key"):
         (tmp_path / name).touch()
     for name in ("incoming/x", "archive/a", "joblog/2026-01-01.jsonl", "before-restore-1/jobs.db"):
         (tmp_path / name).parent.mkdir()
@@ -206,16 +203,3 @@ def test_a_journal_that_is_put_back_waits_for_everyone(tmp_path: Path) -> None:
     journal.append(rows_of([script_event(7)]))
     assert journal.head() == 1006
     journal.close()
-
-
-def test_a_gate_that_is_put_back_makes_its_holds_anew(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    store.set_boot()
-    assert store.is_of_this_boot()
-    told = store.fact_seq
-    store.close()
-    gate_put_back(str(tmp_path / "gate.db"))
-    store = Store(str(tmp_path))
-    assert not store.is_of_this_boot()
-    assert store.fact_seq > told
-    store.close()

@@ -1,7 +1,8 @@
 """Which files of the state directory a backup holds, and in which order they are looked at.
 
 Everything is in it but what is made again by itself, so that a file which comes
-with a later part of Steward is in it as well.
+with a later part of Steward is in it as well. The gate's holds are made again from
+the tokens of the jobs that Slurm shows: kept, they would be those of another day.
 """
 
 import os
@@ -18,11 +19,11 @@ from steward.config import Settings
 BEFORE: Final = "before-restore-"
 """What a restore moved out of its way."""
 _TRANSIENT: Final = re.compile(
-    r"daemon\.json|(look|standing)-.*\.json|.*\.lock|.*-(wal|shm|journal)|.*\.json\.\d+"
+    r"gate\.db|daemon\.json|(look|standing)-.*\.json|.*\.lock|.*-(wal|shm|journal)|.*\.json\.\d+"
     rf"|{BEFORE}.*|\.restoring.*"
 )
 _INCOMING: Final = "incoming"
-_FIRST: Final = ("gate.db", "ledger.db", "catalogue/")
+_FIRST: Final = ("ledger.db", "catalogue/")
 _LAST: Final = ("rules.db", "journal.db")
 _FILE_KEYS: Final = re.compile(r"(.*_)?file|directories")
 
@@ -72,9 +73,8 @@ def in_order(databases: Iterable[str]) -> list[str]:
 
     Whoever has seen more of somebody than that one has kept would miss what comes next under
     the same numbers, and whoever has seen less asks again, which is harmless. So each stands
-    before what it has its numbers from: the gate before the ledger, a generation's cursor
-    before its months, rules, whose actions are seen outside, as late as may be, and the
-    journal last.
+    before what it has its numbers from: a generation's cursor before its months, rules,
+    whose actions are seen outside, as late as may be, and the journal last.
     """
 
     def rank(path: str) -> tuple[int, int, str]:

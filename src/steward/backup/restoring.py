@@ -1,7 +1,7 @@
 """Puts a backup back: checked first, then beside its place, then into it.
 
 What was copied at slightly different moments is made to fit: the journal waits
-until every consumer has said where it is, and the gate makes its holds anew.
+until every consumer has said where it is.
 """
 
 import contextlib
@@ -27,7 +27,6 @@ from steward.backup.manifest import (
     Manifest,
 )
 from steward.backup.writing import ACL_KEY
-from steward.bank.gate import store as gate
 from steward.config import Settings
 from steward.incoming import ARCHIVE_DIRECTORY, MARKER, STATE_STORE
 from steward.journal import store as journal
@@ -244,9 +243,6 @@ class _Putting:
         """Make databases that were looked at one after the other fit each other."""
         path = os.path.join(self._fresh, FILENAME)
         journal.put_back(path, leap=_LEAP if self._settings.bank.database else 0)
-        path = os.path.join(self._fresh, gate.DATABASE)
-        if os.path.exists(path):
-            gate.put_back(path)
         for directory, _, files in os.walk(self._fresh):
             self._own(directory)
             for name in files:

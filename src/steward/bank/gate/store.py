@@ -60,21 +60,6 @@ _shares = msgspec.json.Decoder(tuple[tuple[int, int], ...]).decode
 _fact = msgspec.json.Decoder(GateFact).decode
 
 
-def put_back(path: str) -> None:
-    """Make a gate.db that comes from a backup ready.
-
-    Holds may have been placed since: the next start makes them anew from the tokens of the
-    jobs that Slurm shows. And what it tells is numbered behind all that was ever told.
-
-    Raises:
-        SqliteError, SqliteUnavailable: It cannot be used.
-    """
-    db: Connection = open_database(path, _MIGRATIONS)
-    with transaction(db, path):
-        db.execute("DELETE FROM note WHERE name IN ('boot', 'facts')")
-    db.close()
-
-
 class Store:
     """The gate's database.
 
