@@ -148,7 +148,7 @@ def test_what_a_kill_left_open_is_looked_up_once(cluster: Sandbox, home: Path) -
     again = f"{again}    on_unknown: repeat\n"
     store = home / "sensor"
     store.mkdir()
-    daemon = Ruling(cluster, home / "home", drain, mail, again, sensor=False, timeout_s=5.0)
+    daemon = Ruling(cluster, home / "home", drain, mail, again, sensor=False, timeout_s=60.0)
     try:
         daemon.start()
         wait_until(lambda: "rules, 3 on" in daemon.log(), 60)
