@@ -106,6 +106,26 @@ def test_a_stream_that_is_left_does_not_spoil_what_follows(path: str) -> None:
     done(path, work)
 
 
+def test_what_takes_long_keeps_no_page_waiting(path: str) -> None:
+    """Neither those of who asks for it, nor others."""
+
+    async def work(desk: Desk) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(4):
+                items = desk.stream("test.count", Question(number=50), "", key="")
+                await stack.enter_async_context(contextlib.aclosing(items))
+                await anext(items)
+            more = asyncio.create_task(desk.ask("test.echo", Question(text="more")))
+            async with asyncio.timeout(30):
+                assert await pid(desk, "test.look")
+            assert not more.done()
+        # One of the four has ended: there is room.
+        async with asyncio.timeout(30):
+            assert (await more).text == "more"
+
+    done(path, work)
+
+
 class Fickle:
     """A daemon that reads each request and answers as it is told to; b"" hangs up."""
 

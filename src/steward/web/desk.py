@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -22,8 +23,13 @@ from steward.web.errors import WebError
 
 _CONNECT_S: Final = 5.0
 _SILENCE_S: Final = 60.0
+_LONGEST_S: Final = 310.0
+"""A little longer than the daemon lets an action be silent: for what is not a page's."""
 _AT_ONCE: Final = 12
 """Connections at once, each a process of the daemon's; it takes a few more than that."""
+_LONG_AT_ONCE: Final = 12
+"""Streams, and what changes something, at once; and of one user:"""
+_LONG_OF_ONE: Final = 4
 _KEEP_S: Final = 240.0
 _LONGEST_LINE: Final = 64 << 20
 Decoded = TypeVar("Decoded")
@@ -42,6 +48,7 @@ class _Line:
         self.reader = reader
         self.writer = writer
         self.until = time.monotonic() + _KEEP_S
+        self.patience_s = _LONGEST_S
 
     def is_good(self) -> bool:
         is_open = not self.reader.at_eof() and not self.writer.is_closing()
@@ -62,6 +69,8 @@ class Desk:
         self._path = path
         self._kept: list[_Line] = []
         self._free = asyncio.Semaphore(_AT_ONCE)
+        self._long = asyncio.Semaphore(_LONG_AT_ONCE)
+        self._of_one: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def ask(self, name: str, request: Any, auth: str = "", *, key: str = "") -> Any:
         """The answer to a request.
@@ -90,7 +99,9 @@ class Desk:
         """The items of a stream and at last its answer; raises as :meth:`ask`."""
         action = ACTIONS[name]
         keeps = (action.only_reads or scope_of(name) in _READS) and not action.stream
-        async with self._free:
+        # What may take minutes keeps no page waiting, nor one who asks for much all others.
+        own = self._of_one.setdefault(auth, asyncio.Semaphore(_LONG_OF_ONE))
+        async with contextlib.nullcontext() if keeps else own, self._free if keeps else self._long:
             line, reply = await self._begin(action, request, auth, keeps, key)
             is_whole = False
             try:
@@ -131,6 +142,7 @@ class Desk:
                 # The daemon ends kept connections after a while, perhaps just now.
                 line.close()
         line = await self._connect()
+        line.patience_s = _SILENCE_S if keeps else _LONGEST_S
         try:
             return line, await self._said(line, words)
         except BaseException:
@@ -159,7 +171,7 @@ class Desk:
 
     async def _reply(self, line: _Line) -> Reply:
         try:
-            async with asyncio.timeout(_SILENCE_S):
+            async with asyncio.timeout(line.patience_s):
                 read = await line.reader.readuntil(b"\n")
         except TimeoutError as error:
             raise DaemonAway("Steward's daemon takes too long to answer", self._path) from error
