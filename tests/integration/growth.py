@@ -1,0 +1,84 @@
+"""How much memory and how many descriptors a daemon's processes have, and whether that grows."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Sample(NamedTuple):
+    """One look at a process.
+
+    Attributes:
+        at_s: When, by the monotonic clock.
+        rss: Its resident memory, bytes.
+        fds: How many descriptors it has open.
+    """
+
+    at_s: float
+    rss: int
+    fds: int
+
+
+class Growth:
+    """Looks at all processes of a sandbox's Steward, again and again.
+
+    Args:
+        sandbox: The sandbox's directory, which is in the environment of what runs in it.
+    """
+
+    def __init__(self, sandbox: str) -> None:
+        self._mark = f"STEWARD_SANDBOX={sandbox}".encode()
+        self._samples: dict[tuple[int, str], list[Sample]] = {}
+        self._looks = 0
+
+    def look(self) -> None:
+        """Look once more."""
+        self._looks += 1
+        for pid, name in self._processes():
+            try:
+                rss = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+                fds = len(os.listdir(f"/proc/{pid}/fd"))
+            except OSError:
+                continue  # it has ended
+            sample = Sample(time.monotonic(), rss, fds)
+            self._samples.setdefault((pid, name), []).append(sample)
+
+    def begin(self) -> None:
+        """Forget what was seen: from now on it counts."""
+        self._samples.clear()
+        self._looks = 0
+
+    def lasting(self) -> dict[str, list[Sample]]:
+        """What was seen of each process that was there at every look."""
+        return {
+            f"{name} ({pid})": samples
+            for (pid, name), samples in sorted(self._samples.items())
+            if len(samples) == self._looks
+        }
+
+    def _processes(self) -> Iterator[tuple[int, str]]:
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                name = (entry / "comm").read_text().strip()
+                if not name.startswith("steward"):
+                    continue
+                if self._mark in (entry / "environ").read_bytes().split(b"\0"):
+                    yield int(entry.name), name
+            except OSError:
+                continue  # it has ended
+
+
+def slope(points: list[tuple[float, float]]) -> float:
+    """By how much a second the second number grows with the first, by least squares."""
+    count = len(points)
+    mean_x = sum(x for x, _ in points) / count
+    mean_y = sum(y for _, y in points) / count
+    over = sum((x - mean_x) * (y - mean_y) for x, y in points)
+    under = sum((x - mean_x) ** 2 for x, _ in points)
+    return over / under if under else 0.0
