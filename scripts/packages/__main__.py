@@ -6,10 +6,10 @@ SOURCE_DATE_EPOCH is the time of every file; without it that of the last commit 
 import argparse
 import hashlib
 import os
-import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict
 
 from packages import deb, rpm
 from packages.package import AGENT, PLUGINS, STEWARD, contents
@@ -18,6 +18,15 @@ from packages.wheels import PYTHONS, ROOT, fetch, own
 from steward import __version__
 
 _KINDS: Final = {"deb": deb.build, "rpm": rpm.build}
+_OURS: Final = ("steward*.deb", "steward*.rpm", "slurm_steward-*", "SHA256SUMS")
+
+
+class Told(TypedDict):
+    """What every kind of package is told."""
+
+    version: str
+    machine: str
+    epoch: int
 
 
 def main() -> int:
@@ -41,28 +50,27 @@ def main() -> int:
 
 def _make(asked: argparse.Namespace, kinds: list[str]) -> None:
     epoch = _epoch()
-    out: Path = asked.out
-    work: Path = asked.work
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    out: Path = asked.out.resolve()
+    work: Path = asked.work.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    for pattern in _OURS:
+        for old in out.glob(pattern):
+            old.unlink()
     made = own(work / "own", out, epoch)
     _say(made.sdist, made.wheel)
     if kinds != ["wheel"]:
         fetched = fetch(work / "wheels", asked.machine, tuple(asked.python or PYTHONS))
         fills = contents(made.wheel, fetched, __version__, epoch)
-        for kind in (kind for kind in kinds if kind in _KINDS):
+
+        def build(kind: str) -> None:
             for package in (PLUGINS, AGENT, STEWARD):
-                _say(
-                    _KINDS[kind](
-                        package,
-                        fills[package.name],
-                        work / kind,
-                        out,
-                        version=__version__,
-                        machine=asked.machine,
-                        epoch=epoch,
-                    )
-                )
+                fill = fills[package.name]
+                told: Told = {"version": __version__, "machine": asked.machine, "epoch": epoch}
+                _say(_KINDS[kind](package, fill, work / kind, out, **told))
+
+        with ThreadPoolExecutor() as pool:
+            # What fails is raised here.
+            list(pool.map(build, (kind for kind in kinds if kind in _KINDS)))
     _write_sums(out)
 
 
@@ -79,7 +87,7 @@ def _say(*paths: Path) -> None:
 def _write_sums(out: Path) -> None:
     """SHA256SUMS, for ``sha256sum --check``."""
     lines = []
-    for path in sorted(out.iterdir()):
+    for path in sorted(path for pattern in _OURS for path in out.glob(pattern)):
         with open(path, "rb") as file:
             lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
     (out / "SHA256SUMS").write_text("".join(lines))

@@ -202,6 +202,20 @@ def test_the_rpm(bare: Bare, version: str) -> None:
     looked_at_removed(bare, bare.sh("rpm -e steward"))
 
 
+def test_a_sites_own_plugin_is_found_and_left(bare: Bare) -> None:
+    # What "pip install --target" makes of docs/plugins.md's; there is no pip, and no network.
+    info = bare.path("/opt/steward/plugins/site_jobacct-1.0.dist-info")
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: site-jobacct\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[steward.jobacct]\ncsv = site_jobacct:CsvPlugin\n")
+    bare.sh("rpm -i --nodeps --noscripts /packages/steward-0*.x86_64.rpm")
+    wanted = f'{CONFIG}\n[accounting]\ntype = "jobacct/log,jobacct/csv"\n'
+    bare.path("/etc/steward/steward.toml").write_text(wanted)
+    assert "jobacct/csv" in bare.sh("steward config check")
+    bare.sh("rpm -e --noscripts steward")
+    assert (info / "METADATA").exists()
+
+
 def test_what_slurm_loads(bare: Bare) -> None:
     """It is compiled without Steward, and again by Steward when Slurm is upgraded."""
     bare.sh("dpkg -i /packages/steward-plugins-src_*_all.deb")
