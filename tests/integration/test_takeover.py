@@ -167,7 +167,7 @@ def ends(settings: Settings) -> list[int]:
 def verified(settings: Settings) -> dict[int, bytes]:
     """The archived scripts whose owner is known; fails if any is there twice."""
     root = Path(settings.sink_path("files"))
-    unverified = {int(path.name.split("-")[0]) for path in root.glob("**/unverified/**/*.sh")}
+    unverified = {int(path.stem.split("-")[0]) for path in root.glob("**/unverified/**/*.sh")}
     found = archived(settings)
     return {job: files["sh"] for job, files in found.items() if job not in unverified}
 
