@@ -99,6 +99,15 @@ def test_of_very_many_nodes_each_is_there_once_with_the_end_of_its_name() -> Non
     assert all(cell.text for group in odd for run in group.runs for cell in run.cells)
 
 
+def test_the_map_of_5000_nodes_is_light() -> None:
+    states = ("IDLE", "MIXED", "ALLOCATED", "ALLOCATED", "DOWN+NOT_RESPONDING", "MIXED+DRAIN")
+    groups = node_map([node(f"n{number:04}", states[number % 6]) for number in range(5000)])
+    runs = [run for group in groups for run in group.runs]
+    text = "".join(f"<p class={run.tone}>{run.word}{run.links('/nodes/box/')}" for run in runs)
+    assert text.count("<a ") == 5000
+    assert len(text) < 180_000
+
+
 def test_one_node_alone_keeps_its_name_among_very_many() -> None:
     some = [*(node(f"n{number:04}") for number in range(1500)), node("login")]
     cells = [cell for group in node_map(some) for run in group.runs for cell in run.cells]
