@@ -12,9 +12,11 @@ import pytest
 from cli_site import fill_spool, steward
 from machine_site import LINE, Stage
 
-from steward.access import Asker
-from steward.actions import Registry
+from steward.access import Access, Asker
+from steward.actions import Action, Registry
+from steward.bank.asking_upkeep import CheckAnswer, CheckRequest
 from steward.config import (
+    AccessSettings,
     ArchiveSettings,
     BankSettings,
     ClusterSettings,
@@ -25,11 +27,13 @@ from steward.config import (
 )
 from steward.config_automation import SensorSettings
 from steward.doctor import controllers, host, plugins, slurmconf, spool
+from steward.doctor.actions import DoctorRequest, DoctorRoom, run
 from steward.doctor.apart import run_apart
 from steward.doctor.findings import Finding, ok, worst
 from steward.doctor.ground import Ground, ground_of
-from steward.errors import StewardError
+from steward.errors import Refused, StewardError
 
+LEDGER = DoctorRequest(only=("ledger",))
 ROOT = Asker(uid=0, user="root", how="local")
 HERE = os.uname().nodename.partition(".")[0]
 
@@ -80,7 +84,7 @@ class Site:
         lines = [f"Configuration data as of {now}"]
         lines += [f"{name:<23} = {value}" for name, value in self.shown.items()]
         self.stage.answer("scontrol show config", "\n".join(lines) + "\n")
-        return ground_of(self.settings, Registry(), ROOT)
+        return ground_of(self.settings, Registry, ROOT)
 
 
 @pytest.fixture
@@ -239,7 +243,7 @@ def test_a_slurmctld_that_is_away_is_told_once(site: Site) -> None:
     (site.root / "slurm" / "scontrol show config").write_text(
         "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
     )
-    ground = ground_of(site.settings, Registry(), ROOT)
+    ground = ground_of(site.settings, Registry, ROOT)
     assert only(controllers.answers(ground)).status == "wrong"
     for check in (controllers.hosts, controllers.clocks, plugins.jobcomp, slurmconf.usage):
         found = only(check(ground))
@@ -248,7 +252,7 @@ def test_a_slurmctld_that_is_away_is_told_once(site: Site) -> None:
 
 def test_commands_that_are_not_there(site: Site) -> None:
     site.set(cluster={"c1": ClusterSettings(slurm_bin="/nowhere")})
-    found = only(controllers.answers(ground_of(site.settings, Registry(), ROOT)))
+    found = only(controllers.answers(ground_of(site.settings, Registry, ROOT)))
     assert found.status == "wrong"
     assert "slurm_bin" in found.mend[0]
 
@@ -466,22 +470,44 @@ def test_checks_that_there_are_not(watched: Path) -> None:
 
 
 def test_only_operators_are_told(tmp_path: Path) -> None:
-    from steward.access import Access
-    from steward.config import AccessSettings
-    from steward.doctor.actions import DoctorRequest, DoctorRoom, run
-    from steward.errors import Refused
-
     settings = Settings(
         state_dir=str(tmp_path), cluster={"c1": ClusterSettings(slurm=False, spool="/x")}
     )
     access = Access(AccessSettings(operators=("op",)), 0, lambda _: None)
-    room = DoctorRoom(settings, access=access, registry=Registry())
+    room = DoctorRoom(settings, access=access, fresh=Registry)
     request = DoctorRequest(only=("library",))
     with pytest.raises(Refused):
         run(room, Asker(uid=1000, user="ada"), request)
     answer = run(room, Asker(uid=1001, user="op"), request)
     assert [(one.check, one.status) for one in answer.findings] == [("library", "ok")]
     assert answer.status == "ok"
+
+
+def test_what_has_a_database_open_is_used_by_no_check(tmp_path: Path) -> None:
+    opened: list[int] = []
+
+    def check(context: list[int], _asker: Asker, _request: CheckRequest) -> CheckAnswer:
+        return CheckAnswer(findings=(), accounts=len(context), position=0)
+
+    def room() -> list[int]:
+        opened.append(os.getpid())
+        return list(opened)
+
+    def fresh() -> Registry:
+        action = Action(
+            name="bank.check", help="", request=CheckRequest, answer=CheckAnswer, run=check
+        )
+        return Registry((action,), {"bank": room})
+
+    used = fresh()
+    used.call("bank.check", ROOT, CheckRequest())
+    settings = Settings(state_dir=str(tmp_path), bank=BankSettings(enabled=True))
+    access = Access(AccessSettings(), 0, lambda _: None)
+    for _ in range(2):
+        answer = run(DoctorRoom(settings, access=access, fresh=fresh), ROOT, LEDGER)
+        # The check's own process opened its room, behind the one that is open here.
+        assert answer.findings[0].what == "the books of 2 accounts add up"
+    assert opened == [os.getpid()]
 
 
 def test_a_spool_that_is_not_there(site: Site) -> None:

@@ -88,7 +88,7 @@ def registry(settings: Settings) -> Registry:
             "automation": lambda: AutomationRoom(settings, access=access, registry=found),
             "bank": lambda: BankRoom(settings, access=access),
             "credentials": lambda: CredentialsRoom(settings, access=access),
-            "doctor": lambda: DoctorRoom(settings, access=access, registry=found),
+            "doctor": lambda: DoctorRoom(settings, access=access, fresh=lambda: registry(settings)),
             "events": lambda: EventsRoom(settings.state_dir, access),
             "rules": lambda: RulesRoom(settings, access=access),
             "status": lambda: StatusRoom(settings, access=access, registry=found),

@@ -1,5 +1,6 @@
 """What the doctor can be asked: to look at everything, or at some of it."""
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
@@ -47,13 +48,16 @@ class DoctorRoom:
     Args:
         settings: The whole configuration.
         access: Who may see what.
-        registry: What the other rooms can be asked for.
+        fresh: Makes rooms that nobody has used: each check is a process of its own, and what
+            another has open (a connection to a database) is not for it to use.
     """
 
-    def __init__(self, settings: Settings, *, access: Access, registry: Registry) -> None:
+    def __init__(
+        self, settings: Settings, *, access: Access, fresh: Callable[[], Registry]
+    ) -> None:
         self.settings = settings
         self.access = access
-        self.registry = registry
+        self.fresh = fresh
 
 
 def run(room: DoctorRoom, asker: Asker, request: DoctorRequest) -> DoctorAnswer:

@@ -63,7 +63,7 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         settings: The whole configuration.
-        registry: What the other rooms can be asked for.
+        fresh: Makes what the other rooms can be asked for.
         asker: In whose name.
         clusters: The clusters whose Slurm is asked from here.
         own_uid: As whom Steward runs: the owner of its state directory; None before it has one.
@@ -71,7 +71,7 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     settings: Settings
-    registry: Registry
+    fresh: Callable[[], Registry]
     asker: Asker
     clusters: tuple[Asked, ...] = ()
     own_uid: int | None = None
@@ -93,7 +93,8 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             StewardError: It refuses, or cannot.
         """
-        return self.registry.call(action, self.asker, self.registry.decode(action, request))
+        registry = self.fresh()
+        return registry.call(action, self.asker, registry.decode(action, request))
 
 
 OfCluster = Callable[[Ground, Asked], Iterable[Finding]]
@@ -122,13 +123,13 @@ def each_cluster(looked_at: str, check: OfCluster) -> Callable[[Ground], Iterato
 
 
 def ground_of(
-    settings: Settings, registry: Registry, asker: Asker, *, asks_slurm: bool = True
+    settings: Settings, fresh: Callable[[], Registry], asker: Asker, *, asks_slurm: bool = True
 ) -> Ground:
     """The ground of a configuration; Slurm is asked now.
 
     Args:
         settings: The whole configuration.
-        registry: What the other rooms can be asked for.
+        fresh: Makes what the other rooms can be asked for.
         asker: In whose name.
         asks_slurm: Whether a check wants to know what Slurm shows.
     """
@@ -139,7 +140,7 @@ def ground_of(
         own_uid = None
     return Ground(
         settings=settings,
-        registry=registry,
+        fresh=fresh,
         asker=asker,
         clusters=tuple(_asked(name, of) for name, of in here) if asks_slurm else (),
         own_uid=own_uid,

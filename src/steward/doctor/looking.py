@@ -33,7 +33,7 @@ def look(room: DoctorRoom, asker: Asker, request: DoctorRequest) -> DoctorAnswer
     chosen = _chosen(request.only)
     taken_at, began = utc_now(), time.monotonic()
     asks_slurm = any(check.asks_slurm for check in chosen)
-    ground = ground_of(room.settings, room.registry, asker, asks_slurm=asks_slurm)
+    ground = ground_of(room.settings, room.fresh, asker, asks_slurm=asks_slurm)
     works = [_work(check, ground) for check in chosen]
     findings = tuple(
         msgspec.structs.replace(finding, check=check.name)
