@@ -120,6 +120,7 @@ def test_nodes_that_fell_silent_are_told_of(site: BooksSite, tmp_path: Path) -> 
     silent = [one.node for one in site.ask("gaps").findings]
     assert silent == ["n3", "n2"]
     assert [one.node for one in site.ask("gaps", silent_s=3600).findings] == ["n3"]
+    assert site.ask("gaps", silent_s=4e16).findings == ()
     assert site.ask("gaps", clusters=["beta"]).findings == ()
 
 

@@ -270,6 +270,9 @@ def _told_by_nodes(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[
         )
 
 
+_AGES_S: Final = 100 * 366 * 86400.0
+"""Longer than this nobody was silent; and further back the calendar ends."""
+
 _GAPS: Final = {
     "reboot": "it was rebooted, and what it had not sent yet is gone",
     "lost": "it could not write facts down, or had no room for them",
@@ -279,7 +282,7 @@ _GAPS: Final = {
 
 def _silent_nodes(room: AccountingRoom, request: GapsRequest) -> Iterator[Finding]:
     """Nodes that reported once, and do not any more."""
-    before = room.now() - timedelta(seconds=max(0.0, request.silent_s))
+    before = room.now() - timedelta(seconds=min(max(0.0, request.silent_s), _AGES_S))
     try:
         heard = Heard(room.settings.state_dir)
     except Unavailable as error:
