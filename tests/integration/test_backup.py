@@ -32,6 +32,7 @@ from running import (
 import storm
 from steward.archive.files.verify import verify
 from steward.config import FilesSinkSettings, JournalSettings, Settings
+from steward.settings.file import DEFAULT_PATH
 
 JOBS = 400
 
@@ -144,6 +145,33 @@ def test_nothing_redacted_and_nothing_transient_is_in_it(tmp_path: Path) -> None
     later = tmp_path / "later.tar.zst"
     steward("backup", str(later), *config)
     assert not [name for name in unpacked(later)[0] if "before-restore" in name]
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(os.path.exists(DEFAULT_PATH), reason="this host has a configuration")
+def test_a_host_that_has_nothing_gets_it_all(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    saved = tmp_path / "saved.tar.zst"
+    config = tmp_path / "steward.toml"
+    with Daemon(settings, tmp_path) as daemon:
+        submit(tmp_path, range(1, 6))
+        daemon.wait(lambda: daemon.is_quiet(5))
+        steward("backup", str(saved), "--with-archive", "--config", str(config))
+        written = config.read_text()
+    for gone in ("state", "archive"):
+        shutil.rmtree(tmp_path / gone)
+    config.unlink()
+    said = steward("restore", str(saved)).stdout
+    assert f"wrote  {config}" in said
+    assert config.read_text() == written
+    assert config.stat().st_mode & 0o077 == config.stat().st_mode & 0o044
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    assert_kept(settings, range(1, 6))
+    # What is there stays: a configuration that was changed since is the one that counts.
+    config.write_text(f"# changed\n{written}")
+    again = steward("restore", str(saved), "--force").stdout
+    assert f"left   {config}" in again
+    assert config.read_text().startswith("# changed")
 
 
 def unpacked(path: Path) -> tuple[set[str], bytes]:

@@ -101,7 +101,9 @@ def test_the_files_that_a_configuration_names_are_taken(tmp_path: Path) -> None:
     (tmp_path / "rules.d").mkdir()
     (tmp_path / "rules.d" / "one.yaml").touch()
     (tmp_path / "password").touch()
+    (tmp_path / "steward.log").touch()
     settings = Settings(
+        log_file=str(tmp_path / "steward.log"),
         bank=BankSettings(password_file=str(tmp_path / "password")),
         rules=RulesSettings(directories=(str(tmp_path / "rules.d"), "/nowhere")),
     )

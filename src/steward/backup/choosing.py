@@ -25,7 +25,7 @@ _TRANSIENT: Final = re.compile(
 _INCOMING: Final = "incoming"
 _FIRST: Final = ("ledger.db", "catalogue/")
 _LAST: Final = ("rules.db", "journal.db")
-_FILE_KEYS: Final = re.compile(r"(.*_)?file|directories")
+_FILE_KEYS: Final = re.compile(r"(?!log_)(.*_)?file|directories")
 
 
 class Chosen(msgspec.Struct, frozen=True):
