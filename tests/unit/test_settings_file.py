@@ -106,6 +106,7 @@ MISTAKES = [
     ('state_dir = "/x\\ny"\n' + BASE, 1, ["state_dir", "control character"]),
     ('socket = "steward.sock"\n' + BASE, 1, ["socket", "absolute"]),
     ('state_dir = ""\n' + BASE, 1, ["state_dir", "absolute"]),
+    ('log_file = "steward.log"\n' + BASE, 1, ["log_file", "absolute"]),
     ("[cluster.main]\nslurm = false\n", 1, ["slurm = false", "spool"]),
     (BASE + "spool = '/t'\n", 3, ["TOML", "overwrite"]),
     ("[cluster.main\n", 1, ["TOML"]),

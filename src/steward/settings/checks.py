@@ -155,6 +155,7 @@ def _number(value: float, key: KeyPath) -> Iterator[Problem]:
 def _paths(settings: Settings) -> Iterator[Problem]:
     paths: list[tuple[KeyPath, str]] = [
         (("state_dir",), settings.state_dir),
+        (("log_file",), settings.log_file),
         (("socket",), settings.socket),
     ]
     for name, cluster in settings.cluster.items():
