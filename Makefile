@@ -14,7 +14,7 @@ export PYTHON
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check matrix matrix-search bench soak docs setup setup-python
-.PHONY: setup-slurm setup-web setup-servers setup-databases setup-debootstrap setup-dist dist clean
+.PHONY: setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist dist clean
 
 help: ## Show this list
 	@echo "make TARGET, where TARGET is"
@@ -26,8 +26,8 @@ demo: setup-slurm setup-web ## Watch Steward keep the scripts of a real Slurm cl
 test: setup-slurm setup-web ## Run the tests, with the Slurm at hand; under ten minutes
 	@ARGS='$(ARGS)' scripts/test.sh "not wide and $(USUAL)"
 
-test-all: setup-slurm setup-web setup-servers setup-databases setup-debootstrap setup-dist ## Run every test there is, on every version of Slurm
-	@ARGS='$(ARGS)' scripts/test.sh "$(USUAL)" "servers and not long" "database and not servers" "long and not database"
+test-all: setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run every test there is, on every version of Slurm
+	@ARGS='$(ARGS)' scripts/test.sh "$(USUAL)" "servers and not long" "database and not servers" "long and not database" browser
 	@$(MAKE) --no-print-directory matrix MATRIX="$(filter-out installed,$(MATRIX))"
 
 check: setup-python ## Lint, format and types, changing nothing
@@ -72,6 +72,9 @@ setup-python:
 
 setup-web: setup-python
 	@scripts/setup.sh web
+
+setup-browser: setup-python
+	@scripts/setup.sh browser
 
 setup-slurm: setup-python
 	@scripts/setup.sh slurm

@@ -26,7 +26,7 @@ shift
 group=0
 for marks in "$@"; do
     group=$((group + 1))
-    run tests/integration -m "$marks" >"$work/$group" 2>&1 &
+    run tests/integration tests/browser -m "$marks" >"$work/$group" 2>&1 &
     running="$running $!"
 done
 
