@@ -15,12 +15,14 @@ class Sample(NamedTuple):
     Attributes:
         at_s: When, by the monotonic clock.
         rss: Its resident memory, bytes.
-        fds: How many descriptors it has open.
+        fds: How many descriptors it has open, but for directories.
+        directories: How many directories: a sink of files keeps those that it used last.
     """
 
     at_s: float
     rss: int
     fds: int
+    directories: int
 
 
 class Growth:
@@ -41,10 +43,12 @@ class Growth:
         for pid, name in self._processes():
             try:
                 rss = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
-                fds = len(os.listdir(f"/proc/{pid}/fd"))
+                open_ones = list(Path(f"/proc/{pid}/fd").iterdir())
             except OSError:
                 continue  # it has ended
-            sample = Sample(time.monotonic(), rss, fds)
+            directories = sum(one.is_dir() for one in open_ones)
+            fds = len(open_ones) - directories
+            sample = Sample(time.monotonic(), rss, fds, directories)
             self._samples.setdefault((pid, name), []).append(sample)
 
     def begin(self) -> None:

@@ -42,6 +42,8 @@ SQLite's page caches and Python's arenas fill in steps."""
 DESCRIPTORS: Final = 6.0
 """Likewise descriptors: a database that is opened when it is first needed has three, and a
 command of Slurm's that runs has some. One that leaked at each event would be twenty."""
+DIRECTORIES: Final = 140
+"""A sink of files keeps up to 128 open, and fills that up as users and days come."""
 LOOKS: Final = 10
 """Fewer say nothing of how a process grows."""
 MOST_LEFT: Final = 12
@@ -249,6 +251,8 @@ def grows(name: str, samples: list[Sample]) -> str:
     print(f"{name}: {memory / 1e6:+.2f} MB of {least / 1e6:.1f} MB, {fds:+.2f} descriptors")
     if memory > max(MEMORY_BYTES, MEMORY_SHARE * least):
         return f"{name} grew by {memory / 1e6:.1f} MB of {least / 1e6:.1f} MB in {span_s:.0f} s"
+    if samples[-1].directories > DIRECTORIES:
+        return f"{name} has {samples[-1].directories} directories open"
     if fds > DESCRIPTORS:
         return f"{name} has {fds:.1f} descriptors more after {span_s:.0f} s"
     return ""
