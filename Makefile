@@ -59,8 +59,9 @@ soak: setup-slurm setup-databases ## Run the long storms, and a week's operation
 	$(BIN)/python bench/soak.py $(ARGS)
 	STEWARD_BANK_JOBS=1000 $(BIN)/pytest tests/integration/test_bank_thousand.py -k kills
 
-docs: setup-slurm setup-web ## Write the output blocks of README and docs anew, from the demo
+docs: setup-slurm setup-web setup-browser ## Write the output blocks of README and docs anew, from the demo
 	$(BIN)/python scripts/write_docs.py
+	PYTHONPATH=tests:tests/integration:tests/browser $(BIN)/python scripts/write_screenshots.py
 
 dist: setup-python setup-web setup-dist ## Make what is installed elsewhere: packages, wheel and sources, in dist/
 	PYTHONPATH=scripts $(BIN)/python -m packages $(ARGS)
