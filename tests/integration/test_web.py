@@ -89,3 +89,23 @@ def test_the_daemon_away_is_said_and_it_comes_back(site: WebSite) -> None:
     site.daemon.start()
     wait_until(lambda: ada.get("/").status_code == 200)
     assert "Hello ada" in ada.page("/")
+
+
+def test_a_proxys_users_come_and_go(cluster: Sandbox) -> None:
+    web = {"proxy_header": "X-Remote-User", "trusted_proxies": ("127.0.0.1",)}
+    home = Path(cluster.directory) / "proxied"
+    with (
+        WebSite(cluster, home, web=web) as site,
+        httpx.Client(base_url=site.url, headers={"X-Remote-User": "ada"}, timeout=60) as ada,
+    ):
+        page = ada.get("/").text
+        assert "Hello ada" in page
+        csrf = page.partition('name="csrf" value="')[2].partition('"')[0]
+        assert ada.post("/logout", data={"csrf": csrf}).status_code == 200
+        # The proxy still says who she is.
+        wait_until(lambda: "Hello ada" in ada.get("/").text)
+        two = [("X-Remote-User", "grace"), ("X-Remote-User", "ada")]
+        assert httpx.get(site.url, headers=two).status_code == 403
+        for name in ("root", "no-such-user", "ada,grace"):
+            answer = httpx.get(site.url, headers={"X-Remote-User": name})
+            assert answer.status_code in (401, 403), name

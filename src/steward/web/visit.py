@@ -153,8 +153,9 @@ class Doorkeeper:
         """
         how, secret = self.bearer(request)
         if how == "proxy":
-            secret = await self._session_of(secret)
-        me = await self._me(secret)
+            secret, me = await self._by_name(secret)
+        else:
+            me = await self._me(secret)
         if how != "token" and request.method not in ("GET", "HEAD", "OPTIONS"):
             await self._check_form(request, secret)
         is_part = request.headers.get("hx-request") == "true"
@@ -190,7 +191,21 @@ class Doorkeeper:
         peer = request.client.host if request.client else ""
         if peer not in self._web.trusted_proxies:
             return ""
-        return request.headers.get(self._web.proxy_header, "").strip()
+        named = request.headers.getall(self._web.proxy_header, [])
+        if len(named) > 1:
+            # A proxy that adds its word to the client's, in place of replacing it.
+            raise Forged("the proxy names two users: have it remove the header that clients send")
+        return "".join(named).strip()
+
+    async def _by_name(self, user: str) -> tuple[str, MeAnswer]:
+        """The session of a proxy's user; another one where theirs was ended or taken back."""
+        secret = await self._session_of(user)
+        try:
+            return secret, await self._me(secret)
+        except NotKnown:
+            self._by_proxy.pop(user, None)
+        secret = await self._session_of(user)
+        return secret, await self._me(secret)
 
     async def _session_of(self, user: str) -> str:
         now = time.monotonic()
