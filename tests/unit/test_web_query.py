@@ -5,8 +5,6 @@ from litestar.testing import RequestFactory
 
 from steward.errors import UsageError
 from steward.web import query
-from steward.web.errors import TooMany
-from steward.web.events import Streams
 from steward.web.query import Ask
 
 
@@ -42,15 +40,3 @@ def test_numbers_and_switches() -> None:
     assert query.switch(asked("s=1"), "s")
     assert not query.switch(asked("s=0"), "s")
     assert not query.switch(asked("s=1"), "t")
-
-
-def test_nobody_keeps_others_from_watching() -> None:
-    streams = Streams(each=1, all_=2)
-    with streams.one(1):
-        with pytest.raises(TooMany, match="windows"):
-            streams.need_room(1)
-        streams.need_room(2)
-        with streams.one(2), pytest.raises(TooMany, match="too many"):
-            streams.need_room(3)
-        streams.need_room(2)
-    streams.need_room(1)

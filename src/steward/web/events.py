@@ -1,8 +1,6 @@
 """Events for pages: as rows of a table, and as they happen."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -12,7 +10,6 @@ from steward.errors import Refused, Unavailable
 from steward.history.shapes import EventsRequest as PastRequest
 from steward.journal.telling import EventsAnswer, EventsRequest, EventTold
 from steward.journal.wording import EventWords, words
-from steward.web.errors import TooMany
 from steward.web.visit import Visit
 
 EVERY_S: Final = 1.5
@@ -38,42 +35,6 @@ def rows_of(visit: Visit, events: Iterable[EventTold]) -> list[EventRow]:
     """Events as a table shows them to somebody."""
     zones = {role.cluster: role.zone for role in visit.me.clusters}
     return [EventRow(event, words(event), zones.get(event.cluster, "")) for event in events]
-
-
-class Streams:
-    """Counts those who watch, so that nobody keeps others out.
-
-    Args:
-        each: How many streams one user may have.
-        all_: How many there may be altogether.
-    """
-
-    def __init__(self, each: int, all_: int) -> None:
-        self._each = each
-        self._all = all_
-        self._open: Counter[int] = Counter()
-
-    def need_room(self, uid: int) -> None:
-        """Let pass whoever may have one more.
-
-        Raises:
-            TooMany: They have as many as they may, or there are too many altogether.
-        """
-        if self._open[uid] >= self._each:
-            raise TooMany("you watch in too many windows: close one of them")
-        if self._open.total() >= self._all:
-            raise TooMany("too many watch: load the page again in a while")
-
-    @contextmanager
-    def one(self, uid: int) -> Iterator[None]:
-        """One more, for as long as the block lasts."""
-        self._open[uid] += 1
-        try:
-            yield
-        finally:
-            self._open[uid] -= 1
-            if not self._open[uid]:
-                del self._open[uid]
 
 
 class News(msgspec.Struct, frozen=True):

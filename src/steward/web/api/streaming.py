@@ -12,7 +12,8 @@ from steward.errors import StewardError
 from steward.journal.telling import EventsAnswer, EventsRequest
 from steward.web.api.endpoints import Endpoint
 from steward.web.api.reading import query
-from steward.web.errors import TooMany, WrongRequest
+from steward.web.errors import WrongRequest
+from steward.web.streams import STREAMS, Place
 from steward.web.visit import Visit
 
 Ask = Request[Any, Any, Any]
@@ -28,15 +29,8 @@ _SIGN_OF_LIFE: Final = 15
 """Rounds without an event after which something is sent, so that nobody takes it for dead."""
 _LONGEST_S: Final = 1800.0
 """After this the client comes again, and is known anew."""
-_MOST: Final = 100
 _AGAIN_S: Final = 10.0
 _AT_A_TIME: Final = 500
-
-
-class Streams:
-    """How many streams there are; each keeps a connection."""
-
-    count = 0
 
 
 @get("/api/v1/events/stream", include_in_schema=False)
@@ -48,16 +42,20 @@ async def events_stream(request: Ask, visit: Visit) -> Stream:
         if not (last.isascii() and last.isdecimal() and len(last) < 19):
             raise WrongRequest("Last-Event-ID is none of ours")
         asked = msgspec.structs.replace(asked, after=int(last))
-    if Streams.count >= _MOST:
-        raise TooMany("too many look at events at once: come again in a moment", _AGAIN_S)
-    # What is refused is refused with a status.
-    first: EventsAnswer = await visit.ask("events.list", asked)
+    place = STREAMS.take(visit.me.uid)
+    try:
+        # What is refused is refused with a status.
+        first: EventsAnswer = await visit.ask("events.list", asked)
+    except BaseException:
+        place.leave()
+        raise
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return Stream(_lines(visit, asked, first), media_type=MEDIA, headers=headers)
+    return Stream(_lines(visit, asked, first, place), media_type=MEDIA, headers=headers)
 
 
-async def _lines(visit: Visit, asked: EventsRequest, answer: EventsAnswer) -> AsyncIterator[bytes]:
-    Streams.count += 1
+async def _lines(
+    visit: Visit, asked: EventsRequest, answer: EventsAnswer, place: Place
+) -> AsyncIterator[bytes]:
     until = asyncio.get_running_loop().time() + _LONGEST_S
     silent = 0
     try:
@@ -76,4 +74,4 @@ async def _lines(visit: Visit, asked: EventsRequest, answer: EventsAnswer) -> As
         # The client comes again, and is then told why it is not let in, or goes on.
         return
     finally:
-        Streams.count -= 1
+        place.leave()

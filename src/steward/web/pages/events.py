@@ -11,14 +11,12 @@ from litestar.response import ServerSentEvent, ServerSentEventMessage
 from steward.history.consumer import KEPT
 from steward.history.shapes import EventsAnswer, EventsRequest
 from steward.web import query
-from steward.web.events import EVERY_S, Streams, news, rows_of
+from steward.web.events import EVERY_S, news, rows_of
 from steward.web.rendering import Renderer
+from steward.web.streams import STREAMS, Place
 from steward.web.visit import Visit
 
 Ask = Request[Any, Any, Any]
-_EACH: Final = 4
-_ALL: Final = 64
-_STREAMS: Final = Streams(_EACH, _ALL)
 _LONGEST_S: Final = 1800.0
 """After so long a browser has to come again, which it does by itself."""
 _HEARTBEAT_S: Final = 15.0
@@ -61,20 +59,24 @@ async def events(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
 @get("/events/stream", include_in_schema=False)
 async def stream(request: Ask, visit: Visit, pages: Renderer) -> ServerSentEvent:
     """What happens, as it happens, as rows of the page's table."""
-    _STREAMS.need_room(visit.me.uid)
     asked = _asked(request)
     seen = request.headers.get("last-event-id", "")
     is_number = seen.isascii() and seen.isdigit() and len(seen) <= _LONGEST_ID
     position = int(seen) if is_number else query.number(request, "after")
-    # What is asked for wrongly is told before the stream begins.
-    await visit.ask("history.events", asked)
-    return ServerSentEvent(_happening(visit, pages, asked, position))
+    place = STREAMS.take(visit.me.uid)
+    try:
+        # What is asked for wrongly is told before the stream begins.
+        await visit.ask("history.events", asked)
+    except BaseException:
+        place.leave()
+        raise
+    return ServerSentEvent(_happening(visit, pages, asked, position, place))
 
 
 async def _happening(
-    visit: Visit, pages: Renderer, asked: EventsRequest, position: int
+    visit: Visit, pages: Renderer, asked: EventsRequest, position: int, place: Place
 ) -> AsyncIterator[ServerSentEventMessage]:
-    with _STREAMS.one(visit.me.uid):
+    try:
         until = time.monotonic() + _LONGEST_S
         said_at = time.monotonic()
         yield ServerSentEventMessage(comment="here", retry=_RETRY_MS)
@@ -94,6 +96,8 @@ async def _happening(
                 yield ServerSentEventMessage(event="still", data="", id=found.position)
             position = found.position
             await asyncio.sleep(EVERY_S)
+    finally:
+        place.leave()
 
 
 def _asked(request: Ask) -> EventsRequest:
