@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 import msgspec
 from litestar import Request
 
+from steward.errors import UsageError
 from steward.web.api.endpoints import CURSOR, Endpoint
 from steward.web.errors import WrongMedia, WrongRequest
 
@@ -176,7 +177,8 @@ async def body(endpoint: Endpoint, request: Ask) -> dict[str, Any]:
         raise WrongRequest(f"the body cannot be read: {error}") from None
     given = {name: getattr(found, name) for name in found.__struct_fields__}
     if not _is_in_bounds(msgspec.to_builtins(given)):
-        raise WrongRequest("the body holds too large a number")
+        # Where anything may stand no description says how large: it is none of the shape.
+        raise UsageError("the body holds too large a number")
     return given
 
 
