@@ -233,7 +233,8 @@ def test_a_week(site: BankSite) -> None:
     assert status["dead_letters"] == 0
     assert status["journal"]["events"] < status["journal"]["head"], "nothing was let go of"
     assert site.daemon.ask("archive", "verify").returncode == 0
-    assert site.daemon.log_path.stat().st_mode & 0o007 == 0
+    if site.daemon.log_path.exists():  # else nothing was said since it was rotated
+        assert site.daemon.log_path.stat().st_mode & 0o007 == 0
     doctor = json.loads(site.daemon.ask("doctor", "--json", check=False).stdout)
     assert doctor["status"] != "wrong", [
         (one["check"], one["of"], one["what"])
