@@ -27,10 +27,11 @@ from steward.config import (
 )
 from steward.config_automation import SensorSettings
 from steward.doctor import controllers, host, plugins, slurmconf, spool
-from steward.doctor.actions import DoctorRequest, DoctorRoom, run
+from steward.doctor.actions import run
 from steward.doctor.apart import run_apart
 from steward.doctor.findings import Finding, ok, worst
 from steward.doctor.ground import Ground, ground_of
+from steward.doctor.room import DoctorRequest, DoctorRoom
 from steward.errors import Refused, StewardError
 
 LEDGER = DoctorRequest(only=("ledger",))

@@ -14,10 +14,10 @@ from steward.cli.asking import Asked, asking
 from steward.cli.ending import FAILED
 from steward.cli.output import Column
 from steward.cli.text import number, safe
-from steward.doctor.actions import DoctorAnswer, DoctorRequest
 from steward.doctor.checks import CHECKS
 from steward.doctor.findings import Finding, worst, wrong
 from steward.doctor.host import file_of_settings
+from steward.doctor.room import DoctorAnswer, DoctorRequest
 from steward.events import utc_now
 from steward.settings.file import DEFAULT_PATH, ConfigError
 

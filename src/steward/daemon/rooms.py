@@ -22,7 +22,7 @@ from steward.config import Settings
 from steward.credentials.actions import ACTIONS as CREDENTIALS
 from steward.credentials.room import CredentialsRoom
 from steward.doctor.actions import ACTIONS as DOCTOR
-from steward.doctor.actions import DoctorRoom
+from steward.doctor.room import DoctorRoom
 from steward.errors import UsageError
 from steward.events import Event
 from steward.history.actions import ACTIONS as HISTORY

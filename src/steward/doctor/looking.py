@@ -9,11 +9,11 @@ import msgspec
 
 from steward import __version__
 from steward.access import Asker
-from steward.doctor.actions import DoctorAnswer, DoctorRequest, DoctorRoom
 from steward.doctor.apart import Work, run_apart
 from steward.doctor.checks import CHECKS, Check
 from steward.doctor.findings import worst
 from steward.doctor.ground import Ground, ground_of
+from steward.doctor.room import DoctorAnswer, DoctorRequest, DoctorRoom
 from steward.errors import Refused, UsageError
 from steward.events import utc_now
 from steward.jobs.queries import clusters_of

@@ -5,7 +5,7 @@ from typing import Any, Final
 from litestar import Request, Response, get, post
 
 from steward.config_web import WebSettings
-from steward.doctor.actions import DoctorAnswer, DoctorRequest
+from steward.doctor.room import DoctorAnswer, DoctorRequest
 from steward.errors import Refused, UsageError
 from steward.journal.actions import DeadAnswer, DeadRequest, ReplayRequest
 from steward.status.shapes import (
