@@ -1,8 +1,9 @@
 """Serves HTTP: uvicorn, with an end to everything that a client may draw out.
 
 A connection that does not come to its point is closed: ten seconds for the head
-of a request, thirty for all of it. How long an answer takes is the application's
-business. Only so many are served at once, the others are told to come again.
+of a request, thirty for all of it, and a minute to read on in an answer. How long
+an answer takes is the application's business. Only so many are served at once, the
+others are told to come again.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _HEAD_S: Final = 10.0
 _REQUEST_S: Final = 30.0
+_READ_S: Final = 60.0
 _KEEP_S: Final = 5
 _GRACE_S: Final = 3
 _AT_ONCE: Final = 256
@@ -34,9 +36,10 @@ Receive = Callable[[], Any]
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP/1.1, but the head of a request has to be there in time."""
+    """HTTP/1.1, but the head of a request has to be there in time, and answers are to be read."""
 
     _head: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
@@ -52,6 +55,23 @@ class TimedProtocol(H11Protocol):
         """A client is gone."""
         super().connection_lost(exc)
         self._unwatch()
+        self._is_read()
+
+    def pause_writing(self) -> None:
+        """A client reads no more of what it asked for."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(_READ_S, self._too_slow)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        super().resume_writing()
+        self._is_read()
+
+    def _is_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _watch(self) -> None:
         """Have the timer run exactly while the head of a request is under way."""

@@ -109,3 +109,13 @@ def test_a_proxys_users_come_and_go(cluster: Sandbox) -> None:
         for name in ("root", "no-such-user", "ada,grace"):
             answer = httpx.get(site.url, headers={"X-Remote-User": name})
             assert answer.status_code in (401, 403), name
+
+
+def test_what_nobody_may_send_is_refused(site: WebSite) -> None:
+    with httpx.Client(base_url=site.url, timeout=60) as stranger:
+        assert stranger.post("/login", data={"secret": "x" * 10_000}).status_code == 413
+        for path in ("/static/%00", f"/static/{'a' * 300}", f"/jobs/box/{'%41' * 300}"):
+            assert stranger.get(path).status_code == 404, path
+    ada = site.visitor("ada")
+    assert ada.submit("/logout", more="x" * 100_000).status_code == 413
+    assert "Hello ada" in ada.page("/")

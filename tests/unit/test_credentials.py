@@ -166,6 +166,15 @@ def test_tokens_are_listed_and_taken_back_by_their_owner(room: CredentialsRoom) 
             room.bearer(one.secret)
 
 
+def test_nobody_has_tokens_without_number(room: CredentialsRoom) -> None:
+    made = [token(room) for _ in range(100)]
+    with pytest.raises(UsageError, match="revoke"):
+        token(room)
+    request = actions.TokenRevokeRequest(numbers=(made[0].token.id,))
+    ask(room, "credentials.token_revoke", ADA, request)
+    token(room)
+
+
 def test_only_root_makes_tokens_for_others(room: CredentialsRoom) -> None:
     with pytest.raises(Refused):
         token(room, user="daemon")

@@ -112,12 +112,15 @@ def test_what_takes_long_keeps_no_page_waiting(path: str) -> None:
     async def work(desk: Desk) -> None:
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(4):
-                items = desk.stream("test.count", Question(number=50), "", key="")
+                items = desk.stream("test.count", Question(number=50), who="ada")
                 await stack.enter_async_context(contextlib.aclosing(items))
                 await anext(items)
-            more = asyncio.create_task(desk.ask("test.echo", Question(text="more")))
+            asked = desk.ask("test.echo", Question(text="more"), who="ada")
+            more = asyncio.create_task(asked)
             async with asyncio.timeout(30):
                 assert await pid(desk, "test.look")
+                other = await desk.ask("test.echo", Question(text="other"), who="grace")
+                assert other.text == "other"
             assert not more.done()
         # One of the four has ended: there is room.
         async with asyncio.timeout(30):

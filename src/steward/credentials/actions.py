@@ -19,6 +19,8 @@ from steward.credentials.store import Credential
 from steward.errors import Refused, UsageError
 
 _LONGEST_NAME: Final = 200
+_MOST_TOKENS: Final = 100
+"""Of one user, that are good."""
 
 
 class LoginRequest(Request, frozen=True, kw_only=True):
@@ -331,6 +333,11 @@ def _token_create(room: CredentialsRoom, asker: Asker, request: TokenCreateReque
     if len(request.name) > _LONGEST_NAME or not request.name.isprintable():
         raise UsageError(f"a token's name has up to {_LONGEST_NAME} plain characters", request.name)
     now = room.now()
+    living = [one for one in room.store.all_of("token", uid) if not one.ended and one.expires > now]
+    if len(living) >= _MOST_TOKENS:
+        raise UsageError(
+            f"{user} has {len(living)} tokens: take some back with 'steward token revoke'", user
+        )
     secret, kept = room.store.make(
         "token",
         uid=uid,

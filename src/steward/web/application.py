@@ -4,9 +4,9 @@ import logging
 import math
 from collections.abc import Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
-from litestar import Litestar, Request, Response
+from litestar import Litestar, Request, Response, Router
 from litestar.config.compression import CompressionConfig
 from litestar.datastructures import CacheControlHeader, State
 from litestar.di import Provide
@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 API_PATH: Final = "/api/"
 _LARGEST: Final = 2 << 20
+_LARGEST_FORM: Final = 64 << 10
+_LONGEST_PART: Final = 255
+"""Of a path, in bytes: a file's name has no more."""
 _YEAR_S: Final = 365 * 86400
 _UNASKED: Final = ("/static/", "/healthz")
 """What needs no login and counts for nobody."""
@@ -54,6 +57,7 @@ def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIA
         return await doorkeeper.visit(request)
 
     async def count(request: Ask) -> None:
+        _need_path(request.url.path)
         if not request.url.path.removeprefix(prefix).startswith(_UNASKED):
             rate.take(_who(request, doorkeeper))
 
@@ -66,7 +70,12 @@ def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIA
         cache_control=CacheControlHeader(max_age=_YEAR_S, immutable=True, public=True),
     )
     app = Litestar(
-        route_handlers=[static, *PAGES, *API, *more],
+        route_handlers=[
+            static,
+            Router(path="/", route_handlers=PAGES, request_max_body_size=_LARGEST_FORM),
+            *API,
+            *more,
+        ],
         dependencies={
             "visit": Provide(visit),
             "pages": Provide(lambda: pages, sync_to_thread=False),
@@ -91,14 +100,28 @@ def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIA
     return _guarded(_below(prefix, app))
 
 
+def _need_path(path: str) -> None:
+    """Let pass what can be a path: no file is looked for under what cannot be a name.
+
+    Raises:
+        NoSuchPage: It cannot be one.
+    """
+    plain = unquote_to_bytes(path)
+    if b"\0" in plain or any(len(part) > _LONGEST_PART for part in plain.split(b"/")):
+        raise NoSuchPage("there is no such page")
+
+
 def _who(request: Ask, doorkeeper: Doorkeeper) -> str:
     """Whom a request counts for. Who makes up a secret for each is one and the same address."""
     try:
         how, secret = doorkeeper.bearer(request)
     except LoginNeeded:
         how, secret = "token", ""
-    if how == "proxy" or doorkeeper.has_met(secret):
-        return f"{how}:{secret}"
+    if how == "proxy":
+        return f"user:{secret}"
+    uid = doorkeeper.met(secret)
+    if uid is not None:
+        return f"uid:{uid}"
     return f"address:{request.client.host if request.client else ''}"
 
 

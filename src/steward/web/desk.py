@@ -27,9 +27,13 @@ _LONGEST_S: Final = 310.0
 """A little longer than the daemon lets an action be silent: for what is not a page's."""
 _AT_ONCE: Final = 12
 """Connections at once, each a process of the daemon's; it takes a few more than that."""
-_LONG_AT_ONCE: Final = 12
-"""Streams, and what changes something, at once; and of one user:"""
+_LONG_AT_ONCE: Final = 8
+"""Streams at once, and beside them what changes something; and of one user:"""
 _LONG_OF_ONE: Final = 4
+_READS_OF_ONE: Final = 8
+"""Of the connections for pages so many for one user."""
+_PLACE_S: Final = 15.0
+"""How long anything waits for its turn."""
 _KEEP_S: Final = 240.0
 _LONGEST_LINE: Final = 64 << 20
 Decoded = TypeVar("Decoded")
@@ -39,6 +43,10 @@ _READS: Final = frozenset({"read", "scripts"})
 
 class DaemonAway(Unavailable):
     """The daemon does not answer."""
+
+
+class TooSlow(DaemonAway):
+    """The daemon does not come to an end with a question: to ask it again would make it worse."""
 
 
 class _Line:
@@ -69,10 +77,14 @@ class Desk:
         self._path = path
         self._kept: list[_Line] = []
         self._free = asyncio.Semaphore(_AT_ONCE)
-        self._long = asyncio.Semaphore(_LONG_AT_ONCE)
+        self._streams = asyncio.Semaphore(_LONG_AT_ONCE)
+        self._changes = asyncio.Semaphore(_LONG_AT_ONCE)
         self._of_one: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._reads_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def ask(self, name: str, request: Any, auth: str = "", *, key: str = "") -> Any:
+    async def ask(
+        self, name: str, request: Any, auth: str = "", *, key: str = "", who: str = ""
+    ) -> Any:
         """The answer to a request.
 
         Args:
@@ -80,6 +92,7 @@ class Desk:
             request: A value of its request type.
             auth: Secret of a session or token; "" for the process itself.
             key: Under which it is done once; "" for none.
+            who: Whom it counts for; "" for the bearer of ``auth``.
 
         Raises:
             DaemonAway: It does not answer.
@@ -87,21 +100,21 @@ class Desk:
         """
         action = ACTIONS[name]
         answer = None
-        async with contextlib.aclosing(self.stream(name, request, auth, key=key)) as items:
+        async with contextlib.aclosing(self.stream(name, request, auth, key=key, who=who)) as items:
             async for item in items:
                 answer = item
         assert isinstance(answer, action.answer)
         return answer
 
     async def stream(
-        self, name: str, request: Any, auth: str = "", *, key: str = ""
+        self, name: str, request: Any, auth: str = "", *, key: str = "", who: str = ""
     ) -> AsyncGenerator[Any, None]:
         """The items of a stream and at last its answer; raises as :meth:`ask`."""
         action = ACTIONS[name]
         keeps = (action.only_reads or scope_of(name) in _READS) and not action.stream
-        # What may take minutes keeps no page waiting, nor one who asks for much all others.
-        own = self._of_one.setdefault(auth, asyncio.Semaphore(_LONG_OF_ONE))
-        async with contextlib.nullcontext() if keeps else own, self._free if keeps else self._long:
+        async with contextlib.AsyncExitStack() as places:
+            for place in self._places(action, keeps, who or auth):
+                await self._take(places, place)
             line, reply = await self._begin(action, request, auth, keeps, key)
             is_whole = False
             try:
@@ -119,6 +132,24 @@ class Desk:
             if reply.error:
                 raise error_of(reply)
             yield _decoded(msgspec.json.Decoder(action.answer).decode, reply.answer)
+
+    def _places(self, action: Action, keeps: bool, who: str) -> list[asyncio.Semaphore]:
+        """What has to be had: what may take minutes keeps no page waiting, no user all others."""
+        if keeps:
+            own = self._reads_of.setdefault(who, asyncio.Semaphore(_READS_OF_ONE))
+            return [own, self._free]
+        several = self._streams if action.stream else self._changes
+        if not who:
+            return [several]
+        return [self._of_one.setdefault(who, asyncio.Semaphore(_LONG_OF_ONE)), several]
+
+    async def _take(self, places: contextlib.AsyncExitStack, place: asyncio.Semaphore) -> None:
+        try:
+            async with asyncio.timeout(_PLACE_S):
+                await place.acquire()
+        except TimeoutError:
+            raise DaemonAway("too much is asked at once: try again in a moment") from None
+        places.callback(place.release)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -138,6 +169,9 @@ class Desk:
                 continue
             try:
                 return line, await self._said(line, words)
+            except TooSlow:
+                line.close()
+                raise
             except DaemonAway:
                 # The daemon ends kept connections after a while, perhaps just now.
                 line.close()
@@ -174,7 +208,7 @@ class Desk:
             async with asyncio.timeout(line.patience_s):
                 read = await line.reader.readuntil(b"\n")
         except TimeoutError as error:
-            raise DaemonAway("Steward's daemon takes too long to answer", self._path) from error
+            raise TooSlow("Steward's daemon takes too long to answer", self._path) from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise DaemonAway("Steward's daemon ended the connection", self._path) from error
         except asyncio.LimitOverrunError as error:

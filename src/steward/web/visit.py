@@ -61,6 +61,11 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
         return self.me.user
 
     @property
+    def who(self) -> str:
+        """Whom what they ask counts for, however many sessions and tokens they have."""
+        return f"uid {self.me.uid}"
+
+    @property
     def csrf(self) -> str:
         """What proves that a form is from a page of ours; another text on every page.
 
@@ -91,7 +96,7 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             StewardError: Whatever the daemon refuses or cannot do.
         """
-        return await self.desk.ask(name, request, self.secret, key=key)
+        return await self.desk.ask(name, request, self.secret, key=key, who=self.who)
 
 
 def _csrf(secret: str) -> bytes:
@@ -162,9 +167,10 @@ class Doorkeeper:
         is_part = is_part and request.headers.get("hx-history-restore-request") != "true"
         return Visit(how=how, secret=secret, me=me, desk=self._desk, is_part=is_part)
 
-    def has_met(self, secret: str) -> bool:
-        """Whether the daemon has known this secret before."""
-        return secret in self._known
+    def met(self, secret: str) -> int | None:
+        """The uid of whoever brings a secret that the daemon has known before; else None."""
+        found = self._known.get(secret)
+        return None if found is None else found[1].uid
 
     def forget(self, secret: str) -> None:
         """A session has ended."""

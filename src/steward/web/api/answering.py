@@ -120,7 +120,7 @@ def _is_known(shown: str, etag: str) -> bool:
 
 async def _streamed(endpoint: Endpoint, asked: Any, visit: Visit) -> Response[Any]:
     """The lines of a stream, as the daemon's socket has them; the last says how it ended."""
-    stream = visit.desk.stream(endpoint.action, asked, visit.secret)
+    stream = visit.desk.stream(endpoint.action, asked, visit.secret, who=visit.who)
     # What is refused is refused with a status: so the first line is waited for.
     try:
         first = await anext(stream)

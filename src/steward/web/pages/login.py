@@ -20,6 +20,8 @@ from steward.web.rendering import Renderer
 from steward.web.visit import COOKIE, Doorkeeper, Visit
 
 Ask = Request[Any, Any, Any]
+_LARGEST: Final = 4 << 10
+"""Of a form that anybody may send, in bytes."""
 
 
 @get("/login/{secret:str}", include_in_schema=False)
@@ -30,7 +32,7 @@ async def login(request: Ask, pages: Renderer, secret: FromPath[str]) -> Respons
     return pages.page("login.html", user=answer.user, secret=secret)
 
 
-@post("/login", include_in_schema=False, status_code=303)
+@post("/login", include_in_schema=False, status_code=303, request_max_body_size=_LARGEST)
 async def log_in(request: Ask, pages: Renderer) -> Response[Any]:
     """Take a link, once, for a session."""
     # There is no session yet that a token could prove; a page of another site is turned away.
