@@ -21,8 +21,8 @@ from steward.bank.notices import Notice
 from steward.bank.records import Factor
 from steward.bank.statements import OUTBOX
 from steward.cli.bank_rate_options import factors_of, permille, shown, times, weights
-from steward.printable import no_formula
 from steward.errors import UsageError
+from steward.printable import no_formula
 
 
 @pytest.fixture

@@ -67,7 +67,9 @@ def test_a_token_comes_before_a_cookie() -> None:
     assert doorkeeper().bearer(asked(cookie="steward_session=sts_1")) == ("cookie", "sts_1")
 
 
-@pytest.mark.parametrize("header", ["", "Basic eDp5", "Bearer", "Bearer  ", "Bearer \xa0", "Bearer \t", "stt_1"])
+@pytest.mark.parametrize(
+    "header", ["", "Basic eDp5", "Bearer", "Bearer  ", "Bearer \xa0", "Bearer \t", "stt_1"]
+)
 def test_nobody_is_told_to_log_in(header: str) -> None:
     with pytest.raises(LoginNeeded, match="steward login"):
         doorkeeper().bearer(asked(authorization=header))
