@@ -14,7 +14,7 @@ from steward.access import Access, Asker
 from steward.actions import Registry
 from steward.config import AccessSettings, ClusterSettings, Settings
 from steward.config_web import WebSettings
-from steward.credentials import actions, scopes
+from steward.credentials import actions, scopes, shapes
 from steward.credentials.errors import NoSuchCredential, NotInScope, NotKnown
 from steward.credentials.room import Bearer, CredentialsRoom
 from steward.credentials.store import CredentialStore
@@ -61,28 +61,28 @@ def ask(room: CredentialsRoom, name: str, asker: Asker, request: object) -> obje
 
 
 def login(room: CredentialsRoom, asker: Asker = ADA) -> str:
-    answer = ask(room, "credentials.login", asker, actions.LoginRequest())
-    assert isinstance(answer, actions.LoginAnswer)
+    answer = ask(room, "credentials.login", asker, shapes.LoginRequest())
+    assert isinstance(answer, shapes.LoginAnswer)
     return answer.url.rpartition("/")[2]
 
 
 def opened(room: CredentialsRoom, **asked: str) -> str:
-    answer = ask(room, "credentials.open", WEB, actions.OpenRequest(**asked))
-    assert isinstance(answer, actions.OpenAnswer)
+    answer = ask(room, "credentials.open", WEB, shapes.OpenRequest(**asked))
+    assert isinstance(answer, shapes.OpenAnswer)
     return answer.secret
 
 
-def token(room: CredentialsRoom, asker: Asker = ADA, **asked: object) -> actions.TokenAnswer:
-    request = actions.TokenCreateRequest(**asked)  # type: ignore[arg-type]
+def token(room: CredentialsRoom, asker: Asker = ADA, **asked: object) -> shapes.TokenAnswer:
+    request = shapes.TokenCreateRequest(**asked)  # type: ignore[arg-type]
     answer = ask(room, "credentials.token_create", asker, request)
-    assert isinstance(answer, actions.TokenAnswer)
+    assert isinstance(answer, shapes.TokenAnswer)
     return answer
 
 
 def test_a_link_opens_one_session(room: CredentialsRoom) -> None:
     link = login(room)
-    assert ask(room, "credentials.peek", WEB, actions.PeekRequest(secret=link)) == (
-        actions.PeekAnswer(user="nobody")
+    assert ask(room, "credentials.peek", WEB, shapes.PeekRequest(secret=link)) == (
+        shapes.PeekAnswer(user="nobody")
     )
     bearer = room.bearer(opened(room, secret=link))
     assert bearer == Bearer(asker=Asker(uid=ADA.uid, user="nobody", how="session"))
@@ -105,7 +105,7 @@ def test_a_link_and_a_session_end(room: CredentialsRoom, clock: Clock) -> None:
 
 def test_a_session_is_closed(room: CredentialsRoom) -> None:
     session = opened(room, secret=login(room))
-    ask(room, "credentials.close", WEB, actions.CloseRequest(secret=session))
+    ask(room, "credentials.close", WEB, shapes.CloseRequest(secret=session))
     with pytest.raises(NotKnown):
         room.bearer(session)
 
@@ -152,15 +152,15 @@ def test_what_a_token_is_good_for(room: CredentialsRoom, clock: Clock) -> None:
 
 def test_tokens_are_listed_and_taken_back_by_their_owner(room: CredentialsRoom) -> None:
     mine, other = token(room), token(room, WEB)
-    listed = ask(room, "credentials.token_list", ADA, actions.TokenListRequest())
-    assert isinstance(listed, actions.TokenListAnswer)
+    listed = ask(room, "credentials.token_list", ADA, shapes.TokenListRequest())
+    assert isinstance(listed, shapes.TokenListAnswer)
     assert [one.id for one in listed.tokens] == [mine.token.id]
     for asker, number in ((ADA, other.token.id), (WEB, mine.token.id)):
-        request = actions.TokenRevokeRequest(numbers=(number,))
+        request = shapes.TokenRevokeRequest(numbers=(number,))
         with pytest.raises(NoSuchCredential):
             ask(room, "credentials.token_revoke", asker, request)
     for asker, one in ((ADA, mine), (ROOT, other)):
-        request = actions.TokenRevokeRequest(numbers=(one.token.id,))
+        request = shapes.TokenRevokeRequest(numbers=(one.token.id,))
         ask(room, "credentials.token_revoke", asker, request)
         with pytest.raises(NotKnown):
             room.bearer(one.secret)
@@ -170,7 +170,7 @@ def test_nobody_has_tokens_without_number(room: CredentialsRoom) -> None:
     made = [token(room) for _ in range(100)]
     with pytest.raises(UsageError, match="revoke"):
         token(room)
-    request = actions.TokenRevokeRequest(numbers=(made[0].token.id,))
+    request = shapes.TokenRevokeRequest(numbers=(made[0].token.id,))
     ask(room, "credentials.token_revoke", ADA, request)
     token(room)
 

@@ -14,7 +14,7 @@ from steward.settings.file import ConfigError, load
 
 LOCAL = '[cluster.c1]\nslurm = false\nspool = "/spool"\n'
 NODES = '[nodes]\nlisten = "0.0.0.0:6826"\n'
-PACKAGING = Path(__file__).parents[2] / "packaging"
+PACKAGING = Path(__file__).parents[2] / "packaging" / "systemd"
 
 
 def loaded(tmp_path: Path, text: str) -> Settings:

@@ -6,7 +6,7 @@ import pytest
 
 from steward.automation.catalogue import operations
 from steward.automation.describing import read
-from steward.credentials.actions import ClusterRole
+from steward.credentials.shapes import ClusterRole
 from steward.errors import UsageError
 from steward.status.shapes import ConsumerLine, DiskLine, StatusShowAnswer
 from steward.web.changing import VERBS, lines_of, run_request, verbs_of

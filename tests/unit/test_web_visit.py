@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from litestar.testing import RequestFactory
 
 from steward.config_web import WebSettings
-from steward.credentials.actions import MeAnswer
+from steward.credentials.shapes import MeAnswer
 from steward.web.desk import Desk
 from steward.web.errors import LoginNeeded
 from steward.web.visit import Doorkeeper, Visit, is_ours

@@ -10,14 +10,14 @@ from steward.cli.asking import Asked, asking_columns, asking_json
 from steward.cli.lazy import CONTEXT, EVERYONE, Entry, LazyGroup
 from steward.cli.output import Column
 from steward.cli.times import show
-from steward.credentials.actions import (
+from steward.credentials.scopes import SCOPES
+from steward.credentials.shapes import (
     TokenAnswer,
     TokenCreateRequest,
     TokenListAnswer,
     TokenListRequest,
     TokenRevokeRequest,
 )
-from steward.credentials.scopes import SCOPES
 from steward.credentials.store import Credential
 from steward.errors import UsageError
 

@@ -6,215 +6,39 @@ link was made, or whom a proxy names that the configuration trusts: it cannot
 be anybody without their link.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 from steward.access import Asker
-from steward.actions import Action, Answer, Request, Shape
+from steward.actions import Action, Answer
 from steward.config_web import WebSettings
 from steward.credentials.errors import NoSuchCredential
 from steward.credentials.room import CredentialsRoom, uid_of, web_uids
-from steward.credentials.scopes import SCOPES, Scope
-from steward.credentials.store import Credential
+from steward.credentials.scopes import SCOPES
+from steward.credentials.shapes import (
+    CloseRequest,
+    ClusterRole,
+    LoginAnswer,
+    LoginRequest,
+    MeAnswer,
+    MeRequest,
+    OpenAnswer,
+    OpenRequest,
+    PeekAnswer,
+    PeekRequest,
+    SettingsAnswer,
+    SettingsRequest,
+    TokenAnswer,
+    TokenCreateRequest,
+    TokenListAnswer,
+    TokenListRequest,
+    TokenRevokeRequest,
+)
 from steward.errors import Refused, UsageError
 
 _LONGEST_NAME: Final = 200
 _MOST_TOKENS: Final = 100
 """Of one user, that are good."""
-
-
-class LoginRequest(Request, frozen=True, kw_only=True):
-    """credentials.login: a link that logs whoever asks into the pages, once."""
-
-
-class LoginAnswer(Answer, frozen=True, kw_only=True):
-    """A link.
-
-    Attributes:
-        url: The link; secret.
-        expires: Until when it can be used, UTC.
-    """
-
-    url: str
-    expires: datetime
-
-
-class OpenRequest(Request, frozen=True, kw_only=True):
-    """credentials.open: a session for whoever brings a link, or whom a trusted proxy names.
-
-    Attributes:
-        secret: The link's secret …
-        user: … or the proxy's user.
-    """
-
-    secret: str = ""
-    user: str = ""
-
-
-class OpenAnswer(Answer, frozen=True, kw_only=True):
-    """A session.
-
-    Attributes:
-        secret: What the browser keeps.
-        user: Whose it is.
-        expires: Until when it is good, UTC.
-    """
-
-    secret: str
-    user: str
-    expires: datetime
-
-
-class PeekRequest(Request, frozen=True, kw_only=True):
-    """credentials.peek: for whom a link is, without taking it.
-
-    Attributes:
-        secret: The link's.
-    """
-
-    secret: str
-
-
-class PeekAnswer(Answer, frozen=True, kw_only=True):
-    """For whom a link is.
-
-    Attributes:
-        user: That one.
-    """
-
-    user: str
-
-
-class CloseRequest(Request, frozen=True, kw_only=True):
-    """credentials.close: end a session.
-
-    Attributes:
-        secret: The session's.
-    """
-
-    secret: str
-
-
-class MeRequest(Request, frozen=True, kw_only=True):
-    """credentials.me: who asks, and what they are."""
-
-
-class ClusterRole(Shape, frozen=True, kw_only=True):
-    """What somebody is on a cluster.
-
-    Attributes:
-        cluster: Its name.
-        zone: IANA name of its zone; "" for this host's.
-        operator: Whether they may see and do everything …
-        administrator: … and what only Slurm's administrators may.
-        sees_nodes: Whether they may see nodes.
-        sees_jobs: Whether they may see everybody's jobs.
-        coordinates: The accounts that they coordinate.
-    """
-
-    cluster: str
-    zone: str
-    operator: bool
-    administrator: bool
-    sees_nodes: bool
-    sees_jobs: bool
-    coordinates: tuple[str, ...]
-
-
-class MeAnswer(Answer, frozen=True, kw_only=True):
-    """Who asks.
-
-    Attributes:
-        uid: Their uid.
-        user: Their name; "" for none.
-        how: How they are known.
-        clusters: What they are on each cluster.
-        bank: Whether there is a bank.
-        sensor: Whether there is a sensor.
-        rules: Whether rules run.
-    """
-
-    uid: int
-    user: str
-    how: str
-    clusters: tuple[ClusterRole, ...]
-    bank: bool
-    sensor: bool
-    rules: bool
-
-
-class SettingsRequest(Request, frozen=True, kw_only=True):
-    """credentials.settings: what the process that serves pages has to know."""
-
-
-class SettingsAnswer(Answer, frozen=True, kw_only=True):
-    """[web].
-
-    Attributes:
-        web: It.
-    """
-
-    web: WebSettings
-
-
-class TokenCreateRequest(Request, frozen=True, kw_only=True):
-    """credentials.token_create: a token for a program.
-
-    Attributes:
-        name: What it is for.
-        scopes: What it may do.
-        expires_s: How long it is good, in seconds.
-        user: Whose it is; whoever asks if empty.
-    """
-
-    name: str = ""
-    scopes: tuple[Scope, ...] = ("read",)
-    expires_s: float = 90 * 86400.0
-    user: str = ""
-
-
-class TokenAnswer(Answer, frozen=True, kw_only=True):
-    """A new token.
-
-    Attributes:
-        secret: What the program keeps; never told again.
-        token: What is kept of it here.
-    """
-
-    secret: str
-    token: Credential
-
-
-class TokenListRequest(Request, frozen=True, kw_only=True):
-    """credentials.token_list: the tokens.
-
-    Attributes:
-        everybodys: Those of all users, not of whoever asks alone.
-        sessions: Sessions of browsers, too.
-    """
-
-    everybodys: bool = False
-    sessions: bool = False
-
-
-class TokenListAnswer(Answer, frozen=True, kw_only=True):
-    """Tokens, newest first.
-
-    Attributes:
-        tokens: They.
-    """
-
-    tokens: tuple[Credential, ...]
-
-
-class TokenRevokeRequest(Request, frozen=True, kw_only=True):
-    """credentials.token_revoke: take tokens or sessions back.
-
-    Attributes:
-        numbers: Theirs.
-    """
-
-    numbers: tuple[int, ...]
 
 
 def _login(room: CredentialsRoom, asker: Asker, request: LoginRequest) -> LoginAnswer:  # noqa: ARG001 - it has no fields

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from steward.automation.actions import RunRequest
-from steward.credentials.actions import ClusterRole
+from steward.credentials.shapes import ClusterRole
 from steward.errors import UsageError
 
 Needs = Literal["operator", "administrator"]

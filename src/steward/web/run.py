@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 from steward.config_web import WebSettings
-from steward.credentials.actions import SettingsAnswer, SettingsRequest
+from steward.credentials.shapes import SettingsAnswer, SettingsRequest
 from steward.serving import Served, listen, serve
 from steward.waiting import Backoff, Stop
 from steward.web.application import application

@@ -14,14 +14,8 @@ import msgspec
 from litestar import Request
 
 from steward.config_web import WebSettings
-from steward.credentials.actions import (
-    ClusterRole,
-    MeAnswer,
-    MeRequest,
-    OpenAnswer,
-    OpenRequest,
-)
 from steward.credentials.errors import NotKnown
+from steward.credentials.shapes import ClusterRole, MeAnswer, MeRequest, OpenAnswer, OpenRequest
 from steward.web.desk import Desk
 from steward.web.errors import Forged, LoginNeeded
 

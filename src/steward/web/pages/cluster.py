@@ -6,7 +6,7 @@ from typing import Any, Final
 from litestar import Request, Response, get
 from litestar.params import FromPath
 
-from steward.credentials.actions import ClusterRole
+from steward.credentials.shapes import ClusterRole
 from steward.history.shapes import (
     NodesAnswer,
     NodesRequest,

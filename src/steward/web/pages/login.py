@@ -7,7 +7,7 @@ from litestar.datastructures import Cookie
 from litestar.params import FromPath
 
 from steward.config_web import WebSettings
-from steward.credentials.actions import (
+from steward.credentials.shapes import (
     CloseRequest,
     OpenAnswer,
     OpenRequest,

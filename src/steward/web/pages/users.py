@@ -12,14 +12,14 @@ from steward.accounting.listing.shapes import JobsRequest as ListRequest
 from steward.bank.asking_accounts import AccountPage, UserShowRequest
 from steward.bank.asking_views import UsageAnswer, UsageRequest
 from steward.bank.money import MICRO
-from steward.credentials.actions import (
+from steward.credentials.scopes import SCOPES
+from steward.credentials.shapes import (
     TokenAnswer,
     TokenCreateRequest,
     TokenListAnswer,
     TokenListRequest,
     TokenRevokeRequest,
 )
-from steward.credentials.scopes import SCOPES
 from steward.errors import Refused, StewardError, Unavailable, UsageError
 from steward.events import utc_now
 from steward.reports.shapes import WasteAnswer, WasteRequest
