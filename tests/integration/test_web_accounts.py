@@ -57,6 +57,16 @@ def books(site: WebSite) -> None:
         t.transfers.deposit("chemistry", 77 * MICRO, BY)
         for user in ("ada", "grace"):
             t.accounts.set_user("physics", user, BY, limit=None)
+        stray = Charge(
+            cluster="box",
+            job_id=99,
+            first_submit=now,
+            account="left-over",
+            user="olga",
+            amount=MICRO,
+            use=Use(tres={"cpu": 1}, start=now, seconds=1800),
+        )
+        t.charges.charge(stray, BY)
         for number in range(60):
             start = now - timedelta(hours=number + 1)
             t.charges.charge(
@@ -80,6 +90,10 @@ def test_everybody_sees_their_accounts_and_no_others(site: WebSite) -> None:
     every = site.visitor(OPERATOR).page("/accounts")
     assert every.index("science") < every.index("chemistry") < every.index("physics")
     grace = site.visitor("grace")
+    # Of what was merely charged to there is a page, too.
+    operator = site.visitor(OPERATOR)
+    assert "left-over" in every
+    assert "Nobody created" in operator.page("/accounts/left-over")
     for path in ("/accounts/chemistry", "/accounts/chemistry/statement", "/accounts/nonsense"):
         assert grace.get(path).status_code in (403, 404), path
     assert "77" not in grace.get("/accounts/chemistry").text

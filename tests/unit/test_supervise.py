@@ -14,7 +14,7 @@ from steward.errors import StewardError
 from steward.waiting import Stop
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"

@@ -10,6 +10,7 @@ from steward.cli.output import Column
 from steward.cli.text import number, size
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
+from steward.errors import Missing
 from steward.history.shapes import (
     EventsAnswer,
     EventsRequest,
@@ -22,6 +23,7 @@ from steward.history.shapes import (
 )
 from steward.journal.telling import EventTold
 from steward.journal.wording import words
+from steward.slurm.nodelists import expand
 
 
 @asking_columns
@@ -92,6 +94,8 @@ def node(
             zone=zone,
         ),
     )
+    if answer.sensor and wanted and not (at or partitions or states):
+        _need_seen(wanted, answer)
     if asked.style.json:
         output.print_json(answer)
         return
@@ -100,6 +104,13 @@ def node(
         output.warn(
             "there is no sensor, which alone tells of nodes: set enabled = true in [sensor]"
         )
+
+
+def _need_seen(wanted: str, answer: NodesAnswer) -> None:
+    seen = {one.node for one in answer.nodes}
+    missing = [name for name in expand(wanted) if name not in seen]
+    if missing:
+        raise Missing(f"the sensor has seen no node {', '.join(missing[:5])}", missing)
 
 
 def _nodes(answer: NodesAnswer) -> list[Column]:

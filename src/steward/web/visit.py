@@ -141,7 +141,10 @@ class Doorkeeper:
         secret = request.cookies.get(COOKIE, "")
         if secret:
             return "cookie", secret
-        raise LoginNeeded("log in first: run 'steward login' on a login node")
+        raise LoginNeeded(
+            "log in first: run 'steward login' on a login node (programs bring a token of "
+            "'steward token create')"
+        )
 
     async def visit(self, request: Ask) -> Visit:
         """Who a request is from.

@@ -21,6 +21,7 @@ from steward.bank.asking_accounts import (
 from steward.bank.asking_course import CourseAnswer, CourseRequest
 from steward.bank.asking_money import DepositRequest, WithdrawRequest
 from steward.bank.asking_views import (
+    AccountBalance,
     BalanceAnswer,
     BalanceRequest,
     HoldsAnswer,
@@ -152,7 +153,7 @@ async def _page(visit: Visit, pages: Renderer, name: str, error: str = "") -> Re
     lines: StatementAnswer
     held: HoldsAnswer | None
     shown, course, users, lines, held = await asyncio.gather(
-        visit.ask("bank.account_show", AccountShowRequest(names=(line.account,))),
+        _shown(visit, line),
         visit.ask("bank.course", CourseRequest(account=line.account, since=since)),
         visit.ask("bank.usage", UsageRequest(accounts=(line.account,), since=since)),
         visit.ask("bank.statement", StatementRequest(account=line.account, limit=_LINES)),
@@ -186,6 +187,16 @@ async def _page(visit: Visit, pages: Renderer, name: str, error: str = "") -> Re
 
 def _coordinates(visit: Visit, account: str) -> bool:
     return any(account in role.coordinates for role in visit.me.clusters)
+
+
+async def _shown(visit: Visit, line: AccountBalance) -> AccountPage:
+    """Its members and owners; of an account that nobody created there is nothing to be shown."""
+    if not line.known:
+        return AccountPage()
+    page: AccountPage = await visit.ask(
+        "bank.account_show", AccountShowRequest(names=(line.account,))
+    )
+    return page
 
 
 async def _holds(visit: Visit, account: str) -> HoldsAnswer | None:

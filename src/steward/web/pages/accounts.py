@@ -35,7 +35,8 @@ async def accounts(visit: Visit, pages: Renderer) -> Response[Any]:
     if not visit.me.bank:
         return pages.page("no_bank.html", visit, here="/accounts")
     answer: BalanceAnswer = await visit.ask("bank.balance", BalanceRequest())
-    names = tuple(one.account for one in answer.accounts)
+    # Of what nobody created, and jobs were only charged to, there is nothing more to show.
+    names = tuple(one.account for one in answer.accounts if one.known)
     shown = AccountPage(unit=answer.unit, decimals=answer.decimals, zone=answer.zone)
     if names:
         shown = await visit.ask("bank.account_show", AccountShowRequest(names=names))

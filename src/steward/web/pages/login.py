@@ -24,6 +24,12 @@ _LARGEST: Final = 4 << 10
 """Of a form that anybody may send, in bytes."""
 
 
+@get("/login", include_in_schema=False, sync_to_thread=False)
+def how_to(pages: Renderer) -> Response[Any]:
+    """Say how to log in."""
+    return pages.page("login_needed.html", text="You log in by a link.")
+
+
 @get("/login/{secret:str}", include_in_schema=False)
 async def login(request: Ask, pages: Renderer, secret: FromPath[str]) -> Response[Any]:
     """Ask whether somebody is who a link is for: programs that look at links take none."""
@@ -71,4 +77,4 @@ def _cookie(web: WebSettings, pages: Renderer, value: str, max_age_s: int) -> Co
     )
 
 
-ROUTES: Final = (login, log_in, log_out)
+ROUTES: Final = (how_to, login, log_in, log_out)
