@@ -18,7 +18,7 @@ from steward.demo.cast import PASSWORD
 from steward.sandbox import Sandbox
 
 STEWARD = os.path.join(os.path.dirname(sys.executable), "steward")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def processes_of(directory: Path) -> list[str]:
 @pytest.mark.matrix
 def test_the_demo_ends_by_itself_and_leaves_nothing(directory: Path, slurm_version: str) -> None:
     process = demo(directory, slurm=slurm_version)
-    output, _ = process.communicate(timeout=150)
+    output, _ = process.communicate(timeout=450)
     assert process.returncode == 0, output
     assert "FAILED " not in output.replace("FAILED   ", "")  # a job's state stands in a column
     assert output.count("   ok  ") >= 8
@@ -66,7 +66,7 @@ def test_the_demo_ends_by_itself_and_leaves_nothing(directory: Path, slurm_versi
 def test_a_kept_demo_goes_on_and_ends_when_told(directory: Path, slurm_version: str) -> None:
     process = demo(directory, "--keep", slurm=slurm_version)
     try:
-        output, _ = process.communicate(timeout=150)
+        output, _ = process.communicate(timeout=450)
         assert process.returncode == 0, output
         sandbox = Sandbox.load(str(directory))
         assert sandbox.is_up()
