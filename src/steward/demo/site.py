@@ -25,8 +25,8 @@ from steward.demo.pages import Pages, link_in
 from steward.journal.actions import StatusAnswer
 from steward.sandbox import Inside, Sandbox, SandboxSpec, SlurmMissing
 
-_UP_S: Final = 20.0
-_JOBS_S: Final = 40.0
+_UP_S: Final = 60.0
+_JOBS_S: Final = 120.0
 _STOP_S: Final = 8.0
 _GATE: Final = "steward/gate.sock"
 _LOGIN: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "SLURM_CONF")
