@@ -53,7 +53,11 @@ def processes_of(directory: Path) -> list[str]:
 @pytest.mark.matrix
 def test_the_demo_ends_by_itself_and_leaves_nothing(directory: Path, slurm_version: str) -> None:
     process = demo(directory, slurm=slurm_version)
-    output, _ = process.communicate(timeout=450)
+    try:
+        output, _ = process.communicate(timeout=450)
+    finally:
+        process.kill()
+        process.wait()
     assert process.returncode == 0, output
     assert "FAILED " not in output.replace("FAILED   ", "")  # a job's state stands in a column
     assert output.count("   ok  ") >= 8
