@@ -55,6 +55,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),
     pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
     pytest.mark.long,
+    pytest.mark.soak,
     pytest.mark.timeout(int(3 * SOAK_S + 900)),
 ]
 
