@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -72,10 +73,10 @@ def open_bank(settings: Settings) -> None:
     ledger.close()
 
 
-def until(is_so: object, what: str) -> None:
+def until(is_so: Callable[[], bool], what: str) -> None:
     """Wait until something is so."""
     end = time.monotonic() + WAIT_S
-    while not is_so():  # type: ignore[operator]
+    while not is_so():
         if time.monotonic() > end:
             raise SystemExit(f"{what} did not come about")
         time.sleep(0.1)

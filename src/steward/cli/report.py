@@ -15,12 +15,15 @@ from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
 from steward.errors import UsageError
 from steward.reports.shapes import (
+    AccountRow,
     AccountsRequest,
     By,
     ClusterRequest,
     JobsRequest,
+    PartitionRow,
     PartitionsRequest,
     ReportAnswer,
+    UserRow,
     UsersRequest,
     WaitsRequest,
     WasteRequest,
@@ -202,7 +205,7 @@ def accounts(wanted: Wanted, asked: Asked) -> None:
     columns = [
         Column("Account", lambda row: row.account),
         Column("User", lambda row: "" if row.uid is None else row.user or str(row.uid)),
-        *_used(answer, wanted),
+        *_used(answer.rows, wanted),
     ]
     _print(answer, wanted, asked, columns)
 
@@ -220,7 +223,7 @@ def users(
     columns = [
         Column("User", _user),
         Column("Accounts", lambda row: ",".join(row.accounts), widest=40),
-        *_used(answer, wanted),
+        *_used(answer.rows, wanted),
         Column("Completed", lambda row: str(row.completed), right=True),
         Column("Failed", lambda row: str(row.failed), right=True),
     ]
@@ -231,8 +234,8 @@ def _user(row: Any) -> str:
     return row.user or ("" if row.uid is None else str(row.uid))
 
 
-def _used(answer: ReportAnswer, wanted: Wanted) -> list[Column]:
-    gpus = any(row.gpu_s for row in answer.rows)  # type: ignore[attr-defined]
+def _used(rows: Sequence[AccountRow | UserRow | PartitionRow], wanted: Wanted) -> list[Column]:
+    gpus = any(row.gpu_s for row in rows)
     return [
         Column("Jobs", lambda row: str(row.jobs), right=True),
         wanted.amount("cpu_s", "CPU"),
@@ -249,7 +252,7 @@ def partitions(wanted: Wanted, asked: Asked) -> None:
     answer = asked.call("reports.partitions", PartitionsRequest(**wanted.fields))
     columns = [
         Column("Partition", lambda row: row.partition),
-        *_used(answer, wanted),
+        *_used(answer.rows, wanted),
         *_waits(),
     ]
     _print(answer, wanted, asked, columns)
@@ -355,7 +358,7 @@ def _print(answer: ReportAnswer, wanted: Wanted, asked: Asked, columns: Sequence
     if style.json:
         output.print_json(answer)
         return
-    rows: Sequence[Any] = answer.rows  # type: ignore[attr-defined]
+    rows = answer.rows
     periods, zone = answer.periods, answer.zone
     clusters = {row.cluster for row in rows}
     table = [

@@ -309,11 +309,13 @@ class ReportAnswer(Answer, frozen=True, kw_only=True):
         periods: The times that are reported on, the first first.
         zone: IANA name of the zone that they are cut in.
         is_all: Whether everybody's jobs are in it: else those that the asker may see.
+        rows: What is reported.
     """
 
     periods: tuple[Period, ...]
     zone: str
     is_all: bool = True
+    rows: tuple[Row, ...]
 
 
 class ClusterAnswer(ReportAnswer, frozen=True, kw_only=True):

@@ -50,7 +50,6 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
         request: What its action is asked.
         columns: Of its table.
         plot: Attribute of a row that is drawn by period, or by row where there is one period.
-        label: What a bar stands for.
         of_jobs: Whether it can be of some accounts, users and partitions alone.
     """
 
@@ -60,7 +59,6 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     request: type[ReportRequest]
     columns: Sequence[Column]
     plot: str
-    label: Callable[[Any], str]
     of_jobs: bool = True
 
 
@@ -155,7 +153,6 @@ KINDS: Final[dict[str, Kind]] = {
                 _share("GPUs used", "allocated_gpu_s", "reported_gpu_s"),
             ),
             plot="allocated_cpu_s",
-            label=lambda row: row.cluster,
             of_jobs=False,
         ),
         Kind(
@@ -165,7 +162,6 @@ KINDS: Final[dict[str, Kind]] = {
             request=AccountsRequest,
             columns=(_word("Account", "account", "accounts"), _user(), *_USED),
             plot="cpu_s",
-            label=lambda row: f"{row.account} {row.user}".strip(),
         ),
         Kind(
             name="users",
@@ -179,7 +175,6 @@ KINDS: Final[dict[str, Kind]] = {
                 _count("Failed", "failed"),
             ),
             plot="cpu_s",
-            label=lambda row: row.user,
         ),
         Kind(
             name="partitions",
@@ -188,7 +183,6 @@ KINDS: Final[dict[str, Kind]] = {
             request=PartitionsRequest,
             columns=(_word("Partition", "partition", "partitions"), *_USED, *_WAITED),
             plot="cpu_s",
-            label=lambda row: row.partition,
         ),
         Kind(
             name="waits",
@@ -197,7 +191,6 @@ KINDS: Final[dict[str, Kind]] = {
             request=WaitsRequest,
             columns=(_word("Partition", "partition", "partitions"), _size(), *_WAITED),
             plot="median_s",
-            label=lambda row: f"{row.partition} {row.least_cpus or ''}".strip(),
         ),
         Kind(
             name="jobs",
@@ -213,7 +206,6 @@ KINDS: Final[dict[str, Kind]] = {
                 _hours("GPU hours", "gpu_s", is_odd=True),
             ),
             plot="jobs",
-            label=lambda row: f"{row.state} {row.account}".strip(),
         ),
         Kind(
             name="waste",
@@ -230,7 +222,6 @@ KINDS: Final[dict[str, Kind]] = {
                 _share("Time limit used", "elapsed_s", "limit_s"),
             ),
             plot="cpu_s",
-            label=lambda row: f"{row.account} {row.user}".strip(),
         ),
     )
 }

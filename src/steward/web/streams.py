@@ -67,5 +67,5 @@ class Streams:
             del self._open[uid]
 
 
-STREAMS: Final = Streams(each=6, most=100)
+STREAMS: Final = Streams(each=4, most=64)
 """Those of this process, of pages and API alike."""

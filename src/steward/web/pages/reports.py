@@ -10,7 +10,7 @@ from litestar import Request, Response, get
 from litestar.params import FromPath
 
 from steward.printable import no_formula, safe
-from steward.reports.shapes import By, ReportAnswer
+from steward.reports.shapes import By, ReportAnswer, Row
 from steward.web import query
 from steward.web.errors import NoSuchPage
 from steward.web.rendering import Plot, Renderer
@@ -33,7 +33,7 @@ async def reports(visit: Visit, pages: Renderer) -> Response[Any]:
 async def report(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
     """One of them: what it is asked; its table follows, since that may take a while."""
     kind = _kind(name)
-    return pages.page("report.html", visit, **_asked(request, kind), kinds=KINDS)
+    return pages.page("report.html", visit, **_asked(request, kind))
 
 
 @get("/reports/{name:str}/table", include_in_schema=False)
@@ -42,7 +42,7 @@ async def table(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]
     kind = _kind(name)
     asked = _asked(request, kind)
     answer: ReportAnswer = await visit.ask(f"reports.{name}", _wanted(asked, kind))
-    rows: Sequence[Any] = answer.rows  # type: ignore[attr-defined]
+    rows = answer.rows
     columns = shown_columns(kind, rows)
     form = query.text(request, "form")
     if form in ("csv", "json"):
@@ -77,7 +77,7 @@ def _asked(request: Ask, kind: Kind) -> dict[str, Any]:
     }
     if kind.of_jobs:
         fields |= {name: query.words(request, name) for name in ("accounts", "users", "partitions")}
-    return {"here": "/reports", "kind": kind, "asked": fields, "offered": _BY}
+    return {"here": "/reports", "kind": kind, "asked": fields, "kinds": KINDS, "offered": _BY}
 
 
 def _wanted(asked: dict[str, Any], kind: Kind) -> Any:
@@ -85,7 +85,7 @@ def _wanted(asked: dict[str, Any], kind: Kind) -> Any:
     return kind.request(**{**fields, "by": cast("By", fields["by"])})
 
 
-def _plot(kind: Kind, answer: ReportAnswer, rows: Sequence[Any]) -> Plot | None:
+def _plot(kind: Kind, answer: ReportAnswer, rows: Sequence[Row]) -> Plot | None:
     """The sums of periods over time; None where there is but one."""
     if len(answer.periods) < 2:
         return None
@@ -116,7 +116,7 @@ def _download(
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(["Period", "Cluster", *(column.title for column in columns)])
-    for row in answer.rows:  # type: ignore[attr-defined]
+    for row in answer.rows:
         cells = [answer.periods[row.period].label or "all", row.cluster]
         cells += [column.plain(row) for column in columns]
         writer.writerow([no_formula(safe(cell)) for cell in cells])
