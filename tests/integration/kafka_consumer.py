@@ -13,6 +13,7 @@ from typing import Any
 
 from below import files_below
 from kafka_jobs import Topic
+from submitting import PATIENCE
 
 from steward.capture.kafka.jobs import Taking
 from steward.capture.kafka.source import KafkaSource
@@ -22,7 +23,7 @@ from steward.incoming import Store, Stores
 from steward.redact import Redactor
 from steward.waiting import Stop
 
-_TIMEOUT_S = 60
+_TIMEOUT_S = PATIENCE * 60
 
 
 class Consumer:
