@@ -30,7 +30,8 @@ def cost_of_a_task() -> float:
     """Microseconds of slurmstepd's main thread for a task, all hooks together: the median."""
     with tempfile.TemporaryDirectory() as work:
         native = resources.files("steward.native")
-        sources = [str(HARNESS), *(str(native / name) for name in ("spank_steward.c", "facts.c"))]
+        names = building.SOURCES[building.LIBRARY]
+        sources = [str(HARNESS), *(str(native / name) for name in names)]
         words = ["cc", "-std=gnu11", "-O2", f"-I{native}", "-rdynamic", "-pthread"]
         words += ["-Wl,--wrap=open", "-Wl,--wrap=fopen"]
         subprocess.run([*words, "-o", f"{work}/harness", *sources], check=True, timeout=100)

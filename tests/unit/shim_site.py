@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from steward.native.building import LIBRARY, SOURCES
+
 HARNESS = Path(__file__).parents[1] / "native" / "harness.c"
 CC = shutil.which("cc") or ""
 HEADERS = Path("/usr/include/slurm/spank.h")
@@ -25,7 +27,7 @@ def compile_harness(directory: Path, *flags: str) -> Path:
     """The harness and the plugin as one program."""
     target = directory / "harness"
     native = resources.files("steward.native")
-    sources = [str(HARNESS), *(str(native / name) for name in ("spank_steward.c", "facts.c"))]
+    sources = [str(HARNESS), *(str(native / name) for name in SOURCES[LIBRARY])]
     words = [CC, "-std=gnu11", "-g", "-Wall", "-Wextra", "-Werror", *flags, f"-I{native}"]
     words += ["-rdynamic", "-pthread", "-Wl,--wrap=open", "-Wl,--wrap=fopen"]
     subprocess.run([*words, "-o", str(target), *sources], check=True, timeout=100)

@@ -1,6 +1,6 @@
 /*
- * What spank_steward.c asks of the kernel, see facts.c. Nobody else sees these
- * names: both files are compiled with -fvisibility=hidden.
+ * What spank_steward asks of the kernel, see facts.c and mounts.c. Nobody else sees
+ * these names: all is compiled with -fvisibility=hidden.
  */
 #ifndef STEWARD_FACTS_H
 #define STEWARD_FACTS_H

@@ -17,38 +17,23 @@
  * lies in a page that these share.
  */
 #define _GNU_SOURCE
-#include <ctype.h>
-#include <dlfcn.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <link.h>
+#include <limits.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
-#include <time.h>
 #include <unistd.h>
 
-#pragma GCC visibility push(default)
-#include <slurm/slurm.h>
-#include <slurm/spank.h>
+#include "facts.h"
+#include "shim.h"
 
+#pragma GCC visibility push(default)
 SPANK_PLUGIN(steward, 1)
 #pragma GCC visibility pop
-
-/* Weak, so that `steward plugins check` can load this without Slurm. */
-#pragma weak spank_context
-#pragma weak spank_get_item
-
-#include "facts.h"
-
-enum { LINE_BYTES = 4096, NAME_BYTES = 64, NODE_BYTES = 256 };
 
 /* One step on this node, as all hooks of a slurmstepd share it. */
 struct launch {
@@ -74,149 +59,12 @@ struct launch {
 
 static struct launch *launch;
 
-/* ---- One line ---------------------------------------------------------------------- */
-
-struct line {
-	size_t used;
-	int too_long;
-	char text[LINE_BYTES + 1]; /* the newline that may have to go before it is text[0] */
-};
-
-static int64_t now_us(void)
-{
-	struct timespec now;
-
-	if (clock_gettime(CLOCK_REALTIME, &now))
-		return 0;
-	return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
-}
-
-__attribute__((format(printf, 2, 3)))
-static void add(struct line *line, const char *format, ...)
-{
-	/* Room for the newlines before and behind. */
-	size_t room = LINE_BYTES - 1 - line->used;
-	va_list arguments;
-	int length;
-
-	va_start(arguments, format);
-	length = vsnprintf(line->text + line->used, room, format, arguments);
-	va_end(arguments);
-	if (length < 0 || (size_t)length >= room)
-		line->too_long = 1;
-	else
-		line->used += (size_t)length;
-}
-
-/* How many bytes the UTF-8 character at `text` has, 0 if it is none (RFC 3629). */
-static int utf8_length(const unsigned char *text)
-{
-	int length = text[0] < 0x80 ? 1 : text[0] < 0xc2 ? 0 : text[0] < 0xe0 ? 2 :
-		     text[0] < 0xf0 ? 3 : text[0] < 0xf5 ? 4 : 0;
-
-	for (int i = 1; i < length; i++)
-		if ((text[i] & 0xc0) != 0x80)
-			return 0;
-	if ((text[0] == 0xe0 && text[1] < 0xa0) || (text[0] == 0xed && text[1] > 0x9f) ||
-	    (text[0] == 0xf0 && text[1] < 0x90) || (text[0] == 0xf4 && text[1] > 0x8f))
-		return 0;
-	return length;
-}
-
-/* Adds a member whose value is a string of anybody's making, at most `most` bytes of it. */
-static void add_text(struct line *line, const char *key, const char *value, size_t most)
-{
-	const unsigned char *text = (const unsigned char *)value;
-	const unsigned char *end = text + strnlen(value, most);
-
-	add(line, ",\"%s\":\"", key);
-	while (text < end) {
-		/* What follows a character's first byte stops at the string's own end, a NUL. */
-		int length = utf8_length(text);
-
-		if (length > end - text)
-			break; /* the bound cuts it in two */
-		if (!length)
-			add(line, "\\ufffd");
-		else if (*text == '"' || *text == '\\')
-			add(line, "\\%c", *text);
-		else if (*text < 0x20 || *text == 0x7f)
-			add(line, "\\u%04x", *text);
-		else
-			add(line, "%.*s", length, (const char *)text);
-		text += length ? length : 1;
-	}
-	add(line, "\"");
-}
-
-static void add_known(struct line *line, const char *key, int64_t value)
-{
-	if (value >= 0)
-		add(line, ",\"%s\":%" PRId64, key, value);
-}
-
-static void begin(struct line *line, const char *kind, uint32_t job, const char *node)
-{
-	line->used = 0;
-	line->too_long = 0;
-	line->text[line->used++] = '\n';
-	add(line, "{\"v\":1,\"k\":\"%s\",\"t\":%" PRId64 ",\"j\":%" PRIu32, kind, now_us(), job);
-	add_text(line, "n", node, NODE_BYTES);
-}
-
 static void begin_of_launch(struct line *line, const char *kind)
 {
 	begin(line, kind, launch->job, launch->node);
 	add(line, ",\"s\":\"%s\",\"l\":%" PRId64, launch->step, launch->at_us);
 	if (launch->lost)
 		add(line, ",\"lost\":%" PRIu64, launch->lost);
-}
-
-/* A file that grows beyond RLIMIT_FSIZE has its writer killed by SIGXFSZ. */
-static int may_grow(off_t size)
-{
-	struct rlimit limit;
-
-	if (getrlimit(RLIMIT_FSIZE, &limit))
-		return 0;
-	return limit.rlim_cur == RLIM_INFINITY ||
-	       (uint64_t)size + LINE_BYTES <= (uint64_t)limit.rlim_cur;
-}
-
-static int append(int fd, const char *text, size_t length)
-{
-	struct stat file;
-	char last = '\n';
-
-	if (fstat(fd, &file) || !S_ISREG(file.st_mode) || !may_grow(file.st_size))
-		return 0;
-	/* A line that was torn, by a full disk or a crash, must not tear ours. */
-	if (file.st_size > 0 && pread(fd, &last, 1, file.st_size - 1) == 1 && last != '\n')
-		return write(fd, text, length) == (ssize_t)length;
-	return write(fd, text + 1, length - 1) == (ssize_t)length - 1;
-}
-
-/*
- * Appends a line to a file; 0 if it is lost. It is opened for each line, so
- * that a file that was renamed gets no line more than the one that is being
- * written, and no task inherits it.
- */
-static int write_line(struct line *line, const char *file)
-{
-	int fd, written;
-
-	add(line, "}");
-	if (line->too_long)
-		return 0;
-	line->text[line->used++] = '\n';
-	/* O_NONBLOCK: a FIFO that somebody put there would have us wait for its reader. */
-	fd = open(file, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY,
-		  0600);
-	if (fd < 0)
-		return 0;
-	written = append(fd, line->text, line->used);
-	close(fd);
-	return written;
 }
 
 static void tell(struct line *line)
@@ -226,7 +74,6 @@ static void tell(struct line *line)
 	else
 		launch->lost++;
 }
-
 /* ---- What a task used ------------------------------------------------------------------ */
 
 /*
@@ -325,154 +172,6 @@ static void add_used(struct line *line, const struct used *before, const struct 
 	add_known(line, "isw", grown(before->involuntary, now->involuntary));
 }
 
-/* ---- Who and where --------------------------------------------------------------------- */
-
-/* NodeName as slurmd gave it to its children; never from the job's environment. */
-static int find_node(char *node, size_t size)
-{
-	const char *given = getenv("SLURMD_NODENAME");
-
-	if (given && *given) {
-		if (strlen(given) >= size)
-			return 0;
-		strcpy(node, given);
-	} else {
-		if (gethostname(node, size - 1))
-			return 0;
-		node[size - 1] = '\0';
-		node[strcspn(node, ".")] = '\0';
-	}
-	return *node && *node != '.' && !strchr(node, '/');
-}
-
-/* Puts the path of this node's file together; 0 if nothing can be written. */
-static int find_file(int ac, char **av, char *node, char *file)
-{
-	const char *directory = NULL;
-
-	for (int i = 0; i < ac; i++)
-		if (!strncmp(av[i], "spool=", 6))
-			directory = av[i] + 6;
-	if (!directory || *directory != '/' || !find_node(node, NODE_BYTES))
-		return 0;
-	if (snprintf(file, PATH_MAX, "%s/%s.log", directory, node) >= PATH_MAX)
-		return 0;
-	return is_fit(directory);
-}
-
-/* "+1" of a step's component, where slurmstepd's title names it: [123.0+1]. */
-static void add_component(char *step, size_t size, uint32_t number)
-{
-	char title[512], wanted[24], *found, *end;
-
-	snprintf(wanted, sizeof(wanted), ".%" PRIu32 "+", number);
-	if (slurp("/proc/self/cmdline", title, sizeof(title)) <= 0 || !(found = strchr(title, '[')))
-		return;
-	found = strstr(found, wanted);
-	if (!found)
-		return;
-	end = found + strlen(wanted);
-	end += strspn(end, "0123456789");
-	if (*end == ']' && (size_t)(end - found) <= size)
-		snprintf(step, size, "%.*s", (int)(end - found - 1), found + 1);
-}
-
-/* A step's name as Slurm writes it behind the dot. */
-static void name_step(uint32_t number, char *step, size_t size)
-{
-	const char *known = number == SLURM_BATCH_SCRIPT     ? "batch" :
-			    number == SLURM_EXTERN_CONT	     ? "extern" :
-			    number == SLURM_INTERACTIVE_STEP ? "interactive" :
-							       NULL;
-
-	if (known) {
-		snprintf(step, size, "%s", known);
-	} else {
-		snprintf(step, size, "%" PRIu32, number);
-		add_component(step, size, number);
-	}
-}
-
-/*
- * Whether slurm.conf names a TaskEpilog. slurm.h tells what Slurm's own copy of
- * its configuration looks like; it is looked into only where it has the size
- * that it had when this was compiled.
- */
-static int has_task_epilog(void)
-{
-	const slurm_conf_t *conf = dlsym(RTLD_DEFAULT, "slurm_conf");
-	const ElfW(Sym) *symbol = NULL;
-	Dl_info info;
-
-	if (!conf || !dladdr1(conf, &info, (void **)&symbol, RTLD_DL_SYMENT) || !symbol)
-		return 0;
-	return symbol->st_size == sizeof(*conf) && conf->task_epilog && *conf->task_epilog;
-}
-
-static void add_number_item(struct line *line, const char *key, spank_t spank, spank_item_t item)
-{
-	uint32_t number = 0;
-
-	if (spank_get_item(spank, item, &number) == ESPANK_SUCCESS && number < NO_VAL)
-		add(line, ",\"%s\":%" PRIu32, key, number);
-}
-
-/* Slurm says 0 of a step of any run: then it is not known. */
-static void add_restarts(struct line *line, spank_t spank)
-{
-	uint32_t restarts = 0;
-
-	if (spank_get_item(spank, S_SLURM_RESTART_COUNT, &restarts) == ESPANK_SUCCESS && restarts &&
-	    restarts < NO_VAL)
-		add(line, ",\"r\":%" PRIu32, restarts);
-}
-
-static void add_owner(struct line *line, spank_t spank)
-{
-	uid_t uid = 0;
-	gid_t gid = 0;
-
-	if (spank_get_item(spank, S_JOB_UID, &uid) == ESPANK_SUCCESS)
-		add(line, ",\"u\":%u", (unsigned)uid);
-	if (spank_get_item(spank, S_JOB_GID, &gid) == ESPANK_SUCCESS)
-		add(line, ",\"g\":%u", (unsigned)gid);
-}
-
-static void add_memory(struct line *line, spank_t spank)
-{
-	uint64_t mib = 0;
-
-	if (spank_get_item(spank, S_STEP_ALLOC_MEM, &mib) != ESPANK_SUCCESS || !mib)
-		if (spank_get_item(spank, S_JOB_ALLOC_MEM, &mib) != ESPANK_SUCCESS)
-			return;
-	if (mib && mib < (uint64_t)INT64_MAX / 1048576)
-		add(line, ",\"mem\":%" PRIu64, mib * 1048576);
-}
-
-static void add_name(struct line *line, spank_t spank)
-{
-	char **argv = NULL, *slash;
-	int argc = 0;
-
-	if (!isdigit((unsigned char)*launch->step))
-		return; /* what these run is Slurm's own matter */
-	if (spank_get_item(spank, S_JOB_ARGV, &argc, &argv) != ESPANK_SUCCESS || argc < 1 || !argv ||
-	    !argv[0])
-		return;
-	slash = strrchr(argv[0], '/');
-	add_text(line, "name", slash && slash[1] ? slash + 1 : argv[0], NAME_BYTES);
-}
-
-static void add_array(struct line *line, spank_t spank)
-{
-	uint32_t id = 0, task = NO_VAL;
-
-	if (spank_get_item(spank, S_JOB_ARRAY_ID, &id) != ESPANK_SUCCESS || !id || id >= NO_VAL)
-		return;
-	if (spank_get_item(spank, S_JOB_ARRAY_TASK_ID, &task) == ESPANK_SUCCESS && task < NO_VAL)
-		add(line, ",\"aj\":%" PRIu32 ",\"at\":\"%" PRIu32 "\"", id, task);
-}
-
 /* ---- The hooks -------------------------------------------------------------------------- */
 
 static struct launch *new_launch(void)
@@ -527,7 +226,7 @@ int slurm_spank_init(spank_t spank, int ac, char *av[])
 	if (spank_get_item(spank, S_JOB_NCPUS, &cpus) == ESPANK_SUCCESS && cpus && cpus < NO_VAL16)
 		add(&line, ",\"cpus\":%u", cpus);
 	add_memory(&line, spank);
-	add_name(&line, spank);
+	add_name(&line, spank, launch->step);
 	add_restarts(&line, spank);
 	add_array(&line, spank);
 	tell(&line);
