@@ -19,6 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from steward.errors import StewardError
+from steward.listening import listener_at
 from steward.waiting import Stop
 
 log = logging.getLogger(__name__)
@@ -164,8 +165,6 @@ def listen(served: Served) -> socket.socket:
     Raises:
         ListenUnavailable: The address cannot be listened at.
     """
-    from steward.capture.forwarded.receiving import listener_at
-
     return listener_at(served.listen, _BACKLOG)
 
 

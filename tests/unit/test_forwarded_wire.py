@@ -134,24 +134,3 @@ def test_a_credential_is_for_one_place_of_one_connection() -> None:
         wire.statement(wire.FROM_CONTROLLER, b"n" * 64, 3, b"bodY"),
     }
     assert len(others | {base}) == 5
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("steward.example.org:6825", ("steward.example.org", 6825)),
-        ("10.0.0.7:1", ("10.0.0.7", 1)),
-        ("[::]:6825", ("::", 6825)),
-        ("[fe80::1]:65535", ("fe80::1", 65535)),
-        ("::1:6825", None),
-        ("host", None),
-        ("host:", None),
-        ("host:65536", None),
-        (":6825", None),
-        ("a b:1", None),
-        ("host:1\n", None),
-        ("https://host:1", None),
-    ],
-)
-def test_an_address_is_a_host_and_a_port(text: str, found: tuple[str, int] | None) -> None:
-    assert wire.host_and_port(text) == found

@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator
 
-from steward.capture.forwarded.wire import host_and_port
 from steward.config import (
     ForwardSettings,
     GateSettings,
@@ -14,6 +13,7 @@ from steward.config import (
     Settings,
 )
 from steward.config_web import WebSettings
+from steward.listening import host_and_port
 from steward.settings.problem import Problem
 
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")

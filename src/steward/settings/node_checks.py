@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from steward.capture.forwarded.wire import host_and_port
 from steward.config import Settings
+from steward.listening import host_and_port
 from steward.settings.forwarding_checks import file_problems
 from steward.settings.problem import Problem
 

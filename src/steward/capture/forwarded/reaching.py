@@ -11,6 +11,7 @@ from steward.capture.forwarded.peers import Unwitnessed, Witness
 from steward.capture.forwarded.tls import client_context
 from steward.config import ForwardSettings
 from steward.errors import Refused, Unavailable
+from steward.listening import host_and_port
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class ReceiverLink:
 
     def _connect(self) -> wire.Stream:
         """Connect, and have both sides say who they are."""
-        where = wire.host_and_port(self._settings.to)
+        where = host_and_port(self._settings.to)
         if where is None:
             raise ReceiverUnavailable(f"{self._settings.to!r} is no address: set [forward] to")
         try:

@@ -24,6 +24,7 @@ from steward.config import Settings
 from steward.errors import Refused, StewardError, Unavailable
 from steward.incoming import Store, Stores, StoreUnavailable
 from steward.journal import JournalLink
+from steward.listening import listener_at
 from steward.waiting import Stop
 
 log = logging.getLogger(__name__)
@@ -42,10 +43,6 @@ _SEND_S: Final = 30.0
 _TURN_S: Final = 1.0
 _RETRY_STORE_S: Final = 5.0
 _LAST_WORDS_S: Final = 3.0
-
-
-class ListenUnavailable(Unavailable):
-    """The address cannot be listened at."""
 
 
 class Crowded(Unavailable):
@@ -327,30 +324,3 @@ class Receiver:
             self._said[who] = what
         else:
             self._said.pop(who, None)
-
-
-def listener_at(where: str, backlog: int) -> socket.socket:
-    """A socket that listens, and does not block.
-
-    Args:
-        where: Address and port.
-        backlog: How many connections the kernel holds until they are taken.
-
-    Raises:
-        ListenUnavailable: The address cannot be listened at.
-    """
-    host, port = wire.host_and_port(where) or ("", 0)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Those that come inherit it: else an answer in two writes, its head and its body, waits
-        # 40 ms for the client's delayed acknowledgement.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind((host, port))
-        listener.listen(backlog)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise ListenUnavailable(f"cannot listen at {where}: {error.strerror}", where) from error
-    return listener

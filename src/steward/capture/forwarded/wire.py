@@ -19,7 +19,6 @@ go of on this side because of them.
 """
 
 import hashlib
-import re
 import socket
 import struct
 import time
@@ -41,10 +40,6 @@ FROM_RECEIVER: Final = "to-controller"
 
 _HEADER = struct.Struct("<I")
 _PIECE: Final = 1 << 18
-_ADDRESS = re.compile(
-    r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<host>[A-Za-z0-9._-]{1,253})):(?P<port>[0-9]{1,5})"
-)
-_MOST_PORT: Final = 65535
 
 
 class WireError(StewardError):
@@ -242,14 +237,6 @@ class Stream:
 
     def _away(self, error: OSError) -> WireUnavailable:
         return WireUnavailable(f"{self._peer}: {error.strerror or error}", self._peer)
-
-
-def host_and_port(text: str) -> tuple[str, int] | None:
-    """``host:port`` or ``[address]:port``, taken apart; None if it is neither."""
-    match = _ADDRESS.fullmatch(text)
-    if match is None or int(match["port"]) > _MOST_PORT:
-        return None
-    return match["v6"] or match["host"], int(match["port"])
 
 
 def as_kind(frame: Frame | None, kind: Any, peer: str) -> Any:

@@ -16,7 +16,6 @@ from datetime import datetime
 from typing import Final
 
 from steward.agent.agent import PATH, digest_of
-from steward.capture.forwarded.receiving import listener_at
 from steward.capture.forwarded.tls import Context, names_of, server_context
 from steward.capture.nodes.appending import Appender
 from steward.capture.nodes.folding import LOST, REBOOT, fold, gap_event
@@ -28,6 +27,7 @@ from steward.config import Settings
 from steward.errors import Refused, StewardError, Unavailable
 from steward.events import Event, utc_now
 from steward.journal.store import Row, rows_of
+from steward.listening import listener_at
 from steward.usage import NodeGap
 from steward.waiting import Stop
 
