@@ -28,6 +28,7 @@ import msgspec
 from steward.access import Standing
 from steward.accounting.log.packing import write_parquet
 from steward.config import ClusterSettings, Settings
+from steward.daemon.answering import Service
 from steward.daemon.rooms import registry
 from steward.daemon.socket import SocketServer
 from steward.jobs import database_path
@@ -259,7 +260,7 @@ def measure(root: Path, jobs: int, rounds: int) -> None:
 def serve(settings: Settings) -> None:
     """Answer as the daemon does."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    SocketServer(settings.socket, registry(settings)).run(Stop(), lambda: None)
+    SocketServer(settings.socket, Service(registry(settings))).run(Stop(), lambda: None)
 
 
 if __name__ == "__main__":

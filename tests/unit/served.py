@@ -13,7 +13,7 @@ import msgspec
 
 from steward.access import Asker
 from steward.actions import Action, Registry
-from steward.daemon.answering import Limits
+from steward.daemon.answering import Limits, Service
 from steward.daemon.socket import SocketServer
 from steward.errors import Refused
 from steward.waiting import Stop
@@ -84,6 +84,16 @@ def dally(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Do
     time.sleep(60)
 
 
+def finish(_context: Any, asker: Asker, request: Question) -> Told:
+    """Change something, which takes a while: begin when told so, and say when it is done."""
+    place = Path(request.text)
+    (place / "begun").touch()
+    while not (place / "go on").exists():
+        time.sleep(0.01)
+    (place / "done").touch()
+    return echo(_context, asker, request)
+
+
 def late(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
     yield Step(number=0)
     raise Refused("in the middle")
@@ -93,7 +103,7 @@ def registry() -> Registry:
     runs: dict[str, Callable[[Any, Asker, Question], Any]] = {
         name: run
         for name, run in globals().items()
-        if name in {"echo", "refuse", "fail", "crash", "hang", "swell"}
+        if name in {"echo", "refuse", "fail", "crash", "hang", "swell", "finish"}
     }
     actions = [
         Action(name=f"test.{name}", help="", request=Question, answer=Told, run=run)
@@ -144,7 +154,7 @@ def serving(
                     os.write(tell, b"!")
                 beaten.append(1)
 
-            server = SocketServer(path, registry(), limits, is_kept=lambda _: keeps)
+            server = SocketServer(path, Service(registry(), limits), is_kept=lambda _: keeps)
             server.run(stop, beat)
             code = 0
         finally:

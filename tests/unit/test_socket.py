@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from served import LIMITS, Done, Question, Step, Told, serving
+from submitting import wait_until
 
 from steward.actions import Registry
-from steward.daemon.answering import Limits
+from steward.daemon.answering import Limits, Service
 from steward.daemon.protocol import LONGEST_REQUEST, Reply, ask_line, error_of, read_reply
 from steward.daemon.socket import SocketError, SocketServer, listening
 from steward.errors import Refused
@@ -202,19 +203,42 @@ def test_an_answer_takes_no_more_memory_than_one_may(tmp_path: Path) -> None:
         assert works(socket_path)
 
 
-def test_a_listing_ends_when_its_reader_has_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_listing_ends_when_its_reader_has_gone(tmp_path: Path, *, keeps: bool) -> None:
     socket_path, told = str(tmp_path / "s.sock"), tmp_path / "pid"
-    with serving(socket_path, Limits(silence_s=300.0)):
+    with serving(socket_path, Limits(silence_s=300.0), keeps=keeps):
         connection = connect(socket_path)
-        connection.sendall(ask_line("test.dally", Question(text=str(told))))
+        connection.sendall(ask_line("test.dally", Question(text=str(told)), keep=keeps))
         assert connection.recv(1)
         server = os.pidfd_open(int(told.read_text()))
         connection.close()
-        poller = select.poll()  # select(2) cannot watch the descriptors of a busy pytest
-        poller.register(server, select.POLLIN)
-        ended = poller.poll(30_000)
-        os.close(server)
-        assert ended
+        assert has_ended(server)
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process, of which this is a descriptor, ends soon."""
+    poller = select.poll()  # select(2) cannot watch the descriptors of a busy pytest
+    poller.register(process, select.POLLIN)
+    ended = poller.poll(30_000)
+    os.close(process)
+    return bool(ended)
+
+
+def test_what_changes_something_is_finished_without_who_asked_for_it(tmp_path: Path) -> None:
+    socket_path, asked = str(tmp_path / "s.sock"), Question(text=str(tmp_path))
+    with serving(socket_path, Limits(silence_s=300.0), keeps=True):
+        connection = connect(socket_path)
+        connection.sendall(ask_line("test.look", Question(), keep=True))
+        with connection.makefile("rb") as file:
+            server = os.pidfd_open(answer(read_reply(file.readline())).pid)
+        connection.sendall(ask_line("test.finish", asked, keep=True))
+        wait_until((tmp_path / "begun").exists)
+        connection.close()
+        # Another is asked meanwhile: time enough to end a process that would.
+        assert works(socket_path)
+        (tmp_path / "go on").touch()
+        assert has_ended(server)
+        assert (tmp_path / "done").exists()
 
 
 def test_the_socket_is_everyones_and_goes_with_the_server(tmp_path: Path) -> None:
@@ -341,7 +365,7 @@ def test_one_user_cannot_take_all_the_places(open_path: str) -> None:
 def test_who_is_turned_away_does_not_fill_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = SocketServer(str(tmp_path / "s.sock"), Registry(), Limits(per_user=0))
+    server = SocketServer(str(tmp_path / "s.sock"), Service(Registry(), Limits(per_user=0)))
     uids = iter([54321] * 99 + [54322])
     monkeypatch.setattr("steward.daemon.socket._peer_uid", lambda _connection: next(uids))
     for _ in range(100):

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -71,7 +72,7 @@ class Service:
     """Answers what a peer asks.
 
     Args:
-        registry: What can be asked for.
+        registry: What can be asked for. Its rooms are made in the processes that answer.
         limits: What the peer may cost.
         knows: Who brings the secret of a session or token; without it nobody is known by one.
         repeats: What was asked for under keys; without it keys are refused.
@@ -80,12 +81,12 @@ class Service:
     def __init__(
         self,
         registry: Registry,
-        limits: Limits,
+        limits: Limits | None = None,
         knows: Knows | None = None,
         repeats: Kept | None = None,
     ) -> None:
+        self.limits = limits or Limits()
         self._registry = registry
-        self._limits = limits
         self._knows = knows
         self._repeats = repeats
 
@@ -100,51 +101,49 @@ class Service:
         Raises:
             OSError: The peer is gone, or too slow.
         """
-        until = time.monotonic() + self._limits.kept_s
-        for _ in range(self._limits.kept_requests):
-            left_s = max(1.0, until - time.monotonic()) if keeps else self._limits.request_s
+        peer = _Peer(connection)
+        until = time.monotonic() + self.limits.kept_s
+        for _ in range(self.limits.kept_requests):
+            left_s = max(1.0, until - time.monotonic()) if keeps else self.limits.request_s
             _allow(left_s + 5)
             try:
                 line = _read_line(connection, left_s)
             except StewardError as error:
                 # Whoever keeps a connection may well have nothing to ask.
                 if not keeps:
-                    _send(connection, error_line(error), self._limits)
+                    _send(connection, error_line(error), self.limits)
                 return
             if not line:
                 return
-            _allow(self._limits.silence_s)
+            _allow(self.limits.silence_s)
             is_last = True
             try:
                 ask = _decode(line)
                 is_last = not (keeps and ask.keep)
-                replies = self._replies(ask, uid, connection if is_last else None)
+                replies = self._replies(ask, uid, peer)
             except StewardError as error:
                 replies = iter([error_line(error)])
             for reply in replies:
-                _send(connection, reply, self._limits)
+                _send(connection, reply, self.limits)
             if is_last or time.monotonic() >= until:
                 return
 
-    def _replies(self, ask: Ask, uid: int, connection: socket.socket | None) -> Iterator[bytes]:
-        """The lines that answer a request; its errors are the last of them.
-
-        Args:
-            ask: The request.
-            uid: The peer.
-            connection: The peer's, where this is its last request.
-        """
+    def _replies(self, ask: Ask, uid: int, peer: "_Peer") -> Iterator[bytes]:
+        """The lines that answer a request; its errors are the last of them."""
         try:
             action = self._registry.get(ask.action)
             asker = self._asker(ask, uid)
             request = self._registry.decode(ask.action, ask.args)
             log.debug("uid %d asks for %s", asker.uid, action.name)
-            if action.only_reads and connection is not None:
-                _end_with(connection)
-            if ask.key and not action.only_reads:
-                yield self._once(ask.key, action, asker, request)
-            else:
+            if action.only_reads:
+                peer.end_with_it()
                 yield from self._run(action, asker, request)
+                return
+            with peer.outlived():
+                if ask.key:
+                    yield self._once(ask.key, action, asker, request)
+                else:
+                    yield from self._run(action, asker, request)
         except StewardError as error:
             yield error_line(error)
         except MemoryError:
@@ -204,16 +203,38 @@ def _user_name(uid: int) -> str:
         return ""
 
 
-def _end_with(connection: socket.socket) -> None:
-    """End this process as soon as the peer has gone: nobody waits for a long listing then."""
-    gone = select.poll()
-    gone.register(connection, 0)
+class _Peer:
+    """Ends this process when the peer has gone: nobody waits for what is read for it then.
 
-    def watch() -> None:
-        gone.poll()
-        os._exit(0)
+    What changes something is brought to its end all the same.
 
-    threading.Thread(target=watch, daemon=True).start()
+    Args:
+        connection: The peer's.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._may_end = threading.Lock()
+        self._is_watched = False
+
+    def end_with_it(self) -> None:
+        """From now on this process ends when the peer goes."""
+        if self._is_watched:
+            return
+        self._is_watched = True
+        gone = select.poll()
+        gone.register(self._connection, 0)
+
+        def watch() -> None:
+            gone.poll()
+            with self._may_end:
+                os._exit(0)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    def outlived(self) -> AbstractContextManager[object]:
+        """What is done in this context is brought to its end without the peer."""
+        return self._may_end
 
 
 def _allow(seconds: float) -> None:

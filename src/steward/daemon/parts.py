@@ -288,6 +288,7 @@ def run_mover(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
 def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
     """The process that answers requests."""
     from steward.credentials.room import CredentialsRoom, web_uids
+    from steward.daemon.answering import Service
     from steward.daemon.preloading import preload
     from steward.daemon.repeats import Repeats
     from steward.daemon.rooms import registry
@@ -311,10 +312,8 @@ def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
         preload(settings)
     server = SocketServer(
         settings.socket,
-        registry(settings),
-        knows=knows,
+        Service(registry(settings), knows=knows, repeats=repeats),
         is_kept=lambda uid: uid in web_uids(settings),
-        repeats=repeats,
     )
     server.run(stop, beat)
 

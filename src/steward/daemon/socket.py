@@ -18,8 +18,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 
-from steward.actions import Registry
-from steward.daemon.answering import Kept, Knows, Limits, Service
+from steward.daemon.answering import Service
 from steward.daemon.protocol import address, error_line
 from steward.errors import StewardError, Unavailable
 from steward.waiting import Stop
@@ -44,32 +43,21 @@ class SocketUnavailable(Unavailable):
 
 
 class SocketServer:
-    """Serves a registry's actions.
+    """Has a service answer whoever connects.
 
     Args:
         path: Where the socket is made.
-        registry: What can be asked for. Its rooms are made in the serving processes.
-        limits: What one peer may cost.
-        knows: Who brings the secret of a session or token; without it nobody is known by one.
+        service: Answers, in a process for each connection.
         is_kept: Whether a uid may ask several things on a connection: the pages' process.
-        repeats: What was asked for under keys; without it keys are refused.
     """
 
     def __init__(
-        self,
-        path: str,
-        registry: Registry,
-        limits: Limits | None = None,
-        knows: Knows | None = None,
-        is_kept: Callable[[int], bool] = lambda _: False,
-        repeats: Kept | None = None,
+        self, path: str, service: Service, is_kept: Callable[[int], bool] = lambda _: False
     ) -> None:
         self._path = path
-        self._registry = registry
-        self._limits = limits or Limits()
-        self._knows = knows
+        self._service = service
+        self._limits = service.limits
         self._is_kept = is_kept
-        self._repeats = repeats
         self._serving: dict[int, int] = {}
         self._said: dict[int, float] = {}
 
@@ -172,8 +160,7 @@ class SocketServer:
             _become_expendable(parent)
             listener.close()
             _bound_memory(self._limits.memory_bytes)
-            service = Service(self._registry, self._limits, self._knows, self._repeats)
-            service.serve(connection, uid, keeps=self._is_kept(uid))
+            self._service.serve(connection, uid, keeps=self._is_kept(uid))
         except OSError as error:
             log.debug("the connection of uid %d ended: %s", uid, error)
         except BaseException:
