@@ -16,6 +16,7 @@ import pytest
 from banking import ACCOUNTS, SHELL, bank_site
 from prometheus_client.parser import text_string_to_metric_families
 from running import Daemon, settings_in, submit
+from steward_daemon import Daemon as DaemonInside
 from submitting import wait_until
 
 import write_dashboard
@@ -23,11 +24,12 @@ from steward.access import Asker
 from steward.bank.money import MICRO
 from steward.daemon.rooms import registry
 from steward.errors import Refused
+from steward.sandbox import Sandbox
 from steward.settings.file import Loaded, render
 from steward.status.shapes import MetricsRequest, StatusShowAnswer, StatusShowRequest
 
 
-def told(daemon: Daemon, home: Path, *words: str) -> str:
+def told(daemon: Daemon | DaemonInside, home: Path, *words: str) -> str:
     """What the command line prints."""
     done = subprocess.run(
         [sys.executable, "-m", "steward", *words, "--config", str(home / "steward.toml")],
@@ -56,6 +58,7 @@ def test_a_daemon_is_told_of_part_by_part(tmp_path: Path) -> None:
         def show() -> Any:
             return json.loads(told(daemon, tmp_path, "status", "--json"))
 
+        daemon.wait(lambda: all(part["pid"] for part in show()["parts"]))
         first = show()
         assert first["running"] is True
         assert first["unknown"] == {}
@@ -90,6 +93,53 @@ def test_a_daemon_is_told_of_part_by_part(tmp_path: Path) -> None:
     assert not answer.running
     assert not answer.parts
     assert figures(told(daemon, tmp_path, "metrics"))["steward_up", ()] == 0
+
+
+def test_a_daemon_in_a_container_is_told_of_from_outside(sandbox: Sandbox) -> None:
+    daemon = DaemonInside(sandbox, Path(sandbox.directory) / "seen-from-outside")
+
+    def shown() -> Any:
+        return json.loads(told(daemon, daemon.home, "status", "--json"))
+
+    daemon.start()
+    try:
+        outside, inside = shown(), daemon.ask_json("status")
+        # Its processes have numbers there that are nobody's here, or somebody else's.
+        assert inside["parts"][0]["pid"] != 0
+        for one in (outside, inside):
+            assert one["running"] is True
+            assert one["since"] == inside["since"]
+            assert {part["name"]: part["pid"] for part in one["parts"]} == {
+                part["name"]: part["pid"] for part in inside["parts"]
+            }
+        assert figures(told(daemon, daemon.home, "metrics"))["steward_up", ()] == 1
+        doctor = told(daemon, daemon.home, "doctor", "--only", "daemon,parts", "--json")
+        assert {one["status"] for one in json.loads(doctor)["findings"]} == {"ok"}
+    finally:
+        daemon.close()
+    # Killed: what it left there is of no daemon any more, whoever has its number now.
+    assert shown()["running"] is False
+    assert shown()["parts"] == []
+
+
+def test_a_second_daemon_does_not_speak_for_the_first(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    (tmp_path / "second").mkdir()
+    with Daemon(settings, tmp_path) as first:
+        first.wait(lambda: first.is_quiet(0))
+
+        def pids() -> set[int]:
+            return {
+                part["pid"]
+                for part in json.loads(told(first, tmp_path, "status", "--json"))["parts"]
+            }
+
+        assert pids() == set(first.parts())
+        with Daemon(settings, tmp_path / "second") as second:
+            second.wait(lambda: "another steward" in second.log())
+            assert pids() == set(first.parts())
+            first.kill()
+            second.wait(lambda: bool(pids()) and pids() <= set(second.parts()))
 
 
 def told_of(answer: Any, part: str) -> Any:

@@ -114,6 +114,7 @@ class Supervisor:
         self._reload = reload
         self._tell = tell
         self._told: list[PartLine] = []
+        self._untold: list[PartLine] = []
         self._stop = Stop()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._hangup = False
@@ -284,11 +285,15 @@ class Supervisor:
         standings = [child.standing() for child in self._children]
         if standings == self._told:
             return
-        self._told = standings
         try:
             self._tell(standings)
         except NotLeft as error:
-            log.warning("how the parts stand is not written down: %s", error)
+            # Tried again at the next turn, and said once.
+            if standings != self._untold:
+                log.warning("how the parts stand is not written down yet: %s", error)
+            self._untold = standings
+        else:
+            self._told = standings
 
     def _kill_hung(self) -> None:
         now = time.monotonic()

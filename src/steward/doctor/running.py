@@ -47,7 +47,7 @@ def parts(ground: Ground) -> Iterator[Finding]:
     looked_at = f"{ground.settings.state_dir}/daemon.json"
     mend = ("journalctl -u steward -p warning", "systemctl restart steward")
     standing = leaving.read(ground.settings.state_dir)
-    if standing is None or not standing.runs:
+    if standing is None:
         yield wrong(looked_at, "no daemon runs", "systemctl start steward")
         return
     strange = False

@@ -1,6 +1,12 @@
-"""What the daemon's supervisor leaves for others to read: its parts, and how they fare."""
+"""What the daemon's supervisor leaves for others to read: its parts, and how they fare.
 
+That it is still there is told by a lock that it holds. A process number would say
+nothing to who asks from another container: processes have other numbers there.
+"""
+
+import fcntl
 import os
+import struct
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -9,9 +15,12 @@ import msgspec
 
 from steward import __version__
 from steward.actions import Shape
-from steward.leaving import leave, left
+from steward.leaving import NotLeft, leave, left
 
 _FILENAME: Final = "daemon.json"
+_LOCK: Final = "daemon.lock"
+_FLOCK: Final = struct.Struct("hhqqi")
+"""struct flock, see fcntl(2): type, whence, start, length, pid."""
 
 
 class PartLine(Shape, frozen=True, kw_only=True):
@@ -39,23 +48,13 @@ class DaemonStanding(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         version: Steward's.
-        pid: The supervisor.
-        born: When that process began, in the kernel's clock ticks since boot: another process
-            of the same number is told from it by that.
         since: Since when it runs.
         parts: Its processes.
     """
 
     version: str
-    pid: int
-    born: int
     since: datetime
     parts: tuple[PartLine, ...] = ()
-
-    @property
-    def runs(self) -> bool:
-        """Whether the supervisor is still there."""
-        return bool(self.born) and _born(self.pid) == self.born
 
 
 class Leaving:
@@ -67,33 +66,61 @@ class Leaving:
 
     def __init__(self, state_dir: str) -> None:
         self._path = os.path.join(state_dir, _FILENAME)
+        self._lock_path = os.path.join(state_dir, _LOCK)
+        self._lock = -1
         self._since = datetime.now(UTC)
 
     def put(self, parts: Sequence[PartLine]) -> None:
-        """Write it down.
+        """Write it down, and hold the lock from then on, for as long as this process lives.
 
         Raises:
-            NotLeft: It cannot be written.
+            NotLeft: It cannot be written, or another daemon has written there and still runs.
         """
-        pid = os.getpid()
-        standing = DaemonStanding(
-            version=__version__, pid=pid, born=_born(pid), since=self._since, parts=tuple(parts)
+        is_first = self._lock < 0
+        # Not once the lock is ours: closing a file lets go of all that its process has locked.
+        if is_first and _is_held(self._lock_path):
+            raise NotLeft(f"another steward holds {self._lock_path}", self._lock_path)
+        leave(
+            self._path, DaemonStanding(version=__version__, since=self._since, parts=tuple(parts))
         )
-        leave(self._path, standing)
+        if is_first:
+            self._lock = _hold(self._lock_path)
 
 
 def read(state_dir: str) -> DaemonStanding | None:
-    """The daemon that ran last on a state directory; None where none did."""
+    """The daemon that runs on a state directory; None where none does."""
+    if not _is_held(os.path.join(state_dir, _LOCK)):
+        return None
     found = left(os.path.join(state_dir, _FILENAME), DaemonStanding)
     return found[0] if found else None
 
 
-def _born(pid: int) -> int:
-    """When a process began, in clock ticks since boot, see proc(5); 0 where there is none."""
+def _hold(path: str) -> int:
+    """Take a lock of this process alone: flock(2)'s would be held on by any part that is stuck."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The second field is the name, which may hold anything.
-            fields = file.read().rpartition(b") ")[2].split()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise NotLeft(f"cannot use {path}: {error.strerror}", path) from error
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise NotLeft(f"cannot lock {path}: {error.strerror}", path) from error
+    return fd
+
+
+def _is_held(path: str) -> bool:
+    """Whether another process holds a lock, which is asked about without taking it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return 0
-    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+        return False  # not there, or not for us to see
+    try:
+        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        found = fcntl.fcntl(fd, fcntl.F_GETLK, asked)
+    except OSError:
+        return False  # a file system without locks, on which nobody could have taken one
+    finally:
+        os.close(fd)
+    kind: int = _FLOCK.unpack(found)[0]
+    return kind != fcntl.F_UNLCK

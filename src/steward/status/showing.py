@@ -64,7 +64,6 @@ def gather(room: StatusRoom, *, gaps: bool) -> StatusShowAnswer:
             return otherwise
 
     daemon = read(settings.state_dir)
-    runs = daemon is not None and daemon.runs
     has_books = not settings.forward.to
     nothing: Journal = (None, ())
     journal, consumers = known("journal", lambda: _journal(room), nothing)
@@ -74,12 +73,12 @@ def gather(room: StatusRoom, *, gaps: bool) -> StatusShowAnswer:
         (),
     )
     return StatusShowAnswer(
-        steward=daemon.version if daemon is not None and runs else __version__,
+        steward=daemon.version if daemon is not None else __version__,
         python=platform.python_version(),
         now=room.now(),
-        running=runs,
-        since=daemon.since if daemon is not None and runs else None,
-        parts=daemon.parts if daemon is not None and runs else (),
+        running=daemon is not None,
+        since=daemon.since if daemon is not None else None,
+        parts=daemon.parts if daemon is not None else (),
         journal=journal,
         consumers=consumers,
         sinks=sinks,
