@@ -30,9 +30,9 @@ from running import Daemon, children_of, settings_in
 
 from servers.process import free_port
 from steward.agent import agent
-from steward.capture.forwarded.munge import Munge
 from steward.config import ArchiveSettings, ClusterSettings, NodesSettings, Settings
 from steward.journal import JournalReader
+from steward.munge.munged import Munge
 
 NODES, TASKS = 5000, 128
 SENDERS: Final = 4

@@ -26,14 +26,14 @@ from submitting import wait_until
 
 from servers.process import free_port
 from steward.agent import agent
-from steward.capture.forwarded import libmunge
-from steward.capture.forwarded.munge import Claim, Munge, MungeUnavailable
 from steward.capture.nodes.folding import KINDS
 from steward.capture.nodes.heard import Heard
 from steward.config import ClusterSettings, NodesSettings, Settings
 from steward.errors import Refused
 from steward.events import TASK_EXIT, Event
 from steward.journal import JournalReader
+from steward.munge import library
+from steward.munge.munged import Claim, Munge, MungeUnavailable
 from steward.native import building, installing
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.settings.file import Loaded, render
@@ -288,8 +288,8 @@ def test_munge_by_its_library_or_its_commands(
     make_munged: MakeMunged, monkeypatch: pytest.MonkeyPatch, has_library: bool
 ) -> None:
     if not has_library:
-        monkeypatch.setattr(libmunge, "library", lambda: None)
-    elif libmunge.library() is None:
+        monkeypatch.setattr(library, "loaded", lambda: None)
+    elif library.loaded() is None:
         pytest.skip("there is no libmunge")
     here, strange = Munge(make_munged("127.0.0.9").socket), Munge(make_munged().socket)
     payload = bytes(range(1, 256)) * 4

@@ -34,10 +34,10 @@ import storm
 from servers.authority import Authority
 from servers.process import free_port
 from steward.capture.forwarded import wire
-from steward.capture.forwarded.munge import Munge, MungeUnavailable
 from steward.capture.forwarded.peers import Witness
 from steward.config import ClusterSettings, ForwardSettings, ReceiveSettings, Settings
 from steward.errors import Refused
+from steward.munge.munged import Munge, MungeUnavailable
 
 MakeMunged = Callable[..., Munged]
 HERE = ("127.0.0.1",)

@@ -1,10 +1,11 @@
 """Which host may report for which cluster, and what says that it is that host."""
 
 import ipaddress
+import os
+import pwd
 import socket
 from collections.abc import Iterable
 
-from steward.capture.forwarded.munge import Munge, uids_of
 from steward.capture.forwarded.wire import (
     FROM_CONTROLLER,
     FROM_RECEIVER,
@@ -13,6 +14,7 @@ from steward.capture.forwarded.wire import (
 )
 from steward.config import ClusterSettings, Settings
 from steward.errors import Refused
+from steward.munge.munged import Munge
 
 
 class Witness:
@@ -137,3 +139,18 @@ def _addresses_of(cluster: ClusterSettings) -> frozenset[str]:
             # One that does not resolve is known by no address; the others may report.
             continue
     return frozenset(found)
+
+
+def uids_of(users: Iterable[str]) -> frozenset[int]:
+    """The uids that Steward may run as on the other side: root's, our own, and these users'.
+
+    Raises:
+        Refused: A user does not exist here.
+    """
+    uids = {0, os.geteuid()}
+    for user in users:
+        try:
+            uids.add(int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid)
+        except KeyError:
+            raise Refused(f"munge_users: there is no user {user!r}", user) from None
+    return frozenset(uids)

@@ -6,12 +6,12 @@ import socket
 from typing import Final
 
 from steward.capture.forwarded import wire
-from steward.capture.forwarded.munge import Munge, uids_of
-from steward.capture.forwarded.peers import Unwitnessed, Witness
+from steward.capture.forwarded.peers import Unwitnessed, Witness, uids_of
 from steward.capture.forwarded.tls import client_context
 from steward.config import ForwardSettings
 from steward.errors import Refused, Unavailable
 from steward.listening import host_and_port
+from steward.munge.munged import Munge
 
 log = logging.getLogger(__name__)
 

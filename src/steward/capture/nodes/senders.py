@@ -17,11 +17,11 @@ from typing import Annotated, Final
 import msgspec
 
 from steward.agent.agent import NODE_NAME, answer_claim_of, claim_of
-from steward.capture.forwarded.munge import Munge
 from steward.capture.forwarded.peers import plain
 from steward.capture.nodes.requests import RequestError
 from steward.config import ClusterSettings, Settings
 from steward.errors import Refused
+from steward.munge.munged import Munge
 from steward.slurm import SlurmError, SlurmUnavailable
 from steward.slurm.nodes import NodePlace, places, slurmd_uid
 

@@ -7,17 +7,15 @@ was opened here before. See munge(7), unmunge(1).
 
 import contextlib
 import os
-import pwd
 import re
 import signal
 import subprocess
-from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
-from steward.capture.forwarded import libmunge
 from steward.errors import Refused, Unavailable
+from steward.munge import library
 
 _TIMEOUT_S: Final = 15.0
 _MOST_CREDENTIAL: Final = 1 << 14
@@ -75,8 +73,8 @@ class Munge:
         Raises:
             MungeUnavailable: munged does not answer.
         """
-        if libmunge.library() is not None:
-            code, out, said = libmunge.encode(self._socket, payload)
+        if library.loaded() is not None:
+            code, out, said = library.encode(self._socket, payload)
         else:
             code, out, said = _run(["munge", *self._where], payload)
         if code != 0:
@@ -92,8 +90,8 @@ class Munge:
         """
         if not 0 < len(credential) <= _MOST_CREDENTIAL:
             raise Refused("there is no MUNGE credential")
-        if libmunge.library() is not None:
-            return _claim_of(libmunge.decode(self._socket, credential))
+        if library.loaded() is not None:
+            return _claim_of(library.decode(self._socket, credential))
         words = ["unmunge", *self._where, "--numeric", "--keys=UID,ENCODE_HOST"]
         code, out, said = _run(words, credential)
         if code in _BAD:
@@ -108,27 +106,12 @@ class Munge:
         return Claim(int(uid[1]), address, payload)
 
 
-def _claim_of(opened: libmunge.Opened) -> Claim:
+def _claim_of(opened: library.Opened) -> Claim:
     if opened.code in _BAD:
         raise Refused(f"the MUNGE credential {_BAD[opened.code]}")
     if opened.code:
         raise MungeUnavailable(f"munged opens no credential: {opened.said}", opened.code)
     return Claim(opened.uid, opened.address, opened.payload)
-
-
-def uids_of(users: Iterable[str]) -> frozenset[int]:
-    """The uids that Steward may run as on the other side: root's, our own, and these users'.
-
-    Raises:
-        Refused: A user does not exist here.
-    """
-    uids = {0, os.geteuid()}
-    for user in users:
-        try:
-            uids.add(int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid)
-        except KeyError:
-            raise Refused(f"munge_users: there is no user {user!r}", user) from None
-    return frozenset(uids)
 
 
 def _run(words: list[str], data: bytes) -> tuple[int, bytes, str]:

@@ -38,7 +38,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=1)
-def library() -> Any:
+def loaded() -> Any:
     """The library, ready for use; None where there is none."""
     try:
         found = ctypes.CDLL(_NAME)
@@ -58,7 +58,7 @@ class _Context:
     """A munge_ctx_t, for one call: a context must not be shared by threads."""
 
     def __init__(self, socket: str) -> None:
-        self.library = library()
+        self.library = loaded()
         self.pointer = ctypes.c_void_p(self.library.munge_ctx_create())
         if socket:
             self.library.munge_ctx_set(self.pointer, _SOCKET, ctypes.c_char_p(socket.encode()))

@@ -1,0 +1,1 @@
+"""Who somebody is, on whichever host of a cluster, as MUNGE tells it."""
