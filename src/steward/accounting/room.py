@@ -4,11 +4,12 @@ Everything is opened when it is first needed, read-only. An action asks for
 nobody's lines past :meth:`AccountingRoom.scopes`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from steward.access import Access, Asker, Scope
+from steward.accounting.errors import AccountingUsage
 from steward.config import Settings
 from steward.events import Event, utc_now
 
@@ -67,6 +68,17 @@ class AccountingRoom:
     def main_cluster(self) -> str:
         """The cluster that is meant where none is named: the configuration's first."""
         return next(iter(self.settings.cluster), "") or self.clusters[0]
+
+    def check_clusters(self, names: Iterable[str]) -> None:
+        """Look whether these clusters exist.
+
+        Raises:
+            AccountingUsage: One does not.
+        """
+        for name in names:
+            if name not in self.clusters:
+                known = ", ".join(self.clusters)
+                raise AccountingUsage(f"cluster {name!r} is unknown: there are {known}", name)
 
     def zone(self, cluster: str) -> str:
         """IANA name of a cluster's zone; "" for the system's."""

@@ -1,6 +1,7 @@
 """history.db as everybody but its consumer sees it: how nodes were, and what happened."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from steward.history.consumer import FORGOTTEN, database_path
 from steward.history.spans import OPEN_US, REMOVED, NodeSpan, ReservationSpan
 from steward.history.tables import NODE_COLUMNS, RESERVATION_COLUMNS, span_of
 from steward.moments import moment
-from steward.sqlite import Connection, open_reader, translated
+from steward.sqlite import Connection, SqliteUnavailable, open_reader, translated
 
 Position = tuple[int, int]
 """When an event happened, µs since the epoch, and its number."""
@@ -226,6 +227,21 @@ class HistoryReader:
         with translated(self._path):
             rows = self._database.execute(statement, values).fetchall()
         return [span_of(kind, row) for row in rows]
+
+
+@contextmanager
+def history_of(state_dir: str) -> Iterator[HistoryReader | None]:
+    """The history that a state directory holds, while it is read; None where there is none yet."""
+    try:
+        found = HistoryReader(state_dir)
+    except SqliteUnavailable:
+        # The consumer makes it when it starts: until then nothing is known, and that is said.
+        yield None
+        return
+    try:
+        yield found
+    finally:
+        found.close()
 
 
 def _condition(wanted: EventsWanted) -> tuple[str, dict[str, Any]]:

@@ -1,19 +1,18 @@
 """What the history's actions work with: history.db, the books of jobs, and who may see what."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import datetime, tzinfo
 
 from steward.access import Access, Asker
 from steward.accounting.room import AccountingRoom
 from steward.config import Settings
-from steward.errors import Refused, UsageError
+from steward.errors import Refused
 from steward.events import BANK_THRESHOLD, CONTROLLER_STATE, Event, utc_now
 from steward.history.consumer import KEPT
-from steward.history.reading import HistoryReader, Visible
+from steward.history.reading import HistoryReader, Visible, history_of
 from steward.journal.telling import PRIVATE, EventsRoom
 from steward.slurm.times import parse_time, zone_called
-from steward.sqlite import SqliteUnavailable
 
 
 class HistoryRoom:
@@ -34,19 +33,9 @@ class HistoryRoom:
         self.books = AccountingRoom(settings, access=access, now=now)
         self._events = EventsRoom(settings.state_dir, access, now)
 
-    @contextmanager
-    def reader(self) -> Iterator[HistoryReader | None]:
+    def reader(self) -> AbstractContextManager[HistoryReader | None]:
         """The history; None where there is none yet."""
-        try:
-            found = HistoryReader(self.settings.state_dir)
-        except SqliteUnavailable:
-            # The consumer makes it when it starts: until then nothing is known, and that is said.
-            yield None
-            return
-        try:
-            yield found
-        finally:
-            found.close()
+        return history_of(self.settings.state_dir)
 
     @property
     def clusters(self) -> tuple[str, ...]:
@@ -59,10 +48,10 @@ class HistoryRoom:
         Raises:
             UsageError: There is no such cluster.
         """
-        if name and name not in self.clusters:
-            known = ", ".join(self.clusters)
-            raise UsageError(f"cluster {name!r} is unknown: there are {known}", name)
-        return name or self.books.main_cluster
+        if not name:
+            return self.books.main_cluster
+        self.books.check_clusters([name])
+        return name
 
     def nodes_seen(self, asker: Asker, cluster: str) -> list[str]:
         """The clusters whose nodes the asker may see: the one that is named, or of all some.

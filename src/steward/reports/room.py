@@ -1,16 +1,15 @@
 """What reports work with: the books of jobs, the history of nodes, and who may see what."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import datetime, tzinfo
 
 from steward.access import Access, Asker, Scope
 from steward.accounting.room import AccountingRoom
 from steward.accounting.sacct.sources import books
 from steward.config import Settings
-from steward.errors import UsageError
 from steward.events import utc_now
-from steward.history.reading import HistoryReader
+from steward.history.reading import HistoryReader, history_of
 from steward.jobs.line_queries import LineFilter
 from steward.moments import micros
 from steward.reports.runs import Run, runs
@@ -42,11 +41,8 @@ class ReportsRoom:
         Raises:
             UsageError: There is no such cluster.
         """
-        known = self.books.clusters
-        for name in request.clusters:
-            if name not in known:
-                raise UsageError(f"cluster {name!r} is unknown: there are {', '.join(known)}", name)
-        return request.clusters or known
+        self.books.check_clusters(request.clusters)
+        return request.clusters or self.books.clusters
 
     def zone(self, request: ReportRequest, clusters: Sequence[str]) -> tuple[str, tzinfo]:
         """The zone that times are typed and cut in, with its name; "" for this host's.
@@ -105,18 +101,9 @@ class ReportsRoom:
             return
         yield from runs(source, wanted, used=used)
 
-    @contextmanager
-    def history(self) -> Iterator[HistoryReader | None]:
+    def history(self) -> AbstractContextManager[HistoryReader | None]:
         """The history; None where there is none yet."""
-        try:
-            found = HistoryReader(self.settings.state_dir)
-        except SqliteUnavailable:
-            yield None
-            return
-        try:
-            yield found
-        finally:
-            found.close()
+        return history_of(self.settings.state_dir)
 
     def close(self) -> None:
         """Let go of all files."""

@@ -48,11 +48,7 @@ def clusters_asked(room: AccountingRoom, request: SacctRequest) -> tuple[str, ..
         return ()
     if not request.clusters:
         return (room.main_cluster,)
-    unknown = [name for name in request.clusters if name not in room.clusters]
-    if unknown:
-        raise AccountingUsage(
-            f"cluster {unknown[0]!r} is unknown: there are {', '.join(room.clusters)}", unknown
-        )
+    room.check_clusters(request.clusters)
     return request.clusters
 
 

@@ -1,18 +1,15 @@
 """How an account's money went, day by day: so people can see how long it lasts."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, time, timedelta, tzinfo
-from typing import Any, Final
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 
 from sqlalchemy import case, func, select
 
+from steward.bank.ledger.quarters import day_of, quarter_of
 from steward.bank.ledger.records import CourseDay
 from steward.bank.ledger.session import SPENDING, Session
 from steward.bank.ledger.tables import act, entry, pot
-from steward.moments import micros, moment
-
-_QUARTER_US: Final = 900_000_000
-"""No zone's days begin within a quarter of an hour."""
+from steward.moments import micros
 
 
 class Course:
@@ -40,9 +37,9 @@ class Course:
         midnight = datetime.combine(first, time(), zone).astimezone(UTC)
         moved = self._moved(allocations, midnight, end)
         balance = self._before(allocations, midnight)
-        by_day: dict[Any, tuple[int, int]] = {}
+        by_day: dict[date, tuple[int, int]] = {}
         for quarter, amount, spent in moved:
-            day = moment(quarter * _QUARTER_US).astimezone(zone).date()
+            day = day_of(quarter, zone)
             came, went = by_day.get(day, (0, 0))
             by_day[day] = (came + amount, went + spent)
         found, day = [], first
@@ -65,7 +62,7 @@ class Course:
         self, allocations: Sequence[int], begin: datetime, end: datetime
     ) -> list[tuple[int, int, int]]:
         """What moved in each quarter of an hour, and what of it was spent on jobs."""
-        quarter = (act.c.at_us // _QUARTER_US).label("quarter")
+        quarter = quarter_of(act.c.at_us).label("quarter")
         spent = case((act.c.kind.in_(SPENDING), entry.c.amount), else_=0)
         chosen = (
             select(

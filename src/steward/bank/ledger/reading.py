@@ -10,13 +10,13 @@ from sqlalchemy import Row, Select, and_, case, func, literal, or_, select
 from steward.bank.errors import BankUsage
 from steward.bank.ledger.accounts import Accounts
 from steward.bank.ledger.allocations import Allocations
+from steward.bank.ledger.quarters import day_of, quarter_of
 from steward.bank.ledger.records import Statement, StatementLine, UsageRow
 from steward.bank.ledger.session import SPENDING, Session, clean
 from steward.bank.ledger.tables import act, charge, entry, pot
 from steward.moments import micros, moment
 
 _AT_ONCE: Final = 500
-_QUARTER_US: Final = 900_000_000
 
 _GROUPS: Final[dict[str, Any]] = {
     "cluster": charge.c.cluster,
@@ -157,7 +157,7 @@ class Reading:
         if "month" in by:
             groups["month"] = self._month(conditions, zone)
         if "day" in by:
-            groups["day"] = charge.c.begin_us // _QUARTER_US
+            groups["day"] = quarter_of(charge.c.begin_us)
         kept = charge.c.amount - charge.c.refunded
         due = case((kept > 0, kept), else_=0)
         chosen = select(
@@ -170,7 +170,7 @@ class Reading:
         found = [
             UsageRow(
                 **{name: getattr(row, name) for name in groups if name != "day"},
-                day=_day(row.day, zone) if "day" in groups else "",
+                day=day_of(int(row.day), zone).isoformat() if "day" in groups else "",
                 amount=int(row.amount or 0),
                 charges=row.charges,
             )
@@ -228,11 +228,6 @@ class Reading:
         return [
             msgspec.structs.replace(each, allocations=tuple(touched[each.number])) for each in lines
         ]
-
-
-def _day(quarter: int, zone: tzinfo) -> str:
-    """The day of a quarter of an hour: no zone's days begin within one."""
-    return f"{moment(int(quarter) * _QUARTER_US).astimezone(zone):%Y-%m-%d}"
 
 
 def _by_day(rows: Sequence[UsageRow]) -> list[UsageRow]:
