@@ -17,6 +17,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from steward.config_web import WebSettings
 from steward.credentials.errors import NotKnown
 from steward.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
+from steward.munge.requests import SCHEME
 from steward.web.api import ROUTES as API
 from steward.web.api.problems import problem
 from steward.web.desk import Desk
@@ -54,7 +55,12 @@ def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIA
     rate = Rate(web.requests_per_minute)
 
     async def visit(request: Ask) -> Visit:
-        return await doorkeeper.visit(request)
+        found = await doorkeeper.visit(request)
+        if found.how == "munge":
+            # A login node's address is everybody's who works there.
+            rate.give_back(_address(request))
+            rate.take(_by_uid(found.me.uid))
+        return found
 
     async def count(request: Ask) -> None:
         _need_path(request.url.path)
@@ -121,7 +127,15 @@ def _who(request: Ask, doorkeeper: Doorkeeper) -> str:
         return f"user:{secret}"
     uid = doorkeeper.met(secret)
     if uid is not None:
-        return f"uid:{uid}"
+        return _by_uid(uid)
+    return _address(request)
+
+
+def _by_uid(uid: int) -> str:
+    return f"uid:{uid}"
+
+
+def _address(request: Ask) -> str:
     return f"address:{request.client.host if request.client else ''}"
 
 
@@ -178,7 +192,7 @@ def _failed(request: Ask, error: StewardError) -> Response[Any]:
     if isinstance(error, TooMany):
         headers["Retry-After"] = str(math.ceil(error.wait_s))
     if status == 401 and _is_api(request):
-        headers["WWW-Authenticate"] = "Bearer"
+        headers["WWW-Authenticate"] = f"Bearer, {SCHEME}"
     return _answer(request, status, str(error), headers=headers)
 
 

@@ -45,3 +45,9 @@ class Rate:
         if not is_enough:
             wait_s = (1 - level) / self._per_s
             raise TooMany("that was too much in a short time: wait a few seconds", wait_s)
+
+    def give_back(self, who: str) -> None:
+        """Not count a request that was let pass: it counts for somebody else."""
+        if who in self._buckets:
+            level, at = self._buckets[who]
+            self._buckets[who] = (min(self._most, level + 1), at)

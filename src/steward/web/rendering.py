@@ -96,6 +96,17 @@ class Renderer:
             headers={"Cache-Control": "no-store", "Vary": "HX-Request", **(headers or {})},
         )
 
+    def either(self, template: str, visit: Visit, **context: Any) -> Response[str]:
+        """What is a part of another page where htmx asks for it, and a page for everybody else.
+
+        Args:
+            template: The page's, which includes the part's: ``_job_cost.html`` lies beside
+                ``job_cost.html``.
+            visit: Whose request it is for.
+            context: What both show.
+        """
+        return self.page(f"_{template}" if visit.is_part else template, visit, **context)
+
     def text(self, template: str, visit: Visit | None = None, **context: Any) -> str:
         """What a template says; see :meth:`page`."""
         return self._jinja.get_template(template).render(visit=visit, part=part, **context)

@@ -1,4 +1,4 @@
-"""Who a request is from: known by a session's cookie, a token, or the word of a trusted proxy.
+"""Who a request is from: known by a session's cookie, a token, MUNGE, or a trusted proxy's word.
 
 Whoever has no rights with the daemon has none here: a secret is only handed on,
 and what is known of somebody is what the daemon said, for a few seconds.
@@ -9,6 +9,7 @@ import hmac
 import secrets
 import time
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from litestar import Request
@@ -16,6 +17,7 @@ from litestar import Request
 from steward.config_web import WebSettings
 from steward.credentials.errors import NotKnown
 from steward.credentials.shapes import ClusterRole, MeAnswer, MeRequest, OpenAnswer, OpenRequest
+from steward.munge.requests import SCHEME, statement
 from steward.web.desk import Desk
 from steward.web.errors import Forged, LoginNeeded
 
@@ -29,7 +31,7 @@ _RENEW: Final = 0.5
 """Part of a proxy's session's life after which another is opened."""
 
 Ask = Request[Any, Any, Any]
-How = Literal["cookie", "token", "proxy"]
+How = Literal["cookie", "token", "proxy", "munge"]
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +39,8 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         how: How they were known.
-        secret: Of their session or token.
+        secret: Of their session or token; of one that MUNGE vouches for, a session for this
+            request.
         me: What the daemon says of them.
         desk: Where their questions go.
         is_part: Whether only a part of a page is wanted (htmx asks).
@@ -74,6 +77,11 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     def is_operator(self) -> bool:
         """Whether they may see and do everything on some cluster."""
         return any(role.operator for role in self.me.clusters)
+
+    @property
+    def zone(self) -> str:
+        """IANA name of the zone of what is of no cluster, or of several: the first one's."""
+        return self.me.clusters[0].zone if self.me.clusters else ""
 
     def role(self, cluster: str) -> ClusterRole | None:
         """What they are on a cluster; None where there is none of that name."""
@@ -135,6 +143,8 @@ class Doorkeeper:
         token = token.strip()
         if scheme.lower() == "bearer" and token:
             return "token", token
+        if scheme.lower() == SCHEME.lower() and token:
+            return "munge", token
         named = self._named_by_proxy(request)
         if named:
             return "proxy", named
@@ -156,9 +166,13 @@ class Doorkeeper:
         how, secret = self.bearer(request)
         if how == "proxy":
             secret, me = await self._by_name(secret)
+        elif how == "munge":
+            secret = await self._vouched(request, secret)
+            me = await self._desk.ask("credentials.me", MeRequest(), secret)
         else:
             me = await self._me(secret)
-        if how != "token" and request.method not in ("GET", "HEAD", "OPTIONS"):
+        # What a browser sends by itself is a cookie, or what a proxy adds.
+        if how in ("cookie", "proxy") and request.method not in ("GET", "HEAD", "OPTIONS"):
             await self._check_form(request, secret)
         is_part = request.headers.get("hx-request") == "true"
         is_part = is_part and request.headers.get("hx-history-restore-request") != "true"
@@ -219,6 +233,17 @@ class Doorkeeper:
         if len(self._by_proxy) >= _MOST_KNOWN:
             self._by_proxy.clear()
         self._by_proxy[user] = (now + self._web.session_s * _RENEW, answer.secret)
+        return answer.secret
+
+    async def _vouched(self, request: Ask, credential: str) -> str:
+        """The session, for this request, of whoever MUNGE says that it is from."""
+        query = request.scope["query_string"].decode("latin-1")
+        target = request.scope["path"] + (f"?{query}" if query else "")
+        origin = urlsplit(self._web.url).netloc or request.headers.get("host", "")
+        asked = statement(request.method, target, await request.body(), origin)
+        answer: OpenAnswer = await self._desk.ask(
+            "credentials.open", OpenRequest(credential=credential, statement=asked.decode())
+        )
         return answer.secret
 
     async def _check_form(self, request: Ask, secret: str) -> None:

@@ -200,9 +200,9 @@ _STEWARD: Final = (
 )
 
 _NOT_ASKED: Final = frozenset(
-    f"credentials.{verb}" for verb in ("login", "open", "peek", "close", "settings")
+    f"credentials.{verb}" for verb in ("open", "peek", "close", "settings")
 )
-"""What only a login node and the pages' own process may ask."""
+"""What only the pages' own process may ask."""
 
 ASK: Final = "/ask/"
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (*_JOBS, *_BANK, *_CLUSTER, *_REPORTS, *_STEWARD)

@@ -73,8 +73,8 @@ async def statement(
     answer: StatementAnswer = await visit.ask("bank.statement", asked)
     if form in ("csv", "json"):
         return _download(answer, name, form)
-    return pages.page(
-        "_statement.html" if visit.is_part else "statement.html",
+    return pages.either(
+        "statement.html",
         visit,
         here="/accounts",
         name=answer.statement.account,

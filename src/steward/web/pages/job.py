@@ -126,8 +126,8 @@ async def environment(
         (one.name, safe(one.value.data.decode("utf-8", "backslashreplace")), one.redacted)
         for one in sorted(answer.variables, key=lambda one: one.name)
     ]
-    return pages.page(
-        "_job_environment.html" if visit.is_part else "job_environment.html",
+    return pages.either(
+        "job_environment.html",
         visit,
         here="/jobs",
         base=address(cluster, job),
@@ -146,8 +146,8 @@ async def array(
     page: PageAnswer = await visit.ask(
         "accounting.job", PageRequest(job=job, cluster=cluster, array=True)
     )
-    return pages.page(
-        "_job_array.html" if visit.is_part else "job_array.html",
+    return pages.either(
+        "job_array.html",
         visit,
         here="/jobs",
         base=address(cluster, job),
@@ -163,8 +163,8 @@ async def cost(
 ) -> Response[Any]:
     """What it was charged, line by line."""
     checked(job)
-    return pages.page(
-        "_job_cost.html" if visit.is_part else "job_cost.html",
+    return pages.either(
+        "job_cost.html",
         visit,
         here="/jobs",
         base=address(cluster, job),

@@ -67,14 +67,13 @@ async def counts(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
     """How many jobs of a view are in each state."""
     view = View.of(request)
     answer: JobStatesAnswer = await visit.ask("accounting.job_states", view.counted())
-    template = "_job_counts.html" if visit.is_part else "job_counts.html"
-    return pages.page(template, visit, here="/jobs", view=view, answer=answer)
+    return pages.either("job_counts.html", visit, here="/jobs", view=view, answer=answer)
 
 
 async def _search(view: View, visit: Visit, pages: Renderer) -> Response[Any]:
     answer: SearchAnswer = await visit.ask("archive.search", view.searched())
-    return pages.page(
-        "_job_hits.html" if visit.is_part else "job_hits.html",
+    return pages.either(
+        "job_hits.html",
         visit,
         here="/jobs",
         view=view,

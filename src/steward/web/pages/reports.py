@@ -47,8 +47,8 @@ async def table(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]
     form = query.text(request, "form")
     if form in ("csv", "json"):
         return _download(answer, kind, columns, form)
-    return pages.page(
-        "_report.html" if visit.is_part else "report_table.html",
+    return pages.either(
+        "report_table.html",
         visit,
         **asked,
         answer=answer,

@@ -7,6 +7,7 @@ from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
 from steward.automation.actions import AuditAnswer, AuditRequest
+from steward.automation.audit import AuditRow
 from steward.automation.rules.shapes import (
     HistoryAnswer,
     HistoryRequest,
@@ -14,6 +15,7 @@ from steward.automation.rules.shapes import (
     ListRequest,
     SwitchRequest,
 )
+from steward.automation.rules.tables import Execution
 from steward.errors import UsageError
 from steward.web import query
 from steward.web.changing import lines_of
@@ -36,7 +38,7 @@ async def rules(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
         "since": query.text(request, "since"),
     }
     wanted = HistoryRequest(
-        **filters, zone=_zone(visit), before=query.number(request, "before"), limit=_AT_ONCE + 1
+        **filters, zone=visit.zone, before=query.number(request, "before"), limit=_AT_ONCE + 1
     )
     if visit.is_part:
         history: HistoryAnswer = await visit.ask("rules.history", wanted)
@@ -74,18 +76,7 @@ async def execution(visit: Visit, pages: Renderer, number: FromPath[int]) -> Res
         answer = await visit.ask("rules.history", wanted)
     if answer is None or not answer.executions:
         raise NoSuchPage(f"there is no execution {number}, or it was long ago")
-    found = answer.executions[0]
-    role = visit.role(found.cluster)
-    return pages.page(
-        "execution.html",
-        visit,
-        here="/rules",
-        one=found,
-        zone=role.zone if role else "",
-        lines=lines_of(found.result),
-        parameters=pretty(found.parameters),
-        result=pretty(found.result),
-    )
+    return _done(visit, pages, "execution.html", answer.executions[0])
 
 
 @post("/rules/switch", include_in_schema=False, status_code=303)
@@ -111,12 +102,12 @@ async def audit(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
     answer: AuditAnswer = await visit.ask(
         "automation.audit",
         AuditRequest(
-            **filters, zone=_zone(visit), before=query.number(request, "before"), limit=_AT_ONCE + 1
+            **filters, zone=visit.zone, before=query.number(request, "before"), limit=_AT_ONCE + 1
         ),
     )
     shown = answer.actions[:_AT_ONCE]
-    return pages.page(
-        "_actions.html" if visit.is_part else "actions.html",
+    return pages.either(
+        "actions.html",
         visit,
         here="/rules",
         actions=shown,
@@ -134,22 +125,22 @@ async def action(visit: Visit, pages: Renderer, number: FromPath[int]) -> Respon
         answer = await visit.ask("automation.audit", AuditRequest(id=number))
     if answer is None or not answer.actions:
         raise NoSuchPage(f"there is no action {number}, or it is not yours")
-    found = answer.actions[0]
-    role = visit.role(found.cluster)
+    return _done(visit, pages, "action.html", answer.actions[0])
+
+
+def _done(visit: Visit, pages: Renderer, template: str, one: Execution | AuditRow) -> Response[Any]:
+    """The page of something that was done: with what, and what came of it."""
+    role = visit.role(one.cluster)
     return pages.page(
-        "action.html",
+        template,
         visit,
         here="/rules",
-        one=found,
+        one=one,
         zone=role.zone if role else "",
-        lines=lines_of(found.result),
-        parameters=pretty(found.parameters),
-        result=pretty(found.result),
+        lines=lines_of(one.result),
+        parameters=pretty(one.parameters),
+        result=pretty(one.result),
     )
-
-
-def _zone(visit: Visit) -> str:
-    return visit.me.clusters[0].zone if visit.me.clusters else ""
 
 
 ROUTES: Final = (rules, execution, switch, audit, action)

@@ -41,7 +41,7 @@ async def status(visit: Visit, pages: Renderer) -> Response[Any]:
         letters=letters.letters[:_MOST_LETTERS],
         more_letters=max(0, len(letters.letters) - _MOST_LETTERS),
         is_sink={f"archive.{one.name}" for one in answer.sinks},
-        zone=visit.me.clusters[0].zone if visit.me.clusters else "",
+        zone=visit.zone,
     )
 
 
@@ -49,13 +49,13 @@ async def status(visit: Visit, pages: Renderer) -> Response[Any]:
 async def gaps(visit: Visit, pages: Renderer) -> Response[Any]:
     """What is missing in the books, which takes a while to find out."""
     answer: StatusShowAnswer = await visit.ask("status.show", StatusShowRequest(gaps=True))
-    return pages.page(
-        "_gaps.html" if visit.is_part else "gaps.html",
+    return pages.either(
+        "gaps.html",
         visit,
         here="/status",
         gaps=answer.gaps,
         why=answer.unknown.get("gaps", ""),
-        zone=visit.me.clusters[0].zone if visit.me.clusters else "",
+        zone=visit.zone,
     )
 
 
@@ -63,12 +63,12 @@ async def gaps(visit: Visit, pages: Renderer) -> Response[Any]:
 async def doctor(visit: Visit, pages: Renderer) -> Response[Any]:
     """What the doctor finds, which takes some seconds."""
     answer: DoctorAnswer = await visit.ask("doctor.run", DoctorRequest())
-    return pages.page(
-        "_doctor.html" if visit.is_part else "doctor.html",
+    return pages.either(
+        "doctor.html",
         visit,
         here="/status",
         answer=answer,
-        zone=visit.me.clusters[0].zone if visit.me.clusters else "",
+        zone=visit.zone,
     )
 
 

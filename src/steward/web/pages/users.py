@@ -46,8 +46,8 @@ async def efficiency(visit: Visit, pages: Renderer, name: FromPath[str]) -> Resp
     answer: WasteAnswer = await visit.ask(
         "reports.waste", WasteRequest(users=(name,), since="now-90days", until="now")
     )
-    return pages.page(
-        "_efficiency.html" if visit.is_part else "efficiency.html",
+    return pages.either(
+        "efficiency.html",
         visit,
         name=name,
         answer=answer,
