@@ -1,7 +1,6 @@
 """A hundred jobs, as different from one another as a small cluster lets them be."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from bookkeeping import Site
@@ -145,8 +144,7 @@ def _asking(site: Site) -> int:
 
 
 def _until(site: Site, job: int, *states: str) -> None:
-    is_there: Callable[[], bool] = lambda: state_of(site.cluster, job) in states  # noqa: E731
-    wait_until(is_there, 60)
+    wait_until(lambda: state_of(site.cluster, job) in states, 60)
 
 
 def _as_user(site: Site, *words: str) -> None:

@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815 -- http.server's names
 
     def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         self.server.proxy.answered.append(status)

@@ -48,7 +48,7 @@ def test_what_the_sensor_tells_is_taken(told: list[Event]) -> None:
 
 def test_a_time_without_a_zone_is_refused(told: list[Event]) -> None:
     event = next(event for event in told if event.kind == NODE_STATE)
-    body = NodeState(node="n1", state="DOWN", reason_at=datetime(2026, 3, 1))  # noqa: DTZ001
+    body = NodeState(node="n1", state="DOWN", reason_at=datetime(2026, 3, 1))  # noqa: DTZ001 -- the point
     strange = msgspec.structs.replace(event, body=body)
     assert admitted(strange) == (0, ["it has a time without a zone"])
     key = msgspec.structs.replace(event, key="job.seen:1:2")

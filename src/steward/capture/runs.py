@@ -71,7 +71,7 @@ class Runs:
             (position,) = self._database.execute("SELECT position FROM cursor").fetchone()
         return int(position)
 
-    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 -- a Consumer's signature
         """Remember what began, forget what ended, and move the cursor to ``upto``.
 
         Raises:

@@ -98,7 +98,7 @@ def taking(common: Callable[..., T]) -> Callable[[Callable[Concatenate[T, P], No
         run.__module__ = command.__module__
         # Typer reads a command's options off its signature and its annotations.
         every = sorted([*own, *shared.values()], key=_has_default)
-        run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined] # inspect's own
         run.__annotations__ = {one.name: hints[one.name] for one in every}
         return run
 

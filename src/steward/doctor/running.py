@@ -88,7 +88,7 @@ def web(ground: Ground) -> Iterator[Finding]:
         )
     host, _, port = of.listen.rpartition(":")
     host = host.strip("[]")
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 -- nothing is bound
     mend = ("systemctl start steward-web", "journalctl -u steward-web -p warning")
     connection = http.client.HTTPConnection(host, int(port), timeout=_WEB_S)
     if of.certificate_file:

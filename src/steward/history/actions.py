@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from steward.access import Asker
 from steward.accounting.sacct.sources import books
@@ -221,14 +221,14 @@ def _has(nodelist: str, name: str) -> bool:
     return name.rstrip("0123456789") in nodelist and name in _names(nodelist)
 
 
-def _job(row: Sequence[object]) -> JobThen:
+def _job(row: Sequence[Any]) -> JobThen:
     fields = dict(zip(_JOB_COLUMNS, row, strict=True))
     start_us, end_us = fields.pop("start_us"), fields.pop("end_us")
     known = {name: value for name, value in fields.items() if value is not None}
     return JobThen(
-        **known,  # type: ignore[arg-type]
-        start=moment(int(str(start_us))),
-        end=moment(int(str(end_us))) if end_us else None,
+        **known,
+        start=moment(int(start_us)),
+        end=moment(int(end_us)) if end_us else None,
     )
 
 

@@ -9,7 +9,7 @@ fact shows where it belongs.
 import functools
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -284,7 +284,7 @@ def load_steps(
     return _rows(rows)
 
 
-def _rows(rows: Iterable[tuple[object, ...]]) -> dict[int, dict[LaunchKey, LaunchRow]]:
+def _rows(rows: Iterable[tuple[Any, ...]]) -> dict[int, dict[LaunchKey, LaunchRow]]:
     found: dict[int, dict[LaunchKey, LaunchRow]] = {}
     for row in rows:
         job_id, launch = launch_of(row)
@@ -292,12 +292,12 @@ def _rows(rows: Iterable[tuple[object, ...]]) -> dict[int, dict[LaunchKey, Launc
     return found
 
 
-def launch_of(row: tuple[object, ...]) -> tuple[int, LaunchRow]:
+def launch_of(row: tuple[Any, ...]) -> tuple[int, LaunchRow]:
     """A row of the table: job id, and what is stored of the launch."""
     job_id, step, node, launched, submit, restarts, piece, ended, seen, said, summed, facts = row
     run = None if submit is None else (submit, restarts)
     fields = ((step, node, launched), run, piece, bool(ended), seen, said or "")
-    return job_id, LaunchRow(*fields, packed=facts, summed=summed)  # type: ignore[return-value, arg-type]
+    return job_id, LaunchRow(*fields, packed=facts, summed=summed)
 
 
 def put_launches(

@@ -229,7 +229,7 @@ class Parquet:
         """Name the files' rows as jobs.db does: their columns, and their rank."""
         listed = ", ".join(_quoted(path) for path in self._paths)
         files = f"read_parquet([{listed}], union_by_name = true)"
-        described = connection.execute(f"DESCRIBE SELECT * FROM {files}").fetchall()  # noqa: S608
+        described = connection.execute(f"DESCRIBE SELECT * FROM {files}").fetchall()  # noqa: S608 -- quoted paths
         there = {row[0] for row in described}
         if not there >= _KEYED:
             raise AccountingError(

@@ -69,7 +69,7 @@ class Witness:
 class Unwitnessed:
     """In a Witness's place where TLS has told who is there."""
 
-    def sign(self, nonces: bytes, number: int, body: bytes) -> bytes:  # noqa: ARG002
+    def sign(self, nonces: bytes, number: int, body: bytes) -> bytes:  # noqa: ARG002 -- a Witness's signature
         """No credential."""
         return b""
 

@@ -60,7 +60,7 @@ class Forward:
             (position,) = self._database.execute("SELECT position FROM cursor").fetchone()
         return int(position)
 
-    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 -- a Consumer's signature
         """Send events, and move the cursor when they are durable over there.
 
         Raises:
