@@ -17,17 +17,13 @@ from steward.client.here import is_ours, local, settings_readable
 from steward.client.place import Place, Web
 from steward.client.sockets import remote
 from steward.config import Settings
+from steward.daemon.actions import action
 from steward.errors import UsageError
+
+__all__ = ["Asked", "action", "call", "choose", "elsewhere", "stream", "where"]
 
 Asked = Callable[[Action, Any], Iterator[Any]]
 """Has an action done: the items of its stream, if it is one, then its answer."""
-
-
-def action(name: str) -> Action:
-    """What an action of that name takes and answers."""
-    from steward.daemon.rooms import ACTIONS
-
-    return ACTIONS[name]
 
 
 def call(place: Place, action: Action, request: Any) -> Any:

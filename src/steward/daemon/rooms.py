@@ -7,48 +7,30 @@ same actions through it, so that access is decided in one way.
 from collections.abc import Sequence
 from typing import Any, Final
 
-from steward.accounting.actions import ACTIONS as ACCOUNTING
 from steward.accounting.room import AccountingRoom
 from steward.actions import Action, Registry
-from steward.archive.actions import ACTIONS as ARCHIVE
 from steward.archive.library import Library
-from steward.automation.actions import ACTIONS as AUTOMATION
 from steward.automation.room import AutomationRoom
-from steward.automation.rules.asking import ACTIONS as RULES
 from steward.automation.rules.asking import RulesRoom
-from steward.bank.actions import ACTIONS as BANK
 from steward.bank.room import BankRoom
 from steward.config import Settings
-from steward.credentials.actions import ACTIONS as CREDENTIALS
 from steward.credentials.room import CredentialsRoom
-from steward.doctor.actions import ACTIONS as DOCTOR
+from steward.daemon.actions import every_action
 from steward.doctor.room import DoctorRoom
 from steward.errors import UsageError
 from steward.events import Event
-from steward.history.actions import ACTIONS as HISTORY
 from steward.history.room import HistoryRoom
 from steward.jobs.queries import clusters_of
 from steward.journal import JournalLink, JournalUnavailable
-from steward.journal.actions import ACTIONS as JOURNAL
 from steward.journal.actions import JournalRoom
 from steward.journal.store import rows_of
-from steward.journal.telling import ACTIONS as EVENTS
 from steward.journal.telling import EventsRoom
-from steward.reports.actions import ACTIONS as REPORTS
 from steward.reports.room import ReportsRoom
 from steward.standings import access_of
-from steward.status.actions import ACTIONS as STATUS
 from steward.status.room import StatusRoom
 from steward.waiting import Stop
 
-ACTIONS: Final[dict[str, Action]] = {
-    action.name: action
-    for action in (
-        *(*ARCHIVE, *JOURNAL, *ACCOUNTING, *BANK, *AUTOMATION, *EVENTS, *RULES),
-        *(*HISTORY, *REPORTS),
-        *(*CREDENTIALS, *STATUS, *DOCTOR),
-    )
-}
+ACTIONS: Final[dict[str, Action]] = {action.name: action for action in every_action()}
 """Every action, by its name."""
 
 

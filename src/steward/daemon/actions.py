@@ -1,0 +1,48 @@
+"""What can be asked for, room by room; who asks for one thing imports that room alone."""
+
+import importlib
+from collections.abc import Iterator
+from typing import Final
+
+from steward.actions import Action
+
+_HOMES: Final = {
+    "archive": "steward.archive.actions",
+    "journal": "steward.journal.actions",
+    "accounting": "steward.accounting.actions",
+    "bank": "steward.bank.actions",
+    "automation": "steward.automation.actions",
+    "events": "steward.journal.telling",
+    "rules": "steward.automation.rules.asking",
+    "history": "steward.history.actions",
+    "reports": "steward.reports.actions",
+    "credentials": "steward.credentials.actions",
+    "status": "steward.status.actions",
+    "doctor": "steward.doctor.actions",
+}
+"""Where each room has its ACTIONS."""
+
+
+def every_action() -> Iterator[Action]:
+    """All of them."""
+    for room in _HOMES:
+        yield from _of(room)
+
+
+def action(name: str) -> Action:
+    """What an action of that name takes and answers.
+
+    Raises:
+        KeyError: There is none.
+    """
+    room = name.partition(".")[0]
+    if room in _HOMES:
+        for one in _of(room):
+            if one.name == name:
+                return one
+    raise KeyError(name)
+
+
+def _of(room: str) -> tuple[Action, ...]:
+    found: tuple[Action, ...] = importlib.import_module(_HOMES[room]).ACTIONS
+    return found
