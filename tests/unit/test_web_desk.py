@@ -130,10 +130,15 @@ def test_what_takes_long_keeps_no_page_waiting(path: str) -> None:
 
 
 class Fickle:
-    """A daemon that reads each request and answers as it is told to; b"" hangs up."""
+    """A daemon that reads each request and answers as it is told to.
 
-    def __init__(self, path: str, *answers: bytes) -> None:
+    b"" hangs up, None says nothing until the other end has hung up.
+    """
+
+    def __init__(self, path: str, *answers: bytes | None) -> None:
         self.asked: list[bytes] = []
+        self.heard = threading.Event()
+        self.left = threading.Event()
         self._answers = list(answers)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
@@ -152,6 +157,11 @@ class Fickle:
                 for line in lines:
                     self.asked.append(line)
                     answer = self._answers.pop(0) if self._answers else b""
+                    if answer is None:
+                        self.heard.set()
+                        if not lines.readline():
+                            self.left.set()
+                        break
                     if not answer:
                         break
                     connection.sendall(answer)
@@ -189,6 +199,25 @@ def test_what_reads_is_asked_again_where_a_kept_connection_broke(tmp_path: Path)
     done(path, work)
     daemon.close()
     assert len([line for line in daemon.asked if b"second" in line]) == 2
+
+
+def test_a_kept_connection_ends_with_whoever_gave_up_its_question(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    daemon = Fickle(path, TOLD, None, TOLD)
+
+    async def work(desk: Desk) -> None:
+        await desk.ask("test.look", Question(text="first"))
+        page = asyncio.create_task(desk.ask("test.look", Question(text="second")))
+        assert await asyncio.to_thread(daemon.heard.wait, 30)
+        page.cancel()
+        assert await asyncio.to_thread(daemon.left.wait, 30)
+        with pytest.raises(asyncio.CancelledError):
+            await page
+        await desk.ask("test.look", Question(text="third"))
+
+    done(path, work)
+    daemon.close()
+    assert [b"second" in line for line in daemon.asked] == [False, True, False]
 
 
 def test_what_reads_is_not_asked_for_ever(tmp_path: Path) -> None:

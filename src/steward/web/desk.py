@@ -169,12 +169,12 @@ class Desk:
                 continue
             try:
                 return line, await self._said(line, words)
-            except TooSlow:
+            except BaseException as error:
+                # Its answer is still to come: for whoever asks next it is not good any more.
                 line.close()
-                raise
-            except DaemonAway:
                 # The daemon ends kept connections after a while, perhaps just now.
-                line.close()
+                if isinstance(error, TooSlow) or not isinstance(error, DaemonAway):
+                    raise
         line = await self._connect()
         line.patience_s = _SILENCE_S if keeps else _LONGEST_S
         try:
