@@ -42,7 +42,7 @@ class TimedProtocol(H11Protocol):
     _head: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """A client is there."""
         super().connection_made(transport)
         self._watch()
@@ -137,6 +137,41 @@ def timed(app: Any) -> Any:
     return within
 
 
+def headed(app: Any) -> Any:
+    """An application that answers HEAD wherever it answers GET, and as that, without the body."""
+
+    async def answered(scope: Any, receive: Receive, send: Any) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        is_head = scope["method"] == "HEAD"
+
+        async def send_head(message: Any) -> None:
+            begins = message["type"] == "http.response.start"
+            if begins:
+                message["headers"] = [_with_head(*header) for header in message.get("headers", ())]
+            if begins or not is_head:
+                await send(message)
+            if begins and is_head:
+                # With this it is answered: an answer without an end hears that nobody is there.
+                await send({"type": "http.response.body", "body": b""})
+
+        # The server's own scope stays as it is: by it, it knows that no body is to come.
+        await app({**scope, "method": "GET"} if is_head else scope, receive, send_head)
+
+    return answered
+
+
+def _with_head(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """A header; where it tells which methods there are, HEAD is among them."""
+    if name.lower() != b"allow":
+        return name, value
+    methods = {method.strip() for method in value.split(b",")}
+    if b"GET" in methods:
+        methods.add(b"HEAD")
+    return name, b", ".join(sorted(methods))
+
+
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """What is served, and how.
 
@@ -188,7 +223,7 @@ def serve(
         ServingError: The certificate cannot be used.
     """
     config = uvicorn.Config(
-        timed(app),
+        headed(timed(app)),
         http=TimedProtocol,
         ws="none",
         lifespan="off",

@@ -1,5 +1,6 @@
 """The ground of the pages on a real daemon: logging in, whom is believed, what guards answers."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,44 @@ def test_every_answer_is_guarded(site: WebSite) -> None:
         assert "server" not in headers
     assert "<script>" not in ada.page("/")
     assert ada.get("/").headers["cache-control"] == "no-store"
+
+
+def test_head_is_answered_as_get_is_but_for_the_body(site: WebSite) -> None:
+    ada = site.visitor("ada")
+    ada.headers["Accept-Encoding"] = "identity"
+    for path in (
+        *("/healthz", "/reports", "/static/app.js", "/no/such/page", "/rules/switch"),
+        *("/api/v1/openapi.json", "/api/v1/tokens", "/api/v1/nothing", "/api/v1/jobs?x=y"),
+    ):
+        head, got = ada.head(path), ada.get(path)
+        assert head.status_code == got.status_code, path
+        for name in ("content-type", "content-length", "etag", "cache-control", "allow"):
+            assert head.headers.get(name) == got.headers.get(name), (path, name)
+        assert "content-security-policy" in head.headers, path
+    tag = ada.head("/api/v1/tokens").headers["etag"]
+    assert ada.head("/api/v1/tokens", headers={"If-None-Match": tag}).status_code == 304
+    assert httpx.head(f"{site.url}/reports").status_code == 401
+    assert httpx.head(f"{site.url}/api/v1/tokens").status_code == 401
+
+
+def test_nothing_comes_behind_what_head_is_answered(site: WebSite) -> None:
+    asked = "HEAD {} HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\n"
+    with socket.create_connection(("127.0.0.1", site.port), 60) as wire:
+        wire.settimeout(60)
+        # On one connection: what came behind the first would stand before the second.
+        for path in ("/static/app.js", "/healthz"):
+            wire.sendall((asked.format(path) + "\r\n").encode())
+            head = b""
+            while b"\r\n\r\n" not in head:
+                piece = wire.recv(65536)
+                assert piece, head
+                head += piece
+            assert head.startswith(b"HTTP/1.1 200"), head
+            assert head.endswith(b"\r\n\r\n"), head
+        wire.sendall((asked.format("/no/such/page") + "Connection: close\r\n\r\n").encode())
+        rest = b"".join(iter(lambda: wire.recv(65536), b""))
+    assert rest.startswith(b"HTTP/1.1 404"), rest
+    assert rest.endswith(b"\r\n\r\n"), rest
 
 
 def test_the_process_has_no_rights_of_its_own(site: WebSite) -> None:

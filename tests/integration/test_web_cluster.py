@@ -288,6 +288,15 @@ def test_nobody_watches_in_too_many_windows(site: WebSite) -> None:
     wait_until(lambda: _may_watch(visitor))
 
 
+@pytest.mark.wide
+@pytest.mark.parametrize("path", ["/events/stream", "/api/v1/events/stream"])
+def test_who_asks_for_a_streams_head_keeps_no_place(site: WebSite, path: str) -> None:
+    visitor = site.visitor("grace")
+    for _ in range(9):
+        wait_until(lambda: visitor.head(path).status_code == 200)
+    assert visitor.head(path).headers["content-type"].startswith("text/event-stream")
+
+
 def _may_watch(visitor: Visitor) -> bool:
     with visitor.stream("GET", "/events/stream") as stream:
         return stream.status_code == 200
