@@ -27,6 +27,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         failed: Whether it went from working to failing; not so of nodes that save power, are
             planned, being maintained, rebooted on demand, or drained by somebody, nor while
             one that was resumed has not answered yet.
+        recovered: Whether it takes jobs again, for the first time since it failed, whoever
+            drained it meanwhile; not so of one that was drained and resumed without a failure.
         partitions: The partitions that it is in.
         cpus: How many CPUs it has; 0, as of the next two, where that was not told.
         memory_bytes: Its memory for jobs.
@@ -45,6 +47,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     old_reason: str = ""
     source: Noticed = "reconcile"
     failed: bool = False
+    recovered: bool = False
     partitions: tuple[str, ...] = ()
     cpus: int = 0
     memory_bytes: int = 0

@@ -23,7 +23,6 @@ from steward.events import (
     JobFacts,
 )
 from steward.records import JobRecord
-from steward.slurm.node_states import is_available, is_failing
 from steward.slurm.states import FINISHED, base_state
 from steward.state_facts import NodeState, PartitionState, ReservationState
 from steward.usage import RunFact
@@ -85,7 +84,7 @@ TYPES: Final[dict[str, TriggerType]] = {
             "A node's state, flags or reason changed, or the node came or went.",
             NodeState,
             ("node",),
-            *("base", "flags", "drained", "recovered", *(name for name, _ in WINDOWS)),
+            *("base", "flags", "drained", *(name for name, _ in WINDOWS)),
         ),
         _type(
             "slurm.job.state",
@@ -159,7 +158,6 @@ def _of_node(event: Event, failures: Failures) -> Payload:
         "base": base,
         "flags": flags.split("+") if flags else [],
         "drained": _has_drained(body.state) and bool(was) and not _has_drained(was),
-        "recovered": bool(was) and is_failing(was) and is_available(body.state),
         **failures(event),
     }
 

@@ -13,7 +13,14 @@ from typing import Final, TypeVar
 import msgspec
 
 from steward.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE
-from steward.slurm.node_states import UNKNOWN, is_failing, is_silent, is_taken, parse
+from steward.slurm.node_states import (
+    UNKNOWN,
+    is_available,
+    is_failing,
+    is_silent,
+    is_taken,
+    parse,
+)
 from steward.state_facts import NodeState, Noticed, PartitionState, ReservationState
 
 REMOVED: Final = "REMOVED"
@@ -32,6 +39,8 @@ class NodeShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         is_resuming: Whether it was away, and its slurmd has not answered since it is back.
             That alone is no failure; that it is DOWN after all is one.
+        has_failed: Whether it had failed before, and has not taken jobs since: what is shown of
+            one that was drained or resumed then does not tell.
     """
 
     state: str
@@ -44,6 +53,12 @@ class NodeShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: int = 0
     gpus: int = 0
     is_resuming: bool = False
+    has_failed: bool = False
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether it fails now, or has not taken jobs since it did."""
+        return self.has_failed or (is_failing(self.state) and not self.is_resuming)
 
     @property
     def capacity(self) -> tuple[int, int, int]:
@@ -212,7 +227,9 @@ def _with_memory(old: Shown | None, new: Shown) -> Shown:
         cpus, memory_bytes, gpus = old.capacity
         new = msgspec.structs.replace(new, cpus=cpus, memory_bytes=memory_bytes, gpus=gpus)
     if _is_resuming(old, new):
-        return msgspec.structs.replace(new, is_resuming=True)
+        new = msgspec.structs.replace(new, is_resuming=True)
+    if old.is_failed and not new.is_failed and not is_available(new.state):
+        new = msgspec.structs.replace(new, has_failed=True)
     return new
 
 
@@ -257,6 +274,7 @@ def _node(name: str, old: NodeShown | None, new: NodeShown, source: Noticed) -> 
         old_reason=old.reason if old else "",
         source=source,
         failed=_has_failed(old, new),
+        recovered=old is not None and old.is_failed and is_available(new.state),
         partitions=new.partitions,
         cpus=new.cpus,
         memory_bytes=new.memory_bytes,

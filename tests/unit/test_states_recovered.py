@@ -1,0 +1,99 @@
+"""A node that is back: told where it had failed, and not where it was only away."""
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from steward.automation.rules.triggers import trigger_of
+from steward.capture.states.comparing import NodeShown, compare
+from steward.events import NODE_STATE, Event
+from steward.state_facts import NodeState
+
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
+SILENT = "IDLE+NOT_RESPONDING"
+GONE = "DOWN+NOT_RESPONDING"
+
+
+def told(*states: str, usage: bool = True) -> list[NodeState]:
+    """What is told of a node that is shown in these states, by a sensor killed after each look."""
+    known: dict[str, NodeShown] = {}
+    news: list[NodeState] = []
+    for state in states:
+        # Each look is taken twice: the second has nothing to tell.
+        for _ in range(2):
+            for change in compare(
+                {NODE_STATE: known},
+                {NODE_STATE: {"n1": NodeShown(state=state)}},
+                source="reconcile",
+                at=NOON,
+                usage=usage,
+            ):
+                kept = msgspec.json.encode(change.shown)
+                known = {"n1": msgspec.json.decode(kept, type=NodeShown)}
+                if isinstance(change.body, NodeState):
+                    news.append(change.body)
+    return news
+
+
+@pytest.mark.parametrize("usage", [True, False])
+@pytest.mark.parametrize(
+    ("states", "recovered"),
+    [
+        (["IDLE+DRAIN", "IDLE"], []),
+        (["IDLE+DRAIN", SILENT, "IDLE"], []),
+        (["ALLOCATED+DRAIN", "ALLOCATED+NOT_RESPONDING", "ALLOCATED"], []),
+        (["DOWN+REBOOT_ISSUED", SILENT, "IDLE"], []),
+        (["IDLE+POWERING_DOWN", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP", "IDLE"], []),
+        (["DOWN", "IDLE"], ["IDLE"]),
+        ([GONE, SILENT, "MIXED"], ["MIXED"]),
+        (["ALLOCATED+NOT_RESPONDING", "ALLOCATED", "IDLE"], ["ALLOCATED"]),
+        # Whoever looked at it had it drained meanwhile.
+        ([GONE, "DOWN+DRAIN+NOT_RESPONDING", "IDLE+DRAIN", "IDLE"], ["IDLE"]),
+        (["IDLE+FAIL", "IDLE+DRAIN", SILENT, "IDLE"], ["IDLE"]),
+        (["DOWN", "DOWN+REBOOT_ISSUED", "IDLE+DRAIN", SILENT, "IDLE"], ["IDLE"]),
+        # Resumed in vain, and then with success.
+        (["IDLE+DRAIN", SILENT, GONE, "IDLE"], ["IDLE"]),
+        # Once: what it is drained for afterwards is another story.
+        (["DOWN", "IDLE", "IDLE+DRAIN", SILENT, "IDLE"], ["IDLE"]),
+        # Each time that it fails.
+        (["DOWN", "IDLE", "IDLE+FAIL", "IDLE"], ["IDLE", "IDLE"]),
+    ],
+)
+def test_what_is_back_after_a_failure_has_recovered(
+    states: list[str], recovered: list[str], usage: bool
+) -> None:
+    news = told("IDLE", *states, usage=usage)
+    assert [body.state for body in news if body.recovered] == recovered
+
+
+def test_a_node_that_failed_before_anybody_looked_recovers() -> None:
+    assert [body.recovered for body in told("DOWN", SILENT, "IDLE")] == [False, False, True]
+    assert [body.recovered for body in told("IDLE+DRAIN", SILENT, "IDLE")] == [False] * 3
+
+
+def test_only_what_the_state_does_not_show_is_kept() -> None:
+    shown = NodeShown(state="DOWN")
+    assert (
+        compare(
+            {NODE_STATE: {"n1": shown}}, {NODE_STATE: {"n1": shown}}, source="reconcile", at=NOON
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize("recovered", [True, False])
+def test_rules_are_told_what_the_event_says(recovered: bool) -> None:
+    """Not what its two states look like: one that was resumed looks as if it had failed."""
+    event = Event(
+        kind=NODE_STATE,
+        cluster="c1",
+        key="k",
+        at=NOON,
+        seen_at=NOON,
+        source="sensor",
+        body=NodeState(node="n1", state="IDLE", old_state=SILENT, recovered=recovered),
+    )
+    trigger = trigger_of(event, lambda _: {})
+    assert trigger is not None
+    assert trigger.payload["recovered"] is recovered
