@@ -121,6 +121,32 @@ def test_a_duplicate_is_the_one_that_is_there(place: Place) -> None:
     assert place.triggers.set("/usr/bin/x", "down") == 3
 
 
+def test_one_that_has_fired_is_waited_for_until_slurmctld_forgets_it(place: Place) -> None:
+    # The third time it is new; only what waits is shown.
+    row = "      9 node     * down    0 nobody-we-know          /usr/bin/x"
+    (place.root / "strigger --set --down --program=_usr_bin_x --node").write_text(
+        f"""cd {place.root}
+echo >> tries
+if [ "$(wc -l < tries)" -lt 3 ]; then
+    echo 'slurm_set_trigger: Duplicate event trigger' >&2; exit 1
+fi
+echo "echo '{row}'" > '{GET}'
+"""
+    )
+    assert place.triggers.set("/usr/bin/x", "down") == 9
+    assert len((place.root / "tries").read_text().splitlines()) == 3
+
+
+def test_one_that_slurmctld_does_not_forget_in_time(place: Place) -> None:
+    place.refuse(
+        "strigger --set --down --program=/usr/bin/x --node",
+        "slurm_set_trigger: Duplicate event trigger",
+    )
+    with pytest.raises(SlurmError, match="has fired, and slurmctld still remembers it"):
+        place.triggers.set("/usr/bin/x", "down", patience_s=0.6)
+    assert len([line for line in place.asked() if "--set" in line]) > 1
+
+
 def test_one_that_was_set_and_is_not_there(place: Place) -> None:
     place.take("strigger --set --reconfig --program=/usr/bin/x")
     with pytest.raises(SlurmError, match="is not there"):

@@ -5,6 +5,7 @@ fire.
 """
 
 import re
+import time
 from typing import Final
 
 import msgspec
@@ -63,6 +64,9 @@ _ROW: Final = re.compile(
 _GONE: Final = re.compile(r"No such process|Invalid argument")
 _DUPLICATE: Final = re.compile(r"Duplicate event trigger")
 _NO_NODE: Final = re.compile(r"Invalid node name")
+# slurmctld forgets in its next turn, and takes one every 15 s.
+_FORGOTTEN_S: Final = 30.0
+_AGAIN_S: Final = 0.5
 _OFFSET_S: Final = 0x8000
 _LONGEST: Final = 1024
 
@@ -121,6 +125,7 @@ class Triggers:
         job: str = "",
         offset_s: int = 0,
         permanent: bool = False,
+        patience_s: float = _FORGOTTEN_S,
     ) -> int:
         """Have slurmctld start a program when something happens.
 
@@ -131,6 +136,7 @@ class Triggers:
             job: Of this job, or of its nodes.
             offset_s: Seconds from the event to the program.
             permanent: Whether it stays when it has fired.
+            patience_s: Seconds that slurmctld has for forgetting the same one that has fired.
 
         Returns:
             Its id; of one that is there already, that one's.
@@ -152,16 +158,25 @@ class Triggers:
         if known[name]:
             raise EventNeverFires(f"a trigger for {event} never fires: {known[name]}")
         wanted = _wanted(program, name, nodes, job, offset_s, permanent)
-        try:
-            self._run("--set", *_options(wanted))
-        except UnknownJob:
-            raise
-        except SlurmError as error:
-            if _NO_NODE.search(error.said):
-                raise UnknownNode(nodelists.expand(nodes)) from error
-            if not _DUPLICATE.search(error.said):
-                raise
-        return self._id_of(wanted)
+        until = time.monotonic() + min(patience_s, _FORGOTTEN_S)
+        while True:
+            is_new = self._is_new(wanted)
+            found = self._id_of(wanted)
+            if found:
+                return found
+            if is_new:
+                raise SlurmError(
+                    f"the trigger for {event} was set, and is not there any more: "
+                    "it has fired, or somebody has cleared it"
+                )
+            # A slurmctld that was started anew takes one that had fired for a duplicate until
+            # it forgets it, and never shows one that has fired: what is shown still waits.
+            if time.monotonic() >= until:
+                raise SlurmError(
+                    f"the same trigger for {event} has fired, and slurmctld still remembers it: "
+                    "set it again in half a minute"
+                )
+            time.sleep(_AGAIN_S)
 
     def clear(self, trigger_id: int, user: str = "") -> None:
         """Take a trigger away.
@@ -202,6 +217,20 @@ class Triggers:
             if version >= _SINCE.get(event, (0, 0, 0))
         }
 
+    def _is_new(self, wanted: TriggerRecord) -> bool:
+        """Have it set; whether slurmctld had none that is the same."""
+        try:
+            self._run("--set", *_options(wanted))
+        except UnknownJob:
+            raise
+        except SlurmError as error:
+            if _NO_NODE.search(error.said):
+                raise UnknownNode(nodelists.expand(wanted.resource_id)) from error
+            if not _DUPLICATE.search(error.said):
+                raise
+            return False
+        return True
+
     def _run(self, *words: str) -> bytes:
         return self._commands.run("strigger", *words, user=self._slurm_user())
 
@@ -211,11 +240,9 @@ class Triggers:
         return self._user
 
     def _id_of(self, wanted: TriggerRecord) -> int:
-        """The number of what was just set: strigger does not tell it."""
-        found = [one.id for one in self.all() if _is_same(one, wanted, self._slurm_user())]
-        if not found:
-            raise SlurmError(f"the trigger for {wanted.event} was set, and is not there")
-        return max(found)
+        """The number of what was just set, which strigger does not tell; 0 if it is not there."""
+        found = (one.id for one in self.all() if _is_same(one, wanted, self._slurm_user()))
+        return max(found, default=0)
 
 
 def parse(out: bytes) -> list[TriggerRecord]:

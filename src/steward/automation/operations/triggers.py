@@ -61,7 +61,14 @@ def set_(doing: Doing, asked: TriggerSet) -> Any:
     if doing.dry_run:
         return {"event": event, "nodes": nodes, "jobid": job, "program": program}
     doing.begin()
-    return doing.triggers.set(program, event, nodes=nodes, job=job, offset_s=asked.offset)
+    return doing.triggers.set(
+        program,
+        event,
+        nodes=nodes,
+        job=job,
+        offset_s=asked.offset,
+        patience_s=doing.left_s,
+    )
 
 
 def unset(doing: Doing, asked: TriggerUnset) -> dict[str, Any]:
