@@ -7,7 +7,7 @@ import msgspec
 
 from steward.actions import Answer, Request, Shape
 from steward.archive.sink_answers import SinkLine
-from steward.bank.asking_standing import Gate, ReconciledLine
+from steward.bank.asking_standing import BankStandingAnswer
 from steward.status.parts import PartLine
 
 ConsumerState = Literal["running", "waiting", "detached"]
@@ -92,36 +92,6 @@ class GapsLine(Shape, frozen=True, kw_only=True):
     more: bool = False
 
 
-class BankLine(Shape, frozen=True, kw_only=True):
-    """How the bank stands; amounts are micro-SU.
-
-    Attributes:
-        position: Number of the ledger's last change.
-        accounts: How many accounts there are.
-        gate: Whether the gate decides.
-        gate_why: Why it does not.
-        holds: How many holds are open; None where the gate is away.
-        held: What they hold.
-        asked_at: When a submit plugin asked last, to the minute.
-        reconciled: How far charges were compared with Slurm's records, by cluster.
-        notices: How many notices were set aside.
-        unit: What a unit is called here.
-        decimals: How many decimals amounts are shown with.
-    """
-
-    position: int
-    accounts: int
-    gate: Gate
-    gate_why: str = ""
-    holds: int | None = None
-    held: int | None = None
-    asked_at: datetime | None = None
-    reconciled: tuple[ReconciledLine, ...] = ()
-    notices: int = 0
-    unit: str = "SU"
-    decimals: int = 2
-
-
 class ClusterLine(Shape, frozen=True, kw_only=True):
     """How a cluster was last looked at.
 
@@ -181,7 +151,7 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
         sinks: Where the archive goes.
         dead_letters: How many events were set aside altogether.
         gaps: What is missing in the books; None where that was not asked for.
-        bank: The bank; None where there is none.
+        bank: The bank, as bank.standing tells of it; None where there is none.
         clusters: The configuration's clusters.
         disks: What is written to.
         unknown: What could not be told of these, by its name, and why.
@@ -198,7 +168,7 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
     sinks: tuple[SinkLine, ...] = ()
     dead_letters: int = 0
     gaps: GapsLine | None = None
-    bank: BankLine | None = None
+    bank: BankStandingAnswer | None = None
     clusters: tuple[ClusterLine, ...] = ()
     disks: tuple[DiskLine, ...] = ()
     unknown: dict[str, str] = msgspec.field(default_factory=dict)

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
-import msgspec
-
 from steward import __version__
 from steward.access import Asker
+from steward.bank.asking_standing import BankStandingAnswer, BankStandingRequest
 from steward.errors import StewardError
 from steward.journal import ConsumerStatus, refill_command
 from steward.journal.reading import FILENAME
@@ -23,7 +22,6 @@ from steward.looks import Looks
 from steward.status.parts import read
 from steward.status.room import StatusRoom
 from steward.status.shapes import (
-    BankLine,
     ClusterLine,
     ConsumerLine,
     ConsumerState,
@@ -139,11 +137,9 @@ def _gaps(room: StatusRoom) -> GapsLine | None:
     )
 
 
-def _bank(room: StatusRoom) -> BankLine | None:
-    from steward.bank.asking_standing import BankStandingAnswer, BankStandingRequest
-
+def _bank(room: StatusRoom) -> BankStandingAnswer:
     answer: BankStandingAnswer = room.ask("bank.standing", BankStandingRequest())
-    return msgspec.convert(answer, BankLine, from_attributes=True)
+    return answer
 
 
 def _cluster(room: StatusRoom, name: str) -> ClusterLine:
