@@ -71,6 +71,7 @@ def _first(shape: Shape, version: str, date: str) -> str:
     lines += [".TP", bold("STEWARD_DEBUG"), "Not empty: as with the option --debug."]
     lines += [".TP", bold("STEWARD_URL"), "Where another host's pages are, which are asked then."]
     lines += [".TP", bold("STEWARD_TOKEN"), "What lets us in there; see steward-token(1)."]
+    lines += [".TP", bold("STEWARD_MUNGE_SOCKET"), "munged's, which does so without a token."]
     lines += [".TP", bold("TZ"), "The time zone in which times are typed and printed."]
     lines.append(".SH FILES")
     for path, about in _FILES:

@@ -1,11 +1,13 @@
 """Who asks, and what they may see: the one place that decides.
 
-Everything is decided from data that the caller hands in; this module asks
-nobody. Roles are Slurm's AdminLevel and coordinators, job records follow the
+Everything is decided from data that the caller hands in; to decide, this module
+asks nobody. Roles are Slurm's AdminLevel and coordinators, job records follow the
 cluster's PrivateData, scripts and environments are their owner's and the
 operators'.
 """
 
+import os
+import pwd
 from collections.abc import Callable
 
 import msgspec
@@ -25,6 +27,16 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     uid: int
     user: str = ""
     how: str = "socket"
+
+
+def this_user() -> Asker:
+    """Whoever runs this process."""
+    uid = os.geteuid()
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = ""
+    return Asker(uid=uid, user=user, how="local")
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):

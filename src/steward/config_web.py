@@ -19,6 +19,8 @@ class WebSettings(Section, frozen=True, kw_only=True):
         session_s: How long somebody stays logged in, in seconds.
         login_s: How long a link of ``steward login`` can be used, in seconds.
         token_days: Longest life of a token, in days.
+        munge: Whether commands on other hosts, that have no token, are known by MUNGE.
+        munge_socket: Socket of the munged that opens their credentials; MUNGE's default if empty.
         requests_per_minute: How often one user, or one address without a user, may ask.
         metrics_from: Addresses that may read /metrics.
     """
@@ -33,5 +35,7 @@ class WebSettings(Section, frozen=True, kw_only=True):
     session_s: float = 12 * 3600.0
     login_s: float = 300.0
     token_days: int = 366
+    munge: bool = True
+    munge_socket: str = ""
     requests_per_minute: int = 600
     metrics_from: tuple[str, ...] = ("127.0.0.1", "::1")

@@ -1,7 +1,6 @@
 """steward.client on a real daemon: by its socket, and over TLS from where there is none."""
 
 import contextlib
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 from asking_api import token
+from documented import code
 from steward_daemon import STEWARD
 from submitting import submit_to, wait_until
 from webbing import ADMINISTRATOR, OPERATOR, USERS, WebSite
@@ -22,6 +22,8 @@ from steward.errors import Missing, Refused, UsageError
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.wide
+API: list[str] = [block for block in code("api.md", "sh") if "| munge)" not in block]
+"""What programs send; test_web_munge has the one that has no token."""
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +123,6 @@ def test_commands_work_where_there_is_no_daemon(
     assert "steward token create" in refused.stderr
 
 
-def code(page: str, language: str) -> list[str]:
-    """The blocks of a page of docs that are of a language."""
-    text = (Path(__file__).parents[2] / "docs" / page).read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
 @pytest.fixture
 def told(site: WebSite, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the docs' examples find in their environment."""
@@ -152,12 +148,11 @@ def test_the_examples_of_the_client_run(
     assert "ExportAnswer" in printed
 
 
-@pytest.mark.parametrize("number", range(len(code("api.md", "sh"))))
+@pytest.mark.parametrize("number", range(len(API)))
 def test_the_examples_of_the_api_run(told: None, job: int, number: int) -> None:
     del told, job
-    script = code("api.md", "sh")[number]
     done = subprocess.run(
-        ["bash", "-e", "-c", script], capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-e", "-c", API[number]], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     assert '"status":4' not in done.stdout, done.stdout

@@ -23,7 +23,7 @@ from steward.web.desk import Desk
 pytestmark = pytest.mark.filterwarnings("ignore:.*Inferred dependency:DeprecationWarning")
 
 DOCUMENT = msgspec.json.decode(description("/api/v1"))
-FOR_THE_PAGES_ALONE = {"login", "open", "peek", "close", "settings"}
+FOR_THE_PAGES_ALONE = {"open", "peek", "close", "settings"}
 
 
 def endpoint_id(endpoint: Endpoint) -> str:
@@ -46,7 +46,7 @@ def asked(*requests: tuple[str, str], web: WebSettings | None = None, **more: An
     return asyncio.run(run())
 
 
-def test_every_action_can_be_asked_for_but_those_of_logging_in() -> None:
+def test_every_action_can_be_asked_for_but_those_of_the_pages_themselves() -> None:
     left_out = set(ACTIONS) - {endpoint.action for endpoint in ASKS}
     assert left_out == {f"credentials.{verb}" for verb in FOR_THE_PAGES_ALONE}
     assert not left_out & {endpoint.action for endpoint in ENDPOINTS}

@@ -16,7 +16,7 @@ URL = "https://steward.example.org"
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("STEWARD_URL", "STEWARD_TOKEN"):
+    for name in ("STEWARD_URL", "STEWARD_TOKEN", "STEWARD_MUNGE_SOCKET"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(here, "CLIENT_PATH", str(tmp_path / "client.toml"))
@@ -69,9 +69,11 @@ def test_what_is_no_file_is_not_waited_for(kept: Path) -> None:
         token_of(Web(url=URL))
 
 
-def test_without_a_token_it_is_said_how_to_get_one() -> None:
-    with pytest.raises(UsageError, match="steward token create"):
-        token_of(Web(url=URL))
+def test_without_token_and_munge_it_is_said_how_to_get_one(tmp_path: Path) -> None:
+    me, there = action("credentials.me"), Web(url=URL, munge_socket=str(tmp_path / "none"))
+    assert token_of(there) == ""
+    with pytest.raises(UsageError, match=r"no MUNGE on this host.*steward token create"):
+        next(over_https(there, me, me.request()))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,10 @@ def test_who_is_asked_is_what_was_named_or_said_or_configured(
     monkeypatch.setenv("STEWARD_URL", f"{URL}/two")
     assert where(Place()) == Web(url=f"{URL}/two", ca_file="/ca")
     assert where(Place(socket="/s")) == "/s"
+    file.write_text('munge_socket = "/run/munge"\n')
+    assert where(Place()) == Web(url=f"{URL}/two", munge_socket="/run/munge")
+    monkeypatch.setenv("STEWARD_MUNGE_SOCKET", "/run/other")
+    assert where(Place()) == Web(url=f"{URL}/two", munge_socket="/run/other")
     file.write_text(f'url = "{URL}"\nsocket = "/s"\n')
     monkeypatch.delenv("STEWARD_URL")
     with pytest.raises(UsageError, match="keep one"):

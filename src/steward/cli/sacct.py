@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from steward.access import this_user
 from steward.accounting.sacct.options import Options, options
 from steward.accounting.sacct.shapes import SacctAnswer, SacctText
 from steward.cli.ending import ended
 from steward.cli.times import zone_to_ask_in
 from steward.client.asking import elsewhere, where
-from steward.client.here import this_user
 from steward.client.place import Place
 from steward.config import Settings
 from steward.errors import StewardError, UsageError

@@ -5,9 +5,10 @@ from typing import Any
 
 import msgspec
 
+from steward.access import this_user
 from steward.actions import Action, ActionError
 from steward.client.asking import action, elsewhere, where
-from steward.client.here import local, named_by_user, this_user
+from steward.client.here import local, named_by_user
 from steward.client.place import Place, Web
 from steward.config import Settings
 from steward.errors import UsageError

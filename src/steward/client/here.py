@@ -1,14 +1,13 @@
 """What this host has: Steward's files, where they are ours to read, or the way to another."""
 
 import os
-import pwd
 import tomllib
 from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
-from steward.access import Asker
+from steward.access import this_user
 from steward.actions import Action, Registry
 from steward.client.place import Place, Web
 from steward.config import Settings
@@ -21,7 +20,9 @@ ARCHIVE_STATE: Final = ".steward"
 ARCHIVE_SETTINGS: Final = "steward.toml"
 ARCHIVE_SOCKET: Final = "steward.sock"
 URL: Final = "STEWARD_URL"
-"""The variable that names another host's Steward."""
+"""The variable that names another host's Steward …"""
+MUNGE_SOCKET: Final = "STEWARD_MUNGE_SOCKET"
+"""… and the one that names another munged than the host's usual one."""
 
 
 class ClientFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,22 +33,15 @@ class ClientFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         url: Instead of it, where Steward's pages are.
         token_file: Where a user's token is; ``~`` is their home.
         ca_file: Certificates that the pages' own is checked against; "" for the system's.
+        munge_socket: Socket of the munged that says who somebody without a token is; "" for
+            MUNGE's default.
     """
 
     socket: str = ""
     url: str = ""
     token_file: str = ""
     ca_file: str = ""
-
-
-def this_user() -> Asker:
-    """Whoever runs this process."""
-    uid = os.geteuid()
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = ""
-    return Asker(uid=uid, user=user, how="local")
+    munge_socket: str = ""
 
 
 def local(registry: Registry, action: Action, request: Any) -> Iterator[Any]:
@@ -144,7 +138,7 @@ def named_by_host() -> str | Web:
     if found.url and found.socket:
         raise UsageError(f"{CLIENT_PATH} names a socket and a url: keep one of them", CLIENT_PATH)
     if found.url:
-        return Web(url=found.url, token_file=found.token_file, ca_file=found.ca_file)
+        return _web(found, found.url)
     return found.socket or Settings().socket
 
 
@@ -154,7 +148,16 @@ def named_by_user() -> Web | None:
     if not url:
         return None
     found = client_file()
-    return Web(url=url, token_file=found.token_file, ca_file=found.ca_file)
+    return _web(found, url)
+
+
+def _web(found: ClientFile, url: str) -> Web:
+    return Web(
+        url=url,
+        token_file=found.token_file,
+        ca_file=found.ca_file,
+        munge_socket=os.environ.get(MUNGE_SOCKET, "") or found.munge_socket,
+    )
 
 
 def client_file() -> ClientFile:

@@ -25,9 +25,12 @@ class Web(msgspec.Struct, frozen=True, kw_only=True):
         token: What lets us in; "" for what this user has put down, see :mod:`steward.client.web`.
         token_file: The file in which the token is; "" for the usual one.
         ca_file: Certificates that its own is checked against; "" for the system's.
+        munge_socket: Socket of the munged that says who we are where there is no token; ""
+            for MUNGE's default.
     """
 
     url: str
     token: str = ""
     token_file: str = ""
     ca_file: str = ""
+    munge_socket: str = ""

@@ -1,7 +1,7 @@
 """Asks through the API of Steward's pages, from hosts that have no daemon.
 
 What lets us in is a token: that of ``STEWARD_TOKEN``, or what stands in a file
-that nobody else can read.
+that nobody else can read. Where there is neither, this host's munged says who we are.
 """
 
 import os
@@ -60,32 +60,34 @@ def over_https(web: Web, action: Action, request: Any, key: str = "") -> Iterato
         key: Under which it is done once; "" for none.
 
     Raises:
-        UsageError: The address is none, or there is no token.
+        UsageError: The address is none, or there is neither a token nor MUNGE.
         DaemonAway: Nobody answers there.
         ClientError: The answer cannot be understood.
         StewardError: Whatever the action refuses or cannot do.
     """
     where = _split(web.url)
+    below, body = f"/api/v1/ask/{action.name}", msgspec.json.encode(request)
+    token = token_of(web)
     headers = {
-        "Authorization": f"Bearer {token_of(web)}",
+        "Authorization": f"Bearer {token}" if token else _by_munge(web, where, below, body),
         "Content-Type": "application/json",
         "User-Agent": f"steward/{__version__}",
         **({"Idempotency-Key": key} if key else {}),
     }
-    path = f"{where.path.rstrip('/')}/api/v1/ask/{action.name}"
+    path = where.path.rstrip("/") + below
     connection = _connection(where, web.ca_file)
     try:
-        response = _asked(connection, path, msgspec.json.encode(request), headers, web.url)
+        response = _asked(connection, path, body, headers, web.url)
         yield from _read(response, action, web.url)
     finally:
         connection.close()
 
 
 def token_of(web: Web) -> str:
-    """What lets us in.
+    """What lets us in; "" where there is none.
 
     Raises:
-        UsageError: There is none, or its file can be read by others.
+        UsageError: It is none, or its file can be read by others.
     """
     given = web.token or os.environ.get(TOKEN, "")
     if given:
@@ -94,11 +96,7 @@ def token_of(web: Web) -> str:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise UsageError(
-            f"{web.url} wants a token: make one with 'steward token create' on a login node, "
-            f"and put it into {path} or {TOKEN}",
-            path,
-        ) from None
+        return ""
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", path) from error
     with os.fdopen(descriptor, "rb") as file:
@@ -109,6 +107,23 @@ def token_of(web: Web) -> str:
             raise UsageError(f"{path} must be yours alone: chmod 600 {path}", path)
         text = file.read(_LONGEST_TOKEN + 1)
     return _sound(text.decode("ascii", "replace").strip(), path)
+
+
+def _by_munge(web: Web, where: SplitResult, path: str, body: bytes) -> str:
+    """The header that says who we are by MUNGE, for this request alone."""
+    from steward.munge.munged import Munge, MungeUnavailable
+    from steward.munge.requests import SCHEME, statement
+
+    try:
+        credential = Munge(web.munge_socket).encode(statement("POST", path, body, where.netloc))
+    except MungeUnavailable as error:
+        raise UsageError(
+            f"{web.url} wants to know who you are, and there is no MUNGE on this host ({error}): "
+            "make a token with 'steward token create' on a login node, and put it into "
+            f"{os.path.expanduser(web.token_file or TOKEN_FILE)} or {TOKEN}",
+            web.url,
+        ) from error
+    return f"{SCHEME} {credential.decode('ascii')}"
 
 
 def _sound(token: str, where: str) -> str:

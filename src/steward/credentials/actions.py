@@ -2,8 +2,8 @@
 
 Their context is a :class:`steward.credentials.room.CredentialsRoom`. Sessions are
 opened by the process that serves pages alone, and it can open one only for whom a
-link was made, or whom a proxy names that the configuration trusts: it cannot
-be anybody without their link.
+link was made, whom a proxy names that the configuration trusts, or whose MUNGE
+credential it brings: it cannot be anybody without one of these.
 """
 
 from datetime import timedelta
@@ -13,7 +13,7 @@ from steward.access import Asker
 from steward.actions import Action, Answer
 from steward.config_web import WebSettings
 from steward.credentials.errors import NoSuchCredential
-from steward.credentials.room import CredentialsRoom, uid_of, web_uids
+from steward.credentials.room import CredentialsRoom, uid_of, who_asked
 from steward.credentials.scopes import SCOPES
 from steward.credentials.shapes import (
     CloseRequest,
@@ -39,6 +39,8 @@ from steward.errors import Refused, UsageError
 _LONGEST_NAME: Final = 200
 _MOST_TOKENS: Final = 100
 """Of one user, that are good."""
+_ONE_REQUEST_S: Final = 60.0
+"""What MUNGE vouches for is one request: its session is over before the next one's."""
 
 
 def _login(room: CredentialsRoom, asker: Asker, request: LoginRequest) -> LoginAnswer:  # noqa: ARG001 - it has no fields
@@ -69,7 +71,11 @@ def _url(web: WebSettings) -> str:
 def _open(room: CredentialsRoom, asker: Asker, request: OpenRequest) -> OpenAnswer:
     _only_web(room, asker)
     now = room.now()
-    if request.user:
+    session_s = room.settings.web.session_s
+    if request.credential:
+        uid, user = who_asked(room.settings.web, request.credential, request.statement)
+        how, session_s = "munge", _ONE_REQUEST_S
+    elif request.user:
         if not room.settings.web.proxy_header:
             raise Refused("no proxy is trusted: set 'proxy_header' in [web]", request.user)
         uid, user, how = uid_of(request.user), request.user, "proxy"
@@ -82,7 +88,7 @@ def _open(room: CredentialsRoom, asker: Asker, request: OpenRequest) -> OpenAnsw
         user=user,
         how=how,
         now=now,
-        expires=now + timedelta(seconds=room.settings.web.session_s),
+        expires=now + timedelta(seconds=session_s),
     )
     return OpenAnswer(secret=secret, user=user, expires=kept.expires)
 
@@ -107,7 +113,7 @@ def _only_web(room: CredentialsRoom, asker: Asker) -> None:
 
 
 def _settings(room: CredentialsRoom, asker: Asker, request: SettingsRequest) -> SettingsAnswer:  # noqa: ARG001 - it has no fields
-    if asker.uid not in {*web_uids(room.settings), 0}:
+    if asker.uid != 0:
         _only_web(room, asker)
     return SettingsAnswer(web=room.settings.web)
 
@@ -196,11 +202,9 @@ def _token_revoke(room: CredentialsRoom, asker: Asker, request: TokenRevokeReque
 
 
 def _is_root(room: CredentialsRoom, asker: Asker) -> bool:
-    is_by_kernel = asker.how in ("socket", "local")
-    return is_by_kernel and any(
-        room.access.is_administrator(Asker(uid=asker.uid), cluster)
-        for cluster in ("", *room.settings.cluster)
-    )
+    # Who has no name is an administrator by their uid alone.
+    by_uid = room.access.is_administrator(Asker(uid=asker.uid), "")
+    return by_uid and asker.how in ("socket", "local")
 
 
 ACTIONS: Final[tuple[Action, ...]] = (

@@ -10,10 +10,14 @@ import msgspec
 
 from steward.access import Access, Asker
 from steward.config import Settings
+from steward.config_web import WebSettings
 from steward.credentials.errors import NotInScope, NotKnown
 from steward.credentials.scopes import ALWAYS, Scope, scope_of
 from steward.credentials.store import CredentialStore, Kind
+from steward.errors import Refused
 from steward.events import utc_now
+from steward.munge.munged import Munge
+from steward.munge.requests import difference
 
 SESSION = "sts_"
 
@@ -73,7 +77,8 @@ class CredentialsRoom:
         """
         kind: Kind = "session" if secret.startswith(SESSION) else "token"
         found = self.store.known(kind, secret, self.now())
-        asker = Asker(uid=found.uid, user=found.user, how=kind)
+        how = "munge" if found.how == "munge" and kind == "session" else kind
+        asker = Asker(uid=found.uid, user=found.user, how=how)
         return Bearer(asker=asker, scopes=frozenset(found.scopes) if kind == "token" else None)
 
     def is_web(self, asker: Asker) -> bool:
@@ -104,3 +109,33 @@ def uid_of(user: str) -> int:
     if found.pw_uid in (0, os.geteuid()):
         raise NotKnown(f"a proxy cannot log in {user}", user)
     return found.pw_uid
+
+
+def who_asked(web: WebSettings, credential: str, asked: str) -> tuple[int, str]:
+    """The uid and name of whoever made a MUNGE credential for a request.
+
+    Args:
+        web: [web].
+        credential: What came with the request.
+        asked: The text that it has to be made over, see :mod:`steward.munge.requests`.
+
+    Raises:
+        NotKnown: It is not good, or whoever made it has no name here, or may not come this way.
+        MungeUnavailable: munged does not answer.
+    """
+    if not web.munge:
+        raise NotKnown("MUNGE is not asked here ('munge' of [web]): bring a token")
+    try:
+        claim = Munge(web.munge_socket).decode(credential.encode("ascii", "replace"))
+    except Refused as error:
+        raise NotKnown(str(error)) from error
+    wrong = difference(claim.payload, asked.encode())
+    if wrong:
+        raise NotKnown(f"the MUNGE credential {wrong}")
+    if claim.uid in (0, os.geteuid()):
+        # Whoever takes over one node of a cluster is root there.
+        raise NotKnown("root and Steward's own user are not let in from other hosts", claim.uid)
+    try:
+        return claim.uid, pwd.getpwuid(claim.uid).pw_name
+    except KeyError:
+        raise NotKnown(f"your uid, {claim.uid}, has no name on the daemon's host") from None

@@ -25,15 +25,19 @@ class LoginAnswer(Answer, frozen=True, kw_only=True):
 
 
 class OpenRequest(Request, frozen=True, kw_only=True):
-    """credentials.open: a session for whoever brings a link, or whom a trusted proxy names.
+    """credentials.open: a session for whoever brings a link, or whom a proxy or MUNGE names.
 
     Attributes:
         secret: The link's secret …
-        user: … or the proxy's user.
+        user: … or the proxy's user …
+        credential: … or a MUNGE credential, and …
+        statement: … what the request that it came with is, as it has to say.
     """
 
     secret: str = ""
     user: str = ""
+    credential: str = ""
+    statement: str = ""
 
 
 class OpenAnswer(Answer, frozen=True, kw_only=True):

@@ -157,6 +157,7 @@ def _paths(settings: Settings) -> Iterator[Problem]:
         (("state_dir",), settings.state_dir),
         (("log_file",), settings.log_file),
         (("socket",), settings.socket),
+        (("web", "munge_socket"), settings.web.munge_socket),
     ]
     for name, cluster in settings.cluster.items():
         places = ("spool", "slurm_conf", "slurm_bin", "munge_socket", "jobcomp_lines")

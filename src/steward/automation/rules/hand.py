@@ -1,14 +1,12 @@
 """What a rule's action is done with: by one thread at a time, which may wait long."""
 
-import os
-import pwd
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
-from steward.access import Access, Asker
+from steward.access import Access, this_user
 from steward.actions import Registry
 from steward.automation.audit import AuditRow
 from steward.automation.catalogue import operation
@@ -106,7 +104,7 @@ class RunnersHand:
     def __init__(self, settings: Settings, access: Access, registry: Registry) -> None:
         self._settings = settings
         self._runner = Runner(settings, access, registry)
-        self._asker = _ourselves()
+        self._asker = this_user()
 
     def look(self, one: Execution) -> Look:
         """See :class:`Hand`.
@@ -219,15 +217,6 @@ class RunnersHand:
 
 def _speaker(one: Execution) -> str:
     return f"rule {one.rule}"
-
-
-def _ourselves() -> Asker:
-    uid = os.geteuid()
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = ""
-    return Asker(uid=uid, user=user, how="local")
 
 
 def message_of(ran: Ran) -> str:

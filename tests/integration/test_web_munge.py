@@ -1,0 +1,126 @@
+"""Who has no token is known by MUNGE, on every host of the cluster: for one request each."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from documented import code
+from steward_daemon import STEWARD
+from webbing import OPERATOR, USERS, WEB_USER, WebSite
+
+from steward.munge.requests import statement
+from steward.sandbox import Sandbox, SandboxSpec
+
+pytestmark = pytest.mark.wide
+ME = "/api/v1/ask/credentials.me"
+
+
+@pytest.fixture(scope="module")
+def site(slurm_version: str) -> Iterator[WebSite]:
+    with Sandbox.up(SandboxSpec(slurm=slurm_version, user_names=USERS), say=print) as cluster:
+        home, web = Path(cluster.directory) / "steward", {"munge_socket": cluster.plan.munge_socket}
+        with WebSite(cluster, home, web=web) as site:
+            yield site
+
+
+def credential(site: WebSite, user: str, text: bytes) -> str:
+    """What munged vouches for, as the command of a user's has it."""
+    words = ["munge", "--socket", site.cluster.plan.munge_socket]
+    made: str = site.cluster.run(words, user=user, input=text.decode()).stdout
+    return made.strip()
+
+
+def origin(site: WebSite) -> str:
+    return site.url.partition("//")[2]
+
+
+def post(site: WebSite, path: str, body: bytes, shown: str) -> httpx.Response:
+    headers = {"Authorization": f"Munge {shown}", "Content-Type": "application/json"}
+    return httpx.post(f"{site.url}{path}", content=body, headers=headers, timeout=60)
+
+
+def far(site: WebSite) -> dict[str, str]:
+    """The environment of a command on a host that has no daemon."""
+    return {"STEWARD_URL": site.url, "STEWARD_MUNGE_SOCKET": site.cluster.plan.munge_socket}
+
+
+@pytest.mark.matrix
+def test_commands_elsewhere_need_no_token(site: WebSite) -> None:
+    words = [STEWARD, "archive", "list", "--json"]
+    for user in ("ada", OPERATOR):
+        found = site.cluster.run(words, user=user, env=far(site))
+        assert json.loads(found.stdout)["jobs"] == []
+    # Each makes a link for whom it is, and tokens, as on the daemon's host.
+    login = site.cluster.run([STEWARD, "login"], user="ada", env=far(site)).stdout
+    page = httpx.get(f"{site.url}{login.strip()[len(site.url) :].splitlines()[0]}", timeout=60)
+    assert "Continue as ada" in page.text
+    token = site.cluster.run([STEWARD, "token", "create"], user="ada", env=far(site)).stdout
+    assert "stt_" in token
+
+
+def test_it_is_whom_munge_says(site: WebSite) -> None:
+    made = statement("POST", ME, b"{}", origin(site))
+    answer = post(site, ME, b"{}", credential(site, "ada", made))
+    me = answer.json()
+    assert (answer.status_code, me["user"], me["how"]) == (200, "ada", "munge")
+    made = statement("GET", "/api/v1/jobs?users=ada", b"", origin(site))
+    shown = f"Munge {credential(site, 'ada', made)}"
+    found = httpx.get(
+        f"{site.url}/api/v1/jobs?users=ada", headers={"Authorization": shown}, timeout=60
+    )
+    assert found.status_code == 200, found.text
+
+
+def test_the_example_of_the_docs_runs(site: WebSite) -> None:
+    (script,) = (block for block in code("api.md", "sh") if "| munge)" in block)
+    # As the command is where munged's socket is the usual one.
+    script = script.replace("| munge)", f"| munge --socket {site.cluster.plan.munge_socket})")
+    env = {"STEWARD_URL": site.url}
+    done = site.cluster.run(["bash", "-e", "-c", script], user="ada", env=env)
+    assert json.loads(done.stdout)["user"] == "ada"
+
+
+def test_it_is_good_once(site: WebSite) -> None:
+    shown = credential(site, "ada", statement("POST", ME, b"{}", origin(site)))
+    assert post(site, ME, b"{}", shown).status_code == 200
+    again = post(site, ME, b"{}", shown)
+    assert (again.status_code, "was used before" in again.json()["detail"]) == (401, True)
+
+
+def test_it_is_good_for_its_own_request_alone(site: WebSite) -> None:
+    listed = "/api/v1/ask/archive.list"
+    here = origin(site)
+    for made, path, body in (
+        (statement("POST", ME, b"{}", here), listed, b"{}"),
+        (statement("GET", ME, b"{}", here), ME, b"{}"),
+        (statement("POST", listed, b'{"users":["ada"]}', here), listed, b'{"users":["bob"]}'),
+        (b"anything", ME, b"{}"),
+    ):
+        answer = post(site, path, body, credential(site, "ada", made))
+        assert answer.status_code == 401, answer.text
+        assert "made over another request" in answer.json()["detail"]
+    elsewhere = statement("POST", ME, b"{}", "elsewhere.example.org")
+    answer = post(site, ME, b"{}", credential(site, "ada", elsewhere))
+    assert (answer.status_code, "elsewhere" in answer.json()["detail"]) == (401, True)
+
+
+def test_who_is_no_user_of_the_pages_is_not_let_in(site: WebSite) -> None:
+    made = statement("POST", ME, b"{}", origin(site))
+    answer = post(site, ME, b"{}", credential(site, "root", made))
+    assert (answer.status_code, "root" in answer.json()["detail"]) == (401, True)
+    for shown in ("MUNGE:nonsense:", "x" * 5000):
+        assert post(site, ME, b"{}", shown).status_code == 401
+    # The process that serves pages is somebody, but by MUNGE nobody of rights.
+    answer = post(site, ME, b"{}", credential(site, WEB_USER, made))
+    assert answer.json()["user"] == WEB_USER
+
+
+def test_root_on_another_host_is_told_why(site: WebSite) -> None:
+    refused = site.cluster.run(
+        [STEWARD, "archive", "list"], env={"HOME": "/nonexistent", **far(site)}, check=False
+    )
+    assert refused.returncode == 1
+    assert "not let in from other hosts" in refused.stderr
+    assert "Traceback" not in refused.stderr
