@@ -246,6 +246,29 @@ def test_triggers_are_set_once_and_cleared(call: Call, machine: Sandbox) -> None
     assert call("triggers", "set", "/bin/true", "burst_buffer")["error"] == "EventNeverFires"
 
 
+def test_a_trigger_that_fired_before_slurmctld_was_started_anew(
+    call: Call, machine: Sandbox
+) -> None:
+    """Until slurmctld forgets it, the same one is a duplicate of what it does not show."""
+    # Without arguments: those are cut off where it has fired, and it is the same no more.
+    program = Path(machine.directory) / "fired-program"
+    program.write_text(f"#!/bin/sh\ntouch {machine.directory}/fired\n")
+    program.chmod(0o755)
+    fired = Path(machine.directory) / "fired"
+    machine.run(["install", "-o", machine.plan.spec.slurm_user, "/dev/null", str(fired)])
+    before = fired.stat().st_mtime_ns
+    first = call("triggers", "set", str(program), "drained", nodes="node1")
+    assert call("changing", "set_state", ["node1"], "DRAIN", "x") == {"node1": ""}
+    wait_until(lambda: fired.stat().st_mtime_ns > before)
+    assert call("triggers", "all") == []
+    machine.restart_controller()
+    again = call("triggers", "set", str(program), "drained", nodes="node1")
+    assert again > first
+    rows = msgspec.convert(call("triggers", "all"), list[TriggerRecord])
+    assert [row.id for row in rows] == [again]
+    assert call("triggers", "clear", again) is None
+
+
 def test_which_events_fire(call: Call, machine: Sandbox) -> None:
     """What this Slurm is said to fire it fires; what is said never to is not seen."""
     directory = Path(machine.spool)
