@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from books_of_steps import Clocked, done, histories, running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_lives import NOON, at, record
 from jobacct_site import settings_in
 from step_lives import ended as ended_step
 from step_lives import exited, launched
-from test_jobs_steps import Clocked, done, histories, running
 
 from steward.accounting.log.consumer import LogConsumer
 from steward.accounting.log.reading import read_lines

@@ -1,19 +1,17 @@
-import tempfile
+"""Runs and steps become lines of the books, and events that say each once."""
+
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from job_lives import NOON, Books, at, purge, record, script
-from step_lives import ended, exited, launched, task, us
+from books_of_steps import STEP, Clocked, books, done, lines, running
+from job_lives import NOON, at, purge, record, script
+from step_lives import ended, exited, launched, us
 
 from steward.config import Settings
 from steward.consumers import Rejected
 from steward.events import (
     ACCOUNTING_EXPIRE,
-    NODE_GAP,
     RUN_END,
     RUN_START,
     RUN_SUSPEND,
@@ -21,62 +19,11 @@ from steward.events import (
     STEP_USAGE,
     Event,
 )
-from steward.jobs import Jobs, JobsConsumer
+from steward.jobs import Jobs
 from steward.lines import Line
-from steward.sqlite import open_reader
-from steward.usage import AccountingExpire, NodeGap, StepAccounted, StepUsage
+from steward.usage import AccountingExpire, StepAccounted, StepUsage
 
-
-class Clocked(Books):
-    """Books whose clock the test moves."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.consumer.close()
-        self.now = at(0)
-        self.consumer = JobsConsumer(Settings(state_dir=str(directory)), lambda: self.now)
-
-    def tick(self, seconds: float) -> float:
-        self.now = at(seconds)
-        while not (wait_s := self.consumer.tick(self.said.extend)):
-            pass
-        return wait_s
-
-    def told(self, kind: str) -> list[Event]:
-        return [event for event in self.said if event.kind == kind]
-
-
-@pytest.fixture
-def books(tmp_path: Path) -> Clocked:
-    return Clocked(tmp_path)
-
-
-def lines(books: Books, job: str = "7") -> dict[str, Line]:
-    jobs = Jobs(books.path)
-    found = jobs.lines_of(jobs.find(job)[0])
-    jobs.close()
-    return {
-        f"{line.restarts}{f'/{line.piece_us}' if line.piece_us else ''}:{line.step}": line
-        for line in found
-    }
-
-
-def running(job_id: int = 7, submit: float = 0, **fields: Any) -> Event:
-    told = {"start": at(submit + 2), "nodelist": "n[1-3]", "seen": submit + 3, **fields}
-    return record(job_id, submit, "RUNNING", **told)
-
-
-def done(job_id: int = 7, submit: float = 0, end: float = 20, **fields: Any) -> Event:
-    told = {"start": at(submit + 2), "nodelist": "n[1-3]", "exit_code": 0, "exit_signal": 0}
-    state = fields.pop("state", "COMPLETED")
-    return record(job_id, submit, state, seen=end + 1, end=end, **{**told, **fields})
-
-
-STEP = [
-    launched(7, 3, "0"),
-    exited(7, 3, task(ended=9, max_rss_bytes=4000), step="0"),
-    ended(7, 3, 10, "0", peak_bytes=7000),
-]
+__all__ = ["books"]
 
 
 def test_a_run_has_the_sum_of_its_steps_and_each_step_a_line(books: Clocked) -> None:
@@ -163,48 +110,6 @@ def test_a_requeued_job_has_a_start_and_an_end_for_each_run(books: Clocked) -> N
     counts = Counter((event.kind, event.body.restarts) for event in books.said)
     assert counts[RUN_START, 0] == counts[RUN_START, 1] == 1
     assert [end.body.correction for end in books.told(RUN_END)] == [False, True, False]
-
-
-def test_a_node_tells_only_of_jobs_that_ran_there(books: Clocked) -> None:
-    books.take(running(), launched(7, 3, node="n9"), exited(7, 3, node="n9"))
-    assert [line.tasks for line in lines(books).values()] == [0]
-    (kept,) = Jobs(books.path).unattributed()
-    assert (kept.usage.node, kept.is_attributed, kept.usage.job_id) == ("n9", False, 7)
-    # The list of nodes turns out to be another one.
-    books.take(done(nodelist="n[1-9]"))
-    assert Jobs(books.path).unattributed() == []
-    assert lines(books)["0:batch"].doubts == "no-end"
-
-
-def test_a_launch_before_and_after_a_run_is_none_of_it(books: Clocked) -> None:
-    books.take(running(), done(), launched(7, 30), launched(7, -5), launched(8, 3))
-    assert [kept.usage.launched_us for kept in Jobs(books.path).unattributed()] == [
-        us(-5),
-        us(3),
-        us(30),
-    ]
-    assert len(Jobs(books.path).unattributed(since=at(0), until=at(20))) == 1
-
-
-def test_a_launch_without_an_end_is_said_when_none_will_come(books: Clocked) -> None:
-    books.take(running(), launched(7, 3), exited(7, 3))
-    books.now = at(21)
-    books.take(done())
-    assert books.told(STEP_USAGE) == []
-    assert 0 < books.tick(100) < 600
-    (kept,) = Jobs(books.path).unended_launches()
-    assert kept.usage.run_end == at(20)
-    assert books.told(STEP_USAGE) == []
-    books.tick(21 + 601)
-    (usage,) = books.told(STEP_USAGE)
-    assert (usage.body.end, usage.body.ended_us) == (None, None)
-    assert lines(books)["0:batch"].doubts == "no-end"
-    books.take(ended(7, 3, 19))
-    first, second = books.told(STEP_USAGE)
-    assert (second.body.correction, second.key == first.key) == (True, False)
-    assert lines(books)["0:batch"].doubts == ""
-    assert Jobs(books.path).unended_launches() == []
-    assert books.tick(5000) == 3600.0
 
 
 def test_a_resized_job_has_a_line_for_each_size(books: Clocked) -> None:
@@ -328,32 +233,6 @@ def test_old_books_are_forgotten_and_scripts_are_not(books: Clocked) -> None:
     assert jobs.lines_of(jobs.find("7")[1]) == []
 
 
-def test_gaps_are_kept(books: Clocked) -> None:
-    def gap(seconds: float, node: str) -> Event:
-        return Event(
-            kind=NODE_GAP,
-            cluster="c1",
-            key=f"gap:{node}",
-            at=at(seconds),
-            seen_at=at(seconds),
-            source="node",
-            body=NodeGap(node=node, why="reboot", since=at(1)),
-        )
-
-    books.take(gap(5, "n1"), gap(9, "n2"), gap(5, "n1"))
-    found = Jobs(books.path).gaps()
-    assert [(gap.node, gap.why, gap.since, gap.at) for gap in found] == [
-        ("n1", "reboot", at(1), at(5)),
-        ("n2", "reboot", at(1), at(9)),
-    ]
-    assert [gap.node for gap in Jobs(books.path).gaps(since=at(6))] == ["n2"]
-
-
-def test_a_run_without_steps_is_missed(books: Clocked) -> None:
-    books.take(running(), *STEP, done(), running(8), done(8), record(9, 0, "FAILED", end=9))
-    assert [line.job_id for line in Jobs(books.path).stepless()] == [8]
-
-
 def test_runs_of_a_time_before_there_were_lines_get_theirs_in_silence(books: Clocked) -> None:
     books.take(running(), done(), running(8))
     books.consumer.close()
@@ -368,109 +247,3 @@ def test_runs_of_a_time_before_there_were_lines_get_theirs_in_silence(books: Clo
     assert again.told(RUN_END) == []
     again.take(done())
     assert len(again.said) == 1
-
-
-def dump(books: Books) -> list[tuple[Any, ...]]:
-    connection = open_reader(books.path)
-    rows: list[tuple[Any, ...]] = connection.execute("SELECT * FROM line").fetchall()
-    rows += connection.execute(
-        "SELECT job_id, step, node, launched, submit, restarts, piece, ended, summed, facts "
-        "FROM launch ORDER BY 1, 2, 3, 4"
-    ).fetchall()
-    connection.close()
-    return rows
-
-
-@st.composite
-def histories(draw: Any) -> list[Event]:
-    """Facts of jobs of one id: requeued, resized, on several nodes, some of them lost."""
-    events: list[Event] = []
-    submit = 0
-    for _job in range(draw(st.integers(1, 2))):
-        for restarts in range(draw(st.integers(1, 2))):
-            nodes = draw(st.sampled_from(["n1", "n[1-2]"]))
-            fields = {"restarts": restarts, "nodelist": nodes}
-            facts = [record(7, submit, restarts=restarts), running(7, submit, **fields)]
-            facts += [
-                done(7, submit, submit + 50, source=source, **fields)
-                for source in ("snapshot", "jobcomp")
-            ]
-            for step in draw(st.lists(st.sampled_from(["batch", "0", "1"]), unique=True)):
-                for node in ("n1", "n2"):
-                    begin = submit + 3 + draw(st.integers(0, 40))
-                    told = draw(st.sampled_from([None, restarts]))
-                    facts.append(launched(7, begin, step, node, restarts=told))
-                    tasks = [task(number, begin + 1) for number in range(draw(st.integers(1, 12)))]
-                    facts += [exited(7, begin, one, step=step, node=node) for one in tasks]
-                    facts.append(ended(7, begin, begin + 2, step, node, tasks=len(tasks)))
-            events += draw(st.lists(st.sampled_from(facts), unique_by=lambda e: (e.key, e.source)))
-            submit += 100
-        submit += 500
-    return events
-
-
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
-@given(histories(), st.data())
-def test_facts_in_any_order_give_the_same_lines(
-    tmp_path_factory: pytest.TempPathFactory, events: list[Event], data: st.DataObject
-) -> None:
-    shuffled = data.draw(st.permutations(events))
-    cut = data.draw(st.integers(0, len(events)))
-    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as base:
-        found = []
-        for name, batches in (
-            ("a", [[event] for event in events]),
-            ("b", [shuffled[:cut], shuffled[cut:], shuffled[:3]]),
-            ("c", [[event] for event in reversed(shuffled)]),
-        ):
-            books = Clocked(Path(base) / name)
-            for batch in batches:
-                books.take(*batch)
-            books.tick(10_000)
-            found.append(dump(books))
-            _is_said_once(books)
-            books.consumer.close()
-        assert found[0] == found[1] == found[2]
-
-
-def _is_said_once(books: Clocked) -> None:
-    """One start and one end a run, one usage a launch, whatever was corrected after that."""
-    first = [event for event in books.said if not event.body.correction]
-    assert len({event.key for event in books.said}) == len(books.said)
-    counts = Counter(
-        (event.kind, event.body.restarts, event.key.split(":")[2])
-        for event in first
-        if event.kind != STEP_USAGE
-    )
-    assert all(count == 1 for count in counts.values())
-    rows = open_reader(books.path)
-    runs = rows.execute(
-        "SELECT restarts, submit_us / 1000000, end_us, start_us FROM line WHERE step = ''"
-    ).fetchall()
-    attributed = rows.execute(
-        "SELECT count(*) FROM launch JOIN line USING (cluster, job_id, restarts) "
-        "WHERE launch.submit = line.submit_us AND line.step = '' AND line.end_us > 0"
-    ).fetchone()[0]
-    rows.close()
-    for restarts, submit, end_us, start_us in runs:
-        assert counts[RUN_END, restarts, str(submit)] == (1 if end_us else 0)
-        if start_us:
-            assert counts[RUN_START, restarts, str(submit)] == 1
-    launches = {event.key for event in first if event.kind == STEP_USAGE}
-    assert len(launches) >= attributed
-
-
-def test_a_step_on_many_nodes_is_one_line(books: Clocked) -> None:
-    nodes = [f"m{number:03}" for number in range(40)]
-    books.take(running(nodelist="m[000-039]"))
-    for number, node in enumerate(nodes):
-        tasks = [task(number * 16 + one, 5, max_rss_bytes=1000 + number) for one in range(16)]
-        books.take(launched(7, 3, "0", node, tasks=16), exited(7, 3, *tasks, step="0", node=node))
-        books.take(ended(7, 3, 6, "0", node, tasks=16, max_rss_bytes=None))
-    step = lines(books)["0:0"]
-    assert (step.tasks, step.user_us, step.nodes) == (640, 640_000_000, 40)
-    assert (step.nodelist, step.max_rss_bytes, step.max_rss_node) == ("m[000-039]", 1039, "m039")
-    assert (step.max_rss_task, step.ave_cpu_us, step.state) == (624, 1_500_000, "COMPLETED")
-    assert step.doubts == ""
-    # Without a cgroup the largest task is the least that its node held.
-    assert (step.peak_bytes, step.peak_node) == (1039, "m039")

@@ -1,0 +1,151 @@
+"""Jobs of every kind as lines of the books, in each place where sacct looks for them."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from steward.access import Asker
+from steward.accounting.log.packing import write_parquet
+from steward.accounting.sacct.listing import listed
+from steward.accounting.sacct.options import options
+from steward.accounting.sacct.selecting import line_filter, window
+from steward.accounting.sacct.shapes import SacctText
+from steward.accounting.sacct.sources import Both, Parquet, Source, scratch_of
+from steward.lines import Line
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+ROOT = Asker(uid=0, user="root", how="local")
+ADA = Asker(uid=1001, user="ada")
+
+
+def us(text: str) -> int:
+    """µs of a time of that day, or of a date and time."""
+    full = text if "T" in text else f"2026-11-21T{text}"
+    return int(datetime.fromisoformat(full).replace(tzinfo=UTC).timestamp()) * 1_000_000
+
+
+def run(job_id: int, begin: str = "10:00:00", end: str = "10:01:00", **fields: Any) -> Line:
+    """A run of an hour's first minute, unless told otherwise; "" for a time that is not yet."""
+    times = {
+        "submit_us": us(begin),
+        "eligible_us": us(begin),
+        "start_us": us(begin),
+        "end_us": us(end) if end else 0,
+    }
+    known = {
+        "cluster": "main",
+        "label": str(job_id),
+        "uid": 1001,
+        "user": "ada",
+        "gid": 100,
+        "group": "users",
+        "account": "phys",
+        "partition": "batch",
+        "qos": "normal",
+        "name": "job",
+        "state": "COMPLETED",
+        "exit_code": 0,
+        "exit_signal": 0,
+        "nodes": 1,
+        "cpus": 2,
+        "nodelist": "n1",
+        "requested_cpus": 2,
+        "requested_nodes": 1,
+        "time_limit_s": 3600,
+        "tres_requested": "cpu=2,mem=4G,node=1,billing=2",
+        "tres_allocated": "cpu=2,mem=4G,node=1,billing=2",
+        "first_submit_us": us(begin),
+    }
+    return Line(job_id=job_id, **{**known, **times, **fields})
+
+
+def step(of: Line, name: str, **fields: Any) -> Line:
+    return msgspec.structs.replace(of, step=name, name=name, tasks=1, **fields)
+
+
+JOBS = [
+    run(1, name="first"),
+    step(run(1), "batch", user_us=1_500_000, system_us=250_000, max_rss_bytes=5_365_760),
+    step(run(1), "0", max_rss_node="n1", max_rss_task=0, max_rss_bytes=1 << 30),
+    step(run(1), "10"),
+    step(run(1), "extern"),
+    step(run(1), "2"),
+    run(2, end="", state="RUNNING", user="bob", uid=1002, account="chem", name="second"),
+    run(
+        3,
+        end="",
+        state="PENDING",
+        start_us=0,
+        nodelist="",
+        nodes=0,
+        tres_allocated="",
+        reason="Resources",
+    ),
+    run(4, state="CANCELLED", cancelled_by=1002, qos="high", exit_code=0, exit_signal=15),
+    run(5, label="7_1", array_job_id=7, array_task="1", state="FAILED", exit_code=3),
+    run(6, label="7_2", array_job_id=7, array_task="2"),
+    run(
+        7,
+        end="",
+        label="7_[3-9]",
+        array_job_id=7,
+        array_task="3-9",
+        state="PENDING",
+        start_us=0,
+        nodelist="",
+    ),
+    run(8, label="8+0", het_job_id=8, het_offset=0),
+    run(9, label="8+1", het_job_id=8, het_offset=1, nodelist="n[2-4]", nodes=3),
+    run(10, begin="2026-11-19T08:00:00", end="2026-11-19T09:00:00", user="bob", uid=1002),
+    # Requeued: the first run, and the second.
+    run(11, restarts=0, is_latest=0, state="REQUEUED", first_submit_us=us("10:00:00")),
+    run(11, begin="11:00:00", end="11:05:00", restarts=1, first_submit_us=us("10:00:00")),
+    # Resized: what it was, and what it became.
+    run(12, end="10:00:30", state="RESIZING", piece_us=us("10:00:30"), is_latest=0),
+    run(12, nodes=2),
+    # An id that was used before.
+    run(13, begin="09:00:00", end="09:30:00", name="old"),
+    run(13, name="new"),
+    # Held: never eligible.
+    run(14, end="", state="PENDING", start_us=0, eligible_us=0, nodelist=""),
+]
+
+
+def parquet_of(lines: Sequence[Line], path: Path) -> Source:
+    write_parquet(lines, str(path))
+    return Parquet([str(path)])
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return parquet_of(JOBS, tmp_path_factory.mktemp("closed") / "2026-11-21.parquet")
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    """Half of the jobs are in one, half in the other, and some in both; no het job is torn."""
+    path = tmp_path_factory.mktemp("mixed") / "2026-11-21.parquet"
+    here = [line for line in JOBS if line.job_id % 2 or line.job_id > 7]
+    there = [line for line in JOBS if (not line.job_id % 2 and line.job_id != 8) or line.job_id < 4]
+    return Both(scratch_of(here, "here"), parquet_of(there, path))
+
+
+@pytest.fixture(scope="module", params=["database", "parquet", "both"])
+def source(request: pytest.FixtureRequest, closed: Source, mixed: Source) -> Source:
+    return {"database": scratch_of(JOBS, "lines"), "parquet": closed, "both": mixed}[request.param]
+
+
+def asked(source: Source, line: str, asker: Asker = ROOT) -> str:
+    request = options(line.split(), {}, "UTC").request
+    when = window(request, NOW, UTC)
+    wanted = line_filter(asker, request, when, request.clusters, None)
+    items = listed(source, wanted, request, when, NOW, {"main": "UTC"})
+    return "".join(item.text for item in items if isinstance(item, SacctText))
+
+
+def ids(source: Source, line: str) -> list[str]:
+    return asked(source, f"{line} -P -o jobid").split()

@@ -1,0 +1,77 @@
+"""Which accounting plugins there are, and how their parameters are written."""
+
+import pytest
+from plugin_site import TYPE
+
+from steward.accounting.none import NonePlugin
+from steward.accounting.plugins import (
+    JobAcctPlugin,
+    PluginError,
+    parse_parameters,
+)
+from steward.accounting.plugins.api import ParameterError, number_of
+from steward.accounting.plugins.loading import class_of, known_types, third_parties, types_of
+
+
+def test_what_does_nothing_does_nothing() -> None:
+    plugin = NonePlugin()
+    assert plugin.plugin_type == "jobacct/none"
+    plugin.slurmctld_jobacct_init("", "")
+    plugin.slurmctld_jobacct_fini()
+
+
+def test_types_are_found_among_entry_points() -> None:
+    assert {"jobacct/none", "jobacct/log"} <= known_types().keys()
+    assert class_of("jobacct/none") is NonePlugin
+    assert types_of("jobacct/log, jobacct/x,jobacct/log") == ("jobacct/log", "jobacct/x")
+    assert third_parties("jobacct/log,jobacct/none,jobacct/x") == ("jobacct/x",)
+    with pytest.raises(PluginError, match=r"jobacct/nothing.*jobacct/none"):
+        class_of("jobacct/nothing")
+
+
+def test_what_is_no_plugin_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    from steward.accounting.plugins import loading
+
+    class Entry:
+        value = "m:C"
+
+        def __init__(self, found: object) -> None:
+            self._found = found
+
+        def load(self) -> object:
+            if isinstance(self._found, BaseException):
+                raise self._found
+            return self._found
+
+    class Wrong(JobAcctPlugin):
+        plugin_type = "jobacct/wrong"
+
+    class Later(JobAcctPlugin):
+        plugin_type = TYPE
+        api_version = 9
+
+    for found, why in [
+        (SystemExit(1), "cannot be imported"),
+        (int, "no class"),
+        (Wrong, "registered as"),
+        (Later, "version 9"),
+    ]:
+        monkeypatch.setattr(loading, "entry_of", lambda _, found=found: Entry(found))
+        with pytest.raises(PluginError, match=why):
+            class_of(TYPE)
+
+
+def test_parameters_are_as_slurm_has_them() -> None:
+    assert parse_parameters("Frequency=30, MaxSendRetries=3,,x=a=b") == {
+        "Frequency": "30",
+        "MaxSendRetries": "3",
+        "x": "a=b",
+    }
+    assert number_of("frequency=30", "Frequency", 1) == 30
+    assert number_of("", "Frequency", 1) == 1
+    for wrong in ("a", "=1", "a=1,A=2"):
+        with pytest.raises(ParameterError):
+            parse_parameters(wrong)
+    for wrong in ("a=", "a=-1", "a=1.5", "a=²"):
+        with pytest.raises(ParameterError):
+            number_of(wrong, "a", 1)

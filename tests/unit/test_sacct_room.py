@@ -1,0 +1,162 @@
+"""Who may see what of the books, and that it is the same wherever the lines are kept."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sacct_site import ADA, JOBS, NOW, ROOT, asked, parquet_of, run, step
+
+from steward.access import Access, Asker, Standing
+from steward.accounting.log.packing import write_parquet
+from steward.accounting.room import AccountingRoom
+from steward.accounting.sacct.listing import sacct
+from steward.accounting.sacct.options import options
+from steward.accounting.sacct.shapes import SacctRequest, SacctText
+from steward.accounting.sacct.sources import Both, scratch_of
+from steward.config import AccessSettings, ClusterSettings, Settings
+from steward.jobs import database_path
+from steward.jobs.expiring import expire
+from steward.jobs.lines import put_lines
+from steward.jobs.tables import MIGRATIONS
+from steward.lines import Line
+from steward.sqlite import open_database, transaction
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Callable[[Standing | None], AccountingRoom]:
+    connection = open_database(database_path(str(tmp_path)), MIGRATIONS)
+    with transaction(connection):
+        put_lines(connection, JOBS)
+    connection.close()
+    made = Settings(state_dir=str(tmp_path), cluster={"main": ClusterSettings(timezone="UTC")})
+
+    def make(standing: Standing | None) -> AccountingRoom:
+        access = Access(AccessSettings(operators=("oper",)), 999, lambda _: standing)
+        return AccountingRoom(made, access=access, now=lambda: NOW)
+
+    return make
+
+
+def seen(room: AccountingRoom, asker: Asker, **fields: Any) -> set[str]:
+    request = SacctRequest(
+        allocations=True, style="parsable2", format="user", starttime="2026-11-01", **fields
+    )
+    items = sacct(room, asker, request)
+    return set("".join(item.text for item in items if isinstance(item, SacctText)).split())
+
+
+@pytest.mark.parametrize(
+    ("asker", "standing", "fields", "expected"),
+    [
+        (ADA, Standing(), {}, {"ada"}),
+        (ADA, Standing(), {"all_users": True}, {"ada", "bob"}),
+        (ADA, Standing(), {"users": ("bob",)}, {"bob"}),
+        (ADA, Standing(private_data=frozenset({"jobs"})), {"all_users": True}, {"ada"}),
+        (ADA, Standing(private_data=frozenset({"jobs"})), {"users": ("bob",)}, set()),
+        (ADA, Standing(private_data=frozenset({"jobs"})), {"jobs": ("2",)}, set()),
+        (ADA, None, {"all_users": True}, {"ada"}),
+        (
+            ADA,
+            Standing(private_data=frozenset({"jobs"}), coordinators={"chem": frozenset({"ada"})}),
+            {"all_users": True, "accounts": ("chem",)},
+            {"bob"},
+        ),
+        (Asker(uid=5, user="oper"), None, {"all_users": True}, {"ada", "bob"}),
+        (ROOT, None, {}, {"ada", "bob"}),
+        (Asker(uid=1002, user=""), None, {}, {"bob"}),
+    ],
+)
+def test_who_may_see_what(
+    room: Callable[[Standing | None], AccountingRoom],
+    asker: Asker,
+    standing: Standing | None,
+    fields: dict[str, Any],
+    expected: set[str],
+) -> None:
+    assert seen(room(standing), asker, **fields) == expected
+
+
+@st.composite
+def some_lines(draw: st.DrawFn) -> list[Line]:
+    """Runs and steps at whole hours; the key of each is its own."""
+    made: dict[tuple[Any, ...], Line] = {}
+    for _ in range(draw(st.integers(0, 12))):
+        begin = NOW - timedelta(hours=draw(st.integers(1, 40)))
+        submit_us = int(begin.timestamp()) * 1_000_000
+        ended = draw(st.booleans())
+        of = run(
+            draw(st.integers(1, 5)),
+            uid=draw(st.sampled_from([1001, 1002])),
+            state=draw(st.sampled_from(["COMPLETED", "FAILED"])) if ended else "RUNNING",
+        )
+        of = msgspec.structs.replace(
+            of,
+            submit_us=submit_us,
+            first_submit_us=submit_us,
+            eligible_us=submit_us,
+            start_us=submit_us,
+            end_us=submit_us + draw(st.integers(1, 5)) * 3_600_000_000 if ended else 0,
+        )
+        for name in draw(st.sets(st.sampled_from(["", "batch", "0", "1"]))) | {""}:
+            made.setdefault((of.job_id, submit_us, name), step(of, name) if name else of)
+    # A step lies with the run that was made first under its key.
+    return [line for key, line in made.items() if (*key[:2], "") in made]
+
+
+@given(
+    some_lines(),
+    st.sampled_from(["", "-X", "-D", "-X -D"]),
+    st.sampled_from(
+        ["-S now-2day", "-S now-9hour", "-j 1,3", "-j 2.batch", "-s CD -S now-9hour -E now", "-s R"]
+    ),
+    st.sampled_from(["", "-u 1001"]),
+    st.integers(0, 5),
+)
+@settings(deadline=None, max_examples=12)
+def test_all_sources_say_the_same(
+    tmp_path_factory: pytest.TempPathFactory,
+    lines: list[Line],
+    shape: str,
+    which: str,
+    whose: str,
+    cut: int,
+) -> None:
+    line = f"{shape} {which} {whose} -P -o jobid,submit,state"
+    directory = tmp_path_factory.mktemp("same")
+    expected = asked(scratch_of(lines, "lines"), line)
+    assert asked(parquet_of(lines, directory / "a.parquet"), line) == expected
+    here = [of for of in lines if of.job_id >= cut]
+    there = [of for of in lines if of.job_id <= cut]
+    both = Both(scratch_of(here, "here"), parquet_of(there, directory / "b.parquet"))
+    assert asked(both, line) == expected
+
+
+def test_what_has_left_jobs_db_is_found_in_closed_days(
+    room: Callable[[Standing | None], AccountingRoom], tmp_path: Path
+) -> None:
+    books = room(None)
+    old = run(900, begin="2026-10-01T08:00:00", end="2026-10-01T09:00:00", name="old")
+    (tmp_path / "joblog").mkdir()
+    write_parquet([old, step(old, "batch")], str(tmp_path / "joblog" / "2026-10-01.parquet"))
+
+    def asked_of_books(*words: str) -> list[str]:
+        request = options([*words, "-P", "-o", "jobid"], {}, "UTC").request
+        items = sacct(books, ROOT, request)
+        return "".join(item.text for item in items if isinstance(item, SacctText)).split()
+
+    # Nothing has expired as far as is known: no file is looked at.
+    assert asked_of_books("-j", "900") == []
+    connection = open_database(database_path(str(tmp_path)), MIGRATIONS)
+    with transaction(connection):
+        expire(connection, "main", datetime(2026, 11, 1, tzinfo=UTC))
+    connection.close()
+    assert asked_of_books("-j", "900") == ["900", "900.batch"]
+    assert asked_of_books("-j", "900,1", "-X") == ["1", "900"]
+    assert asked_of_books("-j", "1", "-X") == ["1"]
+    assert asked_of_books("-X", "-S", "2026-10-01", "-E", "2026-10-02") == ["900"]
+    assert "900" not in asked_of_books("-X", "-S", "2026-11-02")

@@ -1,0 +1,151 @@
+"""How jobs end that snapshots saw: by what Slurm shows, by jobcomp, by slurmdbd, or unseen."""
+
+import pytest
+from snapshots_site import NOON, Scripted, journal, kinds, record, slurm, snapshots
+
+from steward.capture.cancelled import Cancelled
+from steward.capture.lines.jobcomp import Told, end_event
+from steward.capture.snapshots import Snapshots
+from steward.config import ClusterSettings
+from steward.events import (
+    JOB_END,
+    Event,
+)
+from steward.records import JobRecord
+
+__all__ = ["journal", "slurm", "snapshots"]
+
+
+def test_a_job_that_went_without_an_end_is_ended(
+    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+) -> None:
+    slurm.jobs = {1: record(1, state="RUNNING", start=NOON), 2: record(2)}
+    snapshots.tick(journal.extend)
+    del slurm.jobs[1]
+    snapshots.tick(journal.extend)
+    assert (journal[-1].kind, journal[-1].body.record.state) == (JOB_END, "UNKNOWN")
+    before = len(journal)
+    snapshots.tick(journal.extend)
+    assert len(journal) == before
+
+
+def test_slurmdbd_tells_the_end_that_was_missed(
+    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+) -> None:
+    slurm.told = [record(1, state="TIMEOUT", end=NOON)]
+    slurm.jobs = {1: record(1, state="RUNNING", start=NOON)}
+    snapshots.tick(journal.extend)
+    slurm.jobs.clear()
+    snapshots.tick(journal.extend)
+    assert (journal[-1].kind, journal[-1].body.record.state) == (JOB_END, "TIMEOUT")
+    assert journal[-1].source == "sacct"
+
+
+def test_a_job_that_vanished_while_nobody_looked_is_ended(
+    slurm: Scripted, journal: list[Event]
+) -> None:
+    known = [record(1, state="RUNNING", start=NOON), record(2)]
+    settings = ClusterSettings(snapshot_interval_s=0.0)
+    snapshots = Snapshots("c1", settings, slurm, lambda: known)
+    slurm.jobs = {2: known[1]}
+    snapshots.tick(journal.extend)
+    ends = [event.body.record for event in journal if event.kind == JOB_END]
+    assert [(end.job_id, end.state) for end in ends] == [(1, "UNKNOWN")]
+
+
+def test_nothing_is_ended_by_a_row_that_was_not_understood(
+    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+) -> None:
+    slurm.jobs = {1: record(1, state="RUNNING", start=NOON)}
+    snapshots.tick(journal.extend)
+    slurm.jobs, slurm.passed_over = {}, 1
+    before = len(journal)
+    snapshots.tick(journal.extend)
+    assert len(journal) == before
+
+
+def jobcomp(ended: JobRecord) -> Event:
+    said = Told(ended, NOON)
+    return end_event("c1", said, ended)
+
+
+OVER = record(5, state="COMPLETED", start=NOON, end=NOON, exit_code=0)
+
+
+def test_what_jobcomp_tells_is_asked_for_while_slurm_has_it(
+    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+) -> None:
+    snapshots.tick(journal.extend)
+    slurm.jobs[5] = OVER
+    snapshots.apply([jobcomp(OVER)], 2, journal.extend)
+    looks = slurm.looks
+    snapshots._due = 1e12  # no look at the queue meanwhile
+    snapshots.tick(journal.extend)
+    assert (slurm.asked, slurm.looks) == ([5], looks)
+    assert [event.body.whole for event in journal if event.kind == JOB_END] == [True]
+    snapshots.apply([jobcomp(OVER)], 3, journal.extend)
+    snapshots.tick(journal.extend)
+    assert slurm.asked == [5]
+
+
+def test_a_run_whose_end_jobcomp_told_is_not_lost(
+    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+) -> None:
+    slurm.jobs[5] = record(5, state="RUNNING", start=NOON)
+    snapshots.tick(journal.extend)
+    snapshots.apply([jobcomp(OVER)], 2, journal.extend)
+    del slurm.jobs[5]
+    journal.clear()
+    snapshots.tick(journal.extend)
+    snapshots.tick(journal.extend)
+    assert kinds(journal) == []
+    # A piece of a resized job, and a requeue, are no such end.
+    slurm.jobs[6] = record(6, state="RUNNING", start=NOON)
+    snapshots.tick(journal.extend)
+    piece = record(6, state="RESIZING", start=NOON, end=NOON)
+    snapshots.apply([jobcomp(piece)], 3, journal.extend)
+    del slurm.jobs[6]
+    snapshots.tick(journal.extend)
+    assert journal[-1].body.record.state == "UNKNOWN"
+
+
+def test_who_cancelled_a_job(
+    slurm: Scripted, snapshots: Snapshots, journal: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(snapshots, "_cancelled", Cancelled("c1", lambda: clock[0]))
+    cancelled = record(7, state="CANCELLED", start=NOON, end=NOON, exit_signal=15)
+    slurm.jobs[7] = cancelled
+    slurm.told = []
+    snapshots.tick(journal.extend)
+    journal.clear()
+    clock[0] += 5
+    snapshots.tick(journal.extend)
+    slurm.told = [
+        record(7, state="CANCELLED", submit=NOON.replace(hour=1), cancelled_by=5),
+        record(7, state="CANCELLED", end=NOON, cancelled_by=1000, exit_code=0, exit_signal=0),
+    ]
+    snapshots.tick(journal.extend)
+    assert kinds(journal) == [], "asked again later"
+    clock[0] += 60
+    snapshots.tick(journal.extend)
+    (event,) = journal
+    told = event.body.record
+    assert (event.kind, event.source, event.body.whole) == (JOB_END, "sacct", False)
+    assert (told.cancelled_by, told.exit_code, told.exit_signal) == (1000, 0, 0)
+    assert (told.end, told.submit) == (NOON, NOON)
+    clock[0] += 600
+    snapshots.tick(journal.extend)
+    assert len(journal) == 1
+
+
+def test_nobody_is_asked_who_cancelled_where_there_is_no_slurmdbd(
+    slurm: Scripted, snapshots: Snapshots, journal: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(snapshots, "_cancelled", Cancelled("c1", lambda: clock[0]))
+    slurm.jobs[7] = record(7, state="CANCELLED", end=NOON)
+    snapshots.tick(journal.extend)
+    clock[0] += 60
+    snapshots.tick(journal.extend)
+    assert all(event.source != "sacct" for event in journal)
