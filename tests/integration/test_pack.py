@@ -282,8 +282,8 @@ def test_a_trigger_of_slurms_reaches_it_and_is_set_again(site: Site) -> None:
     wait_until(lambda: bool(site.told("slurm.sensor.trigger.triggered")), 90)
     told = site.told("slurm.sensor.trigger.triggered")[-1]
     assert (told["class"], told["type"], told["nodes"]) == ("node", "drain", "node3")
-    # Slurm forgets the one that has fired when its program has ended.
-    wait_until(lambda: site.run("slurm.trigger.set", **given)[0])
+    succeeded, number = site.run("slurm.trigger.set", **given)
+    assert succeeded, number
     site.update("node3", "state=resume")
     running.send_signal(15)
     running.wait(30)
