@@ -3,7 +3,8 @@
 import json
 from typing import Any, Final
 
-SLURM: Final = ("SlurmdTimeout=10",)
+UNANSWERED_S: Final = 10
+SLURM: Final = (f"SlurmdTimeout={UNANSWERED_S}",)
 """So that slurmctld soon knows of a slurmd that has died."""
 RULE: Final = "drain_what_fails"
 

@@ -1,8 +1,9 @@
 """Whether everything in the demo is as it should be: each check looks for itself, at the bytes."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -17,6 +18,9 @@ REFUSED: Final = 1
 """What ``steward`` ends with when it may not show something."""
 NOT_COMPARED: Final = 2
 """What ``steward archive diff`` ends with then, as diff(1) does where it cannot compare."""
+_AT_ONCE: Final = 4
+
+T = TypeVar("T")
 
 
 class Wrong(DemoError):
@@ -31,6 +35,21 @@ def expect(condition: bool, what: str) -> None:
     """
     if not condition:
         raise Wrong(what)
+
+
+def each(look: Callable[[T], None], things: Iterable[T]) -> None:
+    """Look at several things, some of them at a time: each look starts programs and waits.
+
+    Raises:
+        Wrong: The first of them that is not as it should be.
+    """
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        for _ in pool.map(look, things):
+            pass
+    finally:
+        # What has not begun need not be known any more.
+        pool.shutdown(cancel_futures=True)
 
 
 Check = tuple[str, Callable[[], None]]
@@ -90,12 +109,14 @@ def _with_script(site: Site) -> list[Submitted]:
 
 
 def _scripts(site: Site) -> None:
-    for one in _with_script(site):
+    def look(one: Submitted) -> None:
         printed = site.steward(["archive", "show", str(one.job), "--script"], one.user)
         expect(printed.returncode == 0, f"job {one.job}: {printed.stderr.decode()}")
         expect(printed.stdout == one.what.script, f"the script of {one.job} is another one")
         with open(path_of(site, one), "rb") as file:
             expect(file.read() == one.what.script, f"the file of {one.job} is another one")
+
+    each(look, _with_script(site))
 
 
 def path_of(site: Site, one: Submitted) -> str:
@@ -138,12 +159,8 @@ def _no_secret(site: Site) -> None:
 
 
 def _search(site: Site) -> None:
-    for name, text in (
-        ("relax-finer", "emtol=10.0"),
-        ("train", "y[2] - y[0]"),
-        ("sweep", "280 + 10 * SLURM_ARRAY_TASK_ID"),
-        ("broken", "/no/such/input"),
-    ):
+    def look(sought: tuple[str, str]) -> None:
+        name, text = sought
         one = site.job(name)
         printed = site.steward(["archive", "search", text, "--json"], one.user)
         expect(printed.returncode == 0, printed.stderr.decode())
@@ -151,23 +168,35 @@ def _search(site: Site) -> None:
         found = {hit.job.job.partition("_")[0] for hit in hits}
         expect(found == {str(one.job)}, f"{text!r} was found in {sorted(found)}")
 
+    texts = (
+        ("relax-finer", "emtol=10.0"),
+        ("train", "y[2] - y[0]"),
+        ("sweep", "280 + 10 * SLURM_ARRAY_TASK_ID"),
+        ("broken", "/no/such/input"),
+    )
+    each(look, texts)
+
 
 def _refused(site: Site) -> None:
     other = site.users[1]
     one, another = site.job("train"), site.job("relax")
     job = str(one.job)
-    for arguments in (
-        ["show", job],
-        ["show", job, "--script"],
-        ["show", job, "--sbatch"],
-        ["env", job],
-        ["diff", job, str(another.job)],
-    ):
+
+    def look(arguments: Sequence[str]) -> None:
         tried = site.steward(["archive", *arguments], other)
         what = f"{other}: steward archive {' '.join(arguments)}"
         wanted = NOT_COMPARED if arguments[0] == "diff" else REFUSED
         expect(tried.returncode == wanted, f"{what} ended with {tried.returncode}")
         expect(b"slope" not in tried.stdout, f"{what} showed the script")
+
+    commands = (
+        ("show", job),
+        ("show", job, "--script"),
+        ("show", job, "--sbatch"),
+        ("env", job),
+        ("diff", job, str(another.job)),
+    )
+    each(look, commands)
     tried = site.steward(["archive", "search", "slope", "--json"], other)
     hits = msgspec.json.decode(tried.stdout, type=SearchAnswer).hits
     expect(not hits, f"{other} found {one.user}'s script")

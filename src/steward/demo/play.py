@@ -3,9 +3,7 @@
 import contextlib
 import os
 import shlex
-import shutil
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -13,6 +11,7 @@ from steward.archive.shapes import JobLine
 from steward.demo import automation, bank, checks
 from steward.demo.books import BURST, HELD, peak_of
 from steward.demo.cast import submissions
+from steward.demo.ending import what_next
 from steward.demo.pages import USER as WEB_USER
 from steward.demo.site import Site
 from steward.demo.stage import Stage
@@ -52,13 +51,15 @@ def play(*, keep: bool = False, directory: str = "", slurm: str = "") -> int:
             lines = site.wait_for_jobs()
         _show(stage, site)
         failed = _account(stage, site)
+        # It takes Slurm a while to notice.
+        node = _fail(stage, site)
         failed += _pay(stage, site)
-        failed += _fail(stage, site)
         failed += _open_pages(stage, site)
+        failed += _act(stage, site, node)
         failed += _check(stage, site, lines)
         if not keep:
             failed += _stop(stage, site)
-        _what_next(stage, site, failed)
+        what_next(stage, site, failed)
         return failed
 
 
@@ -88,31 +89,6 @@ def _site(stage: Stage, directory: str, keep: bool, slurm: str) -> Iterator[Site
         raise
     if not keep:
         site.down()
-
-
-def _of_bank(me: str, site: Site) -> list[tuple[str, str]]:
-    """What to type of the bank; nothing where there is none."""
-    if site.bank.trouble:
-        return []
-    return [
-        ("What accounts have, and where it went:", ""),
-        ("", f"{me} bank balance --config {site.config}"),
-        ("", f"{me} bank statement --config {site.config}"),
-    ]
-
-
-def _of_pages(site: Site) -> list[tuple[str, str]]:
-    """Links that open the pages; nothing where there are none."""
-    if site.pages.trouble:
-        return []
-    operator = site.steward_user or site.users[0]
-    return [
-        (f"The pages, as {site.users[0]} and as an operator; each link opens them once:", ""),
-        ("", site.link(site.users[0])),
-        ("", site.link()),
-        (f"More such links, for another while, as {operator} does it:", ""),
-        ("", f"{_me()} login --config {site.config}"),
-    ]
 
 
 def _open_bank(stage: Stage, site: Site) -> None:
@@ -240,8 +216,8 @@ def _pay(stage: Stage, site: Site) -> int:
     return int(not is_right)
 
 
-def _fail(stage: Stage, site: Site) -> int:
-    """Let a node fail, and show what a rule does about it."""
+def _fail(stage: Stage, site: Site) -> str:
+    """Have a rule for nodes that fail, and one that does; which."""
     stage.act(
         "A node fails",
         "The sensor compares what Slurm shows with what it showed before, so that nothing is "
@@ -253,11 +229,24 @@ def _fail(stage: Stage, site: Site) -> int:
     _type(stage, site, "", f"cat {path}")
     _type(stage, site, "", f"steward rules check {path}")
     cluster.stop_service(f"slurmd.{node}", signal.SIGKILL)
-    with stage.working(f"slurmd of {node} is killed ...", "Slurm has noticed, and the rule acted"):
+    stage.line("")
+    stage.say(
+        f"slurmd of {node} is killed. Slurm notices when it has not answered for "
+        f"{automation.UNANSWERED_S} seconds; until then there is more to see."
+    )
+    return node
+
+
+def _act(stage: Stage, site: Site, node: str) -> int:
+    """Show what the rule did about the node that failed; how much is not as it should be."""
+    stage.act(
+        "What the rule did", f"{node} runs no more jobs until somebody has looked at it: now."
+    )
+    with stage.working("Waiting for Slurm to notice ...", "Slurm has noticed, and the rule acted"):
         is_right = site.wait_for_rule(node)
     _type(stage, site, "", f"steward events list --nodelist {node} --failed")
     _type(stage, site, "", "steward rules history")
-    cluster.start_service(f"slurmd.{node}")
+    site.sandbox.start_service(f"slurmd.{node}")
     _type(stage, site, "", f"steward action run slurm.node.resume nodes={node}")
     promise = "the failure was told, the rule acted once, and the node is drained"
     stage.result(is_right, promise)
@@ -269,7 +258,8 @@ def _open_pages(stage: Stage, site: Site) -> int:
     stage.act(
         "The pages",
         "A process of its own, without any rights, serves them: it asks the daemon for whoever "
-        "has logged in, by a link that 'steward login' prints on a login node.",
+        "has logged in, by a link that 'steward login' prints on a login node. The demo uses up "
+        "this one itself.",
     )
     if site.pages.trouble:
         stage.line(f"Left out here: {site.pages.trouble}.")
@@ -329,49 +319,3 @@ def _stop(stage: Stage, site: Site) -> int:
     promise = "the daemon ends at SIGTERM with everything finished"
     stage.result(code == 0, promise if code == 0 else f"{promise}: it {how}")
     return int(code != 0)
-
-
-def _me() -> str:
-    """How to call this program from here."""
-    found = shutil.which("steward")
-    if found is not None and os.path.realpath(found) == os.path.realpath(sys.argv[0]):
-        return "steward"
-    return os.path.relpath(sys.argv[0]) if os.path.isfile(sys.argv[0]) else "steward"
-
-
-def _what_next(stage: Stage, site: Site, failed: int) -> None:
-    if failed:
-        stage.act("Not everything was as it should be")
-        stage.line(f"{failed} {'check' if failed == 1 else 'checks'} failed, see above.")
-        return
-    me = _me()
-    stage.act("What to type next")
-    if site.keep:
-        where = ""
-        if site.sandbox.directory != default_directory():
-            where = f" --dir {site.sandbox.directory}"
-        user = site.users[-1]
-        ask = f"env STEWARD_SOCKET={site.socket}"
-        choices = [
-            ("All of it stays up. A shell as one of its users, to submit and look:", ""),
-            ("", f"{me} sandbox run{where} --user {user} -- {ask} bash"),
-            ("The operators' view, the daemon's state, and its log:", ""),
-            ("", f"{me} archive list --config {site.config}"),
-            ("", f"{me} journal status --config {site.config}"),
-            ("", f"less {site.log}"),
-            *_of_bank(me, site),
-            *_of_pages(site),
-            ("The end of it, with all that is in it:", ""),
-            ("", f"{me} sandbox down{where}"),
-        ]
-    else:
-        choices = [
-            ("The same, to go on with by yourself:", ""),
-            ("", "make demo KEEP=1"),
-            ("Your own cluster, where nothing is changed (as root or SlurmUser, on its host):", ""),
-            ("", f"{me} archive watch --once --cluster NAME --archive DIR"),
-            ("What else there is:", ""),
-            ("", f"{me} --help"),
-        ]
-    for text, command in choices:
-        stage.line(f"  {command}" if command else text, style="bold" if command else "")

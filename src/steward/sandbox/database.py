@@ -163,9 +163,8 @@ def peopling(plan: Plan) -> Iterator[tuple[str, ...]]:
     yield ("add", "cluster", cluster)
     yield ("add", "account", accounts, f"cluster={cluster}")
     names = [user.name for user in plan.users]
-    for name in names:
-        yield (
-            *("add", "user", name, f"cluster={cluster}", f"account={accounts}"),
-            f"defaultaccount={plan.spec.accounts[0]}",
-        )
+    yield (
+        *("add", "user", ",".join(names), f"cluster={cluster}", f"account={accounts}"),
+        f"defaultaccount={plan.spec.accounts[0]}",
+    )
     yield ("add", "coordinator", f"account={plan.spec.accounts[0]}", f"names={names[0]}")
