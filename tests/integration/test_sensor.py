@@ -3,95 +3,22 @@
 import json
 import os
 import signal
-import socket
-import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sensing import Watching
+from sensor_cluster import MakeWatching, cluster, make, scontrol
 from steward_daemon import STEWARD
 from submitting import submit_to, wait_until
 
 from steward.events import CONTROLLER_STATE, NODE_STATE, PARTITION_STATE, RESERVATION_STATE
-from steward.sandbox import Sandbox, SandboxSpec
+from steward.sandbox import Sandbox
+
+__all__ = ["cluster", "make"]
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
-
-FAST = ("SlurmdTimeout=4", "TreeWidth=50", "MaxNodeCount=8", "ReturnToService=1")
-"""A node that does not answer is soon known to be down; nodes can be made and deleted.
-
-One that was set down by hand stays so: with ``ReturnToService=2`` an answer to slurmctld
-that is on its way brings back even a node whose slurmd was killed before.
-"""
-
-MakeWatching = Callable[..., Watching]
-
-
-@pytest.fixture(scope="module")
-def cluster(slurm_version: str) -> Iterator[Sandbox]:
-    """A cluster of this module's own: its daemons are killed here."""
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        Path(path).chmod(0o755)
-        spec = SandboxSpec(directory=f"{path}/sandbox", nodes=3, slurm=slurm_version, extra=FAST)
-        with Sandbox.up(spec) as box:
-            yield box
-
-
-@pytest.fixture
-def make(cluster: Sandbox) -> Iterator[MakeWatching]:
-    """Makes daemons with a sensor, and brings the cluster back to rest afterwards."""
-    made: list[Watching] = []
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        Path(path).chmod(0o755)
-
-        def call(*, installed: bool = True, **sensor: Any) -> Watching:
-            watching = Watching(cluster, Path(path) / f"home{len(made)}", **sensor)
-            made.append(watching)
-            if installed:
-                watching.install()
-            watching.start()
-            wait_until(lambda: watching.replayed() == watching.shown())
-            return watching
-
-        yield call
-        for watching in made:
-            watching.close()
-        rest(cluster)
-
-
-def rest(cluster: Sandbox) -> None:
-    """Bring back what a test left behind: daemons, nodes, triggers, reservations."""
-    status = cluster.status()
-    if not status["slurmctld"]:
-        cluster.restart_controller()
-    for name, pid in status.items():
-        if name.startswith("slurmd.") and not pid:
-            cluster.start_service(name)
-    slurm = cluster.plan.slurm_user
-    cluster.run(["strigger", "--clear", f"--user={slurm}", "-Q"], user=slurm, check=False)
-    cluster.run(["scontrol", "update", "partitionname=main", "state=UP"], check=False)
-    cluster.run(["scontrol", "delete", "reservationname=held"], check=False)
-
-    def all_idle() -> bool:
-        out = str(cluster.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%N %T"]).stdout)
-        states = dict(line.split() for line in out.splitlines())
-        for node, state in states.items():
-            # One that is resumed is asked anew whether it is there.
-            if state.startswith(("down", "drain", "fail")):
-                update = ["scontrol", "update", f"nodename={node}"]
-                cluster.run([*update, "state=resume"], check=False)
-                cluster.run([*update, "state=undrain"], check=False)
-        return list(states.values()) == ["idle"] * 3
-
-    wait_until(all_idle, 60)
-
-
-def scontrol(cluster: Sandbox, *words: str) -> None:
-    cluster.run(["scontrol", *words])
 
 
 def is_kept(cluster: Sandbox, file: str, text: str) -> bool:
@@ -111,28 +38,6 @@ def test_a_killed_slurmd_is_told_of(cluster: Sandbox, make: MakeWatching) -> Non
     cluster.start_service("slurmd.node1")
     wait_until(lambda: watching.replayed()["node1"] == "IDLE", 60)
     watching.settle()
-
-
-def test_slurmctlds_triggers_wake_the_sensor(cluster: Sandbox, make: MakeWatching) -> None:
-    """Its own look would be an hour away."""
-    watching = make(interval_s=3600.0)
-    wait_until(lambda: len(watching.triggers()) >= 6)
-    # A slurmctld that has just started fires for that too, within its first round of triggers.
-    scontrol(cluster, "update", "nodename=node1", "state=drain", "reason=first round")
-    wait_until(lambda: "DRAIN" in watching.replayed()["node1"], 60)
-    scontrol(cluster, "update", "nodename=node1", "state=resume")
-    scontrol(cluster, "update", "nodename=node2", "state=down", "reason=bad DIMM; see #7 Key=x")
-    wait_until(lambda: watching.replayed()["node2"].startswith("DOWN"), 60)
-    wait_until(lambda: watching.replayed()["node1"] == "IDLE", 60)
-    body = watching.of_node("node2")[1]
-    assert (body.source, body.failed, body.old_state) == ("trigger", True, "IDLE")
-    assert body.reason == "bad DIMM; see #7 Key=x"
-    assert (body.reason_uid, body.reason_user) == (0, "root")
-    scontrol(cluster, "update", "nodename=node2", "state=resume")
-    wait_until(lambda: watching.replayed()["node2"] == "IDLE", 60)
-    assert sum(body.failed for body in watching.of_node("node2")) == 1
-    # That its slurmd had not answered yet when it was resumed is no failure.
-    assert not any(body.failed for body in watching.of_node("node1"))
 
 
 @pytest.mark.wide
@@ -205,122 +110,6 @@ def test_a_flap_within_a_tick_ends_in_the_right_state(cluster: Sandbox, make: Ma
     wait_until(lambda: "DRAIN" in watching.replayed()["node2"], 60)
     watching.settle()
     wait_until(lambda: watching.shown()["node1"] == "IDLE")
-
-
-def test_triggers_that_are_lost_are_set_again_and_stale_ones_cleared(
-    cluster: Sandbox, make: MakeWatching
-) -> None:
-    slurm = cluster.plan.slurm_user
-    watching = make()
-    wait_until(lambda: len(watching.triggers()) >= 6)
-    ours = watching.triggers()
-    assert all("PERM" in row for row in ours)
-    watching.stop()
-    stale = f"{watching.helper} --socket /elsewhere --secret /elsewhere box down"
-    others = f"{watching.helper} --socket /elsewhere --secret /elsewhere another down"
-    for program in (stale, others):
-        words = ["strigger", "--set", "--node", "--down", "--flags=PERM", f"--program={program}"]
-        cluster.run(words, user=slurm)
-    rows = cluster.run(["strigger", "--get", "--noheader"]).stdout.splitlines()
-    lost = next(row.split()[0] for row in rows if " up " in row)
-    cluster.run(["strigger", "--clear", f"--id={lost}"], user=slurm)
-    assert len(watching.triggers()) == len(ours) + 1
-    watching.start()
-
-    def programs(rows: list[str]) -> list[str]:
-        return sorted(row.partition("/")[2] for row in rows)
-
-    another = others[1:]
-    wait_until(lambda: programs(watching.triggers()) == programs([*ours, others]), 60)
-    assert another in programs(watching.triggers())
-
-
-@pytest.mark.wide
-def test_triggers_survive_a_slurmctld_that_had_not_saved_them(
-    cluster: Sandbox, make: MakeWatching
-) -> None:
-    watching = make()
-    wait_until(lambda: len(watching.triggers()) >= 6)
-    ours = watching.triggers()
-    cluster.kill_controller()
-    Path(cluster.spool, "trigger_state").unlink(missing_ok=True)
-    Path(cluster.spool, "trigger_state.old").unlink(missing_ok=True)
-    cluster.restart_controller("-i")
-    wait_until(lambda: watching.triggers() == ours, 60)
-
-
-def test_the_secret_is_seen_by_nobody_else(cluster: Sandbox, make: MakeWatching) -> None:
-    watching = make()
-    wait_until(lambda: len(watching.triggers()) >= 6)
-    user = next(iter(cluster.users))
-    secret = watching.secret.read_bytes().strip()
-    found = watching.secret.stat()
-    assert stat.S_IMODE(found.st_mode) == 0o600
-    assert len(secret) >= 32
-    assert cluster.run(["cat", str(watching.secret)], user=user, check=False).returncode != 0
-    shown = cluster.run(["strigger", "--get"], user=user).stdout
-    assert str(watching.secret) in shown
-    assert secret.decode() not in shown
-    assert watching.bytes_anywhere(secret) == [str(watching.secret)]
-    # Who installs again keeps what there is.
-    watching.install()
-    assert watching.secret.read_bytes().strip() == secret
-
-
-def forge(watching: Watching, user: str, secret: str) -> str:
-    """What the sensor answers to a wake-up of somebody's own making."""
-    message = {"version": 1, "secret": secret, "cluster": "box", "event": "down", "nodes": "x"}
-    script = (
-        "import socket,sys\n"
-        "s=socket.socket(socket.AF_UNIX); s.settimeout(10); s.connect(sys.argv[1])\n"
-        "s.sendall(sys.argv[2].encode()+b'\\n'); print(s.recv(16).decode().strip())\n"
-    )
-    words = ["/usr/bin/python3", "-I", "-c", script, watching.settings.sensor.socket]
-    done = watching.cluster.run([*words, json.dumps(message)], user=user, check=False)
-    return str(done.stdout).strip()
-
-
-def test_a_forged_wake_up_costs_a_look_at_most(cluster: Sandbox, make: MakeWatching) -> None:
-    watching = make(interval_s=3600.0)
-    secret = watching.secret.read_text().strip()
-    user, slurm = next(iter(cluster.users)), cluster.plan.slurm_user
-    assert forge(watching, slurm, "a" * 43) == "no"
-    assert forge(watching, user, secret) in ("no", "")
-    before = len(watching.events())
-    for _ in range(20):
-        assert forge(watching, slurm, secret) == "ok"
-    assert len(watching.events()) == before
-    assert "a wake-up is refused" in watching.log()
-    assert secret not in watching.log()
-
-
-@pytest.mark.wide
-def test_a_helper_never_hangs(cluster: Sandbox, make: MakeWatching) -> None:
-    """Nobody answers on the socket, and the alarm is blocked, as slurmctld leaves it."""
-    watching = make(installed=True)
-    watching.stop()
-    silent = watching.home / "run" / "silent.sock"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(silent))
-        silent.chmod(0o666)
-        listener.listen(1)
-        words = [str(watching.helper), "--socket", str(silent), "--secret", str(watching.secret)]
-        blocked = (
-            "import os,signal,sys\n"
-            "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM, signal.SIGTERM})\n"
-            "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
-            "os.execv(sys.argv[1], sys.argv[1:])\n"
-        )
-        began = time.monotonic()
-        python = ["/usr/bin/python3", "-I", "-c", blocked]
-        done = cluster.run(
-            [*python, *words, "box", "down", "node1"],
-            user=cluster.plan.slurm_user,
-            check=False,
-            timeout_s=200.0,
-        )
-    assert done.returncode != 0
-    print(f"a helper that nobody answers ends after {time.monotonic() - began:.1f} s")
 
 
 def test_flags_of_power_planning_and_maintenance_are_no_failures(

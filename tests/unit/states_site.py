@@ -2,15 +2,28 @@
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from steward.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE, Event
+import pytest
+
+from steward.capture.states.source import Sensor
+from steward.capture.states.store import StateStore
+from steward.events import (
+    NODE_STATE,
+    PARTITION_STATE,
+    RESERVATION_STATE,
+    Event,
+)
 from steward.journal.store import JournalUnavailable
 from steward.slurm import SlurmDown
 from steward.slurm.machine import Ping
 from steward.slurm.machine_rows import NodeRecord, PartitionRecord, ReservationRecord
+from steward.state_facts import NodeState
 
 BOOTED = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+SILENT = "IDLE+NOT_RESPONDING"
+Patch = pytest.MonkeyPatch
 
 
 class Shown:
@@ -102,3 +115,48 @@ class Told:
             else:
                 shown[event.kind][name] = body.state
         return shown
+
+
+class Site:
+    """A sensor that can be killed, its cluster, its journal, and a clock that the test moves."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: Patch, *, usage: bool = True) -> None:
+        self.usage = usage
+        self.shown = Shown()
+        self.told = Told()
+        self.now_s = 1000.0
+        self.kept = 0
+        self.stands_by = False
+        self._state_dir = str(tmp_path)
+        monkeypatch.setattr("steward.capture.states.source.time.monotonic", lambda: self.now_s)
+        self.restart()
+
+    def restart(self) -> None:
+        """As after a kill: nothing of the old process is left but its database."""
+        self.sensor = Sensor(
+            "c1",
+            self.shown,
+            StateStore(self._state_dir, "c1"),
+            interval_s=1.0,
+            usage=self.usage,
+            triggers=self,
+            stands_by=lambda _pings: self.stands_by,
+        )
+
+    def keep(self) -> None:
+        self.kept += 1
+
+    def turn(self, *wakes: str, after_s: float = 1.0) -> float:
+        self.now_s += after_s
+        self.sensor.wake(wakes)
+        return self.sensor.turn(self.told.append)
+
+    def news(self) -> list[NodeState]:
+        found = self.told.bodies(NODE_STATE)
+        self.told.events.clear()
+        return found
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: Patch) -> Site:
+    return Site(tmp_path, monkeypatch)

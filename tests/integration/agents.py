@@ -1,0 +1,92 @@
+"""``steward agent`` as a program: the lines that it sends, and what comes of them."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from controllers import Munged
+from running import settings_in
+
+from steward.agent import agent
+from steward.capture.nodes.folding import KINDS
+from steward.config import ClusterSettings, NodesSettings, Settings
+from steward.events import TASK_EXIT, Event
+from steward.journal import JournalReader
+
+AGENT = [os.environ.get("STEWARD_AGENT_PYTHON", sys.executable), "-I", str(agent.__file__)]
+NODE = "localhost"
+"""Where Slurm is not asked a node is looked for under its own name."""
+
+MakeMunged = Callable[..., Munged]
+
+
+@pytest.fixture
+def make_munged(tmp_path: Path) -> Iterator[MakeMunged]:
+    made: list[Munged] = []
+
+    def make(origin: str = "127.0.0.1", key: bytes = b"") -> Munged:
+        made.append(Munged(tmp_path / f"munged{len(made)}", origin, key))
+        return made[-1]
+
+    yield make
+    for munged in made:
+        munged.close()
+
+
+def lines(numbers: range, node: str = NODE) -> bytes:
+    """A thousand tasks to a step."""
+    now = int(time.time() * 1e6)
+    return b"".join(
+        b'{"v":1,"k":"task","t":%d,"j":%d,"n":"%s","s":"%d","l":%d,"id":%d,"pid":%d,'
+        b'"st":0,"ut":1000,"sy":1000,"rss":5000000,"minf":100,"vsw":10}\n'
+        % (now, 7, node.encode(), n // 1000, 1_772_366_400_000_000, n % 1000, n + 1)
+        for n in numbers
+    )
+
+
+def put(spool: Path, data: bytes, node: str = NODE) -> None:
+    spool.mkdir(exist_ok=True)
+    with (spool / f"{node}.log").open("ab") as file:
+        file.write(data)
+
+
+def run_agent(
+    spool: Path, port: int, socket: str, *more: str
+) -> "subprocess.CompletedProcess[str]":
+    words = [*AGENT, "--spool", str(spool), "--to", f"127.0.0.1:{port}", "--munge-socket", socket]
+    return subprocess.run(
+        [*words, "--limit", "0", *more], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def hearing(directory: Path, port: int, munged: Munged, behind_nat: bool = False) -> Settings:
+    of = ClusterSettings(slurm=False, spool=str(directory / "spool"), munge_socket=munged.socket)
+    nodes = NodesSettings(listen=f"127.0.0.1:{port}", behind_nat=behind_nat)
+    return settings_in(directory, cluster={"c1": of}, nodes=nodes)
+
+
+def events_of(settings: Settings) -> list[Event]:
+    reader = JournalReader(settings.state_dir)
+    found: list[Event] = []
+    try:
+        while True:
+            some, _ = reader.read(found[-1].id if found else 0, set(KINDS), 1000)
+            if not some:
+                return found
+            found += some
+    finally:
+        reader.close()
+
+
+def tasks_of(settings: Settings) -> list[int]:
+    """The numbers of all tasks that were told of, those that were told twice as well."""
+    return [
+        int(event.body.step) * 1000 + task.task
+        for event in events_of(settings)
+        if event.kind == TASK_EXIT
+        for task in event.body.tasks
+    ]

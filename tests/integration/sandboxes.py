@@ -1,0 +1,52 @@
+"""Sandboxes of a test's own, and what is left of them on the machine."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from steward.sandbox import Sandbox, SandboxSpec
+
+
+def need_users(sandbox: Sandbox) -> None:
+    if len(sandbox.users) < 2:
+        pytest.skip("without root or namespaces there is one user only")
+
+
+def need_namespaces(sandbox: Sandbox) -> None:
+    if not sandbox.plan.contained:
+        pytest.skip("namespaces are not permitted here")
+
+
+def processes_of(directory: str) -> list[str]:
+    """Command lines, on the whole machine, of what belongs to a sandbox."""
+    found = []
+    needle = os.fsencode(directory)
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            words = Path(f"/proc/{name}/cmdline").read_bytes()
+            if needle in words or needle in Path(f"/proc/{name}/environ").read_bytes():
+                found.append(words.replace(b"\0", b" ").decode())
+        except OSError:
+            continue  # it ended, or is somebody else's
+    return found
+
+
+@pytest.fixture
+def directory() -> Iterator[str]:
+    """A path that sandboxes' users can pass to, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
+        Path(path).chmod(0o755)
+        yield f"{path}/sandbox"
+
+
+@pytest.fixture
+def own(directory: str, slurm_version: str) -> Iterator[Sandbox]:
+    """A small cluster of the test's own."""
+    spec = SandboxSpec(directory=directory, nodes=1, slurm=slurm_version)
+    with Sandbox.up(spec) as sandbox:
+        yield sandbox

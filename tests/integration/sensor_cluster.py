@@ -1,0 +1,84 @@
+"""A cluster for the sensor to watch, brought back to rest after each test."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sensing import Watching
+from submitting import wait_until
+
+from steward.sandbox import Sandbox, SandboxSpec
+
+FAST = ("SlurmdTimeout=4", "TreeWidth=50", "MaxNodeCount=8", "ReturnToService=1")
+"""A node that does not answer is soon known to be down; nodes can be made and deleted.
+
+One that was set down by hand stays so: with ``ReturnToService=2`` an answer to slurmctld
+that is on its way brings back even a node whose slurmd was killed before.
+"""
+
+MakeWatching = Callable[..., Watching]
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_version: str) -> Iterator[Sandbox]:
+    """A cluster of this module's own: its daemons are killed here."""
+    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
+        Path(path).chmod(0o755)
+        spec = SandboxSpec(directory=f"{path}/sandbox", nodes=3, slurm=slurm_version, extra=FAST)
+        with Sandbox.up(spec) as box:
+            yield box
+
+
+@pytest.fixture
+def make(cluster: Sandbox) -> Iterator[MakeWatching]:
+    """Makes daemons with a sensor, and brings the cluster back to rest afterwards."""
+    made: list[Watching] = []
+    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
+        Path(path).chmod(0o755)
+
+        def call(*, installed: bool = True, **sensor: Any) -> Watching:
+            watching = Watching(cluster, Path(path) / f"home{len(made)}", **sensor)
+            made.append(watching)
+            if installed:
+                watching.install()
+            watching.start()
+            wait_until(lambda: watching.replayed() == watching.shown())
+            return watching
+
+        yield call
+        for watching in made:
+            watching.close()
+        rest(cluster)
+
+
+def rest(cluster: Sandbox) -> None:
+    """Bring back what a test left behind: daemons, nodes, triggers, reservations."""
+    status = cluster.status()
+    if not status["slurmctld"]:
+        cluster.restart_controller()
+    for name, pid in status.items():
+        if name.startswith("slurmd.") and not pid:
+            cluster.start_service(name)
+    slurm = cluster.plan.slurm_user
+    cluster.run(["strigger", "--clear", f"--user={slurm}", "-Q"], user=slurm, check=False)
+    cluster.run(["scontrol", "update", "partitionname=main", "state=UP"], check=False)
+    cluster.run(["scontrol", "delete", "reservationname=held"], check=False)
+
+    def all_idle() -> bool:
+        out = str(cluster.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%N %T"]).stdout)
+        states = dict(line.split() for line in out.splitlines())
+        for node, state in states.items():
+            # One that is resumed is asked anew whether it is there.
+            if state.startswith(("down", "drain", "fail")):
+                update = ["scontrol", "update", f"nodename={node}"]
+                cluster.run([*update, "state=resume"], check=False)
+                cluster.run([*update, "state=undrain"], check=False)
+        return list(states.values()) == ["idle"] * 3
+
+    wait_until(all_idle, 60)
+
+
+def scontrol(cluster: Sandbox, *words: str) -> None:
+    cluster.run(["scontrol", *words])

@@ -1,0 +1,117 @@
+"""``steward agent`` on real clusters: Slurm says who a node is, and its steps become events."""
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+from agents import AGENT, events_of, lines, put, tasks_of
+from steward_daemon import Daemon as InSandbox
+from submitting import wait_until
+
+from servers.process import free_port
+from steward.config import NodesSettings
+from steward.events import TASK_EXIT
+from steward.native import building, installing
+from steward.sandbox import Sandbox, SandboxSpec
+from steward.settings.file import Loaded, render
+
+
+@pytest.mark.matrix
+def test_on_a_real_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Slurm is asked where its nodes are; only root of a node speaks for it."""
+    home = Path(sandbox.directory) / f"agent-{os.getpid()}"
+    port = free_port()
+    daemon = InSandbox(sandbox, home, slurm={"munge_socket": sandbox.plan.munge_socket})
+    daemon.settings = msgspec.structs.replace(
+        daemon.settings, nodes=NodesSettings(listen=f"127.0.0.1:{port}")
+    )
+    daemon.config.write_text(render(Loaded(daemon.settings)))
+    spool = home / "lines"
+    node, user = "node1", next(iter(sandbox.users))
+    put(spool, lines(range(100), node), node)
+    put(spool, lines(range(100), "n999"), "n999")
+    own = home / "own"
+    put(own, lines(range(100), node), node)
+    for path in (own, own / f"{node}.log"):
+        os.chown(path, sandbox.users[user].uid, -1)
+    rest = ["--to", f"127.0.0.1:{port}", "--limit", "0"]
+    rest += ["--munge-socket", sandbox.plan.munge_socket]
+    nodes = sandbox.run(["scontrol", "-o", "show", "node"]).stdout
+    assert f"NodeName={node} " in nodes
+    daemon.start()
+    try:
+        wait_until(lambda: "listening for nodes" in daemon.log())
+        theirs = sandbox.run([*AGENT, "--spool", str(own), *rest], user=user, check=False)
+        assert theirs.returncode == 1
+        assert f"uid {sandbox.users[user].uid}'s, not root's" in theirs.stderr
+        ours = sandbox.run([*AGENT, "--spool", str(spool), "--node", node, *rest], check=False)
+        assert (ours.returncode, ours.stderr) == (0, "")
+        none = sandbox.run([*AGENT, "--spool", str(spool), "--node", "n999", *rest], check=False)
+        assert none.returncode == 1
+        assert "has no node 'n999'" in none.stderr
+        assert sorted(tasks_of(daemon.settings)) == list(range(100))
+    finally:
+        daemon.close()
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(
+    not shutil.which("cc") or not Path("/usr/include/slurm/spank.h").exists(),
+    reason="needs a C compiler and Slurm's headers",
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="slurmstepd runs as root")
+def test_from_a_step_to_its_events(slurm_version: str) -> None:
+    """Two nodes, four tasks each: the plugin's lines, one agent, and what comes of them."""
+    stack = ("include {directory}/etc/plugstack.conf.d/*.conf",)
+    spec = SandboxSpec(slurm=slurm_version, nodes=2, cpus=4, plugstack=stack)
+    with Sandbox.up(spec) as cluster:
+        directory, port = cluster.directory, free_port()
+        built = building.build(f"{cluster.plan.root}/usr/include", f"{directory}/lib")
+        spool = f"{directory}/shim"
+        installing.install_shim(
+            built,
+            libdir=f"{directory}/lib",
+            plugstack=f"{directory}/etc/plugstack.conf",
+            spool=spool,
+        )
+        for name in cluster.status():
+            if name.startswith("slurmd."):
+                cluster.restart_service(name)
+        wait_until(lambda: set(cluster.run(["sinfo", "-h", "-o", "%T"]).stdout.split()) == {"idle"})
+        daemon = InSandbox(cluster, Path(directory) / "steward")
+        daemon.settings = msgspec.structs.replace(
+            daemon.settings,
+            cluster={
+                "box": msgspec.structs.replace(
+                    daemon.settings.cluster["box"], munge_socket=cluster.plan.munge_socket
+                )
+            },
+            nodes=NodesSettings(listen=f"127.0.0.1:{port}"),
+        )
+        daemon.config.write_text(render(Loaded(daemon.settings)))
+        daemon.start()
+        try:
+            wait_until(lambda: "listening for nodes" in daemon.log())
+            user = next(iter(cluster.users))
+            ran = cluster.run(["srun", "-N2", "-n8", "sh", "-c", "exit 3"], user=user, check=False)
+            assert ran.returncode == 3, ran.stderr
+            words = [*AGENT, "--spool", spool, "--to", f"127.0.0.1:{port}", "--limit", "30"]
+            words += ["--munge-socket", cluster.plan.munge_socket]
+
+            def told() -> bool:
+                cluster.run(words, check=False)
+                return sum(e.kind == "step.end" for e in events_of(daemon.settings)) >= 2
+
+            wait_until(told)
+            events = events_of(daemon.settings)
+        finally:
+            daemon.close()
+    assert [event for event in events if event.kind == "node.gap"] == []
+    exits = [event.body for event in events if event.kind == TASK_EXIT and event.body.step == "0"]
+    tasks = {task.task: task.status for body in exits for task in body.tasks}
+    assert tasks == dict.fromkeys(range(8), 3 << 8)
+    assert {body.node for body in exits} == {"node1", "node2"}
+    starts = [e.body for e in events if e.kind == "step.start" and e.body.step == "0"]
+    assert [(start.tasks, start.name) for start in starts] == [(4, "sh"), (4, "sh")]

@@ -1,0 +1,96 @@
+"""What the doctor says of this machine: files, rights, room, and what the settings name."""
+
+import os
+from pathlib import Path
+
+import pytest
+from doctor_site import Site, only, site
+
+from steward.config import (
+    NodesSettings,
+)
+from steward.doctor import host
+
+__all__ = ["site"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "status"),
+    [(0o640, "ok"), (0o600, "ok"), (0o644, "warning"), (0o646, "wrong"), (0o622, "wrong")],
+)
+def test_who_may_change_the_configuration(tmp_path: Path, mode: int, status: str) -> None:
+    path = tmp_path / "steward.toml"
+    path.touch()
+    path.chmod(mode)
+    found = host.file_of_settings(str(path))
+    assert found.status == status
+    assert all("chmod" in line for line in found.mend)
+
+
+def test_a_configuration_that_is_not_there_is_made_by_init(tmp_path: Path) -> None:
+    assert host.file_of_settings(str(tmp_path / "none")).mend == ("steward init",)
+
+
+def test_a_state_directory_is_nobody_elses(site: Site) -> None:
+    assert only(host.state(site.ground())).status == "wrong"  # none yet
+    state = site.root / "state"
+    state.mkdir(mode=0o700)
+    (state / "journal.db").touch()
+    assert only(host.state(site.ground())).status == "ok"
+    state.chmod(0o755)
+    found = only(host.state(site.ground()))
+    assert (found.status, found.mend) == ("wrong", (f"chmod 0700 {state}",))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_that_the_daemon_cannot_use_is_named(site: Site) -> None:
+    state = site.root / "state"
+    state.mkdir(mode=0o700)
+    os.chown(state, 12345, 12345)
+    (state / "gate.db-wal").touch()
+    found = only(host.state(site.ground()))
+    assert found.status == "wrong"
+    assert "gate.db-wal" in found.what
+    assert found.mend == (f"chown -R 12345: {state}",)
+
+
+def statvfs(blocks: int, free: int, files: int = 1000, files_free: int = 1000) -> os.statvfs_result:
+    """4-KiB blocks."""
+    return os.statvfs_result(
+        (4096, 4096, blocks, free, free, files, files_free, files_free, 0, 255)
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "of"),
+    [
+        (statvfs(1_000_000, 500_000), "ok"),
+        (statvfs(1_000_000, 50_000), "warning"),
+        (statvfs(1_000_000, 1_000), "wrong"),
+        # A hundredth of a petabyte is enough.
+        (statvfs(250_000_000_000, 2_500_000_000), "ok"),
+        (statvfs(1_000_000, 500_000, files_free=50), "warning"),
+        (statvfs(1_000_000, 500_000, files_free=1), "wrong"),
+        (statvfs(1_000_000, 500_000, files=0, files_free=0), "ok"),
+    ],
+)
+def test_how_much_room_is_enough(status: os.statvfs_result, of: str) -> None:
+    assert host.room("state", "/x", status).status == of
+
+
+def test_a_password_that_everybody_may_read(site: Site, tmp_path: Path) -> None:
+    key = tmp_path / "steward.key"
+    key.touch(mode=0o640)
+    nodes = NodesSettings(listen="127.0.0.1:1", certificate_file=str(key), key_file=str(key))
+    site.set(nodes=nodes)
+    assert only(host.secrets(site.ground())).what == "1 file, closed to others"
+    key.chmod(0o644)
+    found = only(host.secrets(site.ground()))
+    assert (found.status, found.mend) == ("wrong", (f"chmod o= {key}",))
+
+
+def test_what_the_settings_name_and_is_not_there(site: Site) -> None:
+    site.set(nodes=NodesSettings(listen="127.0.0.1:1", certificate_file="/nowhere/cert"))
+    found = only(host.configuration(site.ground()))
+    assert found.status == "warning"
+    assert "/nowhere/cert" in found.what

@@ -1,0 +1,202 @@
+"""What the doctor says of Slurm: slurmctld, its clock and spool, and what it loads of ours."""
+
+import os
+import time
+
+import msgspec
+import pytest
+from doctor_site import HERE, ROOT, Site, only, site
+from machine_site import LINE
+
+from steward.actions import Registry
+from steward.config import (
+    BankSettings,
+    ClusterSettings,
+    GateSettings,
+    NodesSettings,
+)
+from steward.config_automation import SensorSettings
+from steward.doctor import controllers, plugins, slurmconf, spool
+from steward.doctor.ground import ground_of
+
+__all__ = ["site"]
+
+
+# slurmctld, and its spool
+
+
+def test_a_slurmctld_that_answers(site: Site) -> None:
+    assert only(controllers.answers(site.ground())).status == "ok"
+    site.change(SLURM_VERSION="24.11.4")
+    found = only(controllers.answers(site.ground()))
+    assert found.status == "warning"
+    assert "slurmctld is 24.11.4, the commands here are 24.11.5" in found.what
+
+
+def test_a_slurmctld_that_is_away_is_told_once(site: Site) -> None:
+    site.stage.answer("scontrol show config", "", 1)
+    (site.root / "slurm" / "scontrol show config").write_text(
+        "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
+    )
+    ground = ground_of(site.settings, Registry, ROOT)
+    assert only(controllers.answers(ground)).status == "wrong"
+    for check in (controllers.hosts, controllers.clocks, plugins.jobcomp, slurmconf.usage):
+        found = only(check(ground))
+        assert (found.status, found.of) == ("skipped", "c1")
+
+
+def test_commands_that_are_not_there(site: Site) -> None:
+    site.set(cluster={"c1": ClusterSettings(slurm_bin="/nowhere")})
+    found = only(controllers.answers(ground_of(site.settings, Registry, ROOT)))
+    assert found.status == "wrong"
+    assert "slurm_bin" in found.mend[0]
+
+
+@pytest.mark.parametrize(
+    ("skew_s", "status"),
+    [(0.0, "ok"), (10.0, "warning"), (-10.0, "warning"), (200.0, "wrong"), (-200.0, "wrong")],
+)
+def test_clocks_that_disagree(site: Site, skew_s: float, status: str) -> None:
+    found = only(controllers.clocks(site.ground(skew_s)))
+    assert found.status == status, found.what
+
+
+def test_a_node_whose_slurmd_started_in_the_future(site: Site) -> None:
+    later = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 900))
+    site.stage.nodes(
+        LINE.format(name="n1"),
+        LINE.format(name="n2").replace("SlurmdStartTime=None", f"SlurmdStartTime={later}"),
+    )
+    found = only(controllers.clocks(site.ground()))
+    assert found.status == "warning"
+    assert "the clock of n2 is ahead" in found.what
+
+
+def test_two_controllers_of_which_one_is_not_seen(site: Site) -> None:
+    assert only(controllers.hosts(site.ground())).status == "ok"
+    site.shown["SlurmctldHost[1]"] = "ctl2(10.0.0.2)"
+    found = only(controllers.hosts(site.ground()))
+    assert found.status == "wrong"
+    assert "ctl2" in found.what
+    assert "steward controller" in found.mend[0]
+    cluster = msgspec.structs.replace(site.settings.cluster["c1"], controllers=("ctl2.site.org",))
+    site.set(cluster={"c1": cluster})
+    assert only(controllers.hosts(site.ground())).status == "ok"
+    down = f"Slurmctld(primary) at {HERE} is UP\nSlurmctld(backup) at ctl2 is DOWN\n"
+    site.stage.answer("scontrol ping", down)
+    first, second = controllers.hosts(site.ground())
+    assert (first.status, second.status) == ("warning", "ok")
+    assert "ctl2 is away" in first.what
+
+
+def test_a_slurmctld_that_forgets_too_soon(site: Site) -> None:
+    for age, lines, status in (("5 sec", "", "wrong"), ("5 sec", "/x", "warning")):
+        cluster = msgspec.structs.replace(site.settings.cluster["c1"], jobcomp_lines=lines)
+        site.set(cluster={"c1": cluster})
+        site.change(MinJobAge=age)
+        found = only(controllers.memory(site.ground()))
+        assert (found.status, found.mend) == (status, ("slurm.conf: MinJobAge=300",))
+
+
+def test_usage_that_nobody_can_know(site: Site) -> None:
+    assert only(slurmconf.usage(site.ground())).status == "ok"
+    site.change(JobAcctGatherType="jobacct_gather/none", ProctrackType="proctrack/pgid")
+    assert "neither Slurm nor Steward" in only(slurmconf.usage(site.ground())).what
+    site.set(nodes=NodesSettings(listen="127.0.0.1:1"))
+    site.change(TaskEpilog="/etc/slurm/epilog")
+    found = list(slurmconf.usage(site.ground()))
+    assert [one.status for one in found] == ["warning", "warning"]
+    assert "proctrack/pgid" in found[0].what
+    assert "/etc/slurm/epilog" in found[1].what
+
+
+def test_a_spool_that_is_not_there(site: Site) -> None:
+    site.change(StateSaveLocation=f"{site.root}/gone")
+    found = only(spool.spool(site.ground()))
+    assert (found.status, found.of) == ("wrong", "c1")
+    assert "StateSaveLocation" in found.mend[0]
+
+
+def test_a_slurmctld_that_forgets_no_job(site: Site) -> None:
+    site.change(MinJobAge="0 sec")
+    site.stage.answer("squeue -a -t all --local -h --noconvert", "")
+    found = only(controllers.memory(site.ground()))
+    assert found.status == "ok"
+    assert found.what == "jobs stay for good after their end; it holds 0 jobs of 10000"
+
+
+# What Slurm loads
+
+
+def test_a_place_that_another_has_taken_is_named_with_what_is_lost(site: Site) -> None:
+    site.change(JobCompType="jobcomp/elasticsearch")
+    found = only(plugins.jobcomp(site.ground()))
+    assert found.status == "warning"
+    assert "taken by jobcomp/elasticsearch: lost are former sizes of resized jobs" in found.what
+
+
+def test_jobcomp_as_it_should_be_and_not(site: Site) -> None:
+    lines = site.root / "lines" / "jobcomp.jsonl"
+    cluster = msgspec.structs.replace(site.settings.cluster["c1"], jobcomp_lines=str(lines))
+    site.set(cluster={"c1": cluster})
+    found = only(plugins.jobcomp(site.ground()))
+    assert found.status == "wrong"
+    assert "slurm.conf: JobCompType=jobcomp/lua" in found.mend
+
+    site.change(JobCompType="jobcomp/lua")
+    assert "No such file" in only(plugins.jobcomp(site.ground())).what
+    script = site.root / "slurm" / "jobcomp.lua"
+    script.write_text(f'-- steward\nsteward_jobcomp_file = "{lines}"\n')
+    lines.parent.mkdir()
+    os.utime(script, (0, 0))
+    assert only(plugins.jobcomp(site.ground())).status == "ok"
+
+    script.write_text(f'-- steward\nsteward_jobcomp_file = "{lines}.other"\n')
+    os.utime(script, (0, 0))
+    found = only(plugins.jobcomp(site.ground()))
+    assert found.status == "wrong"
+    assert found.mend == (f'[cluster.c1] jobcomp_lines = "{lines}.other"',)
+
+
+def test_a_bank_that_nobody_asks_and_one_that_is_not_asked_last(site: Site) -> None:
+    assert only(plugins.submit(site.ground())).status == "skipped"
+    site.set(bank=BankSettings(enabled=True), gate=GateSettings())
+    site.change(JobSubmitPlugins="site")
+    found = only(plugins.submit(site.ground()))
+    assert found.status == "warning"
+    assert "slurm.conf: JobSubmitPlugins=site,lua" in found.mend
+    site.change(JobSubmitPlugins="lua,site")
+    told = [one.what for one in plugins.submit(site.ground())]
+    assert "JobSubmitPlugins has site behind lua: what they change is not priced" in told
+
+
+def test_a_cluster_that_the_gate_knows_by_another_name(site: Site) -> None:
+    site.set(bank=BankSettings(enabled=True), gate=GateSettings())
+    site.change(JobSubmitPlugins="steward", ClusterName="tower")
+    told = [one.what for one in plugins.submit(site.ground())]
+    assert "the gate knows the cluster as c1: of tower it knows nothing" in told
+
+
+def test_triggers_that_only_slurm_user_may_set(site: Site) -> None:
+    assert only(plugins.triggers(site.ground())).status == "skipped"
+    site.set(sensor=SensorSettings(enabled=True, helper=str(site.root / "helper")))
+    (site.root / "state").mkdir()
+    site.change(SlurmUser=f"nobody-here({os.geteuid() + 4321})")
+    ground = msgspec.structs.replace(site.ground(), own_uid=os.geteuid() + 1)
+    found = only(plugins.triggers(ground))
+    assert found.status == "wrong"
+    assert "only SlurmUser nobody-here may set triggers" in found.what
+
+
+def test_a_node_that_is_here_and_has_no_plugin(site: Site) -> None:
+    assert only(plugins.spank(site.ground())).status == "skipped"
+    site.set(nodes=NodesSettings(listen="127.0.0.1:1"))
+    assert only(plugins.spank(site.ground())).status == "skipped"  # no node
+    site.stage.nodes(LINE.format(name="n1").replace("NodeHostName=h1", f"NodeHostName={HERE}"))
+    found = only(plugins.spank(site.ground()))
+    assert (found.status, found.mend[-1]) == ("warning", "steward plugins install")
+    conf = site.root / "slurm" / "plugstack.conf.d" / "steward.conf"
+    conf.parent.mkdir()
+    conf.write_text("optional /nowhere/24.11.4/spank_steward.so\n")
+    told = [one.what for one in plugins.spank(site.ground())]
+    assert "there is no build for Slurm 24.11.5 in /nowhere: run steward plugins build" in told

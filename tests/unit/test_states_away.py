@@ -1,0 +1,171 @@
+"""What the sensor tells, whatever is away or killed meanwhile: itself, slurmctld, the journal."""
+
+import random
+import sqlite3
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from states_site import BOOTED, SILENT, Site, site
+
+from steward.capture.states import source
+from steward.capture.states.daemons import stands_by
+from steward.events import (
+    CONTROLLER_STATE,
+    NODE_STATE,
+    ControllerState,
+)
+from steward.journal.store import JournalUnavailable
+from steward.slurm.machine import Ping
+
+__all__ = ["site"]
+
+
+def test_a_picture_of_a_steward_that_knew_less_is_read(site: Site, tmp_path: Path) -> None:
+    """It was never told that a node is being resumed: nothing changes, and nothing is told."""
+    site.shown.states["n1"] = SILENT
+    site.turn()
+    with sqlite3.connect(tmp_path / "states-c1.db") as database:
+        ((data,),) = database.execute("SELECT data FROM shown WHERE name = 'n1'")
+    assert "is_resuming" not in data
+    site.news()
+    site.restart()
+    site.turn()
+    assert site.news() == []
+
+
+def test_slurmctld_away_is_no_change(site: Site) -> None:
+    site.turn()
+    site.news()
+    site.shown.down = True
+    for _ in range(10):
+        site.turn(after_s=31.0)
+    assert site.told.events == []
+    site.shown.down = False
+    site.shown.states["n1"] = "DOWN"
+    site.shown.booted = BOOTED + timedelta(hours=1)
+    site.turn("down", after_s=31.0)
+    kinds = [event.kind for event in site.told.events]
+    assert kinds == [CONTROLLER_STATE, NODE_STATE]
+    started = site.told.events[0].body
+    assert (started.up, started.restarted, started.daemon) == (True, True, "slurmctld")
+    assert site.told.events[1].body.source == "reconcile"
+
+
+def test_a_restart_between_two_looks_is_noticed_by_its_own_trigger(site: Site) -> None:
+    site.turn()
+    site.news()
+    kept = site.kept
+    site.shown.booted = BOOTED + timedelta(hours=1)
+    site.shown.states["n1"] = "DOWN"
+    site.turn("primary_slurmctld_resumed_operation", "down", after_s=0.6)
+    assert [event.kind for event in site.told.events] == [CONTROLLER_STATE, NODE_STATE]
+    assert site.told.events[1].body.source == "reconcile"
+    assert site.kept == kept + 1, "triggers that it lost are set again"
+
+
+def test_what_changed_while_steward_was_away_is_told_at_its_start(site: Site) -> None:
+    site.turn()
+    site.news()
+    site.shown.states["n1"] = "DOWN"
+    site.restart()
+    site.turn()
+    assert [(body.old_state, body.source) for body in site.news()] == [("IDLE", "start")]
+
+
+def test_slurmdbd_goes_and_comes_back(site: Site) -> None:
+    def dbd(*, up: bool) -> None:
+        site.shown.daemons = (
+            *(ping for ping in site.shown.daemons if ping.daemon == "slurmctld"),
+            Ping(daemon="slurmdbd", role="primary", host="db", up=up),
+        )
+        site.turn(after_s=source.WHOLE_S + 1)
+
+    dbd(up=True)
+    assert site.told.bodies(CONTROLLER_STATE) == []
+    dbd(up=False)
+    dbd(up=False)
+    dbd(up=True)
+    told: list[ControllerState] = site.told.bodies(CONTROLLER_STATE)
+    assert [(one.daemon, one.up) for one in told] == [("slurmdbd", False), ("slurmdbd", True)]
+
+
+def test_who_stands_by_tells_nothing_and_knows_all(site: Site) -> None:
+    site.turn()
+    site.told.events.clear()
+    site.stands_by = True
+    site.shown.states["n1"] = "DOWN"
+    site.shown.booted = BOOTED + timedelta(hours=1)
+    site.turn(after_s=source.WHOLE_S)
+    assert site.told.events == []
+    site.stands_by = False
+    site.shown.states["n2"] = "DOWN"
+    site.turn(after_s=source.WHOLE_S)
+    assert [body.node for body in site.news()] == ["n2"]
+
+
+def test_in_charge_is_the_first_that_answers() -> None:
+    def pings(*ups: bool) -> list[Ping]:
+        return [
+            Ping(daemon="slurmctld", host=f"ctl{number}.example.org", up=up)
+            for number, up in enumerate(ups, start=1)
+        ]
+
+    assert not stands_by(pings(True, True), "ctl1")
+    assert stands_by(pings(True, True), "ctl2")
+    assert not stands_by(pings(False, True), "ctl2.example.org")
+    assert stands_by(pings(False, True), "ctl1")
+    assert not stands_by(pings(True, True), "elsewhere")
+    assert not stands_by(pings(False, False), "ctl2")
+
+
+def test_what_the_journal_did_not_take_is_told_later_and_once(site: Site) -> None:
+    site.turn()
+    site.told.events.clear()
+    site.told.away = True
+    site.shown.states["n1"] = "DOWN"
+    with pytest.raises(JournalUnavailable):
+        site.turn()
+    site.shown.states["n1"] = "IDLE"
+    site.restart()
+    site.told.away = False
+    site.turn()
+    assert [(body.old_state, body.state) for body in site.news()] == [
+        ("IDLE", "DOWN"),
+        ("DOWN", "IDLE"),
+    ]
+
+
+def test_a_lost_store_tells_everything_anew_under_other_keys(site: Site, tmp_path: Path) -> None:
+    site.turn()
+    before = {event.key for event in site.told.events}
+    for path in tmp_path.glob("states-c1.db*"):
+        path.unlink()
+    site.restart()
+    site.turn()
+    assert len(site.told.events) == 2 * len(before)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_replayed_events_give_what_was_shown_whatever_was_killed(site: Site, seed: int) -> None:
+    chance = random.Random(seed)
+    states = ["IDLE", "DOWN", "IDLE+DRAIN", "ALLOCATED", "DOWN+DRAIN+NOT_RESPONDING", SILENT]
+    for _ in range(60):
+        for _ in range(chance.randrange(4)):
+            name = f"n{chance.randrange(6)}"
+            if chance.random() < 0.2:
+                site.shown.states.pop(name, None)
+            else:
+                site.shown.states[name] = chance.choice(states)
+        site.told.away = chance.random() < 0.2
+        site.told.dies_after = chance.random() < 0.2
+        site.shown.down = chance.random() < 0.1
+        try:
+            site.turn(*(["down"] if chance.random() < 0.3 else []), after_s=chance.random() * 3)
+        except (JournalUnavailable, KeyboardInterrupt):
+            site.restart()
+        if chance.random() < 0.2:
+            site.restart()
+    site.told.away = site.told.dies_after = site.shown.down = False
+    site.turn(after_s=60.0)
+    assert site.told.replayed()[NODE_STATE] == site.shown.states
