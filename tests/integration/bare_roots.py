@@ -16,6 +16,7 @@ from steward.sandbox.roots import DEFAULT_MIRROR, cache
 # Nothing but what the packages depend on; rpm beside dpkg, for there is no EL to be had; and
 # what plugins are compiled with.
 INCLUDED = {
+    "bullseye": ("python3.9",),
     "bookworm": ("python3.11", "rpm", "gcc", "libc6-dev", "libslurm-dev", "slurm-client"),
     "trixie": ("python3.13", "libstdc++6"),
 }
