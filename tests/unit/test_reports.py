@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,47 @@ def test_jobs_by_state_and_size(site: Site) -> None:
         (50, 249, "CANCELLED", 1, 0),
         (50, 249, "FAILED", 1, 600),
     ]
+
+
+def test_what_was_over_within_a_second_is_counted_and_adds_nothing(site: Site) -> None:
+    site.ran(1, 0, 10)
+    site.ran(2, 20, 20, cpus=60, state="FAILED")
+    # Two of them at midnight: it is of the time that begins there.
+    site.ran(3, 2 * HOUR, 2 * HOUR, state="FAILED", uid=1001, user="bela")
+    site.ran(4, 4 * HOUR, 4 * HOUR)
+    assert [(row.state, row.jobs, row.cpu_s) for row in ask(site, "jobs", sizes=[]).rows] == [
+        ("COMPLETED", 1, 10),
+        ("FAILED", 2, 0),
+    ]
+    assert [
+        (row.user, row.jobs, row.completed, row.failed, row.cpu_s)
+        for row in ask(site, "users").rows
+    ] == [("ada", 2, 1, 1, 10), ("bela", 1, 0, 1, 0)]
+    assert [(row.user, row.jobs, row.cpu_s) for row in ask(site, "accounts").rows] == [
+        ("", 3, 10),
+        ("ada", 2, 10),
+        ("bela", 1, 0),
+    ]
+    (used,) = ask(site, "partitions").rows
+    assert (used.jobs, used.started, used.cpu_s) == (3, 3, 10)
+    assert [row.jobs for row in ask(site, "cluster").rows] == [3]
+    halves = [at(0), at(2 * HOUR), at(4 * HOUR)]
+    told = [
+        ask(site, "users", since=since.isoformat(), until=until.isoformat()).rows
+        for since, until in pairwise(halves)
+    ]
+    assert [[(row.user, row.jobs, row.failed) for row in rows] for rows in told] == [
+        [("ada", 2, 1)],
+        [("bela", 1, 1)],
+    ]
+
+
+def test_a_run_that_ended_at_midnight_ended_on_the_day_in_which_it_ran(site: Site) -> None:
+    site.ran(1, HOUR, 2 * HOUR, user_us=0, system_us=0)
+    for since, until, ended in ((0, 2 * HOUR, 1), (2 * HOUR, 4 * HOUR, 0)):
+        asked = {"since": at(since).isoformat(), "until": at(until).isoformat()}
+        assert sum(row.completed for row in ask(site, "users", **asked).rows) == ended
+        assert sum(row.jobs for row in ask(site, "waste", **asked).rows) == ended
 
 
 def test_what_was_asked_for_and_not_used(site: Site) -> None:

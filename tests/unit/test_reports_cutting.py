@@ -77,7 +77,7 @@ def test_there_may_be_only_so_many_periods() -> None:
 BOUNDS = st.lists(st.integers(0, 1000), min_size=2, max_size=8, unique=True).map(sorted)
 
 
-@given(BOUNDS, st.integers(-200, 1200), st.integers(0, 500))
+@given(BOUNDS, st.integers(-200, 1200), st.integers(1, 500))
 def test_what_ran_is_shared_out_without_a_rest(bounds: list[int], start: int, length: int) -> None:
     periods = Periods([us(bound) for bound in bounds])
     shares = dict(periods.shares(piece(start, start + length)))
@@ -85,6 +85,27 @@ def test_what_ran_is_shared_out_without_a_rest(bounds: list[int], start: int, le
     assert sum(shares.values()) == inside
     for number, seconds in shares.items():
         assert 0 < seconds <= bounds[number + 1] - bounds[number]
+
+
+@given(BOUNDS, st.integers(-200, 1200), st.integers(0, 600))
+def test_what_was_over_within_a_second_ran_in_one_period(
+    bounds: list[int], start: int, suspended: int
+) -> None:
+    periods = Periods([us(bound) for bound in bounds])
+    shares = list(periods.shares(piece(start, start, suspended_s=suspended)))
+    number = periods.of(us(start))
+    assert shares == ([] if number is None else [(number, 0)])
+    assert (number is None) == (not bounds[0] <= start < bounds[-1])
+
+
+@given(BOUNDS, st.integers(-200, 1200), st.integers(0, 500))
+def test_a_run_ends_in_a_period_that_it_ran_in(bounds: list[int], start: int, length: int) -> None:
+    periods = Periods([us(bound) for bound in bounds])
+    one = piece(start, start + length)
+    ended = periods.of_end([one])
+    every = [number for number, _ in periods.shares(one)]
+    is_within = start + length <= bounds[-1]
+    assert ended == (every[-1] if every and is_within else None)
 
 
 @given(BOUNDS, st.integers(-200, 1200), st.integers(1, 500), st.integers(0, 600))

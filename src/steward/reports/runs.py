@@ -121,15 +121,28 @@ class Periods:
         number = bisect_right(self._bounds, at_us) - 1
         return number if 0 <= number < self.count else None
 
+    def of_end(self, run: Run) -> int | None:
+        """The period that a run ended in which had begun; None for none.
+
+        At the end of a period it is that one, in which it ran, and not the next.
+        """
+        last = run[-1]
+        if not (last.is_run and last.end_us and run[0].start_us):
+            return None
+        return self.of(max(last.start_us, last.end_us - 1))
+
     def shares(self, piece: Piece) -> Iterable[tuple[int, int]]:
         """The periods that a piece ran in, and for how many seconds, without suspension.
 
-        When it was suspended is not known, only how long: it is taken off each period in
-        proportion.
+        Slurm tells whole seconds: what was over within one ran for none, in one period. When it
+        was suspended is not known, only how long: it is taken off each period in proportion.
         """
         start_us, bounds = piece.start_us, self._bounds
         if not start_us or start_us >= bounds[-1]:
             return ()
+        if piece.end_us and piece.end_us <= start_us:
+            number = self.of(start_us)
+            return () if number is None else ((number, 0),)
         end_us = min(piece.end_us or bounds[-1], bounds[-1])
         first = max(0, bisect_right(bounds, start_us) - 1)
         if not piece.suspended_s and end_us <= bounds[first + 1]:

@@ -138,9 +138,8 @@ def users(runs: Iterable[Run], periods: Periods, top: int) -> list[UserRow]:
                 if period not in counted:
                     counted.add(period)
                     one.jobs += 1
-        last = run[-1]
-        ended = periods.of(last.end_us) if last.is_run and last.end_us else None
-        if ended is not None and ended in counted and last.state in FINISHED:
+        last, ended = run[-1], periods.of_end(run)
+        if ended is not None and last.state in FINISHED:
             one = found[ended, last.cluster, last.user, last.uid]
             one.completed += last.state == _DONE
             one.failed += last.state != _DONE
@@ -263,7 +262,8 @@ def waits(
 def jobs(runs: Iterable[Run], periods: Periods, bounds: Sequence[int]) -> list[JobsRow]:
     """How many runs there were, by account, size and state.
 
-    A run that ended before it began is counted where it ended.
+    A run that ended before it began is counted where it ended, one that was over within a
+    second where it ran: who asks what failed means these, too.
     """
     size = sizes_of(bounds)
     found: dict[tuple[int, Key], Sum] = defaultdict(Sum)
@@ -331,9 +331,8 @@ def waste(runs: Iterable[Run], periods: Periods, top: int) -> list[WasteRow]:
     """
     found: dict[tuple[int, str, str, str, int | None], _Waste] = defaultdict(_Waste)
     for run in runs:
-        last = run[-1]
-        period = periods.of(last.end_us) if last.is_run and last.end_us else None
-        if period is None or not run[0].start_us:
+        last, period = run[-1], periods.of_end(run)
+        if period is None:
             continue
         one = found[period, last.cluster, last.account, last.user, last.uid]
         one.jobs += 1
