@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from submitting import wait_until
+from submitting import PATIENCE, wait_until
 
 import write_docs
 from steward.demo import DemoError, Site, checks
@@ -18,7 +18,7 @@ from steward.demo.cast import PASSWORD
 from steward.sandbox import Sandbox
 
 STEWARD = os.path.join(os.path.dirname(sys.executable), "steward")
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(PATIENCE * 180)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def processes_of(directory: Path) -> list[str]:
 def test_the_demo_ends_by_itself_and_leaves_nothing(directory: Path, slurm_version: str) -> None:
     process = demo(directory, slurm=slurm_version)
     try:
-        output, _ = process.communicate(timeout=450)
+        output, _ = process.communicate(timeout=PATIENCE * 150)
     finally:
         process.kill()
         process.wait()
@@ -70,7 +70,7 @@ def test_the_demo_ends_by_itself_and_leaves_nothing(directory: Path, slurm_versi
 def test_a_kept_demo_goes_on_and_ends_when_told(directory: Path, slurm_version: str) -> None:
     process = demo(directory, "--keep", slurm=slurm_version)
     try:
-        output, _ = process.communicate(timeout=450)
+        output, _ = process.communicate(timeout=PATIENCE * 150)
         assert process.returncode == 0, output
         sandbox = Sandbox.load(str(directory))
         assert sandbox.is_up()

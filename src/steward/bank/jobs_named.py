@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from steward.bank.errors import BankUsage
+from steward.bank.errors import BankUsage, NotInBank
 from steward.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ def charges_of(
     """The charges of a job, oldest first; of an id that Slurm used again, the newest job's.
 
     Raises:
-        BankUsage: It is no job's name, or nothing was charged for it.
+        BankUsage: It is no job's name.
+        NotInBank: Nothing was charged for it.
     """
     name = room.cluster(cluster)
     found: list[ChargeRow] = []
@@ -26,7 +27,7 @@ def charges_of(
         newest = max((row.charge.first_submit for row in rows), default=None)
         found += [row for row in rows if row.charge.first_submit == newest]
     if not found:
-        raise BankUsage(f"nothing was charged for job {job} on {name}: has it ended?", job)
+        raise NotInBank(f"nothing was charged for job {job} on {name}: has it ended?", job)
     return sorted(found, key=lambda row: (row.first_at, row.charge.key))
 
 
@@ -35,6 +36,7 @@ def raw_ids(room: "BankRoom", job: str, cluster: str) -> list[int]:
 
     Raises:
         BankUsage: It is no job's name.
+        NotInBank: Nobody knows of such a job.
     """
     from steward.jobs import JobNameError
 
@@ -51,5 +53,5 @@ def raw_ids(room: "BankRoom", job: str, cluster: str) -> list[int]:
     if not ids and job.isascii() and job.isdecimal():
         ids = [int(job)]
     if not ids:
-        raise BankUsage(f"no job {job} is known on {cluster}", job)
+        raise NotInBank(f"no job {job} is known on {cluster}", job)
     return list(dict.fromkeys(ids))

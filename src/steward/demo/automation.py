@@ -1,7 +1,7 @@
 """Automation in the demo: a node that fails, and a rule that takes it out of service."""
 
 import json
-from typing import Any, Final
+from typing import Final
 
 UNANSWERED_S: Final = 10
 SLURM: Final = (f"SlurmdTimeout={UNANSWERED_S}",)
@@ -54,9 +54,3 @@ def write_rule(directory: str) -> str:
     with open(path, "w", encoding="utf-8") as file:
         file.write(_RULE)
     return path
-
-
-def ended(history: bytes) -> list[dict[str, Any]]:
-    """The executions of ``rules history --json`` that came to an end."""
-    found = json.loads(history)["executions"] if history else []
-    return [one for one in found if one["phase"] == "ended"]

@@ -95,11 +95,6 @@ class Till:
         return ""
 
 
-def charged(explained: bytes) -> int:
-    """What a job was charged, micro-SU, of ``explain --json``; 0 while nothing was."""
-    return int(json.loads(explained)["amount"]) if explained else 0
-
-
 def is_proved(checked: bytes) -> bool:
     """Whether ``check --json`` found all as it should be, and looked at the holds, too."""
     answer = json.loads(checked) if checked else {}

@@ -4,13 +4,13 @@ All of it is left out where it cannot be had (no compiler, no headers, no root),
 and the demo says so and goes on.
 """
 
-import json
 import os
 import socket
 import subprocess
 import sys
 from typing import Final
 
+from steward.accounting.page.shapes import PageAnswer
 from steward.agent import agent
 from steward.demo.cast import Submission
 from steward.demo.configured import toml
@@ -116,15 +116,15 @@ class Books:
             self._agent = None
 
 
-def is_told(page: bytes) -> bool:
-    """Whether a job's page, as JSON, has all that its nodes have to tell."""
-    runs = json.loads(page)["runs"] if page else []
-    return bool(runs and runs[-1]["steps"]) and not runs[-1]["efficiency"]["at_least"]
+def is_told(page: PageAnswer) -> bool:
+    """Whether a job's page has all that its nodes have to tell."""
+    runs = page.runs
+    return bool(runs and runs[-1].steps) and not runs[-1].efficiency.at_least
 
 
-def peak_of(page: bytes) -> int:
+def peak_of(page: PageAnswer) -> int:
     """The peak of memory that a job's page tells, in bytes."""
-    return int(json.loads(page)["runs"][-1]["efficiency"]["memory_used_bytes"] or 0)
+    return page.runs[-1].efficiency.memory_used_bytes or 0
 
 
 def _free_port() -> int:

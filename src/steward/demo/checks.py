@@ -12,6 +12,7 @@ from steward.archive.shapes import JobLine
 from steward.demo.cast import LARGE, PASSWORD
 from steward.demo.ground import DemoError
 from steward.demo.site import Site, Submitted
+from steward.errors import Missing
 from steward.journal.actions import DeadAnswer
 
 REFUSED: Final = 1
@@ -125,10 +126,12 @@ def path_of(site: Site, one: Submitted) -> str:
     Raises:
         DemoError: It lies nowhere.
     """
-    printed = site.steward(["archive", "show", str(one.job), "--json"])
-    answer = msgspec.json.decode(printed.stdout, type=ShowAnswer) if printed.stdout else None
-    if answer is None or answer.script is None or not answer.script.path:
-        raise Wrong(f"job {one.job} has no script: {printed.stderr.decode()}")
+    try:
+        answer: ShowAnswer = site.ask("archive.show", job=str(one.job))
+    except Missing as error:
+        raise Wrong(f"job {one.job} is not there: {error}") from error
+    if answer.script is None or not answer.script.path:
+        raise Wrong(f"job {one.job} has no script")
     return answer.script.path
 
 

@@ -3,8 +3,9 @@
 import os
 import subprocess
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
+from steward.client import Client
 from steward.demo.pages import USER as WEB_USER
 from steward.errors import StewardError
 from steward.sandbox import Sandbox
@@ -101,6 +102,17 @@ class Ground:
             user: Who runs it; whom the daemon runs as if empty.
         """
         return self.run(["steward", *arguments], user)
+
+    def ask(self, name: str, /, **fields: Any) -> Any:
+        """What the daemon tells whoever plays the demo, from whom it hides nothing.
+
+        For what is looked at again and again: each command would take longer to start than
+        what is waited for takes, and take the processor from it.
+
+        Raises:
+            StewardError: As :meth:`steward.client.Client.ask`.
+        """
+        return Client(socket=self.socket).ask(name, **fields)
 
     def run(self, argv: Sequence[str], user: str = "") -> "subprocess.CompletedProcess[bytes]":
         """Run any program inside; otherwise as :meth:`steward`."""

@@ -8,22 +8,27 @@ import subprocess
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self, TypeVar
 
 import msgspec
 
-from steward.archive.answers import ListAnswer
+from steward.accounting.page.shapes import PageAnswer
 from steward.archive.shapes import JobLine
+from steward.automation.rules.shapes import HistoryAnswer
+from steward.automation.rules.tables import Execution
 from steward.demo import automation
-from steward.demo.bank import CONTROLLER_ENV, PLUGIN_DIRS, Till, charged
+from steward.demo.bank import CONTROLLER_ENV, PLUGIN_DIRS, Till
 from steward.demo.books import PLUGSTACK, Books, is_told
 from steward.demo.cast import PEOPLE, Submission, submissions
 from steward.demo.configured import configuration
 from steward.demo.ground import DemoError, Ground
 from steward.demo.pages import USER as WEB_USER
 from steward.demo.pages import Pages, link_in
+from steward.errors import Missing, Unavailable
 from steward.journal.actions import StatusAnswer
 from steward.sandbox import Inside, Sandbox, SandboxSpec, SlurmMissing
+
+T = TypeVar("T")
 
 _UP_S: Final = 20.0
 _JOBS_S: Final = 40.0
@@ -186,9 +191,11 @@ class Site(Ground):
     def _answers(self) -> bool:
         if self._daemon is not None and self._daemon.poll() is not None:
             raise self._failed(f"the daemon ended with {self._daemon.returncode}")
-        if not os.path.exists(self.socket):
-            return False
-        return self.steward(["archive", "list"], self.users[0]).returncode == 0
+        try:
+            self.ask("archive.list")
+        except Unavailable:
+            return False  # it is not as far as that
+        return True
 
     def submit(self, what: Submission) -> Submitted:
         """Have one of the users submit one of the cast's jobs; raises as :meth:`order`."""
@@ -216,21 +223,18 @@ class Site(Ground):
         job = int(match[1]) if match else self._newest_job(what)
         return Submitted(job=job, user=user, what=what)
 
-    def wait_for_books(self, one: Submitted) -> bytes:
-        """Wait until the nodes have told of a job; its page, as JSON.
+    def wait_for_books(self, one: Submitted) -> PageAnswer:
+        """Wait until the nodes have told of a job; its page.
 
         Raises:
             DemoError: They have not, after the time-out.
         """
-        page = b""
 
-        def is_there() -> bool:
-            nonlocal page
-            page = self.steward(["job", str(one.job), "--json"], one.user).stdout
-            return is_told(page)
+        def ask() -> PageAnswer:
+            page: PageAnswer = self.ask("accounting.job", job=str(one.job))
+            return page
 
-        self._wait(is_there, _JOBS_S, f"nothing is told of the steps of job {one.job}")
-        return page
+        return self._until(ask, is_told, f"nothing is told of the steps of job {one.job}")
 
     def wait_for_charge(self, one: Submitted) -> int:
         """Wait until a job was charged; what, in micro-SU.
@@ -238,15 +242,11 @@ class Site(Ground):
         Raises:
             DemoError: It was not, after the time-out.
         """
-        amount = 0
-
-        def is_there() -> bool:
-            nonlocal amount
-            amount = charged(self.steward(["bank", "explain", str(one.job), "--json"]).stdout)
-            return amount > 0
-
-        self._wait(is_there, _JOBS_S, f"job {one.job} was not charged")
-        return amount
+        return self._until(
+            lambda: int(self.ask("bank.explain", job=str(one.job)).amount),
+            lambda amount: amount > 0,
+            f"job {one.job} was not charged",
+        )
 
     def wait_for_rule(self, node: str) -> bool:
         """Wait until a rule's action ended, and its node is drained; whether it succeeded, once.
@@ -254,17 +254,15 @@ class Site(Ground):
         Raises:
             DemoError: None did, after the time-out.
         """
-        found: list[dict[str, Any]] = []
-
-        def is_there() -> bool:
-            nonlocal found
-            found = automation.ended(self.steward(["rules", "history", "--json"]).stdout)
-            return bool(found)
-
-        self._wait(is_there, _JOBS_S, "no rule has acted")
+        found = self._until(self._acted, bool, "no rule has acted")
         shown = self.steward(["action", "run", "slurm.node.get", f"nodes={node}", "--json"])
         drained = "DRAIN" in msgspec.json.decode(shown.stdout)["result"][node]["state"]
-        return drained and [one["status"] for one in found] == ["succeeded"]
+        return drained and [one.status for one in found] == ["succeeded"]
+
+    def _acted(self) -> list[Execution]:
+        """What rules have done, to its end."""
+        answer: HistoryAnswer = self.ask("rules.history")
+        return [one for one in answer.executions if one.phase == "ended"]
 
     def wait_for_gate(self) -> None:
         """Wait until the gate says what an account has.
@@ -272,12 +270,11 @@ class Site(Ground):
         Raises:
             DemoError: It does not, after the time-out.
         """
-
-        def is_there() -> bool:
-            found = self.steward(["bank", "holds", "--json"])
-            return found.returncode == 0 and os.path.exists(f"{self.sandbox.directory}/{_GATE}")
-
-        self._wait(is_there, _JOBS_S, "the gate does not answer")
+        self._until(
+            lambda: self.ask("bank.holds"),
+            lambda _: os.path.exists(f"{self.sandbox.directory}/{_GATE}"),
+            "the gate does not answer",
+        )
 
     def submit_all(self) -> None:
         """Submit everything that there is to submit."""
@@ -297,38 +294,26 @@ class Site(Ground):
         return next(one for one in self.jobs if one.what.name == name)
 
     def wait_for_jobs(self) -> tuple[JobLine, ...]:
-        """Wait until every job has ended and is in the archive; what ``archive list`` shows.
+        """Wait until every job has ended and is in the archive; the lines of ``archive list``.
 
         Raises:
             DemoError: Some are not after the time-out.
         """
         wanted = sum(one.what.tasks or 1 for one in self.jobs)
         with_script = sum(one.what.tasks or 1 for one in self.jobs if one.what.script is not None)
-        lines: tuple[JobLine, ...] = ()
 
-        def all_there() -> bool:
-            nonlocal lines
-            lines = self.listed()
+        def are_there(lines: tuple[JobLine, ...]) -> bool:
             ended = [line for line in lines if line.state in _ENDED]
             kept = [line for line in ended if line.script_key]
             return len(ended) == wanted and len(kept) == with_script and self._is_indexed()
 
-        self._wait(all_there, _JOBS_S, "not every job is in the archive")
-        return lines
-
-    def listed(self) -> tuple[JobLine, ...]:
-        """What ``steward archive list --json`` shows to the operators."""
-        result = self.steward(["archive", "list", "--json"])
-        if result.returncode:
-            raise self._failed(result.stderr.decode(errors="replace").strip())
-        return msgspec.json.decode(result.stdout, type=ListAnswer).jobs
+        return self._until(
+            lambda: self.ask("archive.list").jobs, are_there, "not every job is in the archive"
+        )
 
     def _is_indexed(self) -> bool:
         """Whether every consumer has passed every event."""
-        result = self.steward(["journal", "status", "--json"])
-        if result.returncode:
-            raise self._failed(result.stderr.decode(errors="replace").strip())
-        answer = msgspec.json.decode(result.stdout, type=StatusAnswer)
+        answer: StatusAnswer = self.ask("journal.status")
         return all(consumer.behind == 0 for consumer in answer.consumers)
 
     def stop(self) -> int | None:
@@ -350,17 +335,26 @@ class Site(Ground):
             self._daemon.wait()
         self.sandbox.down()
 
+    def _until(self, ask: Callable[[], T], is_so: Callable[[T], bool], otherwise: str) -> T:
+        """Wait for an answer that is as it is to be."""
+        found: list[T] = []
+
+        def ready() -> bool:
+            try:
+                found[:] = [ask()]
+            except (Missing, Unavailable):
+                return False  # nobody knows of it, or can say, yet
+            return is_so(found[0])
+
+        self._wait(ready, _JOBS_S, otherwise)
+        return found[0]
+
     def _wait(self, ready: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
         deadline = time.monotonic() + timeout_s
-        while True:
-            began = time.monotonic()
-            if ready():
-                return
-            now = time.monotonic()
-            if now > deadline:
+        while not ready():
+            if time.monotonic() > deadline:
                 raise self._failed(f"{otherwise} after {timeout_s:.0f} s")
-            # What is waited for needs a processor, too.
-            time.sleep(max(0.1, now - began))
+            time.sleep(0.1)
 
     def _failed(self, what: str) -> DemoError:
         """An error with the last that the daemon said, for it may soon be gone."""
