@@ -1,30 +1,85 @@
 """Places of those who watch events: bounded from the moment in which they ask."""
 
+import asyncio
+import contextlib
+from typing import Any
+
 import pytest
 
 from steward.web.errors import TooMany
-from steward.web.streams import Streams
+from steward.web.streams import Streams, watched
+
+
+def request() -> Any:
+    return {"type": "http", "state": {}}
+
+
+async def answer(app: Any, scope: Any) -> None:
+    """Have an application answer a request; what it takes in and sends is no matter here."""
+    nobody: Any = None
+    await watched(app)(scope, nobody, nobody)
 
 
 def test_nobody_keeps_others_out() -> None:
     streams = Streams(each=2, most=3)
-    places = [streams.take(1), streams.take(1)]
+    streams.take(request(), 1)
+    streams.take(request(), 1)
     with pytest.raises(TooMany, match="you"):
-        streams.take(1)
-    places.append(streams.take(2))
+        streams.take(request(), 1)
+    scope = request()
+    streams.take(scope, 2)
     with pytest.raises(TooMany, match="many watch"):
-        streams.take(3)
-    places.pop().leave()
-    streams.take(3)
+        streams.take(request(), 3)
+
+    async def over(*_: Any) -> None:
+        return
+
+    asyncio.run(answer(over, scope))
+    streams.take(request(), 3)
 
 
-def test_a_place_is_given_back_once_even_where_it_was_never_used() -> None:
+class _Gone(Exception):
+    """The client went away."""
+
+
+@pytest.mark.parametrize("ending", [None, _Gone, TimeoutError, asyncio.CancelledError])
+def test_a_place_is_given_back_once_however_its_answer_ends(
+    ending: type[BaseException] | None,
+) -> None:
     streams = Streams(each=1, most=1)
-    place = streams.take(1)
-    place.leave()
-    place.leave()
-    again = streams.take(1)
-    with pytest.raises(TooMany):
-        streams.take(1)
-    del again
-    streams.take(1)
+    stuck: list[Any] = []
+
+    async def happening() -> Any:
+        yield b"retry"
+
+    async def app(scope: Any, *_: Any) -> None:
+        streams.take(scope, 1)
+        # Kept, as whoever waits to send it keeps it.
+        stuck.append(happening())
+        await anext(stuck[-1])
+        with pytest.raises(TooMany):
+            streams.take(request(), 1)
+        if ending is not None:
+            raise ending
+
+    async def run() -> None:
+        for _ in range(3):
+            with contextlib.suppress(*([ending] if ending else [])):
+                await answer(app, request())
+        for one in stuck:
+            await one.aclose()
+        streams.take(request(), 1)
+
+    asyncio.run(run())
+
+
+def test_who_is_refused_a_place_gives_back_none() -> None:
+    streams = Streams(each=1, most=2)
+    streams.take(request(), 1)
+
+    async def app(scope: Any, *_: Any) -> None:
+        streams.take(scope, 1)
+
+    for _ in range(2):
+        with pytest.raises(TooMany):
+            asyncio.run(answer(app, request()))

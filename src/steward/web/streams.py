@@ -1,34 +1,16 @@
 """How many watch events as they happen: each keeps a connection, so that nobody may keep many."""
 
+import functools
 from collections import Counter
 from typing import Final
+
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from steward.web.errors import TooMany
 
 _AGAIN_S: Final = 10.0
-
-
-class Place:
-    """One stream's place, from the moment in which it was asked for.
-
-    Args:
-        streams: Where it is.
-        uid: Whose it is.
-    """
-
-    def __init__(self, streams: "Streams", uid: int) -> None:
-        self._streams: Streams | None = streams
-        self._uid = uid
-
-    def __del__(self) -> None:
-        # A stream whose client went away before it began is never run, nor ended.
-        self.leave()
-
-    def leave(self) -> None:
-        """Give it back; once is enough."""
-        streams, self._streams = self._streams, None
-        if streams is not None:
-            streams.left(self._uid)
+_PLACE: Final = "steward.place"
+"""Where a request's state holds how its place is left."""
 
 
 class Streams:
@@ -44,10 +26,11 @@ class Streams:
         self._most = most
         self._open: Counter[int] = Counter()
 
-    def take(self, uid: int) -> Place:
-        """A place for one more.
+    def take(self, scope: Scope, uid: int) -> None:
+        """A place for one more, until the request has been answered; see :func:`watched`.
 
         Args:
+            scope: Of the request.
             uid: Whose it is.
 
         Raises:
@@ -58,10 +41,9 @@ class Streams:
         if self._open.total() >= self._most:
             raise TooMany("too many watch events at once: come again in a moment", _AGAIN_S)
         self._open[uid] += 1
-        return Place(self, uid)
+        scope.setdefault("state", {})[_PLACE] = functools.partial(self._leave, uid)
 
-    def left(self, uid: int) -> None:
-        """One of theirs has ended."""
+    def _leave(self, uid: int) -> None:
         self._open[uid] -= 1
         if not self._open[uid]:
             del self._open[uid]
@@ -69,3 +51,22 @@ class Streams:
 
 STREAMS: Final = Streams(each=4, most=64)
 """Those of this process, of pages and API alike."""
+
+
+def watched(app: ASGIApp) -> ASGIApp:
+    """What takes places: each is left when its answer is over, however that ends.
+
+    The answer's own generator would not do: whoever goes away before it has begun, or while
+    it waits to be read, leaves it as it stands until it is collected.
+    """
+
+    # Of the module and not of the places: Litestar makes copies of what a handler is given.
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        finally:
+            leave = scope.get("state", {}).pop(_PLACE, None)
+            if leave is not None:
+                leave()
+
+    return answered

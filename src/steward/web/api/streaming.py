@@ -13,7 +13,7 @@ from steward.journal.telling import EventsAnswer, EventsRequest
 from steward.web.api.endpoints import Endpoint
 from steward.web.api.reading import query
 from steward.web.errors import WrongRequest
-from steward.web.streams import STREAMS, Place
+from steward.web.streams import STREAMS, watched
 from steward.web.visit import Visit
 
 Ask = Request[Any, Any, Any]
@@ -33,7 +33,7 @@ _AGAIN_S: Final = 10.0
 _AT_A_TIME: Final = 500
 
 
-@get("/api/v1/events/stream", include_in_schema=False)
+@get("/api/v1/events/stream", include_in_schema=False, middleware=[watched])
 async def events_stream(request: Ask, visit: Visit) -> Stream:
     """Events as they happen."""
     asked: EventsRequest = EventsRequest(**query(STREAM, request))
@@ -42,20 +42,14 @@ async def events_stream(request: Ask, visit: Visit) -> Stream:
         if not (last.isascii() and last.isdecimal() and len(last) < 19):
             raise WrongRequest("Last-Event-ID is none of ours")
         asked = msgspec.structs.replace(asked, after=int(last))
-    place = STREAMS.take(visit.me.uid)
-    try:
-        # What is refused is refused with a status.
-        first: EventsAnswer = await visit.ask("events.list", asked)
-    except BaseException:
-        place.leave()
-        raise
+    STREAMS.take(request.scope, visit.me.uid)
+    # What is refused is refused with a status.
+    first: EventsAnswer = await visit.ask("events.list", asked)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return Stream(_lines(visit, asked, first, place), media_type=MEDIA, headers=headers)
+    return Stream(_lines(visit, asked, first), media_type=MEDIA, headers=headers)
 
 
-async def _lines(
-    visit: Visit, asked: EventsRequest, answer: EventsAnswer, place: Place
-) -> AsyncIterator[bytes]:
+async def _lines(visit: Visit, asked: EventsRequest, answer: EventsAnswer) -> AsyncIterator[bytes]:
     until = asyncio.get_running_loop().time() + _LONGEST_S
     silent = 0
     try:
@@ -73,5 +67,3 @@ async def _lines(
     except StewardError:
         # The client comes again, and is then told why it is not let in, or goes on.
         return
-    finally:
-        place.leave()

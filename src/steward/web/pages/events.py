@@ -13,7 +13,7 @@ from steward.history.shapes import EventsAnswer, EventsRequest
 from steward.web import query
 from steward.web.events import EVERY_S, news, rows_of
 from steward.web.rendering import Renderer
-from steward.web.streams import STREAMS, Place
+from steward.web.streams import STREAMS, watched
 from steward.web.visit import Visit
 
 Ask = Request[Any, Any, Any]
@@ -56,48 +56,41 @@ async def events(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
     )
 
 
-@get("/events/stream", include_in_schema=False)
+@get("/events/stream", include_in_schema=False, middleware=[watched])
 async def stream(request: Ask, visit: Visit, pages: Renderer) -> ServerSentEvent:
     """What happens, as it happens, as rows of the page's table."""
     asked = _asked(request)
     seen = request.headers.get("last-event-id", "")
     is_number = seen.isascii() and seen.isdigit() and len(seen) <= _LONGEST_ID
     position = int(seen) if is_number else query.number(request, "after")
-    place = STREAMS.take(visit.me.uid)
-    try:
-        # What is asked for wrongly is told before the stream begins.
-        await visit.ask("history.events", asked)
-    except BaseException:
-        place.leave()
-        raise
-    return ServerSentEvent(_happening(visit, pages, asked, position, place))
+    STREAMS.take(request.scope, visit.me.uid)
+    # What is asked for wrongly is told before the stream begins.
+    await visit.ask("history.events", asked)
+    return ServerSentEvent(_happening(visit, pages, asked, position))
 
 
 async def _happening(
-    visit: Visit, pages: Renderer, asked: EventsRequest, position: int, place: Place
+    visit: Visit, pages: Renderer, asked: EventsRequest, position: int
 ) -> AsyncIterator[ServerSentEventMessage]:
-    try:
-        until = time.monotonic() + _LONGEST_S
-        said_at = time.monotonic()
-        yield ServerSentEventMessage(comment="here", retry=_RETRY_MS)
-        while time.monotonic() < until:
-            found = await news(visit, asked, position)
-            if found.is_over:
-                yield ServerSentEventMessage(event="over", data="over")
-                return
-            for row in found.rows:
-                text = pages.text("_event_row.html", visit, row=row)
-                yield ServerSentEventMessage(event="row", data=text, id=row.event.id)
-            if found.rows:
-                said_at = time.monotonic()
-            elif time.monotonic() - said_at >= _HEARTBEAT_S:
-                said_at = time.monotonic()
-                # The position, too, so that whoever comes again need not be told from far back.
-                yield ServerSentEventMessage(event="still", data="", id=found.position)
-            position = found.position
-            await asyncio.sleep(EVERY_S)
-    finally:
-        place.leave()
+    until = time.monotonic() + _LONGEST_S
+    said_at = time.monotonic()
+    yield ServerSentEventMessage(comment="here", retry=_RETRY_MS)
+    while time.monotonic() < until:
+        found = await news(visit, asked, position)
+        if found.is_over:
+            yield ServerSentEventMessage(event="over", data="over")
+            return
+        for row in found.rows:
+            text = pages.text("_event_row.html", visit, row=row)
+            yield ServerSentEventMessage(event="row", data=text, id=row.event.id)
+        if found.rows:
+            said_at = time.monotonic()
+        elif time.monotonic() - said_at >= _HEARTBEAT_S:
+            said_at = time.monotonic()
+            # The position, too, so that whoever comes again need not be told from far back.
+            yield ServerSentEventMessage(event="still", data="", id=found.position)
+        position = found.position
+        await asyncio.sleep(EVERY_S)
 
 
 def _asked(request: Ask) -> EventsRequest:
