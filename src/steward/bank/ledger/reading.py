@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Row, Select, and_, case, func, literal, or_, select
+from sqlalchemy import Row, Select, and_, case, func, literal, or_, select, union
 
 from steward.bank.errors import BankUsage
 from steward.bank.ledger.accounts import Accounts
@@ -98,13 +98,11 @@ class Reading:
             lines = lines.where(act.c.at_us < micros(end))
         if before:
             lines = lines.where(act.c.number < before)
-        closing = self._total(lines)
+        closing = int(self._session.value(lines.with_only_columns(func.sum(entry.c.amount))) or 0)
         if begin is not None:
             lines = lines.where(act.c.at_us >= micros(begin))
-        # Transfers are numbered in the order of their times.
-        latest = lines.order_by(act.c.number.desc())
         made, total = [], closing
-        for row in self._session.rows(latest.limit(limit) if limit else latest):
+        for row in self._session.rows(_latest(lines, limit)):
             made.append(_line(row, total))
             total -= int(row.amount)
         made.reverse()
@@ -191,31 +189,30 @@ class Reading:
         )
 
     def _lines(self, account: str, user: str) -> "Select[Any]":
-        """The acts that a statement is made of, each with what it did."""
-        conditions = [pot.c.number > 0]
+        """The entries that a statement is made of.
+
+        What is looked for is found by the indexes of what it is about: however large the
+        ledger is, a statement costs as much as its own account or user has entries.
+        """
         spent = act.c.kind.in_(SPENDING)
         if user:
-            conditions += [act.c.user_name == user, spent]
+            mine = and_(act.c.user_name == user, spent)
             if account:
-                conditions.append(act.c.account == account)
+                mine = and_(mine, act.c.account == account)
         else:
-            conditions.append(or_(pot.c.account == account, and_(act.c.account == account, spent)))
-        columns = (
-            *(act.c.number, act.c.at_us, act.c.kind, act.c.who, act.c.why),
-            *(act.c.account, act.c.user_name, charge.c.key),
-        )
+            charged = and_(act.c.account == account, spent)
+            moved = select(entry.c.act).join(pot, pot.c.number == entry.c.pot)
+            known = union(
+                moved.where(pot.c.account == account), select(act.c.number).where(charged)
+            )
+            mine = and_(act.c.number.in_(known), or_(pot.c.account == account, charged))
         return (
-            select(*columns, func.sum(entry.c.amount).label("amount"))
+            select(act.c.number, entry.c.amount)
             .select_from(act)
             .join(entry, entry.c.act == act.c.number)
             .join(pot, pot.c.number == entry.c.pot)
-            .outerjoin(charge, charge.c.number == act.c.charge)
-            .where(*conditions)
-            .group_by(*columns)
+            .where(pot.c.number > 0, mine)
         )
-
-    def _total(self, lines: "Select[Any]") -> int:
-        return int(self._session.value(select(func.sum(lines.subquery().c.amount))) or 0)
 
     def _with_allocations(self, lines: Sequence[StatementLine]) -> list[StatementLine]:
         touched: dict[int, list[int]] = {each.number: [] for each in lines}
@@ -240,6 +237,28 @@ def _by_day(rows: Sequence[UsageRow]) -> list[UsageRow]:
             so_far, amount=so_far.amount + row.amount, charges=so_far.charges + row.charges
         )
     return sorted(days.values(), key=lambda row: row.day)
+
+
+def _latest(entries: "Select[Any]", limit: int) -> "Select[Any]":
+    """What was done by the latest of the acts that entries belong to; by all for limit 0."""
+    # Transfers are numbered in the order of their times.
+    last = (
+        entries.with_only_columns(act.c.number, func.sum(entry.c.amount).label("amount"))
+        .group_by(act.c.number)
+        .order_by(act.c.number.desc())
+    )
+    some = (last.limit(limit) if limit else last).subquery()
+    columns = (
+        *(act.c.number, act.c.at_us, act.c.kind, act.c.who, act.c.why),
+        *(act.c.account, act.c.user_name, charge.c.key, some.c.amount),
+    )
+    return (
+        select(*columns)
+        .select_from(some)
+        .join(act, act.c.number == some.c.number)
+        .outerjoin(charge, charge.c.number == act.c.charge)
+        .order_by(some.c.number.desc())
+    )
 
 
 def _line(row: "Row[Any]", balance: int) -> StatementLine:
