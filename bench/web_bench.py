@@ -6,11 +6,15 @@ A real daemon and ``steward web`` beside it, on tmpfs. The people click as peopl
 every second or two, each through all pages in an order of their own; what is measured is
 the time from a request to the last byte of its page. The baseline is the page that only says
 that the process lives, asked in between by the same people.
+
+On a machine with other work all times are longer. So each page is then asked for alone, and
+what all of Steward's processes took of a processor for it is printed, too, with the load.
 """
 
 import argparse
 import asyncio
 import contextlib
+import os
 import pwd
 import random
 import signal
@@ -40,6 +44,8 @@ OPERATOR, WEB = "daemon", "games"
 PORT = 18290
 _THINK_S = (0.5, 1.5)
 _BASELINE = "/healthz"
+_ALONE = 10
+"""So often each page is asked for alone."""
 
 
 def pages(jobs: int) -> dict[str, str]:
@@ -62,7 +68,7 @@ def pages(jobs: int) -> dict[str, str]:
         "a user": "/users/user07",
         "a user's efficiency": "/users/user07/efficiency",
         "cluster": "/cluster",
-        "a node": f"/nodes/{CLUSTER}/n007",
+        "a node": f"/nodes/{CLUSTER}/n0107",
         "events": "/events",
         "reports": "/reports",
         "a report of a week": "/reports/users/table?since=now-7days",
@@ -75,8 +81,8 @@ def pages(jobs: int) -> dict[str, str]:
 
 
 @contextmanager
-def running(settings: Settings, home: Path) -> Iterator[None]:
-    """The daemon, when it has made its books, and the pages."""
+def running(settings: Settings, home: Path) -> Iterator[tuple[int, ...]]:
+    """The daemon, when it has made its books, and the pages; the ids of both."""
     config = home / "steward.toml"
     config.write_text(render(Loaded(settings)))
     steward = [sys.executable, "-m", "steward"]
@@ -91,7 +97,7 @@ def running(settings: Settings, home: Path) -> Iterator[None]:
                 cwd="/",
             )
             _wait_for_pages(web)
-            yield
+            yield daemon.pid, web.pid
         finally:
             for process in (web, daemon):
                 if process is not None:
@@ -192,21 +198,60 @@ async def everybody(
     return told
 
 
-def report(told: list[tuple[str, float, int]], wanted: dict[str, str]) -> None:
+def alone(
+    user: str, secret: str, wanted: dict[str, str], processes: tuple[int, ...]
+) -> dict[str, float]:
+    """What each page takes of a processor, by all processes together, in seconds."""
+    assert user == OPERATOR, "who sees every page"
+    cookies = {"steward_session": secret}
+    costs: dict[str, float] = {}
+    with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", cookies=cookies, timeout=60) as browser:
+        for name, path in wanted.items():
+            before = _taken_s(processes)
+            for _ in range(_ALONE):
+                browser.get(path).raise_for_status()
+            costs[name] = (_taken_s(processes) - before) / _ALONE
+    return costs
+
+
+def _taken_s(roots: tuple[int, ...]) -> float:
+    """What processes and all below them have taken of a processor."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # A program's name, in brackets, may hold anything.
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended just now
+        pid = int(stat.parent.name)
+        parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+    ours = set(roots)
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(ticks.get(pid, 0) for pid in ours) / os.sysconf("SC_CLK_TCK")
+
+
+def report(
+    told: list[tuple[str, float, int]], wanted: dict[str, str], costs: dict[str, float]
+) -> None:
     """Print what each page took."""
     by_page: dict[str, list[float]] = {name: [] for name in wanted}
     sizes = {name: size for name, _, size in told}
     for name, took_s, _ in told:
         by_page[name].append(took_s)
     base = statistics.median(by_page["baseline"])
-    print(f"{'page':<22} {'times':>6} {'median':>9} {'p99':>9} {'bytes':>9} {'x baseline':>11}")
+    print(
+        f"{'page':<22} {'times':>6} {'median':>9} {'p99':>9} {'bytes':>9} {'x baseline':>11} "
+        f"{'processor':>10}"
+    )
     for name, times in by_page.items():
         if not times:
             continue
         median, p99 = statistics.median(times), sorted(times)[int(len(times) * 0.99)]
         print(
             f"{name:<22} {len(times):>6} {median * 1000:>6.1f} ms {p99 * 1000:>6.1f} ms "
-            f"{sizes[name]:>9,} {median / base:>11.1f}"
+            f"{sizes[name]:>9,} {median / base:>11.1f} {costs[name] * 1000:>7.0f} ms"
         )
     every = sorted(took_s for name, took_s, _ in told if name != "baseline")
     print(
@@ -249,11 +294,14 @@ def measure(home: Path, jobs: int, people: int, seconds: float) -> None:
         fill(settings, jobs)
         print(f"{jobs:,} jobs made up in {time.monotonic() - began:.0f} s", flush=True)
     wanted = pages(jobs)
-    with running(settings, home):
+    with running(settings, home) as processes:
         who = sessions(settings, people)
         asyncio.run(everybody(who, wanted, min(20.0, seconds)))
         told = asyncio.run(everybody(who, wanted, seconds))
-    report(told, wanted)
+        load = os.getloadavg()[0]
+        costs = alone(*next(one for one in who if one[0] == OPERATOR), wanted, processes)
+    report(told, wanted, costs)
+    print(f"load at the end of the crowd: {load:.1f} on {os.cpu_count()} processors")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""A made-up cluster of a quarter of a year: its jobs, scripts, money and nodes' states, as events.
+"""A made-up cluster of a quarter of a year: its jobs, scripts, money and nodes' states.
 
-They are put into the journal; a real daemon then makes its books of them.
+They are put into the journal as events, and into the ledger; a real daemon then makes its
+books of them.
 """
 
 import hashlib
+import itertools
 import random
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -12,18 +14,16 @@ from typing import Any
 
 import msgspec
 
+import web_money
+import web_nodes
 from search_bench import make_script
 from steward.access import Standing
 from steward.archive.files.sink import FilesSink
-from steward.bank.ledger import Account, By, open_ledger
-from steward.bank.money import MICRO
-from steward.bank.records import Rate
 from steward.config import ClusterSettings, Settings
 from steward.events import (
     JOB_END,
     JOB_SCRIPT,
     JOB_SEEN,
-    NODE_STATE,
     Event,
     JobFacts,
     JobScript,
@@ -33,18 +33,21 @@ from steward.events import (
 )
 from steward.incoming import Store, kept_filename, stores_of
 from steward.journal.store import Journal, rows_of
+from steward.looks import Look, Looks
 from steward.records import JobRecord
 from steward.standings import Standings
-from steward.state_facts import NodeState
 
 CLUSTER = "main"
 FIRST_JOB = 1000
-USERS, ACCOUNTS, NODES = 60, 12, 500
+USERS = 60
 READER = "nobody"
 """Looks after every account; a user that every system has."""
 DAYS = 90
 _BATCH = 500
 _NAMES = ("mdrun", "train", "relax", "align", "render", "fold")
+_SECONDS = (30, 600, 3600, 20_000, 70_000, 160_000)
+_WIDTHS = (1, 1, 1, 1, 2, 4, 16, 64)
+"""How long jobs run, and on how many nodes: a few hundred run at any time, on thousands."""
 _STATES = ("COMPLETED",) * 16 + ("FAILED", "TIMEOUT", "CANCELLED", "OUT_OF_MEMORY")
 
 
@@ -56,15 +59,37 @@ def fill(settings: Settings, jobs: int) -> None:
         jobs: How many jobs.
     """
     Path(settings.state_dir).mkdir(mode=0o711, exist_ok=True)
+    random_ = random.Random(1)
+    now = utc_now().replace(microsecond=0)
+    begin = now - timedelta(days=DAYS)
+    records = [
+        _record(number, begin + (now - begin) * number / jobs, now, random_)
+        for number in range(jobs)
+    ]
+    running = sum(1 for one in records if one.end is None)
     Standings(settings.state_dir).put(CLUSTER, Standing())
-    _open_bank(settings)
+    look = Look(at=now, up=True, version="24.11.5", cost_s=0.2, jobs=running, interval_s=5.0)
+    Looks(settings.state_dir).put(CLUSTER, look)
+    web_money.fill(
+        *(settings, CLUSTER, records),
+        owner=READER,
+        begin=begin - timedelta(days=1),
+        end=now + timedelta(days=DAYS),
+    )
+    _tell(settings, web_nodes.events(CLUSTER, begin, now, random_), records, random_)
+
+
+def _tell(
+    settings: Settings, states: list[Event], records: list[JobRecord], random_: random.Random
+) -> None:
+    """Append all to the journal, with the scripts that its events point to."""
     stores = stores_of(settings)
     FilesSink(settings, "files", stores).prepare()
     store = stores.get("archive.files")
     store.prepare()
     journal = Journal(settings.state_dir)
     batch: list[Event] = []
-    for event in _events(jobs, store):
+    for event in itertools.chain(states, _of_jobs(records, store, random_)):
         batch.append(event)
         if len(batch) >= _BATCH:
             store.sync()
@@ -75,39 +100,41 @@ def fill(settings: Settings, jobs: int) -> None:
     journal.close()
 
 
-def _events(jobs: int, store: Store) -> Iterator[Event]:
-    random_ = random.Random(1)
+def _of_jobs(records: list[JobRecord], store: Store, random_: random.Random) -> Iterator[Event]:
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(random_.choices(letters, k=random_.randint(3, 10))) for _ in range(20_000)]
-    now = utc_now().replace(microsecond=0)
-    begin = now - timedelta(days=DAYS)
-    yield from _nodes(begin, now, random_)
-    for number in range(jobs):
-        submit = begin + (now - begin) * number / jobs
-        record = _record(number, submit.replace(microsecond=0), now, random_)
+    for number, record in enumerate(records):
         script = make_script(random_, words, number, number % USERS)
         yield _script(record, script, store)
-        yield _facts(JOB_SEEN, record, record.submit or now)
+        assert record.submit is not None
+        yield _facts(JOB_SEEN, record, record.submit)
         if record.end is not None:
             yield _facts(JOB_END, record, record.end)
 
 
 def _record(number: int, submit: datetime, now: datetime, random_: random.Random) -> JobRecord:
-    user, account = number % USERS, number % ACCOUNTS
+    user = number % USERS
+    submit = submit.replace(microsecond=0)
     start = submit + timedelta(seconds=random_.choice((5, 60, 900, 7200)))
-    end = start + timedelta(seconds=random_.choice((30, 600, 3600, 20_000)))
+    end = start + timedelta(seconds=random_.choice(_SECONDS))
     cpus = random_.choice((1, 4, 16, 64))
     state = random_.choice(_STATES)
     if end > now:
         state = "RUNNING" if start < now else "PENDING"
-    tres = f"cpu={cpus},mem={cpus * 2}G,node=1,billing={cpus}"
+    partition = web_nodes.PARTITIONS[number % 2]
+    nodes = random_.choice(_WIDTHS)
+    first = random_.randrange(web_nodes.NODES - nodes)
+    last = web_nodes.name(first + nodes - 1)[1:]
+    nodelist = web_nodes.name(first) if nodes == 1 else f"n[{first:04}-{last}]"
+    cpus *= nodes
+    tres = f"cpu={cpus},mem={cpus * 2}G,node={nodes},billing={cpus}"
     return JobRecord(
         job_id=FIRST_JOB + number,
         name=_NAMES[number % len(_NAMES)],
         uid=20_000 + user,
         user=f"user{user:02}",
-        account=f"account{account:02}",
-        partition=("batch", "gpu", "debug")[number % 3],
+        account=web_money.account(user + number // USERS % 3),
+        partition=partition,
         qos="normal",
         state=state,
         batch=True,
@@ -115,13 +142,13 @@ def _record(number: int, submit: datetime, now: datetime, random_: random.Random
         eligible=submit,
         start=start if state != "PENDING" else None,
         end=end if end <= now else None,
-        time_limit_s=86_400,
-        nodes=1,
+        time_limit_s=172_800,
+        nodes=nodes,
         cpus=cpus,
         tasks=cpus,
         tres_requested=tres,
         tres_allocated=tres if state != "PENDING" else "",
-        nodelist=f"n{number % NODES:03}" if state != "PENDING" else "",
+        nodelist=nodelist if state != "PENDING" else "",
         exit_code=1 if state == "FAILED" else 0,
         submit_line="sbatch job.sh",
         work_dir=f"/scratch/user{user:02}",
@@ -164,54 +191,6 @@ def _script(record: JobRecord, script: bytes, store: Store) -> Event:
             store="archive.files",
         ),
     )
-
-
-def _nodes(begin: datetime, now: datetime, random_: random.Random) -> Iterator[Event]:
-    for number in range(NODES):
-        at, state = begin, "IDLE"
-        for turn in range(8):
-            new = state if turn == 0 else random_.choice(("IDLE", "IDLE+DRAIN", "DOWN"))
-            reason = "" if new == "IDLE" else "bad DIMM"
-            body = NodeState(
-                node=f"n{number:03}",
-                state=new,
-                old_state="" if turn == 0 else state,
-                reason=reason,
-                source="reconcile",
-                partitions=("batch",),
-                cpus=64,
-                memory_bytes=256 << 30,
-            )
-            yield Event(
-                kind=NODE_STATE,
-                cluster=CLUSTER,
-                key=f"node.state:n{number:03}:{turn}",
-                at=at,
-                seen_at=at,
-                source="bench",
-                body=body,
-            )
-            state = new
-            at += (now - begin) / 10
-
-
-def _open_bank(settings: Settings) -> None:
-    by = By(who="bench", why="made up")
-    ledger = open_ledger(settings)
-    since = utc_now() - timedelta(days=DAYS + 1)
-    with ledger.transaction() as t:
-        t.rates.add(Rate(cluster=CLUSTER, weights={"cpu": MICRO}, valid_from=since), by)
-        for number in range(ACCOUNTS):
-            name = f"account{number:02}"
-            t.accounts.create(Account(name=name, owners=(READER,)), by)
-            t.allocations.create(
-                name,
-                10**9 * MICRO,
-                by,
-                begin=since,
-                end=utc_now() + timedelta(days=DAYS),
-            )
-    ledger.close()
 
 
 def settings_in(home: Path, **changes: Any) -> Settings:
