@@ -248,6 +248,9 @@ def test_the_sensor_misses_nothing(site: Site) -> None:
     wait_until(lambda: _last(site, "node2") == "IDLE+DRAIN", 30)
     again = site.sensor()
     wait_until(lambda: site.states("node2")[-1] == "IDLE+DRAIN" and "IDLE" in site.states("node2"))
+    # It was back without having failed: nobody is told that it recovered.
+    news = [one for one in site.told("slurm.node.state") if one["node"] == "node2"]
+    assert any(one["failed"] for one in news) or not any(one["recovered"] for one in news)
     site.update("node2", "state=resume")
     again.send_signal(15)
     again.wait(30)
