@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -67,6 +67,43 @@ def test_letters_mean_the_same_everywhere(words: tuple[str, ...], command: Any) 
         for letter, name in meaning.items():
             if letter in option.opts:
                 assert name in option.opts, (words, option.opts)
+
+
+def numbers_asked() -> Iterator[tuple[tuple[str, ...], Any]]:
+    """What takes a number, with the words before it."""
+    for words, command in ROOT:
+        before: list[str] = []
+        for one in command.params:
+            annotation = one.type_descriptor.annotation
+            is_number = {annotation, *get_args(annotation)} & {int, float}
+            if one.param_type_name == "option":
+                before_it = [*words, one.opts[0]]
+            else:
+                before_it = [*words, "--", *before]
+                before.append("one")
+            if is_number:
+                yield tuple(before_it), one
+
+
+@pytest.mark.parametrize(("words", "asked"), list(numbers_asked()), ids=words_id)
+def test_a_number_that_is_none_is_wrong_use_in_our_words(
+    words: tuple[str, ...], asked: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried = {"zzz": "is no ", "9" * 5000: "number"}
+    if float in (asked.type_descriptor.annotation, type(asked.default)):
+        tried = {"zzz": "is no number"}
+    if asked.min is not None:
+        tried[str(asked.min - 1)] = f"is too small: give {asked.min} or more"
+    if asked.max is not None:
+        tried[str(asked.max + 1)] = f"is too large: give {asked.max} or less"
+    for value, what in tried.items():
+        assert run([*words, value]) == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        assert len(told) < 300
+        assert f"'{value[:60]}" in told
+        assert what in told
+        assert "--help')" in told
 
 
 def python(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -135,9 +135,13 @@ def _opened(path: str) -> Iterator[tarfile.TarFile]:
         ):
             yield tar
     except (zstandard.ZstdError, tarfile.TarError, EOFError) as error:
-        raise BackupError(f"{path} is damaged, or no backup: {error}", path) from error
+        # Both libraries name bytes, of which nobody knows what they are.
+        raise BackupError(
+            f"{path} is damaged, or no backup: it cannot be unpacked", path
+        ) from error
     except OSError as error:
-        raise BackupUnavailable(f"{path} cannot be read: {error}", path) from error
+        why = error.strerror or error
+        raise BackupUnavailable(f"{path} cannot be read: {why}", path) from error
 
 
 def _manifest(path: str, info: tarfile.TarInfo, file: IO[bytes] | None) -> Manifest:

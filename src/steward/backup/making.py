@@ -29,6 +29,7 @@ from steward.backup.manifest import (
     SUFFIX,
     BackupError,
     BackupUnavailable,
+    BackupUsage,
     Manifest,
 )
 from steward.backup.writing import Writer, writing
@@ -55,13 +56,17 @@ def named(to: str, now: datetime) -> str:
     """What a backup is called that goes to ``to``: a directory, or a name of its own.
 
     Raises:
-        BackupError: It is neither.
+        BackupUsage: It is neither.
     """
     if os.path.isdir(to):
         host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())
         return os.path.join(to, f"steward-{host}-{now:%Y%m%dT%H%M%SZ}{SUFFIX}")
     if not to.endswith(SUFFIX):
-        raise BackupError(f"{to} is no directory, and its name does not end in {SUFFIX}", to)
+        raise BackupUsage(
+            f"{to} is no directory, and no name for a backup: name a directory that is there, or "
+            f"a file NAME{SUFFIX}",
+            to,
+        )
     return to
 
 

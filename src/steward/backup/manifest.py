@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from steward.errors import StewardError, Unavailable
+from steward.errors import StewardError, Unavailable, UsageError
 
 FORMAT: Final = 1
 """Of the whole file; one of a later format is refused."""
@@ -23,6 +23,10 @@ JOB_LOG: Final = "joblog"
 
 class BackupError(StewardError):
     """A backup cannot be made, or cannot be put back."""
+
+
+class BackupUsage(BackupError, UsageError):
+    """What is named can be no backup."""
 
 
 class BackupUnavailable(Unavailable):

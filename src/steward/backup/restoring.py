@@ -97,7 +97,8 @@ def restore(
         finally:
             lock.close()
     except OSError as error:
-        raise BackupUnavailable(f"{state} cannot be written: {error}", state) from error
+        where, why = error.filename or state, error.strerror or error
+        raise BackupUnavailable(f"{where} cannot be written: {why}", state) from error
 
 
 def _state_dir(state: str, manifest: Manifest) -> os.stat_result:

@@ -105,7 +105,8 @@ def writing(path: str) -> "Iterator[Writer]":
         os.unlink(fresh)
         _sync_directory(os.path.dirname(path) or ".")
     except OSError as error:
-        raise BackupUnavailable(f"{path} cannot be written: {error}", path) from error
+        why = error.strerror or error
+        raise BackupUnavailable(f"{path} cannot be written: {why}", path) from error
     finally:
         if os.path.lexists(fresh):
             os.unlink(fresh)

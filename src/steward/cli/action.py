@@ -169,7 +169,14 @@ def _as_word(value: Any) -> str:
 def audit(
     asked: Asked,
     number: Annotated[
-        int, typer.Argument(metavar="[ID]", help="Only the action of this id.", show_default=False)
+        int,
+        typer.Argument(
+            metavar="[ID]",
+            min=0,
+            max=options.LAST,
+            help="Only the action of this id.",
+            show_default=False,
+        ),
     ] = 0,
     ref: Annotated[
         str, typer.Option("--action", metavar="ACTION", help="Only these actions.")

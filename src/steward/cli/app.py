@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from steward import __version__
-from steward.cli.ending import INTERRUPTED, WRONG_USE, ended, tell
+from steward.cli.ending import INTERRUPTED, WRONG_USE, ended, tell, wrong_value
 from steward.cli.lazy import ADMINISTRATORS, CONTEXT, EVERYONE, OPERATORS, Entry, LazyGroup
 
 
@@ -239,6 +239,8 @@ def _end_usage(error: typer.TyperException, debug: bool) -> int:
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help(), file=sys.stderr)
         return WRONG_USE
+    if isinstance(error, typer.BadParameter):
+        error.message = wrong_value(error) or error.message
     # Choices come a line each; where one of them is nothing at all it need not be said.
     message = " ".join(error.format_message().rstrip(".").split())
     message = message.replace(": Value error, ", ": ").replace("one of '', ", "one of ")

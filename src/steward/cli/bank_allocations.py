@@ -68,7 +68,9 @@ def allocation_create(
 @asking
 def allocation_change(
     asked: Asked,
-    number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="The allocation's.")],
+    number: Annotated[
+        int, typer.Argument(metavar="NUMBER", min=1, max=options.LAST, help="The allocation's.")
+    ],
     begin: Begin = "",
     end: Annotated[
         str,

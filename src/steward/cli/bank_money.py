@@ -34,7 +34,11 @@ from steward.cli.output import Column, Style
 Allocation = Annotated[
     int,
     typer.Option(
-        "--allocation", min=0, metavar="NUMBER", help="This one; else the ledger's own choice."
+        "--allocation",
+        min=0,
+        max=options.LAST,
+        metavar="NUMBER",
+        help="This one; else the ledger's own choice.",
     ),
 ]
 
@@ -90,10 +94,16 @@ def transfer(
     reason: NeededReason,
     key: Key = "",
     source_allocation: Annotated[
-        int, typer.Option("--from-allocation", min=0, metavar="NUMBER", help="Out of this one.")
+        int,
+        typer.Option(
+            "--from-allocation", min=0, max=options.LAST, metavar="NUMBER", help="Out of this one."
+        ),
     ] = 0,
     target_allocation: Annotated[
-        int, typer.Option("--to-allocation", min=0, metavar="NUMBER", help="Into this one.")
+        int,
+        typer.Option(
+            "--to-allocation", min=0, max=options.LAST, metavar="NUMBER", help="Into this one."
+        ),
     ] = 0,
 ) -> None:
     """Give money of one account to another.

@@ -175,7 +175,10 @@ def holds(
     user: UserOption = "",
     cluster: ClusterOption = "",
     job: Annotated[
-        int, typer.Option("--jobs", "-j", min=0, metavar="ID", help="Only of this job.")
+        int,
+        typer.Option(
+            "--jobs", "-j", min=0, max=options.LAST, metavar="ID", help="Only of this job."
+        ),
     ] = 0,
 ) -> None:
     """Show what money is spoken for.

@@ -36,7 +36,12 @@ def app(
     asked: Asked,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="CHECK,…", help="Only these checks; see --list."),
+        typer.Option(
+            "--only",
+            metavar="CHECK,…",
+            help="Only these checks; see --list.",
+            callback=options.not_empty,
+        ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the checks.")] = False,
 ) -> None:

@@ -7,12 +7,24 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from typing import Any, Final
 
 from steward.errors import StewardError
 
 INTERRUPTED = 130
 FAILED = 1
 WRONG_USE = 2
+
+_WRONG_VALUES: Final = {
+    "int_parsing": "{value} is no whole number",
+    "int_parsing_size": "{value} is too large a number",
+    "float_parsing": "{value} is no number",
+    "finite_number": "{value} is no number",
+    "greater_than_equal": "{value} is too small: give {ge} or more",
+    "less_than_equal": "{value} is too large: give {le} or less",
+}
+"""What is wrong with a value, by the name that Pydantic has for it, which checks for Typer."""
+_MOST_SHOWN: Final = 60
 
 
 def ended(command: Callable[[], int], *, debug: bool) -> int:
@@ -53,6 +65,19 @@ def tell(message: str, code: int, *, debug: bool) -> int:
     sys.stdout.flush()
     print(f"steward: {safe(message)}", file=sys.stderr)
     return code
+
+
+def wrong_value(error: Exception) -> str:
+    """What is wrong with a value that Typer refused; "" where its own words say it."""
+    found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    words = _WRONG_VALUES.get(found[0]["type"]) if found else None
+    if words is None:
+        return ""
+    value = str(found[0]["input"])
+    shown = value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}…"
+    bounds = found[0].get("ctx", {}).items()
+    told = {name: f"{bound:g}" if isinstance(bound, float) else bound for name, bound in bounds}
+    return words.format(value=repr(shown), **told)
 
 
 def _unexpected(error: Exception, debug: bool) -> int:

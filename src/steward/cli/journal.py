@@ -24,8 +24,6 @@ from steward.journal.actions import (
     StatusRequest,
 )
 
-_LAST = 2**63 - 1
-
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
 
 Consumer = Annotated[
@@ -95,7 +93,11 @@ def list_events(
     after: Annotated[
         int,
         typer.Option(
-            "--after", min=0, max=_LAST, metavar="ID", help="Behind this one, not the newest."
+            "--after",
+            min=0,
+            max=options.LAST,
+            metavar="ID",
+            help="Behind this one, not the newest.",
         ),
     ] = 0,
     limit: Annotated[int, typer.Option("--limit", "-L", min=1, help="How many at most.")] = 50,
@@ -173,7 +175,9 @@ def replay(
     consumer: Consumer,
     event: Annotated[
         int | None,
-        typer.Argument(min=1, max=_LAST, metavar="ID", help="Only this event; all if not given."),
+        typer.Argument(
+            min=1, max=options.LAST, metavar="ID", help="Only this event; all if not given."
+        ),
     ] = None,
     as_json: options.Json = False,
     config: options.Config = "",

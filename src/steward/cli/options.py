@@ -5,7 +5,7 @@ Letters and words are those of Slurm's own commands: ``-u``, ``-A``, ``-j``,
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -13,6 +13,9 @@ from steward.cli.output import Style
 from steward.cli.times import zone_to_ask_in
 from steward.client.place import Place as Place  # noqa: PLC0414 -- offered here, too
 from steward.errors import UsageError
+
+LAST: Final = 2**63 - 1
+"""The last number that anything has: databases hold no larger one."""
 
 
 def not_empty(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:

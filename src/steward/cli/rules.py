@@ -21,7 +21,7 @@ from steward.automation.rules.shapes import (
     TryAnswer,
     TryRequest,
 )
-from steward.cli import output
+from steward.cli import options, output
 from steward.cli.asking import Asked, asking_columns, asking_json
 from steward.cli.lazy import CONTEXT
 from steward.cli.output import Column
@@ -230,7 +230,10 @@ def _switch(asked: Asked, name: str, rule: str) -> None:
 def history(
     asked: Asked,
     execution: Annotated[
-        int, typer.Argument(metavar="[ID]", help="Only this execution.", show_default=False)
+        int,
+        typer.Argument(
+            metavar="[ID]", min=0, max=options.LAST, help="Only this execution.", show_default=False
+        ),
     ] = 0,
     rule: Annotated[str, typer.Option("--rule", metavar="NAME", help="Only this rule's.")] = "",
     cluster: Annotated[

@@ -150,7 +150,10 @@ def list_(
 def revoke(
     asked: Asked,
     numbers: Annotated[
-        list[int], typer.Argument(metavar="ID", min=1, help="Those of 'steward token list'.")
+        list[int],
+        typer.Argument(
+            metavar="ID", min=1, max=options.LAST, help="Those of 'steward token list'."
+        ),
     ],
 ) -> None:
     """Take tokens back: from now on they let nobody in."""

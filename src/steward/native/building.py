@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from steward.native.errors import BuildFailed, HeadersMissing, NativeError
+from steward.native.errors import BuildFailed, HeadersMissing, NativeError, NoVersion
 
 LIBRARY: Final = "spank_steward.so"
 PROLOG_LIBRARY: Final = "spank_steward_prolog.so"
@@ -83,11 +83,11 @@ class SlurmVersion(msgspec.Struct, frozen=True, order=True):
         """A version as it is typed: 24.11 or 24.11.5.
 
         Raises:
-            NativeError: It is none.
+            NoVersion: It is none.
         """
         found = _LIKE_VERSION.fullmatch(text)
         if not found:
-            raise NativeError(f"{text!r} is no version of Slurm: write 24.11 or 24.11.5", text)
+            raise NoVersion(f"{text!r} is no version of Slurm: write 24.11 or 24.11.5", text)
         return cls(int(found[1]), int(found[2]), int(found[3] or -1))
 
     @classmethod

@@ -1,10 +1,14 @@
 """What can go wrong with the plugins that Slurm loads."""
 
-from steward.errors import StewardError
+from steward.errors import StewardError, UsageError
 
 
 class NativeError(StewardError):
     """A plugin cannot be built, put into its place, or looked at."""
+
+
+class NoVersion(NativeError, UsageError):
+    """What is named is no version of Slurm."""
 
 
 class HeadersMissing(NativeError):
