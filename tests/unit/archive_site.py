@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from steward.archive.files.manifest import facts
 from steward.archive.files.sink import FilesSink
 from steward.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
 from steward.events import (
@@ -23,6 +24,8 @@ from steward.records import JobRecord
 
 NOON = int(datetime(2026, 3, 5, 12, 0, tzinfo=UTC).timestamp()) * 10**9
 ENVIRONMENT = b"\x01\0\0\0HOME=/home/ada\0"
+SCRIPT = b"#!/bin/sh\nhostname\n"
+DAY = "alpha/ada/2026/03/05"
 
 
 class Site:
@@ -143,3 +146,8 @@ class Site:
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def manifest(site: Site, directory: str) -> list[tuple[str, str]]:
+    data = (site.root / directory / "MANIFEST.jsonl").read_bytes()
+    return [(fact.fact, fact.key) for fact in facts(data)]

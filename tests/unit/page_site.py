@@ -7,6 +7,8 @@ import msgspec
 
 from steward.accounting.page.parts import run_part
 from steward.accounting.page.shapes import PageAnswer, RunPart
+from steward.cli.drawing import ASCII, Pens, plain
+from steward.cli.job import rows_of
 from steward.config import NotesSettings
 from steward.lines import Line
 from steward.records import JobRecord
@@ -97,3 +99,11 @@ def answer_of(*runs: RunPart, **fields: Any) -> PageAnswer:
     record = JobRecord(job_id=7, name="train", uid=1000, user="ada", state=runs[-1].line.state)
     usual: dict[str, Any] = {"record": record, "now": NOW, "verified": True, "runs": runs}
     return PageAnswer(job="7", cluster="c1", job_id=7, **{**usual, **fields})
+
+
+def kinds(run: Any) -> list[str]:
+    return [note.kind for note in run.notes]
+
+
+def drawn(answer: PageAnswer, pens: Pens = ASCII) -> str:
+    return plain(rows_of(answer, pens))

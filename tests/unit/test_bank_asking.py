@@ -8,19 +8,13 @@ import msgspec
 import pytest
 from asking_site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
 from bank_site import NOON
-from gate_process import running
-from gate_site import account, job, settings_of
 
 from steward.access import Asker
-from steward.bank.asking_upkeep import holds_and_jobs
 from steward.bank.asking_views import UsageRequest, usage
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
-from steward.bank.ledger import By, Refusal
+from steward.bank.ledger import By
 from steward.bank.money import MICRO
-from steward.bank.records import Factor, Hold, Rate
 from steward.bank.room import BankRoom
-from steward.events import utc_now
-from steward.slurm.picture import NodeShape, Picture
 from steward.slurm.times import zone_called
 
 
@@ -234,155 +228,6 @@ def test_a_charge_that_is_not_what_it_should_be_is_seen(site: AskingSite) -> Non
     assert not site.ask("explain", job="7").is_right
 
 
-def test_rates_say_what_they_cost_or_that_it_is_nothing(site: AskingSite) -> None:
-    for bad in (
-        Rate(partition="gpu"),
-        Rate(partition="gpu", free=True, weights={"cpu": 1}),
-        Rate(partition="gpu", weights={"cpu": -1}),
-        Rate(partition="gpu", minimum=-1, weights={"cpu": 1}),
-        Rate(weights={"cpu": 1}, factors=(Factor(days=(7,), begin_min=0, end_min=5, permille=1),)),
-        Rate(weights={"cpu": 1}, factors=(Factor(days=(1,), begin_min=5, end_min=5, permille=1),)),
-        Rate(weights={"cpu": 1}, cluster="elsewhere"),
-    ):
-        with pytest.raises(BankUsage):
-            site.ask("rate_create", rate=msgspec_of(bad))
-    made = site.ask("rate_create", rate={"partition": "gpu", "weights": {"gres/gpu": MICRO}})
-    assert made.rates[0].cluster == "c1"
-    assert [one.partition for one in site.ask("rate_show", ADA).rates] == ["debug", "gpu"]
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("foo", "weigh one of cpu, mem"),
-        ("gpu", "gres/gpu is"),
-        ("cpus", "cpu is"),
-        ("CPU", "cpu is"),
-        ("memory", "mem is"),
-        ("gres/gpus", "gres/gpu is"),
-        ("gre/gpu", "gres/gpu is"),
-        ("licenses/matlab", "license/matlab is"),
-        ("gres/", "weigh one of"),
-        ("energy", "measured"),
-        ("fs/disk", "measured"),
-    ],
-)
-def test_what_no_job_is_handed_is_not_weighed(site: AskingSite, name: str, said: str) -> None:
-    with pytest.raises(BankUsage, match=said):
-        site.ask("rate_create", rate={"partition": "gpu", "weights": {name: MICRO}})
-    assert [one.partition for one in site.ask("rate_show").rates] == ["debug"]
-
-
-def test_a_gres_that_no_node_has_is_warned_of(site: AskingSite) -> None:
-    picture = Picture(cluster="c1", shapes=(NodeShape(tres={"gres/gpu:a100": 4}),))
-    with site.ledger.transaction() as t:
-        t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
-    sound = {"cpu": 1, "gres/gpu": 1, "gres/gpu:a100": 1, "license/matlab@db": 1}
-    assert site.ask("rate_create", rate={"weights": sound}).warnings == ()
-    told = site.ask("rate_create", rate={"weights": {"gres/gpu:h100": 1}}).warnings
-    assert told == (
-        "no node of cluster c1 has gres/gpu:h100 now; there are gres/gpu, gres/gpu:a100",
-    )
-
-
-def msgspec_of(rate: Rate) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(rate)
-    return found
-
-
-def test_the_last_rate_is_shown_and_what_is_to_come(site: AskingSite) -> None:
-    site.ask("rate_create", rate={"partition": "debug", "weights": {"cpu": 2}})
-    site.ask("rate_create", rate={"partition": "debug", "free": True}, valid_from="2027-01-01")
-    shown = site.ask("rate_show").rates
-    assert [(one.weights, one.free) for one in shown] == [({"cpu": 2}, False), ({}, True)]
-    assert len(site.ask("rate_show", past=True).rates) == 3
-
-
-def test_modes_are_set_and_taken_back(site: AskingSite) -> None:
-    assert site.ask("enforce", ADA).rules == ()
-    site.ask("enforce", mode="gate")
-    rules = site.ask("enforce", mode="off", partition="debug", cluster="c1").rules
-    assert {(one.mode, one.partition) for one in rules} == {("gate", ""), ("off", "debug")}
-    left = site.ask("enforce", mode="default", partition="debug", cluster="c1").rules
-    assert [one.mode for one in left] == ["gate"]
-    with pytest.raises(BankUsage, match="no mode"):
-        site.ask("enforce", mode="strict")
-    with pytest.raises(BankUsage, match="no cluster"):
-        site.ask("enforce", mode="gate", cluster="c2")
-
-
-def refusal(number: int, user: str = "ada", account: str = "physics", mode: Any = "observe") -> Any:
-    return Refusal(
-        id=f"gate:{number}",
-        at=NOON,
-        mode=mode,
-        cluster="c1",
-        uid=4001,
-        user=user,
-        account=account,
-        amount=MICRO,
-        why="too dear\nmore",
-    )
-
-
-def test_what_would_have_been_refused(site: AskingSite) -> None:
-    with site.ledger.transaction() as t:
-        t.refusals.add(refusal(1))
-        t.refusals.add(refusal(2, user="gus"))
-        t.refusals.add(refusal(3, mode="gate"))
-    assert [one.id for one in site.ask("would_refuse").refusals] == ["gate:1", "gate:2"]
-    assert len(site.ask("would_refuse", all=True).refusals) == 3
-    assert [one.id for one in site.ask("would_refuse", ADA).refusals] == ["gate:1"]
-    assert len(site.ask("would_refuse", OWNER, account="physics").refusals) == 2
-    assert not site.ask("would_refuse", since="now-1hour").refusals
-
-
-def test_it_is_said_that_no_plugin_asks(site: AskingSite, tmp_path: Path) -> None:
-    assert site.ask("enforce", mode="gate").warning == "", "without a gate nothing is known"
-    settings = settings_of(tmp_path)
-    with running(settings) as gate:
-        for answer in (site.ask("enforce", mode="gate"), site.ask("would_refuse")):
-            assert "has not asked the gate yet" in answer.warning
-            assert "steward plugins install" in answer.warning
-        assert site.ask("enforce", mode="observe").warning == ""
-        gate.tell(account("physics", 100))
-        gate.ask(job(9))
-        assert site.ask("enforce", mode="gate").warning == ""
-        assert site.ask("would_refuse").warning == ""
-        site.now = utc_now() + timedelta(days=8)
-        assert "has not asked the gate since 20" in site.ask("would_refuse").warning
-
-
-def test_allocations_end_after_they_begin(site: AskingSite) -> None:
-    new = {"account": "optics", "amount": MICRO}
-    for times in ({"end": "2020-01-01"}, {}, {"begin": "2028-01-01", "end": "2027-01-01"}):
-        with pytest.raises(BankUsage):
-            site.ask("allocation_create", **new, **times)
-    made = site.ask("allocation_create", **new, end="2027-01-01", key="k").allocations[0]
-    changed = site.ask("allocation_change", number=made.number, rollover="next", end="2028-01-01")
-    assert changed.allocations[0].rollover == "next"
-    with pytest.raises(BankUsage):
-        site.ask("allocation_change", number=made.number, end="2020-01-01")
-    with pytest.raises(BankUsage):
-        site.ask("allocation_change", number=999, note="x")
-
-
-def test_the_proof_says_that_holds_were_not_looked_at(site: AskingSite) -> None:
-    site.charge(1)
-    answer = site.ask("check")
-    assert (answer.findings, answer.holds, answer.accounts) == ((), None, 3)
-
-
-def test_the_proof_tells_of_what_slurm_does_not_count(site: AskingSite) -> None:
-    picture = Picture(cluster="c1", accounting=True, tracked=("cpu", "mem", "node", "billing"))
-    gpus = Rate(cluster="c1", partition="gpu", weights={"gres/gpu": MICRO}, valid_from=NOON)
-    with site.ledger.transaction() as t:
-        t.rates.add(gpus, By(who="root"))
-        t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
-    (found,) = site.ask("check").findings
-    assert (found.kind, found.where) == ("not-counted", "c1/gres/gpu")
-
-
 def test_without_a_bank_it_is_said(tmp_path: Path) -> None:
     import msgspec
 
@@ -393,32 +238,6 @@ def test_without_a_bank_it_is_said(tmp_path: Path) -> None:
     off = msgspec.structs.replace(site.settings, bank=BankSettings())
     with pytest.raises(BankUsage, match="no bank here"):
         BankRoom(off, access=site.room.access).ledger  # noqa: B018 -- opening it is the point
-
-
-def held(job_id: int, minutes_ago: int, site: AskingSite) -> Hold:
-    created = site.now - timedelta(minutes=minutes_ago)
-    return Hold(
-        id=f"h{job_id}",
-        cluster="c1",
-        job_id=job_id,
-        account="physics",
-        created_us=int(created.timestamp() * 1e6),
-    )
-
-
-def test_holds_are_compared_with_jobs(site: AskingSite) -> None:
-    for job_id in (1, 2, 3):
-        site.feed(site.life(job_id)[:2])
-    site.job(4)
-    site.feed(site.life(5, partition="unpriced")[:2])
-    found = holds_and_jobs(site.room, [held(1, 60, site), held(4, 60, site), held(9, 1, site)])
-    assert sorted((one.kind, one.where) for one in found) == [
-        ("hold-without-job", "c1/4"),
-        ("job-without-hold", "c1/2"),
-        ("job-without-hold", "c1/3"),
-    ]
-    site.ask("enforce", mode="off")
-    assert [one.where for one in holds_and_jobs(site.room, [held(4, 60, site)])] == ["c1/4"]
 
 
 def test_months_are_cut_in_the_hosts_zone_where_the_cluster_names_none(

@@ -1,14 +1,14 @@
 import errno
 import os
 import shutil
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from builders import environment_bytes, make_spool, submit
+from spool_site import no_lease_signals
 
 from steward.capture.slurm.spool import SlurmSpool
 from steward.capture.spool import Capture, _Batch
@@ -20,12 +20,7 @@ from steward.journal.store import Row
 from steward.redact import Redactor
 from steward.waiting import Stop
 
-
-@pytest.fixture(autouse=True)
-def _no_lease_signals() -> Iterator[None]:
-    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGIO, before)
+__all__ = ["no_lease_signals"]
 
 
 class Bench:

@@ -1,57 +1,20 @@
 """The archive's commands on a real archive: for people, for pipes and for programs."""
 
-import hashlib
-import io
 import os
-import stat
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import zstandard
-from cli_site import ENVIRONMENTS, HOSTILE, SCRIPTS, fill_spool, on_terminal, steward
+from cli_site import ENVIRONMENTS, HOSTILE, SCRIPTS, on_terminal
+from kept_archive import archive, keep, look
 
 from steward.cli.app import run
 from steward.journal import Journal
 
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An archive of four jobs, kept once for all tests that only look."""
-    home = tmp_path_factory.mktemp("site")
-    return keep(home)
-
-
-def keep(home: Path) -> str:
-    fill_spool(home / "spool")
-    root = str(home / "archive")
-    words = ["--cluster", "c", "--spool", str(home / "spool"), "--archive", root, "--no-slurm"]
-    done = steward("archive", "watch", *words, "--once")
-    assert done.returncode == 0, done.stderr
-    assert b"Kept 4 new scripts of c" in done.stdout
-    return root
-
-
-@pytest.fixture
-def look(
-    archive: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
-) -> Any:
-    """Runs a command of the archive here; its output and exit code."""
-    monkeypatch.setenv("TZ", "UTC")
-
-    def look(*words: str, code: int = 0) -> str:
-        assert run(["archive", *words, "--archive", archive]) == code
-        captured = capfdbinary.readouterr()
-        look.raw = captured.out  # type: ignore[attr-defined] # for the tests of bytes
-        return (captured.out if code == 0 else captured.out + captured.err).decode(
-            "utf-8", "backslashreplace"
-        )
-
-    return look
+__all__ = ["archive", "look"]
 
 
 def test_list_is_a_table_newest_first(look: Any) -> None:
@@ -200,14 +163,6 @@ def test_search_for_programs(look: Any) -> None:
     assert answer["count"] == 2
 
 
-@pytest.mark.parametrize("name", ["all.tar", "all.tgz"])
-def test_an_export_in_a_tar_is_private(look: Any, tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    look("export", str(path))
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert "File exists" in look("export", str(path), code=1)
-
-
 def test_a_full_disk_behind_the_output_is_said_as_such(archive: str) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
@@ -244,74 +199,6 @@ def test_secrets_say_where_but_not_what(look: Any) -> None:
     assert "glpat-aaaa" not in out
 
 
-def test_export_to_a_directory(look: Any, tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    look("export", str(target))
-    lines = [
-        msgspec.json.decode(line) for line in (target / "MANIFEST.jsonl").read_bytes().splitlines()
-    ]
-    assert len(lines) == 8
-    for line in lines:
-        path = target / line["path"]
-        data = path.read_bytes()
-        assert hashlib.sha256(data).hexdigest() == line["sha256"]
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    scripts = {line["job"]["job_id"]: line for line in lines if line["path"].endswith(".sh")}
-    assert (target / scripts[103]["path"]).read_bytes() == SCRIPTS[103]
-    assert "File exists" in look("export", str(target), code=1)
-
-
-@pytest.mark.parametrize("name", ["out.tar", "out.tar.gz", "out.tar.xz", "out.tgz"])
-def test_export_to_a_tar(look: Any, tmp_path: Path, name: str) -> None:
-    target = str(tmp_path / name)
-    look("export", target, "-j", "101", "--no-env")
-    with tarfile.open(target) as tar:
-        names = tar.getnames()
-        assert len(names) == 2
-        member = tar.extractfile(names[0])
-        assert member is not None
-        assert member.read() == SCRIPTS[101]
-
-
-@pytest.mark.parametrize("kind", ["tar", "tar.gz", "tar.xz", "tar.zst"])
-def test_the_same_export_is_the_same_bytes(look: Any, tmp_path: Path, kind: str) -> None:
-    first, second = tmp_path / f"first.{kind}", tmp_path / "second"
-    look("export", str(first))
-    look("export", str(second), "--format", kind)
-    assert first.read_bytes() == second.read_bytes()
-    data = first.read_bytes()
-    if kind == "tar.zst":
-        data = zstandard.ZstdDecompressor().stream_reader(data).read()
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        assert [name.rpartition("/")[2] for name in tar.getnames()[-1:]] == ["MANIFEST.jsonl"]
-        assert {(member.uid, member.uname, member.mode) for member in tar} == {(0, "", 0o600)}
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("a.tar", "dir"), ("a.tar", "tar.gz"), ("a.tgz", "tar"), ("a.zst", "tar.gz"), ("a.gz", "tar")],
-)
-def test_a_format_that_is_not_the_names_is_an_error(
-    look: Any, tmp_path: Path, name: str, kind: str
-) -> None:
-    said = look("export", str(tmp_path / name), "--format", kind, code=2)
-    assert f"--format says {kind}" in said
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_format_is_one_that_there_is(look: Any, tmp_path: Path) -> None:
-    look("export", str(tmp_path / "all.zst"), "--format", "tar.zst", "-j", "101")
-    assert (tmp_path / "all.zst").read_bytes()[:4] == b"\x28\xb5\x2f\xfd"
-    assert "use dir, tar" in look("export", str(tmp_path / "x"), "--format", "zip", code=2)
-    assert "a directory cannot" in look("export", "-", "--format", "dir", code=2)
-
-
-def test_export_to_a_pipe(look: Any) -> None:
-    look("export", "-", "-j", "101", "--no-env")
-    assert SCRIPTS[101] in look.raw
-    assert look.raw[257:262] == b"ustar"
-
-
 def test_verify_says_what_was_changed(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -333,16 +220,6 @@ def test_purge_only_says_what_it_would_do(look: Any, archive: str) -> None:
     out = look("purge", "-j", "101", "-P", "-n")
     assert out.split("|")[1] == "101"
     assert look("list", "-n", "-j", "101").split()[0] == "101"
-
-
-@pytest.mark.parametrize("name", ["a.zip", "a.tar.bz2", "a.gz", "A.TAR.GZ", "a.tar.Z"])
-def test_an_export_makes_no_directory_called_like_a_file(
-    look: Any, tmp_path: Path, name: str
-) -> None:
-    assert "--format" in look("export", str(tmp_path / name), code=2)
-    assert not list(tmp_path.iterdir())
-    look("export", str(tmp_path / name), "--format", "dir", "--no-env")
-    assert (tmp_path / name / "MANIFEST.jsonl").exists()
 
 
 @pytest.mark.parametrize("named", [("-j", "999"), ("-u", "nobody-here")])

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from forwarding_site import Receiving, script_row, stores_in
+from spool_site import no_lease_signals
 from torque_player import Player
 from torque_site import Site as TorqueSite
-from torque_site import no_lease_signals
 
 from servers.authority import Authority
 from steward.capture.forwarded import sending, wire

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from torque_site import Site, Spool, no_lease_signals, site, spool, wait_for
+from spool_site import no_lease_signals
+from torque_site import Site, Spool, site, spool, wait_for
 
 from steward.capture.spool import SpoolUnavailable
 from steward.events import JOB_END

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from spool_site import no_lease_signals
 from torque_player import BIG, PIECE, Player, Step
-from torque_site import Site, Spool, no_lease_signals, site, spool, wait_for
+from torque_site import Site, Spool, site, spool, wait_for
 
 from steward.events import JOB_END, JOB_SCRIPT
 from steward.records import JobRecord

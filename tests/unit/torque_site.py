@@ -2,9 +2,8 @@
 
 import os
 import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,6 @@ from steward.events import JOB_SCRIPT, Event, decode
 from steward.incoming import Store
 from steward.jobs import Job, JobFilter, Jobs
 from steward.redact import Redactor
-
-
-@pytest.fixture(autouse=True)
-def no_lease_signals() -> Iterator[None]:
-    """A lease that is broken sends a signal, which ends a process that expects none."""
-    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGIO, before)
 
 
 class Site:

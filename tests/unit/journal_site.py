@@ -1,0 +1,53 @@
+"""A journal, what reads it, and the events that tests put in it."""
+
+from pathlib import Path
+
+import pytest
+from builders import script_event
+
+from steward.config import ArchiveSettings, FilesSinkSettings, KafkaSinkSettings, Settings
+from steward.events import (
+    JOB_SEEN,
+    Event,
+    JobFacts,
+)
+from steward.incoming import Stores, stores_of
+from steward.journal import Journal, JournalReader
+from steward.journal.store import rows_of
+from steward.records import JobRecord
+
+
+def seen_event(job_id: int) -> Event:
+    base = script_event(job_id)
+    facts = JobFacts(record=JobRecord(job_id=job_id))
+    return Event(
+        kind=JOB_SEEN,
+        cluster="c1",
+        key=f"seen:{job_id}",
+        at=base.at,
+        seen_at=base.seen_at,
+        source="test",
+        body=facts,
+    )
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(str(tmp_path))
+
+
+@pytest.fixture
+def reader(journal: Journal, tmp_path: Path) -> JournalReader:
+    return JournalReader(str(tmp_path))
+
+
+def two_sinks(tmp_path: Path) -> Stores:
+    """The stores where sink ``a`` is of files and sink ``b`` is not."""
+    archive = ArchiveSettings(
+        sink={"a": FilesSinkSettings(path=str(tmp_path / "a")), "b": KafkaSinkSettings()}
+    )
+    return stores_of(Settings(state_dir=str(tmp_path), archive=archive))
+
+
+def append(journal: Journal, *events: Event) -> int:
+    return journal.append(rows_of(events))

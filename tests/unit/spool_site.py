@@ -1,0 +1,55 @@
+"""slurmctld's spool as it is watched, and what is taken from it."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from steward.capture.slurm.files import Grabbed
+from steward.capture.slurm.spool import SlurmSpool
+
+
+@pytest.fixture(autouse=True)
+def no_lease_signals() -> Iterator[None]:
+    """A lease that is broken sends a signal, which ends a process that expects none."""
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGIO, before)
+
+
+Watch = Callable[..., SlurmSpool]
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    open_spools = []
+
+    def make(root: Path, **options: object) -> SlurmSpool:
+        arguments: dict[str, object] = {"known": lambda job_id, mtime_ns: False, **options}
+        spool = SlurmSpool(str(root), **arguments)  # type: ignore[arg-type]  # the tests' own
+        open_spools.append(spool)
+        return spool
+
+    yield make
+    for spool in open_spools:
+        spool.close()
+
+
+def take(spool: SlurmSpool, count: int = 1, timeout_s: float = 5.0) -> list[Grabbed]:
+    """Look until so many scripts are ready, or the time is over."""
+    until = time.monotonic() + timeout_s
+    while len(spool.ready) < count and time.monotonic() < until:
+        spool.look()
+        time.sleep(0.002)
+    found = [taken for taken in spool.ready if isinstance(taken, Grabbed)]
+    spool.ready.clear()
+    return found
+
+
+def contents(grabbed: Grabbed) -> bytes:
+    data = os.pread(grabbed.script_fd, 1 << 20, 0)
+    grabbed.close()
+    return data
