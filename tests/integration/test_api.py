@@ -87,7 +87,7 @@ def test_nobody_and_who_is_not_known_is_told_to_log_in(site: WebSite) -> None:
         answer = httpx.get(f"{site.url}/api/v1/jobs", headers=headers)
         assert answer.status_code == 401
         assert answer.headers["content-type"] == "application/problem+json"
-        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.headers["www-authenticate"] == "Bearer, Munge"
 
 
 def test_a_token_that_was_taken_back_lets_nobody_in(site: WebSite) -> None:
