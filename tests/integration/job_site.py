@@ -57,11 +57,20 @@ class JobSite:
 
 
 @contextmanager
-def job_site(slurm: str, **web: Any) -> Iterator[JobSite]:
-    """Bring it up, and take it down."""
+def job_site(
+    slurm: str, *, cluster_options: dict[str, Any] | None = None, **web: Any
+) -> Iterator[JobSite]:
+    """Bring it up, and take it down.
+
+    Args:
+        slurm: Version of Slurm; the installed one if empty.
+        cluster_options: What differs in the cluster's SandboxSpec.
+        web: What differs in [web].
+    """
+    chosen = {"accounting": False, "user_names": USERS, "cpus": 8, **(cluster_options or {})}
     with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
         os.chmod(path, 0o755)
-        spec = spec_of(f"{path}/sandbox", slurm, accounting=False, user_names=USERS, cpus=8)
+        spec = spec_of(f"{path}/sandbox", slurm, **chosen)
         with Sandbox.up(spec, say=print) as cluster:
             books = Site(cluster)
             home = books.daemon.home
