@@ -69,13 +69,18 @@ def nodes(room: HistoryRoom, asker: Asker, request: NodesRequest) -> NodesAnswer
 
     with room.reader() as reader:
         at_us = None if asked is None else micros(asked)
-        spans = reader.nodes_at(at_us, clusters, names) if reader else []
+        # First, so that nothing can come between: what does is told again, not never.
+        tag = reader.nodes_tag() if reader and at_us is None else ""
+        is_known = bool(tag) and tag == request.known
+        spans = reader.nodes_at(at_us, clusters, names) if reader and not is_known else []
         begins_us = reader.nodes_begin_us(clusters) if reader else None
     return NodesAnswer(
         nodes=tuple(_node(span) for span in spans if is_meant(span)),
         at=at,
         sensor=room.has_sensor(clusters),
         begins=None if begins_us is None else moment(begins_us),
+        tag=tag,
+        is_known=is_known,
     )
 
 

@@ -113,6 +113,15 @@ class HistoryReader:
                 values[column] = _json(among)
         return self._spans(NodeSpan, f"{statement} ORDER BY span.cluster, span.node", values)
 
+    def nodes_tag(self) -> str:
+        """What is another text as soon as any node is otherwise; "" where none is known."""
+        with translated(self._path):
+            row = self._database.execute(
+                # The time too, since the number of a row that was forgotten may be used again.
+                "SELECT rowid, from_us FROM node_span ORDER BY rowid DESC LIMIT 1"
+            ).fetchone()
+        return "" if row is None else f"{row[0]}.{row[1]}"
+
     def node_counts(self, clusters: Iterable[str]) -> list[tuple[str, str, int]]:
         """How many nodes are in which state now: cluster, state, and how many."""
         with translated(self._path):

@@ -18,6 +18,8 @@ class NodesRequest(Request, frozen=True, kw_only=True):
         states: Only nodes whose state has one of these words, base or flag, in any case.
         at: The time; "" for now.
         zone: IANA name of the zone that a time without one is meant in; "" for the cluster's.
+        known: The ``tag`` of an answer to the same question: while that is how nodes still
+            are, they are not told again.
     """
 
     cluster: str = ""
@@ -26,6 +28,7 @@ class NodesRequest(Request, frozen=True, kw_only=True):
     states: tuple[str, ...] = ()
     at: str = ""
     zone: str = ""
+    known: str = ""
 
 
 class NodeThen(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,12 +73,16 @@ class NodesAnswer(Answer, frozen=True, kw_only=True):
         at: The time that is told of.
         sensor: Whether there is a sensor, which alone tells states of nodes.
         begins: When the history of these clusters' nodes begins; None where there is none.
+        tag: What stands for how nodes are now; "" of a time that is past.
+        is_known: Whether they are as the asker knows them already, and are left out.
     """
 
     nodes: tuple[NodeThen, ...]
     at: datetime
     sensor: bool
     begins: datetime | None = None
+    tag: str = ""
+    is_known: bool = False
 
 
 class NodeCountsRequest(Request, frozen=True, kw_only=True):

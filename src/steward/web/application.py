@@ -22,6 +22,7 @@ from steward.web.api import ROUTES as API
 from steward.web.api.problems import problem
 from steward.web.desk import Desk
 from steward.web.errors import LoginNeeded, NoSuchPage, TooMany, WrongMedia, WrongRequest
+from steward.web.known_nodes import KnownNodes
 from steward.web.limiting import Rate
 from steward.web.pages import ROUTES as PAGES
 from steward.web.rendering import HEADERS, STATIC, Renderer
@@ -51,6 +52,7 @@ def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIA
     """
     prefix = urlsplit(web.url).path.rstrip("/")
     pages = Renderer(prefix)
+    known_nodes = KnownNodes()
     doorkeeper = Doorkeeper(web, desk)
     rate = Rate(web.requests_per_minute)
 
@@ -85,6 +87,7 @@ def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIA
         dependencies={
             "visit": Provide(visit),
             "pages": Provide(lambda: pages, sync_to_thread=False),
+            "known_nodes": Provide(lambda: known_nodes, sync_to_thread=False),
         },
         state=State({"web": web, "desk": desk, "doorkeeper": doorkeeper, "pages": pages}),
         before_request=count,

@@ -18,6 +18,7 @@ from steward.history.shapes import (
 )
 from steward.web import query
 from steward.web.errors import NoSuchPage
+from steward.web.known_nodes import KnownNodes
 from steward.web.nodes import counts, node_map, said
 from steward.web.rendering import Renderer
 from steward.web.visit import Visit
@@ -27,17 +28,21 @@ _AT_ONCE: Final = 30
 
 
 @get("/cluster", include_in_schema=False)
-async def first(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
+async def first(
+    request: Ask, visit: Visit, pages: Renderer, known_nodes: KnownNodes
+) -> Response[Any]:
     """The cluster, or the first of several."""
     if not visit.me.clusters:
         raise NoSuchPage("there is no cluster here")
-    return await _page(request, visit, pages, visit.me.clusters[0])
+    return await _page(request, visit, pages, known_nodes, visit.me.clusters[0])
 
 
 @get("/cluster/{name:str}", include_in_schema=False)
-async def named(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
+async def named(
+    request: Ask, visit: Visit, pages: Renderer, known_nodes: KnownNodes, name: FromPath[str]
+) -> Response[Any]:
     """One of several."""
-    return await _page(request, visit, pages, role_on(visit, name))
+    return await _page(request, visit, pages, known_nodes, role_on(visit, name))
 
 
 def role_on(visit: Visit, cluster: str) -> ClusterRole:
@@ -52,7 +57,9 @@ def role_on(visit: Visit, cluster: str) -> ClusterRole:
     return role
 
 
-async def _page(request: Ask, visit: Visit, pages: Renderer, role: ClusterRole) -> Response[Any]:
+async def _page(
+    request: Ask, visit: Visit, pages: Renderer, known_nodes: KnownNodes, role: ClusterRole
+) -> Response[Any]:
     at, word = query.text(request, "at"), query.text(request, "state")
     partition, offset = query.text(request, "partition"), query.number(request, "offset")
     by = "partition" if query.text(request, "by") == "partition" else "name"
@@ -62,7 +69,7 @@ async def _page(request: Ask, visit: Visit, pages: Renderer, role: ClusterRole) 
     partitions: PartitionsAnswer
     reservations: ReservationsAnswer
     nodes, partitions, reservations = await asyncio.gather(
-        visit.ask("history.nodes", NodesRequest(cluster=role.cluster, at=at, zone=role.zone)),
+        _then(visit, role, at) if at else known_nodes.of(visit, role.cluster),
         visit.ask("history.partitions", PartitionsRequest(cluster=role.cluster)),
         visit.ask("history.reservations", ReservationsRequest(cluster=role.cluster)),
     )
@@ -94,6 +101,13 @@ async def _page(request: Ask, visit: Visit, pages: Renderer, role: ClusterRole) 
         offset=offset,
         **context,
     )
+
+
+async def _then(visit: Visit, role: ClusterRole, at: str) -> NodesAnswer:
+    """How its nodes were at a time."""
+    request = NodesRequest(cluster=role.cluster, at=at, zone=role.zone)
+    answer: NodesAnswer = await visit.ask("history.nodes", request)
+    return answer
 
 
 def _needs_a_look(node: NodeThen) -> bool:

@@ -1,0 +1,95 @@
+"""Nodes that a page knows already are not told again, and are again as soon as one changes."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+from history_site import ADA, Site
+
+from steward.access import Asker
+from steward.credentials.shapes import MeAnswer
+from steward.errors import Refused
+from steward.history.shapes import NodesAnswer, NodesRequest
+from steward.web.desk import Desk
+from steward.web.known_nodes import KnownNodes
+from steward.web.visit import Visit
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    made.close()
+
+
+class Straight:
+    """Asks a room as somebody, and counts the nodes that it is told."""
+
+    def __init__(self, site: Site, asker: Asker) -> None:
+        self.site = site
+        self.asker = asker
+        self.nodes = 0
+
+    async def ask(self, name: str, request: NodesRequest, *_: Any, **__: Any) -> NodesAnswer:
+        answer: NodesAnswer = self.site.ask(name, self.asker, **msgspec.structs.asdict(request))
+        self.nodes += len(answer.nodes)
+        return answer
+
+
+def states(known: KnownNodes, desk: Straight) -> dict[str, str]:
+    me = MeAnswer(
+        uid=desk.asker.uid,
+        user=desk.asker.user,
+        how="session",
+        clusters=(),
+        bank=False,
+        sensor=True,
+        rules=False,
+    )
+    visit = Visit(how="cookie", secret="", me=me, desk=cast("Desk", desk))
+    return {one.node: one.state for one in asyncio.run(known.of(visit, "c1")).nodes}
+
+
+def test_a_tag_stands_for_how_nodes_are(site: Site) -> None:
+    assert site.ask("history.nodes", ADA).tag == ""
+    site.feed(site.told.node(0, "n1", "IDLE"), site.told.node(0, "n2", "IDLE"))
+    first = site.ask("history.nodes", ADA)
+    assert len(first.nodes) == 2
+    assert not first.is_known
+    again = site.ask("history.nodes", ADA, known=first.tag)
+    assert (again.nodes, again.is_known, again.tag) == ((), True, first.tag)
+    assert len(site.ask("history.nodes", ADA, known="1.1").nodes) == 2
+    # Of a time that is past there is none, and none is taken.
+    past = site.ask("history.nodes", ADA, at="now", known=first.tag)
+    assert (past.tag, past.is_known, len(past.nodes)) == ("", False, 2)
+    for state in ("DOWN", "IDLE", "REMOVED"):
+        before = site.ask("history.nodes", ADA)
+        site.feed(site.told.node(10, "n2", state))
+        after = site.ask("history.nodes", ADA, known=before.tag)
+        assert not after.is_known, state
+        assert len(after.nodes) == (1 if state == "REMOVED" else 2)
+
+
+def test_pages_show_the_nodes_as_they_are_and_are_told_them_once(site: Site) -> None:
+    site.feed(site.told.node(0, "n1", "IDLE"), site.told.node(0, "n2", "IDLE"))
+    known, desk = KnownNodes(), Straight(site, ADA)
+    for _ in range(3):
+        assert states(known, desk) == {"n1": "IDLE", "n2": "IDLE"}
+    assert desk.nodes == 2
+    site.feed(site.told.node(10, "n2", "DOWN"))
+    assert states(known, desk) == {"n1": "IDLE", "n2": "DOWN"}
+    assert states(known, desk) == {"n1": "IDLE", "n2": "DOWN"}
+    assert desk.nodes == 4
+
+
+def test_what_others_were_told_is_not_shown_to_whom_it_is_refused(tmp_path: Path) -> None:
+    site = Site(tmp_path, private=frozenset({"nodes"}))
+    site.feed(site.told.node(0, "n1", "IDLE"))
+    known = KnownNodes()
+    assert states(known, Straight(site, Asker(uid=0, user="root"))) == {"n1": "IDLE"}
+    with pytest.raises(Refused):
+        states(known, Straight(site, ADA))
+    site.close()
