@@ -68,10 +68,13 @@ def pages(jobs: int) -> dict[str, str]:
         "a user": "/users/user07",
         "a user's efficiency": "/users/user07/efficiency",
         "cluster": "/cluster",
+        "cluster, a month ago": "/cluster?at=now-30days",
         "a node": f"/nodes/{CLUSTER}/n0107",
         "events": "/events",
         "reports": "/reports",
         "a report of a week": "/reports/users/table?since=now-7days",
+        "waits of a week": "/reports/waits/table?since=now-7days",
+        "capacity of a week": "/reports/cluster/table?since=now-7days",
         "actions": "/actions",
         "rules": "/rules",
         "Steward itself": "/status",
@@ -168,7 +171,7 @@ async def click(
 ) -> None:
     """One of the people: looks at one page after the other."""
     random_ = random.Random(secret)
-    for_operators = {"rules", "Steward itself"}
+    for_operators = {"rules", "Steward itself", "capacity of a week"}
     names = [name for name in wanted if user == OPERATOR or name not in for_operators]
     cookies = {"steward_session": secret}
     async with httpx.AsyncClient(
