@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -81,6 +82,14 @@ def test_a_kept_demo_goes_on_and_ends_when_told(directory: Path, slurm_version: 
             env={"STEWARD_SOCKET": f"{directory}/steward/socket"},
         )
         assert "|relax|" in asked.stdout
+        # Every command that it ends with is one that can be typed as it stands.
+        _, _, typed = output.partition("== What to open and type next")
+        commands = re.findall(r"(?m)^  (\S*steward .* --config .*)$", typed)
+        assert len(commands) >= 3
+        for command in commands:
+            words = shlex.split(command)
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, (command, done.stderr)
     finally:
         subprocess.run([STEWARD, "sandbox", "down", "--dir", str(directory)], check=True)
     assert processes_of(directory) == []

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from steward.config import WebSettings
+from steward.demo.bank import ACCOUNT
 from steward.demo.site import Site
 from steward.demo.stage import Stage
 from steward.sandbox import default_directory
@@ -73,7 +74,7 @@ def _of_kept(site: Site) -> Iterator[Choice]:
             "What accounts have, and where it went:",
             (f"{me} bank balance --config {site.config}"),
         )
-        yield "", f"{me} bank statement --config {site.config}"
+        yield "", f"{me} bank statement {ACCOUNT} --config {site.config}"
     yield "The end of it, with all that is in it:", f"{me} sandbox down{where}"
 
 
