@@ -91,7 +91,7 @@ class Reading:
             BankUsage: Neither account nor user is named, or there is no such account.
         """
         if not account and not user:
-            raise BankUsage("a statement is of an account or of a user")
+            raise BankUsage("a statement is of an account or of a user: name one of them")
         name = self._accounts.payer(account) and account.lower() if account else ""
         lines = self._lines(name, clean(user))
         if end is not None:
