@@ -9,6 +9,7 @@ import json
 import shutil
 from typing import Final
 
+from steward.bank.asking_upkeep import CheckAnswer
 from steward.demo.cast import Submission
 from steward.errors import StewardError
 from steward.sandbox import Sandbox
@@ -95,7 +96,6 @@ class Till:
         return ""
 
 
-def is_proved(checked: bytes) -> bool:
-    """Whether ``check --json`` found all as it should be, and looked at the holds, too."""
-    answer = json.loads(checked) if checked else {}
-    return bool(answer) and not answer["findings"] and answer["holds"] is not None
+def is_proved(answer: CheckAnswer) -> bool:
+    """Whether a look at the books found all as it should be, and looked at the holds, too."""
+    return not answer.findings and answer.holds is not None

@@ -14,6 +14,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import Final
 
@@ -190,8 +191,9 @@ def build(headers: str, libdir: str, *, compiler: str = "") -> Built:
             _write_sources(work)
             words = [compiler or os.environ.get("CC") or "cc", *FLAGS, *defines(headers)]
             words.append(f"-I{headers}")
-            for library in HOOKS:
-                _compile_library(words, work, library)
+            with ThreadPoolExecutor() as pool:
+                # Each of them is a compiler's own process.
+                list(pool.map(lambda library: _compile_library(words, work, library), HOOKS))
             for library in HOOKS:
                 os.replace(os.path.join(work, library), os.path.join(directory, library))
     except OSError as error:
