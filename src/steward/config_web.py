@@ -20,6 +20,8 @@ class WebSettings(Section, frozen=True, kw_only=True):
         login_s: How long a link of ``steward login`` can be used, in seconds.
         token_days: Longest life of a token, in days.
         munge: Whether commands on other hosts, that have no token, are known by MUNGE.
+        munge_from: Networks of the hosts whose MUNGE is believed so (``10.1.2.0/24``); all of
+            those with our key if empty.
         munge_socket: Socket of the munged that opens their credentials; MUNGE's default if empty.
         requests_per_minute: How often one user, or one address without a user, may ask.
         metrics_from: Addresses that may read /metrics.
@@ -36,6 +38,7 @@ class WebSettings(Section, frozen=True, kw_only=True):
     login_s: float = 300.0
     token_days: int = 366
     munge: bool = True
+    munge_from: tuple[str, ...] = ()
     munge_socket: str = ""
     requests_per_minute: int = 600
     metrics_from: tuple[str, ...] = ("127.0.0.1", "::1")

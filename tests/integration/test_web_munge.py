@@ -1,7 +1,11 @@
 """Who has no token is known by MUNGE, on every host of the cluster: for one request each."""
 
 import json
+import re
+import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -104,6 +108,65 @@ def test_it_is_good_for_its_own_request_alone(site: WebSite) -> None:
     elsewhere = statement("POST", ME, b"{}", "elsewhere.example.org")
     answer = post(site, ME, b"{}", credential(site, "ada", elsewhere))
     assert (answer.status_code, "elsewhere" in answer.json()["detail"]) == (401, True)
+
+
+def test_whom_it_is_shown_to_cannot_use_it(site: WebSite) -> None:
+    made = statement("POST", ME, b"{}", "elsewhere.example.org")
+    headers = {
+        "Authorization": f"Munge {credential(site, 'ada', made)}",
+        "Content-Type": "application/json",
+        "Host": "elsewhere.example.org",
+    }
+    answer = httpx.post(f"{site.url}{ME}", content=b"{}", headers=headers, timeout=60)
+    assert (answer.status_code, "elsewhere" in answer.json()["detail"]) == (401, True)
+
+
+def test_a_path_is_signed_as_it_is_sent(site: WebSite) -> None:
+    path = "/api/v1/jobs?users=ada%20x"
+    shown = credential(site, "ada", statement("GET", path, b"", origin(site)))
+    for sent, status in ((path.replace("%20", "+"), 401), (path, 401)):
+        answer = httpx.get(
+            f"{site.url}{sent}", headers={"Authorization": f"Munge {shown}"}, timeout=60
+        )
+        assert answer.status_code == status
+    shown = credential(site, "ada", statement("GET", path, b"", origin(site)))
+    answer = httpx.get(f"{site.url}{path}", headers={"Authorization": f"Munge {shown}"}, timeout=60)
+    assert answer.status_code in (200, 422), answer.text
+
+
+def test_the_session_of_a_link_makes_no_links(site: WebSite) -> None:
+    """Else whoever has a browser's cookie for a day would have it for ever."""
+    login = site.cluster.run([STEWARD, "login"], user="ada", env=far(site)).stdout
+    secret = login.split()[0].rpartition("/")[2]
+    with httpx.Client(base_url=site.url, timeout=60) as browser:
+        assert browser.post("/login", data={"secret": secret}).status_code == 303
+        csrf = re.search(r'name="csrf" value="([0-9a-f]+)"', browser.get("/").text)
+        assert csrf
+        headers = {"X-CSRF-Token": csrf[1]}
+        answer = browser.post("/api/v1/ask/credentials.login", json={}, headers=headers)
+        assert (answer.status_code, "login node" in answer.json()["detail"]) == (403, True)
+
+
+def test_while_munged_hangs_others_work(site: WebSite) -> None:
+    ada = site.visitor("ada")
+    made = statement("POST", ME, b"{}", origin(site))
+    shown = [credential(site, "ada", made) for _ in range(12)]
+    with ThreadPoolExecutor(12) as at_once:
+        site.cluster.stop_service("munged", signal.SIGSTOP)
+        try:
+            waiting = [at_once.submit(post, site, ME, b"{}", one) for one in shown]
+            time.sleep(1)  # so that they are there before her
+            begun = [one.done() for one in waiting]
+            assert ada.get("/jobs").status_code == 200
+            body = {"name": "x", "scopes": ["read"]}
+            headers = {"X-CSRF-Token": ada.csrf()}
+            answer = ada.post("/api/v1/ask/credentials.token_create", json=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+            assert begun.count(True) < len(begun)
+        finally:
+            site.cluster.stop_service("munged", signal.SIGCONT)
+        assert {one.result().status_code for one in waiting} <= {200, 401, 503}
+    assert post(site, ME, b"{}", credential(site, "ada", made)).status_code == 200
 
 
 def test_who_is_no_user_of_the_pages_is_not_let_in(site: WebSite) -> None:

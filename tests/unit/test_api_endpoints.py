@@ -23,7 +23,7 @@ from steward.web.desk import Desk
 pytestmark = pytest.mark.filterwarnings("ignore:.*Inferred dependency:DeprecationWarning")
 
 DOCUMENT = msgspec.json.decode(description("/api/v1"))
-FOR_THE_PAGES_ALONE = {"open", "peek", "close", "settings"}
+FOR_THE_PAGES_ALONE = {"open", "vouch", "peek", "close", "settings"}
 
 
 def endpoint_id(endpoint: Endpoint) -> str:

@@ -72,7 +72,7 @@ def test_what_is_no_file_is_not_waited_for(kept: Path) -> None:
 def test_without_token_and_munge_it_is_said_how_to_get_one(tmp_path: Path) -> None:
     me, there = action("credentials.me"), Web(url=URL, munge_socket=str(tmp_path / "none"))
     assert token_of(there) == ""
-    with pytest.raises(UsageError, match=r"no MUNGE on this host.*steward token create"):
+    with pytest.raises(UsageError, match=r"MUNGE does not say it.*steward token create"):
         next(over_https(there, me, me.request()))
 
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from steward.munge.requests import difference, statement
 
-ASKED = ("POST", "/api/v1/ask/bank.deposit", b'{"account":"physics"}', "steward.example.org")
+TEXTS = ("POST", "/api/v1/ask/bank.deposit", '{"account":"physics"}', "steward.example.org")
+ASKED = (TEXTS[0], TEXTS[1], TEXTS[2].encode(), TEXTS[3])
 
 
 def test_it_is_the_request_and_where_it_goes() -> None:
@@ -27,9 +28,10 @@ def test_the_same_address_in_other_words_is_the_same(origin: str) -> None:
     other=st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1),
 )
 def test_of_another_request_it_says_so(place: int, other: str) -> None:
-    parts = list(ASKED)
-    parts[place] = other.encode() if place == 2 else other
-    made = statement(*parts)
+    method, target, body, origin = (
+        (other if place == number else part) for number, part in enumerate(TEXTS)
+    )
+    made = statement(method, target, body.encode(), origin)
     assert bool(difference(made, statement(*ASKED))) == (made != statement(*ASKED))
 
 

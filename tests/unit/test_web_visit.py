@@ -11,6 +11,7 @@ from steward.config_web import WebSettings
 from steward.credentials.shapes import MeAnswer
 from steward.web.desk import Desk
 from steward.web.errors import LoginNeeded
+from steward.web.limiting import Rate
 from steward.web.visit import Doorkeeper, Visit, is_ours
 
 HEX = "0123456789abcdef"
@@ -58,7 +59,7 @@ def asked(peer: str = "10.0.0.9", **headers: str) -> Any:
 
 
 def doorkeeper(**web: Any) -> Doorkeeper:
-    return Doorkeeper(WebSettings(**web), Desk("/nowhere"))
+    return Doorkeeper(WebSettings(**web), Desk("/nowhere"), Rate(10**6))
 
 
 def test_a_token_comes_before_a_cookie() -> None:

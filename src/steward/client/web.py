@@ -95,7 +95,7 @@ def token_of(web: Web) -> str:
     path = os.path.expanduser(web.token_file or TOKEN_FILE)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", path) from error
@@ -118,7 +118,7 @@ def _by_munge(web: Web, where: SplitResult, path: str, body: bytes) -> str:
         credential = Munge(web.munge_socket).encode(statement("POST", path, body, where.netloc))
     except MungeUnavailable as error:
         raise UsageError(
-            f"{web.url} wants to know who you are, and there is no MUNGE on this host ({error}): "
+            f"{web.url} wants to know who you are, and MUNGE does not say it here ({error}): "
             "make a token with 'steward token create' on a login node, and put it into "
             f"{os.path.expanduser(web.token_file or TOKEN_FILE)} or {TOKEN}",
             web.url,

@@ -2,8 +2,8 @@
 
 Their context is a :class:`steward.credentials.room.CredentialsRoom`. Sessions are
 opened by the process that serves pages alone, and it can open one only for whom a
-link was made, whom a proxy names that the configuration trusts, or whose MUNGE
-credential it brings: it cannot be anybody without one of these.
+link was made, or whom a proxy names that the configuration trusts, and has a ticket
+only for whose MUNGE credential it brings: it cannot be anybody without one of these.
 """
 
 from datetime import timedelta
@@ -33,14 +33,15 @@ from steward.credentials.shapes import (
     TokenListAnswer,
     TokenListRequest,
     TokenRevokeRequest,
+    VouchAnswer,
+    VouchRequest,
 )
+from steward.credentials.tickets import ticket
 from steward.errors import Refused, UsageError
 
 _LONGEST_NAME: Final = 200
 _MOST_TOKENS: Final = 100
 """Of one user, that are good."""
-_ONE_REQUEST_S: Final = 60.0
-"""What MUNGE vouches for is one request: its session is over before the next one's."""
 
 
 def _login(room: CredentialsRoom, asker: Asker, request: LoginRequest) -> LoginAnswer:  # noqa: ARG001 - it has no fields
@@ -71,11 +72,7 @@ def _url(web: WebSettings) -> str:
 def _open(room: CredentialsRoom, asker: Asker, request: OpenRequest) -> OpenAnswer:
     _only_web(room, asker)
     now = room.now()
-    session_s = room.settings.web.session_s
-    if request.credential:
-        uid, user = who_asked(room.settings.web, request.credential, request.statement)
-        how, session_s = "munge", _ONE_REQUEST_S
-    elif request.user:
+    if request.user:
         if not room.settings.web.proxy_header:
             raise Refused("no proxy is trusted: set 'proxy_header' in [web]", request.user)
         uid, user, how = uid_of(request.user), request.user, "proxy"
@@ -88,9 +85,15 @@ def _open(room: CredentialsRoom, asker: Asker, request: OpenRequest) -> OpenAnsw
         user=user,
         how=how,
         now=now,
-        expires=now + timedelta(seconds=session_s),
+        expires=now + timedelta(seconds=room.settings.web.session_s),
     )
     return OpenAnswer(secret=secret, user=user, expires=kept.expires)
+
+
+def _vouch(room: CredentialsRoom, asker: Asker, request: VouchRequest) -> VouchAnswer:
+    _only_web(room, asker)
+    uid, user = who_asked(room.settings.web, request.credential, request.statement)
+    return VouchAnswer(secret=ticket(uid, user, room.now()), uid=uid)
 
 
 def _peek(room: CredentialsRoom, asker: Asker, request: PeekRequest) -> PeekAnswer:
@@ -221,6 +224,15 @@ ACTIONS: Final[tuple[Action, ...]] = (
         request=OpenRequest,
         answer=OpenAnswer,
         run=_open,
+        role="administrator",
+    ),
+    Action(
+        name="credentials.vouch",
+        help="Know somebody by MUNGE, for one request.",
+        request=VouchRequest,
+        answer=VouchAnswer,
+        run=_vouch,
+        only_reads=True,
         role="administrator",
     ),
     Action(

@@ -1,6 +1,8 @@
 """What the actions of credentials work with, and how the daemon knows a bearer."""
 
 import functools
+import ipaddress
+import logging
 import os
 import pwd
 from collections.abc import Callable
@@ -11,13 +13,16 @@ import msgspec
 from steward.access import Access, Asker
 from steward.config import Settings
 from steward.config_web import WebSettings
+from steward.credentials import tickets
 from steward.credentials.errors import NotInScope, NotKnown
 from steward.credentials.scopes import ALWAYS, Scope, scope_of
 from steward.credentials.store import CredentialStore, Kind
 from steward.errors import Refused
 from steward.events import utc_now
-from steward.munge.munged import Munge
+from steward.munge.munged import Munge, MungeUnavailable
 from steward.munge.requests import difference
+
+log = logging.getLogger(__name__)
 
 SESSION = "sts_"
 
@@ -75,10 +80,12 @@ class CredentialsRoom:
         Raises:
             NotKnown: Nobody whom we know.
         """
+        if secret.startswith(tickets.PREFIX):
+            uid, user = tickets.whose(secret, self.now())
+            return Bearer(asker=Asker(uid=uid, user=user, how="munge"))
         kind: Kind = "session" if secret.startswith(SESSION) else "token"
         found = self.store.known(kind, secret, self.now())
-        how = "munge" if found.how == "munge" and kind == "session" else kind
-        asker = Asker(uid=found.uid, user=found.user, how=how)
+        asker = Asker(uid=found.uid, user=found.user, how=kind)
         return Bearer(asker=asker, scopes=frozenset(found.scopes) if kind == "token" else None)
 
     def is_web(self, asker: Asker) -> bool:
@@ -129,13 +136,28 @@ def who_asked(web: WebSettings, credential: str, asked: str) -> tuple[int, str]:
         claim = Munge(web.munge_socket).decode(credential.encode("ascii", "replace"))
     except Refused as error:
         raise NotKnown(str(error)) from error
+    except MungeUnavailable as error:
+        log.warning("nobody is known by MUNGE: %s", error)
+        raise
     wrong = difference(claim.payload, asked.encode())
     if wrong:
         raise NotKnown(f"the MUNGE credential {wrong}")
+    if web.munge_from and not _is_from(claim.address, web.munge_from):
+        raise NotKnown(
+            f"MUNGE is not believed from {claim.address} ('munge_from' of [web]): bring a token",
+            claim.address,
+        )
     if claim.uid in (0, os.geteuid()):
-        # Whoever takes over one node of a cluster is root there.
         raise NotKnown("root and Steward's own user are not let in from other hosts", claim.uid)
     try:
         return claim.uid, pwd.getpwuid(claim.uid).pw_name
     except KeyError:
         raise NotKnown(f"your uid, {claim.uid}, has no name on the daemon's host") from None
+
+
+def _is_from(address: str, networks: tuple[str, ...]) -> bool:
+    try:
+        host = ipaddress.ip_address(address)
+    except ValueError:
+        return False  # munged could not say: it is of none of them
+    return any(host in ipaddress.ip_network(network, strict=False) for network in networks)

@@ -25,19 +25,15 @@ class LoginAnswer(Answer, frozen=True, kw_only=True):
 
 
 class OpenRequest(Request, frozen=True, kw_only=True):
-    """credentials.open: a session for whoever brings a link, or whom a proxy or MUNGE names.
+    """credentials.open: a session for whoever brings a link, or whom a trusted proxy names.
 
     Attributes:
         secret: The link's secret …
-        user: … or the proxy's user …
-        credential: … or a MUNGE credential, and …
-        statement: … what the request that it came with is, as it has to say.
+        user: … or the proxy's user.
     """
 
     secret: str = ""
     user: str = ""
-    credential: str = ""
-    statement: str = ""
 
 
 class OpenAnswer(Answer, frozen=True, kw_only=True):
@@ -52,6 +48,30 @@ class OpenAnswer(Answer, frozen=True, kw_only=True):
     secret: str
     user: str
     expires: datetime
+
+
+class VouchRequest(Request, frozen=True, kw_only=True):
+    """credentials.vouch: a ticket, for one request, for whom MUNGE names.
+
+    Attributes:
+        credential: The MUNGE credential that came with the request.
+        statement: What that request is, which the credential has to be made over.
+    """
+
+    credential: str
+    statement: str
+
+
+class VouchAnswer(Answer, frozen=True, kw_only=True):
+    """A ticket.
+
+    Attributes:
+        secret: It, in place of a session's secret.
+        uid: Whose it is.
+    """
+
+    secret: str
+    uid: int
 
 
 class PeekRequest(Request, frozen=True, kw_only=True):

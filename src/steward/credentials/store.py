@@ -134,12 +134,6 @@ class CredentialStore:
             connection.execute(
                 "DELETE FROM credential WHERE expires_us < ?", (micros(now - timedelta(days=30)),)
             )
-            # There is one for each request that MUNGE vouches for.
-            connection.execute(
-                "DELETE FROM credential WHERE kind = 'session' AND how = 'munge' "
-                "AND expires_us < ?",
-                (micros(now),),
-            )
             number: int = connection.execute(
                 "INSERT INTO credential (kind, digest, uid, user, how, name, scopes, created_us, "
                 "expires_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -36,6 +36,7 @@ def web_problems(settings: Settings) -> Iterator[Problem]:
     yield from file_problems("web", web)
     yield from _proxy(web)
     yield from _addresses(web)
+    yield from _networks(web)
     yield from _bounds(web)
 
 
@@ -103,6 +104,14 @@ def _addresses(web: WebSettings) -> Iterator[Problem]:
                 ipaddress.ip_address(address)
             except ValueError:
                 yield _problem(field, f"holds {address!r}, which is no address")
+
+
+def _networks(web: WebSettings) -> Iterator[Problem]:
+    for network in web.munge_from:
+        try:
+            ipaddress.ip_network(network, strict=False)
+        except ValueError:
+            yield _problem("munge_from", f"holds {network!r}, which is no network: '10.1.2.0/24'")
 
 
 def _bounds(web: WebSettings) -> Iterator[Problem]:

@@ -53,21 +53,16 @@ def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIA
     prefix = urlsplit(web.url).path.rstrip("/")
     pages = Renderer(prefix)
     known_nodes = KnownNodes()
-    doorkeeper = Doorkeeper(web, desk)
     rate = Rate(web.requests_per_minute)
+    doorkeeper = Doorkeeper(web, desk, rate)
 
     async def visit(request: Ask) -> Visit:
-        found = await doorkeeper.visit(request)
-        if found.how == "munge":
-            # A login node's address is everybody's who works there.
-            rate.give_back(_address(request))
-            rate.take(_by_uid(found.me.uid))
-        return found
+        return await doorkeeper.visit(request)
 
     async def count(request: Ask) -> None:
         _need_path(request.url.path)
         if not request.url.path.removeprefix(prefix).startswith(_UNASKED):
-            rate.take(_who(request, doorkeeper))
+            doorkeeper.count(request)
 
     async def close(_: Litestar) -> None:
         desk.close()
@@ -120,28 +115,6 @@ def _need_path(path: str) -> None:
         raise NoSuchPage("there is no such page")
 
 
-def _who(request: Ask, doorkeeper: Doorkeeper) -> str:
-    """Whom a request counts for. Who makes up a secret for each is one and the same address."""
-    try:
-        how, secret = doorkeeper.bearer(request)
-    except LoginNeeded:
-        how, secret = "token", ""
-    if how == "proxy":
-        return f"user:{secret}"
-    uid = doorkeeper.met(secret)
-    if uid is not None:
-        return _by_uid(uid)
-    return _address(request)
-
-
-def _by_uid(uid: int) -> str:
-    return f"uid:{uid}"
-
-
-def _address(request: Ask) -> str:
-    return f"address:{request.client.host if request.client else ''}"
-
-
 def _below(prefix: str, app: ASGIApp) -> ASGIApp:
     """Take the prefix off paths, where the proxy in front has not done so."""
 
@@ -149,7 +122,8 @@ def _below(prefix: str, app: ASGIApp) -> ASGIApp:
         path = scope.get("path", "")
         if prefix and (path == prefix or path.startswith(f"{prefix}/")):
             scope["path"] = path[len(prefix) :] or "/"
-            scope["raw_path"] = scope["path"].encode()
+            # A prefix has plain letters alone, so that it is as long in either.
+            scope["raw_path"] = scope.get("raw_path", path.encode())[len(prefix) :] or b"/"
         await app(scope, receive, send)
 
     return below

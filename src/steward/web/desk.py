@@ -31,13 +31,16 @@ _LONG_AT_ONCE: Final = 8
 """Streams at once, and beside them what changes something; and of one user:"""
 _LONG_OF_ONE: Final = 4
 _READS_OF_ONE: Final = 8
-"""Of the connections for pages so many for one user."""
+"""Of the connections for pages so many for one user …"""
+_VOUCHING: Final = 4
+"""… and for questions about MUNGE, which may not answer."""
 _PLACE_S: Final = 15.0
 """How long anything waits for its turn."""
 _KEEP_S: Final = 240.0
 _LONGEST_LINE: Final = 64 << 20
 Decoded = TypeVar("Decoded")
 
+VOUCH: Final = "credentials.vouch"
 _READS: Final = frozenset({"read", "scripts"})
 
 
@@ -79,6 +82,7 @@ class Desk:
         self._free = asyncio.Semaphore(_AT_ONCE)
         self._streams = asyncio.Semaphore(_LONG_AT_ONCE)
         self._changes = asyncio.Semaphore(_LONG_AT_ONCE)
+        self._vouching = asyncio.Semaphore(_VOUCHING)
         self._of_one: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._reads_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
@@ -135,6 +139,8 @@ class Desk:
 
     def _places(self, action: Action, keeps: bool, who: str) -> list[asyncio.Semaphore]:
         """What has to be had: what may take minutes keeps no page waiting, no user all others."""
+        if action.name == VOUCH:
+            return [self._vouching, self._free]
         if keeps:
             own = self._reads_of.setdefault(who, asyncio.Semaphore(_READS_OF_ONE))
             return [own, self._free]

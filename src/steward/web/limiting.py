@@ -43,11 +43,15 @@ class Rate:
         if len(self._buckets) > _MOST:
             self._buckets.popitem(last=False)
         if not is_enough:
-            wait_s = (1 - level) / self._per_s
-            raise TooMany("that was too much in a short time: wait a few seconds", wait_s)
+            raise self._too_many(level)
 
-    def give_back(self, who: str) -> None:
-        """Not count a request that was let pass: it counts for somebody else."""
-        if who in self._buckets:
-            level, at = self._buckets[who]
-            self._buckets[who] = (min(self._most, level + 1), at)
+    def look(self, who: str) -> None:
+        """Whether a request would pass now, without counting it; raises as :meth:`take`."""
+        level, at = self._buckets.get(who, (self._most, 0.0))
+        level = min(self._most, level + (self._now() - at) * self._per_s)
+        if level < 1:
+            raise self._too_many(level)
+
+    def _too_many(self, level: float) -> TooMany:
+        wait_s = (1 - level) / self._per_s
+        return TooMany("that was too much in a short time: wait a few seconds", wait_s)

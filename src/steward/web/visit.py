@@ -16,10 +16,19 @@ from litestar import Request
 
 from steward.config_web import WebSettings
 from steward.credentials.errors import NotKnown
-from steward.credentials.shapes import ClusterRole, MeAnswer, MeRequest, OpenAnswer, OpenRequest
+from steward.credentials.shapes import (
+    ClusterRole,
+    MeAnswer,
+    MeRequest,
+    OpenAnswer,
+    OpenRequest,
+    VouchAnswer,
+    VouchRequest,
+)
 from steward.munge.requests import SCHEME, statement
-from steward.web.desk import Desk
+from steward.web.desk import VOUCH, Desk
 from steward.web.errors import Forged, LoginNeeded
+from steward.web.limiting import Rate
 
 COOKIE: Final = "steward_session"
 CSRF_FIELD: Final = "csrf"
@@ -39,8 +48,7 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         how: How they were known.
-        secret: Of their session or token; of one that MUNGE vouches for, a session for this
-            request.
+        secret: Of their session or token; of one whom MUNGE names, a ticket for this request.
         me: What the daemon says of them.
         desk: Where their questions go.
         is_part: Whether only a part of a page is wanted (htmx asks).
@@ -101,6 +109,10 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
         return await self.desk.ask(name, request, self.secret, key=key, who=self.who)
 
 
+def _address(request: Ask) -> str:
+    return f"address:{request.client.host if request.client else ''}"
+
+
 def _csrf(secret: str) -> bytes:
     return hashlib.sha256(b"steward csrf\0" + secret.encode()).digest()[:_MASK_BYTES]
 
@@ -124,11 +136,15 @@ class Doorkeeper:
     Args:
         web: [web].
         desk: Where the daemon is asked.
+        rate: How often one may ask.
     """
 
-    def __init__(self, web: WebSettings, desk: Desk) -> None:
+    def __init__(self, web: WebSettings, desk: Desk, rate: Rate) -> None:
         self._web = web
         self._desk = desk
+        self._rate = rate
+        # Apart from it, so that who sends nonsense keeps no neighbour's page from loading.
+        self._strays = Rate(web.requests_per_minute)
         self._known: dict[str, tuple[float, MeAnswer]] = {}
         self._by_proxy: dict[str, tuple[float, str]] = {}
 
@@ -155,6 +171,28 @@ class Doorkeeper:
             "log in first: run 'steward login' on a login node (programs bring a token of "
             "'steward token create')"
         )
+
+    def count(self, request: Ask) -> None:
+        """Let a request pass, if whoever it is from has not asked too often.
+
+        Who makes up a secret for each is one and the same address. Whom MUNGE names is counted
+        when it is known who that is: a login node's address is everybody's who works there.
+
+        Raises:
+            TooMany: They have.
+        """
+        try:
+            how, secret = self.bearer(request)
+        except LoginNeeded:
+            how, secret = "token", ""
+        if how == "munge":
+            self._strays.look(_address(request))
+            return
+        uid = self.met(secret)
+        if how == "proxy":
+            self._rate.take(f"user:{secret}")
+        else:
+            self._rate.take(_address(request) if uid is None else f"uid:{uid}")
 
     async def visit(self, request: Ask) -> Visit:
         """Who a request is from.
@@ -236,14 +274,19 @@ class Doorkeeper:
         return answer.secret
 
     async def _vouched(self, request: Ask, credential: str) -> str:
-        """The session, for this request, of whoever MUNGE says that it is from."""
-        query = request.scope["query_string"].decode("latin-1")
-        target = request.scope["path"] + (f"?{query}" if query else "")
-        origin = urlsplit(self._web.url).netloc or request.headers.get("host", "")
-        asked = statement(request.method, target, await request.body(), origin)
-        answer: OpenAnswer = await self._desk.ask(
-            "credentials.open", OpenRequest(credential=credential, statement=asked.decode())
-        )
+        """The ticket, for this request, of whoever MUNGE says that it is from."""
+        target, query = request.scope["raw_path"], request.scope["query_string"]
+        text = (target + (b"?" + query if query else b"")).decode("latin-1")
+        # Not what the client calls us: that is what it was told by whoever relays it.
+        origin = urlsplit(self._web.url).netloc or self._web.listen
+        asked = statement(request.method, text, await request.body(), origin)
+        wanted = VouchRequest(credential=credential, statement=asked.decode())
+        try:
+            answer: VouchAnswer = await self._desk.ask(VOUCH, wanted)
+        except NotKnown:
+            self._strays.take(_address(request))
+            raise
+        self._rate.take(f"uid:{answer.uid}")
         return answer.secret
 
     async def _check_form(self, request: Ask, secret: str) -> None:

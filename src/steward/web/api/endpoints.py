@@ -200,7 +200,7 @@ _STEWARD: Final = (
 )
 
 _NOT_ASKED: Final = frozenset(
-    f"credentials.{verb}" for verb in ("open", "peek", "close", "settings")
+    f"credentials.{verb}" for verb in ("open", "vouch", "peek", "close", "settings")
 )
 """What only the pages' own process may ask."""
 

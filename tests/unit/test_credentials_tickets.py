@@ -1,0 +1,40 @@
+"""A ticket is good for whom it was made, for its minute, and nobody makes one up."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.credentials.errors import NotKnown
+from steward.credentials.tickets import LIFE, PREFIX, ticket, whose
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+
+
+@given(st.integers(0, 2**32 - 1), st.text(min_size=1))
+def test_it_is_whose_it_was_made_for(uid: int, user: str) -> None:
+    assert whose(ticket(uid, user, NOW), NOW) == (uid, user)
+
+
+def test_it_is_over_with_its_minute() -> None:
+    made = ticket(1000, "ada", NOW)
+    with pytest.raises(NotKnown, match="minute is over"):
+        whose(made, NOW + LIFE)
+
+
+@given(st.text())
+def test_what_somebody_made_up_is_none(text: str) -> None:
+    with pytest.raises(NotKnown):
+        whose(PREFIX + text, NOW)
+
+
+@given(st.integers(0, 200), st.characters(codec="utf-8"))
+def test_one_that_was_changed_is_none(place: int, letter: str) -> None:
+    made = ticket(1000, "ada", NOW)
+    place %= len(made)
+    changed = made[:place] + letter + made[place + 1 :]
+    if changed == made:
+        return
+    with pytest.raises(NotKnown):
+        whose(changed, NOW)
