@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,6 +85,14 @@ def dally(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Do
     time.sleep(60)
 
 
+def command(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
+    """Run something that does not end, as Slurm's commands are run, and say which process it is."""
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    Path(request.text).write_text(str(process.pid))
+    yield Step(number=0)
+    process.wait()
+
+
 def finish(_context: Any, asker: Asker, request: Question) -> Told:
     """Change something, which takes a while: begin when told so, and say when it is done."""
     place = Path(request.text)
@@ -120,7 +129,7 @@ def registry() -> Registry:
             items=(Step,),
             only_reads=True,
         )
-        for run in (count, late, dally)
+        for run in (count, late, dally, command)
     ]
     actions.append(
         Action(name="test.look", help="", request=Question, answer=Told, run=look, only_reads=True)

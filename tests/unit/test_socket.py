@@ -215,6 +215,18 @@ def test_a_listing_ends_when_its_reader_has_gone(tmp_path: Path, *, keeps: bool)
         assert has_ended(server)
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_command_ends_with_whoever_waited_for_it(tmp_path: Path, *, keeps: bool) -> None:
+    socket_path, told = str(tmp_path / "s.sock"), tmp_path / "pid"
+    with serving(socket_path, Limits(silence_s=300.0), keeps=keeps):
+        connection = connect(socket_path)
+        connection.sendall(ask_line("test.command", Question(text=str(told)), keep=keeps))
+        assert connection.recv(1)
+        command = os.pidfd_open(int(told.read_text()))
+        connection.close()
+        assert has_ended(command)
+
+
 def has_ended(process: int) -> bool:
     """Whether a process, of which this is a descriptor, ends soon."""
     poller = select.poll()  # select(2) cannot watch the descriptors of a busy pytest
