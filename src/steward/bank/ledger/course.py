@@ -1,11 +1,11 @@
 """How an account's money went, day by day: so people can see how long it lasts."""
 
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from datetime import UTC, datetime, time, timedelta, tzinfo
 
 from sqlalchemy import case, func, select
 
-from steward.bank.ledger.quarters import day_of, quarter_of
+from steward.bank.ledger.quarters import quarter_of
 from steward.bank.ledger.records import CourseDay
 from steward.bank.ledger.session import SPENDING, Session
 from steward.bank.ledger.tables import act, entry, pot
@@ -37,17 +37,17 @@ class Course:
         midnight = datetime.combine(first, time(), zone).astimezone(UTC)
         moved = self._moved(allocations, midnight, end)
         balance = self._before(allocations, midnight)
-        by_day: dict[date, tuple[int, int]] = {}
-        for quarter, amount, spent in moved:
-            day = day_of(quarter, zone)
-            came, went = by_day.get(day, (0, 0))
-            by_day[day] = (came + amount, went + spent)
-        found, day = [], first
+        found, day, place = [], first, 0
         while day <= end.astimezone(zone).date():
-            amount, spent = by_day.get(day, (0, 0))
-            balance += amount
+            morrow = day + timedelta(days=1)
+            until = quarter_of(micros(datetime.combine(morrow, time(), zone)))
+            spent = 0
+            while place < len(moved) and moved[place][0] < until:
+                balance += moved[place][1]
+                spent += moved[place][2]
+                place += 1
             found.append(CourseDay(day=day.isoformat(), balance=balance, spent=-spent))
-            day += timedelta(days=1)
+            day = morrow
         return found
 
     def _before(self, allocations: Sequence[int], at: datetime) -> int:
@@ -76,7 +76,5 @@ class Course:
             .group_by(quarter)
             .order_by(quarter)
         )
-        return [
-            (int(row.quarter), int(row.amount), int(row.spent))
-            for row in self._session.rows(chosen)
-        ]
+        rows = self._session.rows(chosen)
+        return [(int(quarter), int(amount), int(spent)) for quarter, amount, spent in rows]
