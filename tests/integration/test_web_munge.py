@@ -12,8 +12,12 @@ import httpx
 import pytest
 from documented import code
 from steward_daemon import STEWARD
+from submitting import wait_until
 from webbing import OPERATOR, USERS, WEB_USER, WebSite
 
+from steward.config_web import WebSettings
+from steward.credentials.errors import NotKnown
+from steward.credentials.room import who_asked
 from steward.munge.requests import statement
 from steward.sandbox import Sandbox, SandboxSpec
 
@@ -167,6 +171,38 @@ def test_while_munged_hangs_others_work(site: WebSite) -> None:
             site.cluster.stop_service("munged", signal.SIGCONT)
         assert {one.result().status_code for one in waiting} <= {200, 401, 503}
     assert post(site, ME, b"{}", credential(site, "ada", made)).status_code == 200
+
+
+def test_the_doctor_says_whether_munged_answers(site: WebSite) -> None:
+    def status() -> str:
+        done = site.daemon.ask("doctor", "--only", "munge", "--json", check=False)
+        return str(json.loads(done.stdout)["findings"][0]["status"])
+
+    assert status() == "ok"
+    site.cluster.stop_service("munged")
+    try:
+        assert status() == "warning"
+        made = {"Authorization": "Munge MUNGE:AwQFAAD:", "Content-Type": "application/json"}
+        answer = httpx.post(f"{site.url}{ME}", content=b"{}", headers=made, timeout=60)
+        assert (answer.status_code, "munge" in answer.json()["detail"]) == (503, True)
+    finally:
+        site.cluster.start_service("munged")
+    wait_until(lambda: status() == "ok")
+
+
+def test_it_is_believed_from_its_networks_alone(site: WebSite) -> None:
+    munge_socket = site.cluster.plan.munge_socket
+    made = statement("POST", ME, b"{}", origin(site))
+    everywhere = WebSettings(munge_socket=munge_socket, munge_from=("0.0.0.0/0",))
+    # This process is outside of the sandbox: there she has no name, which is looked at last.
+    with pytest.raises(NotKnown, match="has no name"):
+        who_asked(everywhere, credential(site, "ada", made), made.decode())
+    nowhere = WebSettings(munge_socket=munge_socket, munge_from=("192.0.2.0/24",))
+    with pytest.raises(NotKnown, match="not believed from"):
+        who_asked(nowhere, credential(site, "ada", made), made.decode())
+    off = WebSettings(munge_socket=munge_socket, munge=False)
+    with pytest.raises(NotKnown, match="bring a token"):
+        who_asked(off, credential(site, "ada", made), made.decode())
 
 
 def test_who_is_no_user_of_the_pages_is_not_let_in(site: WebSite) -> None:

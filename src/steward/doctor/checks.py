@@ -39,6 +39,7 @@ CHECKS: Final = (
     Check(name="daemon", help="the daemon runs, and answers", run=running.daemon),
     Check(name="parts", help="each of its parts runs, and stays up", run=running.parts),
     Check(name="web", help="the pages can be reached", run=running.web),
+    Check(name="munge", help="MUNGE says who asks from other hosts", run=running.munge),
     _of_slurm("slurm", "Slurm's commands are there, and slurmctld answers", controllers.answers),
     _of_slurm("controllers", "every slurmctld's jobs are seen", controllers.hosts),
     _of_slurm("clocks", "clocks agree", controllers.clocks),

@@ -10,9 +10,12 @@ import steward
 from steward.bank.gate.link import connect
 from steward.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.doctor.ground import Ground
+from steward.errors import Refused
 from steward.events import utc_now
+from steward.munge.munged import Munge, MungeUnavailable
 from steward.status import parts as leaving
 
+_MUNGE: Final = "/run/munge"
 _VENDOR: Final = "web/static/vendor"
 _CONNECT_S: Final = 5.0
 _WEB_S: Final = 10.0
@@ -109,3 +112,27 @@ def web(ground: Ground) -> Iterator[Finding]:
         yield wrong(of.listen, f"the pages answer with {status}", *mend)
     else:
         yield ok(of.listen, "the pages answer")
+
+
+def munge(ground: Ground) -> Iterator[Finding]:
+    """Whether commands on other hosts can be known without a token."""
+    of = ground.settings.web
+    looked_at = of.munge_socket or _MUNGE
+    if not of.listen or not of.munge:
+        yield skipped("[web] munge", "nobody is known by it here")
+        return
+    if not of.munge_socket and not os.path.exists(_MUNGE):
+        yield skipped(_MUNGE, "there is no MUNGE: commands on other hosts bring tokens")
+        return
+    munged = Munge(of.munge_socket)
+    try:
+        munged.decode(munged.encode(b"steward doctor"))
+    except (MungeUnavailable, Refused) as error:
+        yield warning(
+            looked_at,
+            f"commands on other hosts are known by tokens alone: {error}",
+            "systemctl restart munge",
+            "or set munge_socket in [web], or munge = false",
+        )
+        return
+    yield ok(looked_at, "munged makes credentials, and opens them")
