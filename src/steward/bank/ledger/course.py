@@ -77,4 +77,4 @@ class Course:
             .order_by(quarter)
         )
         rows = self._session.rows(chosen)
-        return [(int(quarter), int(amount), int(spent)) for quarter, amount, spent in rows]
+        return [(int(row[0]), int(row[1]), int(row[2])) for row in rows]
