@@ -76,5 +76,7 @@ class Course:
             .group_by(quarter)
             .order_by(quarter)
         )
-        rows = self._session.rows(chosen)
-        return [(int(row[0]), int(row[1]), int(row[2])) for row in rows]
+        return [
+            (int(row.quarter), int(row.amount), int(row.spent))
+            for row in self._session.rows(chosen)
+        ]
