@@ -27,8 +27,9 @@ test: setup-slurm setup-web ## Run the tests, with the Slurm at hand; under ten 
 	@ARGS='$(ARGS)' scripts/test.sh "not wide and $(USUAL)"
 
 test-all: setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run every test there is, on every version of Slurm
-	@ARGS='$(ARGS)' scripts/test.sh "$(USUAL)" "servers and not long" soak "long and not database and not soak" "database and not servers" browser
-	@$(MAKE) --no-print-directory matrix MATRIX="$(filter-out installed,$(MATRIX))"
+	@ARGS='$(ARGS)' scripts/test.sh "$(USUAL)" "long and not database and not soak" \
+		"servers and not long" "database and not servers" soak browser \
+		$(addprefix @,$(filter-out installed,$(MATRIX)))
 
 check: setup-python ## Lint, format and types, changing nothing
 	$(BIN)/ruff check

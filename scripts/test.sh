@@ -1,19 +1,21 @@
 #!/bin/bash
-# Runs the unit tests and groups of integration tests side by side: `test.sh "not long" long`.
+# Runs the unit tests and groups of integration tests side by side: `test.sh "not long" long @24.11`.
 #
 # Some compute and most wait, so together they take little longer than the longest of
-# them; too many at a time would wait for each other past their time-outs, so of the
-# groups beside the first one only so many run at once, in the order given. Each argument
-# is pytest's -m for one group; the first one's tests, the most, are run by two processes,
-# with a cluster each, and its output is shown as it comes, that of the others as a whole
-# when all have ended. ARGS in the environment are further arguments.
+# them; too many at a time would wait for each other past their time-outs, so that only so
+# many processes run at once, in the order given. Each argument is pytest's -m for one group,
+# or, as @24.11, stands for the tests that talk to Slurm, on that version of it. The first
+# one's tests, the most, are run by two processes, with a cluster each, as are those of a
+# version. The first one's output is shown as it comes, that of the others as a whole when
+# all have ended. ARGS in the environment are further arguments.
 set -u
 
-most=3
+most=6
 
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 started=()
+declare -A processes=()
 trap 'rm -rf "$work"' EXIT
 trap 'kill "${started[@]}"; exit 130' INT
 trap 'kill "${started[@]}"; exit 143' TERM
@@ -23,25 +25,43 @@ run() {
     exec .venv/bin/pytest "$@" ${ARGS:-}
 }
 
-# beside NAME ARGUMENT...: pytest beside the others, when there is room for it.
+# has_room COUNT: whether so many processes more may run now.
+has_room() {
+    local sum=$1 pid running
+    mapfile -t running < <(jobs -rp)
+    for pid in "${running[@]}"; do
+        sum=$((sum + ${processes[$pid]:-0}))
+    done
+    ((sum <= most))
+}
+
+# beside NAME COUNT ARGUMENT...: pytest, in so many processes, when there is room for it.
 beside() {
-    local name=$1 running
-    shift
-    while mapfile -t running < <(jobs -rp) && ((${#running[@]} > most)); do
+    local name=$1 count=$2
+    shift 2
+    until has_room "$count"; do
         sleep 1
     done
     run "$@" >"$work/$name" 2>&1 &
     started+=($!)
+    processes[$!]=$count
 }
 
 run tests/integration -n 2 --dist loadfile -m "$1" &
 started+=($!)
+processes[$!]=2
 shift
-beside 0 tests/unit
+beside 0 1 tests/unit
 group=0
 for marks in "$@"; do
     group=$((group + 1))
-    beside "$group" tests/integration tests/browser -m "$marks"
+    if [ "${marks#@}" != "$marks" ]; then
+        export STEWARD_SLURM=${marks#@}
+        beside "$group" 2 tests/integration -n 2 --dist loadfile -m "matrix and not long"
+        unset STEWARD_SLURM
+    else
+        beside "$group" 1 tests/integration tests/browser -m "$marks"
+    fi
 done
 
 codes=
@@ -49,7 +69,9 @@ for process in "${started[@]}"; do
     wait "$process"
     codes="$codes $?"
 done
-cat "$work"/*
+for output in "$work"/*; do
+    cat "$output"
+done
 
 # Code 5 says that no test was chosen, as ARGS='-k spool' may have it for some of the groups.
 for code in $codes; do

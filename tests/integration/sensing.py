@@ -9,6 +9,7 @@ import msgspec
 from steward_daemon import STEWARD, Daemon
 from submitting import wait_until
 
+from steward.capture.states.triggers import EVENTS
 from steward.config_automation import SensorSettings
 from steward.events import (
     CONTROLLER_STATE,
@@ -133,6 +134,16 @@ class Watching(Daemon):
     def settle(self) -> None:
         """Wait until the events replayed give what Slurm shows, whatever was killed before."""
         wait_until(lambda: self.replayed() == self.shown(), 60)
+
+    def all_triggers(self) -> list[str]:
+        """The rows of our triggers, when the last of them is there: they are set in an order."""
+        last = next(event for event in reversed(EVENTS) if "slurmdbd" not in event)
+
+        def is_last(row: str) -> bool:
+            return str(self.helper) in row and row.rstrip().endswith(f" {last}")
+
+        wait_until(lambda: any(map(is_last, self.triggers())))
+        return self.triggers()
 
     def triggers(self) -> list[str]:
         """The rows of our triggers, without their numbers."""

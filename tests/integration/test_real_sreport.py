@@ -110,8 +110,8 @@ class Books:
         """Since when ours know of it; epoch."""
         with closing(HistoryReader(str(self.site.daemon.state))) as reader:
             spans = reader.nodes_between("box", micros(self.since), micros(self.until))
-        (from_us,) = [one.from_us for one in spans if one.node == "node4" and one.reason]
-        return from_us // 1_000_000
+        # Whatever flag it has meanwhile begins another span of the same.
+        return min(one.from_us for one in spans if one.node == "node4" and one.reason) // 1_000_000
 
 
 @pytest.fixture(scope="module")

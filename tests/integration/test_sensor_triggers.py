@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
 def test_slurmctlds_triggers_wake_the_sensor(cluster: Sandbox, make: MakeWatching) -> None:
     """Its own look would be an hour away."""
     watching = make(interval_s=3600.0)
-    wait_until(lambda: len(watching.triggers()) >= 6)
+    assert len(watching.all_triggers()) >= 6
     # A slurmctld that has just started fires for that too, within its first round of triggers.
     scontrol(cluster, "update", "nodename=node1", "state=drain", "reason=first round")
     wait_until(lambda: "DRAIN" in watching.replayed()["node1"], 60)
@@ -45,8 +45,8 @@ def test_triggers_that_are_lost_are_set_again_and_stale_ones_cleared(
 ) -> None:
     slurm = cluster.plan.slurm_user
     watching = make()
-    wait_until(lambda: len(watching.triggers()) >= 6)
-    ours = watching.triggers()
+    ours = watching.all_triggers()
+    assert len(ours) >= 6
     assert all("PERM" in row for row in ours)
     watching.stop()
     stale = f"{watching.helper} --socket /elsewhere --secret /elsewhere box down"
@@ -73,8 +73,8 @@ def test_triggers_survive_a_slurmctld_that_had_not_saved_them(
     cluster: Sandbox, make: MakeWatching
 ) -> None:
     watching = make()
-    wait_until(lambda: len(watching.triggers()) >= 6)
-    ours = watching.triggers()
+    ours = watching.all_triggers()
+    assert len(ours) >= 6
     cluster.kill_controller()
     Path(cluster.spool, "trigger_state").unlink(missing_ok=True)
     Path(cluster.spool, "trigger_state.old").unlink(missing_ok=True)
@@ -84,7 +84,7 @@ def test_triggers_survive_a_slurmctld_that_had_not_saved_them(
 
 def test_the_secret_is_seen_by_nobody_else(cluster: Sandbox, make: MakeWatching) -> None:
     watching = make()
-    wait_until(lambda: len(watching.triggers()) >= 6)
+    assert len(watching.all_triggers()) >= 6
     user = next(iter(cluster.users))
     secret = watching.secret.read_bytes().strip()
     found = watching.secret.stat()
