@@ -203,28 +203,20 @@ def test_an_answer_takes_no_more_memory_than_one_may(tmp_path: Path) -> None:
         assert works(socket_path)
 
 
+# What answers, and a command that it has started.
+@pytest.mark.parametrize("action", ["dally", "command"])
 @pytest.mark.parametrize("keeps", [False, True])
-def test_a_listing_ends_when_its_reader_has_gone(tmp_path: Path, *, keeps: bool) -> None:
+def test_a_listing_ends_when_its_reader_has_gone(
+    tmp_path: Path, action: str, *, keeps: bool
+) -> None:
     socket_path, told = str(tmp_path / "s.sock"), tmp_path / "pid"
     with serving(socket_path, Limits(silence_s=300.0), keeps=keeps):
         connection = connect(socket_path)
-        connection.sendall(ask_line("test.dally", Question(text=str(told)), keep=keeps))
+        connection.sendall(ask_line(f"test.{action}", Question(text=str(told)), keep=keeps))
         assert connection.recv(1)
-        server = os.pidfd_open(int(told.read_text()))
+        process = os.pidfd_open(int(told.read_text()))
         connection.close()
-        assert has_ended(server)
-
-
-@pytest.mark.parametrize("keeps", [False, True])
-def test_a_command_ends_with_whoever_waited_for_it(tmp_path: Path, *, keeps: bool) -> None:
-    socket_path, told = str(tmp_path / "s.sock"), tmp_path / "pid"
-    with serving(socket_path, Limits(silence_s=300.0), keeps=keeps):
-        connection = connect(socket_path)
-        connection.sendall(ask_line("test.command", Question(text=str(told)), keep=keeps))
-        assert connection.recv(1)
-        command = os.pidfd_open(int(told.read_text()))
-        connection.close()
-        assert has_ended(command)
+        assert has_ended(process)
 
 
 def has_ended(process: int) -> bool:
