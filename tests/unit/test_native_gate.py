@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from submit_site import (
     VECTORS,
@@ -117,6 +117,7 @@ def test_it_takes_what_the_vectors_say(checked: Path) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=60).filter(lambda b: b"\0" not in b), min_size=30))
+@example(["\x85\u2028\u2029\x0b\x0c\x1c".encode()])
 def test_any_bytes_can_be_a_name(checked: Path, names: list[bytes]) -> None:
     orders = [order for name in names for order in (f"set account {name.hex()}", "write submit 1")]
     lines = run_gate(checked, ["conf /nowhere", "init", "new", *orders])

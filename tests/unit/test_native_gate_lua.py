@@ -82,7 +82,8 @@ def run(lua: str, program: str, env: dict[str, str] | None = None) -> list[str]:
         env=os.environ | (env or {}),
     )
     assert done.returncode == 0, done.stderr.decode("utf-8", "replace")
-    return done.stdout.decode().splitlines()
+    # Of bytes: a text would be cut at U+0085 and U+2028, too, which stand in lines as they are.
+    return [line.decode() for line in done.stdout.splitlines()]
 
 
 @pytest.fixture(params=LUAS or ["none"])

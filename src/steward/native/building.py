@@ -40,14 +40,16 @@ DEFAULT_LIBDIR: Final = "/usr/local/lib/steward"
 HEADER_DIRECTORIES: Final = ("/usr/include", "/usr/local/include", "/opt/slurm/include")
 """Where headers are looked for if nobody says where they are."""
 
-_OF_SPANK: Final = ("spank_steward.c", "shim_line.c", "shim_step.c", "facts.c", "mounts.c")
+_OF_SPANK: Final = (
+    *("spank_steward.c", "shim_line.c", "shim_step.c", "facts.c", "mounts.c", "utf8.c"),
+)
 SOURCES: Final = {
     LIBRARY: _OF_SPANK,
     PROLOG_LIBRARY: _OF_SPANK,
-    SUBMIT_LIBRARY: ("job_submit_steward.c", "gate_ask.c", "gate_conf.c", "gate_wire.c"),
+    SUBMIT_LIBRARY: ("job_submit_steward.c", "gate_ask.c", "gate_conf.c", "gate_wire.c", "utf8.c"),
 }
 """What each library is compiled from."""
-_HEADERS: Final = ("facts.h", "gate.h", "mounts.h", "shim.h")
+_HEADERS: Final = ("facts.h", "gate.h", "mounts.h", "shim.h", "utf8.h")
 FLAGS: Final = (
     *("-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
     *("-Wall", "-Wextra", "-Werror", "-fstack-protector-strong", "-D_FORTIFY_SOURCE=2"),

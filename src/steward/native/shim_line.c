@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "shim.h"
+#include "utf8.h"
 
 int64_t now_us(void)
 {
@@ -38,21 +39,6 @@ void add(struct line *line, const char *format, ...)
 		line->too_long = 1;
 	else
 		line->used += (size_t)length;
-}
-
-/* How many bytes the UTF-8 character at `text` has, 0 if it is none (RFC 3629). */
-static int utf8_length(const unsigned char *text)
-{
-	int length = text[0] < 0x80 ? 1 : text[0] < 0xc2 ? 0 : text[0] < 0xe0 ? 2 :
-		     text[0] < 0xf0 ? 3 : text[0] < 0xf5 ? 4 : 0;
-
-	for (int i = 1; i < length; i++)
-		if ((text[i] & 0xc0) != 0x80)
-			return 0;
-	if ((text[0] == 0xe0 && text[1] < 0xa0) || (text[0] == 0xed && text[1] > 0x9f) ||
-	    (text[0] == 0xf0 && text[1] < 0x90) || (text[0] == 0xf4 && text[1] > 0x8f))
-		return 0;
-	return length;
 }
 
 void add_text(struct line *line, const char *key, const char *value, size_t most)
