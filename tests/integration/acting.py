@@ -4,15 +4,15 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from typing import Any, ClassVar
 
 import msgspec
 from steward_daemon import Daemon
 from submitting import wait_until
 
+from servers.answering import Quiet, answering
 from steward.config import AccessSettings
 from steward.config_accounting import MailSettings
 from steward.config_automation import ActionsSettings
@@ -24,7 +24,7 @@ USERS = ("ada", "bela", "olga", "carl")
 SLEEP = "#!/bin/sh\nsleep 600\n"
 
 
-class Hook(BaseHTTPRequestHandler):
+class Hook(Quiet, BaseHTTPRequestHandler):
     """A webhook that keeps what it is told."""
 
     told: ClassVar[list[Any]] = []
@@ -34,9 +34,6 @@ class Hook(BaseHTTPRequestHandler):
         self.told.append(json.loads(self.rfile.read(length)))
         self.send_response(404 if self.path == "/gone" else 204)
         self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 class Site:
@@ -126,8 +123,7 @@ class Site:
 @contextmanager
 def acting(slurm_version: str) -> Iterator[Site]:
     """A cluster and its daemon, which end with the block."""
-    with HTTPServer(("127.0.0.1", 0), Hook) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+    with answering(Hook) as server:
         spec = SandboxSpec(slurm=slurm_version, user_names=USERS)
         with Sandbox.up(spec, say=print) as cluster:
             site = Site(cluster, server.server_port)
@@ -136,4 +132,3 @@ def acting(slurm_version: str) -> Iterator[Site]:
                 yield site
             finally:
                 site.daemon.close()
-                server.shutdown()

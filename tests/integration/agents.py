@@ -4,13 +4,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-import pytest
 from controllers import Munged
 from running import settings_in
 
+from servers.answering import Quiet
 from steward.agent import agent
 from steward.capture.nodes.folding import KINDS
 from steward.config import ClusterSettings, NodesSettings, Settings
@@ -20,21 +20,6 @@ from steward.journal import JournalReader
 AGENT = [os.environ.get("STEWARD_AGENT_PYTHON", sys.executable), "-I", str(agent.__file__)]
 NODE = "localhost"
 """Where Slurm is not asked a node is looked for under its own name."""
-
-MakeMunged = Callable[..., Munged]
-
-
-@pytest.fixture
-def make_munged(tmp_path: Path) -> Iterator[MakeMunged]:
-    made: list[Munged] = []
-
-    def make(origin: str = "127.0.0.1", key: bytes = b"") -> Munged:
-        made.append(Munged(tmp_path / f"munged{len(made)}", origin, key))
-        return made[-1]
-
-    yield make
-    for munged in made:
-        munged.close()
 
 
 def lines(numbers: range, node: str = NODE) -> bytes:
@@ -61,6 +46,37 @@ def run_agent(
     return subprocess.run(
         [*words, "--limit", "0", *more], capture_output=True, text=True, timeout=300, check=False
     )
+
+
+class Hearer(Quiet, BaseHTTPRequestHandler):
+    """What hears an agent at Steward's place; what it says to a batch is the test's."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        """Take a batch in."""
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        digest = agent.digest_of(self.headers["Steward-Batch"].encode(), body)
+        self.answer(digest, f"durable {digest}\n".encode())
+
+    def answer(self, digest: str, durable: bytes) -> None:
+        """Answer a batch.
+
+        Args:
+            digest: The batch's.
+            durable: The words that it is durable.
+        """
+        raise NotImplementedError
+
+    def say(self, status: int, said: bytes, credential: str, retry_after_s: int = 0) -> None:
+        """Send an answer."""
+        self.send_response(status)
+        self.send_header("Steward-Credential", credential)
+        self.send_header("Content-Length", str(len(said)))
+        if retry_after_s:
+            self.send_header("Retry-After", str(retry_after_s))
+        self.end_headers()
+        self.wfile.write(said)
 
 
 def hearing(directory: Path, port: int, munged: Munged, behind_nat: bool = False) -> Settings:

@@ -2,9 +2,11 @@
 
 import os
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import pytest
 from running import Daemon, ask
 from submitting import wait_until
 
@@ -61,6 +63,23 @@ class Munged:
         """End it."""
         self._process.terminate()
         self._process.wait(20)
+
+
+MakeMunged = Callable[..., Munged]
+
+
+@pytest.fixture
+def make_munged(tmp_path: Path) -> Iterator[MakeMunged]:
+    """Makes one after another, and ends them."""
+    made: list[Munged] = []
+
+    def make(origin: str = "127.0.0.1", key: bytes = b"") -> Munged:
+        made.append(Munged(tmp_path / f"munged{len(made)}", origin, key))
+        return made[-1]
+
+    yield make
+    for munged in made:
+        munged.close()
 
 
 class Controller(Daemon):

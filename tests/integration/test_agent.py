@@ -14,19 +14,15 @@ from random import Random
 
 import msgspec
 import pytest
-from agents import (
-    AGENT,
-    NODE,
+from agents import AGENT, NODE, events_of, hearing, lines, put, run_agent, tasks_of
+from controllers import (
+    Controller,
     MakeMunged,
-    events_of,
-    hearing,
-    lines,
+    controller_settings,
     make_munged,
-    put,
-    run_agent,
-    tasks_of,
+    said,
+    serve_settings,
 )
-from controllers import Controller, controller_settings, said, serve_settings
 from running import Daemon, chance_of
 from submitting import wait_until
 

@@ -3,25 +3,15 @@
 import http.client
 import json
 import os
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from agents import (
-    NODE,
-    MakeMunged,
-    events_of,
-    hearing,
-    lines,
-    make_munged,
-    put,
-    run_agent,
-    tasks_of,
-)
-from controllers import Munged, said
+from agents import NODE, Hearer, events_of, hearing, lines, put, run_agent, tasks_of
+from controllers import MakeMunged, Munged, make_munged, said
 from running import Daemon
 
+from servers.answering import answering
 from servers.process import free_port
 from steward.agent import agent
 from steward.errors import Refused
@@ -83,11 +73,17 @@ def post(
     """Send a batch from an address of ours; what is answered."""
     head = json.dumps({"v": 1, "node": node, "sequence": 1, "place": "a"})
     claim = agent.claim_of(node, "", 1, agent.digest_of(head.encode(), body))
-    credential = Munge(munged.socket).encode(claim).decode()
+    return send(port, head, Munge(munged.socket).encode(claim), body, source)
+
+
+def send(
+    port: int, head: str, credential: bytes, body: bytes, source: str = "127.0.0.1"
+) -> tuple[int, bytes]:
+    """Send a batch with this head and this credential."""
     connection = http.client.HTTPConnection(
         "127.0.0.1", port, timeout=60, source_address=(source, 0)
     )
-    headers = {"Steward-Batch": head, "Steward-Credential": credential}
+    headers = {"Steward-Batch": head, "Steward-Credential": credential.decode()}
     connection.request("POST", agent.PATH, body, headers)
     answer = connection.getresponse()
     status, text = answer.status, answer.read()
@@ -99,86 +95,44 @@ def test_an_answer_of_somebody_else_is_not_believed(
     tmp_path: Path, make_munged: MakeMunged
 ) -> None:
     """Lines are let go of because of it: whoever is at the port has to be Steward."""
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-
     munged, strange = make_munged(), make_munged()
     recorded: list[str] = []
 
-    class Impostor(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            digest = agent.digest_of(self.headers["Steward-Batch"].encode(), body)
-            said = f"durable {digest}\n".encode()
+    class Impostor(Hearer):
+        def answer(self, digest: str, durable: bytes) -> None:
             recorded.append(self.headers["Steward-Credential"])
             credentials = [
                 "",
                 self.headers["Steward-Credential"],
-                Munge(strange.socket).encode(agent.answer_claim_of(digest, said)).decode(),
-                Munge(munged.socket).encode(agent.answer_claim_of("0" * 64, said)).decode(),
+                Munge(strange.socket).encode(agent.answer_claim_of(digest, durable)).decode(),
+                Munge(munged.socket).encode(agent.answer_claim_of("0" * 64, durable)).decode(),
             ]
-            self.send_response(200)
-            self.send_header("Steward-Credential", credentials[len(recorded) - 1])
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self.say(200, durable, credentials[len(recorded) - 1])
 
     put(tmp_path / "lines", lines(range(10)))
-    server = HTTPServer(("127.0.0.1", 0), Impostor)
-    serving = threading.Thread(target=server.serve_forever)
-    serving.start()
-    try:
+    with answering(Impostor) as server:
         for _ in range(4):
-            done = run_agent(tmp_path / "lines", server.server_address[1], munged.socket)
+            done = run_agent(tmp_path / "lines", server.server_port, munged.socket)
             assert done.returncode == 1, done.stderr
-    finally:
-        server.shutdown()
-        serving.join()
-        server.server_close()
     assert len(recorded) == 4
     assert agent.Place(str(tmp_path / "lines" / f"{NODE}.place")).sequence == 0
 
 
 def test_it_comes_again_when_it_is_asked_to(tmp_path: Path, make_munged: MakeMunged) -> None:
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-
     munged = make_munged()
     asked: list[float] = []
 
-    class Busy(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
+    class Busy(Hearer):
+        def answer(self, digest: str, durable: bytes) -> None:
             asked.append(time.monotonic())
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            digest = agent.digest_of(self.headers["Steward-Batch"].encode(), body)
-            said = f"durable {digest}\n".encode()
-            self.send_response(503 if len(asked) == 1 else 200)
-            self.send_header("Retry-After", "2")
-            claim = agent.answer_claim_of(digest, said)
-            self.send_header("Steward-Credential", Munge(munged.socket).encode(claim).decode())
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            claim = agent.answer_claim_of(digest, durable)
+            credential = Munge(munged.socket).encode(claim).decode()
+            self.say(503 if len(asked) == 1 else 200, durable, credential, retry_after_s=2)
 
     put(tmp_path / "lines", lines(range(10)))
-    server = HTTPServer(("127.0.0.1", 0), Busy)
-    serving = threading.Thread(target=server.serve_forever)
-    serving.start()
-    try:
-        port = server.server_address[1]
-        done = run_agent(tmp_path / "lines", port, munged.socket, "--limit", "200")
-    finally:
-        server.shutdown()
-        serving.join()
-        server.server_close()
+    with answering(Busy) as server:
+        where = (tmp_path / "lines", server.server_port, munged.socket)
+        done = run_agent(*where, "--limit", "200")
     assert (done.returncode, done.stderr) == (0, "")
     assert asked[1] - asked[0] >= 2.0
 
@@ -216,21 +170,14 @@ def test_a_batch_that_is_played_again_is_refused(tmp_path: Path, make_munged: Ma
     digest = agent.digest_of(head.encode(), body)
     claim = agent.claim_of(NODE, "", 1, digest)
 
-    def post(credential: bytes, data: bytes) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        headers = {"Steward-Batch": head, "Steward-Credential": credential.decode()}
-        connection.request("POST", agent.PATH, data, headers)
-        answer = connection.getresponse()
-        status, text = answer.status, answer.read()
-        connection.close()
-        return status, text
-
     with Daemon(settings, tmp_path) as daemon:
         said(daemon, "listening for nodes")
         credential = Munge(munged.socket).encode(claim)
-        assert post(credential, body) == (200, f"durable {digest}\n".encode())
-        assert post(credential, body)[1].startswith(b"the MUNGE credential was used before")
+        assert send(port, head, credential, body) == (200, f"durable {digest}\n".encode())
+        _, refusal = send(port, head, credential, body)
+        assert refusal.startswith(b"the MUNGE credential was used before")
         # The same one with a credential of its own is harmless.
-        assert post(Munge(munged.socket).encode(claim), body)[0] == 200
-        assert post(Munge(munged.socket).encode(claim), lines(range(5, 10)))[0] == 403
+        assert send(port, head, Munge(munged.socket).encode(claim), body)[0] == 200
+        another = lines(range(5, 10))
+        assert send(port, head, Munge(munged.socket).encode(claim), another)[0] == 403
     assert sorted(tasks_of(settings)) == list(range(5))

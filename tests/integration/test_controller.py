@@ -11,13 +11,21 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
 from below import files_below
-from controllers import Controller, Munged, controller_settings, said, serve_settings
+from controllers import (
+    Controller,
+    MakeMunged,
+    Munged,
+    controller_settings,
+    make_munged,
+    said,
+    serve_settings,
+)
 from running import (
     Daemon,
     archived,
@@ -39,7 +47,8 @@ from steward.config import ClusterSettings, ForwardSettings, ReceiveSettings, Se
 from steward.errors import Refused
 from steward.munge.munged import Munge, MungeUnavailable
 
-MakeMunged = Callable[..., Munged]
+__all__ = ["make_munged"]
+
 HERE = ("127.0.0.1",)
 
 
@@ -50,19 +59,6 @@ def fast() -> Iterator[Path]:
     where = Path(tempfile.mkdtemp(dir=parent))
     yield where
     shutil.rmtree(where)
-
-
-@pytest.fixture
-def make_munged(tmp_path: Path) -> Iterator[MakeMunged]:
-    made: list[Munged] = []
-
-    def make(origin: str = "127.0.0.1", key: bytes = b"") -> Munged:
-        made.append(Munged(tmp_path / f"munged{len(made)}", origin, key))
-        return made[-1]
-
-    yield make
-    for munged in made:
-        munged.close()
 
 
 def cluster_of(munged: Munged, *controllers: str) -> ClusterSettings:

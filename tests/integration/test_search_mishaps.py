@@ -2,16 +2,16 @@
 
 import logging
 import random
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import msgspec
 import pytest
 from search_sinks import DAY, NOON, correction, deletion, document, sink_on
 
+from servers.answering import Quiet, answering
 from servers.search import Elasticsearch, OpenSearch, SearchServer
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.remote.document import Document
@@ -167,7 +167,7 @@ def test_what_the_server_never_has_room_for_is_set_aside_in_the_end(
         destination.close()
 
 
-class Flooding(BaseHTTPRequestHandler):
+class Flooding(Quiet, BaseHTTPRequestHandler):
     """Answers with more than there is room for."""
 
     def do_GET(self) -> None:
@@ -181,9 +181,6 @@ class Flooding(BaseHTTPRequestHandler):
         except OSError:
             pass  # the other side has had enough, as it should
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.mark.parametrize("kind", ["elasticsearch", "opensearch"])
 def test_a_reply_without_end_is_not_read_to_its_end(
@@ -193,14 +190,9 @@ def test_a_reply_without_end_is_not_read_to_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bounded, "LARGEST_REPLY", 1 << 20)
-    flood = ThreadingHTTPServer(("127.0.0.1", 0), Flooding)
-    threading.Thread(target=flood.serve_forever, daemon=True).start()
     server = elasticsearch if kind == "elasticsearch" else opensearch
-    url = f"http://127.0.0.1:{flood.server_address[1]}"
-    sink = msgspec.structs.replace(sink_on(server), urls=(url,))
-    try:
+    with answering(Flooding) as flood:
+        url = f"http://127.0.0.1:{flood.server_port}"
+        sink = msgspec.structs.replace(sink_on(server), urls=(url,))
         with pytest.raises(ArchiveUnavailable, match="more than 1 MiB"):
             SearchDestination(sink).send([Document(cluster="a", key="script:1:1", version=1)])
-    finally:
-        flood.shutdown()
-        flood.server_close()

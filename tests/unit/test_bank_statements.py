@@ -1,14 +1,13 @@
 """Statements by mail once a month, notices to people and to a webhook."""
 
-import http.server
 import io
 import json
 import logging
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from asking_site import ADA, AskingSite
 from bank_site import NOON
 
+from servers.answering import Quiet, answering
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import By
@@ -40,7 +40,7 @@ from steward.posting import NotSent
 NOTICE = Notice(kind="bank.threshold", subject="[bank] x", text="hello\n", to=("olga",))
 
 
-class Hook(http.server.BaseHTTPRequestHandler):
+class Hook(Quiet, BaseHTTPRequestHandler):
     """A webhook that keeps what it is told, and answers as it is told to."""
 
     def do_POST(self) -> None:
@@ -50,19 +50,13 @@ class Hook(http.server.BaseHTTPRequestHandler):
         self.send_response(server.answer)
         self.end_headers()
 
-    def log_message(self, *args: Any) -> None:
-        """Nothing: the tests' own output is read."""
-
 
 @pytest.fixture
 def hook() -> Iterator[Any]:
-    server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)
-    server.told, server.answer = [], 204
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with answering(Hook) as serving:
+        server: Any = serving
+        server.told, server.answer = [], 204
+        yield server
 
 
 def settings_of(site: AskingSite, directory: Path, *, fails: int = 0, **notify: Any) -> Settings:

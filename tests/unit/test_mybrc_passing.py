@@ -1,14 +1,14 @@
 """What a server elsewhere fails over holds up nothing else; a server that fails is left alone."""
 
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
+from servers.answering import Quiet, answering
 from servers.mybrc import mybrc_settings, with_money
 from steward.bank.ledger import open_ledger
 from steward.bank.mybrc.outgoing import KIND, Told, told_change
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NOW = datetime.now(UTC)
 
 
-class Elsewhere(BaseHTTPRequestHandler):
+class Elsewhere(Quiet, BaseHTTPRequestHandler):
     """A server that fails over some jobs, and keeps count of what it was asked."""
 
     poison: ClassVar[set[str]] = set()
@@ -40,22 +40,14 @@ class Elsewhere(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
 
 @pytest.fixture
 def url() -> Iterator[str]:
     Elsewhere.poison.clear()
     Elsewhere.refused.clear()
     Elsewhere.asked.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(Elsewhere) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 class Site:
