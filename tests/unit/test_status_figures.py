@@ -1,8 +1,11 @@
 """What Prometheus is told of the bank, by a gate and a ledger that really run."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 from gate_process import running, state_dir
 from gate_site import job, settings_of
 from prometheus_client.exposition import generate_latest
@@ -22,8 +25,26 @@ ROOT = Asker(uid=0, user="root")
 BY = By(who="root")
 
 
+class Counted:
+    """Calls what it is made of, and notes each name that was called."""
+
+    def __init__(self, call: Callable[[str, Asker, Any], Any]) -> None:
+        self._call = call
+        self.names: list[str] = []
+
+    def __call__(self, name: str, asker: Asker, request: Any) -> Any:
+        self.names.append(name)
+        return self._call(name, asker, request)
+
+
 def scraped(settings: Settings) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    text = registry(settings).call("status.metrics", ROOT, MetricsRequest()).text
+    rooms = registry(settings)
+    asked = Counted(rooms.call)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rooms, "call", asked)
+        text = rooms.call("status.metrics", ROOT, MetricsRequest()).text
+    assert len(asked.names) == len(set(asked.names)), "a room is asked once for each scrape"
+    assert "bank.standing" in asked.names
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)

@@ -79,6 +79,33 @@ def test_never_more_than_a_burst_and_what_time_brings(per_minute: int, pauses: l
     assert passed <= burst + sum(pauses) * per_minute / 60 + 1
 
 
+def test_who_looks_is_told_as_who_takes_and_is_not_counted() -> None:
+    clock = Clock()
+    rate = Rate(30, clock)
+    rate.look("ada")
+    assert taken(rate, "ada") == 5
+    with pytest.raises(TooMany) as looked:
+        rate.look("ada")
+    with pytest.raises(TooMany) as took:
+        rate.take("ada")
+    assert looked.value.wait_s == took.value.wait_s
+    clock.now += looked.value.wait_s
+    rate.look("ada")
+    rate.look("ada")
+    assert taken(rate, "ada") == 1
+
+
+def test_who_asked_last_is_forgotten_last() -> None:
+    rate = Rate(60, Clock())
+    taken(rate, "ada")
+    for number in range(19_999):
+        rate.take(str(number))
+    assert taken(rate, "ada") == 0
+    for number in range(19_999):
+        rate.take(f"another {number}")
+    assert taken(rate, "ada") == 0
+
+
 def test_many_who_ask_once_are_forgotten_not_kept() -> None:
     rate = Rate(60, Clock())
     for number in range(30_000):

@@ -11,8 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from steward.access import Asker
-from steward.bank.asking_standing import BankStandingAnswer, BankStandingRequest
-from steward.errors import StewardError
+from steward.bank.asking_standing import BankStandingAnswer
 from steward.status.room import StatusRoom
 from steward.status.shapes import (
     ConsumerState,
@@ -45,23 +44,18 @@ def metrics(room: StatusRoom, asker: Asker, request: MetricsRequest) -> MetricsA
     del request
     room.admit_scraper(asker)
     families = Families()
-    status = gather(room, gaps=False)
-    unknown = dict(status.unknown)
+    status = gather(room, gaps=False, accounts=True)
     _daemon(families, room, status)
     _journal(families, status)
     _sinks(families, status)
     _clusters(families, status)
-    if room.settings.bank.enabled:
-        try:
-            answer = room.ask("bank.standing", BankStandingRequest(accounts=True))
-            _bank(families, answer)
-        except StewardError as error:
-            unknown["bank"] = str(error)
+    if status.bank is not None:
+        _bank(families, status.bank)
     families.gauge(
         "steward_unknown",
         "Whether these figures could not be told now.",
         ("figures",),
-        [((what,), 1) for what in sorted(unknown)],
+        [((what,), 1) for what in sorted(status.unknown)],
     )
     registry = CollectorRegistry()
     registry.register(families)

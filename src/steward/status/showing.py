@@ -47,8 +47,14 @@ def show(room: StatusRoom, asker: Asker, request: StatusShowRequest) -> StatusSh
     return gather(room, gaps=request.gaps)
 
 
-def gather(room: StatusRoom, *, gaps: bool) -> StatusShowAnswer:
-    """How Steward itself stands, for whoever was let in."""
+def gather(room: StatusRoom, *, gaps: bool, accounts: bool = False) -> StatusShowAnswer:
+    """How Steward itself stands, for whoever was let in.
+
+    Args:
+        room: Asks the other rooms.
+        gaps: Whether what is missing from the books is wanted.
+        accounts: Whether what each account of the bank has is wanted.
+    """
     from steward.archive.sink_answers import SinksRequest
 
     settings = room.settings
@@ -82,7 +88,7 @@ def gather(room: StatusRoom, *, gaps: bool) -> StatusShowAnswer:
         sinks=sinks,
         dead_letters=sum(one.set_aside for one in consumers),
         gaps=known("gaps", lambda: _gaps(room), None) if gaps and has_books else None,
-        bank=known("bank", lambda: _bank(room), None) if settings.bank.enabled else None,
+        bank=known("bank", lambda: _bank(room, accounts), None) if settings.bank.enabled else None,
         clusters=tuple(_cluster(room, name) for name in settings.cluster),
         disks=disks(room, unknown),
         unknown=unknown,
@@ -137,8 +143,9 @@ def _gaps(room: StatusRoom) -> GapsLine | None:
     )
 
 
-def _bank(room: StatusRoom) -> BankStandingAnswer:
-    answer: BankStandingAnswer = room.ask("bank.standing", BankStandingRequest())
+def _bank(room: StatusRoom, accounts: bool) -> BankStandingAnswer:
+    request = BankStandingRequest(accounts=accounts)
+    answer: BankStandingAnswer = room.ask("bank.standing", request)
     return answer
 
 

@@ -36,10 +36,10 @@ class Rate:
             TooMany: It is one too many.
         """
         now = self._now()
-        level, at = self._buckets.pop(who, (self._most, now))
-        level = min(self._most, level + (now - at) * self._per_s)
+        level = self._level(who, now)
         is_enough = level >= 1
         self._buckets[who] = (level - 1 if is_enough else level, now)
+        self._buckets.move_to_end(who)
         if len(self._buckets) > _MOST:
             self._buckets.popitem(last=False)
         if not is_enough:
@@ -47,10 +47,14 @@ class Rate:
 
     def look(self, who: str) -> None:
         """Whether a request would pass now, without counting it; raises as :meth:`take`."""
-        level, at = self._buckets.get(who, (self._most, 0.0))
-        level = min(self._most, level + (self._now() - at) * self._per_s)
+        level = self._level(who, self._now())
         if level < 1:
             raise self._too_many(level)
+
+    def _level(self, who: str, now: float) -> float:
+        """How much a bucket holds by now."""
+        level, at = self._buckets.get(who, (self._most, now))
+        return min(self._most, level + (now - at) * self._per_s)
 
     def _too_many(self, level: float) -> TooMany:
         wait_s = (1 - level) / self._per_s
