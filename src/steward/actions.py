@@ -7,7 +7,7 @@ the asker may see is decided inside that function.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -16,9 +16,29 @@ from steward.errors import UsageError
 
 Role = Literal["everyone", "operator", "administrator"]
 
+LEAST: Final = -(2**63)
+MOST: Final = 2**63 - 1
+"""The whole numbers that can be asked about: no database takes others."""
+
 
 class ActionError(UsageError):
     """There is no such action, or the request is not of its shape."""
+
+
+def is_in_bounds(value: Any) -> bool:
+    """Whether all whole numbers in plain values are from :data:`LEAST` to :data:`MOST`."""
+    # However deep the values are: who asks may choose that, too.
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, int):
+            if not LEAST <= one <= MOST:
+                return False
+        elif isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, list | tuple):
+            waiting += one
+    return True
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +95,27 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
         return self.name.partition(".")[0]
 
 
+def request_of(action: Action, args: Any) -> Any:
+    """The request of an action that plain values stand for.
+
+    Raises:
+        ActionError: They are not of its shape, or hold a number that is too large.
+    """
+    name = action.name
+    try:
+        request = msgspec.convert(args, action.request)
+    except msgspec.ValidationError as error:
+        raise ActionError(f"{name}: {error}", name) from error
+    for field, value in args.items():
+        if not is_in_bounds(value):
+            raise ActionError(
+                f"{name}: {field!r} holds a number that is too large "
+                f"(whole numbers go from {LEAST} to {MOST})",
+                name,
+            )
+    return request
+
+
 Room = Callable[[], Any]
 """Makes a room's context when its first action is called."""
 
@@ -125,13 +166,10 @@ class Registry:
         """The request that plain JSON values stand for.
 
         Raises:
-            ActionError: There is no such action, or the values are not of its shape.
+            ActionError: There is no such action, or the values are not of its shape, or hold
+                a number that is too large.
         """
-        action = self.get(name)
-        try:
-            return msgspec.convert(args, action.request)
-        except msgspec.ValidationError as error:
-            raise ActionError(f"{name}: {error}", name) from error
+        return request_of(self.get(name), args)
 
     def call(self, name: str, asker: Asker, request: Any) -> Any:
         """Run an action: its answer, or the iterator of a stream's items and answer.

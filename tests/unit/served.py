@@ -142,7 +142,12 @@ LIMITS = Limits(connections=6, per_user=4, request_s=1.0, silence_s=1.0, send_s=
 
 @contextlib.contextmanager
 def serving(
-    path: str, limits: Limits = LIMITS, user: int = 0, *, keeps: bool = False
+    path: str,
+    limits: Limits = LIMITS,
+    user: int = 0,
+    *,
+    keeps: bool = False,
+    asked: Registry | None = None,
 ) -> Iterator[int]:
     """A server in a process of its own; its process id."""
     ready, tell = os.pipe()
@@ -163,7 +168,8 @@ def serving(
                     os.write(tell, b"!")
                 beaten.append(1)
 
-            server = SocketServer(path, Service(registry(), limits), is_kept=lambda _: keeps)
+            service = Service(asked or registry(), limits)
+            server = SocketServer(path, service, is_kept=lambda _: keeps)
             server.run(stop, beat)
             code = 0
         finally:

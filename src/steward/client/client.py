@@ -3,10 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from steward.access import this_user
-from steward.actions import Action, ActionError
+from steward.actions import Action, ActionError, request_of
 from steward.client.asking import action, elsewhere, where
 from steward.client.here import local, named_by_user
 from steward.client.place import Place, Web
@@ -85,10 +83,7 @@ class Client:
     def stream(self, name: str, /, *, once: str = "", **fields: Any) -> Iterator[Any]:
         """The items of a stream, and at last its answer; raises as :meth:`ask`."""
         asked = _action(name)
-        try:
-            request = msgspec.convert(fields, asked.request)
-        except msgspec.ValidationError as error:
-            raise ActionError(f"{name}: {error}", name) from error
+        request = request_of(asked, fields)
         if isinstance(self._way, Settings):
             return _here(self._way, asked, request, once)
         return elsewhere(self._way, asked, request, once)

@@ -9,12 +9,13 @@ from typing import Any, Final
 import msgspec
 
 from steward import __version__
+from steward.actions import LEAST, MOST
 from steward.credentials.scopes import SCOPES, scope_of
 from steward.daemon.repeats import LONGEST_KEY
 from steward.web.api.answering import KEY, LINES, page_of
 from steward.web.api.endpoints import ASKS, CURSOR, ENDPOINTS, Endpoint
 from steward.web.api.problems import Problem
-from steward.web.api.reading import LEAST, MOST, body_of, parameters
+from steward.web.api.reading import body_of, parameters
 from steward.web.api.streaming import MEDIA, STREAM
 
 _REFERENCE: Final = "#/components/schemas/{name}"

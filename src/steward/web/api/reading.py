@@ -13,14 +13,12 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 import msgspec
 from litestar import Request
 
+from steward.actions import LEAST, MOST, is_in_bounds
 from steward.errors import UsageError
 from steward.web.api.endpoints import CURSOR, Endpoint
 from steward.web.errors import WrongMedia, WrongRequest
 
 Ask = Request[Any, Any, Any]
-MOST: Final = 2**63 - 1
-LEAST: Final = -(2**63)
-"""The whole numbers that there are, in databases as well."""
 
 _JSON: Final = "application/json"
 _PATTERNS: Final = {
@@ -120,7 +118,7 @@ def _value(parameter: Parameter, text: str) -> Any:
         value = msgspec.convert(text, parameter.kind, strict=pattern is None)
     except msgspec.ValidationError:
         raise WrongRequest(_not_of(parameter, text)) from None
-    if not _is_in_bounds(value):
+    if not is_in_bounds(value):
         raise WrongRequest(f"{parameter.name!r} is too large a number")
     return value
 
@@ -172,14 +170,14 @@ async def body(endpoint: Endpoint, request: Ask) -> dict[str, Any]:
     if data and request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
         raise WrongMedia(f"the body must be {_JSON}")
     try:
-        found = msgspec.convert(_whole(msgspec.json.decode(data or b"{}")), body_of(endpoint))
+        plain = _whole(msgspec.json.decode(data or b"{}"))
+        found = msgspec.convert(plain, body_of(endpoint))
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise WrongRequest(f"the body cannot be read: {error}") from None
-    given = {name: getattr(found, name) for name in found.__struct_fields__}
-    if not _is_in_bounds(msgspec.to_builtins(given)):
+    if not is_in_bounds(plain):
         # Where anything may stand no description says how large: it is none of the shape.
         raise UsageError("the body holds too large a number")
-    return given
+    return {name: getattr(found, name) for name in found.__struct_fields__}
 
 
 def _whole(value: Any) -> Any:
@@ -191,14 +189,3 @@ def _whole(value: Any) -> Any:
     if isinstance(value, list):
         return [_whole(one) for one in value]
     return value
-
-
-def _is_in_bounds(value: Any) -> bool:
-    """Whether all whole numbers in a value are some that a database takes."""
-    if isinstance(value, int):
-        return LEAST <= value <= MOST
-    if isinstance(value, dict):
-        return all(map(_is_in_bounds, value.values()))
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_in_bounds, value))
-    return True

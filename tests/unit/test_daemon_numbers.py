@@ -1,0 +1,145 @@
+"""Numbers that no database takes: whatever is asked, they are refused in one line, at one place."""
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from served import serving
+
+from steward.actions import LEAST, MOST, Action, ActionError, Registry, is_in_bounds
+from steward.client import Client
+from steward.client.sockets import remote
+from steward.daemon.rooms import ACTIONS
+from steward.errors import UsageError
+
+HUGE = st.integers(MOST + 1, 10**400) | st.integers(-(10**400), LEAST - 1)
+Make = Callable[[int], Any]
+REGISTRY = Registry(tuple(ACTIONS.values()))
+"""Without rooms: what reaches one fails otherwise than what is refused before."""
+
+
+def holding(kind: Any) -> Iterator[Make]:
+    """The ways in which a value of a type can hold a number; each makes such a value."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in (int, float):
+        yield lambda number: number
+    elif kind is Any:
+        yield lambda number: [{"deep": [number]}]
+    elif origin is Annotated:
+        yield from holding(inner[0])
+    elif origin in (Union, types.UnionType):
+        for one in inner:
+            yield from holding(one)
+    elif origin is tuple:
+        yield from (_wrapped(make, lambda value: [value]) for make in holding(inner[0]))
+    elif origin is dict:
+        yield from (_wrapped(make, lambda value: {"x": value}) for make in holding(inner[1]))
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        for field, make in of_struct(kind):
+            yield _wrapped(make, functools.partial(_with, least(kind), field))
+
+
+def _wrapped(make: Make, wrap: Callable[[Any], Any]) -> Make:
+    return lambda number: wrap(make(number))
+
+
+def _with(others: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
+    return {**others, field: value}
+
+
+def of_struct(kind: type[msgspec.Struct]) -> Iterator[tuple[str, Make]]:
+    """A Struct's fields that can hold a number, and the ways of each."""
+    for field in msgspec.structs.fields(kind):
+        for make in holding(field.type):
+            yield field.encode_name, make
+
+
+def least(kind: Any) -> Any:
+    """A value of a type that says no more than it has to."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return inner[0]
+    if origin is Annotated:
+        return least(inner[0])
+    if origin in (Union, types.UnionType):
+        return None if type(None) in inner else least(inner[0])
+    if origin is dict:
+        return {}
+    if origin is tuple:
+        return []
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        required = (field for field in msgspec.structs.fields(kind) if field.required)
+        return {field.encode_name: least(field.type) for field in required}
+    plain = {str: "x", bool: False, int: 1, float: 1.0}
+    return plain[kind] if kind in plain else {datetime: "2026-01-01T00:00Z", timedelta: "P1D"}[kind]
+
+
+PLACES = [(one, field, make) for one in ACTIONS.values() for field, make in of_struct(one.request)]
+
+
+def test_there_are_numbers_in_what_is_asked() -> None:
+    """So that what is drawn from below is something."""
+    assert {action.name for action, _, _ in PLACES} >= {
+        *("bank.holds", "bank.deposit", "bank.rate_create", "bank.charged", "automation.run"),
+        *("credentials.token_create", "journal.replay", "rules.test", "accounting.jobs"),
+    }
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0].name}-{place[1]}")
+def test_a_number_that_can_be_is_read(place: tuple[Action, str, Make]) -> None:
+    """Else what is refused below might be refused for something else."""
+    action, field, make = place
+    args = {**least(action.request), field: make(1)}
+    assert isinstance(REGISTRY.decode(action.name, args), action.request)
+
+
+@hypothesis_settings(max_examples=300, deadline=None)
+@given(place=st.sampled_from(PLACES), number=HUGE)
+def test_a_number_that_is_too_large_is_refused_by_its_name(
+    place: tuple[Action, str, Make], number: int
+) -> None:
+    action, field, make = place
+    with pytest.raises(ActionError) as refused:
+        REGISTRY.decode(action.name, {**least(action.request), field: make(number)})
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith(f"{action.name}: ")
+    assert field in line
+
+
+@given(number=st.integers(), depth=st.integers(0, 5000))
+def test_however_deep_a_number_is_it_is_found(number: int, depth: int) -> None:
+    value: Any = number
+    for level in range(depth):
+        value = [value] if level % 2 else {"x": value}
+    assert is_in_bounds(value) == (LEAST <= number <= MOST)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    path = str(tmp_path_factory.mktemp("daemon") / "s.sock")
+    with serving(path, asked=REGISTRY):
+        yield path
+
+
+@hypothesis_settings(max_examples=50, deadline=None)
+@given(place=st.sampled_from(PLACES), number=HUGE)
+def test_who_asks_the_daemon_is_told_what_was_wrong(
+    daemon: str, place: tuple[Action, str, Make], number: int
+) -> None:
+    action, field, make = place
+    with pytest.raises(UsageError) as refused:
+        list(remote(daemon, action, {**least(action.request), field: make(number)}))
+    assert str(refused.value).startswith(f"{action.name}: ")
+    assert field in str(refused.value)
+
+
+def test_whoever_asks_in_a_program_of_theirs_is_told_before_it_is_asked() -> None:
+    with pytest.raises(ActionError, match=r"bank\.holds: 'job_id' holds a number"):
+        Client(socket="/nowhere").ask("bank.holds", job_id=10**20)
