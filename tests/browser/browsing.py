@@ -1,7 +1,7 @@
 """A real Chromium that looks at Steward's pages as one of the people of a cluster."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,9 @@ _OPTIONS: Final = (
 )
 _BEGUN_MS: Final = 250
 _SERIOUS: Final = ("serious", "critical")
+_NOT_DONE: Final = (303, 400, 403, 404)
+COLOURS: Final = ("light", "dark")
+"""What a window may prefer."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -94,6 +97,29 @@ class Person:
             for one in found["violations"]
             if one["impact"] in _SERIOUS
         ]
+
+    def assert_no_hindrance(self, paths: Iterable[str]) -> None:
+        """Every page is there, with one heading, and neither axe-core nor the browser objects."""
+        found: dict[str, list[str]] = {}
+        for path in paths:
+            assert self.open(path) == 200, path
+            assert self.page.locator("h1").count() == 1, path
+            found[path] = self.hindrances()
+        assert {path: hindrances for path, hindrances in found.items() if hindrances} == {}
+        assert self.troubles == []
+
+    def send_by_hand(self, forms: Iterable[tuple[str, Mapping[str, str]]]) -> None:
+        """Send forms that no page offers, with a token of one's own page: each is turned away.
+
+        Args:
+            forms: Where each goes, and its fields.
+        """
+        self.open("/")
+        csrf = self.page.locator("input[name=csrf]").first.input_value()
+        for path, fields in forms:
+            form: dict[str, str | float | bool] = {"csrf": csrf, **fields}
+            answer = self.page.request.post(path, form=form, max_redirects=0)
+            assert answer.status in _NOT_DONE, (path, answer.status)
 
     def _heard(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):

@@ -1,5 +1,7 @@
 """A cluster where something has happened, for people to look at in a browser."""
 
+from typing import Final
+
 from browsing import Person
 from job_site import CLUSTER, JobSite
 from playwright.sync_api import Browser
@@ -7,6 +9,13 @@ from submitting import wait_until
 
 TOKEN = "hush-hush-hush"
 """A secret in a job's environment."""
+DEPOSIT: Final = {"kind": "deposit", "amount": "9", "reason": "x"}
+"""A form of an account's page for who gives money."""
+OPERATORS_FORMS: Final = (
+    ("/cluster/box/change", {"verb": "drain", "nodes": "node1", "reason": "x", "sure": "yes"}),
+    ("/rules/switch", {"rule": "x", "to": "off"}),
+)
+"""Forms for operators alone: where each goes, and its fields."""
 
 
 class Stage:
