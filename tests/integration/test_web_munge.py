@@ -3,7 +3,7 @@
 import json
 import re
 import signal
-import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,13 +23,16 @@ from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.wide
 ME = "/api/v1/ask/credentials.me"
+PLACES = 4
+"""So many credentials are opened at once."""
 
 
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[WebSite]:
     with Sandbox.up(SandboxSpec(slurm=slurm_version, user_names=USERS), say=print) as cluster:
         home, web = Path(cluster.directory) / "steward", {"munge_socket": cluster.plan.munge_socket}
-        with WebSite(cluster, home, web=web) as site:
+        # What is begun and given up is told by the log.
+        with WebSite(cluster, home, web=web, settings={"log_level": "debug"}) as site:
             yield site
 
 
@@ -151,26 +154,56 @@ def test_the_session_of_a_link_makes_no_links(site: WebSite) -> None:
         assert (answer.status_code, "login node" in answer.json()["detail"]) == (403, True)
 
 
+def opened_at_once(log: str) -> list[int]:
+    """How many credentials the daemon was opening after each that it began with, or gave up."""
+    found = [0]
+    for line in log.splitlines():
+        if "asks for credentials.vouch" in line:
+            found.append(found[-1] + 1)
+        elif "nobody is known by MUNGE" in line:
+            found.append(found[-1] - 1)
+    return found
+
+
 def test_while_munged_hangs_others_work(site: WebSite) -> None:
+    """Whoever comes by MUNGE is told so, and takes no more than its places from all others."""
     ada = site.visitor("ada")
+    token = site.daemon.ask("token", "create", user="ada").stdout.split()[0]
+    bearer = {"Authorization": f"Bearer {token}"}
     made = statement("POST", ME, b"{}", origin(site))
-    shown = [credential(site, "ada", made) for _ in range(12)]
-    with ThreadPoolExecutor(12) as at_once:
-        site.cluster.stop_service("munged", signal.SIGSTOP)
-        try:
+    shown = [credential(site, "ada", made) for _ in range(4 * PLACES)]
+    logged = len(site.daemon.log())
+    site.cluster.stop_service("munged", signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(len(shown)) as at_once:
             waiting = [at_once.submit(post, site, ME, b"{}", one) for one in shown]
-            time.sleep(1)  # so that they are there before her
-            begun = [one.done() for one in waiting]
-            assert ada.get("/jobs").status_code == 200
+            wait_until(lambda: opened_at_once(site.daemon.log()[logged:])[-1] == PLACES)
             body = {"name": "x", "scopes": ["read"]}
             headers = {"X-CSRF-Token": ada.csrf()}
-            answer = ada.post("/api/v1/ask/credentials.token_create", json=body, headers=headers)
-            assert answer.status_code == 200, answer.text
-            assert begun.count(True) < len(begun)
-        finally:
-            site.cluster.stop_service("munged", signal.SIGCONT)
-        assert {one.result().status_code for one in waiting} <= {200, 401, 503}
-    assert post(site, ME, b"{}", credential(site, "ada", made)).status_code == 200
+            create = "/api/v1/ask/credentials.token_create"
+            assert ada.post(create, json=body, headers=headers).status_code == 200
+            hangs = True
+            while hangs:
+                hangs = not all(one.done() for one in waiting)
+                assert ada.get("/jobs").status_code == 200
+                assert ada.get("/").status_code == 200
+                answer = httpx.post(f"{site.url}{ME}", json={}, headers=bearer, timeout=60)
+                assert (answer.status_code, answer.json()["how"]) == (200, "token")
+            answers = [one.result() for one in waiting]
+    finally:
+        site.cluster.stop_service("munged", signal.SIGCONT)
+    assert {answer.status_code for answer in answers} == {503}
+    opened = opened_at_once(site.daemon.log()[logged:])
+    assert (max(opened), opened[-1]) == (PLACES, 0)
+    said = Counter(answer.json()["detail"] for answer in answers)
+    turned_away = said.pop("too much is asked at once: try again in a moment")
+    assert all(text.startswith("munged opens no credential") for text in said), said
+    # Every one that had a place was told by munged's silence, every other that there is none.
+    assert said.total() == len(opened) // 2
+    assert turned_away == len(shown) - said.total()
+    for user in ("ada", OPERATOR):
+        answer = post(site, ME, b"{}", credential(site, user, made))
+        assert (answer.status_code, answer.json()["user"]) == (200, user)
 
 
 def test_the_doctor_says_whether_munged_answers(site: WebSite) -> None:
