@@ -47,6 +47,23 @@ def test_a_launch_before_and_after_a_run_is_none_of_it(books: Clocked) -> None:
     assert len(Jobs(books.path).unattributed(since=at(0), until=at(20))) == 1
 
 
+def test_of_a_run_that_slurmctld_forgot_nothing_is_counted_to_the_next(books: Clocked) -> None:
+    # Killed, it gives the id once more, within the second in which the forgotten run was begun.
+    forgotten = (launched(7, 1), exited(7, 1, task(user_us=9_000_000)), ended(7, 1, 2))
+    own = (launched(7, 3), exited(7, 3), ended(7, 3, 19))
+    books.take(running(), *forgotten)
+    assert lines(books)["0:batch"].user_us == 9_000_000
+    books.take(*own, done())
+    assert lines(books)["0:batch"].user_us == 1_000_000
+    assert [kept.usage.launched_us for kept in Jobs(books.path).unattributed()] == [us(1)]
+
+
+def test_a_launch_in_the_second_of_a_requeue_is_of_the_run_before(books: Clocked) -> None:
+    books.take(running(), done(state="REQUEUED", end=5))
+    books.take(running(submit=5, restarts=1, start=at(5)), launched(7, 4.5), launched(7, 6))
+    assert sorted(key for key in lines(books) if key.endswith("batch")) == ["0:batch", "1:batch"]
+
+
 def test_a_launch_without_an_end_is_said_when_none_will_come(books: Clocked) -> None:
     books.take(running(), launched(7, 3), exited(7, 3))
     books.now = at(21)

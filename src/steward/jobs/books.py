@@ -216,19 +216,36 @@ class _Book:
             self.group.dirty_runs.add(key)
 
     def attribute(self) -> None:
-        """Find the run of each launch that is looked at."""
-        for row in self.group.launches.values():
-            if not (row.is_news or self.is_complete):
-                continue
-            view = run_of(row, self.runs)
-            run = None if view is None else view.key
-            piece_us = 0 if view is None else view.piece_at(row.key[2])
-            if (run, piece_us) != (row.run, row.piece_us):
-                if row.run is not None:
-                    self.is_whole = True
-                row.move(run, piece_us)
-            if run is not None and self.is_purged[run]:
-                self._blank(row)
+        """Find the run of each launch that is looked at.
+
+        A run launches a step once on a node. Where another launch would fit, too, that was
+        of a run which slurmctld forgot before anybody saw it, and whose id it used again.
+        """
+        for rows in self._by_place():
+            free = self.runs
+            for row in rows:
+                view = run_of(row, free)
+                self._attribute(row, view)
+                free = [run for run in free if run is not view]
+
+    def _by_place(self) -> Iterable[list[LaunchRow]]:
+        """The launches that are looked at, those of a step on one node together, last first."""
+        found: dict[tuple[str, str], list[LaunchRow]] = {}
+        for (step, node, _launched_us), row in sorted(self.group.launches.items(), reverse=True):
+            found.setdefault((step, node), []).append(row)
+        if self.is_complete:
+            return found.values()
+        return (rows for rows in found.values() if any(row.is_news for row in rows))
+
+    def _attribute(self, row: LaunchRow, view: RunView | None) -> None:
+        run = None if view is None else view.key
+        piece_us = 0 if view is None else view.piece_at(row.key[2])
+        if (run, piece_us) != (row.run, row.piece_us):
+            if row.run is not None:
+                self.is_whole = True
+            row.move(run, piece_us)
+        if run is not None and self.is_purged[run]:
+            self._blank(row)
 
     @staticmethod
     def _blank(row: LaunchRow) -> None:

@@ -2,8 +2,8 @@
 
 Nodes know a job id and a time, no submit time. A launch belongs to the run in
 whose time it lies, if that run is known to have had the node: a node may report
-only on jobs that ran there. What fits no run is kept, unattributed, until a later
-fact shows where it belongs.
+only on jobs that ran there. A run has one launch of a step on a node, the last that
+fits it. What fits no run is kept, unattributed, until a later fact shows where it belongs.
 """
 
 import functools
