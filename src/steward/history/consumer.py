@@ -41,7 +41,7 @@ from steward.history.tables import (
     NODE_COLUMNS,
     RESERVATION_COLUMNS,
     insertion,
-    span_of,
+    spans_of,
 )
 from steward.moments import micros
 from steward.sqlite import Connection, make_for_owner, open_database, transaction, translated
@@ -185,8 +185,8 @@ class HistoryConsumer:
             self._database.execute(_PUT_RESERVATION, msgspec.structs.astuple(span))
 
     def _open(self, kind: type[Any], statement: str, cluster: str, name: str) -> Any:
-        row = self._database.execute(statement, (cluster, name)).fetchone()
-        return None if row is None else span_of(kind, row)
+        rows = self._database.execute(statement, (cluster, name)).fetchall()
+        return next(iter(spans_of(kind, rows)), None)
 
     def _close(self, table: str, column: str, cluster: str, name: str, until_us: int) -> None:
         self._database.execute(

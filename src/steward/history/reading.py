@@ -1,6 +1,6 @@
 """history.db as everybody but its consumer sees it: how nodes were, and what happened."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final
@@ -9,8 +9,8 @@ import msgspec
 
 from steward.events import Event, decode
 from steward.history.consumer import FORGOTTEN, database_path
-from steward.history.spans import OPEN_US, REMOVED, NodeSpan, ReservationSpan
-from steward.history.tables import NODE_COLUMNS, RESERVATION_COLUMNS, span_of
+from steward.history.spans import OPEN_US, REMOVED, NodesAlike, NodeSpan, ReservationSpan
+from steward.history.tables import NODE_COLUMNS, RESERVATION_COLUMNS, spans_of
 from steward.moments import moment
 from steward.sqlite import Connection, SqliteUnavailable, open_reader, translated
 
@@ -20,17 +20,24 @@ Position = tuple[int, int]
 _AT_ONCE: Final = 500
 _AMONG: Final = "(SELECT value FROM json_each(:{}))"
 _COLUMNS: Final = ", ".join(f"span.{name}" for name in NODE_COLUMNS.split(", "))
-# Of each node that was ever seen the span that had last begun: one step in an index each.
+# Both times stand in this index: neither what was over before nor what began later is looked
+# at in the table.
+_BY_TIME: Final = "INDEXED BY node_span_by_end"
+_BY_NODE: Final = "INDEXED BY node_span_by_node"
+# Spans of a node never overlap.
 _THEN: Final = f"""
-    SELECT {_COLUMNS} FROM node_span AS known JOIN node_span AS span ON span.rowid = (
-        SELECT rowid FROM node_span AS one WHERE one.cluster = known.cluster
-        AND one.node = known.node AND one.from_us <= :at
-        ORDER BY one.from_us DESC, one.rowid DESC LIMIT 1)
-    WHERE known.until_us = {OPEN_US} AND span.until_us > :at AND span.state <> '{REMOVED}'
+    SELECT {_COLUMNS} FROM node_span AS span {{}}
+    WHERE span.until_us > :at AND span.from_us <= :at AND span.state <> '{REMOVED}'
 """  # noqa: S608 -- our own columns
 _NOW: Final = f"""
     SELECT {_COLUMNS} FROM node_span AS span INDEXED BY node_span_open
     WHERE span.until_us = {OPEN_US} AND span.state <> '{REMOVED}'
+"""  # noqa: S608 -- our own columns
+_ALIKE: Final = f"""
+    SELECT max(from_us, :since) AS begin_us, min(until_us, :until) AS end_us, state,
+    sum(cpus), sum(gpus), count(*) FROM node_span {_BY_TIME}
+    WHERE until_us > :since AND from_us < :until AND cluster = :cluster AND state <> '{REMOVED}'
+    GROUP BY begin_us, end_us, state
 """  # noqa: S608 -- our own columns
 
 
@@ -96,7 +103,7 @@ class HistoryReader:
         self,
         at_us: int | None,
         clusters: Iterable[str] | None = None,
-        nodes: Iterable[str] | None = None,
+        nodes: Collection[str] | None = None,
     ) -> list[NodeSpan]:
         """How nodes were at a time, by cluster and name; without those that were not there.
 
@@ -105,7 +112,7 @@ class HistoryReader:
             clusters: Only of these clusters; of all if None.
             nodes: Only these; all if None.
         """
-        statement = _NOW if at_us is None else _THEN
+        statement = _NOW if at_us is None else _THEN.format(_BY_NODE if nodes else _BY_TIME)
         values: dict[str, Any] = {} if at_us is None else {"at": at_us}
         for column, among in (("cluster", clusters), ("node", nodes)):
             if among is not None:
@@ -133,14 +140,38 @@ class HistoryReader:
             ).fetchall()
         return [(str(cluster), str(state), int(nodes)) for cluster, state, nodes in rows]
 
-    def nodes_between(self, cluster: str, since_us: int, until_us: int) -> list[NodeSpan]:
-        """The spans of a cluster's nodes that reach into a time, by name and beginning."""
+    def nodes_between(
+        self, cluster: str, since_us: int, until_us: int, nodes: Iterable[str] | None = None
+    ) -> list[NodeSpan]:
+        """The spans of a cluster's nodes that reach into a time, by name and beginning.
+
+        Args:
+            cluster: The cluster's name.
+            since_us: Where the time begins, µs since the epoch.
+            until_us: Where it ends.
+            nodes: Only these; all if None.
+        """
+        named = "" if nodes is None else f"AND node IN {_AMONG.format('nodes')} "
         return self._spans(
             NodeSpan,
             f"SELECT {NODE_COLUMNS} FROM node_span WHERE until_us > :since "  # noqa: S608 -- our own columns
-            "AND from_us < :until AND cluster = :cluster ORDER BY node, from_us",
-            {"cluster": cluster, "since": since_us, "until": until_us},
+            f"AND from_us < :until AND cluster = :cluster {named}ORDER BY node, from_us",
+            {
+                "cluster": cluster,
+                "since": since_us,
+                "until": until_us,
+                "nodes": None if nodes is None else _json(nodes),
+            },
         )
+
+    def alike_between(self, cluster: str, since_us: int, until_us: int) -> list[NodesAlike]:
+        """A cluster's nodes in a time, those together that had and lost a state together.
+
+        Most are in one state all the time, of which nothing but their sums is fetched. Where
+        a span reaches beyond the time it is cut.
+        """
+        values = {"cluster": cluster, "since": since_us, "until": until_us}
+        return self._spans(NodesAlike, _ALIKE, values)
 
     def reservations_between(
         self, cluster: str, since_us: int, until_us: int
@@ -235,7 +266,7 @@ class HistoryReader:
     def _spans(self, kind: type[Any], statement: str, values: Mapping[str, Any]) -> list[Any]:
         with translated(self._path):
             rows = self._database.execute(statement, values).fetchall()
-        return [span_of(kind, row) for row in rows]
+        return spans_of(kind, rows)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ REMOVED: Final = "REMOVED"
 _ACTIVE: Final = "ACTIVE"
 
 
-class NodeSpan(msgspec.Struct, frozen=True, kw_only=True):
+class NodeSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A node in one state, with one reason; times are µs since the epoch.
 
     Attributes:
@@ -50,7 +50,7 @@ class NodeSpan(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
 
 
-class ReservationSpan(msgspec.Struct, frozen=True, kw_only=True):
+class ReservationSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A reservation while it was active; times are µs since the epoch.
 
     Attributes:
@@ -68,6 +68,26 @@ class ReservationSpan(msgspec.Struct, frozen=True, kw_only=True):
     until_us: int = OPEN_US
     nodes: str = ""
     flags: str = ""
+
+
+class NodesAlike(msgspec.Struct, frozen=True, array_like=True):
+    """Nodes that were in one state from one time to another, together.
+
+    Attributes:
+        from_us: Where that begins, or the time that is asked for, µs since the epoch.
+        until_us: Where it ends, or the time that is asked for.
+        state: The state, as events tell it.
+        cpus: How many CPUs they have.
+        gpus: How many GPUs.
+        nodes: How many they are.
+    """
+
+    from_us: int
+    until_us: int
+    state: str
+    cpus: int
+    gpus: int
+    nodes: int
 
 
 def next_span(before: NodeSpan | None, event: Event) -> NodeSpan:

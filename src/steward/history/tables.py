@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from steward.history.spans import NodeSpan, ReservationSpan
+from steward.history.spans import NodesAlike, NodeSpan, ReservationSpan
 
 NODE_COLUMNS: Final = ", ".join(NodeSpan.__struct_fields__)
 RESERVATION_COLUMNS: Final = ", ".join(ReservationSpan.__struct_fields__)
@@ -82,15 +82,13 @@ MIGRATIONS: Final = (
     """,
 )
 
-Span = TypeVar("Span", NodeSpan, ReservationSpan)
+Span = TypeVar("Span", NodeSpan, ReservationSpan, NodesAlike)
 
 
-def span_of(kind: type[Span], row: Sequence[Any]) -> Span:
-    """The span of a row with all columns of its table."""
-    fields = dict(zip(kind.__struct_fields__, row, strict=True))
-    if "is_known" in fields:
-        fields["is_known"] = bool(fields["is_known"])
-    return kind(**fields)
+def spans_of(kind: type[Span], rows: Sequence[Sequence[Any]]) -> list[Span]:
+    """The spans of rows, each with all fields in their order."""
+    # Not strict, since SQLite has 0 and 1 for False and True.
+    return msgspec.convert(rows, list[kind], strict=False)  # type: ignore[valid-type]
 
 
 def insertion(table: str, kind: type[msgspec.Struct]) -> str:

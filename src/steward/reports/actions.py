@@ -10,14 +10,14 @@ from steward.access import Asker
 from steward.actions import Action
 from steward.errors import Refused, UsageError
 from steward.history.reading import HistoryReader
-from steward.history.spans import OPEN_US, REMOVED, NodeSpan
+from steward.history.spans import OPEN_US, NodesAlike
 from steward.moments import micros
 from steward.reports import usage
-from steward.reports.capacity import Capacity, Parts
+from steward.reports.capacity import Capacity, Parts, names_of
 from steward.reports.hours import hours
 from steward.reports.periods import asked, cut
 from steward.reports.room import ReportsRoom
-from steward.reports.runs import Periods, Run
+from steward.reports.runs import ALL, OF_CAPACITY, WITHOUT_USED, Periods, Run
 from steward.reports.shapes import (
     AccountsAnswer,
     AccountsRequest,
@@ -78,7 +78,7 @@ def _on_jobs(answer: type[Any], rows: Rows) -> Callable[[ReportsRoom, Asker, Any
         is_all = all(scope.everything for scope in scopes.values())
         found = room.runs(
             *(request, wanted.clusters, None if is_all else scopes, wanted.periods),
-            used=answer is WasteAnswer,
+            ALL if answer is WasteAnswer else WITHOUT_USED,
         )
         return answer(
             periods=wanted.periods,
@@ -106,7 +106,7 @@ def cluster(room: ReportsRoom, asker: Asker, request: ClusterRequest) -> Cluster
     rows: list[ClusterRow] = []
     with room.history() as history:
         for name in shown:
-            found = room.runs(request, (name,), None, wanted.periods)
+            found = room.runs(request, (name,), None, wanted.periods, OF_CAPACITY)
             rows += _of_cluster(name, found, Periods(wanted.bounds_us), wanted.bounds_us, history)
     rows.sort(key=lambda row: (row.period, row.cluster))
     return ClusterAnswer(
@@ -128,15 +128,17 @@ def _of_cluster(
     begins_us = history.nodes_begin_us([name]) if history else None
     known_us = min(max(since_us, OPEN_US if begins_us is None else begins_us), until_us)
     known_us -= known_us % _US
-    nodes = history.nodes_between(name, since_us, until_us) if history else []
+    nodes = history.alike_between(name, since_us, until_us) if history else []
     reservations = history.reservations_between(name, since_us, until_us) if history else []
+    named = {node for one in reservations for node in names_of(one)}
+    reserved = history.nodes_between(name, since_us, until_us, named) if history and named else []
     # An hour of which only a part is known is two; before that hours make no difference.
     bounds_s = hours((at_us // _US for at_us in (*bounds_us, known_us)), known_us // _US)
-    capacity = Capacity(bounds_s, nodes, reservations)
+    capacity = Capacity(bounds_s, nodes, reservations, reserved)
     jobs = [0] * periods.count
     for run in runs:
         capacity.add(run)
-        for number in {period for piece in run for period, _ in periods.shares(piece)}:
+        for number in periods.of_run(run):
             jobs[number] += 1
     buckets = [periods.of(at_s * _US) for at_s in bounds_s[:-1]]
     cpus, gpus = (_by_period(of.parts(), buckets, periods) for of in (capacity.cpus, capacity.gpus))
@@ -182,14 +184,12 @@ def _known(cpus: Parts, gpus: Parts) -> dict[str, int]:
     }
 
 
-def _at_the_end(nodes: Iterable[NodeSpan], end_us: int) -> dict[str, int]:
-    there = [
-        span for span in nodes if span.from_us < end_us <= span.until_us and span.state != REMOVED
-    ]
+def _at_the_end(nodes: Iterable[NodesAlike], end_us: int) -> dict[str, int]:
+    there = [alike for alike in nodes if alike.from_us < end_us <= alike.until_us]
     return {
-        "cpus": sum(span.cpus for span in there),
-        "gpus": sum(span.gpus for span in there),
-        "nodes": len(there),
+        "cpus": sum(alike.cpus for alike in there),
+        "gpus": sum(alike.gpus for alike in there),
+        "nodes": sum(alike.nodes for alike in there),
     }
 
 

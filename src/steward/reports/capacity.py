@@ -16,6 +16,7 @@ import msgspec
 from steward.history.spans import (
     OPEN_US,
     REMOVED,
+    NodesAlike,
     NodeSpan,
     ReservationSpan,
     is_down,
@@ -108,37 +109,40 @@ class Capacity:
 
     Args:
         bounds_s: The buckets: every hour at the least; seconds since the epoch.
-        nodes: The spans of its nodes.
+        nodes: Its nodes, those together that were in a state together.
         reservations: Its reservations that were active.
+        reserved: The spans of each node that is in one of them.
     """
 
     def __init__(
         self,
         bounds_s: Sequence[int],
-        nodes: Iterable[NodeSpan],
+        nodes: Iterable[NodesAlike],
         reservations: Iterable[ReservationSpan],
+        reserved: Iterable[NodeSpan],
     ) -> None:
         self.cpus, self.gpus = Ledger(bounds_s), Ledger(bounds_s)
         self._end_s = bounds_s[-1]
         self._reserved: dict[str, list[Span]] = {}
         of_node: dict[str, list[NodeSpan]] = {}
-        for span in nodes:
+        for span in reserved:
             if span.state != REMOVED:
                 of_node.setdefault(span.node, []).append(span)
         for reservation in reservations:
             self._add_reservation(reservation, of_node)
-        for spans in of_node.values():
-            for span in spans:
-                self._add_node(span)
+        for alike in nodes:
+            self._add_nodes(alike)
 
     def _seconds(self, from_us: int, until_us: int) -> Span:
         return from_us // _US, self._end_s if until_us >= OPEN_US else until_us // _US
 
-    def _add_node(self, span: NodeSpan) -> None:
-        begin, end = self._seconds(span.from_us, span.until_us)
-        for ledger, amount in ((self.cpus, span.cpus), (self.gpus, span.gpus)):
+    def _add_nodes(self, alike: NodesAlike) -> None:
+        begin, end = self._seconds(alike.from_us, alike.until_us)
+        kind = _kind(alike.state)
+        for ledger, amount in ((self.cpus, alike.cpus), (self.gpus, alike.gpus)):
+            if not amount:
+                continue
             ledger.reported.add(begin, end, amount)
-            kind = _kind(span.state)
             if kind == "planned_down":
                 ledger.planned_down.add(begin, end, amount)
             elif kind == "down":
@@ -152,7 +156,7 @@ class Capacity:
         begin, end = self._seconds(reservation.from_us, reservation.until_us)
         if is_counted:
             self._reserved.setdefault(reservation.name, []).append((begin, end))
-        for name in _names(reservation.nodes):
+        for name in names_of(reservation):
             for span in of_node.get(name, ()):
                 since, until = self._seconds(span.from_us, span.until_us)
                 since, until = max(since, begin), min(until, end)
@@ -182,12 +186,13 @@ class Capacity:
         """Count what a run had, and how many CPUs it waited for."""
         first = run[0]
         begin, end = self._seconds_of(first)
-        if not self._is_reserved(first, begin, end) and first.eligible_us:
+        if first.eligible_us and not self._is_reserved(first, begin, end):
             tasks = 1 if first.start_us else max(1, count(first.array_task))
             until = begin if first.start_us else end
             self.cpus.planned.add(first.eligible_us // _US, until, first.requested_cpus * tasks)
         for piece in run:
-            begin, end = self._seconds_of(piece)
+            if piece is not first:
+                begin, end = self._seconds_of(piece)
             if piece.start_us and begin < end and not self._is_reserved(piece, begin, end):
                 self._allocate(piece, begin, end)
 
@@ -197,19 +202,19 @@ class Capacity:
         return piece.start_us // _US if piece.start_us else end, end
 
     def _allocate(self, piece: Piece, begin: int, end: int) -> None:
-        for ledger, amount in ((self.cpus, piece.cpus), (self.gpus, piece.gpus)):
-            ledger.allocated.add(begin, end, amount)
-            off_s = min(piece.suspended_s, end - begin)
-            if off_s:
-                # When it was suspended is not known: it is taken off the end.
-                ledger.allocated.add(end - off_s, end, -amount)
+        # When it was suspended is not known: it is taken off the end.
+        end -= min(piece.suspended_s, end - begin)
+        self.cpus.allocated.add(begin, end, piece.cpus)
+        gpus = piece.gpus
+        if gpus:
+            self.gpus.allocated.add(begin, end, gpus)
 
     def _is_reserved(self, piece: Piece, begin: int, end: int) -> bool:
         """Whether its reservation is counted, which it is a part of."""
-        return any(
-            since < max(end, begin + 1) and begin < until
-            for since, until in self._reserved.get(piece.reservation, ())
-        )
+        spans = self._reserved.get(piece.reservation)
+        if spans is None:
+            return False
+        return any(since < max(end, begin + 1) and begin < until for since, until in spans)
 
 
 @lru_cache(maxsize=4096)
@@ -222,8 +227,9 @@ def _kind(state: str) -> _Kind:
     return "down" if is_down(state) else ""
 
 
-def _names(nodelist: str) -> list[str]:
+def names_of(reservation: ReservationSpan) -> list[str]:
+    """The nodes of a reservation."""
     try:
-        return expand(nodelist)
+        return expand(reservation.nodes)
     except NodeListError:
         return []  # of cores, or of licenses alone

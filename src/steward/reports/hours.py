@@ -1,6 +1,6 @@
 """Amounts spread over time: so much from here to there, summed up by the hour."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
@@ -30,25 +30,30 @@ class Hours:
 
     def __init__(self, bounds_s: Sequence[int]) -> None:
         self._bounds = bounds_s
+        self._begin_s, self._end_s = bounds_s[0], bounds_s[-1]
         self._full = [0] * len(bounds_s)
         self._part = [0] * (len(bounds_s) - 1)
 
     def add(self, begin_s: int, end_s: int, amount: int) -> None:
         """Add an amount from one time to another, as far as there are buckets."""
+        bounds = self._bounds
+        # Thousands are added: to compare takes a fraction of the time that min and max do.
+        if begin_s < self._begin_s:
+            begin_s = self._begin_s
+        if end_s > self._end_s:
+            end_s = self._end_s
         if not amount or begin_s >= end_s:
             return
-        bounds = self._bounds
-        begin_s, end_s = max(begin_s, bounds[0]), min(end_s, bounds[-1])
-        if begin_s >= end_s:
+        first = bisect_right(bounds, begin_s)
+        following_s = bounds[first]
+        part = self._part
+        if end_s <= following_s:
+            part[first - 1] += amount * (end_s - begin_s)
             return
-        first = bisect_right(bounds, begin_s) - 1
-        last = bisect_right(bounds, end_s - 1) - 1
-        if first == last:
-            self._part[first] += amount * (end_s - begin_s)
-            return
-        self._part[first] += amount * (bounds[first + 1] - begin_s)
-        self._part[last] += amount * (end_s - bounds[last])
-        self._full[first + 1] += amount
+        last = bisect_left(bounds, end_s, first) - 1
+        part[first - 1] += amount * (following_s - begin_s)
+        part[last] += amount * (end_s - bounds[last])
+        self._full[first] += amount
         self._full[last] -= amount
 
     def sums(self) -> list[int]:

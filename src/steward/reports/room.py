@@ -1,6 +1,6 @@
 """What reports work with: the books of jobs, the history of nodes, and who may see what."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, tzinfo
 
@@ -68,8 +68,7 @@ class ReportsRoom:
         clusters: Sequence[str],
         scopes: dict[str, Scope] | None,
         periods: Sequence[Period],
-        *,
-        used: bool = False,
+        fields: Collection[str],
     ) -> Iterator[Run]:
         """The runs that were there in the periods.
 
@@ -78,7 +77,7 @@ class ReportsRoom:
             clusters: The clusters.
             scopes: Whose; None for everybody's.
             periods: The periods, the first first.
-            used: Whether with what they used.
+            fields: What of them is read.
         """
         names = tuple(user for user in request.users if not user.isdecimal())
         uids = tuple(int(user) for user in request.users if user.isdecimal() and len(user) <= 10)
@@ -99,7 +98,7 @@ class ReportsRoom:
         except SqliteUnavailable:
             # No job was ever told of here: there is nothing to report, which is no fault.
             return
-        yield from runs(source, wanted, used=used)
+        yield from runs(source, wanted, fields)
 
     def history(self) -> AbstractContextManager[HistoryReader | None]:
         """The history; None where there is none yet."""

@@ -1,7 +1,7 @@
 """Runs of jobs as reports count them: read from the books once, and shared out over periods."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -17,11 +17,11 @@ _MIB: Final = 1 << 20
 class Piece(NamedTuple):
     """A run, or of one that was resized what it had for a while; named after lines' fields."""
 
+    cluster: str
     job_id: int
     submit_us: int
     restarts: int
     piece_us: int
-    cluster: str
     account: str
     user: str
     uid: int | None
@@ -59,44 +59,60 @@ class Piece(NamedTuple):
 _TEXTS: Final = frozenset(
     name for name, kind in Piece.__annotations__.items() if kind is str or kind == "str"
 )
-_USED: Final = frozenset(Piece._fields[Piece._fields.index("user_us") :])
-_COLUMNS: Final = tuple(
-    f"coalesce(\"{name}\", '')" if name in _TEXTS else f'"{name}"' for name in Piece._fields
+
+ALL: Final = frozenset(Piece._fields)
+WITHOUT_USED: Final = ALL - set(Piece._fields[Piece._fields.index("user_us") :])
+"""Without what runs used, of which only waste is told."""
+OF_CAPACITY: Final = frozenset(
+    (
+        *("cpus", "requested_cpus", "tres_allocated", "reservation", "array_task"),
+        *("eligible_us", "start_us", "end_us", "suspended_s"),
+    )
 )
-_WITHOUT_USED: Final = tuple(
-    "NULL" if name in _USED else column
-    for name, column in zip(Piece._fields, _COLUMNS, strict=True)
-)
+"""What runs took of a cluster and when, whoever's they are."""
+
+_KEY: Final = Piece._fields[:5]
+_OF_RUN: Final = slice(1, 5)
+"""Where a row says of which run it is: the mark stands before it, the piece behind it."""
 
 Run = Sequence[Piece]
 """The pieces of one run, by when they began."""
 
 
-def runs(source: Source, wanted: LineFilter, *, used: bool = False) -> Iterator[Run]:
+def runs(
+    source: Source, wanted: LineFilter, fields: Collection[str] = WITHOUT_USED
+) -> Iterator[Run]:
     """The runs that were there in a time, each once.
 
     Args:
         source: The books.
         wanted: Which of them.
-        used: Whether with what they used; else that is None, which is sooner read.
+        fields: What of them is read; else it is None. To fetch it takes longer than to count it.
     """
     pieces: list[Piece] = []
     key: tuple[object, ...] = ()
     make = Piece._make
-    for batch in source.rows(wanted, _COLUMNS if used else _WITHOUT_USED, steps=False):
+    for batch in source.rows(wanted, list(_columns(fields)), steps=False):
         for row in batch:
             if row[0] not in (SHOWN_RUN, SHOWN_PIECE):
                 continue
-            found = make(row[1:])
             # Rows lie by cluster, job and run: a run's pieces one behind the other.
-            own = (found.cluster, *found[:3])
-            if own != key and pieces:
-                yield _in_order(pieces)
-                pieces = []
-            key = own
-            pieces.append(found)
+            own = row[_OF_RUN]
+            if own != key:
+                if pieces:
+                    yield _in_order(pieces)
+                pieces, key = [], own
+            pieces.append(make(row[1:]))
     if pieces:
         yield _in_order(pieces)
+
+
+def _columns(fields: Collection[str]) -> Iterator[str]:
+    for name in Piece._fields:
+        if name not in fields and name not in _KEY:
+            yield "NULL"
+        else:
+            yield f"coalesce(\"{name}\", '')" if name in _TEXTS else f'"{name}"'
 
 
 def _in_order(pieces: list[Piece]) -> Run:
@@ -130,6 +146,12 @@ class Periods:
         if not (last.is_run and last.end_us and run[0].start_us):
             return None
         return self.of(max(last.start_us, last.end_us - 1))
+
+    def of_run(self, run: Run) -> Collection[int]:
+        """The periods that a run ran in, each once."""
+        if len(run) == 1:
+            return [number for number, _ in self.shares(run[0])]
+        return {number for piece in run for number, _ in self.shares(piece)}
 
     def shares(self, piece: Piece) -> Iterable[tuple[int, int]]:
         """The periods that a piece ran in, and for how many seconds, without suspension.
