@@ -37,6 +37,21 @@ def test_it_is_found_within_other_text(
     assert token.genuine(made, bytes(32), cluster, uid) is None
 
 
+def test_tokens_of_jobs_in_the_queue_stay_genuine() -> None:
+    made = token.make(SECRET, "a" * 16, 123_456, 1_800_000_000, "chem", "c", 1000)
+    assert made == (
+        "steward=1.aaaaaaaaaaaaaaaa.123456.1800000000.mnugk3i.uj5seegnjdipoh6y2eobglxldm"
+    )
+
+
+def test_an_id_is_of_all_letters_and_no_other_has_it() -> None:
+    made = {token.new_id() for _ in range(2000)}
+    assert len(made) == 2000
+    assert {len(one) for one in made} == {16}
+    # That one of 32 is missing from 32,000 happens to nobody.
+    assert set("".join(made)) == set("abcdefghijklmnopqrstuvwxyz234567")
+
+
 @given(st.text(max_size=400))
 def test_any_text_can_be_searched(text: str) -> None:
     assert token.genuine(text, SECRET, "c", 1) is None
