@@ -13,7 +13,7 @@ ARGS ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check matrix matrix-search bench soak docs setup setup-python
+.PHONY: help demo test test-rest test-all check matrix matrix-search bench soak docs setup setup-python
 .PHONY: setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist dist clean
 
 help: ## Show this list
@@ -24,12 +24,14 @@ demo: setup-slurm setup-web ## Watch Steward keep the scripts of a real Slurm cl
 	@$(BIN)/steward demo $(if $(KEEP),--keep)
 
 test: setup-slurm setup-web ## Run the tests, with the Slurm at hand; under ten minutes
-	@ARGS='$(ARGS)' scripts/test.sh "not wide and $(USUAL)"
+	@ARGS='$(ARGS)' scripts/test.sh "not wide and $(USUAL)" unit
 
-test-all: setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run every test there is, on every version of Slurm
-	@ARGS='$(ARGS)' scripts/test.sh "$(USUAL)" "long and not database and not soak" \
+test-rest: setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run what `make test` leaves out, on every version of Slurm
+	@ARGS='$(ARGS)' scripts/test.sh "wide and $(USUAL)" "long and not database and not soak" \
 		"servers and not long" "database and not servers" soak browser \
 		$(addprefix @,$(filter-out installed,$(MATRIX)))
+
+test-all: test test-rest ## Run every test there is
 
 check: setup-python ## Lint, format and types, changing nothing
 	$(BIN)/ruff check
@@ -69,7 +71,7 @@ dist: setup-python setup-web setup-dist ## Make what is installed elsewhere: pac
 
 setup: setup-slurm ## Install what the other targets need, and nothing else
 
-setup-python:
+setup-python: ## Make .venv, with Steward in it
 	@scripts/setup.sh python
 
 setup-web: setup-python

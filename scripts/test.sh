@@ -1,13 +1,14 @@
 #!/bin/bash
-# Runs the unit tests and groups of integration tests side by side: `test.sh "not long" long @24.11`.
+# Runs groups of tests side by side: `test.sh "not long" unit long @24.11`.
 #
 # Some compute and most wait, so together they take little longer than the longest of
 # them; too many at a time would wait for each other past their time-outs, so that only so
-# many processes run at once, in the order given. Each argument is pytest's -m for one group,
-# or, as @24.11, stands for the tests that talk to Slurm, on that version of it. The first
-# one's tests, the most, are run by two processes, with a cluster each, as are those of a
-# version. The first one's output is shown as it comes, that of the others as a whole when
-# all have ended. ARGS in the environment are further arguments.
+# many processes run at once, in the order given. Each argument is pytest's -m for one group
+# of integration tests, or stands for the unit tests, or, as @24.11, for the tests that talk
+# to Slurm, on that version of it. The first one's tests, the most, are run by two processes,
+# with a cluster each, as are those of a version. The first one's output is shown as it
+# comes, that of the others as a whole when all have ended. ARGS in the environment are
+# further arguments.
 set -u
 
 most=6
@@ -51,11 +52,12 @@ run tests/integration -n 2 --dist loadfile -m "$1" &
 started+=($!)
 processes[$!]=2
 shift
-beside 0 1 tests/unit
 group=0
 for marks in "$@"; do
     group=$((group + 1))
-    if [ "${marks#@}" != "$marks" ]; then
+    if [ "$marks" = unit ]; then
+        beside "$group" 1 tests/unit
+    elif [ "${marks#@}" != "$marks" ]; then
         export STEWARD_SLURM=${marks#@}
         beside "$group" 2 tests/integration -n 2 --dist loadfile -m "matrix and not long"
         unset STEWARD_SLURM
