@@ -17,7 +17,16 @@ ROOT = Path(__file__).parent.parent.parent
 PAGES = docs.pages()
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`]+)`")
-LINK = re.compile(r"\]\(([^)#]+)(#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#]*)(#[^)]*)?\)")
+HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
+BEFORE = re.compile(r"^(sudo )?(\.venv/bin/(?=steward ))?")
+"""How a command is typed that is not in PATH, or that is root's."""
+PLACEHOLDER = re.compile(r"…|(?<!\S)\[")
+OTHERS = {
+    *("--conf-server", "--delimiter", "--federation", "--gpus", "--gres", "--local", "--mem"),
+    *("--overcommit", "--task-epilog", "--yaml", "--origin"),
+}
+"""Options of Slurm's commands and of munged's that the pages speak of."""
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -54,7 +63,7 @@ def typed_lines() -> Iterator[tuple[str, str]]:
 def steward_commands() -> list[tuple[str, str]]:
     found = []
     for name, line in typed_lines():
-        words = line.removeprefix(".venv/bin/")
+        words = BEFORE.sub("", line)
         if words.startswith("steward ") and not words.startswith("steward: "):
             found.append((name, words))
     return found
@@ -63,9 +72,9 @@ def steward_commands() -> list[tuple[str, str]]:
 def mentioned() -> list[tuple[str, str]]:
     """Commands that running text names, which may leave out what they are about."""
     return [
-        (name, span)
+        (name, BEFORE.sub("", span))
         for name, span in spans()
-        if span.startswith("steward ") and "…" not in span and "[" not in span
+        if BEFORE.sub("", span).startswith("steward ") and not PLACEHOLDER.search(span)
     ]
 
 
@@ -121,6 +130,23 @@ def leaves(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         yield from leaves(command.get_command(None, name), (*path, name))
 
 
+def options(command: Any) -> Iterator[str]:
+    """The options of a command, and of those below it."""
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    if hasattr(command, "list_commands"):
+        for name in command.list_commands(None):
+            yield from options(command.get_command(None, name))
+
+
+def test_an_option_that_is_mentioned_alone_exists() -> None:
+    known = {*options(typer.main.get_command(app)), *OTHERS}
+    named = [(name, re.split("[ =]", span)[0]) for name, span in spans() if span.startswith("--")]
+    assert len(named) > 100
+    assert [(name, option) for name, option in named if option not in known] == []
+    assert {option for _, option in named} >= OTHERS, "no page speaks of it any more"
+
+
 def test_every_command_is_told_of() -> None:
     told = {tuple(parse(line, whole=False)) for _, line in [*steward_commands(), *mentioned()]}
     assert set(leaves(typer.main.get_command(app), ("steward",))) - told == set()
@@ -154,11 +180,41 @@ def test_make_targets_exist() -> None:
         assert words[1] in targets, words
 
 
+def test_make_help_tells_of_the_targets_that_the_readme_names() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    told = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+    lines = [line for name, line in [*typed_lines(), *spans()] if name == "README.md"]
+    named = {line.split()[1] for line in lines if line.startswith("make ")}
+    assert {"demo", "test", "setup-python"} <= named <= told
+
+
+def test_the_units_that_are_named_exist() -> None:
+    """What the packages bring, or what the page itself writes."""
+    units = {path.name for path in (ROOT / "packaging" / "systemd").iterdir()}
+    named = [
+        (page, word if "." in word else f"{word}.service")
+        for page, line in typed_lines()
+        for word in line.split()[1:]
+        if "systemctl " in line and word.startswith("steward")
+    ]
+    assert len(named) > 10
+    assert [(page, unit) for page, unit in named if unit not in units] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What links to a page's headings are called where Markdown is shown."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", one) for one in HEADING.findall(text))
+    return {re.sub(r"[^\w\- ]", "", one).strip().lower().replace(" ", "-") for one in plain}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target, _ in LINK.findall(page.read_text(encoding="utf-8")):
+    for target, anchor in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            there = page.parent / target if target else page
+            assert there.exists(), target
+            assert not anchor or anchor[1:] in anchors(there), (target, anchor)
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
