@@ -28,7 +28,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
             planned, being maintained, rebooted on demand, or drained by somebody, nor while
             one that was resumed has not answered yet.
         recovered: Whether it takes jobs again, for the first time since it failed, whoever
-            drained it meanwhile; not so of one that was drained and resumed without a failure.
+            drained it meanwhile; not so of one that was drained and resumed without a failure,
+            nor while power saving has one off, or boots it.
         partitions: The partitions that it is in.
         cpus: How many CPUs it has; 0, as of the next two, where that was not told.
         memory_bytes: Its memory for jobs.

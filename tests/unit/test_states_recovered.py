@@ -56,6 +56,10 @@ def told(*states: str, usage: bool = True) -> list[NodeState]:
         (["IDLE+DRAIN", SILENT, GONE, "IDLE"], ["IDLE"]),
         # Once: what it is drained for afterwards is another story.
         (["DOWN", "IDLE", "IDLE+DRAIN", SILENT, "IDLE"], ["IDLE"]),
+        # Turned off and on in between: what does not boot again was not back.
+        (["DOWN", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP", "DOWN", "IDLE"], ["IDLE"]),
+        (["DOWN", "UNKNOWN+POWERED_DOWN", "ALLOCATED+POWERING_UP", "ALLOCATED"], ["ALLOCATED"]),
+        (["DOWN+POWERED_DOWN", "IDLE+POWERED_DOWN", "IDLE+DRAIN", "IDLE"], ["IDLE"]),
         # Each time that it fails.
         (["DOWN", "IDLE", "IDLE+FAIL", "IDLE"], ["IDLE", "IDLE"]),
     ],
@@ -65,6 +69,17 @@ def test_what_is_back_after_a_failure_has_recovered(
 ) -> None:
     news = told("IDLE", *states, usage=usage)
     assert [body.state for body in news if body.recovered] == recovered
+
+
+def test_a_node_that_does_not_boot_again_fails_again() -> None:
+    news = told("IDLE", "DOWN", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP", "DOWN")
+    assert [(body.failed, body.recovered) for body in news] == [
+        (False, False),
+        (True, False),
+        (False, False),
+        (False, False),
+        (True, False),
+    ]
 
 
 def test_a_node_that_failed_before_anybody_looked_recovers() -> None:

@@ -20,6 +20,7 @@ from steward.slurm.node_states import (
     is_silent,
     is_taken,
     parse,
+    saves_power,
 )
 from steward.state_facts import NodeState, Noticed, PartitionState, ReservationState
 
@@ -228,9 +229,14 @@ def _with_memory(old: Shown | None, new: Shown) -> Shown:
         new = msgspec.structs.replace(new, cpus=cpus, memory_bytes=memory_bytes, gpus=gpus)
     if _is_resuming(old, new):
         new = msgspec.structs.replace(new, is_resuming=True)
-    if old.is_failed and not new.is_failed and not is_available(new.state):
+    if old.is_failed and not new.is_failed and not _is_back(new.state):
         new = msgspec.structs.replace(new, has_failed=True)
     return new
+
+
+def _is_back(state: str) -> bool:
+    # One that is off, or boots, has yet to show that it works: it may be DOWN after that again.
+    return is_available(state) and not saves_power(state)
 
 
 def _is_resuming(old: NodeShown, new: NodeShown) -> bool:
@@ -274,7 +280,7 @@ def _node(name: str, old: NodeShown | None, new: NodeShown, source: Noticed) -> 
         old_reason=old.reason if old else "",
         source=source,
         failed=_has_failed(old, new),
-        recovered=old is not None and old.is_failed and is_available(new.state),
+        recovered=old is not None and old.is_failed and _is_back(new.state),
         partitions=new.partitions,
         cpus=new.cpus,
         memory_bytes=new.memory_bytes,
