@@ -6,50 +6,31 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from documented import code
+from munging import ME, credential, munge_site, origin, post
 from steward_daemon import STEWARD
 from submitting import wait_until
-from webbing import OPERATOR, USERS, WEB_USER, WebSite
+from webbing import OPERATOR, WEB_USER, WebSite
 
 from steward.config_web import WebSettings
 from steward.credentials.errors import NotKnown
 from steward.credentials.room import who_asked
-from steward.munge.requests import statement
-from steward.sandbox import Sandbox, SandboxSpec
+from steward.credentials.shapes import VouchRequest
+from steward.munge.requests import digest, statement
 
 pytestmark = pytest.mark.wide
-ME = "/api/v1/ask/credentials.me"
 PLACES = 4
 """So many credentials are opened at once."""
 
 
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[WebSite]:
-    with Sandbox.up(SandboxSpec(slurm=slurm_version, user_names=USERS), say=print) as cluster:
-        home, web = Path(cluster.directory) / "steward", {"munge_socket": cluster.plan.munge_socket}
-        # What is begun and given up is told by the log.
-        with WebSite(cluster, home, web=web, settings={"log_level": "debug"}) as site:
-            yield site
-
-
-def credential(site: WebSite, user: str, text: bytes) -> str:
-    """What munged vouches for, as the command of a user's has it."""
-    words = ["munge", "--socket", site.cluster.plan.munge_socket]
-    made: str = site.cluster.run(words, user=user, input=text.decode()).stdout
-    return made.strip()
-
-
-def origin(site: WebSite) -> str:
-    return site.url.partition("//")[2]
-
-
-def post(site: WebSite, path: str, body: bytes, shown: str) -> httpx.Response:
-    headers = {"Authorization": f"Munge {shown}", "Content-Type": "application/json"}
-    return httpx.post(f"{site.url}{path}", content=body, headers=headers, timeout=60)
+    with munge_site(slurm_version) as site:
+        yield site
 
 
 def far(site: WebSite) -> dict[str, str]:
@@ -226,16 +207,22 @@ def test_the_doctor_says_whether_munged_answers(site: WebSite) -> None:
 def test_it_is_believed_from_its_networks_alone(site: WebSite) -> None:
     munge_socket = site.cluster.plan.munge_socket
     made = statement("POST", ME, b"{}", origin(site))
-    everywhere = WebSettings(munge_socket=munge_socket, munge_from=("0.0.0.0/0",))
+
+    def asked(**web: Any) -> tuple[int, str]:
+        settings = WebSettings(url=site.url, munge_socket=munge_socket, **web)
+        shown = credential(site, "ada", made)
+        peer = {"peer": "10.1.2.3", "method": "POST", "target": ME, "digest": digest(b"{}")}
+        return who_asked(settings, VouchRequest(credential=shown, **peer))
+
     # This process is outside of the sandbox: there she has no name, which is looked at last.
     with pytest.raises(NotKnown, match="has no name"):
-        who_asked(everywhere, credential(site, "ada", made), made.decode())
-    nowhere = WebSettings(munge_socket=munge_socket, munge_from=("192.0.2.0/24",))
+        asked(munge_from=("0.0.0.0/0",))
     with pytest.raises(NotKnown, match="not believed from"):
-        who_asked(nowhere, credential(site, "ada", made), made.decode())
-    off = WebSettings(munge_socket=munge_socket, munge=False)
+        asked(munge_from=("192.0.2.0/24", "10.1.2.0/24"))
+    with pytest.raises(NotKnown, match=r"not believed from 10\.1\.2\.3"):
+        asked(munge_from=("192.0.2.0/24",))
     with pytest.raises(NotKnown, match="bring a token"):
-        who_asked(off, credential(site, "ada", made), made.decode())
+        asked(munge=False)
 
 
 def test_who_is_no_user_of_the_pages_is_not_let_in(site: WebSite) -> None:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.munge.requests import difference, statement
+from steward.errors import UsageError
+from steward.munge.requests import difference, digest, statement, statement_over
 
 TEXTS = ("POST", "/api/v1/ask/bank.deposit", '{"account":"physics"}', "steward.example.org")
 ASKED = (TEXTS[0], TEXTS[1], TEXTS[2].encode(), TEXTS[3])
@@ -45,3 +46,27 @@ def test_an_address_that_differs_is_named() -> None:
     said = difference(made, statement(*ASKED))
     assert "'evil.example.org'" in said
     assert "'steward.example.org'" in said
+
+
+def test_by_its_digest_it_is_the_same() -> None:
+    method, target, body, origin = ASKED
+    assert statement_over(method, target, digest(body), origin) == statement(*ASKED)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "shown"),
+    [
+        ("POST", "/api/v1/me\n", digest(b"")),
+        ("POST /api/v1/me\n0\nelsewhere\n", "/", digest(b"")),
+        ("POST", "/api/v1/me /", digest(b"")),
+        ("POST", "steward", digest(b"")),
+        ("POST", "/api/v1/me", f"{digest(b'')}\n"),
+        ("POST", "/api/v1/me", digest(b"").upper()),
+        ("POST", "/api/v1/me", ""),
+        ("post", "/api/v1/me", digest(b"")),
+        ("", "/api/v1/me", digest(b"")),
+    ],
+)
+def test_what_is_no_request_has_no_statement(method: str, target: str, shown: str) -> None:
+    with pytest.raises(UsageError, match="no request of HTTP"):
+        statement_over(method, target, shown, "steward.example.org")

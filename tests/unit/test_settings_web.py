@@ -24,6 +24,7 @@ def said(tmp_path: Path, **web: Any) -> list[str]:
         {"listen": "[::1]:8290", "url": "https://ood.example.org/pun/steward/"},
         {"proxy_header": "X-Remote-User", "trusted_proxies": ("10.0.0.1", "fe80::1")},
         {"user": "nobody"},
+        {"munge_from": ("10.1.2.0/24", "192.0.2.7")},
     ],
 )
 def test_what_is_right_passes(tmp_path: Path, web: dict[str, Any]) -> None:
@@ -52,6 +53,8 @@ def test_what_is_right_passes(tmp_path: Path, web: dict[str, Any]) -> None:
         ({"trusted_proxies": ("localhost",)}, "'web.trusted_proxies' holds 'localhost'"),
         ({"trusted_proxies": ("10.0.0.0/8",)}, "is no address"),
         ({"metrics_from": ("",)}, "'web.metrics_from' holds ''"),
+        ({"munge_from": ("login1",)}, "'web.munge_from' holds 'login1', which is no network"),
+        ({"munge_from": ("10.0.0.0/8", "2001:db8::/32")}, "holds '2001:db8::/32': MUNGE names the"),
         ({"session_s": 0.0}, "'web.session_s' must be above 0"),
         ({"session_s": 1e9}, "'web.session_s' must be above 0"),
         ({"login_s": 7200.0}, "'web.login_s' must be above 0"),

@@ -12,7 +12,7 @@ from typing import Final
 from steward.access import Asker
 from steward.actions import Action, Answer
 from steward.config_web import WebSettings
-from steward.credentials.errors import NoSuchCredential
+from steward.credentials.errors import NoSuchCredential, NotLetIn
 from steward.credentials.room import CredentialsRoom, uid_of, who_asked
 from steward.credentials.scopes import SCOPES
 from steward.credentials.shapes import (
@@ -92,8 +92,12 @@ def _open(room: CredentialsRoom, asker: Asker, request: OpenRequest) -> OpenAnsw
 
 def _vouch(room: CredentialsRoom, asker: Asker, request: VouchRequest) -> VouchAnswer:
     _only_web(room, asker)
-    uid, user = who_asked(room.settings.web, request.credential, request.statement)
-    return VouchAnswer(secret=ticket(uid, user, room.now()), uid=uid)
+    try:
+        uid, user = who_asked(room.settings.web, request)
+    except NotLetIn as error:
+        # Not as an error: what they ask is to be counted as theirs, not as their host's.
+        return VouchAnswer(uid=error.uid, refused=str(error))
+    return VouchAnswer(uid=uid, secret=ticket(uid, user, room.now()))
 
 
 def _peek(room: CredentialsRoom, asker: Asker, request: PeekRequest) -> PeekAnswer:

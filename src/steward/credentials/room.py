@@ -7,6 +7,7 @@ import os
 import pwd
 from collections.abc import Callable
 from datetime import datetime
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -14,13 +15,14 @@ from steward.access import Access, Asker
 from steward.config import Settings
 from steward.config_web import WebSettings
 from steward.credentials import tickets
-from steward.credentials.errors import NotInScope, NotKnown
+from steward.credentials.errors import NotInScope, NotKnown, NotLetIn
 from steward.credentials.scopes import ALWAYS, Scope, scope_of
+from steward.credentials.shapes import VouchRequest
 from steward.credentials.store import CredentialStore, Kind
 from steward.errors import Refused
 from steward.events import utc_now
-from steward.munge.munged import Munge, MungeUnavailable
-from steward.munge.requests import difference
+from steward.munge.munged import Claim, Munge, MungeUnavailable
+from steward.munge.requests import difference, statement_over
 
 log = logging.getLogger(__name__)
 
@@ -118,41 +120,60 @@ def uid_of(user: str) -> int:
     return found.pw_uid
 
 
-def who_asked(web: WebSettings, credential: str, asked: str) -> tuple[int, str]:
-    """The uid and name of whoever made a MUNGE credential for a request.
+def who_asked(web: WebSettings, shown: VouchRequest) -> tuple[int, str]:
+    """The uid and name of whoever made the MUNGE credential that came with a request.
 
     Args:
         web: [web].
-        credential: What came with the request.
-        asked: The text that it has to be made over, see :mod:`steward.munge.requests`.
+        shown: The credential, and that request.
 
     Raises:
-        NotKnown: It is not good, or whoever made it has no name here, or may not come this way.
+        NotLetIn: It names somebody who did not make that request, has no name here, or may
+            not come this way.
+        NotKnown: It names nobody, or comes from where nobody is believed.
+        UsageError: It is no request that is described so.
         MungeUnavailable: munged does not answer.
     """
     if not web.munge:
         raise NotKnown("MUNGE is not asked here ('munge' of [web]): bring a token")
+    # Not what the client calls us: that is what it was told by whoever relays it.
+    origin = urlsplit(web.url).netloc or web.listen
+    asked = statement_over(shown.method, shown.target, shown.digest, origin)
+    # Behind a proxy the connection is the proxy's.
+    if shown.peer not in web.trusted_proxies:
+        _need_from(web, shown.peer)
     try:
-        claim = Munge(web.munge_socket).decode(credential.encode("ascii", "replace"))
+        claim = Munge(web.munge_socket).decode(shown.credential.encode("ascii", "replace"))
     except Refused as error:
         raise NotKnown(str(error)) from error
     except MungeUnavailable as error:
         log.warning("nobody is known by MUNGE: %s", error)
         raise
-    wrong = difference(claim.payload, asked.encode())
+    try:
+        return claim.uid, _let_in(web, claim, asked)
+    except NotKnown as error:
+        raise NotLetIn(str(error), claim.uid) from error
+
+
+def _let_in(web: WebSettings, claim: Claim, asked: bytes) -> str:
+    """The name of whom a credential names, if it is over what was asked, and they may come so."""
+    wrong = difference(claim.payload, asked)
     if wrong:
         raise NotKnown(f"the MUNGE credential {wrong}")
-    if web.munge_from and not _is_from(claim.address, web.munge_from):
-        raise NotKnown(
-            f"MUNGE is not believed from {claim.address} ('munge_from' of [web]): bring a token",
-            claim.address,
-        )
+    _need_from(web, claim.address)
     if claim.uid in (0, os.geteuid()):
         raise NotKnown("root and Steward's own user are not let in from other hosts", claim.uid)
     try:
-        return claim.uid, pwd.getpwuid(claim.uid).pw_name
+        return pwd.getpwuid(claim.uid).pw_name
     except KeyError:
         raise NotKnown(f"your uid, {claim.uid}, has no name on the daemon's host") from None
+
+
+def _need_from(web: WebSettings, address: str) -> None:
+    if web.munge_from and not _is_from(address, web.munge_from):
+        raise NotKnown(
+            f"MUNGE is not believed from {address} ('munge_from' of [web]): bring a token", address
+        )
 
 
 def _is_from(address: str, networks: tuple[str, ...]) -> bool:
@@ -160,4 +181,7 @@ def _is_from(address: str, networks: tuple[str, ...]) -> bool:
         host = ipaddress.ip_address(address)
     except ValueError:
         return False  # munged could not say: it is of none of them
+    if isinstance(host, ipaddress.IPv6Address):
+        # Who listens at [::] is told so where IPv4 connects.
+        host = host.ipv4_mapped or host
     return any(host in ipaddress.ip_network(network, strict=False) for network in networks)

@@ -53,25 +53,36 @@ class OpenAnswer(Answer, frozen=True, kw_only=True):
 class VouchRequest(Request, frozen=True, kw_only=True):
     """credentials.vouch: a ticket, for one request, for whom MUNGE names.
 
+    The text that the credential has to be made over is put together by the daemon, which
+    knows the pages' address: who asks could name that of another service.
+
     Attributes:
         credential: The MUNGE credential that came with the request.
-        statement: What that request is, which the credential has to be made over.
+        method: Of that request.
+        target: Its path from ``/api/`` on, with its query.
+        digest: SHA-256 of its body, in hexadecimal.
+        peer: Address that its connection comes from.
     """
 
     credential: str
-    statement: str
+    method: str
+    target: str
+    digest: str
+    peer: str
 
 
 class VouchAnswer(Answer, frozen=True, kw_only=True):
-    """A ticket.
+    """Whom MUNGE names, and their ticket.
 
     Attributes:
-        secret: It, in place of a session's secret.
-        uid: Whose it is.
+        uid: Theirs.
+        secret: The ticket, in place of a session's secret; "" where they are not let in.
+        refused: Why they are not, in one line.
     """
 
-    secret: str
     uid: int
+    secret: str = ""
+    refused: str = ""
 
 
 class PeekRequest(Request, frozen=True, kw_only=True):

@@ -5,15 +5,14 @@ munged holds the cluster's key; munged itself refuses one that is too old or
 was opened here before. See munge(7), unmunge(1).
 """
 
-import contextlib
 import os
 import re
-import signal
 import subprocess
 from typing import Final
 
 import msgspec
 
+from steward.ending import end_group
 from steward.errors import Refused, Unavailable
 from steward.munge import library
 
@@ -138,7 +137,5 @@ def _run(words: list[str], data: bytes) -> tuple[int, bytes, str]:
         ) from error
     finally:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            end_group(process)
     return process.returncode, out, " ".join(err.decode("utf-8", "backslashreplace").split())[:400]

@@ -109,9 +109,13 @@ def _addresses(web: WebSettings) -> Iterator[Problem]:
 def _networks(web: WebSettings) -> Iterator[Problem]:
     for network in web.munge_from:
         try:
-            ipaddress.ip_network(network, strict=False)
+            found = ipaddress.ip_network(network, strict=False)
         except ValueError:
             yield _problem("munge_from", f"holds {network!r}, which is no network: '10.1.2.0/24'")
+            continue
+        if found.version != 4:
+            what = f"holds {network!r}: MUNGE names the IPv4 address of a host, and no other"
+            yield _problem("munge_from", what)
 
 
 def _bounds(web: WebSettings) -> Iterator[Problem]:

@@ -9,7 +9,6 @@ import hmac
 import secrets
 import time
 from typing import Any, Final, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from litestar import Request
@@ -25,7 +24,7 @@ from steward.credentials.shapes import (
     VouchAnswer,
     VouchRequest,
 )
-from steward.munge.requests import SCHEME, statement
+from steward.munge.requests import SCHEME, digest
 from steward.web.desk import VOUCH, Desk
 from steward.web.errors import Forged, LoginNeeded
 from steward.web.limiting import Rate
@@ -277,16 +276,21 @@ class Doorkeeper:
         """The ticket, for this request, of whoever MUNGE says that it is from."""
         target, query = request.scope["raw_path"], request.scope["query_string"]
         text = (target + (b"?" + query if query else b"")).decode("latin-1")
-        # Not what the client calls us: that is what it was told by whoever relays it.
-        origin = urlsplit(self._web.url).netloc or self._web.listen
-        asked = statement(request.method, text, await request.body(), origin)
-        wanted = VouchRequest(credential=credential, statement=asked.decode())
+        wanted = VouchRequest(
+            credential=credential,
+            method=request.method,
+            target=text,
+            digest=digest(await request.body()),
+            peer=request.client.host if request.client else "",
+        )
         try:
             answer: VouchAnswer = await self._desk.ask(VOUCH, wanted)
         except NotKnown:
             self._strays.take(_address(request))
             raise
         self._rate.take(f"uid:{answer.uid}")
+        if answer.refused:
+            raise NotKnown(answer.refused)
         return answer.secret
 
     async def _check_form(self, request: Ask, secret: str) -> None:
