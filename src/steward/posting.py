@@ -1,9 +1,7 @@
 """How a mail gets out: through the program that the site's MailProg was, or through sendmail."""
 
-import contextlib
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -14,11 +12,11 @@ from typing import Final
 
 import msgspec
 
+from steward.ending import end_group
 from steward.errors import Unavailable
 
 _MOST_BODY: Final = 1024 * 1024
 _BODY_S: Final = 10.0
-_REAP_S: Final = 5.0
 _LONGEST_PLAIN: Final = 900
 """A line has at most 998 letters (RFC 5322); encoded words can be broken anywhere."""
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -141,16 +139,9 @@ def _run(words: list[str], data: bytes, timeout_s: float) -> None:
     except subprocess.TimeoutExpired:
         raise NotSent(f"{words[0]} did not end within {timeout_s:g} s", words) from None
     finally:
-        _end(process)
+        if process.returncode is None:
+            end_group(process)
     if process.returncode == os.EX_TEMPFAIL:
         raise NotSent(f"{words[0]} ended with {os.EX_TEMPFAIL}: it cannot be sent now", words)
     if process.returncode:
         raise NotTaken(f"{words[0]} ended with {process.returncode}", words)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_REAP_S)

@@ -28,7 +28,17 @@ LEVELS = [
         *("config_web", "config_history"),
         *("bank_facts", "state_facts"),
         *("errors", "filesystems", "environment", "waiting", "logs", "messages", "offered"),
-        *("printable", "posting", "moments", "webhooks", "leaving", "looks", "listening", "munge"),
+        *(
+            "printable",
+            "posting",
+            "moments",
+            "webhooks",
+            "leaving",
+            "ending",
+            "looks",
+            "listening",
+            "munge",
+        ),
         "__init__",
     },
 ]

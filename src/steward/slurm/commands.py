@@ -10,12 +10,12 @@ import os
 import pwd
 import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
 from steward.config import ClusterSettings
+from steward.ending import end_group
 from steward.slurm.errors import (
     SlurmDown,
     SlurmError,
@@ -32,7 +32,6 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INHERITED = ("PATH", "LD_LIBRARY_PATH", "SLURM_CONF")
 
 _LONGEST_SAID = 500
-_REAP_S = 5.0
 
 # Slurm's messages as its commands write them on stderr (slurm_errno.c and the commands' own).
 _UNKNOWN_JOB = re.compile(r"Invalid job id specified")
@@ -188,7 +187,8 @@ class Commands:
             )
             raise SlurmUnavailable(what, words, "") from error
         finally:
-            _end(process)
+            if process.returncode is None:
+                end_group(process)
         return process.returncode, out or b"", err.decode("utf-8", "backslashreplace")
 
     def _other(self, user: str) -> pwd.struct_passwd | None:
@@ -225,25 +225,6 @@ class Commands:
             if pattern.search(said):
                 return kind(what, words, said)
         return SlurmError(what, words, said)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Leave nothing behind of a command that is given up (it leads its own process group)."""
-    if process.returncode is not None:
-        return
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it ended in this moment, and is reaped below
-    except PermissionError:
-        process.kill()  # a prefix such as sudo changed the user of some of them
-    for pipe in (process.stdout, process.stderr):
-        if pipe:
-            pipe.close()
-    try:
-        process.wait(_REAP_S)
-    except subprocess.TimeoutExpired:
-        log.warning("pid %d (%s) hangs in the kernel: left behind", process.pid, process.args)
 
 
 def _short(words: Sequence[str]) -> str:

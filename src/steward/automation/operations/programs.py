@@ -1,9 +1,7 @@
 """local.command: a program that root has listed, on the host that Steward runs on."""
 
-import contextlib
 import os
 import selectors
-import signal
 import subprocess
 import time
 from typing import IO, Annotated, Any, Final
@@ -13,10 +11,10 @@ import msgspec
 from steward.automation.errors import AutomationError, DoneInPart, OutOfTime, WrongParameters
 from steward.automation.operation import Doing, Operation, Parameters
 from steward.automation.programs import need_listed
+from steward.ending import end_group
 
 _MOST_SAID: Final = 64 * 1024
 """Bytes of what a program writes that are kept, of each of its two outputs."""
-_REAP_S: Final = 5.0
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -71,7 +69,7 @@ def _run(words: list[str], doing: Doing) -> tuple[int, str, str]:
     except (TimeoutError, subprocess.TimeoutExpired) as error:
         raise OutOfTime(f"{words[0]} took longer than {doing.timeout_s:g} s", words[0]) from error
     finally:
-        _end(process)
+        end_group(process)  # what it left running as well
     return code, *said
 
 
@@ -99,17 +97,6 @@ def _said(stdout: IO[bytes], stderr: IO[bytes], doing: Doing) -> tuple[str, str]
                 kept[pipe] += piece[: max(0, _MOST_SAID - len(kept[pipe]))]
     out, err = (bytes(data).decode("utf-8", "backslashreplace") for data in kept.values())
     return out, err
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Leave nothing behind of a program, which leads a process group of its own."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for pipe in (process.stdout, process.stderr):
-        if pipe:
-            pipe.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_REAP_S)
 
 
 OPERATIONS: Final = (

@@ -1,0 +1,110 @@
+"""A program that is given up ends with what it started, and is not waited for without end."""
+
+import logging
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from steward import ending
+from steward.ending import end_group
+
+Program = subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def programs() -> Iterator[list[Program]]:
+    """Programs of a group of their own, which end with the test."""
+    begun: list[Program] = []
+    yield begun
+    for program in begun:
+        if program.poll() is None:
+            os.killpg(program.pid, signal.SIGKILL)
+            program.wait(30)
+
+
+def start(programs: list[Program], script: str) -> Program:
+    program = subprocess.Popen(
+        ["sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    programs.append(program)
+    return program
+
+
+def line_of(program: Program) -> int:
+    assert program.stdout is not None
+    return int(program.stdout.readline())
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def wait_for_end(pid: int) -> None:
+    """Wait for the end of a process that is nobody's child here."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    with os.fdopen(descriptor) as file:
+        select.select([file], [], [], 30)
+
+
+def test_it_ends_with_what_it_started(programs: list[Program]) -> None:
+    program = start(programs, "trap '' TERM; sleep 600 & echo $!; wait")
+    child = line_of(program)
+    end_group(program)
+    assert program.returncode == -signal.SIGKILL
+    wait_for_end(child)
+    assert not is_running(child)
+    assert all(pipe is None or pipe.closed for pipe in (program.stdin, program.stdout))
+
+
+def test_what_it_left_running_ends_too(programs: list[Program]) -> None:
+    program = start(programs, "sleep 600 >&- 2>&- & echo $!")
+    child = line_of(program)
+    assert program.wait(30) == 0
+    assert is_running(child)
+    end_group(program)
+    wait_for_end(child)
+    assert not is_running(child)
+
+
+def test_what_was_not_written_goes_nowhere(programs: list[Program]) -> None:
+    program = start(programs, "exec <&-; echo 0; sleep 600")
+    line_of(program)
+    assert program.stdin is not None
+    program.stdin.write(b"waits in the buffer")
+    end_group(program)
+    assert program.returncode == -signal.SIGKILL
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone becomes somebody else")
+def test_what_is_another_users_is_left_behind(
+    programs: list[Program],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As a sudo that stands before Slurm's commands: what went wrong is told nonetheless."""
+    monkeypatch.setattr(ending, "_REAP_S", 0.1)
+    program = start(programs, "sleep 600")
+    os.setresuid(65534, 65534, 0)
+    try:
+        with caplog.at_level(logging.WARNING):
+            end_group(program)
+    finally:
+        os.setresuid(0, 0, 0)
+    assert is_running(program.pid)
+    assert f"pid {program.pid}" in caplog.text
