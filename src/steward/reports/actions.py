@@ -138,8 +138,7 @@ def _of_cluster(
     jobs = [0] * periods.count
     for run in runs:
         capacity.add(run)
-        for number in periods.of_run(run):
-            jobs[number] += 1
+        periods.tally(run, jobs)
     buckets = [periods.of(at_s * _US) for at_s in bounds_s[:-1]]
     cpus, gpus = (_by_period(of.parts(), buckets, periods) for of in (capacity.cpus, capacity.gpus))
     rows = []

@@ -122,6 +122,7 @@ class Capacity:
         reserved: Iterable[NodeSpan],
     ) -> None:
         self.cpus, self.gpus = Ledger(bounds_s), Ledger(bounds_s)
+        self._allocate, self._plan = self.cpus.allocated.add, self.cpus.planned.add
         self._end_s = bounds_s[-1]
         self._reserved: dict[str, list[Span]] = {}
         of_node: dict[str, list[NodeSpan]] = {}
@@ -184,37 +185,30 @@ class Capacity:
 
     def add(self, run: Run) -> None:
         """Count what a run had, and how many CPUs it waited for."""
-        first = run[0]
-        begin, end = self._seconds_of(first)
-        if first.eligible_us and not self._is_reserved(first, begin, end):
-            tasks = 1 if first.start_us else max(1, count(first.array_task))
-            until = begin if first.start_us else end
-            self.cpus.planned.add(first.eligible_us // _US, until, first.requested_cpus * tasks)
         for piece in run:
-            if piece is not first:
-                begin, end = self._seconds_of(piece)
-            if piece.start_us and begin < end and not self._is_reserved(piece, begin, end):
-                self._allocate(piece, begin, end)
-
-    def _seconds_of(self, piece: Piece) -> Span:
-        """From when to when; of what ended before it began the end alone."""
-        end = piece.end_us // _US if piece.end_us else self._end_s
-        return piece.start_us // _US if piece.start_us else end, end
-
-    def _allocate(self, piece: Piece, begin: int, end: int) -> None:
-        # When it was suspended is not known: it is taken off the end.
-        end -= min(piece.suspended_s, end - begin)
-        self.cpus.allocated.add(begin, end, piece.cpus)
-        gpus = piece.gpus
-        if gpus:
-            self.gpus.allocated.add(begin, end, gpus)
+            start_us, end_us = piece.start_us, piece.end_us
+            end = end_us // _US if end_us else self._end_s
+            # What never began waited until it ended.
+            begin = start_us // _US if start_us else end
+            if piece.reservation in self._reserved and self._is_reserved(piece, begin, end):
+                continue
+            if piece is run[0] and piece.eligible_us:
+                tasks = 1 if start_us else max(1, count(piece.array_task))
+                self._plan(piece.eligible_us // _US, begin, piece.requested_cpus * tasks)
+            if begin < end:
+                # When it was suspended is not known: it is taken off the end.
+                until = end - min(piece.suspended_s, end - begin) if piece.suspended_s else end
+                self._allocate(begin, until, piece.cpus)
+                gpus = piece.gpus
+                if gpus:
+                    self.gpus.allocated.add(begin, until, gpus)
 
     def _is_reserved(self, piece: Piece, begin: int, end: int) -> bool:
         """Whether its reservation is counted, which it is a part of."""
-        spans = self._reserved.get(piece.reservation)
-        if spans is None:
-            return False
-        return any(since < max(end, begin + 1) and begin < until for since, until in spans)
+        return any(
+            since < max(end, begin + 1) and begin < until
+            for since, until in self._reserved[piece.reservation]
+        )
 
 
 @lru_cache(maxsize=4096)

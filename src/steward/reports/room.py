@@ -1,6 +1,6 @@
 """What reports work with: the books of jobs, the history of nodes, and who may see what."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, tzinfo
 
@@ -68,7 +68,7 @@ class ReportsRoom:
         clusters: Sequence[str],
         scopes: dict[str, Scope] | None,
         periods: Sequence[Period],
-        fields: Collection[str],
+        fields: int,
     ) -> Iterator[Run]:
         """The runs that were there in the periods.
 
@@ -77,7 +77,7 @@ class ReportsRoom:
             clusters: The clusters.
             scopes: Whose; None for everybody's.
             periods: The periods, the first first.
-            fields: What of them is read.
+            fields: How many of their fields are read.
         """
         names = tuple(user for user in request.users if not user.isdecimal())
         uids = tuple(int(user) for user in request.users if user.isdecimal() and len(user) <= 10)

@@ -1,7 +1,7 @@
 """Runs of jobs as reports count them: read from the books once, and shared out over periods."""
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -22,21 +22,21 @@ class Piece(NamedTuple):
     submit_us: int
     restarts: int
     piece_us: int
-    account: str
-    user: str
-    uid: int | None
-    partition: str
-    state: str
-    reservation: str
     cpus: int
     requested_cpus: int
-    nodes: int
     tres_allocated: str
+    reservation: str
     array_task: str
     eligible_us: int
     start_us: int
     end_us: int
     suspended_s: int
+    account: str
+    user: str
+    uid: int | None
+    partition: str
+    state: str
+    nodes: int
     time_limit_s: int | None
     user_us: int | None
     system_us: int | None
@@ -60,18 +60,15 @@ _TEXTS: Final = frozenset(
     name for name, kind in Piece.__annotations__.items() if kind is str or kind == "str"
 )
 
-ALL: Final = frozenset(Piece._fields)
-WITHOUT_USED: Final = ALL - set(Piece._fields[Piece._fields.index("user_us") :])
-"""Without what runs used, of which only waste is told."""
-OF_CAPACITY: Final = frozenset(
-    (
-        *("cpus", "requested_cpus", "tres_allocated", "reservation", "array_task"),
-        *("eligible_us", "start_us", "end_us", "suspended_s"),
-    )
-)
-"""What runs took of a cluster and when, whoever's they are."""
+ALL: Final = len(Piece._fields)
+WITHOUT_USED: Final = Piece._fields.index("user_us")
+"""So many fields come before what a run used, of which only waste is told."""
+OF_CAPACITY: Final = Piece._fields.index("account")
+"""So many say what was taken of a cluster and when, and not by whom."""
 
-_KEY: Final = Piece._fields[:5]
+_COLUMNS: Final = tuple(
+    f"coalesce(\"{name}\", '')" if name in _TEXTS else f'"{name}"' for name in Piece._fields
+)
 _OF_RUN: Final = slice(1, 5)
 """Where a row says of which run it is: the mark stands before it, the piece behind it."""
 
@@ -79,20 +76,19 @@ Run = Sequence[Piece]
 """The pieces of one run, by when they began."""
 
 
-def runs(
-    source: Source, wanted: LineFilter, fields: Collection[str] = WITHOUT_USED
-) -> Iterator[Run]:
+def runs(source: Source, wanted: LineFilter, fields: int) -> Iterator[Run]:
     """The runs that were there in a time, each once.
 
     Args:
         source: The books.
         wanted: Which of them.
-        fields: What of them is read; else it is None. To fetch it takes longer than to count it.
+        fields: How many of a piece's fields are read; the others are None. To fetch them takes
+            longer than to count them.
     """
     pieces: list[Piece] = []
     key: tuple[object, ...] = ()
-    make = Piece._make
-    for batch in source.rows(wanted, list(_columns(fields)), steps=False):
+    make, unread = Piece._make, (None,) * (ALL - fields)
+    for batch in source.rows(wanted, _COLUMNS[:fields], steps=False):
         for row in batch:
             if row[0] not in (SHOWN_RUN, SHOWN_PIECE):
                 continue
@@ -102,17 +98,9 @@ def runs(
                 if pieces:
                     yield _in_order(pieces)
                 pieces, key = [], own
-            pieces.append(make(row[1:]))
+            pieces.append(make(row[1:] + unread))
     if pieces:
         yield _in_order(pieces)
-
-
-def _columns(fields: Collection[str]) -> Iterator[str]:
-    for name in Piece._fields:
-        if name not in fields and name not in _KEY:
-            yield "NULL"
-        else:
-            yield f"coalesce(\"{name}\", '')" if name in _TEXTS else f'"{name}"'
 
 
 def _in_order(pieces: list[Piece]) -> Run:
@@ -147,11 +135,14 @@ class Periods:
             return None
         return self.of(max(last.start_us, last.end_us - 1))
 
-    def of_run(self, run: Run) -> Collection[int]:
-        """The periods that a run ran in, each once."""
+    def tally(self, run: Run, counts: list[int]) -> None:
+        """Add one to the count of each period that a run ran in."""
         if len(run) == 1:
-            return [number for number, _ in self.shares(run[0])]
-        return {number for piece in run for number, _ in self.shares(piece)}
+            for number, _ in self.shares(run[0]):
+                counts[number] += 1
+            return
+        for number in {number for piece in run for number, _ in self.shares(piece)}:
+            counts[number] += 1
 
     def shares(self, piece: Piece) -> Iterable[tuple[int, int]]:
         """The periods that a piece ran in, and for how many seconds, without suspension.
