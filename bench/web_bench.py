@@ -218,7 +218,7 @@ def alone(
 
 
 def _taken_s(roots: tuple[int, ...]) -> float:
-    """What processes and all below them have taken of a processor."""
+    """What processes and all below them have taken of a processor, those that ended included."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -228,7 +228,8 @@ def _taken_s(roots: tuple[int, ...]) -> float:
         except OSError:
             continue  # it ended just now
         pid = int(stat.parent.name)
-        parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+        # Its own in user and kernel mode, and that of children which it has waited for.
+        parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
     ours = set(roots)
     while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= more
