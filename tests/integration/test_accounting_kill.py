@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -33,7 +34,13 @@ pytestmark = [
 
 JOBS = 500
 KILLS = 12
-BATCH = "#!/bin/sh\nsrun true\nsleep 0.{}\n"
+BATCH = """#!/bin/sh -e
+ran() {{ echo "$SLURM_JOB_NAME $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $1" >>{ran}; }}
+ran batch
+srun sh -c 'echo "$SLURM_JOB_NAME $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} 0" >>{ran}'
+sleep 0.{tenths}
+"""
+"""A run can be cut short before its step begins: each step writes down that it is there."""
 
 
 @pytest.fixture
@@ -104,6 +111,8 @@ def _ahead_s(start: str) -> float:
     return (datetime.fromisoformat(f"{start}+00:00") - datetime.now(UTC)).total_seconds()
 
 
+STEPS = {"batch", "0"}
+"""What a job has that nothing cut short."""
 LOST_S = 30
 """Jobs last a second; slurmctld believes a node that it lost one after twenty."""
 
@@ -161,11 +170,15 @@ def counts(site: Site) -> dict[str, collections.Counter[Run]]:
 
 def rows(site: Site) -> list[list[str]]:
     """Job or step, state and times of all that is booked."""
-    words = ("-a", "-D", "-n", "-P", "-S", "now-1hour", "-o", "JobID,State,Start,End,Restarts")
+    fields = "JobID,State,Start,End,JobName,Restarts"
+    words = ("-a", "-D", "-n", "-P", "-S", "now-1hour", "-o", fields)
     return [row.split("|") for row in site.ours(*words).splitlines()]
 
 
 def test_every_run_has_one_start_one_end_and_its_steps(site: Site) -> None:
+    ran = Path(site.cluster.directory) / "ran"
+    ran.touch()
+    ran.chmod(0o666)
     chance = chance_of("STEWARD_ACCOUNTING_KILL_SEED")
     victims = ["slurmctld", "slurmd.node1", "agent", "serve"] * (KILLS // 4)
     chance.shuffle(victims)
@@ -179,7 +192,8 @@ def test_every_run_has_one_start_one_end_and_its_steps(site: Site) -> None:
             print(f"{time.strftime('%H:%M:%S')} job {len(submitted)}: {victim} is killed")
             kill(site, victim)
             resume(site)
-        submitted.append(site.submit(BATCH.format(chance.randrange(10))))
+        script = BATCH.format(ran=ran, tenths=chance.randrange(10))
+        submitted.append(site.submit(script, job_name=f"s{len(submitted)}"))
     print(f"{time.strftime('%H:%M:%S')} all are submitted")
     wait_until(Operator(site).is_idle, 200)
     print(f"{time.strftime('%H:%M:%S')} all are over")
@@ -191,17 +205,8 @@ def test_every_run_has_one_start_one_end_and_its_steps(site: Site) -> None:
     assert {job for job, *_ in said[RUN_END]} == set(submitted)
     twice = [(run, number) for kind in said for run, number in said[kind].items() if number > 1]
     assert not twice
-    named = {(one.kind, one.job) for one in missing}
-    runs = _runs(rows(site))
-    # What slurmctld forgot before it had saved it has no end that anybody could know.
-    lost = [run for run in runs if run.state == "UNKNOWN"]
-    assert not [run for run in lost if ("run-lost", run.job) not in named]
-    stepless = [run for run in runs if run.start != "Unknown" and not {"batch", "0"} <= run.steps]
-    for run in stepless:
-        print(run)
-    jobs = {job for _kind, job in named}
-    assert not [run for run in stepless if run.job not in jobs]
-    assert len(stepless) <= len(set(submitted)) // 10
+    named = {(str(one.kind), one.job) for one in missing}
+    check_steps(_runs(rows(site)), named, ran, submitted)
 
 
 def gaps(site: Site) -> tuple[Finding, ...]:
@@ -221,23 +226,51 @@ class Booked(NamedTuple):
     job: str
     state: str
     start: str
+    name: str
+    restarts: str
     steps: set[str]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What its own steps know of the run."""
+        return self.name, self.job, self.restarts
 
 
 def _runs(found: list[list[str]]) -> list[Booked]:
     runs: list[Booked] = []
-    for name, state, start, *_ in found:
+    for name, state, start, _end, title, restarts in found:
         job, _, step = name.partition(".")
         if step:
             runs[-1].steps.add(step)
         else:
-            runs.append(Booked(job, state, start, set()))
+            runs.append(Booked(job, state, start, title, restarts, set()))
     return runs
+
+
+def check_steps(
+    runs: list[Booked], named: set[tuple[str, str]], ran: Path, submitted: list[int]
+) -> None:
+    """What is booked of the steps that were there, or else is named as missing."""
+    # What slurmctld forgot before it had saved it has no end that anybody could know.
+    lost = [run for run in runs if run.state == "UNKNOWN"]
+    assert not [run for run in lost if ("run-lost", run.job) not in named]
+    stepless = [run for run in runs if run.start != "Unknown" and not run.steps >= STEPS]
+    for run in stepless:
+        print(run)
+    jobs = {job for _kind, job in named}
+    booked = {(*run.key, step) for run in runs for step in run.steps}
+    there = {tuple(line.split()) for line in ran.read_text().splitlines()}
+    assert {str(job) for job in submitted} - {job for _, job, *_ in there} <= jobs
+    unseen = sorted(one for one in there - booked if one[1] not in jobs)
+    assert not unseen, [run for run in runs if run.job in {job for _, job, *_ in unseen}]
+    ended = [run for run in stepless if run.state == "COMPLETED"]
+    assert not [run for run in ended if run.job not in jobs]
+    assert len(stepless) <= len(set(submitted)) // 10
 
 
 def _is_booked(site: Site, jobs: set[int]) -> bool:
     found = rows(site)
-    ended = {name for name, state, _, end, _ in found if end != "Unknown" or state == "UNKNOWN"}
+    ended = {name for name, state, _, end, *_ in found if end != "Unknown" or state == "UNKNOWN"}
     if not {str(job) for job in jobs} <= ended:
         return False
     return not [name for name, state, *_ in found if state in ("RUNNING", "PENDING")]
