@@ -2,7 +2,9 @@
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -77,6 +79,14 @@ def submit(sandbox: Sandbox, submitter: str) -> Submit:
         return submit_to(sandbox, script, user=user, **options)
 
     return call
+
+
+@pytest.fixture
+def fast() -> Iterator[Path]:
+    """A directory on tmpfs where there is one: for tests of what is not the disk's doing."""
+    base = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(dir=base) as where:
+        yield Path(where)
 
 
 @pytest.fixture(scope="session")

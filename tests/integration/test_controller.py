@@ -9,9 +9,7 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -50,15 +48,6 @@ from steward.munge.munged import Munge, MungeUnavailable
 __all__ = ["make_munged"]
 
 HERE = ("127.0.0.1",)
-
-
-@pytest.fixture
-def fast() -> Iterator[Path]:
-    """A directory on tmpfs where there is one: the disk is not what is tested here."""
-    parent = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    where = Path(tempfile.mkdtemp(dir=parent))
-    yield where
-    shutil.rmtree(where)
 
 
 def cluster_of(munged: Munged, *controllers: str) -> ClusterSettings:

@@ -7,13 +7,10 @@ import csv
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -67,14 +64,6 @@ class Wild(JobAcctPlugin):
     def slurmctld_jobacct_fini(self):
         self.tell("fini")
 """
-
-
-@pytest.fixture
-def fast(tmp_path: Path) -> Iterator[Path]:
-    """A directory on tmpfs where there is one: the disk is not what is tested here."""
-    where = Path(tempfile.mkdtemp(dir="/dev/shm")) if os.path.isdir("/dev/shm") else tmp_path
-    yield where
-    shutil.rmtree(where)
 
 
 def run(job_id: int) -> list[Event]:

@@ -9,9 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -36,14 +34,6 @@ from steward.config import JournalSettings, Settings
 from steward.sandbox import Sandbox
 
 _BURST = 20
-
-
-@pytest.fixture
-def fast(tmp_path: Path) -> Iterator[Path]:
-    """A directory on tmpfs where there is one: the disk is not what is tested here."""
-    where = Path(tempfile.mkdtemp(dir="/dev/shm")) if os.path.isdir("/dev/shm") else tmp_path
-    yield where
-    shutil.rmtree(where)
 
 
 def kill_once(daemon: Daemon, chance: Random) -> None:

@@ -7,10 +7,8 @@ would, and none of them restarts the daemon.
 import errno
 import os
 import re
-import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -91,19 +89,11 @@ def _mount(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    """A directory on tmpfs where there is one: the disk is not what is tested here."""
-    where = Path(tempfile.mkdtemp(dir="/dev/shm")) if os.path.isdir("/dev/shm") else tmp_path
-    yield where
-    shutil.rmtree(where)
-
-
-@pytest.fixture
-def make_disk(home: Path) -> Iterator[Callable[[str], Disk]]:
+def make_disk(fast: Path) -> Iterator[Callable[[str], Disk]]:
     disks: list[Disk] = []
 
     def make(size: str) -> Disk:
-        disks.append(Disk(home / f"d{len(disks)}", size))
+        disks.append(Disk(fast / f"d{len(disks)}", size))
         return disks[-1]
 
     yield make
@@ -116,24 +106,24 @@ def archive_on(disk: Disk) -> ArchiveSettings:
 
 
 def run_through(
-    home: Path, settings: Settings, begin: Callable[[], None], end: Callable[[], None], said: str
+    fast: Path, settings: Settings, begin: Callable[[], None], end: Callable[[], None], said: str
 ) -> None:
     """An outage of the archive alone, from its first job to the last, checked at every step."""
-    with Daemon(settings, home) as daemon:
+    with Daemon(settings, fast) as daemon:
         supervisor = daemon.pid
-        submit(home, BEFORE)
+        submit(fast, BEFORE)
         daemon.wait(lambda: daemon.is_quiet(len(BEFORE)))
         begin()
-        submit(home, DURING)
+        submit(fast, DURING)
         # Bytes go to the state directory instead, and there is nothing to wait for.
         daemon.wait(lambda: journalled(settings) == set(ALL) - set(AFTER))
-        forget(home, DURING)
+        forget(fast, DURING)
         daemon.wait(lambda: daemon.status("archive.files")[0] == "waiting")
         assert re.search(said, daemon.status("archive.files")[1])
         assert re.search(rf"error .*archive.files waits: .*{said}", daemon.log())
         assert re.search(rf"error .*captured bytes cannot go to .*{said}", daemon.log())
         end()
-        submit(home, AFTER)
+        submit(fast, AFTER)
         daemon.wait(lambda: daemon.is_quiet(len(ALL)), 60.0)
         daemon.wait(lambda: daemon.status("archive.files")[0] == "running")
         assert "archive.files goes on" in daemon.log()
@@ -145,26 +135,26 @@ def run_through(
     assert ask(settings, "journal.db", "SELECT * FROM dead") == []
 
 
-def test_a_full_archive(home: Path, make_disk: Callable[[str], Disk]) -> None:
+def test_a_full_archive(fast: Path, make_disk: Callable[[str], Disk]) -> None:
     disk = make_disk("4m")
-    settings = settings_in(home, archive=archive_on(disk))
-    run_through(home, settings, disk.fill, disk.clear, "(is full|No space left)")
+    settings = settings_in(fast, archive=archive_on(disk))
+    run_through(fast, settings, disk.fill, disk.clear, "(is full|No space left)")
 
 
-def test_a_read_only_archive(home: Path, make_disk: Callable[[str], Disk]) -> None:
+def test_a_read_only_archive(fast: Path, make_disk: Callable[[str], Disk]) -> None:
     disk = make_disk("4m")
-    settings = settings_in(home, archive=archive_on(disk))
+    settings = settings_in(fast, archive=archive_on(disk))
     run_through(
-        home, settings, lambda: disk.remount("ro"), lambda: disk.remount("rw"), "[Rr]ead-only"
+        fast, settings, lambda: disk.remount("ro"), lambda: disk.remount("rw"), "[Rr]ead-only"
     )
 
 
 @pytest.mark.parametrize("remade", [False, True])
 def test_an_archive_whose_mount_vanishes(
-    home: Path, make_disk: Callable[[str], Disk], remade: bool
+    fast: Path, make_disk: Callable[[str], Disk], remade: bool
 ) -> None:
     disk = make_disk("4m")
-    settings = settings_in(home, archive=archive_on(disk))
+    settings = settings_in(fast, archive=archive_on(disk))
 
     def begin() -> None:
         disk.detach()
@@ -177,70 +167,70 @@ def test_an_archive_whose_mount_vanishes(
         assert written == []
         disk.attach()
 
-    run_through(home, settings, begin, end, "is its file system mounted")
+    run_through(fast, settings, begin, end, "is its file system mounted")
 
 
 def test_bytes_in_a_store_whose_mount_vanishes(
-    home: Path, make_disk: Callable[[str], Disk]
+    fast: Path, make_disk: Callable[[str], Disk]
 ) -> None:
     disk = make_disk("4m")
-    settings = settings_in(home, archive=archive_on(disk))
-    with Daemon(settings, home) as daemon:
-        submit(home, BEFORE)
+    settings = settings_in(fast, archive=archive_on(disk))
+    with Daemon(settings, fast) as daemon:
+        submit(fast, BEFORE)
         daemon.wait(lambda: daemon.is_quiet(len(BEFORE)))
         consumers = [part(daemon, f"steward {name}") for name in ("archive", "catalog")]
         for pid in consumers:
             os.kill(pid, signal.SIGSTOP)
-        submit(home, DURING)
+        submit(fast, DURING)
         daemon.wait(lambda: journalled(settings) == set(BEFORE) | set(DURING))
-        forget(home, DURING)
+        forget(fast, DURING)
         disk.detach()
         for pid in consumers:
             os.kill(pid, signal.SIGCONT)
         daemon.wait(lambda: daemon.status("archive.files")[0] == "waiting")
         daemon.wait(lambda: daemon.status("catalogue")[0] == "waiting")
         disk.attach()
-        submit(home, AFTER)
+        submit(fast, AFTER)
         daemon.wait(lambda: daemon.is_quiet(len(ALL)), 60.0)
         assert daemon.stop() == 0
     assert_kept(settings, ALL)
     assert ask(settings, "journal.db", "SELECT * FROM dead") == []
 
 
-def test_a_full_state_directory(home: Path, make_disk: Callable[[str], Disk]) -> None:
+def test_a_full_state_directory(fast: Path, make_disk: Callable[[str], Disk]) -> None:
     disk = make_disk("16m")
-    settings = settings_in(home, state_dir=str(disk.path / "state"))
-    with Daemon(settings, home) as daemon:
-        submit(home, BEFORE)
+    settings = settings_in(fast, state_dir=str(disk.path / "state"))
+    with Daemon(settings, fast) as daemon:
+        submit(fast, BEFORE)
         daemon.wait(lambda: daemon.is_quiet(len(BEFORE)))
         disk.fill()
-        submit(home, DURING)
+        submit(fast, DURING)
         daemon.wait(lambda: "the journal cannot be written" in daemon.log())
         assert "disk is full" in daemon.log()
         daemon.wait(lambda: held(daemon) >= set(DURING))
-        forget(home, DURING)
+        forget(fast, DURING)
         disk.clear()
-        submit(home, AFTER)
+        submit(fast, AFTER)
         daemon.wait(lambda: daemon.is_quiet(len(ALL)), 60.0)
         assert "starting it again" not in daemon.log()
         assert daemon.stop() == 0
     assert_kept(settings, ALL)
 
 
-def test_one_full_disk_for_everything(home: Path, make_disk: Callable[[str], Disk]) -> None:
+def test_one_full_disk_for_everything(fast: Path, make_disk: Callable[[str], Disk]) -> None:
     disk = make_disk("16m")
-    settings = settings_in(home, state_dir=str(disk.path / "state"), archive=archive_on(disk))
-    with Daemon(settings, home) as daemon:
-        submit(home, BEFORE)
+    settings = settings_in(fast, state_dir=str(disk.path / "state"), archive=archive_on(disk))
+    with Daemon(settings, fast) as daemon:
+        submit(fast, BEFORE)
         daemon.wait(lambda: daemon.is_quiet(len(BEFORE)))
         disk.fill()
-        submit(home, DURING)
+        submit(fast, DURING)
         daemon.wait(lambda: "captured bytes cannot go to" in daemon.log())
         # What is held open is not taken away by slurmctld's unlink.
         daemon.wait(lambda: held(daemon) >= set(DURING))
-        forget(home, DURING)
+        forget(fast, DURING)
         disk.clear()
-        submit(home, AFTER)
+        submit(fast, AFTER)
         daemon.wait(lambda: daemon.is_quiet(len(ALL)), 60.0)
         assert "starting it again" not in daemon.log()
         assert daemon.stop() == 0

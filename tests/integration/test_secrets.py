@@ -2,12 +2,9 @@
 
 import base64
 import os
-import shutil
 import signal
 import struct
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,11 +34,9 @@ SECRETS: dict[bytes, bytes] = {
 
 
 @pytest.fixture
-def home() -> Iterator[Path]:
+def home(fast: Path) -> Path:
     """A directory that holds Steward's files and nothing else; the spool lies beside it."""
-    where = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-    yield where
-    shutil.rmtree(where)
+    return fast
 
 
 def environment(job_id: int) -> bytes:

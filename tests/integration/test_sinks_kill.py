@@ -3,9 +3,7 @@
 ``STEWARD_KILL_SEED`` repeats the instants of an earlier run.
 """
 
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -39,14 +37,6 @@ from steward.config import (
 _JOBS = 20_000
 _TOPIC = "storm"
 _INDEX = "storm"
-
-
-@pytest.fixture
-def fast(tmp_path: Path) -> Iterator[Path]:
-    """A directory on tmpfs where there is one: the disk is not what is tested here."""
-    base = "/dev/shm" if Path("/dev/shm").is_dir() else str(tmp_path)
-    with tempfile.TemporaryDirectory(dir=base) as where:
-        yield Path(where)
 
 
 def sinks_at(
