@@ -9,9 +9,7 @@ from job_lives import Books, at, record
 from step_lives import ended, exited, launched, task
 
 from steward.config import Settings
-from steward.events import (
-    Event,
-)
+from steward.events import Event
 from steward.jobs import Jobs, JobsConsumer
 from steward.lines import Line
 
@@ -40,13 +38,17 @@ def books(tmp_path: Path) -> Clocked:
     return Clocked(tmp_path)
 
 
-def lines(books: Books, job: str = "7") -> dict[str, Line]:
+def lines_of(books: Books, job: str = "7") -> list[Line]:
     jobs = Jobs(books.path)
     found = jobs.lines_of(jobs.find(job)[0])
     jobs.close()
+    return list(found)
+
+
+def lines(books: Books, job: str = "7") -> dict[str, Line]:
     return {
         f"{line.restarts}{f'/{line.piece_us}' if line.piece_us else ''}:{line.step}": line
-        for line in found
+        for line in lines_of(books, job)
     }
 
 

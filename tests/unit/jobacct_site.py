@@ -1,8 +1,11 @@
 """Runs, steps and tasks as the tests of the job log and of plugins need them."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
+import pytest
+
+from steward.accounting.log.files import LogFiles
 from steward.config import AccountingSettings, ClusterSettings, Settings
 from steward.consumers import Feed
 from steward.daemon.once import DirectLink
@@ -166,3 +169,35 @@ class Fed:
             while feed.turn():
                 pass
         return feed
+
+
+class PowerCut(Exception):
+    """Nothing more is done to any file."""
+
+
+_STEPS: Final = ("rename", "sync_directory", "remove")
+
+
+def cut_power(patch: pytest.MonkeyPatch, after: int) -> None:
+    """Let so many steps of closing a day of the job log be done, and then none.
+
+    Args:
+        patch: Takes it back.
+        after: How many.
+    """
+    left = after
+
+    def cut(name: str) -> Any:
+        whole = getattr(LogFiles, name)
+
+        def call(self: LogFiles, *args: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise PowerCut
+            left -= 1
+            return whole(self, *args)
+
+        return call
+
+    for name in _STEPS:
+        patch.setattr(LogFiles, name, cut(name))

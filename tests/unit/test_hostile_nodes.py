@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from books_of_steps import done, lines_of, running
 from job_lives import Books, at, record
 from jobacct_site import Fed, settings_in
 from nodes_site import LAUNCHED_US, line
@@ -15,7 +16,7 @@ from step_lives import ended, exited, launched, task
 from steward.accounting.log.consumer import LogConsumer
 from steward.accounting.log.reading import read_lines
 from steward.capture.nodes.folding import flaw_of, fold
-from steward.events import STEP_USAGE, Event
+from steward.events import STEP_USAGE
 from steward.jobs import Jobs
 from steward.lines import Line
 from steward.moments import moment
@@ -28,20 +29,8 @@ def books(tmp_path: Path) -> Books:
     return Books(tmp_path)
 
 
-def lines(books: Books, job: str = "7") -> dict[str, Line]:
-    jobs = Jobs(books.path)
-    found = jobs.lines_of(jobs.find(job)[0])
-    jobs.close()
-    return {line.step: line for line in found}
-
-
-def running(**fields: Any) -> Event:
-    return record(7, 0, "RUNNING", **{"start": at(2), "nodelist": "n[1-3]", "seen": 3, **fields})
-
-
-def done(**fields: Any) -> Event:
-    told = {"start": at(2), "nodelist": "n[1-3]", "seen": 21, "end": 20, "exit_code": 0}
-    return record(7, 0, "COMPLETED", **{**told, **fields})
+def lines(books: Books) -> dict[str, Line]:
+    return {line.step: line for line in lines_of(books)}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from jobacct_site import NOON, Fed, at, event, run, settings_in, usage
+from jobacct_site import NOON, Fed, PowerCut, at, cut_power, event, run, settings_in, usage
 
 from steward.accounting.log.consumer import LogConsumer
 from steward.accounting.log.errors import LogUnavailable
@@ -222,27 +222,9 @@ def test_a_closing_that_is_cut_short_is_taken_up(
 ) -> None:
     site.write(run(1), run(2))
     told = sorted(map(repr, read_lines(str(site.location))))
-    left = step
-
-    class PowerCut(Exception):
-        pass
-
-    def cut(name: str) -> Any:
-        whole = getattr(LogFiles, name)
-
-        def call(self: LogFiles, *args: Any) -> Any:
-            nonlocal left
-            if left == 0:
-                raise PowerCut
-            left -= 1
-            return whole(self, *args)
-
-        return call
-
     site.now += timedelta(days=10)
     with monkeypatch.context() as patch:
-        for name in ("rename", "sync_directory", "remove"):
-            patch.setattr(LogFiles, name, cut(name))
+        cut_power(patch, step)
         consumer = LogConsumer(site.settings, now=lambda: site.now)
         if step < 5:
             with pytest.raises(PowerCut):

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobacct_site import NOON, Fed, at, event, run, settings_in, usage
+from jobacct_site import NOON, Fed, PowerCut, at, cut_power, event, run, settings_in, usage
 
 from steward.accounting.log.blanking import Blanking
 from steward.accounting.log.consumer import LogConsumer
-from steward.accounting.log.files import LogFiles
 from steward.accounting.log.reading import read_lines
 from steward.events import (
     ARCHIVE_PURGE,
@@ -189,28 +188,11 @@ def test_a_blanking_that_is_cut_short_is_taken_up(
         site.close_days()
     site.write(run(1, key="again", correction=True, **PRIVATE))
     told = len(site.lines())
-    left = step
-
-    class PowerCut(Exception):
-        pass
-
-    def cut(name: str) -> Any:
-        whole = getattr(LogFiles, name)
-
-        def call(self: LogFiles, *args: Any) -> Any:
-            nonlocal left
-            if left == 0:
-                raise PowerCut
-            left -= 1
-            return whole(self, *args)
-
-        return call
 
     site.fed.tell(purge(1), purge(2))
     consumer = site.consumer()
     with monkeypatch.context() as patch:
-        for name in ("rename", "sync_directory", "remove"):
-            patch.setattr(LogFiles, name, cut(name))
+        cut_power(patch, step)
         try:
             site.fed.feed(consumer)
             while consumer.tick(lambda _: None) == 0.0:
