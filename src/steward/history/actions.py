@@ -75,13 +75,18 @@ def nodes(room: HistoryRoom, asker: Asker, request: NodesRequest) -> NodesAnswer
         spans = reader.nodes_at(at_us, clusters, names) if reader and not is_known else []
         begins_us = reader.nodes_begin_us(clusters) if reader else None
     return NodesAnswer(
-        nodes=tuple(_node(span) for span in spans if is_meant(span)),
+        nodes=tuple(map(_node, filter(is_meant, spans) if chosen or words else spans)),
         at=at,
         sensor=room.has_sensor(clusters),
         begins=None if begins_us is None else moment(begins_us),
         tag=tag,
         is_known=is_known,
     )
+
+
+@lru_cache(maxsize=4096)
+def _parts(partitions: str) -> tuple[str, ...]:
+    return tuple(filter(None, partitions.split(",")))
 
 
 def _node(span: NodeSpan) -> NodeThen:
@@ -95,7 +100,7 @@ def _node(span: NodeSpan) -> NodeThen:
         reason_user=span.reason_user,
         reason_uid=span.reason_uid,
         reason_at=None if span.reason_us is None else moment(span.reason_us),
-        partitions=tuple(filter(None, span.partitions.split(","))),
+        partitions=_parts(span.partitions),
         cpus=span.cpus,
         memory_bytes=span.memory_bytes,
         gpus=span.gpus,

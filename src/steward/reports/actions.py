@@ -10,10 +10,10 @@ from steward.access import Asker
 from steward.actions import Action
 from steward.errors import Refused, UsageError
 from steward.history.reading import HistoryReader
-from steward.history.spans import OPEN_US, NodesAlike
+from steward.history.spans import OPEN_US, NodesAlike, NodeSpan, ReservationSpan
 from steward.moments import micros
 from steward.reports import usage
-from steward.reports.capacity import Capacity, Parts, names_of
+from steward.reports.capacity import Capacity, Parts, Reserved, names_of
 from steward.reports.hours import hours
 from steward.reports.periods import asked, cut
 from steward.reports.room import ReportsRoom
@@ -130,11 +130,10 @@ def _of_cluster(
     known_us -= known_us % _US
     nodes = history.alike_between(name, since_us, until_us) if history else []
     reservations = history.reservations_between(name, since_us, until_us) if history else []
-    named = {node for one in reservations for node in names_of(one)}
-    reserved = history.nodes_between(name, since_us, until_us, named) if history and named else []
+    reserved = _reserved(history, name, reservations, since_us, until_us) if history else []
     # An hour of which only a part is known is two; before that hours make no difference.
     bounds_s = hours((at_us // _US for at_us in (*bounds_us, known_us)), known_us // _US)
-    capacity = Capacity(bounds_s, nodes, reservations, reserved)
+    capacity = Capacity(bounds_s, nodes, reserved)
     jobs = [0] * periods.count
     for run in runs:
         capacity.add(run)
@@ -157,6 +156,25 @@ def _of_cluster(
             )
         )
     return rows
+
+
+def _reserved(
+    history: HistoryReader,
+    cluster: str,
+    reservations: Sequence[ReservationSpan],
+    since_us: int,
+    until_us: int,
+) -> list[Reserved]:
+    """Each reservation with the spans of its nodes."""
+    named = [names_of(one) for one in reservations]
+    spans: dict[str, list[NodeSpan]] = {}
+    every = set().union(*named)
+    for span in history.nodes_between(cluster, since_us, until_us, every) if every else ():
+        spans.setdefault(span.node, []).append(span)
+    return [
+        (one, [span for node in names for span in spans.get(node, ())])
+        for one, names in zip(reservations, named, strict=True)
+    ]
 
 
 def _by_period(

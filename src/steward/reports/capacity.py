@@ -39,6 +39,9 @@ _Kind = Literal["", "down", "planned_down", "maintained"]
 Span = tuple[int, int]
 """From when to when, seconds since the epoch."""
 
+Reserved = tuple[ReservationSpan, Sequence[NodeSpan]]
+"""A reservation while it was active, and its nodes' spans, also those that begin and end beside."""
+
 
 class Parts(msgspec.Struct):
     """What became of one kind of resource in one bucket, or in several."""
@@ -110,27 +113,21 @@ class Capacity:
     Args:
         bounds_s: The buckets: every hour at the least; seconds since the epoch.
         nodes: Its nodes, those together that were in a state together.
-        reservations: Its reservations that were active.
-        reserved: The spans of each node that is in one of them.
+        reserved: Its reservations that were active, with the spans of their nodes.
     """
 
     def __init__(
         self,
         bounds_s: Sequence[int],
         nodes: Iterable[NodesAlike],
-        reservations: Iterable[ReservationSpan],
-        reserved: Iterable[NodeSpan],
+        reserved: Iterable[Reserved],
     ) -> None:
         self.cpus, self.gpus = Ledger(bounds_s), Ledger(bounds_s)
         self._allocate, self._plan = self.cpus.allocated.add, self.cpus.planned.add
         self._end_s = bounds_s[-1]
         self._reserved: dict[str, list[Span]] = {}
-        of_node: dict[str, list[NodeSpan]] = {}
-        for span in reserved:
-            if span.state != REMOVED:
-                of_node.setdefault(span.node, []).append(span)
-        for reservation in reservations:
-            self._add_reservation(reservation, of_node)
+        for reservation, spans in reserved:
+            self._add_reservation(reservation, spans)
         for alike in nodes:
             self._add_nodes(alike)
 
@@ -149,25 +146,22 @@ class Capacity:
             elif kind == "down":
                 ledger.down.add(begin, end, amount)
 
-    def _add_reservation(
-        self, reservation: ReservationSpan, of_node: dict[str, list[NodeSpan]]
-    ) -> None:
+    def _add_reservation(self, reservation: ReservationSpan, spans: Iterable[NodeSpan]) -> None:
         flags = reservation.flags.split(",")
         is_maintenance, is_counted = _MAINT in flags, _IGNORES not in flags
         begin, end = self._seconds(reservation.from_us, reservation.until_us)
         if is_counted:
             self._reserved.setdefault(reservation.name, []).append((begin, end))
-        for name in names_of(reservation):
-            for span in of_node.get(name, ()):
-                since, until = self._seconds(span.from_us, span.until_us)
-                since, until = max(since, begin), min(until, end)
-                if since >= until:
-                    continue
-                if is_maintenance:
-                    self._maintain(span, since, until, is_counted=is_counted)
-                elif is_counted and _kind(span.state) not in ("down", "planned_down"):
-                    self.cpus.allocated.add(since, until, span.cpus)
-                    self.gpus.allocated.add(since, until, span.gpus)
+        for span in spans:
+            since, until = self._seconds(span.from_us, span.until_us)
+            since, until = max(since, begin), min(until, end)
+            if since >= until or span.state == REMOVED:
+                continue
+            if is_maintenance:
+                self._maintain(span, since, until, is_counted=is_counted)
+            elif is_counted and _kind(span.state) not in ("down", "planned_down"):
+                self.cpus.allocated.add(since, until, span.cpus)
+                self.gpus.allocated.add(since, until, span.gpus)
 
     def _maintain(self, span: NodeSpan, begin: int, end: int, *, is_counted: bool) -> None:
         """Count a node that is maintained as down by plan, and what is down of it as nothing else.

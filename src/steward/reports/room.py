@@ -97,8 +97,8 @@ class ReportsRoom:
             source = books(self.books, wanted, duplicates=True)
         except SqliteUnavailable:
             # No job was ever told of here: there is nothing to report, which is no fault.
-            return
-        yield from runs(source, wanted, fields)
+            return iter(())
+        return runs(source, wanted, fields)
 
     def history(self) -> AbstractContextManager[HistoryReader | None]:
         """The history; None where there is none yet."""

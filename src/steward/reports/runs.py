@@ -118,6 +118,7 @@ class Periods:
 
     def __init__(self, bounds_us: Sequence[int]) -> None:
         self._bounds = bounds_us
+        self._since_us, self._until_us = bounds_us[0], bounds_us[-1]
         self.count = len(bounds_us) - 1
 
     def of(self, at_us: int) -> int | None:
@@ -150,16 +151,17 @@ class Periods:
         Slurm tells whole seconds: what was over within one ran for none, in one period. When it
         was suspended is not known, only how long: it is taken off each period in proportion.
         """
-        start_us, bounds = piece.start_us, self._bounds
-        if not start_us or start_us >= bounds[-1]:
+        start_us, end_us = piece.start_us, piece.end_us
+        if not start_us or start_us >= self._until_us:
             return ()
-        if piece.end_us and piece.end_us <= start_us:
+        if end_us and end_us <= start_us:
             number = self.of(start_us)
             return () if number is None else ((number, 0),)
-        end_us = min(piece.end_us or bounds[-1], bounds[-1])
-        first = max(0, bisect_right(bounds, start_us) - 1)
-        if not piece.suspended_s and end_us <= bounds[first + 1]:
-            begin_us = max(start_us, bounds[0])
+        if not end_us or end_us > self._until_us:
+            end_us = self._until_us
+        begin_us = max(start_us, self._since_us)
+        first = bisect_right(self._bounds, begin_us) - 1
+        if not piece.suspended_s and end_us <= self._bounds[first + 1]:
             return ((first, (end_us - begin_us) // _US),) if begin_us < end_us else ()
         return self._parted(piece, first, end_us)
 

@@ -58,6 +58,8 @@ _HUNDRED: Final = 100
 _SHORT_FROM: Final = 1000
 """From so many nodes on a map's cells have but the end of a name in them, and few have titles."""
 _MOST_TITLES: Final = 250
+_REMEMBERED: Final = 1 << 15
+"""So many names of nodes are taken apart but once."""
 
 
 class StateWord(msgspec.Struct, frozen=True):
@@ -111,7 +113,7 @@ class Count(msgspec.Struct, frozen=True):
 
 def counts(nodes: Iterable[NodeThen]) -> list[Count]:
     """How many nodes are in which state, the worst first."""
-    return counted((node.state, 1) for node in nodes)
+    return counted(Counter(node.state for node in nodes).items())
 
 
 def counted(states: Iterable[tuple[str, int]]) -> list[Count]:
@@ -136,6 +138,16 @@ class Cell(msgspec.Struct, frozen=True):
     title: str = ""
 
 
+@lru_cache(maxsize=_REMEMBERED)
+def _address(node: str) -> str:
+    return quote(node, safe="")
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _escaped(text: str) -> str:
+    return str(escape(text))
+
+
 def _titled(cell: Cell) -> str:
     return f' title="{escape(cell.title)}"' if cell.title else ""
 
@@ -155,7 +167,7 @@ class Run(msgspec.Struct, frozen=True):
         """
         start = f"<a href={escape(base)}"
         parts = (
-            f"{start}{quote(cell.node, safe='')}{_titled(cell)}>{escape(cell.text)}</a>"
+            f"{start}{_address(cell.node)}{_titled(cell)}>{_escaped(cell.text)}</a>"
             for cell in self.cells
         )
         return Markup("".join(parts))  # noqa: S704 -- every part is escaped
@@ -191,10 +203,14 @@ def node_map(nodes: Sequence[NodeThen], by: By = "name") -> list[Group]:
     for label, some in (_by_name(nodes) if by == "name" else _by_partition(nodes)).items():
         start = _shared([node.node for node in some]) if is_short else 0
         runs: dict[StateWord, list[Cell]] = {}
+        in_state: dict[str, list[Cell]] = {}
         for node in some:
             title = _title(node) if not is_short or (told and node.reason) else ""
             cell = Cell(node.node, node.node[start:] or node.node, title)
-            runs.setdefault(said(node.state), []).append(cell)
+            cells = in_state.get(node.state)
+            if cells is None:
+                cells = in_state[node.state] = runs.setdefault(said(node.state), [])
+            cells.append(cell)
         ordered = sorted(runs.items(), key=lambda item: _rank(item[0]))
         found.append(
             Group(label, len(some), [Run(one.word, one.tone, cells) for one, cells in ordered])
@@ -211,11 +227,17 @@ def _title(node: NodeThen) -> str:
     return f"{node.state} since {since}" + (f": {node.reason}" if node.reason else "")
 
 
+@lru_cache(maxsize=_REMEMBERED)
+def _parted(name: str) -> tuple[str, int]:
+    """A name without its number, and that."""
+    match = _NUMBERED.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, 0)
+
+
 def _by_name(nodes: Sequence[NodeThen]) -> dict[str, list[NodeThen]]:
     racks: dict[str, list[tuple[int, NodeThen]]] = {}
     for node in nodes:
-        match = _NUMBERED.fullmatch(node.node)
-        prefix, number = (match[1], int(match[2])) if match else (node.node, 0)
+        prefix, number = _parted(node.node)
         racks.setdefault(prefix, []).append((number, node))
     found: dict[str, list[NodeThen]] = {}
     for some in racks.values():
