@@ -83,6 +83,8 @@ def test_pieces_of_a_resized_job_are_one_run(site: Site) -> None:
     assert (waits.started, waits.median_s) == (1, 40)
     (wasted,) = ask(site, "waste").rows
     assert wasted.jobs == 1
+    (whole,) = ask(site, "cluster").rows
+    assert (whole.jobs, whole.allocated_cpu_s) == (1, 8 * 100 + 2 * 200)
 
 
 def test_how_long_jobs_waited(site: Site) -> None:

@@ -77,6 +77,13 @@ def test_the_map_groups_by_the_names_beginning_and_sorts_by_state() -> None:
     assert sorted(names(groups)) == sorted(one.node for one in some)
 
 
+def test_nodes_of_which_the_same_is_said_stand_by_name_whatever_their_states() -> None:
+    states = ("MIXED+DRAIN", "ALLOCATED+DRAIN", "IDLE", "MIXED+DRAIN")
+    (group,) = node_map([node(f"n{place}", state) for place, state in enumerate(states)])
+    told = [(run.word, [cell.node for cell in run.cells]) for run in group.runs]
+    assert told == [("draining", ["n0", "n1", "n3"]), ("idle", ["n2"])]
+
+
 def test_the_map_groups_by_partitions() -> None:
     some = [node("a", partitions=("big", "main")), node("b", partitions=("main",)), node("c")]
     assert {group.label: group.nodes for group in node_map(some, "partition")} == {

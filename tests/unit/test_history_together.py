@@ -1,0 +1,82 @@
+"""Nodes that were alike are summed up without a loss, and at any time each is in its own span."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from history_site import Site, us
+
+from steward.history.reading import HistoryReader
+from steward.history.spans import REMOVED, NodeSpan
+
+NODES = [f"n{number}" for number in range(6)]
+STATES = ["IDLE", "DOWN", "IDLE+DRAIN", REMOVED]
+LENGTH = 400
+
+
+@pytest.fixture(params=range(4))
+def past(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[HistoryReader, Site]]:
+    """Nodes that something becomes of, now and then several at once."""
+    chance = random.Random(request.param)
+    site = Site(tmp_path, now=LENGTH)
+    for _ in range(60):
+        when, state = (
+            chance.randrange(0, LENGTH, 5) + chance.choice((0, 0.25)),
+            chance.choice(STATES),
+        )
+        told = [
+            site.told.node(
+                when, node, state, cpus=chance.choice((0, 4, 8)), gpus=chance.choice((0, 2))
+            )
+            for node in chance.sample(NODES, chance.choice((1, 1, 3)))
+        ]
+        site.feed(*told, site.told.node(when, "n1", state, cluster="c2"))
+    reader = HistoryReader(site.settings.state_dir)
+    yield reader, site
+    reader.close()
+    site.close()
+
+
+def every_span(reader: HistoryReader) -> list[NodeSpan]:
+    return reader.nodes_between("c1", us(-1), us(LENGTH + 1))
+
+
+def test_nodes_summed_up_are_their_spans_in_sum(past: tuple[HistoryReader, Site]) -> None:
+    reader, _ = past
+    chance = random.Random(9)
+    for _ in range(50):
+        since = us(chance.randrange(LENGTH))
+        until = since + chance.randrange(1, 200_000_000)
+        cpus, gpus, nodes = Counter[object](), Counter[object](), Counter[object]()
+        for span in every_span(reader):
+            begin, end = max(span.from_us, since), min(span.until_us, until)
+            if span.state != REMOVED and begin < end:
+                nodes[begin, end, span.state] += 1
+                cpus[begin, end, span.state] += span.cpus
+                gpus[begin, end, span.state] += span.gpus
+        found = reader.alike_between("c1", since, until)
+        # What lasts for no time at all may be told or not.
+        lasting = [one for one in found if one.from_us < one.until_us]
+        keys = [(one.from_us, one.until_us, one.state) for one in lasting]
+        assert sorted(keys) == sorted(nodes)
+        for key, one in zip(keys, lasting, strict=True):
+            assert (one.nodes, one.cpus, one.gpus) == (nodes[key], cpus[key], gpus[key])
+
+
+def test_at_any_time_each_node_is_in_the_span_that_holds_then(
+    past: tuple[HistoryReader, Site],
+) -> None:
+    reader, _ = past
+    for second in range(-5, LENGTH + 5):
+        then = us(second)
+        holding = [
+            span
+            for span in every_span(reader)
+            if span.from_us <= then < span.until_us and span.state != REMOVED
+        ]
+        assert reader.nodes_at(then, ["c1"]) == holding
+        some = [span for span in holding if span.node in ("n1", "n4")]
+        assert reader.nodes_at(then, ["c1"], ["n1", "n4"]) == some
+    assert reader.nodes_at(us(LENGTH), ["c1"], []) == []
