@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from fractions import Fraction
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,7 +14,8 @@ from submitting import state_of, wait_until
 from steward.bank.money import MICRO, rounded
 from steward.bank.records import Rate
 
-pytestmark = [pytest.mark.long, pytest.mark.database]
+# Above the longest of its tests' waits, taken together.
+pytestmark = [pytest.mark.long, pytest.mark.database, pytest.mark.timeout(3000)]
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 RATE = Rate(weights={"cpu": CPU}, valid_from=LONG_AGO)
@@ -77,7 +79,9 @@ def test_each_size_of_a_resized_job_is_rid_of_its_own_suspended_time(site: BankS
     if not site.processes("bank"):
         site.start()
     site.until_idle()
-    jobs = [site.submit(f"{SHELL}sleep 9\n", nodes=2, ntasks_per_node=2, time="5") for _ in "ab"]
+    go = Path(site.cluster.directory) / "resized"
+    script = f"{SHELL}while [ ! -e {go} ]; do sleep 0.3; done\n"
+    jobs = [site.submit(script, nodes=2, ntasks_per_node=2, time="30") for _ in "ab"]
     before, after = jobs
     wait_until(lambda: all(state_of(site.cluster, job) == "RUNNING" for job in jobs), 60)
     # The one is suspended before it gives a node back, the other after that.
@@ -85,6 +89,7 @@ def test_each_size_of_a_resized_job_is_rid_of_its_own_suspended_time(site: BankS
     for job in jobs:
         assert site.as_root("scontrol", "update", f"jobid={job}", "numnodes=1")
     _suspend(site, after)
+    go.touch()
     site.until_idle()
     wait_until(lambda: all(len(_sizes(site, job)) == 2 for job in jobs), 60)
     assert [bool(suspended) for *_, suspended in _sizes(site, before)] == [True, False]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -181,14 +182,17 @@ def _reserve(books: Books) -> int:
 def _disturb(books: Books) -> None:
     """A job is suspended, one is requeued while it runs, one gives nodes back."""
     site, slurm = books.site, books.slurm
-    halted = site.submit(f"{SHELL}sleep 6\n")
-    again = site.submit(f"{SHELL}[ $SLURM_RESTART_COUNT ] || sleep 30\n", requeue=True)
+    go = f"{site.cluster.directory}/go"
+    script = f"{SHELL}while [ ! -e {go} ]; do sleep 0.3; done\n"
+    halted = site.submit(script)
+    again = site.submit(f"{SHELL}[ $SLURM_RESTART_COUNT ] || sleep 300\n", requeue=True)
     running = {"RUNNING"}
     wait_until(lambda: {state_of(site.cluster, job) for job in (halted, again)} == running)
     time.sleep(2)
     slurm("scontrol", "suspend", str(halted))
     time.sleep(3)
     slurm("scontrol", "resume", str(halted))
+    Path(go).touch()
     slurm("scontrol", "requeue", str(again))
     wait_until(lambda: state_of(site.cluster, again) == "PENDING")
     slurm("scancel", str(again))
