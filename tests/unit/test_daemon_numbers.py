@@ -1,5 +1,6 @@
 """Numbers that no database takes: whatever is asked, they are refused in one line, at one place."""
 
+import asyncio
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from litestar.testing import RequestFactory
 from served import serving
 
 from steward.actions import LEAST, MOST, Action, ActionError, Registry, is_in_bounds
@@ -18,7 +20,10 @@ from steward.client import Client
 from steward.client.sockets import remote
 from steward.daemon.rooms import ACTIONS
 from steward.errors import UsageError
+from steward.web.api.endpoints import ASKS
+from steward.web.api.reading import body
 
+BY_BODY = {one.action: one for one in ASKS}
 HUGE = st.integers(MOST + 1, 10**400) | st.integers(-(10**400), LEAST - 1)
 Make = Callable[[int], Any]
 REGISTRY = Registry(tuple(ACTIONS.values()))
@@ -143,3 +148,15 @@ def test_who_asks_the_daemon_is_told_what_was_wrong(
 def test_whoever_asks_in_a_program_of_theirs_is_told_before_it_is_asked() -> None:
     with pytest.raises(ActionError, match=r"bank\.holds: 'job_id' holds a number"):
         Client(socket="/nowhere").ask("bank.holds", job_id=10**20)
+
+
+@hypothesis_settings(max_examples=100, deadline=None)
+@given(place=st.sampled_from([one for one in PLACES if one[0].name in BY_BODY]), number=HUGE)
+def test_who_asks_the_api_is_told_before_it_is_asked(
+    place: tuple[Action, str, Make], number: int
+) -> None:
+    action, field, make = place
+    asked = {**least(action.request), field: make(number)}
+    request = RequestFactory().post("/", data=asked)
+    with pytest.raises(UsageError, match=r"too large|Expected|out of range"):
+        asyncio.run(body(BY_BODY[action.name], request))
