@@ -1,7 +1,5 @@
 """A cluster whose jobs are looked at in the pages: steps, scripts, nodes' states and a bank."""
 
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import msgspec
 from banking import RATE
 from bookkeeping import Site, spec_of
+from sandboxes import passable_directory
 from submitting import submit_to, wait_until
 from webbing import USERS, WebSite
 
@@ -68,8 +67,7 @@ def job_site(
         web: What differs in [web].
     """
     chosen = {"accounting": False, "user_names": USERS, "cpus": 8, **(cluster_options or {})}
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        os.chmod(path, 0o755)
+    with passable_directory() as path:
         spec = spec_of(f"{path}/sandbox", slurm, **chosen)
         with Sandbox.up(spec, say=print) as cluster:
             books = Site(cluster)

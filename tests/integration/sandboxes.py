@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,19 @@ def processes_of(directory: str) -> list[str]:
     return found
 
 
-@pytest.fixture
-def directory() -> Iterator[str]:
-    """A path that sandboxes' users can pass to, unlike pytest's own."""
+@contextmanager
+def passable_directory() -> Iterator[Path]:
+    """A directory that sandboxes' users can pass to, unlike pytest's own."""
     with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
         Path(path).chmod(0o755)
-        yield f"{path}/sandbox"
+        yield Path(path)
+
+
+@pytest.fixture
+def directory() -> Iterator[str]:
+    """A path for a sandbox of the test's own."""
+    with passable_directory() as path:
+        yield str(path / "sandbox")
 
 
 @pytest.fixture

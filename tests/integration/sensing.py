@@ -9,6 +9,7 @@ import msgspec
 from steward_daemon import STEWARD, Daemon
 from submitting import wait_until
 
+from steward.capture.states.place import HELPER_NAME
 from steward.capture.states.triggers import EVENTS
 from steward.config_automation import SensorSettings
 from steward.events import (
@@ -49,6 +50,26 @@ def python_of(cluster: Sandbox, home: Path) -> str:
         )
         python.chmod(0o755)
     return str(where / "python")
+
+
+class Front:
+    """A helper in front of a daemon's own, which passes on what is told of some events alone.
+
+    Args:
+        directory: Where it is put.
+        events: Their names, or patterns of the shell's.
+    """
+
+    def __init__(self, directory: Path, *events: str) -> None:
+        self._real = directory / "real"
+        self.helper = directory / HELPER_NAME
+        passed_on = f'case "$6" in\n{"|".join(events)}) exec {self._real} "$@" ;;\nesac\n'
+        self.helper.write_text(f"#!/bin/sh\n{passed_on}")
+        self.helper.chmod(0o755)
+
+    def open(self, watching: "Watching") -> None:
+        """Pass on from now on; until then nothing arrives."""
+        self._real.symlink_to(watching.helper)
 
 
 class Watching(Daemon):
@@ -140,7 +161,7 @@ class Watching(Daemon):
         last = next(event for event in reversed(EVENTS) if "slurmdbd" not in event)
 
         def is_last(row: str) -> bool:
-            return str(self.helper) in row and row.rstrip().endswith(f" {last}")
+            return self.settings.sensor.helper in row and row.rstrip().endswith(f" {last}")
 
         wait_until(lambda: any(map(is_last, self.triggers())))
         return self.triggers()

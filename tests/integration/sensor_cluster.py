@@ -1,11 +1,10 @@
 """A cluster for the sensor to watch, brought back to rest after each test."""
 
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from sandboxes import passable_directory
 from sensing import Watching
 from submitting import wait_until
 
@@ -24,22 +23,18 @@ MakeWatching = Callable[..., Watching]
 @pytest.fixture(scope="module")
 def cluster(slurm_version: str) -> Iterator[Sandbox]:
     """A cluster of this module's own: its daemons are killed here."""
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        Path(path).chmod(0o755)
-        spec = SandboxSpec(directory=f"{path}/sandbox", nodes=3, slurm=slurm_version, extra=FAST)
-        with Sandbox.up(spec) as box:
-            yield box
+    with Sandbox.up(SandboxSpec(nodes=3, slurm=slurm_version, extra=FAST)) as box:
+        yield box
 
 
 @pytest.fixture
 def make(cluster: Sandbox) -> Iterator[MakeWatching]:
     """Makes daemons with a sensor, and brings the cluster back to rest afterwards."""
     made: list[Watching] = []
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        Path(path).chmod(0o755)
+    with passable_directory() as path:
 
         def call(*, installed: bool = True, **sensor: Any) -> Watching:
-            watching = Watching(cluster, Path(path) / f"home{len(made)}", **sensor)
+            watching = Watching(cluster, path / f"home{len(made)}", **sensor)
             made.append(watching)
             if installed:
                 watching.install()

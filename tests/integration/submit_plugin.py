@@ -83,12 +83,11 @@ class AskingSite:
 @contextmanager
 def asking(directory: Path, version: str, kind: str, **more: Any) -> Iterator[AskingSite]:
     """Bring it up: ``kind`` is ``c`` or ``lua``."""
-    directory.chmod(0o755)
     shared = directory / "run"
     shared.mkdir()
     shared.chmod(0o777)
     env = {"STEWARD_GATE_CONF": f"{shared}/gate.conf"}
-    spec = SandboxSpec(slurm=version, nodes=2, directory=f"{directory}/sandbox")
+    spec = SandboxSpec(slurm=version, nodes=2)
     if kind == "c":
         built = building.build(headers(version), f"{directory}/lib")
         spec = msgspec.structs.replace(

@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
 
 import pytest
 from banking import ACCOUNTS, SHELL, bank_site
+from sandboxes import passable_directory
 from submit_plugin import put_lua
 from submitting import wait_until
 
@@ -24,9 +24,8 @@ pytestmark = [
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        Path(path).chmod(0o755)  # SlurmUser reads it
-        yield Path(path)
+    with passable_directory() as path:
+        yield path
 
 
 def test_the_only_cluster_needs_no_name(slurm_version: str, directory: Path) -> None:

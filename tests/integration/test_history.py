@@ -2,19 +2,18 @@
 
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
+from sandboxes import passable_directory
 from sensing import Watching
 from submitting import state_of, submit_to, wait_until
 
 from steward.events import NODE_STATE
-from steward.sandbox import Sandbox, SandboxSpec
+from steward.sandbox import Sandbox, SandboxError, SandboxSpec
 
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(600)]
 
@@ -22,27 +21,33 @@ pytestmark = [pytest.mark.wide, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def watching(slurm_version: str) -> Iterator[Watching]:
     """A daemon with a sensor that looks by the clock, on a cluster of its own."""
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        Path(path).chmod(0o755)
-        spec = SandboxSpec(
-            directory=f"{path}/sandbox", nodes=3, slurm=slurm_version, private_data="jobs"
-        )
-        with Sandbox.up(spec) as box:
-            daemon = Watching(box, Path(path) / "home", triggers=False)
-            daemon.start()
-            try:
-                wait_until(lambda: len(nodes(daemon)) == 3, 60)
-                yield daemon
-            finally:
-                daemon.close()
+    spec = SandboxSpec(nodes=3, slurm=slurm_version, private_data="jobs")
+    with passable_directory() as path, Sandbox.up(spec) as box:
+        daemon = Watching(box, path / "home", triggers=False)
+        daemon.start()
+        try:
+            wait_until(lambda: len(known(daemon)) == 3, 60)
+            yield daemon
+        finally:
+            daemon.close()
 
 
 def nodes(daemon: Watching, *words: str, user: str = "") -> dict[str, Any]:
-    try:
-        answer = daemon.ask_json("node", *words, user=user)
-    except Exception:
-        return {}
+    answer = daemon.ask_json("node", *words, user=user)
     return {one["node"]: one for one in answer["nodes"]}
+
+
+def known(daemon: Watching) -> dict[str, Any]:
+    """The nodes, none while the daemon cannot tell of them yet: for what is waited for."""
+    try:
+        return nodes(daemon)
+    except SandboxError:
+        return {}
+
+
+def shown(daemon: Watching, node: str, what: str) -> str:
+    """Something of a node; "" while it is not known: for what is waited for."""
+    return str(known(daemon).get(node, {}).get(what, ""))
 
 
 def now() -> str:
@@ -52,13 +57,13 @@ def now() -> str:
 def drain(daemon: Watching, node: str, reason: str) -> None:
     words = ["scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}"]
     daemon.cluster.run(words, user="root")
-    wait_until(lambda: nodes(daemon)[node]["reason"] == reason, 60)
+    wait_until(lambda: shown(daemon, node, "reason") == reason, 60)
 
 
 def resume(daemon: Watching, node: str) -> None:
     words = ["scontrol", "update", f"nodename={node}", "state=resume"]
     daemon.cluster.run(words, user="root")
-    wait_until(lambda: nodes(daemon)[node]["state"] == "IDLE", 60)
+    wait_until(lambda: shown(daemon, node, "state") == "IDLE", 60)
 
 
 def test_how_a_node_was_is_known_when_it_is_otherwise(watching: Watching) -> None:
@@ -100,7 +105,7 @@ def test_what_ran_on_a_node_and_what_happened_to_it_meanwhile(watching: Watching
     assert ran("--at", running) == [str(job)]
     assert ran("--at", running, user=ada) == [str(job)]
     assert ran("--at", running, user=bela) == []
-    wait_until(lambda: nodes(watching)["node2"]["state"] == "IDLE+DRAIN", 60)
+    wait_until(lambda: shown(watching, "node2", "state") == "IDLE+DRAIN", 60)
     resume(watching, "node2")
     answer = watching.ask_json(
         "events", "list", "--history", "-w", "node2", "--since", running, "-L", "50"

@@ -1,7 +1,6 @@
 """jobcomp.lua in real slurmctlds: what it tells of jobs is what scontrol shows of them."""
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from running import ask
+from sandboxes import passable_directory
 from steward_daemon import Daemon
 from submitting import state_of, submit_to, wait_until
 
@@ -79,13 +79,11 @@ class Site:
 
 
 def up(tmp: Path, slurm: str, script: str) -> Sandbox:
-    tmp.chmod(0o755)
     lines = tmp / "jobcomp"
     lines.mkdir()
     lines.chmod(0o777)
     (tmp / "steward.lua").write_text(SCRIPT.read_text())
     spec = SandboxSpec(
-        directory=f"{tmp}/sandbox",
         nodes=2,
         slurm=slurm,
         jobcomp_lua=script.replace("{tmp}", str(tmp)),
@@ -99,11 +97,11 @@ OURS = 'steward_jobcomp_file = "{tmp}/jobcomp/lines"\n'
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[Site]:
     with (
-        tempfile.TemporaryDirectory(prefix="steward-test-") as path,
+        passable_directory() as path,
         # The script itself is slurmctld's, as it is without a site's own.
-        up(Path(path), slurm_version, OURS + SCRIPT.read_text()) as cluster,
+        up(path, slurm_version, OURS + SCRIPT.read_text()) as cluster,
     ):
-        yield Site(cluster, Path(path) / "jobcomp" / "lines")
+        yield Site(cluster, path / "jobcomp" / "lines")
 
 
 def test_the_check_asks_slurmctld(site: Site, sandbox: Sandbox) -> None:
@@ -280,25 +278,23 @@ return slurm.SUCCESS
 
 
 def test_the_daemon_on_a_site_with_a_script_of_its_own(slurm_version: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        tmp = Path(path)
-        with up(tmp, slurm_version, SITES_OWN) as cluster:
-            site = Site(cluster, tmp / "jobcomp" / "lines")
-            first = site.submit("#!/bin/sh\nexit 4\n")
-            site.of(first)
-            # One look at the queue, at the start: what happens then, lines tell.
-            slurm = {"jobcomp_lines": str(site.lines), "snapshot_interval_s": 3600.0}
-            daemon = Daemon(cluster, tmp / "steward", slurm=slurm)
-            daemon.start()
-            try:
-                jobs = [site.submit(f"#!/bin/sh\nexit {code}\n") for code in (0, 5, 6)]
-                wait_until(lambda: len(ends(daemon, [first, *jobs])) == 4, 60)
-                assert [code for _job, code, _ in ends(daemon, [first, *jobs])] == [4, 0, 5, 6]
-                wait_until(lambda: all(whole for _, _, whole in ends(daemon, jobs)), 60)
-            finally:
-                daemon.close()
-            own = {int(line) for line in (tmp / "jobcomp" / "own").read_text().split()}
-            assert own == {first, *jobs}
+    with passable_directory() as path, up(path, slurm_version, SITES_OWN) as cluster:
+        site = Site(cluster, path / "jobcomp" / "lines")
+        first = site.submit("#!/bin/sh\nexit 4\n")
+        site.of(first)
+        # One look at the queue, at the start: what happens then, lines tell.
+        slurm = {"jobcomp_lines": str(site.lines), "snapshot_interval_s": 3600.0}
+        daemon = Daemon(cluster, path / "steward", slurm=slurm)
+        daemon.start()
+        try:
+            jobs = [site.submit(f"#!/bin/sh\nexit {code}\n") for code in (0, 5, 6)]
+            wait_until(lambda: len(ends(daemon, [first, *jobs])) == 4, 60)
+            assert [code for _job, code, _ in ends(daemon, [first, *jobs])] == [4, 0, 5, 6]
+            wait_until(lambda: all(whole for _, _, whole in ends(daemon, jobs)), 60)
+        finally:
+            daemon.close()
+        own = {int(line) for line in (path / "jobcomp" / "own").read_text().split()}
+        assert own == {first, *jobs}
 
 
 def ends(daemon: Daemon, jobs: list[int]) -> list[tuple[int, int | None, bool]]:

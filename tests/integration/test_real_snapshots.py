@@ -2,14 +2,14 @@
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from submitting import state_of, submit_to, wait_until
+from sandboxes import passable_directory
+from submitting import PATIENCE, state_of, submit_to, wait_until
 
 from steward.events import CONTROLLER_STATE, JOB_END, JOB_SEEN, JOB_STATE, JobFacts
 from steward.sandbox import Sandbox, SandboxSpec
@@ -41,14 +41,14 @@ class Watched:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        words = [sys.executable, INSIDE, self._settings, "snapshots", "120"]
+        words = [sys.executable, INSIDE, self._settings, "snapshots", "3600"]
         with open(self._out, "ab") as out:
             self._process = self.cluster.popen(words, stdout=out)
 
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(PATIENCE * 10)
 
     def lines(self) -> list[Line]:
         whole = self._out.read_bytes().rpartition(b"\n")[0]
@@ -69,18 +69,14 @@ class Watched:
 
 @pytest.fixture
 def watched(slurm_version: str) -> Iterator[Watched]:
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        Path(path).chmod(0o755)
-        spec = SandboxSpec(
-            directory=f"{path}/sandbox", nodes=1, slurm=slurm_version, min_job_age_s=2
-        )
-        with Sandbox.up(spec) as cluster:
-            watched = Watched(cluster, Path(path) / "events")
-            watched.start()
-            try:
-                yield watched
-            finally:
-                watched.stop()
+    spec = SandboxSpec(nodes=1, slurm=slurm_version, min_job_age_s=2)
+    with passable_directory() as path, Sandbox.up(spec) as cluster:
+        watched = Watched(cluster, path / "events")
+        watched.start()
+        try:
+            yield watched
+        finally:
+            watched.stop()
 
 
 def test_lives_of_jobs(watched: Watched) -> None:

@@ -2,7 +2,6 @@
 
 import random
 import signal
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ruling import Ruling, Storm
+from sandboxes import passable_directory
 from submitting import wait_until
 
 from steward.automation.rules.store import Store
@@ -70,18 +70,14 @@ context:
 @pytest.fixture(scope="module")
 def cluster(slurm_version: str) -> Iterator[Sandbox]:
     """A cluster of this module's own, with many nodes that nobody serves."""
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        Path(path).chmod(0o755)
-        spec = SandboxSpec(directory=f"{path}/sandbox", nodes=3, slurm=slurm_version, extra=EXTRA)
-        with Sandbox.up(spec) as box:
-            yield box
+    with Sandbox.up(SandboxSpec(nodes=3, slurm=slurm_version, extra=EXTRA)) as box:
+        yield box
 
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        Path(path).chmod(0o755)
-        yield Path(path)
+    with passable_directory() as path:
+        yield path
 
 
 def heal(cluster: Sandbox) -> None:

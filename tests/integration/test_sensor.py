@@ -3,17 +3,16 @@
 import json
 import os
 import signal
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from sensing import Watching
+from sandboxes import passable_directory
+from sensing import Front, Watching
 from sensor_cluster import MakeWatching, cluster, make, scontrol
 from steward_daemon import STEWARD
 from submitting import submit_to, wait_until
 
-from steward.capture.states.place import HELPER_NAME
 from steward.events import CONTROLLER_STATE, NODE_STATE, PARTITION_STATE, RESERVATION_STATE
 from steward.sandbox import Sandbox
 
@@ -62,27 +61,15 @@ def test_a_slurmd_that_does_not_come_back_with_its_node_fails_anew(
     assert ("IDLE+NOT_RESPONDING", False) in told()
 
 
-RESTARTED_ONLY = """\
-#!/bin/sh
-case "$6" in
-primary_*) exec {} "$@" ;;
-esac
-"""
-"""A helper in front of the real one: what is told of nodes never arrives."""
-
-
 @pytest.mark.wide
 def test_down_while_slurmctld_is_killed_comes_after_the_restart(
     cluster: Sandbox, make: MakeWatching
 ) -> None:
     """Nobody looks by the clock, and what its trigger would have told is lost."""
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        Path(path).chmod(0o755)
-        helper, real = Path(path, HELPER_NAME), Path(path, "real")
-        helper.write_text(RESTARTED_ONLY.format(real))
-        helper.chmod(0o755)
-        # Until the real one is there nothing wakes the sensor, whatever slurmctld starts, and when.
-        watching = make(helper=str(helper), interval_s=3600.0)
+    with passable_directory() as path:
+        front = Front(path, "primary_*")
+        # Until it is opened nothing wakes the sensor, whatever slurmctld starts, and when.
+        watching = make(helper=str(front.helper), interval_s=3600.0)
         restart = f"{watching.secret} box primary_slurmctld_resumed_operation"
         wait_until(lambda: is_kept(cluster, "trigger_state", restart))
         cluster.stop_service("slurmd.node3", signal.SIGKILL)
@@ -90,7 +77,7 @@ def test_down_while_slurmctld_is_killed_comes_after_the_restart(
         wait_until(lambda: is_kept(cluster, "node_state", "gone for good"))
         cluster.kill_controller()
         assert watching.replayed()["node3"] == "IDLE"
-        real.symlink_to(watching.helper)
+        front.open(watching)
         cluster.restart_controller()
         wait_until(lambda: watching.replayed().get("node3", "").startswith("DOWN"), 60)
     told = watching.of_node("node3")
@@ -186,9 +173,8 @@ def test_nodes_of_a_configuration_that_is_read_anew(cluster: Sandbox, make: Make
 
 
 def test_slurmdbd_goes_away_and_comes_back(booked_sandbox: Sandbox) -> None:
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        Path(path).chmod(0o755)
-        watching = Watching(booked_sandbox, Path(path) / "home")
+    with passable_directory() as path:
+        watching = Watching(booked_sandbox, path / "home")
         watching.install()
         watching.start()
 

@@ -7,37 +7,45 @@ import time
 from pathlib import Path
 
 import pytest
-from sensing import Watching
+from sandboxes import passable_directory
+from sensing import Front, Watching
 from sensor_cluster import MakeWatching, cluster, make, scontrol
 from submitting import wait_until
 
+from steward.capture.states.triggers import EVENTS
 from steward.sandbox import Sandbox
 
 __all__ = ["cluster", "make"]
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
 
+DAEMONS = ("primary_", "backup_")
+"""Events of Slurm's daemons, and of no node."""
+
 
 def test_slurmctlds_triggers_wake_the_sensor(cluster: Sandbox, make: MakeWatching) -> None:
     """Its own look would be an hour away."""
-    watching = make(interval_s=3600.0)
-    assert len(watching.all_triggers()) >= 6
-    # A slurmctld that has just started fires for that too, within its first round of triggers.
-    scontrol(cluster, "update", "nodename=node1", "state=drain", "reason=first round")
-    wait_until(lambda: "DRAIN" in watching.replayed()["node1"], 60)
-    scontrol(cluster, "update", "nodename=node1", "state=resume")
-    scontrol(cluster, "update", "nodename=node2", "state=down", "reason=bad DIMM; see #7 Key=x")
-    wait_until(lambda: watching.replayed()["node2"].startswith("DOWN"), 60)
-    wait_until(lambda: watching.replayed()["node1"] == "IDLE", 60)
-    body = watching.of_node("node2")[1]
-    assert (body.source, body.failed, body.old_state) == ("trigger", True, "IDLE")
-    assert body.reason == "bad DIMM; see #7 Key=x"
-    assert (body.reason_uid, body.reason_user) == (0, "root")
-    scontrol(cluster, "update", "nodename=node2", "state=resume")
-    wait_until(lambda: watching.replayed()["node2"] == "IDLE", 60)
-    assert sum(body.failed for body in watching.of_node("node2")) == 1
-    # That its slurmd had not answered yet when it was resumed is no failure.
-    assert not any(body.failed for body in watching.of_node("node1"))
+    with passable_directory() as path:
+        # A slurmctld that has just started fires for that too, whenever its first round comes.
+        front = Front(path, *(event for event in EVENTS if not event.startswith(DAEMONS)))
+        watching = make(helper=str(front.helper), interval_s=3600.0)
+        assert len(watching.all_triggers()) >= 6
+        front.open(watching)
+        scontrol(cluster, "update", "nodename=node1", "state=drain", "reason=first round")
+        wait_until(lambda: "DRAIN" in watching.replayed()["node1"], 60)
+        scontrol(cluster, "update", "nodename=node1", "state=resume")
+        scontrol(cluster, "update", "nodename=node2", "state=down", "reason=bad DIMM; see #7 Key=x")
+        wait_until(lambda: watching.replayed()["node2"].startswith("DOWN"), 60)
+        wait_until(lambda: watching.replayed()["node1"] == "IDLE", 60)
+        body = watching.of_node("node2")[1]
+        assert (body.source, body.failed, body.old_state) == ("trigger", True, "IDLE")
+        assert body.reason == "bad DIMM; see #7 Key=x"
+        assert (body.reason_uid, body.reason_user) == (0, "root")
+        scontrol(cluster, "update", "nodename=node2", "state=resume")
+        wait_until(lambda: watching.replayed()["node2"] == "IDLE", 60)
+        assert sum(body.failed for body in watching.of_node("node2")) == 1
+        # That its slurmd had not answered yet when it was resumed is no failure.
+        assert not any(body.failed for body in watching.of_node("node1"))
 
 
 def test_triggers_that_are_lost_are_set_again_and_stale_ones_cleared(

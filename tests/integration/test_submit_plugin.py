@@ -1,12 +1,11 @@
 """The submit plugin in real slurmctlds, in C and in Lua: asked, refused, and let down."""
 
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from sandboxes import passable_directory
 from submit_plugin import QUIET_S, AskingSite, asking
 from submitting import wait_until
 
@@ -22,10 +21,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def shared(slurm_version: str, kind: str) -> Iterator[AskingSite]:
-    with (
-        tempfile.TemporaryDirectory(prefix="steward-test-") as path,
-        asking(Path(path), slurm_version, kind) as site,
-    ):
+    with passable_directory() as path, asking(path, slurm_version, kind) as site:
         yield site
 
 

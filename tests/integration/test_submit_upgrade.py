@@ -2,10 +2,10 @@
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
+from sandboxes import passable_directory
 from submit_plugin import AskingSite, headers
 from submitting import submit_to, wait_until
 
@@ -26,13 +26,11 @@ def check(cluster: Sandbox, version: str) -> tuple[int, str]:
 
 
 def test_builds_of_both_versions_in_plugindir_carry_it_over() -> None:
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        directory = Path(path)
-        directory.chmod(0o755)
+    with passable_directory() as path:
         old = building.build(headers("24.11"), f"{path}/lib")
         new = building.build(headers("26.05"), f"{path}/lib")
-        (directory / "run").mkdir()
-        (directory / "run").chmod(0o777)
+        (path / "run").mkdir()
+        (path / "run").chmod(0o777)
         spec = SandboxSpec(
             nodes=1,
             slurm="24.11",
@@ -40,8 +38,8 @@ def test_builds_of_both_versions_in_plugindir_carry_it_over() -> None:
             plugin_dirs=tuple(str(Path(built.path).parent) for built in (new, old)),
             controller_env={"STEWARD_GATE_CONF": f"{path}/run/gate.conf"},
         )
-        with AskedGate(directory / "run/gate.sock") as gate, Sandbox.up(spec) as cluster:
-            AskingSite(cluster, gate, directory / "run").conf()
+        with AskedGate(path / "run/gate.sock") as gate, Sandbox.up(spec) as cluster:
+            AskingSite(cluster, gate, path / "run").conf()
             user = next(iter(cluster.users))
 
             def is_asked() -> bool:
@@ -60,8 +58,7 @@ def test_builds_of_both_versions_in_plugindir_carry_it_over() -> None:
 
 
 def test_without_a_build_slurmctld_does_not_start_and_the_check_had_said_so() -> None:
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        Path(path).chmod(0o755)
+    with passable_directory() as path:
         new = building.build(headers("24.11"), f"{path}/lib")
         directory = str(Path(new.path).parent)
         spec = SandboxSpec(nodes=1, plugin_dirs=(directory,))

@@ -1,19 +1,18 @@
 """Where JobCompType is another's, or Lua is missing, snapshots tell how jobs ended, and sacct."""
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from running import ask
+from sandboxes import passable_directory
 from steward_daemon import Daemon
 from submitting import state_of, submit_to, wait_until
 
 from steward.records import JobRecord
 from steward.sandbox import Sandbox, SandboxSpec
 
-pytestmark = pytest.mark.matrix
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1200)]
 
 JOBS = 100
 MANY = f"""
@@ -25,26 +24,24 @@ done
 
 
 def test_a_hundred_short_jobs_end_with_all_that_is_to_be_known(slurm_version: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        Path(path).chmod(0o755)
-        spec = SandboxSpec(directory=f"{path}/sandbox", nodes=2, cpus=8, slurm=slurm_version)
-        with Sandbox.up(spec) as cluster:
-            user = next(iter(cluster.users))
-            daemon = Daemon(cluster, Path(path) / "steward")
-            daemon.start()
-            try:
-                out = cluster.run(["sh", "-c", MANY], user=user, timeout_s=180).stdout
-                jobs = [int(line) for line in out.split()]
-                assert len(jobs) == JOBS
-                wait_until(lambda: len(ended(daemon, jobs)) == JOBS, 120)
-                found = ended(daemon, jobs)
-                for number, job in enumerate(jobs, 1):
-                    state, start, end, code, signal = found[job]
-                    assert (code, signal) == (number % 7, 0)
-                    assert state == ("FAILED" if number % 7 else "COMPLETED")
-                    assert 0 < start <= end
-            finally:
-                daemon.close()
+    spec = SandboxSpec(nodes=2, cpus=8, slurm=slurm_version)
+    with passable_directory() as path, Sandbox.up(spec) as cluster:
+        user = next(iter(cluster.users))
+        daemon = Daemon(cluster, path / "steward")
+        daemon.start()
+        try:
+            out = cluster.run(["sh", "-c", MANY], user=user, timeout_s=180).stdout
+            jobs = [int(line) for line in out.split()]
+            assert len(jobs) == JOBS
+            wait_until(lambda: len(ended(daemon, jobs)) == JOBS, 120)
+            found = ended(daemon, jobs)
+            for number, job in enumerate(jobs, 1):
+                state, start, end, code, signal = found[job]
+                assert (code, signal) == (number % 7, 0)
+                assert state == ("FAILED" if number % 7 else "COMPLETED")
+                assert 0 < start <= end
+        finally:
+            daemon.close()
 
 
 def ended(daemon: Daemon, jobs: list[int]) -> dict[int, tuple[Any, ...]]:
@@ -61,9 +58,8 @@ def ended(daemon: Daemon, jobs: list[int]) -> dict[int, tuple[Any, ...]]:
 @pytest.mark.database
 def test_slurmdbd_tells_who_cancelled(booked_sandbox: Sandbox) -> None:
     user = next(iter(booked_sandbox.users))
-    with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
-        Path(path).chmod(0o755)
-        daemon = Daemon(booked_sandbox, Path(path) / "steward")
+    with passable_directory() as path:
+        daemon = Daemon(booked_sandbox, path / "steward")
         daemon.start()
         try:
             job = submit_to(booked_sandbox, "#!/bin/sh\nsleep 90\n", user=user, output="/dev/null")
