@@ -24,7 +24,7 @@ from steward.munge.requests import digest, statement
 
 pytestmark = pytest.mark.wide
 PLACES = 4
-"""So many credentials are opened at once."""
+"""So many credentials are opened at once, of several hosts."""
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,10 @@ def test_while_munged_hangs_others_work(site: WebSite) -> None:
     site.cluster.stop_service("munged", signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(len(shown)) as at_once:
-            waiting = [at_once.submit(post, site, ME, b"{}", one) for one in shown]
+            waiting = [
+                at_once.submit(post, site, ME, b"{}", one, address=f"127.0.0.{2 + number % 4}")
+                for number, one in enumerate(shown)
+            ]
             wait_until(lambda: opened_at_once(site.daemon.log()[logged:])[-1] == PLACES)
             body = {"name": "x", "scopes": ["read"]}
             headers = {"X-CSRF-Token": ada.csrf()}

@@ -4,21 +4,55 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from munging import ME, credential, munge_site, origin
-from webbing import WEB_USER, WebSite
+from munging import ME, credential, munge_site, origin, post
+from webbing import OPERATOR, WEB_USER, WebSite
 
 from steward.munge.requests import digest, statement
 
 pytestmark = pytest.mark.wide
 
 
+LOGIN, OTHER = "127.0.0.2", "127.0.0.3"
+"""Two login nodes, which are everybody's who works there."""
+
+
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[WebSite]:
-    with munge_site(slurm_version) as site:
+    with munge_site(slurm_version, requests_per_minute=60) as site:
         yield site
+
+
+def test_nonsense_from_a_login_node_keeps_none_of_its_users_out(site: WebSite) -> None:
+    made = statement("POST", ME, b"{}", origin(site))
+    good = {user: credential(site, user, made) for user in ("ada", "grace", OPERATOR)}
+    used = credential(site, "ada", made)
+    assert post(site, ME, b"{}", used, address=LOGIN).status_code == 200
+    for nonsense in ("bogus", "MUNGE:AwQFAAD:", used):
+        with ThreadPoolExecutor(8) as at_once:
+            sent = [
+                at_once.submit(post, site, ME, b"{}", nonsense, address=LOGIN) for _ in range(50)
+            ]
+            assert {one.result().status_code for one in sent} == {401}
+        user, shown = good.popitem()
+        answer = post(site, ME, b"{}", shown, address=LOGIN)
+        assert (answer.status_code, answer.json().get("user")) == (200, user)
+
+
+def test_who_asks_too_often_keeps_neither_neighbours_nor_other_hosts_waiting(
+    site: WebSite,
+) -> None:
+    made = statement("POST", ME, b"{}", origin(site))
+    shown = [credential(site, "grace", made) for _ in range(24)]
+    with ThreadPoolExecutor(len(shown)) as at_once:
+        sent = [at_once.submit(post, site, ME, b"{}", one, address=LOGIN) for one in shown]
+        for host in (OTHER, LOGIN):
+            answer = post(site, ME, b"{}", credential(site, OPERATOR, made), address=host)
+            assert (answer.status_code, answer.json().get("user")) == (200, OPERATOR)
+        assert {one.result().status_code for one in sent} == {200, 429}
 
 
 _VOUCH = """

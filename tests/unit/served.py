@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import os
+import resource
+import shlex
 import signal
 import subprocess
 import time
@@ -14,9 +16,13 @@ import msgspec
 
 from steward.access import Asker
 from steward.actions import Action, Registry
-from steward.daemon.answering import Limits, Service
+from steward.config import ClusterSettings
+from steward.daemon.answering import Knows, Limits, Service
 from steward.daemon.socket import SocketServer
+from steward.doctor.apart import run_apart
+from steward.doctor.findings import Finding
 from steward.errors import Refused
+from steward.slurm.commands import Commands
 from steward.waiting import Stop
 
 
@@ -93,6 +99,31 @@ def command(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | 
     process.wait()
 
 
+def check(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
+    """Have the doctor ask Slurm, whose command never ends."""
+    yield Step(number=0)
+    run_apart([lambda: _hang(Path(request.text))], 600.0)
+
+
+def _hang(told: Path) -> tuple[Finding, ...]:
+    path = shlex.quote(str(told))
+    squeue = told.with_name("squeue")
+    squeue.write_text(f"#!/bin/sh\necho $$ > {path}.new; mv {path}.new {path}; exec sleep 600\n")
+    squeue.chmod(0o755)
+    Commands("c1", ClusterSettings(slurm_bin=str(told.parent))).run("squeue", timeout_s=600.0)
+    return ()
+
+
+def starve(context: Any, asker: Asker, request: Question) -> Iterator[Step | Done]:
+    """Run something that does not end, and have no descriptor left to look for it."""
+    running = command(context, asker, request)
+    first = next(running)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, most))  # one is what poll(2) is given
+    yield first
+    yield from running
+
+
 def finish(_context: Any, asker: Asker, request: Question) -> Told:
     """Change something, which takes a while: begin when told so, and say when it is done."""
     place = Path(request.text)
@@ -129,7 +160,7 @@ def registry() -> Registry:
             items=(Step,),
             only_reads=True,
         )
-        for run in (count, late, dally, command)
+        for run in (count, late, dally, command, check, starve)
     ]
     actions.append(
         Action(name="test.look", help="", request=Question, answer=Told, run=look, only_reads=True)
@@ -148,6 +179,7 @@ def serving(
     *,
     keeps: bool = False,
     asked: Registry | None = None,
+    knows: Knows | None = None,
 ) -> Iterator[int]:
     """A server in a process of its own; its process id."""
     ready, tell = os.pipe()
@@ -168,7 +200,7 @@ def serving(
                     os.write(tell, b"!")
                 beaten.append(1)
 
-            service = Service(asked or registry(), limits)
+            service = Service(asked or registry(), limits, knows)
             server = SocketServer(path, service, is_kept=lambda _: keeps)
             server.run(stop, beat)
             code = 0

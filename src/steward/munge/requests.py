@@ -16,6 +16,7 @@ SCHEME: Final = "Munge"
 _WORD: Final = "steward api 1"
 _USUAL_PORTS: Final = (":443", ":80")
 _LINE: Final = re.compile(r"[A-Z]{1,20} /[!-~]{0,16384}", re.ASCII)
+_CREDENTIAL: Final = re.compile(r"MUNGE:[A-Za-z0-9+/]{4,16384}={0,2}:", re.ASCII)
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -34,6 +35,11 @@ def statement(method: str, target: str, body: bytes, origin: str) -> bytes:
 def digest(body: bytes) -> str:
     """What stands for a body in a statement: its SHA-256, in hexadecimal."""
     return hashlib.sha256(body).hexdigest()
+
+
+def is_credential(text: str) -> bool:
+    """Whether a text may be a credential, as far as can be said without munged."""
+    return _CREDENTIAL.fullmatch(text) is not None
 
 
 def statement_over(method: str, target: str, shown: str, origin: str) -> bytes:

@@ -62,7 +62,8 @@ def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIA
     async def count(request: Ask) -> None:
         _need_path(request.url.path)
         if not request.url.path.removeprefix(prefix).startswith(_UNASKED):
-            doorkeeper.count(request)
+            asks = request.route_handler.parsed_fn_signature.parameters
+            doorkeeper.count(request, is_asked_who="visit" in asks)
 
     async def close(_: Litestar) -> None:
         desk.close()
@@ -117,13 +118,15 @@ def _need_path(path: str) -> None:
 
 def _below(prefix: str, app: ASGIApp) -> ASGIApp:
     """Take the prefix off paths, where the proxy in front has not done so."""
+    plain = prefix.encode()
 
     async def below(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if prefix and (path == prefix or path.startswith(f"{prefix}/")):
+        raw = scope.get("raw_path", path.encode())
+        # As it was sent: in other letters for the same path the prefix is longer than it is.
+        if prefix and (raw == plain or raw.startswith(plain + b"/")):
             scope["path"] = path[len(prefix) :] or "/"
-            # A prefix has plain letters alone, so that it is as long in either.
-            scope["raw_path"] = scope.get("raw_path", path.encode())[len(prefix) :] or b"/"
+            scope["raw_path"] = raw[len(plain) :] or b"/"
         await app(scope, receive, send)
 
     return below

@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, TypeVar
-from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -20,6 +19,7 @@ from steward.daemon.protocol import Reply, address, ask_line, error_of, read_rep
 from steward.daemon.rooms import ACTIONS
 from steward.errors import Unavailable
 from steward.web.errors import WebError
+from steward.web.places import PlacesOfEach, take
 
 _CONNECT_S: Final = 5.0
 _SILENCE_S: Final = 60.0
@@ -34,8 +34,6 @@ _READS_OF_ONE: Final = 8
 """Of the connections for pages so many for one user …"""
 _VOUCHING: Final = 4
 """… and for questions about MUNGE, which may not answer."""
-_PLACE_S: Final = 15.0
-"""How long anything waits for its turn."""
 _KEEP_S: Final = 240.0
 _LONGEST_LINE: Final = 64 << 20
 Decoded = TypeVar("Decoded")
@@ -83,8 +81,8 @@ class Desk:
         self._streams = asyncio.Semaphore(_LONG_AT_ONCE)
         self._changes = asyncio.Semaphore(_LONG_AT_ONCE)
         self._vouching = asyncio.Semaphore(_VOUCHING)
-        self._of_one: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._reads_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._long_of_one = PlacesOfEach(_LONG_OF_ONE)
+        self._reads_of_one = PlacesOfEach(_READS_OF_ONE)
 
     async def ask(
         self, name: str, request: Any, auth: str = "", *, key: str = "", who: str = ""
@@ -100,6 +98,7 @@ class Desk:
 
         Raises:
             DaemonAway: It does not answer.
+            Crowded: Too much is asked at once.
             StewardError: Whatever the action refuses or cannot do.
         """
         action = ACTIONS[name]
@@ -118,7 +117,7 @@ class Desk:
         keeps = (action.only_reads or scope_of(name) in _READS) and not action.stream
         async with contextlib.AsyncExitStack() as places:
             for place in self._places(action, keeps, who or auth):
-                await self._take(places, place)
+                await take(places, place)
             line, reply = await self._begin(action, request, auth, keeps, key)
             is_whole = False
             try:
@@ -142,20 +141,11 @@ class Desk:
         if action.name == VOUCH:
             return [self._vouching, self._free]
         if keeps:
-            own = self._reads_of.setdefault(who, asyncio.Semaphore(_READS_OF_ONE))
-            return [own, self._free]
+            return [self._reads_of_one.of(who), self._free]
         several = self._streams if action.stream else self._changes
         if not who:
             return [several]
-        return [self._of_one.setdefault(who, asyncio.Semaphore(_LONG_OF_ONE)), several]
-
-    async def _take(self, places: contextlib.AsyncExitStack, place: asyncio.Semaphore) -> None:
-        try:
-            async with asyncio.timeout(_PLACE_S):
-                await place.acquire()
-        except TimeoutError:
-            raise DaemonAway("too much is asked at once: try again in a moment") from None
-        places.callback(place.release)
+        return [self._long_of_one.of(who), several]
 
     def close(self) -> None:
         """Let go of the connections."""

@@ -21,13 +21,12 @@ from steward.credentials.shapes import (
     MeRequest,
     OpenAnswer,
     OpenRequest,
-    VouchAnswer,
-    VouchRequest,
 )
-from steward.munge.requests import SCHEME, digest
-from steward.web.desk import VOUCH, Desk
+from steward.munge.requests import SCHEME
+from steward.web.desk import Desk
 from steward.web.errors import Forged, LoginNeeded
 from steward.web.limiting import Rate
+from steward.web.vouching import Vouching, peer
 
 COOKIE: Final = "steward_session"
 CSRF_FIELD: Final = "csrf"
@@ -108,10 +107,6 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
         return await self.desk.ask(name, request, self.secret, key=key, who=self.who)
 
 
-def _address(request: Ask) -> str:
-    return f"address:{request.client.host if request.client else ''}"
-
-
 def _csrf(secret: str) -> bytes:
     return hashlib.sha256(b"steward csrf\0" + secret.encode()).digest()[:_MASK_BYTES]
 
@@ -142,8 +137,7 @@ class Doorkeeper:
         self._web = web
         self._desk = desk
         self._rate = rate
-        # Apart from it, so that who sends nonsense keeps no neighbour's page from loading.
-        self._strays = Rate(web.requests_per_minute)
+        self._vouching = Vouching(web, desk, rate)
         self._known: dict[str, tuple[float, MeAnswer]] = {}
         self._by_proxy: dict[str, tuple[float, str]] = {}
 
@@ -171,11 +165,15 @@ class Doorkeeper:
             "'steward token create')"
         )
 
-    def count(self, request: Ask) -> None:
+    def count(self, request: Ask, *, is_asked_who: bool) -> None:
         """Let a request pass, if whoever it is from has not asked too often.
 
         Who makes up a secret for each is one and the same address. Whom MUNGE names is counted
         when it is known who that is: a login node's address is everybody's who works there.
+
+        Args:
+            request: It.
+            is_asked_who: Whether what answers it asks who it is from.
 
         Raises:
             TooMany: They have.
@@ -184,14 +182,13 @@ class Doorkeeper:
             how, secret = self.bearer(request)
         except LoginNeeded:
             how, secret = "token", ""
-        if how == "munge":
-            self._strays.look(_address(request))
+        if how == "munge" and is_asked_who:
             return
         uid = self.met(secret)
         if how == "proxy":
             self._rate.take(f"user:{secret}")
         else:
-            self._rate.take(_address(request) if uid is None else f"uid:{uid}")
+            self._rate.take(f"address:{peer(request)}" if uid is None else f"uid:{uid}")
 
     async def visit(self, request: Ask) -> Visit:
         """Who a request is from.
@@ -204,7 +201,7 @@ class Doorkeeper:
         if how == "proxy":
             secret, me = await self._by_name(secret)
         elif how == "munge":
-            secret = await self._vouched(request, secret)
+            secret = await self._vouching.ticket(request, secret)
             me = await self._desk.ask("credentials.me", MeRequest(), secret)
         else:
             me = await self._me(secret)
@@ -242,8 +239,7 @@ class Doorkeeper:
     def _named_by_proxy(self, request: Ask) -> str:
         if not self._web.proxy_header:
             return ""
-        peer = request.client.host if request.client else ""
-        if peer not in self._web.trusted_proxies:
+        if peer(request) not in self._web.trusted_proxies:
             return ""
         named = request.headers.getall(self._web.proxy_header, [])
         if len(named) > 1:
@@ -270,27 +266,6 @@ class Doorkeeper:
         if len(self._by_proxy) >= _MOST_KNOWN:
             self._by_proxy.clear()
         self._by_proxy[user] = (now + self._web.session_s * _RENEW, answer.secret)
-        return answer.secret
-
-    async def _vouched(self, request: Ask, credential: str) -> str:
-        """The ticket, for this request, of whoever MUNGE says that it is from."""
-        target, query = request.scope["raw_path"], request.scope["query_string"]
-        text = (target + (b"?" + query if query else b"")).decode("latin-1")
-        wanted = VouchRequest(
-            credential=credential,
-            method=request.method,
-            target=text,
-            digest=digest(await request.body()),
-            peer=request.client.host if request.client else "",
-        )
-        try:
-            answer: VouchAnswer = await self._desk.ask(VOUCH, wanted)
-        except NotKnown:
-            self._strays.take(_address(request))
-            raise
-        self._rate.take(f"uid:{answer.uid}")
-        if answer.refused:
-            raise NotKnown(answer.refused)
         return answer.secret
 
     async def _check_form(self, request: Ask, secret: str) -> None:

@@ -14,6 +14,7 @@ from steward.history.shapes import NodeCountsAnswer, NodeCountsRequest
 from steward.status.shapes import StatusShowAnswer, StatusShowRequest
 from steward.web.desk import DaemonAway
 from steward.web.nodes import Count, counted
+from steward.web.places import Crowded
 from steward.web.rendering import Renderer
 from steward.web.troubles import troubles
 from steward.web.visit import Visit
@@ -69,7 +70,7 @@ async def _asked(visit: Visit, name: str, request: Any, *, wanted: bool) -> Any:
         return None
     try:
         return await visit.ask(name, request)
-    except (NotKnown, DaemonAway):
+    except (NotKnown, DaemonAway, Crowded):
         # Then there is no other part either.
         raise
     except StewardError as error:
