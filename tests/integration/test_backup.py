@@ -10,7 +10,11 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,6 @@ from running import (
     chance_of,
     filed,
     journalled,
-    play,
     settings_in,
     submit,
 )
@@ -34,7 +37,11 @@ from steward.archive.files.verify import verify
 from steward.config import FilesSinkSettings, JournalSettings, Settings
 from steward.settings.file import DEFAULT_PATH
 
+pytestmark = pytest.mark.timeout(1200)
+
 JOBS = 400
+RATE = 30.0
+BURST = 3
 
 
 def steward(*words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
@@ -67,6 +74,31 @@ def scripts(settings: Settings) -> list[tuple[Any, ...]]:
     return sorted(ask(settings, "jobs.db", "SELECT key FROM script"))
 
 
+@contextmanager
+def storming(home: Path) -> Iterator["Future[int]"]:
+    """A storm in the spool below ``home`` that goes on while there is something to do meanwhile.
+
+    Yields:
+        How many jobs it has had, when it is over: JOBS at the least.
+    """
+    over = threading.Event()
+
+    def play() -> int:
+        jobs = 0
+        while jobs < JOBS or not over.is_set():
+            submit(home, range(jobs + 1, jobs + 1 + BURST))
+            jobs += BURST
+            time.sleep(BURST / RATE)
+        return jobs
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        playing = pool.submit(play)
+        try:
+            yield playing
+        finally:
+            over.set()
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize("turn", range(2))
 def test_what_is_put_back_has_everything_once(tmp_path: Path, turn: int) -> None:
@@ -75,17 +107,16 @@ def test_what_is_put_back_has_everything_once(tmp_path: Path, turn: int) -> None
     settings = settings_in(tmp_path, journal=JournalSettings(keep_s=0.0))
     saved = tmp_path / "saved.tar.zst"
     with Daemon(settings, tmp_path) as daemon:
-        storming = play(str(tmp_path / "spool"), range(1, JOBS + 1), "--rate=30", "--burst=3")
-        daemon.wait(lambda: filed(settings) > chance.randrange(1, JOBS // 4))
-        said = steward(
-            *("backup", str(saved), "--with-archive", "--json"),
-            *("--config", str(tmp_path / "steward.toml")),
-        )
+        with storming(tmp_path) as storm_of:
+            daemon.wait(lambda: filed(settings) > chance.randrange(1, JOBS // 4))
+            said = steward(
+                *("backup", str(saved), "--with-archive", "--json"),
+                *("--config", str(tmp_path / "steward.toml")),
+            )
+        jobs = storm_of.result()
         manifest = json.loads(said.stdout)
         assert manifest["running"] is True
-        assert storming.poll() is None, "the storm was over before the backup was"
-        assert storming.wait(60) == 0
-        daemon.wait(lambda: daemon.is_quiet(JOBS))
+        daemon.wait(lambda: daemon.is_quiet(jobs))
         whole = scripts(settings)
     assert saved.stat().st_mode & 0o777 == 0o600
 
@@ -94,12 +125,12 @@ def test_what_is_put_back_has_everything_once(tmp_path: Path, turn: int) -> None
     other = Daemon(there, tmp_path / "there")
     steward("restore", str(saved), "--config", str(tmp_path / "there" / "steward.toml"))
     seen = journalled(there)
-    assert 0 < len(seen) < JOBS
+    assert 0 < len(seen) < jobs
     for job_id in seen:
         shutil.rmtree(tmp_path / "spool" / f"hash.{job_id % 10}" / f"job.{job_id}")
     with other:
-        other.wait(lambda: other.is_quiet(JOBS), 60)
-        assert_kept(there, range(1, JOBS + 1))
+        other.wait(lambda: other.is_quiet(jobs), 60)
+        assert_kept(there, range(1, jobs + 1))
         assert scripts(there) == whole
         assert ask(there, "journal.db", "SELECT * FROM dead") == []
         # Everyone has said where they are: the journal is let go of again.
