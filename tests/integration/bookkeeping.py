@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from steward_daemon import STEWARD
 from steward_daemon import Daemon as InSandbox
-from submitting import submit_to, wait_until
+from submitting import PATIENCE, submit_to, wait_until
 
 from servers.process import free_port
 from steward.agent import agent
@@ -108,7 +108,7 @@ class Site:
         """End it as a power switch would."""
         if self.agent is not None:
             self.agent.send_signal(signal.SIGKILL)
-            self.agent.wait(20)
+            self.agent.wait(PATIENCE * 20)
             self.agent = None
 
     def submit(self, script: str, *, user: str = "", **options: Any) -> int:

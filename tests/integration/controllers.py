@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from running import Daemon, ask
-from submitting import wait_until
+from submitting import PATIENCE, wait_until
 
 from steward.config import (
     ArchiveSettings,
@@ -62,7 +62,7 @@ class Munged:
     def close(self) -> None:
         """End it."""
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(PATIENCE * 20)
 
 
 MakeMunged = Callable[..., Munged]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-from submitting import wait_until
+from submitting import PATIENCE, wait_until
 
 from steward.config import (
     ArchiveSettings,
@@ -110,7 +110,7 @@ class Daemon:
         assert self._process is not None
         parts = self.parts()
         self._process.kill()
-        self._process.wait(20)
+        self._process.wait(PATIENCE * 20)
         self._process = None
         # The kernel ends the parts; the next start must not be faster.
         wait_until(lambda: not any(_lives(pid) for pid in parts), 20.0)
@@ -119,7 +119,7 @@ class Daemon:
         """Ask it to end; its exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        code = self._process.wait(10)
+        code = self._process.wait(PATIENCE * 10)
         self._process = None
         return code
 

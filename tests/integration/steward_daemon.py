@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from below import files_below
-from submitting import wait_until
+from submitting import PATIENCE, wait_until
 
 from steward.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
 from steward.sandbox import Sandbox
@@ -84,7 +84,7 @@ class Daemon:
         """End it; its exit code."""
         assert self._process is not None
         self._process.send_signal(number)
-        code = self._process.wait(20)
+        code = self._process.wait(PATIENCE * 20)
         self._process = None
         return int(code)
 

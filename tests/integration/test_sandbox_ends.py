@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from sandboxes import directory, need_namespaces, own, processes_of
-from submitting import submit_to, wait_until
+from submitting import PATIENCE, submit_to, wait_until
 
 from steward.sandbox import Sandbox, SandboxError, SandboxSpec
 from steward.sandbox.keeping import keepers as keepers_of
 
 __all__ = ["directory", "own"]
 
-pytestmark = pytest.mark.matrix
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1800)]
 
 
 def test_a_directory_in_use_or_of_others_is_refused(own: Sandbox, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_daemon_that_cannot_start_is_named(directory: str, slurm_version: str)
 
 def steward(*words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "steward", "sandbox", *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE * 60, check=False)
 
 
 def test_the_command_line(directory: str, slurm_version: str, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_in_the_foreground_it_ends_at_ctrl_c(directory: str, slurm_version: str)
         try:
             assert directory in process.stdout.readline()
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE * 30) == 0
         finally:
             process.kill()
     assert processes_of(directory) == []
@@ -177,6 +177,6 @@ def test_an_interrupted_start_leaves_nothing(directory: str, slurm_version: str)
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: os.path.exists(f"{directory}/sandbox.json"))
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(PATIENCE * 60)
     wait_until(lambda: processes_of(directory) == [])
     assert not os.path.exists(directory)
