@@ -40,6 +40,7 @@ SLOW = "doctor"
 ONCE = "1"
 
 PATIENCE_S = 1800
+STARTING_S = 900
 EXAMPLES = os.environ.get("STEWARD_EXAMPLES", "")
 FEW = "2"
 SEED = str(random.SystemRandom().randrange(2**31)) if EXAMPLES else "1"
@@ -63,7 +64,7 @@ def site(slurm_version: str) -> Iterator[WebSite]:
         yield site
 
 
-@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.timeout(PATIENCE_S + STARTING_S)
 @pytest.mark.parametrize(
     ("user", "paths"),
     [("ada", "^/(?!ask)"), (OPERATOR, "^/(?!ask)"), (ADMINISTRATOR, "^/ask")],
@@ -79,7 +80,7 @@ def test_all_that_it_describes(tmp_path: Path, site: WebSite, user: str, paths: 
     )
 
 
-@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.timeout(PATIENCE_S + STARTING_S)
 @pytest.mark.parametrize("user", ["ada", OPERATOR])
 def test_the_doctor(tmp_path: Path, site: WebSite, user: str) -> None:
     ask(tmp_path, site, user, "--include-path-regex", SLOW, "--max-examples", ONCE)

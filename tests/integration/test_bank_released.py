@@ -15,6 +15,7 @@ from steward.bank.money import MICRO
 pytestmark = [
     pytest.mark.matrix,
     pytest.mark.wide,
+    pytest.mark.timeout(2400),
     pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),
     pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
 ]

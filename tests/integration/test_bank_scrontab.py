@@ -11,6 +11,7 @@ from submitting import state_of, wait_until
 pytestmark = [
     pytest.mark.matrix,
     pytest.mark.wide,
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),
     pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
 ]

@@ -44,6 +44,7 @@ checks.positive_data_acceptance.expected-statuses = ["403"]
 UNTOLD = "status_code_conformance,missing_required_header,ignored_auth"
 
 PATIENCE_S = 1200
+STARTING_S = 300
 
 EXAMPLES = os.environ.get("STEWARD_EXAMPLES", "")
 FEW = "2"
@@ -95,14 +96,14 @@ def ask(tmp_path: Path, url: str, schema: str, *options: str) -> None:
     assert "passed" in asked.stdout
 
 
-@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.timeout(PATIENCE_S + STARTING_S)
 @pytest.mark.parametrize("prefix", ["api", "mybrc-rest"])
 def test_by_its_own_schema(tmp_path: Path, site: Settings, url: str, prefix: str) -> None:
     ask(tmp_path, url, f"{url}/schema/openapi.json", "--include-path-regex", f"^/{prefix}/")
     balance(site)
 
 
-@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.timeout(PATIENCE_S + STARTING_S)
 @pytest.mark.parametrize("prefix", ["api", "mybrc-rest"])
 def test_by_the_old_schema(tmp_path: Path, site: Settings, url: str, prefix: str) -> None:
     ask(tmp_path, url, str(SWAGGER), "--url", f"{url}/{prefix}", "--exclude-checks", UNTOLD)

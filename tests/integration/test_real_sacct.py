@@ -23,6 +23,8 @@ from steward.sandbox import Sandbox
 pytestmark = [
     pytest.mark.matrix,
     pytest.mark.database,
+    # All groups of jobs are waited for in the first test.
+    pytest.mark.timeout(10_000),
     pytest.mark.skipif(os.geteuid() != 0, reason="slurmstepd runs as root"),
     pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
 ]

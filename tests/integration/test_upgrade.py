@@ -17,6 +17,7 @@ from steward.sandbox import Sandbox
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(os.geteuid() != 0, reason="other versions of Slurm take root"),
     pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
 ]
