@@ -116,8 +116,9 @@ def test_a_job_is_created_once_and_told_by_form_too(site: Settings) -> None:
         assert client.get("/jobs/1001/").status_code == 405
         assert client.put("/upload_cpu_data/x.zip", content=b"PK").status_code == 403
         login = {"username": "plugin", "password": PASSWORD}
-        assert httpx.post(f"{url}/api/api_token_auth/", data=login).status_code == 200
-        wrong = httpx.post(f"{url}/api/api_token_auth/", data=login | {"password": "x"})
+        with httpx.Client(base_url=f"{url}/api", timeout=60) as stranger:
+            assert stranger.post("/api_token_auth/", data=login).status_code == 200
+            wrong = stranger.post("/api_token_auth/", data=login | {"password": "x"})
         assert wrong.status_code == 400
     assert balance(site) == 998 * SU
 
@@ -230,7 +231,7 @@ def test_over_tls(tmp_path: Path) -> None:
     with serving(settings, verify=trusting) as url:
         assert url.startswith("https://")
         login = {"username": "plugin", "password": PASSWORD}
-        with httpx.Client(verify=trusting) as client:
+        with httpx.Client(verify=trusting, timeout=60) as client:
             token = client.post(f"{url}/api/api_token_auth/", json=login).json()["token"]
             headers = {"Authorization": f"Token {token}"}
             answer = client.get(f"{url}/api/can_submit_job/1/10001/physics/", headers=headers)

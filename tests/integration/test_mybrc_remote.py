@@ -16,12 +16,12 @@ from servers.mybrc import (
     answers,
     balance,
     client_of,
-    free_port,
     mybrc_settings,
     token_of,
     until,
     with_money,
 )
+from servers.process import free_port
 from steward.bank.ledger import By, open_ledger
 from steward.bank.mybrc.outgoing import KIND, Told, told_change, told_hold
 from steward.bank.records import Charge, Use
@@ -252,7 +252,8 @@ def test_the_servers_own_token_ends_and_all_waits(
     sender = Killable(_send, here)
 
     def is_refused() -> bool:
-        answer = httpx.get(f"{_url(there)}/api/jobs/", headers={"Authorization": "Token x"})
+        token = {"Authorization": "Token x"}
+        answer = httpx.get(f"{_url(there)}/api/jobs/", headers=token, timeout=60)
         return answer.status_code in (401, 429)
 
     until(is_refused, "the server lets anybody in", PATIENCE)

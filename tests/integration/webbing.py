@@ -1,7 +1,6 @@
 """Steward's pages on a real cluster, and people who look at them."""
 
 import re
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any, Self
@@ -9,8 +8,9 @@ from typing import Any, Self
 import httpx
 import msgspec
 from steward_daemon import STEWARD, Daemon
-from submitting import wait_until
+from submitting import PATIENCE, wait_until
 
+from servers.process import free_port
 from steward.config import AccessSettings
 from steward.config_web import WebSettings
 from steward.sandbox import Sandbox
@@ -22,12 +22,6 @@ OPERATOR = "olga"
 ADMINISTRATOR = "carl"
 USERS = ("ada", "grace", OPERATOR, ADMINISTRATOR, WEB_USER)
 """The users that the sandbox of a site must have."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class WebSite:
@@ -109,7 +103,7 @@ class WebSite:
         assert self._process.poll() is None, self.log_path.read_text()
         try:
             # Its certificate is the business of those who test that.
-            return httpx.get(f"{self.url}/healthz", verify=False).status_code == 200
+            return httpx.get(f"{self.url}/healthz", verify=False, timeout=60).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -117,7 +111,7 @@ class WebSite:
         """End the pages' process, if it runs."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(20)
+            self._process.wait(PATIENCE * 20)
             self._process = None
 
     def link(self, user: str) -> str:
@@ -126,6 +120,10 @@ class WebSite:
         found = re.search(r"/login/\S+", said.stdout)
         assert found, said.stdout
         return f"{self.url}{found[0]}"
+
+    def stranger(self, **options: Any) -> httpx.Client:
+        """Somebody who has not logged in; ``options`` are those of httpx.Client."""
+        return httpx.Client(base_url=self.url, **{"timeout": 60, **options})
 
     def visitor(self, user: str) -> "Visitor":
         """Somebody who has logged in."""

@@ -1,6 +1,5 @@
 """A server of the myBRC API for tests: a ledger, an account with money, a client with a token."""
 
-import socket
 import ssl
 import threading
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from servers.process import free_port
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.mybrc.passwords import hashed
 from steward.config import BankSettings, ClusterSettings, GateSettings, MybrcSettings, Settings
@@ -21,14 +21,6 @@ SU = 1_000_000
 PASSWORD = "correct horse"
 PATIENCE = 30.0
 BY = By(who="tests")
-
-
-def free_port() -> int:
-    """A port at which nothing listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-    return port
 
 
 def mybrc_settings(
@@ -108,7 +100,9 @@ def until(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE) ->
 def token_of(url: str, prefix: str = "/mybrc-rest") -> str:
     """A token for the user ``plugin``."""
     answer = httpx.post(
-        f"{url}{prefix}/api_token_auth/", json={"username": "plugin", "password": PASSWORD}
+        f"{url}{prefix}/api_token_auth/",
+        json={"username": "plugin", "password": PASSWORD},
+        timeout=60,
     )
     assert answer.status_code == 200, answer.text
     token: str = answer.json()["token"]
