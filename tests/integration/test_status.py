@@ -126,7 +126,6 @@ def test_a_second_daemon_does_not_speak_for_the_first(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     (tmp_path / "second").mkdir()
     with Daemon(settings, tmp_path) as first:
-        first.wait(lambda: first.is_quiet(0))
 
         def pids() -> set[int]:
             return {
@@ -134,6 +133,7 @@ def test_a_second_daemon_does_not_speak_for_the_first(tmp_path: Path) -> None:
                 for part in json.loads(told(first, tmp_path, "status", "--json"))["parts"]
             }
 
+        first.wait(lambda: first.is_quiet(0) and bool(pids()) and 0 not in pids())
         assert pids() == set(first.parts())
         with Daemon(settings, tmp_path / "second") as second:
             second.wait(lambda: "another steward" in second.log())

@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from below import files_below
+from submitting import PATIENCE, wait_until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
@@ -38,7 +39,7 @@ def watching(spool: Path, archive: Path, log: Path) -> Iterator[None]:
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(30)
+                process.wait(PATIENCE * 30)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(10)
@@ -60,13 +61,6 @@ def kept(archive: Path) -> dict[str, bytes]:
     return {path.name.partition("-")[0]: path.read_bytes() for path in paths}
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.2)
-
-
 @pytest.mark.parametrize("kind", ["flat", "subdirs"])
 def test_watched_as_it_was_written_and_scanned_at_once(tmp_path: Path, kind: str) -> None:
     player = Player(kind, tmp_path / "spool")
@@ -76,12 +70,12 @@ def test_watched_as_it_was_written_and_scanned_at_once(tmp_path: Path, kind: str
         time.sleep(0.002)
 
     with watching(tmp_path / "spool", watched, tmp_path / "log"):
-        wait_for((watched / ".steward" / "journal.db").exists)
+        wait_until((watched / ".steward" / "journal.db").exists, 60)
         player.play("completed", in_time)
-        wait_for(lambda: len(kept(watched)) == 8)
+        wait_until(lambda: len(kept(watched)) == 8, 60)
         expected = "COMPLETED" if kind == "subdirs" else "CANCELLED"
         big = "2038" if kind == "subdirs" else "1028"
-        wait_for(lambda: listed(watched).get(big, {}).get("state") == expected)
+        wait_until(lambda: listed(watched).get(big, {}).get("state") == expected, 60)
         of_watched = listed(watched)
     once = subprocess.run(
         [*words_for(tmp_path / "spool", scanned), "--once"],
