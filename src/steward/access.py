@@ -21,12 +21,14 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         uid: As the kernel, MUNGE or a token says.
         user: The name that the uid resolves to now; "" if to none.
-        how: ``socket``, ``local`` (the process itself), ``munge`` or ``token``.
+        how: ``socket``, ``local`` (the process itself), ``munge``, ``session`` or ``token``.
+        by_munge: Whether MUNGE says so, or said so when their session was opened.
     """
 
     uid: int
     user: str = ""
     how: str = "socket"
+    by_munge: bool = False
 
 
 def this_user() -> Asker:

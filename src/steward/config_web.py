@@ -18,10 +18,11 @@ class WebSettings(Section, frozen=True, kw_only=True):
         trusted_proxies: Addresses whose ``proxy_header`` is believed.
         session_s: How long somebody stays logged in, in seconds.
         login_s: How long a link of ``steward login`` can be used, in seconds.
-        token_days: Longest life of a token, in days.
+        token_days: Longest life of a token, in days …
+        munge_token_days: … that is made where nothing but MUNGE says whose it is.
         munge: Whether commands on other hosts, that have no token, are known by MUNGE.
-        munge_from: Networks of the hosts whose MUNGE is believed so (``10.1.2.0/24``); all of
-            those with our key if empty.
+        munge_from: Networks of the hosts whose MUNGE is believed so, and that connect from there
+            (``10.1.2.0/24``); all of those with our key if empty.
         munge_socket: Socket of the munged that opens their credentials; MUNGE's default if empty.
         requests_per_minute: How often one user, or one address without a user, may ask.
         metrics_from: Addresses that may read /metrics.
@@ -37,6 +38,7 @@ class WebSettings(Section, frozen=True, kw_only=True):
     session_s: float = 12 * 3600.0
     login_s: float = 300.0
     token_days: int = 366
+    munge_token_days: int = 30
     munge: bool = True
     munge_from: tuple[str, ...] = ()
     munge_socket: str = ""

@@ -18,6 +18,7 @@ from steward.credentials import actions, scopes, shapes
 from steward.credentials.errors import NoSuchCredential, NotInScope, NotKnown
 from steward.credentials.room import Bearer, CredentialsRoom
 from steward.credentials.store import CredentialStore
+from steward.credentials.tickets import ticket
 from steward.daemon.rooms import ACTIONS
 from steward.errors import Refused, UsageError
 
@@ -148,6 +149,36 @@ def test_what_a_token_is_good_for(room: CredentialsRoom, clock: Clock) -> None:
     clock.now += timedelta(seconds=60)
     with pytest.raises(NotKnown):
         room.bearer(made.secret)
+
+
+DAY_S = 86400.0
+
+
+def life_days(made: shapes.TokenAnswer) -> float:
+    return (made.token.expires - NOW) / timedelta(days=1)
+
+
+def test_what_rests_on_munges_word_alone_lasts_shorter(room: CredentialsRoom) -> None:
+    """Also by way of a link that was had so, and of the browser's session that it opened."""
+    by_munge = room.bearer(ticket(ADA.uid, "nobody", NOW)).asker
+    by_session = room.bearer(opened(room, secret=login(room, by_munge))).asker
+    for asker in (by_munge, by_session):
+        made = token(room, asker)
+        assert (made.token.how, life_days(made)) == ("munge", 30)
+        assert life_days(token(room, asker, expires_s=30 * DAY_S)) == 30
+        with pytest.raises(UsageError, match="30 days at most where MUNGE says"):
+            token(room, asker, expires_s=30 * DAY_S + 1)
+    by_kernel = room.bearer(opened(room, secret=login(room))).asker
+    for asker in (ADA, by_kernel):
+        made = token(room, asker)
+        assert (made.token.how, life_days(made)) == (asker.how, 90)
+        assert life_days(token(room, asker, expires_s=366 * DAY_S)) == 366
+
+
+def test_no_token_lasts_longer_than_any_may(tmp_path: Path, clock: Clock) -> None:
+    room = room_in(tmp_path, clock, token_days=7)
+    by_munge = room.bearer(ticket(ADA.uid, "nobody", NOW)).asker
+    assert [life_days(token(room, asker)) for asker in (ADA, by_munge)] == [7, 7]
 
 
 def test_tokens_are_listed_and_taken_back_by_their_owner(room: CredentialsRoom) -> None:

@@ -72,8 +72,13 @@ def create(
     ] = None,
     expires: Annotated[
         str,
-        typer.Option("--expires", metavar="TIME", help="How long it is good: 12h, 30d, 8w."),
-    ] = "90d",
+        typer.Option(
+            "--expires",
+            metavar="TIME",
+            help="How long it is good: 12h, 30d, 8w; if not given 90d, or the most there is.",
+            callback=options.not_empty,
+        ),
+    ] = "",
     user: Annotated[
         str,
         typer.Option(
@@ -94,7 +99,8 @@ def create(
     unknown = [one for one in scopes if one not in SCOPES]
     if unknown:
         raise UsageError(f"there is no scope {unknown[0]!r}: there are {', '.join(SCOPES)}")
-    request = TokenCreateRequest(name=name, scopes=scopes, expires_s=_seconds(expires), user=user)
+    wanted_s = _seconds(expires) if expires else None
+    request = TokenCreateRequest(name=name, scopes=scopes, expires_s=wanted_s, user=user)
     answer: TokenAnswer = asked.call("credentials.token_create", request)
     if asked.style.json:
         output.print_json(answer)
@@ -118,6 +124,7 @@ _COLUMNS: Final = [
     Column("ID", lambda row: str(row.id), right=True),
     Column("User", lambda row: row.user),
     Column("Kind", lambda row: row.kind, usual=False),
+    Column("How", lambda row: row.how, usual=False),
     Column("Scopes", lambda row: ",".join(row.scopes)),
     Column("Created", lambda row: show(row.created)),
     Column("Expires", lambda row: _ENDED if row.ended else show(row.expires)),

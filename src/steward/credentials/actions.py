@@ -40,6 +40,7 @@ from steward.credentials.tickets import ticket
 from steward.errors import Refused, UsageError
 
 _LONGEST_NAME: Final = 200
+_USUAL_TOKEN_S: Final = 90 * 86400.0
 _MOST_TOKENS: Final = 100
 """Of one user, that are good."""
 
@@ -160,11 +161,7 @@ def _token_create(room: CredentialsRoom, asker: Asker, request: TokenCreateReque
         uid, user = uid_of(request.user), request.user
     if not user:
         raise Refused(f"your uid, {uid}, has no name on the daemon's host", asker)
-    longest_s = room.settings.web.token_days * 86400.0
-    if not 0 < request.expires_s <= longest_s:
-        raise UsageError(
-            f"a token is good for {room.settings.web.token_days} days at most", request.expires_s
-        )
+    life_s = _life_s(room.settings.web, asker, request.expires_s)
     if not request.scopes:
         raise UsageError(f"say what the token may do: {', '.join(SCOPES)}")
     if len(request.name) > _LONGEST_NAME or not request.name.isprintable():
@@ -179,13 +176,27 @@ def _token_create(room: CredentialsRoom, asker: Asker, request: TokenCreateReque
         "token",
         uid=uid,
         user=user,
-        how=asker.how,
+        how="munge" if asker.by_munge else asker.how,
         name=request.name,
         scopes=tuple(dict.fromkeys(request.scopes)),
         now=now,
-        expires=now + timedelta(seconds=request.expires_s),
+        expires=now + timedelta(seconds=life_s),
     )
     return TokenAnswer(secret=secret, token=kept)
+
+
+def _life_s(web: WebSettings, asker: Asker, wanted_s: float | None) -> float:
+    """How long a token is good: as wanted, or as usual."""
+    days = min(web.token_days, web.munge_token_days) if asker.by_munge else web.token_days
+    longest_s = days * 86400.0
+    if wanted_s is None:
+        return min(_USUAL_TOKEN_S, longest_s)
+    if 0 < wanted_s <= longest_s:
+        return wanted_s
+    what = f"a token is good for {days} days at most"
+    if asker.by_munge:
+        what += " where MUNGE says whose it is: make one for longer on the daemon's host"
+    raise UsageError(what, wanted_s)
 
 
 def _token_list(room: CredentialsRoom, asker: Asker, request: TokenListRequest) -> TokenListAnswer:

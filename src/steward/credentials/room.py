@@ -84,10 +84,10 @@ class CredentialsRoom:
         """
         if secret.startswith(tickets.PREFIX):
             uid, user = tickets.whose(secret, self.now())
-            return Bearer(asker=Asker(uid=uid, user=user, how="munge"))
+            return Bearer(asker=Asker(uid=uid, user=user, how="munge", by_munge=True))
         kind: Kind = "session" if secret.startswith(SESSION) else "token"
         found = self.store.known(kind, secret, self.now())
-        asker = Asker(uid=found.uid, user=found.user, how=kind)
+        asker = Asker(uid=found.uid, user=found.user, how=kind, by_munge=found.how == "munge")
         return Bearer(asker=asker, scopes=frozenset(found.scopes) if kind == "token" else None)
 
     def is_web(self, asker: Asker) -> bool:

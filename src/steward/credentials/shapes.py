@@ -183,13 +183,14 @@ class TokenCreateRequest(Request, frozen=True, kw_only=True):
     Attributes:
         name: What it is for.
         scopes: What it may do.
-        expires_s: How long it is good, in seconds.
+        expires_s: How long it is good, in seconds; None for 90 days, or the longest that one
+            may be good.
         user: Whose it is; whoever asks if empty.
     """
 
     name: str = ""
     scopes: tuple[Scope, ...] = ("read",)
-    expires_s: float = 90 * 86400.0
+    expires_s: float | None = None
     user: str = ""
 
 

@@ -123,6 +123,7 @@ def _bounds(web: WebSettings) -> Iterator[Problem]:
         ("session_s", web.session_s, _LONGEST_SESSION_S),
         ("login_s", web.login_s, _LONGEST_LOGIN_S),
         ("token_days", web.token_days, _LONGEST_TOKEN_DAYS),
+        ("munge_token_days", web.munge_token_days, _LONGEST_TOKEN_DAYS),
     ):
         if not 0 < value <= most:
             yield _problem(field, f"must be above 0 and at most {most:g}, not {value:g}")
