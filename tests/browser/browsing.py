@@ -19,7 +19,7 @@ _OPTIONS: Final = (
 )
 _BEGUN_MS: Final = 250
 _SERIOUS: Final = ("serious", "critical")
-_NOT_DONE: Final = (303, 400, 403, 404)
+_NOT_DONE: Final = (400, 403, 404)
 COLOURS: Final = ("light", "dark")
 """What a window may prefer."""
 

@@ -9,7 +9,7 @@ from browsing import COLOURS, Person, chromium
 from job_site import CLUSTER, JobSite, job_site
 from playwright.sync_api import Browser, expect
 from staging import DEPOSIT, OPERATORS_FORMS, TOKEN
-from submitting import wait_until
+from submitting import state_of, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.database, pytest.mark.timeout(600)]
 COORDINATOR: Final = "ada"
@@ -168,8 +168,9 @@ def test_what_a_coordinator_may_not_is_refused(ground: Ground) -> None:
         )
     )
     person.close()
-    assert ground.site.state(ground.runs) == "RUNNING"
-    assert ground.site.state(ground.elsewhere) == "PENDING"
+    # By Slurm itself: what Steward knows of is what the last look at the queue showed.
+    assert state_of(ground.site.cluster, ground.runs) == "RUNNING"
+    assert state_of(ground.site.cluster, ground.elsewhere) == "PENDING"
     assert "DRAIN" not in ground.site.cluster.run(["scontrol", "show", "node", "node1"]).stdout
     assert ground.books("user", "show", "--account", "chemistry") == before
     statement = ground.books("statement", "physics")
