@@ -1,14 +1,18 @@
 """Who comes by MUNGE keeps nobody out, and the pages' process vouches for nobody."""
 
+import csv
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from documented import code
 from munging import ME, credential, munge_site, origin, post
+from steward_daemon import STEWARD
 from webbing import OPERATOR, WEB_USER, WebSite
 
 from steward.munge.requests import digest, statement
@@ -93,3 +97,20 @@ def test_who_breaks_into_the_pages_is_whom_no_credential_for_them_names(site: We
         site, credential=credential(site, "ada", elsewhere), **asked | {"target": target}
     )
     assert "no request of HTTP" in said["error"], said
+
+
+def test_what_was_had_by_munge_is_found_after_a_break_in(site: WebSite) -> None:
+    """With the command that the page about safety names."""
+    env = {"STEWARD_URL": site.url, "STEWARD_MUNGE_SOCKET": site.cluster.plan.munge_socket}
+    create = [STEWARD, "token", "create"]
+    by_munge = site.cluster.run([*create, "--json"], user="grace", env=env)
+    made = json.loads(by_munge.stdout)["token"]
+    lasts = datetime.fromisoformat(made["expires"]) - datetime.fromisoformat(made["created"])
+    assert lasts == timedelta(days=30)
+    longer = site.cluster.run([*create, "--expires", "31d"], user="grace", env=env, check=False)
+    assert "30 days at most where MUNGE says" in longer.stderr
+    site.daemon.ask("token", "create", user="ada")
+    (command,) = (block for block in code("safety.md", "sh") if "token list" in block)
+    said = site.daemon.ask(*command.split()[1:], "--parsable2").stdout
+    found = {(row["User"], row["How"]) for row in csv.DictReader(said.splitlines(), delimiter="|")}
+    assert found >= {("grace", "munge"), ("ada", "socket")}
