@@ -14,6 +14,7 @@ from steward.history.spans import REMOVED, NodeSpan
 NODES = [f"n{number}" for number in range(6)]
 STATES = ["IDLE", "DOWN", "IDLE+DRAIN", REMOVED]
 LENGTH = 400
+Alike = tuple[int, int, str]
 
 
 @pytest.fixture(params=range(4))
@@ -49,7 +50,7 @@ def test_nodes_summed_up_are_their_spans_in_sum(past: tuple[HistoryReader, Site]
     for _ in range(50):
         since = us(chance.randrange(LENGTH))
         until = since + chance.randrange(1, 200_000_000)
-        cpus, gpus, nodes = Counter[object](), Counter[object](), Counter[object]()
+        cpus, gpus, nodes = Counter[Alike](), Counter[Alike](), Counter[Alike]()
         for span in every_span(reader):
             begin, end = max(span.from_us, since), min(span.until_us, until)
             if span.state != REMOVED and begin < end:

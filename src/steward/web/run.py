@@ -1,6 +1,7 @@
 """Runs the pages' process: asks the daemon how, then serves until it is told to stop."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -46,7 +47,12 @@ def run(socket: str, *, change: Callable[[WebSettings], WebSettings] = lambda we
         certificate_file=web.certificate_file,
         key_file=web.key_file,
     )
-    serve(served, application(web, Desk(socket)), listen(served), stop, lambda: None)
+    pages = application(web, Desk(socket))
+    # What was imported stays: else it is gone through again whenever a page has made thousands
+    # of objects, which takes as long as the page.
+    gc.collect()
+    gc.freeze()
+    serve(served, pages, listen(served), stop, lambda: None)
 
 
 def _settings(socket: str, stop: Stop) -> WebSettings | None:
