@@ -2,7 +2,9 @@
 
 import json
 import os
+import select
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -67,6 +69,24 @@ def test_a_check_that_hangs_crashes_or_fails_stops_no_other() -> None:
         assert one.status == "wrong"
         assert word in one.what
     assert children() == before
+
+
+def test_a_check_that_hangs_takes_its_commands_with_it(tmp_path: Path) -> None:
+    ours, theirs = os.pipe()
+
+    def command() -> tuple[Finding, ...]:
+        # It holds the pipe open for as long as it lives.
+        subprocess.Popen(["sleep", "600"], start_new_session=True, pass_fds=[theirs])
+        os.write(theirs, b"!")
+        return hang()
+
+    ((one,),) = run_apart([command], 5.0)
+    os.close(theirs)
+    assert "took longer than 5 s" in one.what
+    with os.fdopen(ours, "rb", buffering=0) as pipe:
+        assert pipe.read(1) == b"!"
+        assert select.select([pipe], [], [], 30)[0], "the command lives on"
+        assert pipe.read(1) == b""
 
 
 def test_the_worst_is_told_and_what_was_not_looked_at_is_no_fault() -> None:

@@ -2,16 +2,18 @@
 
 import logging
 import os
+import resource
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from steward import ending
-from steward.ending import end_group
+from steward.ending import end_below, end_group
 
 Program = subprocess.Popen[bytes]
 
@@ -108,3 +110,56 @@ def test_what_is_another_users_is_left_behind(
         os.setresuid(0, 0, 0)
     assert is_running(program.pid)
     assert f"pid {program.pid}" in caplog.text
+
+
+TREE = """
+import os, subprocess, sys
+words = ["sleep", "600"]
+apart = subprocess.Popen(words, start_new_session=True)
+beside = subprocess.Popen(words)
+if sys.argv[1:]:
+    print(apart.pid, beside.pid, flush=True)
+else:
+    below = subprocess.Popen([sys.executable, __file__, "last"], start_new_session=True)
+    print(apart.pid, beside.pid, below.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_all_that_descends_from_a_process_ends_but_what_is_kept(
+    tmp_path: Path,
+    programs: list[Program],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_listed: bool,
+) -> None:
+    if not is_listed:
+        monkeypatch.setattr(ending, "_CHILDREN", "/nonexistent")
+    tree = tmp_path / "tree.py"
+    tree.write_text(TREE)
+    program = start(programs, f"exec {sys.executable} {tree}")
+    assert program.stdout is not None
+    found = [int(word) for _ in range(2) for word in program.stdout.readline().split()]
+    assert len(found) == 5
+    kept = found[0]
+    end_below(program.pid, {kept})
+    for pid in found:
+        if pid != kept:
+            wait_for_end(pid)
+    assert [pid for pid in found if is_running(pid)] == [kept]
+    assert is_running(program.pid)
+    end_below(program.pid)
+    wait_for_end(kept)
+    assert not is_running(kept)
+    end_group(program)
+
+
+def test_what_cannot_be_looked_for_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        end_below(os.getpid())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "Too many open files" in caplog.text

@@ -203,8 +203,8 @@ def test_an_answer_takes_no_more_memory_than_one_may(tmp_path: Path) -> None:
         assert works(socket_path)
 
 
-# What answers, and a command that it has started.
-@pytest.mark.parametrize("action", ["dally", "command"])
+# What answers, and a command that it has started, itself or through the doctor.
+@pytest.mark.parametrize("action", ["dally", "command", "check", "starve"])
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_listing_ends_when_its_reader_has_gone(
     tmp_path: Path, action: str, *, keeps: bool
@@ -214,9 +214,52 @@ def test_a_listing_ends_when_its_reader_has_gone(
         connection = connect(socket_path)
         connection.sendall(ask_line(f"test.{action}", Question(text=str(told)), keep=keeps))
         assert connection.recv(1)
-        process = os.pidfd_open(int(told.read_text()))
+        process = os.pidfd_open(pid_in(told))
         connection.close()
         assert has_ended(process)
+
+
+@pytest.mark.parametrize("action", ["command", "check"])
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGKILL])
+def test_what_is_broken_off_leaves_no_command(
+    tmp_path: Path, action: str, number: signal.Signals
+) -> None:
+    socket_path, told, other = str(tmp_path / "s.sock"), tmp_path / "pid", tmp_path / "other"
+    with (
+        serving(socket_path, Limits(silence_s=300.0), keeps=True),
+        connect(socket_path) as connection,
+        connect(socket_path) as staying,
+    ):
+        connection.sendall(ask_line("test.look", Question(), keep=True))
+        with connection.makefile("rb") as file:
+            server = answer(read_reply(file.readline())).pid
+        connection.sendall(ask_line(f"test.{action}", Question(text=str(told)), keep=True))
+        staying.sendall(ask_line("test.command", Question(text=str(other)), keep=True))
+        process, untouched = os.pidfd_open(pid_in(told)), pid_in(other)
+        os.kill(server, number)
+        assert has_ended(process)
+        assert works(socket_path)
+        # What is asked beside it goes on, with its own.
+        assert " Z " not in Path(f"/proc/{untouched}/stat").read_text()
+
+
+@pytest.mark.parametrize("action", ["command", "check"])
+def test_stopping_ends_the_commands(tmp_path: Path, action: str) -> None:
+    socket_path, told = str(tmp_path / "s.sock"), tmp_path / "pid"
+    with (
+        serving(socket_path, Limits(silence_s=300.0)) as pid,
+        connect(socket_path) as connection,
+    ):
+        connection.sendall(ask_line(f"test.{action}", Question(text=str(told))))
+        process = os.pidfd_open(pid_in(told))
+        os.kill(pid, signal.SIGTERM)
+        assert has_ended(process)
+
+
+def pid_in(path: Path) -> int:
+    """The process that says there, soon, which one it is."""
+    wait_until(lambda: path.exists() and bool(path.read_text()))
+    return int(path.read_text())
 
 
 def has_ended(process: int) -> bool:

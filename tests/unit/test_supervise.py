@@ -3,6 +3,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -160,6 +161,22 @@ def test_a_part_that_hangs_is_ended_and_started_again(
     until(lambda: len(lines(pids)) >= 2)
     daemon.end(signal.SIGKILL)
     assert "part stuck has not moved" in daemon.log.read_text()
+
+
+def test_what_a_part_had_started_ends_with_it(tmp_path: Path, start: Start) -> None:
+    def fall(stop: Stop, beat: Beat) -> None:
+        command = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        with open(tmp_path / "commands", "a") as out:
+            out.write(f"{command.pid}\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    other = tmp_path / "other"
+    daemon = start([Part(name="one", run=fall), Part(name="two", run=writes_its_pid(other))])
+    until(lambda: len(lines(tmp_path / "commands")) >= 2 and bool(lines(other)))
+    until(lambda: not alive(int(lines(tmp_path / "commands")[0])))
+    assert len(lines(other)) == 1
+    assert daemon.end() == 0
+    until(lambda: not any(alive(int(pid)) for pid in lines(tmp_path / "commands")))
 
 
 def test_killing_the_supervisor_ends_its_parts(tmp_path: Path, start: Start) -> None:

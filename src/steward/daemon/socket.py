@@ -7,7 +7,6 @@ number of processes is bounded, in all and for each user; so is the memory of ea
 """
 
 import contextlib
-import ctypes
 import logging
 import os
 import resource
@@ -20,12 +19,12 @@ from collections.abc import Callable, Iterator
 
 from steward.daemon.answering import Service
 from steward.daemon.protocol import address, error_line
+from steward.ending import adopt_orphans, end_below, end_with
 from steward.errors import StewardError, Unavailable
 from steward.waiting import Stop
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 _PEERCRED = struct.Struct("3i")
 _BACKLOG = 128
 _IDLE_S = 10.0
@@ -67,6 +66,7 @@ class SocketServer:
         Raises:
             SocketError: The socket cannot be made.
         """
+        adopt_orphans()
         with listening(self._path) as listener:
             log.info("listening on %s", self._path)
             try:
@@ -136,15 +136,24 @@ class SocketServer:
             log.warning("turned away uid %d: %s", uid, why)
 
     def _reap(self) -> None:
-        for pid in list(self._serving):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                uid = self._serving.pop(pid)
-                code = os.waitstatus_to_exitcode(status)
-                if code < 0:
-                    log.warning("the process that served uid %d ended by signal %d", uid, -code)
+        is_broken_off = False
+        while self._serving:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            uid = self._serving.pop(pid, None)
+            code = os.waitstatus_to_exitcode(status)
+            if uid is None:
+                continue  # it was started by one that was broken off
+            is_broken_off = is_broken_off or code != 0
+            if code < 0:
+                log.warning("the process that served uid %d ended by signal %d", uid, -code)
+        if is_broken_off:
+            # Slurm's commands wait for a slurmctld that hangs, and nobody is left to time them out.
+            end_below(os.getpid(), self._serving)
 
     def _end_all(self) -> None:
+        end_below(os.getpid())
         for pid in self._serving:
             os.kill(pid, signal.SIGKILL)
         until = time.monotonic() + 1.0
@@ -177,9 +186,7 @@ def _peer_uid(connection: socket.socket) -> int:
 
 def _become_expendable(parent: int) -> None:
     """End with the process that accepts connections, and by the plain effect of any signal."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with(parent)
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
 

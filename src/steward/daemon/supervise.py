@@ -23,6 +23,7 @@ import msgspec
 
 from steward import logs
 from steward.daemon.notify import Notifier
+from steward.ending import adopt_orphans, end_below, end_with
 from steward.errors import StewardError
 from steward.leaving import NotLeft
 from steward.status.parts import PartLine
@@ -30,7 +31,6 @@ from steward.waiting import Backoff, Stop
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _STAMP = struct.Struct("=d")
 _SAID = struct.Struct("=H510s")
@@ -127,6 +127,7 @@ class Supervisor:
     def run(self) -> int:
         """Supervise until SIGTERM or SIGINT; the exit code."""
         self._take_signals()
+        adopt_orphans()
         # Collecting garbage would touch, and so copy, every page the parts share.
         gc.collect()
         gc.freeze()
@@ -207,12 +208,9 @@ class Supervisor:
 
     def _be(self, child: _Child, supervisor: int, mask: set[signal.Signals | int]) -> int:
         """In the new process: do the part's work; the exit code."""
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != supervisor:
-            return 1
+        end_with(supervisor)
         name = f"steward {child.part.name}".encode()[:15]
-        libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
         logs.name_part(child.part.name)
         stop = Stop()
         signal.set_wakeup_fd(-1)
@@ -280,6 +278,8 @@ class Supervisor:
         child.error = said[:length].decode("utf-8", "replace") or hung or how
         child.error_at = datetime.now(UTC)
         child.restarts += 1
+        # What it had started is nobody's to wait for, or to time out.
+        end_below(os.getpid(), {other.pid for other in self._children})
 
     def _tell_standings(self) -> None:
         standings = [child.standing() for child in self._children]
@@ -340,6 +340,7 @@ class Supervisor:
         late = [child for child in self._children if child.part.last]
         self._end(early, _STOP_S)
         self._end(late, _STOP_LAST_S)
+        end_below(os.getpid())
         for child in self._children:
             if child.pid:
                 os.kill(child.pid, signal.SIGKILL)

@@ -4,8 +4,6 @@ What a check has to say comes through a pipe. A process that does not say it in 
 killed, and one that cannot even be killed is left behind.
 """
 
-import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -18,13 +16,13 @@ from typing import Final
 import msgspec
 
 from steward.doctor.findings import Finding, wrong
+from steward.ending import end_below, end_with
 from steward.errors import StewardError
 
 Work = Callable[[], Sequence[Finding]]
 """A check, with all that it looks at."""
 
 _AT_ONCE: Final = 4
-_PR_SET_PDEATHSIG: Final = 1
 _READ: Final = 1 << 16
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(tuple[Finding, ...]).decode
@@ -80,11 +78,10 @@ def _be(work: Work, fd: int, parent: int) -> None:
     """In the new process: do the check, say what it found, and end."""
     code = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == parent:
-            with os.fdopen(fd, "wb") as pipe:
-                pipe.write(_encode(_said(work)))
-            code = 0
+        end_with(parent)
+        with os.fdopen(fd, "wb") as pipe:
+            pipe.write(_encode(_said(work)))
+        code = 0
     finally:
         os._exit(code)
 
@@ -131,7 +128,11 @@ def _end(one: _Running, timeout_s: float) -> tuple[Finding, ...]:
 
 def _kill(one: _Running) -> None:
     os.close(one.fd)
-    with contextlib.suppress(ProcessLookupError):
+    # Stopped, it starts nothing more; what it has started would outlive it.
+    os.kill(one.pid, signal.SIGSTOP)
+    try:
+        end_below(one.pid)
+    finally:
         os.kill(one.pid, signal.SIGKILL)
     until = time.monotonic() + 1.0
     # Who hangs in the kernel is left behind.
