@@ -3,12 +3,12 @@
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+import pytest
 from steward_daemon import Daemon
 from submitting import wait_until
 
@@ -120,9 +120,9 @@ class Site:
         wait_until(lambda: all(self.node(name)["state"] == "IDLE" for name in self.nodes))
 
 
-@contextmanager
-def acting(slurm_version: str) -> Iterator[Site]:
-    """A cluster and its daemon, which end with the block."""
+@pytest.fixture(scope="module")
+def site(slurm_version: str) -> Iterator[Site]:
+    """A cluster of the module's own and its daemon."""
     with answering(Hook) as server:
         spec = SandboxSpec(slurm=slurm_version, user_names=USERS)
         with Sandbox.up(spec, say=print) as cluster:
@@ -132,3 +132,10 @@ def acting(slurm_version: str) -> Iterator[Site]:
                 yield site
             finally:
                 site.daemon.close()
+
+
+@pytest.fixture
+def healthy(site: Site) -> Iterator[Site]:
+    """The cluster, all of whose nodes are brought back after the test."""
+    yield site
+    site.heal()

@@ -4,33 +4,22 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from acting import SLEEP, Hook, Site, acting
+from acting import SLEEP, Hook, Site, healthy, site
 from steward_daemon import STEWARD, Daemon
-from submitting import submit_to, wait_until
+from submitting import PATIENCE, submit_to, wait_until
 
 from steward.automation.catalogue import operations
 from steward.sandbox import Sandbox
 from steward.settings.file import Loaded, render
 
+__all__ = ["healthy", "site"]
+
 pytestmark = [pytest.mark.matrix, pytest.mark.wide]
-
-
-@pytest.fixture(scope="module")
-def site(slurm_version: str) -> Iterator[Site]:
-    with acting(slurm_version) as site:
-        yield site
-
-
-@pytest.fixture
-def healthy(site: Site) -> Iterator[Site]:
-    yield site
-    site.heal()
 
 
 def test_configuration(site: Site) -> None:
@@ -212,7 +201,7 @@ def test_an_action_that_was_killed_has_no_end(site: Site) -> None:
 
     wait_until(lambda: newest()["ref"] == "local.command" and newest()["status"] == "running")
     running.send_signal(signal.SIGKILL)
-    running.wait(10)
+    running.wait(PATIENCE * 10)
     assert newest()["status"] == "unfinished"
     assert newest()["ended"] is None
     site.programs.unlink()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from acting import SLEEP, USERS, Site, acting
+from acting import SLEEP, USERS, Site, site
 from submitting import state_of, submit_to, wait_until
 
 from steward.access import Access, Asker
@@ -14,13 +14,9 @@ from steward.actions import Registry
 from steward.automation.running import Runner
 from steward.slurm.changing import Changing
 
+__all__ = ["site"]
+
 pytestmark = [pytest.mark.matrix, pytest.mark.wide]
-
-
-@pytest.fixture(scope="module")
-def site(slurm_version: str) -> Iterator[Site]:
-    with acting(slurm_version) as site:
-        yield site
 
 
 @pytest.fixture

@@ -1,25 +1,14 @@
 """What operations do to nodes, reservations and partitions of a real cluster, and what not."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from acting import Site, acting
+from acting import Site, healthy, site
 from submitting import wait_until
 
+__all__ = ["healthy", "site"]
+
 pytestmark = [pytest.mark.matrix, pytest.mark.wide]
-
-
-@pytest.fixture(scope="module")
-def site(slurm_version: str) -> Iterator[Site]:
-    with acting(slurm_version) as site:
-        yield site
-
-
-@pytest.fixture
-def healthy(site: Site) -> Iterator[Site]:
-    yield site
-    site.heal()
 
 
 def test_drain_and_resume(healthy: Site) -> None:
