@@ -16,11 +16,13 @@ from steward.config import AccessSettings, ClusterSettings, Settings
 from steward.config_web import WebSettings
 from steward.credentials import actions, scopes, shapes
 from steward.credentials.errors import NoSuchCredential, NotInScope, NotKnown
-from steward.credentials.room import Bearer, CredentialsRoom
+from steward.credentials.room import Bearer, CredentialsRoom, who_asked
 from steward.credentials.store import CredentialStore
 from steward.credentials.tickets import ticket
 from steward.daemon.rooms import ACTIONS
 from steward.errors import Refused, UsageError
+from steward.munge.munged import MungeUnavailable
+from steward.munge.requests import digest
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NOBODY = pwd.getpwnam("nobody")
@@ -173,6 +175,26 @@ def test_what_rests_on_munges_word_alone_lasts_shorter(room: CredentialsRoom) ->
         made = token(room, asker)
         assert (made.token.how, life_days(made)) == (asker.how, 90)
         assert life_days(token(room, asker, expires_s=366 * DAY_S)) == 366
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_heard"),
+    [
+        ("10.1.2.3", True),
+        ("::ffff:10.1.2.3", True),
+        ("127.0.0.1", True),  # a proxy in front of the pages: whose connection it has is not known
+        ("10.2.0.1", False),
+        ("::ffff:10.2.0.1", False),
+        ("2001:db8::1", False),
+        ("", False),
+    ],
+)
+def test_munge_is_asked_for_connections_from_its_networks(peer: str, is_heard: bool) -> None:
+    web = WebSettings(munge_from=("10.1.0.0/16",), munge_socket="/nowhere")
+    asked = {"method": "GET", "target": "/api/v1/me", "digest": digest(b"")}
+    shown = shapes.VouchRequest(credential="MUNGE:none:", peer=peer, **asked)
+    with pytest.raises(MungeUnavailable if is_heard else NotKnown):
+        who_asked(web, shown)
 
 
 def test_no_token_lasts_longer_than_any_may(tmp_path: Path, clock: Clock) -> None:
