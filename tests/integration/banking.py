@@ -35,6 +35,8 @@ ACCOUNTS: Final = ("physics", "chemistry")
 SHELL: Final = "#!/bin/sh\n"
 CPU: Final = 7 * MICRO
 """What a CPU costs for an hour in these tests, micro-SU: no multiple of 3600."""
+TIMEOUT_MS: Final = 1000
+"""As long as there is: where one answer is late, everybody is let in unasked for a while."""
 RATE: Final = Rate(
     weights={"cpu": CPU},
     ends_permille={"NODE_FAIL": 0, "PREEMPTED": 500},
@@ -109,6 +111,7 @@ class BankSite:
                     "socket": f"{self.run_dir}/gate.sock",
                     "off_switch": f"{self.run_dir}/gate.off",
                     "plugin_conf": f"{self.run_dir}/gate.conf",
+                    "timeout_ms": TIMEOUT_MS,
                     **(gate or {}),
                 }
             ),

@@ -20,6 +20,7 @@ from submitting import wait_until
 from servers.gate import AskedGate, hangs
 from servers.postgresql import PostgreSQL
 from steward.bank.money import MICRO
+from steward.config_bank import GateSettings
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),
@@ -28,6 +29,7 @@ pytestmark = [
 
 PHYSICS, RICH = ACCOUNTS[:2]
 PLENTY = 1_000_000 * MICRO
+AS_SHIPPED = {"timeout_ms": GateSettings().timeout_ms}
 RUBBISH = (
     b"",
     b"\n",
@@ -46,7 +48,7 @@ def _rave(says: bytes, _question: object, _sock: object) -> bytes:
 
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[BankSite]:
-    with bank_site(slurm_version, min_job_age_s=600) as site:
+    with bank_site(slurm_version, gate=AS_SHIPPED, min_job_age_s=600) as site:
         site.open({PHYSICS: PLENTY})
         site.start()
         yield site
@@ -217,7 +219,9 @@ def test_a_daemon_that_stands_still_stalls_nobody(running: BankSite) -> None:
 @pytest.mark.timeout(600)
 def test_the_ledger_is_away_while_64_submit(slurm_version: str, postgresql: PostgreSQL) -> None:
     with bank_site(
-        slurm_version, bank={"database": postgresql.url(postgresql.new_database())}
+        slurm_version,
+        bank={"database": postgresql.url(postgresql.new_database())},
+        gate=AS_SHIPPED,
     ) as site:
         site.open({PHYSICS: 0, RICH: PLENTY})
         site.start()
