@@ -53,6 +53,10 @@ def parts(ground: Ground) -> Iterator[Finding]:
     if standing is None:
         yield wrong(looked_at, "no daemon runs", "systemctl start steward")
         return
+    if not standing.is_known:
+        what = "a daemon runs, and has not written down how its parts stand"
+        yield warning(looked_at, what, f"df {ground.settings.state_dir}")
+        return
     strange = False
     for part in standing.parts:
         if not part.pid:

@@ -4,6 +4,7 @@ That it is still there is told by a lock that it holds. A process number would s
 nothing to who asks from another container: processes have other numbers there.
 """
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -47,14 +48,19 @@ class DaemonStanding(msgspec.Struct, frozen=True, kw_only=True):
     """A daemon, as its supervisor left it written.
 
     Attributes:
-        version: Steward's.
+        version: Steward's; "" where the daemon runs and could not write anything down yet.
         since: Since when it runs.
         parts: Its processes.
     """
 
-    version: str
-    since: datetime
+    version: str = ""
+    since: datetime | None = None
     parts: tuple[PartLine, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has told how it stands."""
+        return self.since is not None
 
 
 class Leaving:
@@ -69,22 +75,25 @@ class Leaving:
         self._lock_path = os.path.join(state_dir, _LOCK)
         self._lock = -1
         self._since = datetime.now(UTC)
+        # The lock is of whoever has the descriptor: a part that is stuck would hold it on.
+        os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def put(self, parts: Sequence[PartLine]) -> None:
-        """Write it down, and hold the lock from then on, for as long as this process lives.
+        """Write it down; the lock is held before, for as long as this process lives.
 
         Raises:
-            NotLeft: It cannot be written, or another daemon has written there and still runs.
+            NotLeft: It cannot be written, or another daemon holds the lock.
         """
-        is_first = self._lock < 0
-        # Not once the lock is ours: closing a file lets go of all that its process has locked.
-        if is_first and _is_held(self._lock_path):
-            raise NotLeft(f"another steward holds {self._lock_path}", self._lock_path)
+        if self._lock < 0:
+            self._lock = _hold(self._lock_path, self._path)
         leave(
             self._path, DaemonStanding(version=__version__, since=self._since, parts=tuple(parts))
         )
-        if is_first:
-            self._lock = _hold(self._lock_path)
+
+    def _leave_to_parent(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def read(state_dir: str) -> DaemonStanding | None:
@@ -92,17 +101,25 @@ def read(state_dir: str) -> DaemonStanding | None:
     if not _is_held(os.path.join(state_dir, _LOCK)):
         return None
     found = left(os.path.join(state_dir, _FILENAME), DaemonStanding)
-    return found[0] if found else None
+    return found[0] if found else DaemonStanding()
 
 
-def _hold(path: str) -> int:
-    """Take a lock of this process alone: flock(2)'s would be held on by any part that is stuck."""
+def _hold(path: str, told: str) -> int:
+    """Take the lock, of an open file: a process's own goes with any descriptor that it closes.
+
+    What a daemon before has told is taken away, as long as nobody can take it for ours.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise NotLeft(f"cannot use {path}: {error.strerror}", path) from error
     try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(told)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise NotLeft(f"another steward holds {path}", path) from error
     except OSError as error:
         os.close(fd)
         raise NotLeft(f"cannot lock {path}: {error.strerror}", path) from error
@@ -110,14 +127,14 @@ def _hold(path: str) -> int:
 
 
 def _is_held(path: str) -> bool:
-    """Whether another process holds a lock, which is asked about without taking it."""
+    """Whether a process holds a lock, which is asked about without taking it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False  # not there, or not for us to see
     try:
         asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-        found = fcntl.fcntl(fd, fcntl.F_GETLK, asked)
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
     except OSError:
         return False  # a file system without locks, on which nobody could have taken one
     finally:

@@ -68,6 +68,8 @@ def gather(room: StatusRoom, *, gaps: bool, accounts: bool = False) -> StatusSho
             return otherwise
 
     daemon = read(settings.state_dir)
+    if daemon is not None and not daemon.is_known:
+        unknown["parts"] = f"not written down in {settings.state_dir}: is its disk full?"
     has_books = not settings.forward.to
     nothing: Journal = (None, ())
     journal, consumers = known("journal", lambda: _journal(room), nothing)
@@ -77,7 +79,7 @@ def gather(room: StatusRoom, *, gaps: bool, accounts: bool = False) -> StatusSho
         (),
     )
     return StatusShowAnswer(
-        steward=daemon.version if daemon is not None else __version__,
+        steward=(daemon.version if daemon is not None else "") or __version__,
         python=platform.python_version(),
         now=room.now(),
         running=daemon is not None,
