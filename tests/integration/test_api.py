@@ -84,7 +84,8 @@ def test_a_token_does_what_it_was_made_for_and_no_more(site: WebSite, jobs: list
 
 def test_nobody_and_who_is_not_known_is_told_to_log_in(site: WebSite) -> None:
     for headers in ({}, {"Authorization": "Bearer stt_x"}, {"Authorization": "Basic eDp5"}):
-        answer = httpx.get(f"{site.url}/api/v1/jobs", headers=headers)
+        with site.stranger(headers=headers) as stranger:
+            answer = stranger.get("/api/v1/jobs")
         assert answer.status_code == 401
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.headers["www-authenticate"] == "Bearer, Munge"
@@ -263,7 +264,8 @@ def test_who_looks_at_events_no_more_makes_room(olga: Program) -> None:
 
 
 def test_the_document_is_for_everyone_and_tells_of_all(site: WebSite) -> None:
-    document = httpx.get(f"{site.url}/api/v1/openapi.json").json()
+    with site.stranger() as stranger:
+        document = stranger.get("/api/v1/openapi.json").json()
     assert "/ask/bank.balance" in document["paths"]
     assert "/ask/credentials.open" not in document["paths"]
     assert token(site, "ada").startswith("stt_")

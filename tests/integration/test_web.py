@@ -4,7 +4,6 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from submitting import wait_until
 from webbing import USERS, WEB_USER, WebSite
@@ -26,7 +25,7 @@ def site(cluster: Sandbox) -> Iterator[WebSite]:
 
 def test_somebody_logs_in_once_by_a_link_and_out(site: WebSite) -> None:
     link = site.link("ada")
-    with httpx.Client(base_url=site.url) as browser:
+    with site.stranger() as browser:
         assert browser.get("/").status_code == 401
         # Programs look at links before people do.
         for _ in range(2):
@@ -41,7 +40,7 @@ def test_somebody_logs_in_once_by_a_link_and_out(site: WebSite) -> None:
     visitor = site.visitor("ada")
     kept = dict(visitor.cookies)
     assert visitor.submit("/logout").status_code == 200
-    with httpx.Client(base_url=site.url, cookies=kept) as thief:
+    with site.stranger(cookies=kept) as thief:
         assert thief.get("/").status_code == 401
 
 
@@ -86,8 +85,9 @@ def test_head_is_answered_as_get_is_but_for_the_body(site: WebSite) -> None:
         assert "content-security-policy" in head.headers, path
     tag = ada.head("/api/v1/tokens").headers["etag"]
     assert ada.head("/api/v1/tokens", headers={"If-None-Match": tag}).status_code == 304
-    assert httpx.head(f"{site.url}/reports").status_code == 401
-    assert httpx.head(f"{site.url}/api/v1/tokens").status_code == 401
+    with site.stranger() as stranger:
+        assert stranger.head("/reports").status_code == 401
+        assert stranger.head("/api/v1/tokens").status_code == 401
 
 
 def test_nothing_comes_behind_what_head_is_answered(site: WebSite) -> None:
@@ -123,7 +123,8 @@ def test_the_daemon_away_is_said_and_it_comes_back(site: WebSite) -> None:
     answer = ada.get("/no/such/page")
     assert answer.status_code == 404
     # What is known of ada is known for some seconds; a page that asks says that nobody answers.
-    other = httpx.get(f"{site.url}/", cookies={"steward_session": "sts_x"})
+    with site.stranger(cookies={"steward_session": "sts_x"}) as stranger:
+        other = stranger.get("/")
     assert (other.status_code, "does not answer" in other.text) == (503, True)
     site.daemon.start()
     wait_until(lambda: ada.get("/").status_code == 200)
@@ -135,7 +136,8 @@ def test_a_proxys_users_come_and_go(cluster: Sandbox) -> None:
     home = Path(cluster.directory) / "proxied"
     with (
         WebSite(cluster, home, web=web) as site,
-        httpx.Client(base_url=site.url, headers={"X-Remote-User": "ada"}, timeout=60) as ada,
+        site.stranger(headers={"X-Remote-User": "ada"}) as ada,
+        site.stranger() as stranger,
     ):
         page = ada.get("/").text
         assert "Hello ada" in page
@@ -144,14 +146,14 @@ def test_a_proxys_users_come_and_go(cluster: Sandbox) -> None:
         # The proxy still says who she is.
         wait_until(lambda: "Hello ada" in ada.get("/").text)
         two = [("X-Remote-User", "grace"), ("X-Remote-User", "ada")]
-        assert httpx.get(site.url, headers=two).status_code == 403
+        assert stranger.get("/", headers=two).status_code == 403
         for name in ("root", "no-such-user", "ada,grace"):
-            answer = httpx.get(site.url, headers={"X-Remote-User": name})
+            answer = stranger.get("/", headers={"X-Remote-User": name})
             assert answer.status_code in (401, 403), name
 
 
 def test_what_nobody_may_send_is_refused(site: WebSite) -> None:
-    with httpx.Client(base_url=site.url, timeout=60) as stranger:
+    with site.stranger() as stranger:
         assert stranger.post("/login", data={"secret": "x" * 10_000}).status_code == 413
         for path in ("/static/%00", f"/static/{'a' * 300}", f"/jobs/box/{'%41' * 300}"):
             assert stranger.get(path).status_code == 404, path

@@ -269,7 +269,8 @@ def test_events_come_live_and_end_with_the_session(site: WebSite, carl: Visitor)
         watcher.submit("/logout")
         assert any("event: over" in line for line in lines)
     change(carl, "resume", nodes=node(2))
-    assert httpx.get(f"{site.url}/events/stream").status_code == 401
+    with site.stranger() as stranger:
+        assert stranger.get("/events/stream").status_code == 401
 
 
 @pytest.mark.wide
@@ -304,12 +305,13 @@ def _may_watch(visitor: Visitor) -> bool:
 
 @pytest.mark.wide
 def test_figures_are_for_certain_addresses_alone(site: WebSite) -> None:
-    answer = httpx.get(f"{site.url}/metrics")
+    with site.stranger() as stranger:
+        answer = stranger.get("/metrics")
+        # A proxy on this host asks for everybody.
+        passed_on = stranger.get("/metrics", headers={"X-Forwarded-For": "192.0.2.7"})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/plain")
     assert "steward_" in answer.text
-    # A proxy on this host asks for everybody.
-    passed_on = httpx.get(f"{site.url}/metrics", headers={"X-Forwarded-For": "192.0.2.7"})
     assert passed_on.status_code == 403
 
 

@@ -90,15 +90,16 @@ def test_tokens_are_made_shown_once_and_taken_back(site: WebSite) -> None:
     found = re.search(r"stt_[\w-]+", answer.text)
     assert found
     assert found[0] not in ada.page("/users/ada")
-    bearer = {"Authorization": f"Bearer {found[0]}"}
-    assert httpx.get(f"{site.url}/jobs", headers=bearer).status_code == 200
+    program = site.stranger(headers={"Authorization": f"Bearer {found[0]}"})
+    assert program.get("/jobs").status_code == 200
     listed = site.daemon.ask_json("token", "list", user="ada")["tokens"]
     number = str(next(one["id"] for one in listed if one["name"] == "cron"))
     assert grace.submit("/users/grace/revoke", number=number).status_code == 404
     assert grace.submit("/users/ada/revoke", number=number).status_code == 403
     assert grace.submit("/users/ada/tokens", name="x", days="3").status_code == 403
-    assert httpx.get(f"{site.url}/jobs", headers=bearer).status_code == 200
+    assert program.get("/jobs").status_code == 200
     assert ada.submit("/users/ada/revoke", number=number).status_code == 303
-    wait_until(lambda: httpx.get(f"{site.url}/jobs", headers=bearer).status_code == 401)
+    wait_until(lambda: program.get("/jobs").status_code == 401)
+    program.close()
     for days in ("", "x", "99999", "4000"):
         assert ada.submit("/users/ada/tokens", days=days, scopes="read").status_code == 400

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from submitting import wait_until
 from webbing import ADMINISTRATOR, OPERATOR, USERS, Visitor, WebSite
@@ -147,6 +146,7 @@ def test_the_daemon_away_is_one_line_and_watching_goes_on(site: WebSite, olga: V
 
 
 def test_figures_come_without_a_login(site: WebSite) -> None:
-    assert "steward_" in httpx.get(f"{site.url}/metrics").text
-    for name in ("Forwarded", "Via", "X-Real-IP"):
-        assert httpx.get(f"{site.url}/metrics", headers={name: "x"}).status_code == 403
+    with site.stranger() as stranger:
+        assert "steward_" in stranger.get("/metrics").text
+        for name in ("Forwarded", "Via", "X-Real-IP"):
+            assert stranger.get("/metrics", headers={name: "x"}).status_code == 403
