@@ -1,6 +1,5 @@
 """A cluster whose jobs are in Slurm's books and in Steward's: all parts, as on a real site."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -136,11 +135,3 @@ class Site:
         """End what was started here."""
         self.kill_agent()
         self.daemon.close()
-
-
-def home() -> str:
-    """A directory that the sandbox's users can pass to."""
-    path = f"/tmp/steward-books-{os.getpid()}"
-    os.makedirs(path, exist_ok=True)
-    os.chmod(path, 0o755)
-    return path

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from bookkeeping import Site, home, spec_of
+from bookkeeping import Site, spec_of
 from running import chance_of
+from sandboxes import passable_directory
 from submitting import wait_until
 
 from steward.access import Access, Asker, Standing
@@ -45,15 +46,13 @@ sleep 0.{tenths}
 
 @pytest.fixture
 def site(slurm_version: str) -> Iterator[Site]:
-    spec = spec_of(
-        f"{home()}/kill",
-        slurm_version,
-        accounting=False,
-        cpus=8,
-        min_job_age_s=300,
-        extra=("SlurmdTimeout=600",),
-    )
-    with Sandbox.up(spec, say=print) as cluster:
+    options = {"cpus": 8, "min_job_age_s": 300, "extra": ("SlurmdTimeout=600",)}
+    with (
+        passable_directory() as path,
+        Sandbox.up(
+            spec_of(str(path), slurm_version, accounting=False, **options), say=print
+        ) as cluster,
+    ):
         site = Site(cluster)
         try:
             site.start()

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bookkeeping import Site, home, spec_of
+from bookkeeping import Site, spec_of
+from sandboxes import passable_directory
 from steward_daemon import STEWARD
 from submitting import state_of, wait_until
 
@@ -32,11 +33,12 @@ USED = Path(__file__).parents[1] / "native" / "used.c"
 
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[Site]:
-    directory = f"{home()}-page"
-    os.makedirs(directory, mode=0o755, exist_ok=True)
-    mail = Path(directory) / "etc" / "mail"
-    options = [f"MailProg={mail}", "SelectTypeParameters=CR_Core_Memory", "DefMemPerCPU=512"]
-    with Sandbox.up(spec_of(directory, slurm_version, accounting=False), say=print) as cluster:
+    with (
+        passable_directory() as path,
+        Sandbox.up(spec_of(str(path), slurm_version, accounting=False), say=print) as cluster,
+    ):
+        mail = path / "etc" / "mail"
+        options = [f"MailProg={mail}", "SelectTypeParameters=CR_Core_Memory", "DefMemPerCPU=512"]
         site = Site(cluster)
         try:
             _make_mailers(site, mail)
@@ -48,7 +50,6 @@ def site(slurm_version: str) -> Iterator[Site]:
             yield site
         finally:
             site.close()
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from bookkeeping import BIN, Site, home, spec_of
+from bookkeeping import BIN, Site, spec_of
+from sandboxes import passable_directory
 from steward_daemon import STEWARD
 from steward_daemon import Daemon as InSandbox
 from submitting import wait_until
@@ -177,8 +178,10 @@ def rows_of(text: str) -> dict[Key, Row]:
 
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[Site]:
-    directory = f"{home()}/sacct"
-    with Sandbox.up(spec_of(directory, slurm_version), say=print) as cluster:
+    with (
+        passable_directory() as path,
+        Sandbox.up(spec_of(str(path), slurm_version), say=print) as cluster,
+    ):
         site = Site(cluster)
         try:
             site.start()
@@ -189,7 +192,6 @@ def site(slurm_version: str) -> Iterator[Site]:
             yield site
         finally:
             site.close()
-            shutil.rmtree(home())
 
 
 def _is_told(site: Site) -> bool:

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import msgspec
 import pytest
-from bookkeeping import Site, home, spec_of
+from bookkeeping import Site, spec_of
+from sandboxes import passable_directory
 from submitting import state_of, wait_until
 
 from steward.access import Access, Asker
@@ -118,8 +119,10 @@ class Books:
 @pytest.fixture(scope="module")
 def books(slurm_version: str) -> Iterator[Books]:
     _keep_clear_of_the_hour()
-    directory = f"{home()}/sreport"
-    with Sandbox.up(spec_of(directory, slurm_version), say=print) as cluster:
+    with (
+        passable_directory() as path,
+        Sandbox.up(spec_of(str(path), slurm_version), say=print) as cluster,
+    ):
         site = Site(cluster)
         daemon = site.daemon
         sensor = SensorSettings(enabled=True, triggers=False, interval_s=0.3)
@@ -136,7 +139,6 @@ def books(slurm_version: str) -> Iterator[Books]:
             yield found
         finally:
             site.close()
-            shutil.rmtree(home())
 
 
 def _keep_clear_of_the_hour() -> None:

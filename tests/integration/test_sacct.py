@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bookkeeping import BIN, Site, home, spec_of
+from bookkeeping import BIN, Site, spec_of
+from sandboxes import passable_directory
 from steward_daemon import STEWARD
 from submitting import wait_until
 
@@ -26,16 +27,16 @@ SCRIPT = "#!/bin/sh\nsrun --job-name=inner true\nexit 3\n"
 
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[Site]:
-    directory = f"{home()}-sacct"
-    os.makedirs(directory, mode=0o755, exist_ok=True)
-    with Sandbox.up(spec_of(directory, slurm_version, accounting=False), say=print) as cluster:
+    with (
+        passable_directory() as path,
+        Sandbox.up(spec_of(str(path), slurm_version, accounting=False), say=print) as cluster,
+    ):
         site = Site(cluster)
         try:
             site.start()
             yield site
         finally:
             site.close()
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

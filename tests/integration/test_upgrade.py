@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bookkeeping import Site, home, spec_of
+from bookkeeping import Site, spec_of
+from sandboxes import passable_directory
 from submitting import state_of, wait_until
 
 from steward.native import checking
@@ -30,8 +31,11 @@ def site(slurm_version: str) -> Iterator[Site]:
     if slurm_version:
         pytest.skip("begins with the installed Slurm")
     # slurmdbd reads the tables of two or three releases before its own, and has no -i.
-    spec = spec_of(f"{home()}/up", "", accounting=False, nodes=2, min_job_age_s=20)
-    with Sandbox.up(spec, say=print) as cluster:
+    options = {"accounting": False, "nodes": 2, "min_job_age_s": 20}
+    with (
+        passable_directory() as path,
+        Sandbox.up(spec_of(str(path), "", **options), say=print) as cluster,
+    ):
         site = Site(cluster)
         try:
             site.start()
