@@ -112,6 +112,8 @@ JOBS = [
     run(13, name="new"),
     # Held: never eligible.
     run(14, end="", state="PENDING", start_us=0, eligible_us=0, nodelist=""),
+    # Of which nothing but the end was told, which does not say when it was eligible.
+    run(15, begin="2026-11-18T08:00:00", end="2026-11-18T09:00:00", eligible_us=0),
 ]
 
 

@@ -84,7 +84,7 @@ class LineFilter(msgspec.Struct, frozen=True, kw_only=True):
         since_us: The beginning of the window, µs since the epoch.
         until_us: Its end.
         states: In these states within the window; any if empty.
-        eligible_only: Leave out what was not eligible, unless states are given.
+        eligible_only: Leave out what never was eligible, unless states are given.
         whole_hetjob: All components (True) or only those named (False) of a het job; None:
             all, where the leader was named.
     """
@@ -382,7 +382,9 @@ def _in_time(wanted: LineFilter, values: _Values) -> str:
         return any_of([_in_state(state, since, until, values) for state in wanted.states])
     eligible = f"eligible_us < {until}"
     if wanted.eligible_only:
-        eligible = f"(eligible_us <> 0 AND {eligible})"
+        # Of a run whose end alone was told it is not known when that was: by its start it was.
+        begun = f"(eligible_us = 0 AND start_us <> 0 AND start_us < {until})"
+        eligible = f"((eligible_us <> 0 AND {eligible}) OR {begun})"
     return f"((end_us >= {since} OR end_us = 0) AND {eligible})" if since else eligible
 
 
