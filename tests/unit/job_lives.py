@@ -24,7 +24,7 @@ from steward.jobs import JobsConsumer
 from steward.records import JobRecord
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-OPEN_END = {"COMPLETED", "FAILED", "REQUEUED", "RESIZING"}
+OPEN_END = {"COMPLETED", "FAILED", "REQUEUED", "RESIZING", "UNKNOWN"}
 
 
 def at(seconds: float) -> datetime:

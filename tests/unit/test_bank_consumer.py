@@ -145,6 +145,22 @@ def test_a_job_without_a_hold_is_given_one_and_charged_once(bank: Bank) -> None:
     assert HOLD_PLACED in {event.kind for event in bank.said}
 
 
+def test_a_requeued_job_that_slurm_forgot_holds_nothing(bank: Bank) -> None:
+    pending, running, _ended = life(1)
+    bank.happen([pending, running])
+    shown = {
+        name: getattr(running.body.record, name)
+        for name in ("account", "partition", "qos", "cpus", "tres_allocated", "nodelist", "start")
+    }
+    bank.happen([record(1, 0, "REQUEUED", seen=3611, end=3601, **shown)])
+    (hold,) = bank.holds()
+    spent = 100 * HOUR - bank.balance()
+    assert spent > 0
+    bank.happen([record(1, 0, "UNKNOWN", seen=3700, **shown)])
+    assert bank.holds() == [], hold
+    assert bank.balance() == 100 * HOUR - spent
+
+
 def test_events_that_come_again_change_nothing(bank: Bank) -> None:
     events = life(1)
     said = bank.feed(events)

@@ -10,6 +10,7 @@ from steward.jobs.facts import RunFacts, merge_runs
 from steward.jobs.seen import blanked
 from steward.moments import micros, moment
 from steward.records import JobRecord
+from steward.slurm.states import FORGOTTEN
 
 SUBMIT_US = micros(at(0))
 
@@ -99,10 +100,24 @@ def test_an_end_without_a_time_gives_way_to_one_with() -> None:
     assert run_of(ends[0]).is_over
 
 
+def test_a_job_that_went_while_it_waited_again_has_ended() -> None:
+    requeued = record(7, 0, "REQUEUED", seen=10, end=9, source="jobcomp")
+    gone = record(7, 0, "UNKNOWN", seen=20)
+    for order in permutations([record(7, 0, "RUNNING", seen=5), requeued, gone]):
+        run = run_of(*order)
+        assert (run.merged().state, run.end_us, run.is_over) == ("UNKNOWN", micros(at(9)), True)
+    # It was not gone, or only its later run was.
+    for other in (
+        record(7, 0, "PENDING", seen=30),
+        record(7, 0, "UNKNOWN", seen=8, reason=FORGOTTEN),
+    ):
+        events = [requeued, other] if other.body.record.reason else [requeued, gone, other]
+        for order in permutations(events):
+            assert (run_of(*order).merged().state, run_of(*order).is_over) == ("REQUEUED", False)
+
+
 def test_a_job_that_was_gone_and_is_back_has_not_ended() -> None:
-    gone = record(7, 0, "REQUEUED", seen=10)
-    lost = msgspec.structs.replace(gone.body.record, state="UNKNOWN")
-    gone = msgspec.structs.replace(gone, body=msgspec.structs.replace(gone.body, record=lost))
+    gone = record(7, 0, "UNKNOWN", seen=10)
     assert run_of(record(7, 0, "RUNNING", seen=5), gone).is_over
     for order in permutations([gone, record(7, 0, "RUNNING", seen=20)]):
         run = run_of(*order)

@@ -112,6 +112,25 @@ def test_a_requeued_job_has_a_start_and_an_end_for_each_run(books: Clocked) -> N
     assert [end.body.correction for end in books.told(RUN_END)] == [False, True, False]
 
 
+def test_a_requeued_job_that_is_gone_is_over(books: Clocked) -> None:
+    requeued = done(end=9, state="REQUEUED", source="jobcomp")
+    books.take(running(), requeued)
+    jobs = Jobs(books.path)
+    assert [job.state for job in jobs.unfinished("c1")] == ["REQUEUED"]
+    books.take(record(7, 0, "UNKNOWN", seen=15, start=at(2), nodelist="n[1-3]"))
+    assert jobs.unfinished("c1") == []
+    first, second = books.told(RUN_END)
+    assert (first.body.record.state, second.body.record.state) == ("REQUEUED", "UNKNOWN")
+    assert (second.body.correction, second.body.record.end) == (True, at(9))
+    assert [line.job_id for line in jobs.endless()] == [7]
+    # Another run of it says that it was not.
+    books.take(running(7, 20, restarts=1, start=at(22)))
+    assert books.told(RUN_END)[-1].body.record.state == "REQUEUED"
+    assert [job.restarts for job in jobs.unfinished("c1")] == [1]
+    assert jobs.endless() == []
+    jobs.close()
+
+
 def test_a_resized_job_has_a_line_for_each_size(books: Clocked) -> None:
     books.take(running(), launched(7, 2.5), launched(7, 4, "0"), exited(7, 4, step="0"))
     books.take(ended(7, 4, 8, "0"))

@@ -26,6 +26,7 @@ from steward.bank.settling import (
     frees,
     is_charged,
     is_final,
+    is_gone,
     is_piece_of,
     leader_of,
     same_as,
@@ -167,12 +168,13 @@ class BankConsumer:
                 for row in t.charges.of_job(event.cluster, fact.job_id)
                 if row.charge.source != SOURCE
             ]
+            before = charged_before(fact, known)
             try:
                 charge = charge_of(
                     *(event.cluster, fact, self._live.pricing(event.cluster)),
                     pieces=[one for one in known if is_piece_of(one, fact)],
                     hold=hold,
-                    before=charged_before(fact, known),
+                    before=before,
                     seen_at=event.at,
                 )
             except NoRate as error:
@@ -182,7 +184,8 @@ class BankConsumer:
                 charge = same_as(charge, known)
                 charged = t.charges.charge(charge, By(who=BANK, why=charge.why))
                 take_back(t, charge, By(who=BANK, why="told by a client, and charged by the bank"))
-                key, amount, is_first = charge.key, charged.added, charged.first
+                key, amount = charge.key, charged.added
+                is_first = charged.first or is_gone(fact, before)
         if hold is None or not is_first:
             return
         freed, final = frees(fact, hold), is_final(fact)

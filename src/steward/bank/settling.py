@@ -30,6 +30,8 @@ REVOKED: Final = frozenset({"REVOKED", "REQUEUE_FED"})
 AGAIN: Final = frozenset({"REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 """Ends of a run that another one follows: its hold stays."""
 
+_LOST: Final = "UNKNOWN"
+"""Of a job that Slurm forgot."""
 _SAME_S: Final = 2
 
 
@@ -227,6 +229,18 @@ def is_final(fact: RunFact) -> bool:
 def is_again(fact: RunFact) -> bool:
     """Whether the job goes back into the queue with the end of this run."""
     return base_state(fact.record.state) in AGAIN
+
+
+def is_gone(fact: RunFact, before: Charge | None) -> bool:
+    """Whether the job that was to go back into the queue after this run turned out to be gone.
+
+    Args:
+        fact: The run.
+        before: What was charged for it until now.
+    """
+    if before is None or before.use is None or base_state(before.use.state) not in AGAIN:
+        return False
+    return base_state(fact.record.state) == _LOST
 
 
 def is_task(record: JobRecord) -> bool:

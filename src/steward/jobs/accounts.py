@@ -221,7 +221,7 @@ class Accounts:
             limit: How many at most.
         """
         return self._lines(
-            "WHERE line.step = '' AND line.end_us = 0 AND line.state = 'UNKNOWN' "
+            "WHERE line.step = '' AND line.state = 'UNKNOWN' "
             "AND line.submit_us >= :since AND line.submit_us < :until "
             "AND (:cluster = '' OR line.cluster = :cluster) "
             "ORDER BY line.submit_us, line.job_id LIMIT :limit",

@@ -223,11 +223,29 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         if final is None or final.record.end is not None:
             return final
         # Nobody saw it end, it was only gone: being seen again after that takes it back.
-        is_back = any(
-            seen.stamp() > final.stamp() and base_state(seen.record.state) in _UNDECIDED
+        return None if self._is_back_after(final) else final
+
+    def _is_back_after(self, gone: Seen) -> bool:
+        return any(
+            seen.stamp() > gone.stamp() and base_state(seen.record.state) in _UNDECIDED
             for seen in self.shown.values()
         )
-        return None if is_back else final
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether Slurm does not hold the job any more that a requeue put back into the queue.
+
+        A slurmctld that was killed forgot it, or the run that followed.
+        """
+        ending, gone = self.ending, self.final
+        return (
+            ending is not None
+            and base_state(ending.record.state) == REQUEUED
+            and gone is not None
+            and gone.record.end is None
+            and gone.record.reason != FORGOTTEN
+            and not self._is_back_after(gone)
+        )
 
     @property
     def is_forgotten(self) -> bool:
@@ -243,9 +261,11 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether the job ended with this run: it is final, and was not requeued."""
+        """Whether the job ended with this run: it is final, and was not requeued for another."""
         ending = self.ending
-        return ending is not None and base_state(ending.record.state) != REQUEUED
+        if ending is None:
+            return False
+        return base_state(ending.record.state) != REQUEUED or self.is_lost
 
     def merged(self) -> JobRecord:
         """The record of this run, made of all observations."""
@@ -258,6 +278,8 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         if ending is not None:
             latest = record
             record = _overlay(record, ending.record)
+            if self.is_lost and self.final is not None:
+                record = msgspec.structs.replace(record, state=self.final.record.state)
             if latest.reason and latest.state == ending.record.state and not record.reason:
                 # The books know no reasons.
                 record = msgspec.structs.replace(record, reason=latest.reason)

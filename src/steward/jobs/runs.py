@@ -6,7 +6,7 @@ import msgspec
 
 from steward.jobs.facts import RunFacts, fill_lasting
 from steward.jobs.resolve import SLACK_US, Resolved
-from steward.jobs.seen import blanked
+from steward.jobs.seen import REQUEUED, blanked
 from steward.moments import micros, moment
 from steward.records import JobRecord
 from steward.slurm.states import WAITING, base_state
@@ -145,9 +145,11 @@ def _settled(run: RunFacts, record: JobRecord, follower: RunFacts | None) -> Job
         changes |= {"submit": moment(run.submit_us), "restarts": run.restarts}
     if run.ending is None:
         changes["end"] = None
+    if run.is_lost and follower is not None:
+        changes["state"] = REQUEUED
     if run.ending is None and follower is not None:
         # Nobody told of its end; it was over when the job was put back into the queue.
-        changes |= {"state": "REQUEUED", "end": moment(follower.submit_us)}
+        changes |= {"state": REQUEUED, "end": moment(follower.submit_us)}
     if all(getattr(record, field) == value for field, value in changes.items()):
         return record
     return msgspec.structs.replace(record, **changes)
