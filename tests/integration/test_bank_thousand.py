@@ -82,6 +82,7 @@ def see_that_all_is_charged(
         runs = [ran for ran in expected() if ran.job in told]
         raise AssertionError(
             f"due and paid: {told}\nSlurm: {runs}\nheld: {site.holds()}\n"
+            f"charged: {[one for one in site.charges() if one.job_id in told]}\n"
             f"not over, for Steward: {site.unfinished()}"
         ) from None
     assert site.findings() == []
