@@ -127,9 +127,9 @@ def with_pages(ground: Ground, work: Callable[[Post], Awaitable[None]], **web: A
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    # What is waited for is told by another process, in a file.
-    while not holds():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 -- another process tells it, in a file
+            await asyncio.sleep(0.01)
 
 
 def test_nonsense_from_a_login_node_keeps_none_of_its_users_out(ground: Ground) -> None:

@@ -87,7 +87,7 @@ Span = TypeVar("Span", NodeSpan, ReservationSpan, NodesAlike)
 
 def spans_of(kind: type[Span], rows: Sequence[Sequence[Any]]) -> list[Span]:
     """The spans of rows, each with all fields in their order."""
-    # Not strict, since SQLite has 0 and 1 for False and True.
+    # Not strict, since SQLite has 0 and 1 for False and True; the kind is known when it runs.
     return msgspec.convert(rows, list[kind], strict=False)  # type: ignore[valid-type]
 
 
