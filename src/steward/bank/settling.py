@@ -20,7 +20,7 @@ from steward.moments import micros, micros_or_0, moment
 from steward.records import JobRecord
 from steward.slurm.arrays import count
 from steward.slurm.picture import Picture
-from steward.slurm.states import base_state
+from steward.slurm.states import LOST, base_state
 from steward.slurm.times import zone_called
 from steward.usage import RunFact
 
@@ -30,8 +30,6 @@ REVOKED: Final = frozenset({"REVOKED", "REQUEUE_FED"})
 AGAIN: Final = frozenset({"REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 """Ends of a run that another one follows: its hold stays."""
 
-_LOST: Final = "UNKNOWN"
-"""Of a job that Slurm forgot."""
 _SAME_S: Final = 2
 
 
@@ -240,7 +238,7 @@ def is_gone(fact: RunFact, before: Charge | None) -> bool:
     """
     if before is None or before.use is None or base_state(before.use.state) not in AGAIN:
         return False
-    return base_state(fact.record.state) == _LOST
+    return base_state(fact.record.state) == LOST
 
 
 def is_task(record: JobRecord) -> bool:

@@ -16,11 +16,9 @@ import msgspec
 from steward.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
 from steward.records import JobRecord
 from steward.slurm import FINISHED, covers
-from steward.slurm.states import FORGOTTEN
+from steward.slurm.states import FORGOTTEN, LOST
 
 SOURCE: Final = "snapshot"
-LOST: Final = "UNKNOWN"
-"""State of a run that Slurm forgot before its end was seen."""
 
 # What a submission or an administrator sets. What the scheduler changes by itself (times,
 # nodes, dependencies that are met, the tasks that an array has left) makes no news.

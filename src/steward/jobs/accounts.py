@@ -17,6 +17,7 @@ from steward.jobs.runs import views
 from steward.jobs.tables import load
 from steward.lines import Line
 from steward.moments import micros, moment
+from steward.slurm.states import LOST
 from steward.sqlite import Connection, translated
 from steward.usage import RunFact, StepUsage
 
@@ -221,11 +222,11 @@ class Accounts:
             limit: How many at most.
         """
         return self._lines(
-            "WHERE line.step = '' AND line.state = 'UNKNOWN' "
+            "WHERE line.step = '' AND line.state = :lost "
             "AND line.submit_us >= :since AND line.submit_us < :until "
             "AND (:cluster = '' OR line.cluster = :cluster) "
             "ORDER BY line.submit_us, line.job_id LIMIT :limit",
-            {**_window(since, until), "cluster": cluster, "limit": limit},
+            {**_window(since, until), "lost": LOST, "cluster": cluster, "limit": limit},
         )
 
     def doubtful_steps(

@@ -146,6 +146,7 @@ def _settled(run: RunFacts, record: JobRecord, follower: RunFacts | None) -> Job
     if run.ending is None:
         changes["end"] = None
     if run.is_lost and follower is not None:
+        # It was gone for as long as its next run was not known.
         changes["state"] = REQUEUED
     if run.ending is None and follower is not None:
         # Nobody told of its end; it was over when the job was put back into the queue.

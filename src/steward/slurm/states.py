@@ -50,6 +50,8 @@ FINISHED: Final = frozenset(
 WAITING: Final = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 """States in which a run has not started: its start time is what the scheduler expects."""
 
+LOST: Final = "UNKNOWN"
+"""The state that we give of a run that was gone before anybody saw it end."""
 FORGOTTEN: Final = "SlurmctldForgotIt"
 """The reason that we give of a run whose submission a slurmctld that was killed did not save."""
 

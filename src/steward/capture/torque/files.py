@@ -26,7 +26,7 @@ from steward.environment import Environment
 from steward.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
 from steward.records import JobRecord
 from steward.redact import Redactor
-from steward.slurm.states import FINISHED
+from steward.slurm.states import FINISHED, LOST
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,6 @@ RECORD_UNREADABLE: Final = "record-unreadable"
 """There is no job file beside the script, or it cannot be read."""
 
 SOURCE: Final = "spool"
-LOST: Final = "UNKNOWN"
-"""State of a job whose file was removed before its end was seen."""
 
 # What a run's course changes by itself; all else makes a job.seen.
 _COURSE: Final = dict.fromkeys(
