@@ -10,20 +10,23 @@ from submitting import wait_until
 
 from steward.sandbox import Sandbox, SandboxSpec
 
-FAST = ("SlurmdTimeout=4", "TreeWidth=50", "MaxNodeCount=8", "ReturnToService=1")
-"""A node that does not answer is soon known to be down; nodes can be made and deleted.
+SETTINGS = ("TreeWidth=50", "MaxNodeCount=8", "ReturnToService=1")
+"""Nodes can be made and deleted.
 
 One that was set down by hand stays so: with ``ReturnToService=2`` an answer to slurmctld
 that is on its way brings back even a node whose slurmd was killed before.
 """
+SOON_DOWN = "SlurmdTimeout=4"
+"""A node that does not answer is soon known to be down; on a busy host even one that is well."""
 
 MakeWatching = Callable[..., Watching]
 
 
 @pytest.fixture(scope="module")
-def cluster(slurm_version: str) -> Iterator[Sandbox]:
-    """A cluster of this module's own: its daemons are killed here."""
-    with Sandbox.up(SandboxSpec(nodes=3, slurm=slurm_version, extra=FAST)) as box:
+def cluster(slurm_version: str, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """A cluster of this module's own, whose ``EXTRA`` says what differs; it is disturbed here."""
+    extra = (*SETTINGS, *getattr(request.module, "EXTRA", ()))
+    with Sandbox.up(SandboxSpec(nodes=3, slurm=slurm_version, extra=extra)) as box:
         yield box
 
 

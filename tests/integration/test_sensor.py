@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sandboxes import passable_directory
 from sensing import Front, Watching
-from sensor_cluster import MakeWatching, cluster, make, scontrol
+from sensor_cluster import SOON_DOWN, MakeWatching, cluster, make, scontrol
 from steward_daemon import STEWARD
 from submitting import submit_to, wait_until
 
@@ -19,6 +19,8 @@ from steward.sandbox import Sandbox
 __all__ = ["cluster", "make"]
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
+
+EXTRA = (SOON_DOWN,)
 
 
 def is_kept(cluster: Sandbox, file: str, text: str) -> bool:

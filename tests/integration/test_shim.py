@@ -425,5 +425,5 @@ def test_a_job_that_is_stopped_at_its_time_limit(site: Site) -> None:
     (end,) = site.ends(1, j=job, s="batch", timeout_s=200)
     (task,) = site.lines(k="task", l=end["l"])
     assert task["st"] == 15
-    assert state_of(site.cluster, job) == "TIMEOUT"
+    wait_until(lambda: state_of(site.cluster, job) == "TIMEOUT")
     site.compare([task])

@@ -120,8 +120,16 @@ class Told:
 class Site:
     """A sensor that can be killed, its cluster, its journal, and a clock that the test moves."""
 
-    def __init__(self, tmp_path: Path, monkeypatch: Patch, *, usage: bool = True) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        monkeypatch: Patch,
+        *,
+        usage: bool = True,
+        interval_s: float = 1.0,
+    ) -> None:
         self.usage = usage
+        self.interval_s = interval_s
         self.shown = Shown()
         self.told = Told()
         self.now_s = 1000.0
@@ -137,7 +145,7 @@ class Site:
             "c1",
             self.shown,
             StateStore(self._state_dir, "c1"),
-            interval_s=1.0,
+            interval_s=self.interval_s,
             usage=self.usage,
             triggers=self,
             stands_by=lambda _pings: self.stands_by,

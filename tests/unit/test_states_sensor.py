@@ -3,7 +3,7 @@
 from datetime import timedelta
 from pathlib import Path
 
-from states_site import BOOTED, Patch, Site, site
+from states_site import BOOTED, SILENT, Patch, Site, site
 
 from steward.capture.states import source
 from steward.events import (
@@ -114,6 +114,26 @@ def test_a_trigger_has_a_look_taken_at_once_and_is_named(site: Site) -> None:
     site.shown.states["n1"] = "DOWN"
     assert site.turn("down", after_s=0.6) > 0
     assert [body.source for body in site.news()] == ["trigger"]
+
+
+def test_a_node_that_is_resumed_is_looked_at_until_it_answers(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """slurmctld tells that it was resumed, and then no more."""
+    site = Site(tmp_path, monkeypatch, interval_s=3600.0)
+    site.shown.states["n1"] = "DOWN"
+    site.turn()
+    site.shown.states["n1"] = SILENT
+    site.turn("resume")
+    site.shown.states["n1"] = "IDLE"
+    assert site.turn(after_s=0.0) <= 10.0
+    site.turn(after_s=10.0)
+    assert site.news()[-1].state == "IDLE"
+    # One that answers, and one that falls silent by itself, for which there is a trigger.
+    assert site.turn(after_s=0.0) > 60.0
+    site.shown.states["n1"] = SILENT
+    site.turn("down")
+    assert site.turn(after_s=0.0) > 60.0
 
 
 def test_many_wake_ups_cost_one_look(site: Site) -> None:

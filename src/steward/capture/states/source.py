@@ -39,6 +39,9 @@ _AFTER_WAKE_S: Final = 0.5
 """Least seconds between two looks that were asked for: slurmctld asks for several at once."""
 _FIRST_BACKOFF_S: Final = 1.0
 _LONGEST_BACKOFF_S: Final = 30.0
+_ANSWERS_S: Final = 5.0
+"""Seconds until a node that was resumed is looked at again: no trigger of slurmctld's goes
+off when its slurmd has answered."""
 _EARLY: Final = timedelta(seconds=1)
 """Slurm's times have whole seconds; a look in the same second may still show the old state."""
 _TRIGGERS_S: Final = 60.0
@@ -237,6 +240,8 @@ class Sensor:
     def _set_due(self, began: float, at: datetime, *, is_whole: bool) -> None:
         gap_s = max(self._interval_s, COST_FACTOR * self.cost_s)
         self._due = began + gap_s
+        if self._awaits_an_answer():
+            self._due = min(self._due, began + max(_ANSWERS_S, COST_FACTOR * self.cost_s))
         if not is_whole:
             return
         self._whole_due = began + max(WHOLE_S, COST_FACTOR * self.cost_s)
@@ -246,6 +251,10 @@ class Sensor:
             until_s = (min(coming) + _EARLY - at).total_seconds()
             self._whole_due = min(self._whole_due, began + max(gap_s, until_s))
         self._due = min(self._due, max(began + gap_s, self._whole_due))
+
+    def _awaits_an_answer(self) -> bool:
+        nodes = self._store.picture.get(NODE_STATE, {}).values()
+        return any(isinstance(node, NodeShown) and node.is_resuming for node in nodes)
 
     def _away(self, message: str) -> None:
         """Try again before long, and then look at everything."""
