@@ -242,21 +242,29 @@ def test_what_is_refused_there_holds_up_nothing_else(
 
 
 def test_the_servers_own_token_ends_and_all_waits(
-    here: Settings, there: Settings, server: Killable
+    here: Settings, there: Settings, server: Killable, capfd: pytest.CaptureFixture[str]
 ) -> None:
     del server
     users = Path(there.mybrc.users_file)
     kept = users.read_text()
     users.write_text("# nobody\n")
-    charge(here, 1, 5 * SU)
-    sender = Killable(_send, here)
+    token = {"Authorization": Path(here.bank.remote.token_file).read_text().strip()}
 
     def is_refused() -> bool:
-        token = {"Authorization": "Token x"}
         answer = httpx.get(f"{_url(there)}/api/jobs/", headers=token, timeout=60)
         return answer.status_code in (401, 429)
 
-    until(is_refused, "the server lets anybody in", PATIENCE)
+    until(is_refused, "the server lets the token in", PATIENCE)
+    charge(here, 1, 5 * SU)
+    sender = Killable(_send, here)
+    said = ""
+
+    def is_put_off() -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return "is told later" in said
+
+    until(is_put_off, "it was not tried", PATIENCE)
     assert waiting(here) == 1
     users.write_text(kept)
     until(lambda: waiting(here) == 0, "not all is told", PATIENCE)
