@@ -134,7 +134,7 @@ def test_nothing_is_lost_or_doubled_when_the_server_is_killed(
 def test_a_server_that_stands_still_is_given_up(
     place: Settings, postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(engine, "_PATIENCE_S", 4.0)
     ledger = open_ledger(place)
     with ledger.transaction() as t:
         account(t, "phys", 10)
