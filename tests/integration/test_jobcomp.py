@@ -19,7 +19,8 @@ from steward.records import JobRecord
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.slurm.people import People
 
-pytestmark = pytest.mark.matrix
+# Above what a test waits for at most.
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1200)]
 
 SCRIPT = Path(steward.__file__).parent / "native" / "jobcomp.lua"
 INSIDE = str(Path(__file__).parent / "inside_slurm.py")
@@ -37,6 +38,11 @@ class Site:
 
     def submit(self, script: str, **options: Any) -> int:
         return submit_to(self.cluster, script, user=self.user, output="/dev/null", **options)
+
+    def until_told(self, name: str) -> tuple[str, Path]:
+        """A script that runs until a file is there, and the file."""
+        go = self.lines.with_name(name)
+        return f"#!/bin/sh\nuntil [ -e {go} ]; do sleep 0.1; done\n", go
 
     def until(self, job: int, *states: str) -> None:
         wait_until(lambda: state_of(self.cluster, job) in states, 40)
@@ -65,7 +71,15 @@ class Site:
 
     def agrees(self, record: JobRecord, *but: str) -> None:
         """See that a record says what Slurm shows, as far as it says it."""
-        (shown,) = [one for one in self.whole(record.job_id) if one.job_id == record.job_id]
+        found: list[JobRecord] = []
+
+        def look() -> bool:
+            found[:] = [one for one in self.whole(record.job_id) if one.job_id == record.job_id]
+            # jobcomp is told before the nodes have cleaned up.
+            return [one.state for one in found] != ["COMPLETING"]
+
+        wait_until(look, 40)
+        (shown,) = found
         default = JobRecord(job_id=0)
         for field in record.__struct_fields__:
             mine, theirs = getattr(record, field), getattr(shown, field)
@@ -117,7 +131,9 @@ def test_the_check_asks_slurmctld(site: Site, sandbox: Sandbox) -> None:
 
 
 def test_finished_and_failed(site: Site) -> None:
-    script = '#!/bin/sh\nsrun sh -c "exit 7"\nsleep 1\nexit 3\n'
+    # slurmctld may hear of a step's end after srun does.
+    gone = "while [ $(squeue -h -s $SLURM_JOB_ID.0 | wc -l) != 0 ]; do sleep 0.1; done"
+    script = f'#!/bin/sh\nsrun sh -c "exit 7"\n{gone}\nsleep 1\nexit 3\n'
     job = site.submit(script, job_name='a "name"\\x', comment="c\nd", time="0:30", cpus_per_task=2)
     (record,) = site.of(job)
     assert (record.state, record.exit_code, record.exit_signal) == ("FAILED", 3, 0)
@@ -193,9 +209,11 @@ def test_requeued_while_running_and_after_the_end(site: Site) -> None:
 
 
 def test_resized(site: Site) -> None:
-    job = site.submit("#!/bin/sh\nsleep 4\n", nodes="2")
+    script, go = site.until_told("resized")
+    job = site.submit(script, nodes="2")
     site.until(job, "RUNNING")
     site.cluster.run(["scontrol", "update", f"JobId={job}", "NumNodes=1"], user=site.user)
+    go.touch()
     piece, last = site.of(job, 2)
     assert (piece.state, piece.nodes, piece.nodelist) == ("RESIZING", 2, "node[1-2]")
     assert piece.start is not None
@@ -213,8 +231,8 @@ def test_resized(site: Site) -> None:
 
 @pytest.mark.long
 def test_suspended(site: Site) -> None:
-    # What sleeps goes on to do so by the clock.
-    job = site.submit("#!/bin/sh\nsleep 15\n")
+    script, go = site.until_told("suspended")
+    job = site.submit(script)
     site.until(job, "RUNNING")
     site.cluster.run(["scontrol", "suspend", str(job)])
     site.until(job, "SUSPENDED")
@@ -228,6 +246,7 @@ def test_suspended(site: Site) -> None:
     assert resumed.suspended_at is not None
     suspended_s = (resumed.suspended_at - whole.suspended_at).total_seconds()
     assert resumed.suspended_s == suspended_s >= 2
+    go.touch()
     (record,) = site.of(job)
     site.agrees(record)
     (over,) = site.whole(job)
