@@ -14,7 +14,8 @@ from submitting import PATIENCE, state_of, submit_to, wait_until
 from steward.events import CONTROLLER_STATE, JOB_END, JOB_SEEN, JOB_STATE, JobFacts
 from steward.sandbox import Sandbox, SandboxSpec
 
-pytestmark = pytest.mark.matrix
+# Above what a test waits for at most.
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1200)]
 
 INSIDE = str(Path(__file__).parent / "inside_slurm.py")
 
@@ -80,7 +81,12 @@ def watched(slurm_version: str) -> Iterator[Watched]:
 
 
 def test_lives_of_jobs(watched: Watched) -> None:
-    job = watched.submit("#!/bin/sh\nsleep 4\nexit 2\n", job_name="life")
+    # As long as it takes: the slower a look at the queue is, the later comes the next one.
+    go = Path(watched.cluster.directory) / "go"
+    script = f"#!/bin/sh\nuntil [ -e {go} ]; do sleep 0.1; done\nexit 2\n"
+    job = watched.submit(script, job_name="life")
+    watched.until(lambda: (JOB_STATE, "RUNNING") in watched.of(job))
+    go.touch()
     watched.until(lambda: (JOB_END, "FAILED") in watched.of(job))
     told = watched.of(job)
     assert told[0][0] == JOB_SEEN
@@ -131,7 +137,7 @@ def test_a_job_that_goes_without_an_end(watched: Watched) -> None:
 
 
 def test_a_requeued_task_is_not_lost_in_its_array(watched: Watched) -> None:
-    array = watched.submit("#!/bin/sh\nsleep 100\n", array="1-9%2")
+    array = watched.submit("#!/bin/sh\nsleep 600\n", array="1-9%2")
     running = (JOB_STATE, "RUNNING")
 
     def task() -> int:
@@ -145,8 +151,9 @@ def test_a_requeued_task_is_not_lost_in_its_array(watched: Watched) -> None:
     watched.until(lambda: running in watched.of(task()))
     watched.cluster.run(["scontrol", "requeuehold", f"{array}_1"])
     watched.until(lambda: watched.of(task())[-1] == (JOB_STATE, "PENDING"))
-    shown = state_of(watched.cluster, array).split()
-    assert shown == ["PENDING", "RUNNING", "RUNNING"], "squeue folds it into the array's row"
+    # It is folded into the array's row as soon as the next task runs in its place.
+    folded = ["PENDING", "RUNNING", "RUNNING"]
+    watched.until(lambda: state_of(watched.cluster, array).split() == folded)
     other = watched.submit("#!/bin/sh\n", hold=True)
     watched.until(lambda: bool(watched.of(other)))
     assert watched.of(task())[-1] == (JOB_STATE, "PENDING")
