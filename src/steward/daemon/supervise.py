@@ -135,8 +135,9 @@ class Supervisor:
             self._reap()
             self._start_due()
             self._kill_hung()
-            self._announce()
+            # Who is told that all is ready may ask at once how each part stands.
             self._tell_standings()
+            self._announce()
             self._notifier.alive()
             if self._hangup:
                 self._hangup = False
