@@ -20,7 +20,7 @@ from steward.config import ArchiveSettings, FilesSinkSettings, Settings
 
 pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="mounting file systems needs root"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(900),
 ]
 
 BEFORE, DURING, AFTER = range(1, 21), range(21, 61), range(61, 71)
@@ -118,21 +118,26 @@ def run_through(
         # Bytes go to the state directory instead, and there is nothing to wait for.
         daemon.wait(lambda: journalled(settings) == set(ALL) - set(AFTER))
         forget(fast, DURING)
-        daemon.wait(lambda: daemon.status("archive.files")[0] == "waiting")
-        assert re.search(said, daemon.status("archive.files")[1])
+        daemon.wait(lambda: waits_for(daemon, said))
         assert re.search(rf"error .*archive.files waits: .*{said}", daemon.log())
         assert re.search(rf"error .*captured bytes cannot go to .*{said}", daemon.log())
         end()
         submit(fast, AFTER)
         daemon.wait(lambda: daemon.is_quiet(len(ALL)), 60.0)
         daemon.wait(lambda: daemon.status("archive.files")[0] == "running")
-        assert "archive.files goes on" in daemon.log()
+        daemon.wait(lambda: "archive.files goes on" in daemon.log())
         assert daemon.pid == supervisor
         assert "starting it again" not in daemon.log()
         assert daemon.stop() == 0
     assert_kept(settings, ALL)
     assert list(verify(settings, "files")) == []
     assert ask(settings, "journal.db", "SELECT * FROM dead") == []
+
+
+def waits_for(daemon: Daemon, said: str) -> bool:
+    """Whether the sink waits, with such words."""
+    state, detail = daemon.status("archive.files")
+    return state == "waiting" and bool(re.search(said, detail))
 
 
 def test_a_full_archive(fast: Path, make_disk: Callable[[str], Disk]) -> None:
