@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from submitting import wait_until
+from submitting import PATIENCE, wait_until
 
 from steward.sandbox import Sandbox
 from steward.sandbox.cluster import Inside
@@ -183,7 +183,7 @@ class PlainHost:
                 cwd="/",
             )
         if unit.get("Type") == "oneshot":
-            process.wait(60)
+            process.wait(PATIENCE * 60)
             return
         self._running[name] = process
         if unit.get("Type") == "notify":
@@ -199,7 +199,7 @@ class PlainHost:
         process = self._running.pop(name, None)
         if process is not None:
             process.terminate()
-            process.wait(30)
+            process.wait(PATIENCE * 30)
 
     def _unit(self, name: str) -> dict[str, str]:
         """A unit's settings, those of its drop-ins among them; the last of a name counts."""

@@ -101,7 +101,7 @@ def test_ctrl_c_ends_all_of_it(directory: Path, slurm_version: str) -> None:
     socket = directory / "steward" / "socket"
     wait_until(lambda: socket.exists() or process.poll() is not None)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE * 60)
     assert process.returncode == 130, output
     assert processes_of(directory) == []
     assert not directory.exists()

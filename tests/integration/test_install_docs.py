@@ -19,6 +19,7 @@ from steward.sandbox import Sandbox, SandboxSpec
 pytestmark = [
     pytest.mark.wide,
     pytest.mark.database,
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(os.geteuid() != 0, reason="installs things, in namespaces of its own"),
     pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
 ]
