@@ -12,3 +12,17 @@ def files_below(root: Path, pattern: str = "*") -> list[Path]:
         for directory, _, names in os.walk(root)
         for name in fnmatch.filter(names, pattern)
     ]
+
+
+def contents_below(root: Path) -> dict[Path, bytes]:
+    """What every file holds, links aside.
+
+    A file that goes while they are read may have taken another's place, under whose name it
+    would be looked at too late: then all are read again.
+    """
+    while True:
+        found = [path for path in files_below(root) if path.is_file() and not path.is_symlink()]
+        try:
+            return {path: path.read_bytes() for path in found}
+        except FileNotFoundError:
+            continue

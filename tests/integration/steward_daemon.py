@@ -1,7 +1,6 @@
 """A real ``steward serve`` inside a sandbox, as the integration tests use it."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from below import files_below
+from below import contents_below, files_below
 from submitting import PATIENCE, wait_until
 
 from steward.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
@@ -144,10 +143,4 @@ class Daemon:
 
     def bytes_anywhere(self, needle: bytes) -> list[str]:
         """Every file below the daemon's home that holds these bytes."""
-        holders = []
-        for directory, _, names in os.walk(self.home):
-            for name in names:
-                path = Path(directory) / name
-                if path.is_file() and needle in path.read_bytes():
-                    holders.append(str(path))
-        return holders
+        return [str(path) for path, data in contents_below(self.home).items() if needle in data]

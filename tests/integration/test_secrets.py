@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from below import contents_below
 from running import Daemon, archived, ask, children_of, journalled, settings_in
 from steward_daemon import Daemon as ClusterDaemon
 from submitting import submit_to, wait_until
@@ -64,12 +65,11 @@ def holders(directory: Path) -> list[str]:
     """Every file, socket names and links aside, that holds the mark in one form or another."""
     forms = (MARK, MARK.hex().encode(), MARK.decode().encode("utf-16-le"), *_base64(MARK))
     found = []
-    for path in directory.rglob("*"):
-        if any(form in str(path).encode() for form in forms):
-            found.append(str(path))
-        if path.is_file() and not path.is_symlink():
-            data = path.read_bytes()
-            found += [str(path) for form in forms if form in data]
+    for where, directories, files in os.walk(directory):
+        paths = [os.path.join(where, name) for name in (*directories, *files)]
+        found += [path for path in paths if any(form in path.encode() for form in forms)]
+    for path, data in contents_below(directory).items():
+        found += [str(path) for form in forms if form in data]
     return found
 
 
