@@ -10,7 +10,7 @@ from archive_site import Site
 from steward.archive.errors import ArchiveError, ArchiveUnavailable
 from steward.archive.files.mover import Mover
 from steward.archive.files.places import FilesReader
-from steward.archive.files.verify import verify
+from steward.archive.files.verify import Problem, verify
 from steward.waiting import Stop
 
 DAY = "alpha/ada/2026/03/05"
@@ -56,6 +56,27 @@ def test_files_and_what_is_known_of_them_move_on(tmp_path: Path, stop: Stop) -> 
         == before[f"{DAY}/1-run.sh"]
     )
     assert list(verify(site.settings, "files")) == []
+
+
+def test_what_is_being_moved_is_not_unknown(
+    tmp_path: Path, stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = TwoTrees(tmp_path)
+    script = site.script(1)
+    site.apply(script, site.identity(script))
+    real = Mover._settle
+    found: list[Problem] = []
+
+    def looked_at(mover: Mover, copied: Any) -> Any:
+        # The files are in both trees.
+        found.extend(verify(site.settings, "files"))
+        return real(mover, copied)
+
+    monkeypatch.setattr(Mover, "_settle", looked_at)
+    Mover(site.settings, "files").run_once(stop)
+    assert found == []
+    (site.common / DAY / "stray").write_text("x")
+    assert [problem.kind for problem in verify(site.settings, "files")] == ["unknown"]
 
 
 def test_what_is_young_or_unverified_stays(tmp_path: Path, stop: Stop) -> None:

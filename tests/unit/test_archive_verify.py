@@ -1,5 +1,7 @@
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 from archive_site import NOON, Site
@@ -7,8 +9,9 @@ from archive_site import NOON, Site
 from steward.archive.errors import NotArchived
 from steward.archive.files.found import iter_files, iter_manifest, parse_file_name
 from steward.archive.files.layout import compile_layout
+from steward.archive.files.pending import Pending
 from steward.archive.files.places import FilesReader
-from steward.archive.files.verify import Checked, verify
+from steward.archive.files.verify import Checked, Problem, verify
 from steward.sqlite import SqliteUnavailable
 
 DAY = "alpha/ada/2026/03/05"
@@ -55,6 +58,50 @@ def test_a_whole_directory_may_be_missing(tmp_path: Path) -> None:
     site.apply(script, site.identity(script))
     (site.root / "alpha").rename(tmp_path / "aside")
     assert problems(site) == {("missing", f"{DAY}/1-run.sh")}
+
+
+def test_a_directory_that_is_made_meanwhile_is_not_missing(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    first, later = site.script(1), site.script(2)
+    site.apply(first, site.identity(first))
+    counts: list[int] = []
+
+    def report(checked: Checked) -> None:
+        # What is above the first one's files is listed by then.
+        if checked.files == 2 and 2 not in counts:
+            site.apply(later, site.identity(later, 4002, "bela"))
+        counts.append(checked.files)
+
+    assert list(verify(site.settings, "files", report)) == []
+    assert counts[-1] == 4
+    (site.root / "alpha/bela/2026/03/05/2-run.sh").unlink()
+    assert problems(site) == {("missing", "alpha/bela/2026/03/05/2-run.sh")}
+
+
+@pytest.mark.parametrize("moment", ["finish", "written"])
+def test_what_is_being_filed_is_not_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    site = Site(tmp_path, identity_wait_s=0.001)
+    script = site.script(1)
+    site.apply(script)
+    site.sink.file_waiting()
+    real = getattr(Pending, moment)
+    found: list[Problem] = []
+    looking = Thread(target=lambda: found.extend(verify(site.settings, "files")))
+
+    def looked_at(*arguments: Any) -> None:
+        # The files are in their new place and not in the database, or in their old place still.
+        looking.start()
+        looking.join(0.3)
+        real(*arguments)
+
+    monkeypatch.setattr(Pending, moment, looked_at)
+    site.apply(site.identity(script))
+    looking.join()
+    assert found == []
+    (site.root / DAY / "stray").write_text("x")
+    assert problems(site) == {("unknown", f"{DAY}/stray")}
 
 
 def test_a_reader_follows_a_script(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from steward.archive.errors import unavailable
+from steward.archive.files.locking import TreeLock
 from steward.archive.files.manifest import NAME
 from steward.archive.files.packing import Damaged, plain_digest
 from steward.archive.files.records import MOVED, PLACED, UNVERIFIED, Records, Row
@@ -72,20 +73,25 @@ def trees_to_verify(settings: Settings, name: str) -> Iterator[Iterator[Problem 
     Each tree's last item says what was read of it in all.
     """
     records = Records(settings, name, reading=True)
+    lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock")
     try:
-        yield _Verification(records, settings.sink_path(name), (UNVERIFIED, PLACED)).run()
+        yield _Verification(records, settings.sink_path(name), (UNVERIFIED, PLACED), lock).run()
         move_to = settings.files_sink(name).move_to
         if move_to:
             yield _Verification(records, move_to, (MOVED, MOVED)).run()
     finally:
+        lock.close()
         records.close()
 
 
 class _Verification:
-    """Of one tree."""
+    """Of one tree; the lock keeps out who files there, if there is one that does."""
 
-    def __init__(self, records: Records, root: str, states: tuple[int, int]) -> None:
+    def __init__(
+        self, records: Records, root: str, states: tuple[int, int], lock: TreeLock | None = None
+    ) -> None:
         self._records = records
+        self._lock = lock
         self._root = root
         self._states = states
         self._tree = Tree(root)
@@ -111,9 +117,15 @@ class _Verification:
             self._tree.close()
         sql = "SELECT DISTINCT directory FROM script WHERE state BETWEEN ? AND ?"
         for (number,) in self._records.query(sql, *self._states):
-            if number not in visited:
-                for row in self._rows(number):
-                    yield from self._missing(row, (row.script_name, row.env_name))
+            if number in visited:
+                continue
+            directory = self._records.directory(number)
+            if os.path.lexists(os.path.join(self._root, directory)):
+                # It was made while others were read.
+                yield from self._directory(directory, [], visited)
+                continue
+            for row in self._rows(number):
+                yield from self._missing(row, (row.script_name, row.env_name))
         yield self._so_far()
 
     def _so_far(self) -> Checked:
@@ -133,19 +145,36 @@ class _Verification:
             for row in self._rows(number):
                 known.update((row.script_name, row.env_name))
                 yield from self._row(row)
-        for name in names:
-            if name not in known and not self._is_new(directory, name):
-                yield Problem(kind="unknown", path=os.path.join(self._root, directory, name))
+        unknown = [name for name in names if name not in known]
+        for name in self._nobodys(directory, unknown) if unknown else ():
+            yield Problem(kind="unknown", path=os.path.join(self._root, directory, name))
 
-    def _is_new(self, directory: str, name: str) -> bool:
-        """Whether a file was archived, or taken away, since the directory's rows were read."""
-        path = os.path.join(self._root, directory, name)
-        if name.startswith(".copy.") or not os.path.lexists(path):
-            return True
+    def _nobodys(self, directory: str, names: list[str]) -> list[str]:
+        """Those of names that are unknown even while nothing is being filed or taken away."""
+        if self._lock is None:
+            # The mover copies without the lock; where to it has said before.
+            return [] if directory in self._moving_to() else self._unknown(directory, names)
+        # A batch is in the tree before it is in the database, and what it replaced goes last.
+        with self._lock.held():
+            return self._unknown(directory, names)
+
+    def _moving_to(self) -> set[str]:
+        rows = self._records.query("SELECT row FROM moving")
+        return {
+            self._records.directory(msgspec.json.decode(row, type=Row).directory) for (row,) in rows
+        }
+
+    def _unknown(self, directory: str, names: list[str]) -> list[str]:
         found = self._records.query("SELECT number FROM directory WHERE path = ?", directory)
-        return bool(found) and any(
-            name in {row.script_name, row.env_name} for row in self._rows(int(found[0][0]))
-        )
+        rows = self._rows(int(found[0][0])) if found else []
+        known = {name for row in rows for name in (row.script_name, row.env_name)}
+        return [
+            name
+            for name in names
+            if name not in known
+            and not name.startswith(".copy.")
+            and os.path.lexists(os.path.join(self._root, directory, name))
+        ]
 
     def _row(self, row: Row) -> Iterator[Problem]:
         for name, sha, length in (
