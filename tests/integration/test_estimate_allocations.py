@@ -22,7 +22,8 @@ from steward.sandbox import Sandbox
 from steward.slurm.picture import Picture
 from steward.slurm.requests import asked_for
 
-pytestmark = pytest.mark.matrix
+# A thousand allocations are some fifteen times 120 of sbatch, each a process on a busy host.
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(2400)]
 
 INSIDE = str(Path(__file__).parent / "inside_slurm.py")
 _LONGEST_S = 3600
