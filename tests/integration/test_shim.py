@@ -24,6 +24,8 @@ USER = "ada"
 
 pytestmark = [
     pytest.mark.matrix,
+    # Above what a test waits for at most.
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(
         not shutil.which("cc") or not Path("/usr/include/slurm/spank.h").exists(),
         reason="needs a C compiler and Slurm's headers",
@@ -218,11 +220,15 @@ def test_components_of_one_step(site: Site, slurm_version: str) -> None:
 
 
 def test_a_suspended_job(site: Site) -> None:
-    job = site.submit(site.script(site.command(2500, 10)))
+    # The task is busy by itself until then: a child's time would be told as its own.
+    go = Path(site.said).with_name("go-on")
+    command = " ".join(site.command(300, 10))
+    job = site.submit(f"#!/bin/sh\nuntil [ -e {go} ]; do :; done\nexec {command}\n")
     wait_until(lambda: bool(site.lines(k="smgr", j=job)))
     site.cluster.run(["scontrol", "suspend", str(job)])
     wait_until(lambda: state_of(site.cluster, job) == "SUSPENDED")
     site.cluster.run(["scontrol", "resume", str(job)])
+    go.touch()
     (end,) = site.ends(1, j=job, s="batch")
     (task,) = site.lines(k="task", l=end["l"])
     assert task["st"] == 0
@@ -409,7 +415,6 @@ def test_a_step_that_is_killed_for_its_memory(slurm_version: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("cpu_ms", "mib"), [(10_000, 300), (40_000, 100)])
 def test_a_long_task(site: Site, cpu_ms: int, mib: int) -> None:
     before = len(site.lines(k="end", s="0"))
@@ -419,7 +424,6 @@ def test_a_long_task(site: Site, cpu_ms: int, mib: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_a_job_that_is_stopped_at_its_time_limit(site: Site) -> None:
     job = site.submit(site.script(site.command(0, 40, "term")), time="1")
     (end,) = site.ends(1, j=job, s="batch", timeout_s=200)
