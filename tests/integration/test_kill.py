@@ -45,7 +45,8 @@ def kill_once(daemon: Daemon, chance: Random) -> None:
         # as long as the supervisor has not seen it end.
         victim = chance.choice(parts)
         if victim in children_of(daemon.pid):
-            os.kill(victim, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(victim, signal.SIGKILL)
         return
     daemon.kill()
     daemon.start()
