@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 from webbing import WebSite
 
 AXE: Final = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
@@ -18,6 +18,7 @@ _OPTIONS: Final = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 _BEGUN_MS: Final = 250
+_PATIENCE_MS: Final = 30_000
 _SERIOUS: Final = ("serious", "critical")
 _NOT_DONE: Final = (400, 403, 404)
 COLOURS: Final = ("light", "dark")
@@ -41,6 +42,8 @@ def chromium() -> Iterator[Browser]:
     """The browser."""
     found = next(filter(None, map(shutil.which, _CHROMIUM)), None)
     assert found, "there is no Chromium: scripts/setup.sh browser installs it"
+    # What is looked at is waited for as long as what is clicked on.
+    expect.set_options(timeout=_PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=list(_OPTIONS))
         try:
@@ -65,7 +68,7 @@ class Person:
         self.troubles: list[Trouble] = []
         self.bytes = 0
         self._context = browser.new_context(base_url=site.url, **options)
-        self._context.set_default_timeout(30_000)
+        self._context.set_default_timeout(_PATIENCE_MS)
         self.page: Page = self._context.new_page()
         self.page.on("console", self._heard)
         self.page.on("pageerror", lambda error: self._say(f"error: {error}"))

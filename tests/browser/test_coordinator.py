@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, expect
 from staging import DEPOSIT, OPERATORS_FORMS, TOKEN
 from submitting import state_of, wait_until
 
-pytestmark = [pytest.mark.browser, pytest.mark.database, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.browser, pytest.mark.database, pytest.mark.timeout(1200)]
 COORDINATOR: Final = "ada"
 """Of physics: sacctmgr was told so of the sandbox's first user. In the bank she owns nothing."""
 MEMBER: Final = "grace"

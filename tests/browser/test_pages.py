@@ -11,7 +11,7 @@ from staging import DEPOSIT, OPERATORS_FORMS, TOKEN, Stage
 from submitting import state_of, wait_until
 from webbing import ADMINISTRATOR, OPERATOR
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1200)]
 EVERYBODYS = (
     *("/", "/jobs", "/accounts", "/cluster", "/events", "/reports"),
     *("/reports/users", "/reports/waits", "/actions"),

@@ -113,7 +113,7 @@ def test_commands_work_where_there_is_no_daemon(
 ) -> None:
     where = {"STEWARD_URL": site.url, "SSL_CERT_FILE": authority.file}
     where["STEWARD_TOKEN"] = token(site, "ada", "read", "scripts")
-    for words in (["archive", "list"], ["sacct", "-X"]):
+    for words in (["archive", "list"], ["sacct", "-X", "-S", "now-1days"]):
         answer = site.cluster.run([STEWARD, *words, "-P", "-n"], user="ada", env=where, check=False)
         assert str(job) in answer.stdout, answer.stderr
     missing = site.cluster.run([STEWARD, "job", "987"], user="ada", env=where, check=False)

@@ -27,7 +27,7 @@ from steward.config_automation import RulesSettings
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.settings.file import Loaded, render
 
-pytestmark = pytest.mark.wide
+pytestmark = [pytest.mark.wide, pytest.mark.timeout(900)]
 
 JOB = "#!/bin/sh\ntrue\n"
 

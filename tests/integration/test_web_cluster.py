@@ -15,6 +15,8 @@ from webbing import ADMINISTRATOR, OPERATOR, USERS, Visitor, WebSite
 from steward.config_automation import SensorSettings
 from steward.sandbox import Sandbox, SandboxSpec
 
+pytestmark = pytest.mark.timeout(900)
+
 HOSTILE = "<script>alert(1)</script>\x1b[2J"
 
 

@@ -15,6 +15,8 @@ from webbing import USERS, Visitor, WebSite
 from steward.jobs import Jobs, database_path
 from steward.sandbox import Sandbox, SandboxSpec
 
+pytestmark = pytest.mark.timeout(900)
+
 TOKEN = "hush-hush-hush"
 SCRIPT = "#SBATCH --comment=confidential\necho needle-in-a-haystack '<b>&'\n"
 
