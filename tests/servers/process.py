@@ -22,8 +22,9 @@ from servers.jars import java_of
 HOST: Final = "127.0.0.1"
 UP_TIMEOUT_S: Final = 240.0
 _TAIL: Final = 6000
-_PORTS: Final = range(10000, 30000)
-_given: Final[set[int]] = set()
+# Those above are the sandboxes', which hold theirs in a way that looks free.
+_PORTS: Final = range(10000, 20000)
+_claims: Final[list[socket.socket]] = []
 _JVM: Final = (
     *("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
     "-XX:-UsePerfData",  # which writes to /tmp
@@ -154,14 +155,13 @@ class Server:
 
 
 def free_port() -> int:
-    """A port that nobody has on 127.0.0.1, and that was not given to anybody here.
+    """A port that nobody has on 127.0.0.1, and that was given to no tests that run.
 
     It is below those that the kernel gives to clients, so that a server which
     was killed finds its own free when it is started again.
     """
     for port in random.SystemRandom().sample(_PORTS, 200):
-        if port not in _given and _is_free(port):
-            _given.add(port)
+        if _is_free(port) and _claim(port):
             return port
     raise DidNotStart(f"no free port among {_PORTS.start} to {_PORTS.stop - 1}")
 
@@ -173,6 +173,18 @@ def _is_free(port: int) -> bool:
             probe.bind((HOST, port))
         except OSError:
             return False
+    return True
+
+
+def _claim(port: int) -> bool:
+    """Take a port for as long as this process lives, unless tests beside it have."""
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0steward-tests-port-{port}")
+    except OSError:
+        claim.close()
+        return False
+    _claims.append(claim)
     return True
 
 
