@@ -20,6 +20,7 @@ from running import (
     play,
     settings_in,
 )
+from submitting import PATIENCE
 
 from servers.kafka import Kafka
 from servers.process import Server
@@ -68,7 +69,7 @@ def kill_each(servers: list[Server], chance: Random) -> None:
         server.kill()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(2400)
 def test_servers_killed_in_a_storm_lose_no_job_and_delay_no_file(
     fast: Path, kafka: Kafka, elasticsearch: Elasticsearch, opensearch: OpenSearch
 ) -> None:
@@ -85,7 +86,7 @@ def test_servers_killed_in_a_storm_lose_no_job_and_delay_no_file(
             *back, absent = servers
             for server in back:
                 server.start()
-            assert generator.wait(120) == 0
+            assert generator.wait(PATIENCE * 120) == 0
             daemon.wait(lambda: filed(settings) == _JOBS, 120.0)
             assert not is_through(settings, absent.name.split("-")[0])
             absent.start()
