@@ -136,7 +136,7 @@ def test_an_array_has_one_script_for_all_its_tasks(daemon: Daemon, submit: Submi
     daemon.wait_for_script(job)
     wait_until(lambda: daemon.ask("archive", "show", f"{job}_2", check=False).returncode == 0)
     assert "# the array's" in daemon.ask("archive", "show", f"{job}_2").stdout
-    assert len(daemon.files(f"{job}-*.sh")) == 1
+    wait_until(lambda: len(daemon.files(f"{job}-*.sh")) == 1)
 
 
 def test_a_failed_job_is_listed_as_failed(daemon: Daemon, submit: Submit) -> None:
@@ -189,12 +189,13 @@ def test_what_was_submitted_while_steward_was_down_is_found(daemon: Daemon, subm
 def test_a_restart_keeps_nothing_twice(daemon: Daemon, submit: Submit) -> None:
     job = submit("#!/bin/bash\n# once\n", output="/dev/null")
     daemon.wait_for_script(job)
-    before = daemon.files("*.sh")
     assert daemon.stop() == 0
+    before = daemon.files("*.sh")
     daemon.start()
     later = submit("#!/bin/bash\n# later\n", output="/dev/null")
     daemon.wait_for_script(later)
-    assert len(daemon.files("*.sh")) == len(before) + 1
+    # What a script was before it was known whose it is goes a moment after it is filed.
+    wait_until(lambda: len(daemon.files("*.sh")) == len(before) + 1)
 
 
 def test_verify_finds_nothing_wrong_and_then_what_was_changed(
