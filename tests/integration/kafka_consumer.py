@@ -62,7 +62,7 @@ class Consumer:
     def stop(self, number: int = signal.SIGTERM) -> None:
         if self._process is not None:
             self._process.send_signal(number)
-            self._process.wait(20)
+            self._process.wait(PATIENCE * 20)
             self._process = None
 
     def ask(self, *words: str) -> Any:
@@ -140,5 +140,5 @@ class Source:
 
     def end(self) -> None:
         self.stop.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE * 30)
         assert not self._thread.is_alive()

@@ -156,7 +156,7 @@ def test_what_sarchive_sends(kafka: Kafka) -> None:
 def test_a_topic_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
     with Kafka(tmp_path, {"auto.create.topics.enable": "false"}) as broker:
         topic = Topic(broker, partitions=0)
-        to = topic.destination(broker={"timeout_s": 4.0})
+        to = topic.destination(broker={"timeout_s": 12.0})
         with pytest.raises(Unavailable, match=r"kafka-topics\.sh .*--create") as raised:
             to.send([document(1, b"x")])
         assert topic.name in str(raised.value)
@@ -176,7 +176,7 @@ def test_brokers_that_are_away_are_named() -> None:
 
 def test_a_broker_that_stands_still_is_not_waited_for_for_ever(kafka: Kafka) -> None:
     topic = Topic(kafka)
-    to = topic.destination(broker={"timeout_s": 3.0})
+    to = topic.destination(broker={"timeout_s": 10.0})
     assert to.send([document(1, b"x")]) == []
     kafka.pause()
     try:
