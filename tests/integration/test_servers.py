@@ -144,7 +144,7 @@ def test_no_server_outlives_the_tests(tmp_path: Path) -> None:
 def has_command(pid: int) -> bool:
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

@@ -114,7 +114,7 @@ def test_a_command_that_hangs_is_ended_with_all_its_children(tmp_path: Path) -> 
 def _runs(pid: int) -> bool:
     try:
         return b" Z " not in Path(f"/proc/{pid}/stat").read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
