@@ -104,6 +104,18 @@ def test_what_is_being_filed_is_not_unknown(
     assert problems(site) == {("unknown", f"{DAY}/stray")}
 
 
+def test_who_only_reads_makes_no_lock(tmp_path: Path) -> None:
+    """Made by root, it would keep out the daemon of SlurmUser's."""
+    site = Site(tmp_path)
+    script = site.script(1)
+    site.apply(script, site.identity(script))
+    (site.root / DAY / "stray").write_text("x")
+    (lock,) = tmp_path.rglob("archive-files.lock")
+    lock.unlink()
+    assert problems(site) == {("unknown", f"{DAY}/stray")}
+    assert not lock.exists()
+
+
 def test_a_reader_follows_a_script(tmp_path: Path) -> None:
     site = Site(tmp_path, identity_wait_s=0.001)
     reader = FilesReader(site.settings, "files")

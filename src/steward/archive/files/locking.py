@@ -17,10 +17,13 @@ class TreeLock:
 
     Args:
         path: Its file, made 0600 if need be.
+        making: Whether it may be made. One who only reads may be another user than those who
+            file, whom a file of his would keep out; where there is none, nobody has filed.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, making: bool = True) -> None:
         self._path = path
+        self._making = making
         self._fd = -1
 
     @contextmanager
@@ -28,20 +31,29 @@ class TreeLock:
         """Hold the lock.
 
         Raises:
-            ArchiveUnavailable: The file cannot be made.
+            ArchiveUnavailable: The file cannot be made, or not be read.
         """
         if self._fd < 0:
-            try:
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            except OSError as error:
-                raise ArchiveUnavailable(
-                    f"cannot lock {self._path}: {error.strerror}", self._path
-                ) from error
+            self._open()
+        if self._fd < 0:
+            yield
+            return
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         try:
             yield
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _open(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT if self._making else os.O_RDONLY
+        try:
+            self._fd = os.open(self._path, flags | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not self._making:
+                return  # nobody has filed
+            raise ArchiveUnavailable(
+                f"cannot lock {self._path}: {error.strerror}", self._path
+            ) from error
 
     def __del__(self) -> None:
         self.close()

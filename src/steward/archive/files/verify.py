@@ -56,7 +56,7 @@ def verify(settings: Settings, name: str, report: Report | None = None) -> Itera
         report: Told after every directory, and once at the end.
 
     Raises:
-        ArchiveUnavailable: A tree cannot be read.
+        ArchiveUnavailable: A tree, or the sink's lock, cannot be read.
         SqliteUnavailable: The sink's database cannot be read.
     """
     for tree in trees_to_verify(settings, name):
@@ -73,7 +73,7 @@ def trees_to_verify(settings: Settings, name: str) -> Iterator[Iterator[Problem 
     Each tree's last item says what was read of it in all.
     """
     records = Records(settings, name, reading=True)
-    lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock")
+    lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock", making=False)
     try:
         yield _Verification(records, settings.sink_path(name), (UNVERIFIED, PLACED), lock).run()
         move_to = settings.files_sink(name).move_to
