@@ -124,7 +124,8 @@ class Site:
 def site(slurm_version: str) -> Iterator[Site]:
     """A cluster of the module's own and its daemon."""
     with answering(Hook) as server:
-        spec = SandboxSpec(slurm=slurm_version, user_names=USERS)
+        # An answer of its slurmd's that is on its way must not bring back a node that is set down.
+        spec = SandboxSpec(slurm=slurm_version, user_names=USERS, extra=("ReturnToService=0",))
         with Sandbox.up(spec, say=print) as cluster:
             site = Site(cluster, server.server_port)
             site.daemon.start()

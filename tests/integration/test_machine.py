@@ -11,11 +11,12 @@ import pytest
 from submitting import state_of, submit_to, wait_until
 
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.slurm import NodeRecord, ReservationRecord, TriggerRecord
+from steward.slurm import NodeRecord, ReservationRecord, TriggerRecord, node_states
 
 pytestmark = [
     pytest.mark.matrix,
     pytest.mark.wide,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can have further users"),
 ]
 
@@ -34,8 +35,11 @@ def machine(slurm_version: str) -> Iterator[Sandbox]:
         "ResumeProgram=/bin/true",
         "SuspendTime=600",
         "SuspendTimeout=5",
-        "ResumeTimeout=5",
+        # So long that it is seen on a busy machine, too.
+        "ResumeTimeout=15",
         "SuspendExcNodes=node[1-3]",
+        # An answer of its slurmd's that is on its way must not bring back a node that is set down.
+        "ReturnToService=1",
     )
     with Sandbox.up(SandboxSpec(slurm=slurm_version, nodes=3, extra=cloud), say=print) as cluster:
         yield cluster
@@ -389,8 +393,6 @@ def test_jobs_are_changed(call: Call, machine: Sandbox) -> None:
 
 
 def test_a_cloud_that_saves_power_is_no_failure(call: Call, machine: Sandbox) -> None:
-    from steward.slurm import node_states
-
     off = nodes_of(call)
     assert {"cloud1", "cloud2"} <= off.keys(), "hidden, but not gone"
     for name in ("cloud1", "cloud2"):
