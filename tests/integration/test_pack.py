@@ -21,7 +21,7 @@ from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.cluster import Inside
 from steward.settings.file import Loaded, render
 
-pytestmark = [pytest.mark.matrix, pytest.mark.wide]
+pytestmark = [pytest.mark.matrix, pytest.mark.wide, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACK = ROOT / "packs" / "slurm"
@@ -161,6 +161,8 @@ def test_what_is_read_is_what_steward_reads(site: Site) -> None:
     wait_until(
         lambda: site.typed("slurm.job.get", jobids=[job])[str(job)][0]["job_state"] == "RUNNING"
     )
+    # What Steward itself knows of it comes with its next look at the queue.
+    wait_until(lambda: "RUNNING" in json.dumps(site.typed("slurm.node.jobs", nodes="ALL")))
     asked: dict[str, dict[str, Any]] = {
         "slurm.config.get": {"item": "topology_plugin"},
         "slurm.job.find": {"criterias": {"user_id": os.stat(site.home).st_uid, "name": "none"}},

@@ -105,6 +105,7 @@ def settings_of(box: Sandbox, home: Path, port: int, name: str) -> Settings:
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(900)
 def test_a_take_over_loses_nothing_and_says_nothing_twice(box: Sandbox) -> None:
     user = next(iter(box.users))
     home, port = Path(box.directory) / "stewards", free_port()
@@ -131,6 +132,8 @@ def test_a_take_over_loses_nothing_and_says_nothing_twice(box: Sandbox) -> None:
         pair[0].end()  # its host has failed, and slurmctld with it
         box.run(["scontrol", "takeover", "1"])
         wait_until(lambda: "primary) at sandbox is DOWN" in ping(box))
+        # Who only stands by refuses to say, and to take a job.
+        wait_until(lambda: not box.run(["squeue", "-h"], check=False).returncode)
         submit(6, 0)
         pair[0].start()
         submit(2, 1)
