@@ -19,7 +19,8 @@ from steward.settings.file import Loaded, render
 
 __all__ = ["healthy", "site"]
 
-pytestmark = [pytest.mark.matrix, pytest.mark.wide]
+# A test has a hundred commands run, each of which takes a second on a busy machine.
+pytestmark = [pytest.mark.matrix, pytest.mark.wide, pytest.mark.timeout(900)]
 
 
 def test_configuration(site: Site) -> None:

@@ -16,7 +16,8 @@ from steward.slurm.changing import Changing
 
 __all__ = ["site"]
 
-pytestmark = [pytest.mark.matrix, pytest.mark.wide]
+# A test has a hundred commands run, each of which takes a second on a busy machine.
+pytestmark = [pytest.mark.matrix, pytest.mark.wide, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

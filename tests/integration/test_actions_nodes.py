@@ -8,7 +8,8 @@ from submitting import wait_until
 
 __all__ = ["healthy", "site"]
 
-pytestmark = [pytest.mark.matrix, pytest.mark.wide]
+# A test has a hundred commands run, each of which takes a second on a busy machine.
+pytestmark = [pytest.mark.matrix, pytest.mark.wide, pytest.mark.timeout(900)]
 
 
 def test_drain_and_resume(healthy: Site) -> None:

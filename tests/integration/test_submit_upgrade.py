@@ -15,6 +15,7 @@ from steward.sandbox import Sandbox, SandboxError, SandboxSpec
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="other versions of Slurm take root"),
 ]
 

@@ -11,7 +11,7 @@ from webbing import ADMINISTRATOR, OPERATOR, USERS, Visitor, WebSite
 from steward.config_automation import RulesSettings, SensorSettings
 from steward.sandbox import Sandbox, SandboxSpec
 
-pytestmark = pytest.mark.wide
+pytestmark = [pytest.mark.wide, pytest.mark.timeout(600)]
 
 RULE = """
 name: tell_of_drains
