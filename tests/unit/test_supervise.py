@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from steward.config import BankSettings, Settings
+from steward.daemon.parts import parts_of
 from steward.daemon.supervise import Beat, Part, Supervisor
 from steward.errors import StewardError
 from steward.waiting import Stop
@@ -127,6 +129,11 @@ def test_parts_run_and_are_stopped_the_last_one_last(
     assert lines(order) == ["+journal", "+sink", "+capture"]
     assert daemon.end() == 0
     assert lines(order)[-1] == "-journal"
+
+
+def test_who_is_asked_until_the_end_ends_last(tmp_path: Path) -> None:
+    parts = parts_of(Settings(state_dir=str(tmp_path), bank=BankSettings(enabled=True)))
+    assert {part.name for part in parts if part.last} == {"journal", "gate"}
 
 
 def test_a_part_that_dies_is_started_again_alone(tmp_path: Path, start: Start) -> None:

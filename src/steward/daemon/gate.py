@@ -13,7 +13,8 @@ from steward.waiting import Stop
 
 def gate_part(settings: Settings) -> Part:
     """The gate's process."""
-    return Part(name="gate", run=partial(run_gate, settings))
+    # Whoever keeps the ledger asks it until they have ended, and it decides meanwhile.
+    return Part(name="gate", run=partial(run_gate, settings), last=True)
 
 
 def run_gate(settings: Settings, stop: Stop, beat: Beat) -> None:
