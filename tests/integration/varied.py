@@ -1,6 +1,7 @@
 """A hundred jobs, as different from one another as a small cluster lets them be."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 from bookkeeping import Site
@@ -100,10 +101,14 @@ def _waiting(site: Site) -> int:
 
 
 def _disturbed(site: Site) -> int:
-    long = f"{SHELL}sleep 100\n"
+    there = f"{site.cluster.users[site.user].home}/there"
+    begin = f"touch {there}.$SLURM_JOB_ID"
+    long = f"{SHELL}{begin}\nsleep 100\n"
     by_user, by_root, killed, requeued, held, suspended = (site.submit(long) for _ in range(6))
-    steps = site.submit(f"{SHELL}srun sleep 100\n")
+    steps = site.submit(f"{SHELL}srun sh -c '{begin}; exec sleep 100'\n")
     jobs = (by_user, by_root, killed, requeued, held, suspended, steps)
+    # RUNNING is one that has not been launched, too: the books need not have a step of it.
+    wait_until(lambda: all(Path(f"{there}.{job}").exists() for job in jobs), 60)
     wait_until(lambda: all(state_of(site.cluster, job) == "RUNNING" for job in jobs), 60)
     time.sleep(1.2)  # a second of run time each: sacct counts in seconds
     _as_user(site, "scancel", str(by_user), str(steps))
