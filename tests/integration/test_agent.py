@@ -61,7 +61,7 @@ def write_on(spool: Path, total: int, chance: Random, over: threading.Event) -> 
     over.set()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("kills", "total"), [(15, 2000), pytest.param(150, 20_000, marks=pytest.mark.long)]
 )

@@ -79,7 +79,7 @@ def assert_consistent(settings: Settings, jobs: range) -> None:
     assert journalled(settings) == set(jobs)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("kills", "total"), [(12, 300), pytest.param(100, 2000, marks=pytest.mark.long)]
 )

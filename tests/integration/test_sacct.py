@@ -16,6 +16,8 @@ from steward.sandbox import Sandbox
 
 pytestmark = [
     pytest.mark.matrix,
+    # Above what a test waits for at most.
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(os.geteuid() != 0, reason="nodes and users of their own take root"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="the plugin is compiled"),
 ]
