@@ -11,7 +11,7 @@ from steward.sandbox import Inside, Sandbox
 USER: Final = "steward-web"
 """Who ``steward web`` runs as."""
 _LINK = re.compile(rb"^https?://\S+/login/\S+", re.MULTILINE)
-_ANSWERS_S: Final = 20.0
+_ANSWERS_S: Final = 60.0
 
 
 class Pages:

@@ -30,9 +30,9 @@ from steward.sandbox import Inside, Sandbox, SandboxSpec, SlurmMissing
 
 T = TypeVar("T")
 
-_UP_S: Final = 20.0
-_JOBS_S: Final = 40.0
-_STOP_S: Final = 8.0
+_UP_S: Final = 60.0
+_JOBS_S: Final = 120.0
+_STOP_S: Final = 20.0
 _GATE: Final = "steward/gate.sock"
 _LOGIN: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "SLURM_CONF")
 _SUBMITTED = re.compile(r"Submitted batch job (\d+)")
@@ -352,6 +352,8 @@ class Site(Ground):
     def _wait(self, ready: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
         deadline = time.monotonic() + timeout_s
         while not ready():
+            if self._daemon is not None and self._daemon.poll() is not None:
+                raise self._failed(f"{otherwise}, and the daemon has ended")
             if time.monotonic() > deadline:
                 raise self._failed(f"{otherwise} after {timeout_s:.0f} s")
             time.sleep(0.1)
