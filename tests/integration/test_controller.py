@@ -34,7 +34,7 @@ from running import (
     play,
     stored,
 )
-from submitting import wait_until
+from submitting import PATIENCE, wait_until
 
 import storm
 from servers.authority import Authority
@@ -307,7 +307,7 @@ def test_two_controllers_of_one_spool_and_kills_at_random(
             for _ in range(kills):
                 kill_one([steward, active, backup], chance)
                 forget_some(serve, pair, spool, forgotten, chance)
-            assert generator.wait(60) == 0
+            assert generator.wait(PATIENCE * 60) == 0
         finally:
             generator.kill()
             generator.wait()

@@ -26,7 +26,7 @@ from running import (
     stored,
 )
 from steward_daemon import Daemon as ClusterDaemon
-from submitting import wait_until
+from submitting import PATIENCE, wait_until
 
 from steward.archive.files.manifest import NAME, facts
 from steward.archive.files.verify import verify
@@ -98,7 +98,7 @@ def test_kills_at_random_instants_lose_nothing(fast: Path, kills: int, total: in
             for _ in range(kills):
                 kill_once(daemon, chance)
                 forget_some(settings, spool, forgotten, chance)
-            assert generator.wait(60) == 0
+            assert generator.wait(PATIENCE * 60) == 0
             daemon.wait(lambda: daemon.is_quiet(total), 60.0)
             assert daemon.stop() == 0
     finally:
@@ -123,7 +123,7 @@ for number in range(int(sys.argv[1])):
 
 @pytest.mark.matrix
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_kills_lose_no_job_of_a_real_cluster(sandbox: Sandbox, submitter: str) -> None:
     chance = chance_of("STEWARD_KILL_SEED")
     total, kills = 200, 40

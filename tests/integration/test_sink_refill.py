@@ -18,7 +18,7 @@ from steward.config import ArchiveSettings, FilesSinkSettings, JournalSettings, 
 from steward.journal import JournalReader
 from steward.redact import REDACTED
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(900)
 
 BEFORE, DURING = range(1, 21), range(21, 121)
 ALL = range(1, 121)

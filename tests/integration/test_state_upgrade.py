@@ -87,6 +87,7 @@ def books(settings: Settings) -> tuple[int, dict[str, int], list[Any]]:
         ledger.close()
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "recorded",
     [name if name == "0.1.0" else pytest.param(name, marks=pytest.mark.wide) for name in RECORDED],
