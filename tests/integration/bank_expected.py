@@ -22,6 +22,8 @@ _COLUMNS: Final = "JobIDRaw,Submit,Start,End,State,ElapsedRaw,AllocTRES,Timelimi
 _PERMILLE: Final = {"NODE_FAIL": 0, "PREEMPTED": 500}
 _TIMES: Final = {"TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
 _ENDED: Final = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT")
+_REQUEUED: Final = "PENDING"
+"""What jobcomp calls a job that it tells of as it is requeued."""
 _UNFINISHED: Final = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "REVOKED")
 
 
@@ -59,10 +61,7 @@ def by_sacct(site: BankSite) -> list[Ran]:
     words = ["sacct", "-a", "-D", "-X", "-n", "-P", "--noconvert", "-S", "now-1day", "-o", _COLUMNS]
     rows = site.cluster.run(words, env=_TIMES, timeout_s=120).stdout.splitlines()
     lines = _lines(site)
-    first: dict[tuple[int, str], Ran] = {}
-    for ran in sorted(lines, key=lambda ran: ran.end):
-        if ran.state != "RESIZING":
-            first.setdefault((ran.job, ran.submit), ran)
+    first = _first(lines)
     told: set[tuple[int, str]] = set()
     found: dict[tuple[int, str, str], Ran] = {}
     pieces: list[Ran] = []
@@ -92,6 +91,19 @@ def by_sacct(site: BankSite) -> list[Ran]:
     ]
     untold = [ran for key, ran in first.items() if key not in told]
     return [*_without([*found.values(), *untold], pieces)]
+
+
+def _first(lines: Iterable[Ran]) -> dict[tuple[int, str], Ran]:
+    """What jobcomp told first of the end of each run, by job and submit time.
+
+    A requeue that the same run's end follows was forgotten.
+    """
+    first: dict[tuple[int, str], Ran] = {}
+    for ran in sorted(lines, key=lambda ran: ran.end):
+        before = first.get((ran.job, ran.submit))
+        if ran.state != "RESIZING" and (before is None or before.state == _REQUEUED):
+            first[ran.job, ran.submit] = ran
+    return first
 
 
 def by_slurmctld(site: BankSite) -> list[Ran]:
