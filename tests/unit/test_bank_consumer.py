@@ -161,6 +161,22 @@ def test_a_requeued_job_that_slurm_forgot_holds_nothing(bank: Bank) -> None:
     assert bank.balance() == 100 * HOUR - spent
 
 
+def test_a_job_whose_requeue_slurm_forgot_holds_nothing_when_it_ends(bank: Bank) -> None:
+    pending, running, _ended = life(1)
+    bank.happen([pending, running])
+    shown = {
+        name: getattr(running.body.record, name)
+        for name in ("account", "partition", "qos", "cpus", "tres_allocated", "nodelist", "start")
+    }
+    told: dict[str, Any] = {**shown, "source": "jobcomp"}
+    bank.happen([record(1, 0, "REQUEUED", seen=3601, end=3601, **told)])
+    (hold,) = bank.holds()
+    spent = 100 * HOUR - bank.balance()
+    bank.happen([record(1, 0, "FAILED", seen=3602, end=3602, **told)])
+    assert bank.holds() == [], hold
+    assert 100 * HOUR - bank.balance() > spent
+
+
 def test_events_that_come_again_change_nothing(bank: Bank) -> None:
     events = life(1)
     said = bank.feed(events)

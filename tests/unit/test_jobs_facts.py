@@ -67,6 +67,19 @@ def test_a_run_whose_requeue_slurmctld_forgot_ends_when_it_does() -> None:
     ended = record(7, 0, "FAILED", seen=10, end=10)
     for order in permutations([requeued, ended]):
         assert run_of(*order).merged().state == "REQUEUED"
+    # What it was told to end by may come a second after slurmctld is back.
+    ended = record(7, 0, "FAILED", seen=11, end=11, source="jobcomp")
+    for order in permutations([requeued, other, ended]):
+        run = run_of(*order)
+        assert (run.merged().state, run.end_us, run.is_over) == ("FAILED", micros(at(11)), True)
+    # Begun anew it came to its end, and was requeued after that: its end is told once more.
+    ended = record(7, 0, "COMPLETED", seen=16, end=16, start=at(16), source="jobcomp")
+    last = record(7, 0, "REQUEUED", seen=20, end=20, start=at(16), source="jobcomp")
+    for order in permutations([requeued, ended, last]):
+        assert (run_of(*order).merged().state, run_of(*order).end_us) == (
+            "COMPLETED",
+            micros(at(16)),
+        )
     assert not run_of(requeued).is_over
     again = record(7, 0, "REQUEUED", seen=20, end=20, source="jobcomp")
     for order in permutations([requeued, other, again]):

@@ -20,7 +20,7 @@ from steward.moments import micros, micros_or_0, moment
 from steward.records import JobRecord
 from steward.slurm.arrays import count
 from steward.slurm.picture import Picture
-from steward.slurm.states import LOST, base_state
+from steward.slurm.states import base_state
 from steward.slurm.times import zone_called
 from steward.usage import RunFact
 
@@ -230,7 +230,9 @@ def is_again(fact: RunFact) -> bool:
 
 
 def is_gone(fact: RunFact, before: Charge | None) -> bool:
-    """Whether the job that was to go back into the queue after this run turned out to be gone.
+    """Whether the job that was to go back into the queue after this run turned out to be over.
+
+    A slurmctld that was killed forgot that it had requeued it, or it is gone altogether.
 
     Args:
         fact: The run.
@@ -238,7 +240,7 @@ def is_gone(fact: RunFact, before: Charge | None) -> bool:
     """
     if before is None or before.use is None or base_state(before.use.state) not in AGAIN:
         return False
-    return base_state(fact.record.state) == LOST
+    return not is_again(fact)
 
 
 def is_task(record: JobRecord) -> bool:

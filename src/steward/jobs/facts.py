@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from steward.events import JOB_END, Event, JobFacts
-from steward.jobs.seen import PREEMPTED, REQUEUED, Seen, earlier, end_of, end_us, later
+from steward.jobs.seen import OWN, PREEMPTED, REQUEUED, Seen, earlier, end_of, end_us, later
 from steward.moments import micros
 from steward.records import JobRecord
 from steward.slurm.states import FINISHED, FORGOTTEN, base_state
@@ -365,7 +365,7 @@ def fill_lasting(record: JobRecord, earlier: JobRecord) -> JobRecord:
 
 
 def _rank(source: str) -> bool | int:
-    return 2 if source == _OWN_BOOKS else source in _BOOKS
+    return OWN if source == _OWN_BOOKS else source in _BOOKS
 
 
 def _derived(record: JobRecord) -> tuple[int, int]:

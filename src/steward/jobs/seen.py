@@ -9,6 +9,8 @@ from steward.records import JobRecord
 
 REQUEUED: Final = "REQUEUED"
 PREEMPTED: Final = "PREEMPTED"
+OWN: Final = 2
+"""How much the books count that slurmctld writes to us."""
 _NEVER: Final = 2**62
 _SLACK_US: Final = 2_000_000
 
@@ -41,8 +43,8 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
         at_us: When the source saw it, µs since the epoch.
         key: The event's key, to break ties.
         record: What was seen.
-        of_books: Whether it is what slurmctld wrote down at the end; 2 where it wrote it to
-            us, and not to another's books.
+        of_books: Whether it is what slurmctld wrote down at the end; :data:`OWN` where it
+            wrote it to us, and not to another's books.
     """
 
     at_us: int
@@ -76,7 +78,9 @@ def end_of(final: Seen | None, requeued: Seen | None, preempted: Seen | None) ->
     cut = preempted if requeued is None else earlier(preempted, requeued)
     if final is None or cut is None or final.record.end is None:
         return cut or final
-    if cut.record.end is None or end_us(final) > end_us(cut) + _SLACK_US:
+    # Two ends that slurmctld wrote to us are two, be they a second apart.
+    is_ours = min(final.of_books, cut.of_books) == OWN
+    if cut.record.end is None or end_us(final) > end_us(cut) + (0 if is_ours else _SLACK_US):
         # It went on: a slurmctld that was killed forgot that it had cut it off.
         return final
     return earlier(final, cut)
