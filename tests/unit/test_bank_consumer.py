@@ -177,6 +177,19 @@ def test_a_job_whose_requeue_slurm_forgot_holds_nothing_when_it_ends(bank: Bank)
     assert 100 * HOUR - bank.balance() > spent
 
 
+def test_a_hold_of_an_array_whose_id_another_job_has_is_free(bank: Bank) -> None:
+    shown: dict[str, Any] = {"account": "physics", "partition": "debug", "tres_requested": "cpu=2"}
+    array = record(1, 0, array_job_id=1, array_task="0-2", time_limit_s=3600, **shown)
+    bank.happen([array])
+    (hold,) = bank.holds()
+    # slurmctld was killed and forgot it; nobody looked while the other one had its id.
+    bobs: dict[str, Any] = {**shown, "uid": 1001, "user": "bob"}
+    bank.happen([record(1, 30, "COMPLETED", seen=31, end=31, source="jobcomp", **bobs)])
+    bank.later(200)
+    bank.take([event for event in bank.tick() if event.kind in BankConsumer.kinds])
+    assert hold.id not in {one.id for one in bank.holds()}
+
+
 def test_events_that_come_again_change_nothing(bank: Bank) -> None:
     events = life(1)
     said = bank.feed(events)

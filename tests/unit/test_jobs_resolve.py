@@ -6,6 +6,7 @@ from job_lives import at, record
 from steward.events import JOB_END, Event, JobFacts
 from steward.jobs.facts import RunFacts
 from steward.jobs.resolve import KeptScript, Resolved, resolve
+from steward.jobs.runs import views
 from steward.moments import micros
 from steward.slurm.states import FORGOTTEN
 
@@ -123,3 +124,29 @@ def test_a_run_that_slurmctld_forgot_is_none_of_its_job() -> None:
     gone = msgspec.structs.replace(gone, body=JobFacts(record=began))
     (job,) = resolve(runs(first, again, gone), [])
     assert ([run.restarts for run in job.runs], job.latest.is_over) == ([0, 1], True)
+
+
+def test_a_job_whose_id_another_one_has_is_over() -> None:
+    of_array: dict[str, Any] = {"array_job_id": 7, "array_task": "0-2"}
+    array = record(7, 0, **of_array)
+    # Nobody saw the other one in its first run: slurmctld was killed, and Steward was.
+    other = (
+        record(7, 20, "REQUEUED", seen=30, end=30, start=at(21), source="jobcomp"),
+        record(7, 30, restarts=1, seen=40),
+    )
+    former, latter = resolve(runs(array, *other), [])
+    assert (former.is_over, former.latest.is_over, latter.is_over) == (True, False, False)
+    (view,) = views(former)
+    assert (view.is_over, view.is_sure, view.record.state) == (True, False, "UNKNOWN")
+    assert [view.is_over for view in views(latter)] == [True, False]
+    # It is told at last how it ended.
+    told = record(7, 0, "COMPLETED", seen=9, end=8, start=at(6), **of_array)
+    (view,) = views(resolve(runs(array, *other, told), [])[0])
+    assert (view.is_sure, view.record.state) == (True, "COMPLETED")
+    # It waited to run again.
+    told = record(7, 0, "REQUEUED", seen=9, end=8, start=at(6), source="jobcomp", **of_array)
+    (view,) = views(resolve(runs(array, *other, told), [])[0])
+    assert (view.is_sure, view.record.state, view.record.end) == (True, "UNKNOWN", at(8))
+    # Another crash brought it back.
+    former = resolve(runs(array, *other, record(7, 0, seen=60, **of_array)), [])[0]
+    assert (former.is_over, views(former)[0].is_over) == (False, False)

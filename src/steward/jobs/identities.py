@@ -42,7 +42,7 @@ def identities(group: Group, job: Resolved, record: JobRecord, now: datetime) ->
     """The job.identity events that are news for a job's scripts."""
     lasting = _digest(_encode([getattr(record, field) for field in _LASTING]))
     last = job.latest
-    end_us = last.end_us if last.is_over else None
+    end_us = last.end_us if job.is_over else None
     events = []
     for script in job.scripts:
         row = group.scripts[script.key]

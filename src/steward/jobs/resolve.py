@@ -42,17 +42,29 @@ class Resolved(msgspec.Struct):
         runs: Its runs, first to last; none if Slurm has not shown it.
         scripts: Its scripts, oldest first.
         record: Made of the runs; None if there are none.
+        is_replaced: Whether Slurm gave its id to another job, and so has it no more.
     """
 
     first_submit_us: int
     runs: list[RunFacts]
     scripts: list[KeptScript]
     record: JobRecord | None = None
+    is_replaced: bool = False
 
     @property
     def latest(self) -> RunFacts:
         """The last run that is known."""
         return self.runs[-1]
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is over because it is replaced: nothing told that it ended."""
+        return self.is_replaced and not self.latest.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its last run ended, and was not requeued for another."""
+        return self.is_replaced or self.latest.is_over
 
     def goes_on_with(self, run: RunFacts, record: JobRecord) -> bool:
         """Whether ``run``, the next in time, is of this job."""
@@ -122,7 +134,20 @@ def _place_run(jobs: list[Resolved], current: Resolved | None, run: RunFacts) ->
         current.runs.append(run)
         current.record = merge_runs(current.runs)
     else:
+        _replace(jobs, run)
         jobs.append(Resolved(run.submit_us, [run], [], record))
+
+
+def _replace(jobs: list[Resolved], run: RunFacts) -> None:
+    """The job that had the id until now is over.
+
+    A slurmctld that was killed forgot it, and nobody may have looked before the id was used
+    again. Where it was shown after that, another crash brought it back.
+    """
+    former = next((job for job in reversed(jobs) if job.runs), None)
+    if former is not None:
+        shown_until_us = max(one.shown_until_us for one in former.runs)
+        former.is_replaced = shown_until_us <= run.submit_us + SLACK_US
 
 
 def _give(job: Resolved, script: KeptScript) -> None:

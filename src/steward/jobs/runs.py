@@ -9,7 +9,7 @@ from steward.jobs.resolve import SLACK_US, Resolved
 from steward.jobs.seen import REQUEUED, blanked
 from steward.moments import micros, moment
 from steward.records import JobRecord
-from steward.slurm.states import WAITING, base_state
+from steward.slurm.states import LOST, WAITING, base_state
 from steward.usage import RunFact
 
 RunKey = tuple[int, int]
@@ -109,12 +109,13 @@ def views(job: Resolved, *, is_purged: bool = False) -> list[RunView]:
             record = fill_lasting(record, before)
         before = record
         ending = run.ending
+        is_gone = follower is None and job.is_gone
         found.append(
             RunView(
                 run=run,
-                record=_settled(run, record, follower),
+                record=_settled(run, record, follower, is_gone=is_gone),
                 pieces=_pieces(run, record),
-                is_over=ending is not None or follower is not None,
+                is_over=ending is not None or follower is not None or is_gone,
                 is_sure=ending is not None and ending.record.end is not None,
                 is_latest=follower is None,
                 first_submit_us=job.first_submit_us,
@@ -139,12 +140,16 @@ def _real(runs: list[RunFacts]) -> list[RunFacts]:
     return list(found.values())
 
 
-def _settled(run: RunFacts, record: JobRecord, follower: RunFacts | None) -> JobRecord:
+def _settled(
+    run: RunFacts, record: JobRecord, follower: RunFacts | None, *, is_gone: bool
+) -> JobRecord:
     changes: dict[str, object] = {"start": _start(run, record)}
     if record.submit is None or record.restarts != run.restarts:
         changes |= {"submit": moment(run.submit_us), "restarts": run.restarts}
     if run.ending is None:
         changes["end"] = None
+    if is_gone:
+        changes |= {"state": LOST, "reason": ""}
     if run.is_lost and follower is not None:
         # It was gone for as long as its next run was not known.
         changes["state"] = REQUEUED
