@@ -28,6 +28,7 @@ from steward.sandbox.spec import (
 
 UP_TIMEOUT_S: Final = 120.0
 DOWN_TIMEOUT_S: Final = 20.0
+_BEGINS_WITHIN_S: Final = 10.0
 # What a caller has set for another Slurm must not reach this one's commands.
 _FOREIGN: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_", "SALLOC_")
 
@@ -46,7 +47,7 @@ class Inside(subprocess.Popen[Any]):
     @property
     def inner_pid(self) -> int:
         """Its process id as the caller's side sees it; 0 if it has not begun or has ended."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + _BEGINS_WITHIN_S
         while self.poll() is None and time.monotonic() < deadline:
             children = _children(self.pid)
             if children:
@@ -57,11 +58,14 @@ class Inside(subprocess.Popen[Any]):
     def send_signal(self, sig: int) -> None:
         """Send a signal to the program inside; nothing happens if it has ended."""
         pid = self.inner_pid
-        if pid:
-            try:
-                os.kill(pid, sig)
-            except ProcessLookupError:
-                return  # it ended in between
+        if not pid:
+            # It has ended; or it has not begun, and what stands between would begin it yet.
+            super().send_signal(sig)
+            return
+        try:
+            os.kill(pid, sig)
+        except ProcessLookupError:
+            return  # it ended in between
 
 
 def _children(pid: int) -> list[int]:
