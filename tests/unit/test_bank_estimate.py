@@ -119,6 +119,11 @@ def test_cpus_sockets_and_whole_nodes_as_the_cluster_selects_them() -> None:
         ("-p gpu --gpus=2", 8000),
         ("-p gpu --gpus=2 --mem-per-gpu=1G", 2048),
         ("-p gpu -n5 -N3 --ntasks-per-node=2 --gpus-per-task=1", 24000),  # of six GPUs
+        ("-p gpu -n1 --gpus-per-task=1 --mincpus=5", 4000),
+        ("-p gpu -n1 --gpus-per-task=1 --mincpus=6", 8000),  # as of two tasks of three CPUs each
+        ("-p gpu -n1 --gpus-per-task=1 --mincpus=12", 16000),
+        ("-p gpu -n1 --gpus-per-task=1 --mincpus=6 -c6", 4000),
+        ("-p gpu -n1 --gpus-per-task=1 --mincpus=6 --cpus-per-gpu=1", 8000),
         ("-p limited -n1 --mem-per-cpu=5000", 6668),
         ("--exclusive --mem=100", 32000),
     ],

@@ -319,7 +319,7 @@ class _Asked:
             return cpus * self.mem_per_cpu
         if job.pn_min_memory_mib:
             return nodes * job.pn_min_memory_mib
-        gpus = self.gpus
+        gpus = self._gpus_with_memory()
         if gpus and job.tres_per_socket and job.pn_min_memory_mib is None:
             # Slurm counts memory for more GPUs of sockets than it gives in the end.
             return nodes * self.site.memory_mib
@@ -333,6 +333,22 @@ class _Asked:
             if part.def_mem_per_node_mib:
                 return nodes * part.def_mem_per_node_mib
         return nodes * self.site.memory_mib
+
+    def _gpus_with_memory(self) -> int:
+        """GPUs that Slurm counts memory for.
+
+        Of GPUs of tasks that is for as many tasks as a node's least CPUs would hold, though
+        there be fewer.
+        """
+        of_task = _gpus(self._per_task) if self.has_gres else 0
+        if not of_task or not self.per_node_cpus:
+            return self.gpus
+        job = self.job
+        per_gpu = _gpus(_requested(job.cpus_per_tres)) if job.cpus_per_tres else 0
+        # The partition's CPUs count also where a job says fewer.
+        per_gpu = max(per_gpu, self.site.part.def_cpu_per_gpu)
+        per_task = job.cpus_per_task or per_gpu * of_task or 1
+        return max(self.gpus, self.nodes * (self.per_node_cpus // per_task) * of_task)
 
 
 def _whole_nodes(job: Description, site: Site, asked: _Asked) -> dict[str, int]:
