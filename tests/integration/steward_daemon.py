@@ -18,6 +18,8 @@ from steward.settings.file import Loaded, render
 
 STEWARD = str(Path(sys.executable).parent / "steward")
 
+_READY = 'msg="ready:'
+
 
 class Daemon:
     """A daemon on a sandbox, and the commands of those who ask it.
@@ -67,7 +69,8 @@ class Daemon:
         self.config.write_text(render(Loaded(self.settings)))
 
     def start(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start it, and wait until it listens; the log has one such line for each start."""
+        before = self.log().count(_READY)
         with open(self.log_path, "ab") as log:
             self._process = self.cluster.popen(
                 [STEWARD, "serve", "--config", str(self.config)],
@@ -76,7 +79,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
             )
-        wait_until(lambda: 'msg="ready:' in self.log() or self._process_ended(), 30)
+        wait_until(lambda: self.log().count(_READY) > before or self._process_ended(), 30)
         assert not self._process_ended(), self.log()
 
     def stop(self, number: int = signal.SIGTERM) -> int:

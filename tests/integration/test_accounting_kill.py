@@ -66,7 +66,7 @@ def kill(site: Site, what: str) -> None:
     cluster = site.cluster
     if what == "slurmctld":
         cluster.kill_controller()
-        cluster.restart_controller(timeout_s=120)
+        cluster.restart_controller()
     elif what == "agent":
         site.kill_agent()
         site.start_agent()

@@ -159,7 +159,7 @@ def kill(site: BankSite, victim: str, postgresql: PostgreSQL) -> None:
     """End one of them as a power switch would, and have it back."""
     if victim == "slurmctld":
         site.cluster.kill_controller()
-        site.cluster.restart_controller(timeout_s=120)
+        site.cluster.restart_controller()
     elif victim == "serve":
         site.restart()
     elif victim == "gate":

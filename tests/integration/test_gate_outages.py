@@ -235,7 +235,6 @@ def test_the_ledger_is_away_while_64_submit(slurm_version: str, postgresql: Post
     with bank_site(
         slurm_version,
         bank={"database": postgresql.url(postgresql.new_database())},
-        gate=AS_SHIPPED,
     ) as site:
         site.open({PHYSICS: 0, RICH: PLENTY})
         site.start()

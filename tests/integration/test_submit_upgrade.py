@@ -54,7 +54,7 @@ def test_builds_of_both_versions_in_plugindir_carry_it_over() -> None:
             code, said = check(cluster, "27.05.1")
             assert (code, "slurmctld 27.05.1 would not start" in said) == (1, True), said
             cluster.upgrade("26.05")
-            cluster.restart_controller(timeout_s=90)
+            cluster.restart_controller()
             wait_until(is_asked)
 
 
@@ -71,4 +71,4 @@ def test_without_a_build_slurmctld_does_not_start_and_the_check_had_said_so() ->
                 cluster.restart_controller(timeout_s=3)
             # Taking it out is one line of slurm.conf.
             cluster.configure("JobSubmitPlugins=require_timelimit")
-            cluster.restart_controller(timeout_s=60)
+            cluster.restart_controller()

@@ -1,6 +1,7 @@
 """What the journal takes, gives back, and says of itself and of who reads it."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -183,9 +184,8 @@ def test_a_reader_needs_a_journal(tmp_path: Path) -> None:
 
 def test_a_journal_of_a_newer_steward_is_left_alone(journal: Journal, tmp_path: Path) -> None:
     journal.close()
-    with sqlite3.connect(tmp_path / "journal.db") as db:
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as db, db:
         db.execute("PRAGMA user_version=99")
-    db.close()
     with pytest.raises(SqliteError, match="newer Steward"):
         Journal(str(tmp_path))
 

@@ -2,6 +2,7 @@
 
 import random
 import sqlite3
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def test_a_picture_of_a_steward_that_knew_less_is_read(site: Site, tmp_path: Pat
     """It was never told that a node is being resumed: nothing changes, and nothing is told."""
     site.shown.states["n1"] = SILENT
     site.turn()
-    with sqlite3.connect(tmp_path / "states-c1.db") as database:
+    with closing(sqlite3.connect(tmp_path / "states-c1.db")) as database:
         ((data,),) = database.execute("SELECT data FROM shown WHERE name = 'n1'")
     assert "is_resuming" not in data
     site.news()

@@ -394,7 +394,7 @@ class Sandbox:
                 raise SandboxError("the second slurmctld does not answer", self.directory)
             time.sleep(0.05)
 
-    def restart_controller(self, *arguments: str, timeout_s: float = 30.0) -> None:
+    def restart_controller(self, *arguments: str, timeout_s: float = UP_TIMEOUT_S) -> None:
         """Stop slurmctld, if it runs, and start it; it answers when this returns.
 
         Args:
