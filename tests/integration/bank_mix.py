@@ -111,9 +111,13 @@ class Mix:
         deadline = time.monotonic() + PATIENCE * 150
         self._helped = time.monotonic()
         while (states := self.look()) is None or not set(states.values()) <= over:
-            assert time.monotonic() < deadline, states
+            assert time.monotonic() < deadline, f"{states}\n{self._queue()}"
             self._help()
             time.sleep(0.5)
+
+    def _queue(self) -> str:
+        words = ["squeue", "-a", "-h", "-o", "%i %T %r %S %E"]
+        return str(self.site.cluster.run(words, check=False).stdout)
 
     def _help(self) -> None:
         """Do again what a slurmctld that was killed has forgotten, as an operator would."""
