@@ -145,13 +145,16 @@ def test_a_job_without_a_hold_is_given_one_and_charged_once(bank: Bank) -> None:
     assert HOLD_PLACED in {event.kind for event in bank.said}
 
 
+def as_running(running: Event) -> dict[str, Any]:
+    """What a later record of a run says as that of its start did."""
+    fields = ("account", "partition", "qos", "cpus", "tres_allocated", "nodelist", "start")
+    return {name: getattr(running.body.record, name) for name in fields}
+
+
 def test_a_requeued_job_that_slurm_forgot_holds_nothing(bank: Bank) -> None:
     pending, running, _ended = life(1)
     bank.happen([pending, running])
-    shown = {
-        name: getattr(running.body.record, name)
-        for name in ("account", "partition", "qos", "cpus", "tres_allocated", "nodelist", "start")
-    }
+    shown = as_running(running)
     bank.happen([record(1, 0, "REQUEUED", seen=3611, end=3601, **shown)])
     (hold,) = bank.holds()
     spent = 100 * HOUR - bank.balance()
@@ -164,11 +167,8 @@ def test_a_requeued_job_that_slurm_forgot_holds_nothing(bank: Bank) -> None:
 def test_a_job_whose_requeue_slurm_forgot_holds_nothing_when_it_ends(bank: Bank) -> None:
     pending, running, _ended = life(1)
     bank.happen([pending, running])
-    shown = {
-        name: getattr(running.body.record, name)
-        for name in ("account", "partition", "qos", "cpus", "tres_allocated", "nodelist", "start")
-    }
-    told: dict[str, Any] = {**shown, "source": "jobcomp"}
+    shown = as_running(running)
+    told = {**shown, "source": "jobcomp"}
     bank.happen([record(1, 0, "REQUEUED", seen=3601, end=3601, **told)])
     (hold,) = bank.holds()
     spent = 100 * HOUR - bank.balance()

@@ -136,6 +136,8 @@ def test_a_job_whose_id_another_one_has_is_over() -> None:
     )
     former, latter = resolve(runs(array, *other), [])
     assert (former.is_over, former.latest.is_over, latter.is_over) == (True, False, False)
+    assert former.record is not None
+    assert former.record.state == "UNKNOWN", "what is told with its script says so, too"
     (view,) = views(former)
     assert (view.is_over, view.is_sure, view.record.state) == (True, False, "UNKNOWN")
     assert [view.is_over for view in views(latter)] == [True, False]

@@ -11,6 +11,7 @@ import msgspec
 
 from steward.jobs.facts import RunFacts, merge_runs
 from steward.records import JobRecord
+from steward.slurm.states import LOST
 
 SLACK_US: Final = 2_000_000
 """Submit times have whole seconds, and the spool's clock may be another machine's."""
@@ -148,6 +149,8 @@ def _replace(jobs: list[Resolved], run: RunFacts) -> None:
     if former is not None:
         shown_until_us = max(one.shown_until_us for one in former.runs)
         former.is_replaced = shown_until_us <= run.submit_us + SLACK_US
+        if former.record is not None and former.is_gone:
+            former.record = msgspec.structs.replace(former.record, state=LOST, reason="")
 
 
 def _give(job: Resolved, script: KeptScript) -> None:

@@ -13,7 +13,6 @@ from steward.jobs.resolve import Resolved, whole_second
 from steward.jobs.seen import blanked
 from steward.jobs.tables import Group, ScriptRow, Told, pack
 from steward.moments import micros
-from steward.slurm.states import LOST
 from steward.sqlite import Connection
 
 _JOB_COLUMNS: Final = [
@@ -176,8 +175,6 @@ class Writes:
             )
             return
         record = blanked(job.record) if is_purged else job.record
-        if job.is_gone:
-            record = msgspec.structs.replace(record, state=LOST, reason="")
         if leader_of(record) != record.job_id:
             script_key = None  # It runs its leader's; what is under its own id is a stand-in.
         last = job.latest

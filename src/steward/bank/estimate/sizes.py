@@ -273,7 +273,7 @@ class _Asked:
         if job.tres_per_socket:
             # How many CPUs sockets give for their GPUs differs by version.
             return self.nodes * _up(self.site.cpus, unit)
-        per_gpu = _gpus(_requested(job.cpus_per_tres)) if job.cpus_per_tres else 0
+        per_gpu = self._cpus_per_gpu
         of_task = _gpus(self._per_task)
         if job.cpus_per_task is None and (of_task or not per_gpu):
             # For GPUs of tasks 26.05 goes by the partition's CPUs also where a job says fewer.
@@ -334,6 +334,12 @@ class _Asked:
                 return nodes * part.def_mem_per_node_mib
         return nodes * self.site.memory_mib
 
+    @property
+    def _cpus_per_gpu(self) -> int:
+        """What the job itself asks for."""
+        job = self.job
+        return _gpus(_requested(job.cpus_per_tres)) if job.cpus_per_tres else 0
+
     def _gpus_with_memory(self) -> int:
         """GPUs that Slurm counts memory for.
 
@@ -343,11 +349,9 @@ class _Asked:
         of_task = _gpus(self._per_task) if self.has_gres else 0
         if not of_task or not self.per_node_cpus:
             return self.gpus
-        job = self.job
-        per_gpu = _gpus(_requested(job.cpus_per_tres)) if job.cpus_per_tres else 0
         # The partition's CPUs count also where a job says fewer.
-        per_gpu = max(per_gpu, self.site.part.def_cpu_per_gpu)
-        per_task = job.cpus_per_task or per_gpu * of_task or 1
+        per_gpu = max(self._cpus_per_gpu, self.site.part.def_cpu_per_gpu)
+        per_task = self.job.cpus_per_task or per_gpu * of_task or 1
         return max(self.gpus, self.nodes * (self.per_node_cpus // per_task) * of_task)
 
 
