@@ -14,7 +14,7 @@ export PYTHON
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-rest test-all check matrix matrix-search bench soak docs setup setup-python
-.PHONY: setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist dist clean
+.PHONY: setup-parts setup-tests setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist dist clean
 
 help: ## Show this list
 	@echo "make TARGET, where TARGET is"
@@ -23,7 +23,7 @@ help: ## Show this list
 demo: setup-slurm setup-web ## Watch Steward keep the scripts of a real Slurm cluster (KEEP=1 leaves it up)
 	@$(BIN)/steward demo $(if $(KEEP),--keep)
 
-test: setup-slurm setup-web ## Run the tests, with the Slurm at hand; under ten minutes
+test: setup-slurm setup-web setup-tests ## Run the tests, with the Slurm at hand; under ten minutes
 	@ARGS='$(ARGS)' scripts/test.sh "not wide and $(USUAL)" unit
 
 test-rest: setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run what `make test` leaves out, on every version of Slurm
@@ -33,28 +33,29 @@ test-rest: setup-slurm setup-web setup-browser setup-servers setup-databases set
 
 test-all: test test-rest ## Run every test there is
 
-check: setup-python ## Lint, format and types, changing nothing
+check: setup-tests ## Lint, format and types, changing nothing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-matrix: setup-slurm setup-web setup-debootstrap ## Run the tests that talk to Slurm on each version of it
+matrix: setup-slurm setup-web setup-tests setup-debootstrap ## Run the tests that talk to Slurm on each version of it
 	@ARGS='$(ARGS)' scripts/matrix.sh $(MATRIX)
 
 matrix-search: setup-slurm setup-servers ## Run the tests of search servers on their older majors
 	STEWARD_ELASTICSEARCH=8 STEWARD_OPENSEARCH=2 $(BIN)/pytest tests/integration -m search $(ARGS)
 
-bench: setup-slurm setup-web ## Measure against `cp -a`, on tmpfs or in BENCH_DIR
+bench: export PYTHONPATH := tests:tests/integration
+bench: setup-slurm setup-web setup-servers ## Measure against `cp -a`, on tmpfs or in BENCH_DIR
 	$(BIN)/python bench/run.py $(ARGS)
 	$(BIN)/python bench/queue_cost.py
 	$(BIN)/python bench/search_bench.py
 	$(BIN)/python bench/sacct_bench.py
 	$(BIN)/python bench/shim_bench.py
-	PYTHONPATH=tests:tests/integration $(BIN)/python bench/sinks_bench.py
-	PYTHONPATH=tests:tests/integration $(BIN)/python bench/nodes_bench.py
+	$(BIN)/python bench/sinks_bench.py
+	$(BIN)/python bench/nodes_bench.py
 	$(BIN)/python bench/gate_bench.py
-	PYTHONPATH=tests:tests/integration $(BIN)/python bench/sensor_bench.py
-	PYTHONPATH=tests:tests/integration $(BIN)/python bench/sbatch_bench.py
+	$(BIN)/python bench/sensor_bench.py
+	$(BIN)/python bench/sbatch_bench.py
 	$(BIN)/python bench/web_bench.py
 
 soak: setup-slurm setup-databases ## Run the long storms, and a week's operation in an hour
@@ -62,31 +63,37 @@ soak: setup-slurm setup-databases ## Run the long storms, and a week's operation
 	$(BIN)/python bench/soak.py $(ARGS)
 	STEWARD_BANK_JOBS=1000 $(BIN)/pytest tests/integration/test_bank_thousand.py -k kills
 
-docs: setup-slurm setup-web setup-browser ## Write the output blocks of README and docs anew, from the demo
+docs: setup-slurm setup-web setup-tests setup-browser ## Write the output blocks of README and docs anew, from the demo
 	$(BIN)/python scripts/write_docs.py
 	PYTHONPATH=tests:tests/integration:tests/browser $(BIN)/python scripts/write_screenshots.py
 
-dist: setup-python setup-web setup-dist ## Make what is installed elsewhere: packages, wheel and sources, in dist/
+dist: setup-tests setup-web setup-dist ## Make what is installed elsewhere: packages, wheel and sources, in dist/
 	PYTHONPATH=scripts $(BIN)/python -m packages $(ARGS)
 
-setup: setup-slurm ## Install what the other targets need, and nothing else
+setup: setup-slurm setup-tests ## Install what the other targets need, and nothing else
 
 setup-python: ## Make .venv, with Steward in it
 	@scripts/setup.sh python
 
+setup-parts: setup-python ## Add the drivers of optional parts: search servers, Kafka, Parquet, PostgreSQL
+	@scripts/setup.sh parts
+
+setup-tests: setup-python
+	@scripts/setup.sh tests
+
 setup-web: setup-python
 	@scripts/setup.sh web
 
-setup-browser: setup-python
+setup-browser: setup-tests
 	@scripts/setup.sh browser
 
 setup-slurm: setup-python
 	@scripts/setup.sh slurm
 
-setup-databases: setup-python
+setup-databases: setup-tests
 	@scripts/setup.sh databases
 
-setup-servers: setup-python
+setup-servers: setup-tests
 	@scripts/setup.sh servers
 
 setup-dist:

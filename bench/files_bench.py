@@ -14,6 +14,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from scale import scaled
 from steward.archive.files.sink import FilesSink
 from steward.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
 from steward.events import Event, JobIdentity, JobScript, Kept
@@ -119,4 +120,4 @@ def _event(kind: str, key: str, body: Any) -> Event:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5000)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else scaled(5000, 500))

@@ -30,6 +30,7 @@ from gate_site import CLUSTER, account, job, now_us, settings_of
 
 import storm
 from run import fresh_directory
+from scale import scaled
 from steward.bank.gate import token
 from steward.bank.gate.precedence import go_first
 from steward.bank.gate.purses import Open
@@ -38,9 +39,9 @@ from steward.bank.money import MICRO
 from steward.bank.records import AccountBooks, AllocationBooks
 from watching import Watch
 
-_ACCOUNTS, _HOLDS = 10_000, 100_000
-_ROUNDS, _SINGLE, _CLIENTS, _BULK_S = 5_000, 1_000, 4, 5.0
-_WARM = 200
+_ACCOUNTS, _HOLDS = scaled(10_000, 100), scaled(100_000, 100)
+_ROUNDS, _SINGLE, _CLIENTS, _BULK_S = scaled(5_000, 20), scaled(1_000, 10), 4, scaled(5)
+_WARM = scaled(200, 2)
 _LIVE_S, _ENDLESS, _ARCHIVED_S = 2.0, 10_000_000, 60.0
 _BASELINE = """
 import socket, sys

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from scale import scaled
 from search_bench import START, Bytes, asked, make_script
 from steward.archive.catalogue.consumer import Catalogue
 from steward.archive.catalogue.generations import Generations
@@ -269,8 +270,8 @@ def ask(directory: str, repeats: int) -> None:
 def main() -> None:
     """Fill, measure and search."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=100_000)
-    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--jobs", type=int, default=scaled(100_000, 500))
+    parser.add_argument("--repeats", type=int, default=scaled(100, 2))
     parser.add_argument("--dir", default=os.environ.get("BENCH_DIR") or "/dev/shm")
     options = parser.parse_args()
     jobs, times = options.jobs, A_YEAR / options.jobs

@@ -3,8 +3,8 @@
 The nodes are simulated: a few processes send what 5,000 agents would, each over
 a connection of its own with a MUNGE credential of its own, as fast as it is
 taken. Batches and credentials are made beforehand, by real munged. The cluster's
-``scontrol`` is a script that says that all nodes are here. The journal is on
-tmpfs, or in the directory that BENCH_DIR names (on tmpfs fsync is free).
+``scontrol`` and ``squeue`` are scripts: all nodes are here, and no job is queued. The
+journal is on tmpfs, or in the directory that BENCH_DIR names (on tmpfs fsync is free).
 
 The agent is the real one: what 1,440 runs a day cost that find nothing to do,
 and what one costs that stays.
@@ -28,17 +28,20 @@ from typing import Final
 from controllers import Munged
 from running import Daemon, children_of, settings_in
 
+from scale import scaled
 from servers.process import free_port
 from steward.agent import agent
 from steward.config import ArchiveSettings, ClusterSettings, NodesSettings, Settings
 from steward.journal import JournalReader
 from steward.munge.munged import Munge
 
-NODES, TASKS = 5000, 128
+NODES, TASKS = scaled(5000, 8), 128
 SENDERS: Final = 4
-STRAY: Final = 20
-IDLE_RUNS, LOOKS = 40, 100
+STRAY: Final = scaled(20, 2)
+IDLE_RUNS, LOOKS = scaled(40, 2), scaled(100, 10)
 RUNS_A_DAY: Final = 1440
+SLURM: Final = "24.11.5"
+"""Version that the stand-ins for Slurm's commands print."""
 _PATIENCE_S: Final = 300.0
 
 Batch = tuple[str, str, bytes]
@@ -82,16 +85,19 @@ def settings_of(where: Path, munged: Munged, port: int) -> Settings:
     commands = where / "bin"
     commands.mkdir()
     nodes = "".join(
-        f"NodeName=n{n} Arch=x86_64 NodeAddr=127.0.0.1 NodeHostName=n{n} Port=6818\n"
+        f"NodeName=n{n} Arch=x86_64 NodeAddr=127.0.0.1 NodeHostName=n{n} Port=6818 State=IDLE\n"
         for n in range(NODES)
     )
     (commands / "nodes").write_text(nodes)
-    script = commands / "scontrol"
-    script.write_text(
-        f'#!/bin/sh\ncase "$*" in *config*) echo "StateSaveLocation = /"; '
-        f'echo "SlurmdUser = root(0)";; *) cat {commands}/nodes;; esac\n'
-    )
-    script.chmod(0o755)
+    answers = {
+        "squeue": f'case "$*" in *--version*) echo slurm-wlm {SLURM};; esac',
+        "scontrol": f'case "$*" in *config*) echo "StateSaveLocation = /"; '
+        f'echo "SlurmdUser = root(0)";; *node*) cat {commands}/nodes;; esac',
+    }
+    for command, answer in answers.items():
+        script = commands / command
+        script.write_text(f"#!/bin/sh\n{answer}\n")
+        script.chmod(0o755)
     of = ClusterSettings(
         spool=str(where / "spool"), slurm_bin=str(commands), munge_socket=munged.socket
     )
@@ -227,8 +233,9 @@ def cost_of_heartbeats(words: Sequence[str], spool: Path, runs: int) -> float:
 
 def silent_again(spool: Path) -> None:
     """Have the node's next run say that it is there."""
-    place = spool / "localhost.place"
-    place.write_text(json.dumps({**json.loads(place.read_text()), "heard": 0}))
+    place = agent.Place(str(spool / "localhost.place"))
+    place.heard = 0.0
+    place.save()
 
 
 def resident(words: Sequence[str]) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from scale import scaled
 from steward.capture.observed import Observed
 from steward.config import ClusterSettings
 from steward.sandbox import Sandbox, SandboxSpec
@@ -67,9 +68,8 @@ def measure(cluster: Sandbox, jobs: int) -> Costs:
 def look(settings: ClusterSettings) -> Costs:
     """Look at the queue as Steward does, and measure."""
     slurm = Slurm("bench", settings)
-    version = slurm.version()
     # A child's peak begins with what its parent has: while that is little yet.
-    commands, form = Commands("bench", settings), QueueFormat(version)
+    commands, form = Commands("bench", settings), QueueFormat(slurm.offered("squeue"))
     variables = {"SQUEUE_FORMAT2": form.variable}
     _timed(lambda: len(commands.run("squeue", "-a", "-t", "all", "-h", variables=variables)))
     squeue_mib = _children_mib()
@@ -123,7 +123,7 @@ def _json(settings: ClusterSettings) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--jobs", type=int, default=20_000)
+    parser.add_argument("--jobs", type=int, default=scaled(20_000, 20))
     parser.add_argument("--slurm", default="", help="version; the installed one by default")
     parser.add_argument("--inside", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -21,12 +21,13 @@ from pathlib import Path
 import msgspec
 
 import storm
+from scale import scaled
 from steward.redact import REDACTED
 from watching import Watch
 
-BURST_JOBS = 20_000
-STREAM_RATE, STREAM_S = 300, 10
-SHORT_RATE, SHORT_S, SHORT_LIFE_S = 1000, 10, 0.005
+BURST_JOBS = scaled(20_000, 20)
+STREAM_RATE, STREAM_S = 300, scaled(10)
+SHORT_RATE, SHORT_S, SHORT_LIFE_S = 1000, scaled(10), 0.005
 _PATIENCE_S = 120.0
 _NOT_THE_ARCHIVE = frozenset({"catalog"})
 """Parts that are outside the burst's figures: the index for search follows at its leisure."""
@@ -214,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Play what is asked for, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all")
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=scaled(3))
     options = parser.parse_args(arguments)
     table = Table()
     with fresh_directory() as where:

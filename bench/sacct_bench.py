@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from scale import scaled
 from steward.access import Standing
 from steward.accounting.log.packing import write_parquet
 from steward.config import ClusterSettings, Settings
@@ -209,9 +210,9 @@ def ask(what: str, asker: list[str], words: dict[str, str], rounds: int) -> dict
 def main() -> None:
     """Measure, and print what came out."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=200_000)
+    parser.add_argument("--jobs", type=int, default=scaled(200_000, 1000))
     parser.add_argument("--dir", default="/dev/shm" if os.path.isdir("/dev/shm") else None)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=scaled(3))
     args = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="sacct-bench-", dir=args.dir))
     try:

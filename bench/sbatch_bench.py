@@ -16,8 +16,11 @@ from typing import Any
 
 from banking import ACCOUNTS, BankSite, bank_site
 
+from scale import scaled
 from steward.bank.money import MICRO
 
+WARM = scaled(20)
+"""Number of submits before the measured ones."""
 # Runs inside of one of them, where it is told whose turn it is; each line is one sbatch.
 LOOP = """
 import subprocess, sys, time
@@ -48,7 +51,7 @@ def once(program: Any) -> int:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=400)
+    parser.add_argument("--jobs", type=int, default=scaled(400, 4))
     parser.add_argument("--slurm", default="")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -61,16 +64,16 @@ def main() -> None:
         gated.start()
         programs = {"without it": submitter(plain), "with it": submitter(gated)}
         times: dict[str, list[int]] = {name: [] for name in programs}
-        for number in range(options.jobs + 20):
+        for number in range(options.jobs + WARM):
             # Each is first as often as the other.
             order = list(programs) if number % 2 else list(programs)[::-1]
             for name in order:
                 took = once(programs[name])
-                if number >= 20:
+                if number >= WARM:
                     times[name].append(took)
         for program in programs.values():
             program.stdin.close()
-            program.wait(30)
+            program.wait(120)
         held = len(gated.holds())
     base, asked = times["without it"], times["with it"]
     print(f"{options.jobs} sbatch each, in turn; the gate holds {held} jobs at the end:")

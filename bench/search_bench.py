@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from scale import scaled
 from steward.archive.catalogue.consumer import Catalogue
 from steward.archive.catalogue.generations import Generations
 from steward.archive.catalogue.matching import Matcher
@@ -220,8 +221,8 @@ def anybody(use: Use) -> bool:  # noqa: ARG001 - an access decision's shape
 def main() -> None:
     """Fill a catalogue and ask it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scripts", type=int, default=100_000)
-    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--scripts", type=int, default=scaled(100_000, 100))
+    parser.add_argument("--repeats", type=int, default=scaled(100, 2))
     parser.add_argument("--dir", default=os.environ.get("BENCH_DIR") or "/dev/shm")
     parser.add_argument("--keep", action="store_true", help="leave the catalogue where it is")
     options = parser.parse_args()

@@ -5,16 +5,15 @@ node is down, to the moment at which the event was made. Beside it changes by ha
 the sensor's look at clusters of many nodes, as scontrol writes them.
 """
 
-import signal
 import statistics
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 from sensing import Watching
 from submitting import wait_until
 
+from scale import scaled
 from steward.capture.states.comparing import Shown, compare
 from steward.capture.states.source import shown_of
 from steward.events import NODE_STATE, utc_now
@@ -22,8 +21,9 @@ from steward.sandbox import Sandbox, SandboxSpec
 from steward.slurm import machine_rows
 from steward.slurm.people import People
 
-KILLS = 8
-CHANGES = 20
+INTERVALS_S = (0.5, 1.0)[: scaled(2)]
+KILLS = scaled(8)
+CHANGES = scaled(20, 2)
 LINE = (
     "NodeName={name} Arch=x86_64 CoresPerSocket=16 CPUAlloc=0 CPUEfctv=64 CPUTot=64 CPULoad=0.{n} "
     "AvailableFeatures=(null) ActiveFeatures=(null) Gres=gpu:4 NodeAddr={name} "
@@ -41,10 +41,10 @@ def main() -> None:
         Path(path).chmod(0o755)
         spec = SandboxSpec(directory=f"{path}/sandbox", nodes=4, extra=("SlurmdTimeout=4",))
         with Sandbox.up(spec) as cluster:
-            for interval_s in (0.5, 1.0):
+            for interval_s in INTERVALS_S:
                 home = Path(path) / f"home{interval_s}"
                 live(Watching(cluster, home, interval_s=interval_s), interval_s)
-    for nodes in (1000, 10_000):
+    for nodes in (scaled(1000), scaled(10_000)):
         look(nodes)
 
 
@@ -62,29 +62,7 @@ def live(watching: Watching, interval_s: float) -> None:
 
 def kills(watching: Watching) -> list[float]:
     """Seconds from slurmctld's word that a killed slurmd's node is down to the event."""
-    return [killed(watching, f"node{number % 4 + 1}") for number in range(KILLS)]
-
-
-def killed(watching: Watching, node: str) -> float:
-    """The same for one node, which comes back afterwards."""
-    cluster = watching.cluster
-    log = Path(cluster.directory) / "log" / "slurmctld.log"
-    known, begin = len(watching.of_node(node)), log.stat().st_size
-    cluster.stop_service(f"slurmd.{node}", signal.SIGKILL)
-    wait_until(lambda: watching.replayed()[node].startswith("DOWN"), 120)
-    events = [event for event in watching.events(NODE_STATE) if event.body.node == node][known:]
-    down = next(event for event in events if event.body.state.startswith("DOWN"))
-    with log.open() as lines:
-        lines.seek(begin)
-        knew = next(moment(line) for line in lines if "not responding, setting DOWN" in line)
-    cluster.start_service(f"slurmd.{node}")
-    wait_until(lambda: watching.replayed()[node] == "IDLE", 120)
-    return (down.seen_at - knew).total_seconds()
-
-
-def moment(line: str) -> datetime:
-    """When a line of slurmctld's log was written."""
-    return datetime.fromisoformat(line[1 : line.index("]")]).astimezone(UTC)
+    return [watching.down_delay_s(f"node{number % 4 + 1}") for number in range(KILLS)]
 
 
 def drains(watching: Watching) -> list[float]:

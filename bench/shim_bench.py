@@ -17,13 +17,14 @@ import time
 from importlib import resources
 from pathlib import Path
 
+from scale import scaled
 from steward.native import building, installing
 from steward.sandbox import Sandbox, SandboxSpec
 
 HARNESS = Path(__file__).parents[1] / "tests" / "native" / "harness.c"
-TASKS = 20_000
-ROUNDS = 5
-BATCHES = 10
+TASKS = scaled(20_000, 100)
+ROUNDS = scaled(5)
+BATCHES = scaled(10)
 
 
 def cost_of_a_task() -> float:
@@ -89,7 +90,7 @@ def seconds_of(cluster: Sandbox, jobs: int) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=scaled(1000, 5))
     parser.add_argument("--slurm", default="")
     options = parser.parse_args()
     print(f"the SPANK plugin takes {cost_of_a_task():.1f} µs a task (median of {ROUNDS})")

@@ -19,6 +19,7 @@ import running
 
 import storm
 from run import fresh_directory
+from scale import scaled
 from servers.kafka import Kafka
 from servers.process import Server
 from servers.search import Elasticsearch, OpenSearch, SearchServer
@@ -36,7 +37,7 @@ from steward.environment import entries_of
 
 NAME = "away"
 TOPIC = INDEX = "bench"
-_PLAIN = 20_000
+_PLAIN = scaled(20_000, 500)
 """How many documents the program sends that does nothing else."""
 _BULK = 500
 _RATE = 2000
@@ -48,9 +49,9 @@ def main() -> None:
     """Measure what is asked for, and print a line of each figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; all")
-    parser.add_argument("--jobs", type=int, default=100_000)
+    parser.add_argument("--jobs", type=int, default=scaled(100_000, 200))
     options = parser.parse_args()
-    for kind in options.kinds or KINDS:
+    for kind in options.kinds or list(KINDS)[: scaled(len(KINDS), 2)]:
         with fresh_directory() as where:
             measure(kind, where, options.jobs)
 

@@ -11,23 +11,25 @@ import sys
 import time
 
 from run import fresh_directory, is_whole, play
+from scale import scaled
 from watching import Watch
 
-RATE, BURST, LIFE_S = 100, 200, 60
+RATE, BURST, LIFE_S = 100, 200, scaled(60)
 _EVERY_S = 60.0
 
 
 def main() -> int:
     """Play, tell once a minute, compare; the exit code."""
     minutes = float(os.environ.get("SOAK_MINUTES", "10"))
-    jobs = int(RATE * minutes * 60)
-    print(f"{jobs} jobs in {minutes:g} minutes, {BURST} at once")
+    seconds = scaled(int(minutes * 60))
+    jobs = RATE * seconds
+    print(f"{jobs} jobs in {seconds / 60:g} minutes, {BURST} at once")
     print(" minute  archived  behind  PSS MB  CPU us/job  state MB")
     with fresh_directory() as where, Watch(where) as watch:
         arguments = (f"--jobs={jobs}", f"--rate={RATE}", f"--burst={BURST}", f"--live={LIFE_S}")
         finish = play(where, watch.spool, *arguments)
         began = time.monotonic()
-        until = began + minutes * 60 + LIFE_S
+        until = began + seconds + LIFE_S
         while time.monotonic() < until:
             time.sleep(min(_EVERY_S, max(0.1, until - time.monotonic())))
             _tell(watch, (time.monotonic() - began) / 60)

@@ -19,7 +19,7 @@ from pysqlite3 import dbapi2
 import observing
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_READY_S = 30.0
+_READY_S = _ENDED_S = 120.0
 
 Costs = dict[str, tuple[float, float]]
 """For each process, by name, the user and the system CPU seconds that it has used."""
@@ -60,7 +60,7 @@ class Watch:
         self._sink.close()
         self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(10)
+            self._process.wait(_ENDED_S)
         finally:
             self._process.kill()
             self._process.wait()
@@ -146,7 +146,7 @@ class Watch:
             try:
                 yield seen
                 observer.stdin.close()
-                observer.wait(10)
+                observer.wait(_ENDED_S)
             finally:
                 observer.kill()
                 observer.wait()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Brings what Steward needs onto this machine: `setup.sh python slurm servers databases debootstrap`, any of them.
+# Brings what Steward needs onto this machine: `setup.sh python slurm tests`, or any of the others below.
 #
 # What is there already is left alone, silently. Packages are installed only as
 # root and only on Debian or Ubuntu, never on a machine that has a Slurm of its
@@ -87,7 +87,7 @@ need_slurm() {
     done
     # What accounting is tested with: a database, and what the native parts are built with.
     if [ "$(id -u)" = 0 ] && have apt-get; then
-        for pair in slurmdbd:slurmdbd mariadbd:mariadb-server cc:gcc lua5.1:lua5.1; do
+        for pair in slurmdbd:slurmdbd mariadbd:mariadb-server cc:gcc lua5.1:lua5.1 valgrind:valgrind; do
             have "${pair%%:*}" || missing="$missing ${pair#*:}"
         done
         [ -e /usr/include/slurm/spank.h ] || missing="$missing libslurm-dev"
@@ -109,6 +109,8 @@ need_slurm() {
 
 # Kafka, Elasticsearch and OpenSearch for the tests; the Python packages have to be there.
 need_servers() {
+    need_tests
+    fill_venv servers requirements-servers.lock
     missing=
     for pair in mvn:maven java:openjdk-17-jre-headless openssl:openssl setpriv:util-linux; do
         have "${pair%%:*}" || missing="$missing ${pair#*:}"
@@ -195,24 +197,24 @@ need_python() {
         give_up "$python is $("$python" -V 2>&1): Python 3.11 or later is needed; set PYTHON to one"
     identity=$("$python" -c 'import os, sys; print(sys.version, sys.base_prefix, os.getcwd())' |
         tr '\n' ' ')
-    packages=$("$python" -c '
-import hashlib, sys
-digest = hashlib.sha256()
-for name in sys.argv[1:]:
-    with open(name, "rb") as file:
-        digest.update(file.read())
-print(digest.hexdigest())' requirements.lock pyproject.toml)
     made=$venv/steward-python
-    filled=$venv/steward-packages
     if ! "$venv/bin/python" -c "import pip" 2>/dev/null ||
         [ "$(cat "$made" 2>/dev/null)" != "$identity" ]; then
         make_venv
         printf '%s' "$identity" >"$made"
     fi
-    if [ "$(cat "$filled" 2>/dev/null)" != "$packages" ]; then
-        fill_venv
-        echo "$packages" >"$filled"
-    fi
+    fill_venv packages requirements.lock pyproject.toml
+}
+
+# The drivers of optional parts: search servers, Kafka, Parquet, PostgreSQL.
+need_parts() {
+    fill_venv parts requirements-parts.lock
+}
+
+# What Steward is tested and packaged with.
+need_tests() {
+    need_parts
+    fill_venv tests requirements-tests.lock
 }
 
 make_venv() {
@@ -224,20 +226,38 @@ make_venv() {
     "$python" -m venv --clear "$venv" || give_up "$python could not make $venv"
 }
 
+# fill_venv NAME LOCK [PROJECT]: installs the packages of a lock file, and Steward with its
+# project file, unless that was done for these files.
 fill_venv() {
-    say "installing the packages of requirements.lock into $venv"
+    filled=$venv/steward-$1
+    lock=$2
+    shift
+    packages=$("$python" -c '
+import hashlib, sys
+digest = hashlib.sha256()
+for name in sys.argv[1:]:
+    with open(name, "rb") as file:
+        digest.update(file.read())
+print(digest.hexdigest())' "$@")
+    [ "$(cat "$filled" 2>/dev/null)" != "$packages" ] || return 0
+    say "installing the packages of $lock into $venv"
     pip="$venv/bin/python -m pip --disable-pip-version-check --no-input"
     # shellcheck disable=SC2086 # several words
-    follow Collecting $pip install --require-hashes -r requirements.lock ||
-        give_up "pip could not install the packages of requirements.lock"
-    # shellcheck disable=SC2086 # several words
-    follow Nothing $pip install --no-deps --no-build-isolation -e . ||
-        give_up "pip could not install Steward itself"
+    follow Collecting $pip install --require-hashes -r "$lock" ||
+        give_up "pip could not install the packages of $lock"
+    if [ $# -gt 1 ]; then
+        # shellcheck disable=SC2086 # several words
+        follow Nothing $pip install --no-deps --no-build-isolation -e . ||
+            give_up "pip could not install Steward itself"
+    fi
+    echo "$packages" >"$filled"
 }
 
 for need in "$@"; do
     case $need in
     python) need_python ;;
+    parts) need_parts ;;
+    tests) need_tests ;;
     slurm) need_slurm ;;
     servers) need_servers ;;
     databases) need_databases ;;
@@ -245,6 +265,6 @@ for need in "$@"; do
     dist) need_dist ;;
     web) need_web ;;
     browser) need_browser ;;
-    *) give_up "usage: scripts/setup.sh [python] [web] [browser] [slurm] [servers] [databases] [debootstrap] [dist]" ;;
+    *) give_up "usage: scripts/setup.sh [python] [parts] [tests] [web] [browser] [slurm] [servers] [databases] [debootstrap] [dist]" ;;
     esac
 done

@@ -52,6 +52,7 @@ ROWS: Final[dict[str, list[Panel]]] = {
         ("Scripts to archive", "timeseries", "none", {"{{sink}}": "steward_sink_backlog_scripts"}),
         ("Oldest to archive", "timeseries", "s", {"{{sink}}": "steward_sink_backlog_seconds"}),
         ("Sinks that take nothing", "stat", "none", {"": "sum(1 - steward_sink_up)"}),
+        ("Scripts missed", "timeseries", "none", {"{{cluster}}": "steward_missed_scripts_total"}),
         (
             "Events a second",
             "timeseries",
@@ -80,6 +81,12 @@ ROWS: Final[dict[str, list[Panel]]] = {
             "timeseries",
             "s",
             {"{{cluster}}": "steward_snapshot_seconds"},
+        ),
+        (
+            "Time to the next look",
+            "timeseries",
+            "s",
+            {"{{cluster}}": "steward_snapshot_interval_seconds"},
         ),
         (
             "Age of the last look",
@@ -127,6 +134,12 @@ ROWS: Final[dict[str, list[Panel]]] = {
             "timeseries",
             "s",
             {"{{cluster}} {{source}}": "time() - steward_reconciled_time_seconds"},
+        ),
+        (
+            "Age of the oldest balance at a myBRC server",
+            "timeseries",
+            "s",
+            {"": "time() - steward_remote_balance_time_seconds"},
         ),
         ("Notices that nobody took", "stat", "none", {"": "steward_bank_notices_set_aside"}),
         (

@@ -19,6 +19,8 @@ _REASONS: Final = {
     "slurm.node.drain": "ST2: Drained using slurm.node.drain action",
 }
 """The reasons that are given where an action's caller gives none; elsewhere one is required."""
+_UNTYPED: Final = ("jobid", "nodes")
+"""Taken as text, as lists and as numbers: StackStorm passes on what has no type as it comes."""
 
 
 def metadata() -> dict[str, str]:
@@ -73,6 +75,8 @@ def _described(one: Operation, parameter: ParameterDescription) -> dict[str, Any
         "description": parameter.description,
         "required": parameter.required and not reason,
     }
+    if parameter.name in _UNTYPED and parameter.type == "string":
+        del found["type"]
     if reason or default is not None:
         found["default"] = reason or default
     if parameter.enum:

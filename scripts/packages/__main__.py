@@ -11,14 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypedDict
 
-from packages import deb, rpm
-from packages.package import AGENT, PLUGINS, STEWARD, contents
+from packages import deb, rpm, stackstorm
+from packages.package import Fill, Package, contents
 from packages.running import PackagingError, run
 from packages.wheels import PYTHONS, ROOT, fetch, own
 from steward import __version__
 
 _KINDS: Final = {"deb": deb.build, "rpm": rpm.build}
-_OURS: Final = ("steward*.deb", "steward*.rpm", "slurm_steward-*", "SHA256SUMS")
+_OURS: Final = (
+    "steward*.deb",
+    "steward*.rpm",
+    "slurm_steward-*",
+    "stackstorm-pack-*",
+    "SHA256SUMS",
+)
 
 
 class Told(TypedDict):
@@ -27,6 +33,7 @@ class Told(TypedDict):
     version: str
     machine: str
     epoch: int
+    level: int
 
 
 def main() -> int:
@@ -34,6 +41,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="packages", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where packages go")
     parser.add_argument("--work", type=Path, default=ROOT / "build/packages", help="scratch")
+    parser.add_argument("--wheels", type=Path, help="fetched wheels (default: in --work)")
+    parser.add_argument("--level", type=int, default=10, help="zstd level of packages (default 10)")
     parser.add_argument("--machine", choices=("amd64", "arm64"), default="amd64")
     parser.add_argument("--python", action="append", choices=PYTHONS, help="for these alone")
     parser.add_argument("--only", action="append", choices=("wheel", *_KINDS), help="these alone")
@@ -57,20 +66,32 @@ def _make(asked: argparse.Namespace, kinds: list[str]) -> None:
         for old in out.glob(pattern):
             old.unlink()
     made = own(work / "own", out, epoch)
-    _say(made.sdist, made.wheel)
+    pack = stackstorm.build(made.wheel, out, version=__version__, epoch=epoch)
+    _say(made.sdist, made.wheel, pack)
     if kinds != ["wheel"]:
-        fetched = fetch(work / "wheels", asked.machine, tuple(asked.python or PYTHONS))
-        fills = contents(made.wheel, fetched, __version__, epoch)
+        wheels = (asked.wheels or work / "wheels").resolve()
+        fetched = fetch(wheels, asked.machine, tuple(asked.python or PYTHONS))
+        told: Told = {
+            "version": __version__,
+            "machine": asked.machine,
+            "epoch": epoch,
+            "level": asked.level,
+        }
 
-        def build(kind: str) -> None:
-            for package in (PLUGINS, AGENT, STEWARD):
-                fill = fills[package.name]
-                told: Told = {"version": __version__, "machine": asked.machine, "epoch": epoch}
-                _say(_KINDS[kind](package, fill, work / kind, out, **told))
+        def build(one: tuple[str, Package, Fill]) -> None:
+            kind, package, fill = one
+            directory = work / kind / f"{package.name}{package.python}"
+            _say(_KINDS[kind](package, fill, directory, out, **told))
 
-        with ThreadPoolExecutor() as pool:
-            # What fails is raised here.
-            list(pool.map(build, (kind for kind in kinds if kind in _KINDS)))
+        every = [
+            (kind, *one)
+            for kind in kinds
+            if kind in _KINDS
+            for one in contents(made.wheel, fetched, __version__, epoch, kind)
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            # The largest first; an exception of a build is raised here.
+            list(pool.map(build, sorted(every, key=lambda one: one[1].name != "steward")))
     _write_sums(out)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from packages import tree
-from packages.package import Fill, Package
+from packages.package import Fill, Package, deb_version
 from packages.running import run
 from packages.wheels import ROOT
 
@@ -16,7 +16,15 @@ _SCRIPTS: Final = ("postinst", "prerm", "postrm", "triggers")
 
 
 def build(
-    package: Package, fill: Fill, work: Path, out: Path, *, version: str, machine: str, epoch: int
+    package: Package,
+    fill: Fill,
+    work: Path,
+    out: Path,
+    *,
+    version: str,
+    machine: str,
+    epoch: int,
+    level: int,
 ) -> Path:
     """Make a package; its file.
 
@@ -28,11 +36,13 @@ def build(
         version: Of Steward.
         machine: ``amd64`` or ``arm64``.
         epoch: The time of every file in it.
+        level: Of compression by zstd.
     """
     shutil.rmtree(work, ignore_errors=True)
     fill(work, ZSH)
     tree.papers(work, package.name)
     architecture = machine if package.compiled else "all"
+    version = deb_version(version, package.python)
     control = work / "DEBIAN"
     control.mkdir()
     files = {path.lstat().st_ino: path.lstat().st_size for path in work.rglob("*")}
@@ -40,14 +50,14 @@ def build(
         _control(package, version, architecture, sum(files.values()) // 1024)
     )
     for name in _SCRIPTS:
-        source = ROOT / "packaging" / "deb" / package.name / name
+        source = ROOT / "packaging" / "deb" / (package.scripts or package.name) / name
         if source.exists():
             shutil.copyfile(source, control / name)
             (control / name).chmod(0o644 if name == "triggers" else 0o755)
     tree.finish(work, epoch)
     target = out / f"{package.name}_{version}_{architecture}.deb"
     run(
-        ["dpkg-deb", "--root-owner-group", "-Zzstd", "-z10", "--build", work, target],
+        ["dpkg-deb", "--root-owner-group", "-Zzstd", f"-z{level}", "--build", work, target],
         env={"SOURCE_DATE_EPOCH": str(epoch)},
     )
     shutil.rmtree(work)

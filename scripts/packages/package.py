@@ -1,13 +1,14 @@
 """What the packages are called, need and hold."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from packages import plugin_sources, tree
-from packages.wheels import GLIBC, PYTHONS, Fetched
+from packages.wheels import GLIBC, PYTHONS, Wheels
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +19,8 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
         summary: One line.
         description: A paragraph.
         compiled: Whether it is for one kind of machine only.
+        python: The version of Python that its modules are for; "" where that is any.
+        scripts: The directory of its maintainer scripts, below that of the distribution's kind.
         debian: What it depends on there.
         debian_more: Further fields of Debian's control file.
         redhat: What it requires there.
@@ -27,6 +30,8 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     description: str
     compiled: bool = False
+    python: str = ""
+    scripts: str = ""
     debian: tuple[str, ...] = ()
     debian_more: tuple[str, ...] = ()
     redhat: tuple[str, ...] = ()
@@ -35,31 +40,92 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
 Fill = Callable[[Path, str], None]
 """Lays a package's files out: in which directory, and where zsh looks for completion."""
 
-STEWARD: Final = Package(
-    name="steward",
-    summary="Keeps the books of a Slurm cluster",
-    description=(
-        "Archives exactly what every job ran, records what each job used, charges it to the "
-        "right account before that account can be overdrawn, and acts when nodes change state. "
-        "It brings all that it needs under /opt/steward but for Python itself, enables no "
-        "service, and changes nothing of Slurm's."
-    ),
-    compiled=True,
-    debian=(
-        " | ".join(f"python{python}" for python in PYTHONS),
-        f"libc6 (>= 2.{GLIBC})",
-        *("libstdc++6", "passwd"),
-    ),
-    # No recommendation, which apt would follow: many a site's Slurm is no package of Debian's.
-    debian_more=("Suggests: slurm-client, munge, gcc, libslurm-dev",),
-    redhat=(
-        f"({' or '.join(f'python{python}' for python in PYTHONS)})",
-        f"glibc >= 2.{GLIBC}",
-        *("libstdc++", "shadow-utils", "findutils"),
-    ),
-)
+OF_PYTHONS: Final = {"deb": PYTHONS, "rpm": ("3.11", "3.12")}
+"""The versions of Python for which each kind of distribution gets packages: those it has."""
+_PARTS: Final = {
+    "parquet": "closes days of the job log as Parquet, and has sacct read them (DuckDB)",
+    "search": "archives scripts in Elasticsearch and OpenSearch",
+    "kafka": "archives scripts in a Kafka topic, and takes them in from one",
+    "postgresql": "keeps the bank's ledger in PostgreSQL",
+}
+
+
+def steward_package(python: str) -> Package:
+    """Steward for one version of Python.
+
+    An upgrade of the distribution to another Python takes the package for that Python, or waits
+    while this one is held.
+    """
+    return Package(
+        name="steward",
+        summary="Keeps the books of a Slurm cluster",
+        description=(
+            "Archives exactly what every job ran, records what each job used, charges it to the "
+            "right account before that account can be overdrawn, and acts when nodes change "
+            "state. It brings all that it needs under /opt/steward but for Python itself, enables "
+            "no service, and changes nothing of Slurm's. Drivers of other servers are in packages "
+            "of their own."
+        ),
+        compiled=True,
+        python=python,
+        scripts="steward",
+        debian=(
+            f"python3 (>= {python})",
+            f"python3 (<< {_later(python)})",
+            f"libc6 (>= 2.{GLIBC})",
+            *("libstdc++6", "passwd"),
+        ),
+        # No recommendation, which apt would follow: many a site's Slurm is no package of Debian's.
+        debian_more=(
+            "Suggests: slurm-client, munge, gcc, libslurm-dev, "
+            + ", ".join(f"steward-{part}" for part in _PARTS),
+        ),
+        redhat=(
+            f"python{python}",
+            f"glibc >= 2.{GLIBC}",
+            *("libstdc++", "shadow-utils", "findutils"),
+        ),
+    )
+
+
+def part_package(part: str, python: str, version: str) -> Package:
+    """The driver of an optional part, for one version of Python and of Steward."""
+    of = deb_version(version, python)
+    return Package(
+        name=f"steward-{part}",
+        summary=f"Driver for Steward: {part}",
+        description=(
+            f"With it, Steward {_PARTS[part]}. Steward says whether its configuration names "
+            "a part that is not installed: steward config check."
+        ),
+        compiled=True,
+        python=python,
+        scripts="part",
+        debian=(f"steward (= {of})",),
+        # A package that held all parts had the same files.
+        debian_more=(f"Breaks: steward (<< {of})", f"Replaces: steward (<< {of})"),
+        redhat=(f"steward = {version}-{rpm_release(python)}",),
+    )
+
+
+def deb_version(version: str, python: str) -> str:
+    """The version of a Debian package, which rises with that of Python."""
+    return f"{version}+py{python}" if python else version
+
+
+def rpm_release(python: str) -> str:
+    """The release of an RPM, which rises with the version of Python."""
+    return f"1.py{python}" if python else "1"
+
+
+def _later(python: str) -> str:
+    major, minor = python.split(".")
+    return f"{major}.{int(minor) + 1}"
+
+
 AGENT: Final = Package(
     name="steward-agent",
+    scripts="steward-agent",
     summary="Sends what happened on a compute node to Steward",
     description=(
         "One file, run once a minute by a timer, which sends what Steward's SPANK plugin has "
@@ -80,26 +146,42 @@ PLUGINS: Final = Package(
 )
 
 
-def contents(wheel: Path, fetched: Fetched, version: str, epoch: int) -> dict[str, Fill]:
-    """How each package is filled.
+def contents(
+    wheel: Path, fetched: Mapping[str, Wheels], version: str, epoch: int, kind: str
+) -> list[tuple[Package, Fill]]:
+    """The packages of a kind of distribution, and how each is filled.
 
     Args:
         wheel: Steward's own.
-        fetched: What it needs.
+        fetched: What it needs, for each version of Python.
         version: Of Steward.
         epoch: The time that pages of the manual are dated by.
+        kind: ``deb`` or ``rpm``.
     """
 
-    def steward(root: Path, zsh: str) -> None:
-        tree.steward(root, wheel, fetched)
+    def steward(wheels: Wheels, root: Path, zsh: str) -> None:
+        tree.steward(root, wheel, wheels)
         tree.documents(root, version, epoch, zsh=zsh)
 
-    def agent(root: Path, zsh: str) -> None:
+    def part(wheels: Wheels, name: str, root: Path, zsh: str) -> None:
         del zsh  # it has no completion
+        tree.part(root, name, wheels)
+
+    def agent(root: Path, zsh: str) -> None:
+        del zsh
         tree.agent(root)
 
     def plugins(root: Path, zsh: str) -> None:
         del zsh
         tree.plugins(root, plugin_sources.files(), plugin_sources.script())
 
-    return {STEWARD.name: steward, AGENT.name: agent, PLUGINS.name: plugins}
+    made: list[tuple[Package, Fill]] = [(PLUGINS, plugins), (AGENT, agent)]
+    for python in OF_PYTHONS[kind]:
+        if python in fetched:
+            wheels = fetched[python]
+            made.append((steward_package(python), partial(steward, wheels)))
+            made += [
+                (part_package(name, python, version), partial(part, wheels, name))
+                for name in _PARTS
+            ]
+    return made

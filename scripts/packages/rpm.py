@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from packages import tree
-from packages.package import Fill, Package
+from packages.package import Fill, Package, rpm_release
 from packages.running import run
 from packages.wheels import ROOT
 
 ZSH: Final = "usr/share/zsh/site-functions"
 _MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
-_RELEASE: Final = "1"
 # What rpm would do with files by itself is left out: they are whole, and for every EL.
 _MACROS: Final = """\
 %global debug_package %{nil}
@@ -22,12 +21,19 @@ _MACROS: Final = """\
 %global use_source_date_epoch_as_buildtime 1
 %global clamp_mtime_to_source_date_epoch 1
 %global _buildhost localhost
-%define _binary_payload w10.zstdio
 """
 
 
 def build(
-    package: Package, fill: Fill, work: Path, out: Path, *, version: str, machine: str, epoch: int
+    package: Package,
+    fill: Fill,
+    work: Path,
+    out: Path,
+    *,
+    version: str,
+    machine: str,
+    epoch: int,
+    level: int,
 ) -> Path:
     """Make a package; its file. The arguments are those of a Debian package."""
     shutil.rmtree(work, ignore_errors=True)
@@ -42,12 +48,19 @@ def build(
         [
             *("rpmbuild", "-bb", "--target", f"{architecture}-linux", "--quiet"),
             *("--define", f"_topdir {work}/top", "--define", f"_dbpath {work}/db"),
-            *("--define", f"_rpmdir {work}/made", "--buildroot", work / "buildroot", spec),
+            *("--define", f"_rpmdir {work}/made"),
+            *(
+                "--define",
+                f"_binary_payload w{level}.zstdio",
+                "--buildroot",
+                work / "buildroot",
+                spec,
+            ),
         ],
         env={"SOURCE_DATE_EPOCH": str(epoch)},
     )
     (made,) = (work / "made").rglob("*.rpm")
-    target = out / f"{package.name}-{version}-{_RELEASE}.{architecture}.rpm"
+    target = out / f"{package.name}-{version}-{rpm_release(package.python)}.{architecture}.rpm"
     shutil.copyfile(made, target)
     shutil.rmtree(work)
     os.chmod(target, 0o644)
@@ -55,12 +68,12 @@ def build(
 
 
 def _spec(package: Package, version: str, root: Path) -> str:
-    scripts = ROOT / "packaging" / "rpm" / f"{package.name}.scripts"
+    scripts = ROOT / "packaging" / "rpm" / f"{package.scripts or package.name}.scripts"
     lines = [
         _MACROS,
         f"Name: {package.name}",
         f"Version: {version}",
-        f"Release: {_RELEASE}",
+        f"Release: {rpm_release(package.python)}",
         f"Summary: {package.summary}",
         "License: MIT",
         *(("BuildArch: noarch",) if not package.compiled else ()),

@@ -1,7 +1,6 @@
 """The files of a package, laid out as they are to lie on a machine."""
 
 import gzip
-import hashlib
 import os
 import shutil
 import zipfile
@@ -11,7 +10,7 @@ from typing import Final
 
 from packages import completion, man
 from packages.shapes import whole
-from packages.wheels import ROOT, Fetched
+from packages.wheels import ROOT, Wheels
 
 PREFIX: Final = "opt/steward"
 OWN: Final = (PREFIX, "etc/steward", "usr/src/steward-plugins")
@@ -27,31 +26,45 @@ executable = /usr/bin/python{python}
 _PTH: Final = f"/{PREFIX}/lib\n/{PREFIX}/plugins\n"
 
 
-def steward(root: Path, wheel: Path, fetched: Fetched) -> None:
+def steward(root: Path, wheel: Path, wheels: Wheels) -> None:
     """Lay out Steward itself.
 
     Args:
         root: The directory that stands for ``/``.
         wheel: Steward's own.
-        fetched: What it needs.
+        wheels: What it needs.
     """
     prefix = root / PREFIX
-    _install(prefix / "lib", [*fetched.pure, wheel])
-    for python, wheels in fetched.compiled.items():
-        _environment(prefix / f"python{python}", python)
-        packages = prefix / f"python{python}/lib/python{python}/site-packages"
-        _install(packages, wheels)
-        (packages / "steward.pth").write_text(_PTH)
-    _share(sorted(prefix.glob("python*")))
-    _launcher(prefix / "bin/steward", tuple(fetched.compiled))
+    python = wheels.python
+    _environment(prefix / f"python{python}", python)
+    _unpack(root, wheels, "")
+    _install(prefix / "lib", [wheel])
+    (_site_packages(root, python) / "steward.pth").write_text(_PTH)
+    launcher = _packaging("steward").decode().replace("@PYTHON@", python)
+    _put(prefix / "bin/steward", launcher.encode(), 0o755)
     _link(root / "usr/bin/steward", f"/{PREFIX}/bin/steward")
     for name in ("libexec", "docs", "packs", "dashboards"):
         if (ROOT / name).is_dir():
             _copy(ROOT / name, prefix / name)
     _put(prefix / "libexec/steward/package-hooks", _packaging("package-hooks"), 0o755)
-    for unit in ("steward.service", "steward-controller.service", "steward-web.service"):
+    for name in ("steward", "steward-controller", "steward-web", "steward-listen"):
+        unit = f"{name}.service"
         _put(root / UNITS / unit, _packaging(f"systemd/{unit}"))
     (root / "etc/steward").mkdir(parents=True)
+
+
+def part(root: Path, name: str, wheels: Wheels) -> None:
+    """Lay out the driver of an optional part, and the list of its modules.
+
+    Args:
+        root: The directory that stands for ``/``.
+        name: The part.
+        wheels: What it needs, among others.
+    """
+    _unpack(root, wheels, name)
+    modules = sorted(path.relative_to(root) for path in root.rglob("*.py"))
+    listed = "".join(f"/{path}\n" for path in modules)
+    _put(root / PREFIX / "libexec/steward/parts" / name, listed.encode())
 
 
 def documents(root: Path, version: str, epoch: int, *, zsh: str) -> None:
@@ -124,6 +137,18 @@ def _environment(directory: Path, python: str) -> None:
     _link(directory / "bin/python", f"python{python}")
 
 
+def _site_packages(root: Path, python: str) -> Path:
+    return root / PREFIX / f"python{python}/lib/python{python}/site-packages"
+
+
+def _unpack(root: Path, wheels: Wheels, part: str) -> None:
+    """Unpack the wheels of a part, or of Steward where it is ""."""
+    of = wheels.parts[part]
+    pure = [wheel for wheel in of if wheel.name.endswith("-none-any.whl")]
+    _install(root / PREFIX / "lib", pure)
+    _install(_site_packages(root, wheels.python), [wheel for wheel in of if wheel not in pure])
+
+
 def _install(target: Path, wheels: Iterable[Path]) -> None:
     """Unpack wheels, which may be of another Python than this one; their programs are left out."""
     for wheel in wheels:
@@ -138,19 +163,6 @@ def _install(target: Path, wheels: Iterable[Path]) -> None:
                     _put(target / name, archive.read(name))
 
 
-def _share(directories: Iterable[Path]) -> None:
-    """Have files that several Pythons use once only: a module of the stable ABI is large."""
-    seen: dict[bytes, Path] = {}
-    for directory in directories:
-        for path in sorted(directory.rglob("*")):
-            if path.is_symlink() or not path.is_file():
-                continue
-            first = seen.setdefault(hashlib.sha256(path.read_bytes()).digest(), path)
-            if first is not path:
-                path.unlink()
-                path.hardlink_to(first)
-
-
 def _copy(source: Path, target: Path) -> None:
     shutil.copytree(
         source,
@@ -159,11 +171,6 @@ def _copy(source: Path, target: Path) -> None:
         dirs_exist_ok=True,
         ignore=shutil.ignore_patterns("__pycache__"),
     )
-
-
-def _launcher(path: Path, pythons: tuple[str, ...]) -> None:
-    text = _packaging("steward").decode()
-    _put(path, text.replace("@PYTHONS@", " ".join(pythons)).encode(), 0o755)
 
 
 def _packaging(name: str) -> bytes:

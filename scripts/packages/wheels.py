@@ -8,10 +8,12 @@ import re
 import shutil
 import sys
 import tarfile
+import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from packaging.requirements import Requirement
@@ -25,6 +27,12 @@ GLIBC: Final = 28
 """Of glibc 2.N, the oldest that packages run on: that of EL 8."""
 BUILT: Final = ("src/steward/web/static/vendor",)
 """What is in no repository and yet in every package."""
+RUNTIME: Final = "requirements.lock"
+PARTS: Final = "requirements-parts.lock"
+TESTS: Final = "requirements-tests.lock"
+SERVERS: Final = "requirements-servers.lock"
+LOCKS: Final = (RUNTIME, PARTS, TESTS, SERVERS)
+"""Every lock file, in the order in which they are installed."""
 _MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 _LOCKED: Final = re.compile(r"^([a-z0-9][a-z0-9._-]*)==", re.IGNORECASE)
 _BUILD: Final = (
@@ -45,16 +53,16 @@ class Own(msgspec.Struct, frozen=True, kw_only=True):
     wheel: Path
 
 
-class Fetched(msgspec.Struct, frozen=True, kw_only=True):
-    """The wheels of what Steward needs.
+class Wheels(msgspec.Struct, frozen=True, kw_only=True):
+    """The wheels of what Steward needs on one version of Python.
 
     Attributes:
-        pure: Those for every Python.
-        compiled: Those for one each.
+        python: The version.
+        parts: What Steward itself needs, under "", and what each optional part adds.
     """
 
-    pure: tuple[Path, ...]
-    compiled: dict[str, tuple[Path, ...]]
+    python: str
+    parts: dict[str, tuple[Path, ...]]
 
 
 def own(work: Path, out: Path, epoch: int) -> Own:
@@ -83,31 +91,64 @@ def own(work: Path, out: Path, epoch: int) -> Own:
     return Own(sdist=out / sdist.name, wheel=out / wheel.name)
 
 
-def fetch(work: Path, machine: str, pythons: tuple[str, ...]) -> Fetched:
-    """Have pip fetch what the lock file says, checksums and all, unless it is here already."""
-    lock = "".join(_locked(set(needed())))
-    compiled = {}
-    pure: tuple[Path, ...] = ()
-    for python in pythons:
-        directory = work / f"{machine}-{python}"
-        _fetch(directory, lock, machine, python)
-        wheels = sorted(directory.glob("*.whl"))
-        pure = tuple(wheel for wheel in wheels if wheel.name.endswith("-none-any.whl"))
-        compiled[python] = tuple(wheel for wheel in wheels if wheel not in pure)
-    return Fetched(pure=pure, compiled=compiled)
+def fetch(work: Path, machine: str, pythons: tuple[str, ...]) -> dict[str, Wheels]:
+    """Have pip fetch what the lock files say, checksums and all, unless it is here already."""
+    needed = needed_by_parts()
+    lock = "".join(_locked(frozenset().union(*needed.values())))
+    directories = {python: work / f"{machine}-{python}" for python in pythons}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        # An exception of a download is raised here.
+        list(pool.map(lambda one: _fetch(one[1], lock, machine, one[0]), directories.items()))
+    fetched = {}
+    for python, directory in directories.items():
+        wheels = {_plain(wheel.name.split("-")[0]): wheel for wheel in directory.glob("*.whl")}
+        parts = {
+            part: tuple(wheels[name] for name in sorted(names & wheels.keys()))
+            for part, names in needed.items()
+        }
+        fetched[python] = Wheels(python=python, parts=parts)
+    return fetched
 
 
-def needed() -> Iterator[str]:
-    """Names of all that an installed Steward needs, its optional parts included.
+def locked_set(lock: str) -> frozenset[str]:
+    """The packages that a lock file has: what its purpose takes, and no lock before it has.
 
     Raises:
-        PackagingError: One of them is not installed here, so what it needs is not known.
+        PackagingError: A package is not installed here, so what it needs is not known.
     """
+    project = _project()
+    groups = project["dependency-groups"]
+    parts = project["project"]["optional-dependencies"].values()
+    lines = {
+        RUNTIME: [*project["project"]["dependencies"], *groups["build"]],
+        PARTS: [line for part in parts for line in part],
+        TESTS: groups["dev"],
+        SERVERS: groups["servers"],
+    }
+    before = [line for earlier in LOCKS[: LOCKS.index(lock)] for line in lines[earlier]]
+    return frozenset(_closure(lines[lock])) - frozenset(_closure(before))
+
+
+def needed_by_parts() -> dict[str, frozenset[str]]:
+    """The packages that Steward needs, under "", and what each optional part adds to them.
+
+    Raises:
+        PackagingError: A package is not installed here, so what it needs is not known.
+    """
+    project = _project()["project"]
+    base = frozenset(_closure(project["dependencies"]))
+    parts: dict[str, list[str]] = project["optional-dependencies"]
+    return {"": base} | {part: frozenset(_closure(of)) - base for part, of in parts.items()}
+
+
+def _project() -> dict[str, Any]:
     with open(ROOT / "pyproject.toml", "rb") as file:
-        project = tomllib.load(file)["project"]
-    wanted = [Requirement(line) for line in project["dependencies"]]
-    for lines in project["optional-dependencies"].values():
-        wanted += [Requirement(line) for line in lines]
+        return tomllib.load(file)
+
+
+def _closure(lines: Iterable[str]) -> Iterator[str]:
+    """Names of the packages that requirements come to."""
+    wanted = [Requirement(line) for line in lines]
     seen = set()
     while wanted:
         one = wanted.pop()
@@ -119,7 +160,7 @@ def needed() -> Iterator[str]:
         try:
             lines = importlib.metadata.requires(one.name) or []
         except importlib.metadata.PackageNotFoundError as error:
-            raise PackagingError(f"{one.name} is not in .venv: scripts/setup.sh python") from error
+            raise PackagingError(f"{one.name} is not in .venv: scripts/setup.sh tests") from error
         wanted += [found for found in map(Requirement, lines) if _applies(found, one.extras)]
 
 
@@ -132,26 +173,58 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _locked(names: set[str]) -> Iterator[str]:
-    """The lines of the lock file that are about some packages."""
-    keep = False
-    with open(ROOT / "requirements.lock", encoding="utf-8") as file:
+def locked(lock: str) -> Iterator[tuple[str, list[str]]]:
+    """Each package of a lock file, with its lines."""
+    name = ""
+    lines: list[str] = []
+    with open(ROOT / lock, encoding="utf-8") as file:
         for line in file:
             found = _LOCKED.match(line)
             if found:
-                keep = _plain(found[1]) in names
-            if keep:
-                yield line
+                if lines:
+                    yield name, lines
+                name, lines = _plain(found[1]), []
+            lines.append(line)
+    if lines:
+        yield name, lines
+
+
+def _locked(names: frozenset[str]) -> Iterator[str]:
+    """The lines of the lock files that are about some packages."""
+    for lock in (RUNTIME, PARTS):
+        for name, lines in locked(lock):
+            if name in names:
+                yield from lines
 
 
 def _fetch(directory: Path, lock: str, machine: str, python: str) -> None:
-    requirements = directory / "requirements.txt"
-    if requirements.exists() and requirements.read_text(encoding="utf-8") == lock:
+    if _is_fetched(directory, lock):
         return
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    part = directory / "requirements.part"
-    part.write_text(lock, encoding="utf-8")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=directory.parent))
+    try:
+        _download(made, lock, machine, python)
+        made.chmod(0o755)
+        # Builds that share a directory find whole sets only: the first that is ready stays.
+        if not _is_fetched(directory, lock):
+            shutil.rmtree(directory, ignore_errors=True)
+        try:
+            made.rename(directory)
+        except OSError:
+            if not _is_fetched(directory, lock):
+                raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _is_fetched(directory: Path, lock: str) -> bool:
+    requirements = directory / "requirements.txt"
+    return requirements.exists() and requirements.read_text(encoding="utf-8") == lock
+
+
+def _download(directory: Path, lock: str, machine: str, python: str) -> None:
+    requirements = directory / "requirements.txt"
+    requirements.write_text(lock, encoding="utf-8")
     platforms = [f"manylinux_2_{minor}_{_MACHINES[machine]}" for minor in range(GLIBC, 4, -1)]
     run(
         [
@@ -159,10 +232,9 @@ def _fetch(directory: Path, lock: str, machine: str, python: str) -> None:
             *("--require-hashes", "--no-deps", "--only-binary", ":all:"),
             *("--implementation", "cp", "--python-version", python),
             *(word for platform in platforms for word in ("--platform", platform)),
-            *("--dest", directory, "--requirement", part),
+            *("--dest", directory, "--requirement", requirements),
         ]
     )
-    part.rename(requirements)
 
 
 def _files() -> Iterator[Path]:

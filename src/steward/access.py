@@ -9,6 +9,7 @@ operators'.
 import os
 import pwd
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -23,12 +24,20 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
         user: The name that the uid resolves to now; "" if to none.
         how: ``socket``, ``local`` (the process itself), ``munge``, ``session`` or ``token``.
         by_munge: Whether MUNGE says so, or said so when their session was opened.
+        by_proxy: Whether a proxy's word says so, or said so when their session was opened.
+        scopes: What their token was made for; None where no token bounds what they may do.
+        rank: How far the rights of an operator or administrator go, where they are one: ``full``;
+            ``reads``, they see what operators see and change what users change; ``user``, they
+            have none of them.
     """
 
     uid: int
     user: str = ""
     how: str = "socket"
     by_munge: bool = False
+    by_proxy: bool = False
+    scopes: frozenset[str] | None = None
+    rank: Literal["full", "reads", "user"] = "full"
 
 
 def this_user() -> Asker:
@@ -81,6 +90,8 @@ class Access:
         own_uid: The uid that Steward runs as.
         standing: What a cluster's Slurm says of who stands where; None where it was
             never asked or never answered, which lets nobody see more than their own.
+        led: Which of the bank's accounts somebody leads, by name and by the accounts that they
+            coordinate; None where there is no bank.
     """
 
     def __init__(
@@ -88,16 +99,18 @@ class Access:
         settings: AccessSettings,
         own_uid: int,
         standing: Callable[[str], Standing | None],
+        led: Callable[[str, frozenset[str]], frozenset[str]] | None = None,
     ) -> None:
         self._settings = settings
         self._own_uid = own_uid
         self._standing = standing
+        self._led = led
 
     def is_operator(self, asker: Asker, cluster: str) -> bool:
         """Whether the asker may see and do everything on ``cluster``."""
         if self.is_administrator(asker, cluster):
             return True
-        if not asker.user:
+        if not asker.user or asker.rank == "user":
             return False
         standing = self._standing(cluster)
         return asker.user in self._settings.operators or (
@@ -110,6 +123,8 @@ class Access:
         These are the users whose AdminLevel is Administrator, and those that the configuration
         names; nodes and partitions are theirs, while operators have reservations and jobs.
         """
+        if asker.rank == "user":
+            return False
         if asker.uid in (0, self._own_uid):
             return True
         if not asker.user:
@@ -138,20 +153,27 @@ class Access:
             account for account, users in standing.coordinators.items() if asker.user in users
         )
 
+    def led(self, asker: Asker, cluster: str) -> frozenset[str]:
+        """The accounts that the asker coordinates on ``cluster`` or owns, and all below these."""
+        coordinated = self.coordinated(asker, cluster)
+        if self._led is None or not asker.user:
+            return coordinated
+        return coordinated | self._led(asker.user, coordinated)
+
     def scope(self, asker: Asker, cluster: str) -> Scope:
         """Whose job records the asker may see: everyone's, unless PrivateData says ``jobs``."""
         standing = self._standing(cluster)
         is_public = standing is not None and "jobs" not in standing.private_data
         if is_public or self.is_operator(asker, cluster):
             return Scope(everything=True)
-        return Scope(uid=asker.uid, accounts=self.coordinated(asker, cluster))
+        return Scope(uid=asker.uid, accounts=self.led(asker, cluster))
 
     def script_scope(self, asker: Asker, cluster: str) -> Scope:
         """Whose scripts and environments the asker may read."""
         if self.is_operator(asker, cluster):
             return Scope(everything=True)
         by_account = self._settings.coordinators_read_scripts
-        accounts = self.coordinated(asker, cluster) if by_account else frozenset()
+        accounts = self.led(asker, cluster) if by_account else frozenset()
         # A uid that resolves to no name now owns nothing: it may have been somebody else's.
         uid = asker.uid if asker.user else None
         return Scope(uid=uid, user=asker.user, accounts=accounts)

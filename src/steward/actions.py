@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from steward.access import Asker
+from steward.credentials.scopes import READS, check_scope, scope_of
 from steward.errors import UsageError
 
 Role = Literal["everyone", "operator", "administrator"]
@@ -181,9 +182,14 @@ class Registry:
 
         Raises:
             ActionError: There is no such action, or its room has no context here.
+            NotInScope: The asker's token was not made for it; also where another action asks
+                for them.
             StewardError: Whatever the action itself refuses or cannot do.
         """
         action = self.get(name)
+        check_scope(asker, name)
+        if asker.rank == "reads" and not (action.only_reads or scope_of(name) in READS):
+            asker = msgspec.structs.replace(asker, rank="user")
         if not isinstance(request, action.request):
             wanted, got = action.request.__name__, type(request).__name__
             raise ActionError(f"{name} takes a {wanted}, not a {got}", request)

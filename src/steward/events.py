@@ -5,6 +5,7 @@ first event of a (cluster, key) and passes over the rest. Fields are only ever
 added, with defaults, so that an old journal can always be read.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ JOB_SEEN: Final = "job.seen"
 JOB_STATE: Final = "job.state"
 JOB_END: Final = "job.end"
 JOB_IDENTITY: Final = "job.identity"
+JOB_MISSED: Final = "job.missed"
 STEP_START: Final = "step.start"
 TASK_EXIT: Final = "task.exit"
 STEP_END: Final = "step.end"
@@ -41,6 +43,7 @@ NODE_GAP: Final = "node.gap"
 RUN_START: Final = "run.start"
 RUN_SUSPEND: Final = "run.suspend"
 RUN_END: Final = "run.end"
+STEP_LAUNCH: Final = "step.launch"
 STEP_USAGE: Final = "step.usage"
 STEP_ACCOUNTED: Final = "step.accounted"
 PLUGIN_MESSAGE: Final = "plugin.message"
@@ -62,6 +65,20 @@ ARCHIVE_RESEND: Final = "archive.resend"
 
 class EventError(StewardError):
     """An event whose kind or body is not one of ours."""
+
+
+class JobsMissed(msgspec.Struct, frozen=True, kw_only=True):
+    """job.missed: jobs whose scripts were removed from the spool before capture read them.
+
+    Attributes:
+        job_ids: Their raw ids, at most ``MOST_MISSED``.
+    """
+
+    job_ids: tuple[int, ...]
+
+
+MOST_MISSED: Final = 1000
+"""Job ids in one event of missed jobs."""
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +109,8 @@ class JobScript(msgspec.Struct, frozen=True, kw_only=True):
         claimed_host: Submit host, likewise.
         redacted: Names of the environment variables whose values were redacted.
         flags: What was odd: ``environment-short`` (cut off), ``environment-count`` (wrong
-            count), ``environment-missing``, ``environment-too-large`` and
-            ``script-too-large`` (not kept), ``script-no-nul``.
+            count), ``environment-missing``, ``environment-too-large``,
+            ``environment-unreadable`` and ``script-too-large`` (not kept), ``script-no-nul``.
     """
 
     job_id: int
@@ -184,19 +201,21 @@ class ArchiveResend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
-    """controller.state: slurmctld or slurmdbd began or ceased to answer, or began anew.
+    """controller.state: slurmctld or slurmdbd is up, down, started anew or reconfigured.
 
     Attributes:
         up: Whether it answers.
         message: What was said of it.
         daemon: ``slurmctld`` or ``slurmdbd``.
         restarted: Whether it was started anew since it was last seen.
+        reconfigured: Whether it has read its configuration again.
     """
 
     up: bool
     message: str = ""
     daemon: str = "slurmctld"
     restarted: bool = False
+    reconfigured: bool = False
 
 
 class QueueLooked(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,6 +236,7 @@ BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     JOB_STATE: JobFacts,
     JOB_END: JobFacts,
     JOB_IDENTITY: JobIdentity,
+    JOB_MISSED: JobsMissed,
     STEP_START: StepStart,
     TASK_EXIT: TasksExited,
     STEP_END: StepEnd,
@@ -226,6 +246,7 @@ BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     RUN_START: RunFact,
     RUN_SUSPEND: RunFact,
     RUN_END: RunFact,
+    STEP_LAUNCH: StepUsage,
     STEP_USAGE: StepUsage,
     STEP_ACCOUNTED: StepAccounted,
     PLUGIN_MESSAGE: PluginMessage,
@@ -281,6 +302,20 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 def script_key(job_id: int, spool_mtime_ns: int) -> str:
     """The key of a job.script event: the same spool entry seen twice has the same one."""
     return f"script:{job_id}:{spool_mtime_ns}"
+
+
+def missed_event(cluster: str, source: str, job_ids: Sequence[int]) -> Event:
+    """A job.missed event, seen now; it is told once, so its key is the time's."""
+    now = utc_now()
+    return Event(
+        kind=JOB_MISSED,
+        cluster=cluster,
+        key=f"{JOB_MISSED}:{job_ids[0]}:{int(now.timestamp() * 1e6)}",
+        at=now,
+        seen_at=now,
+        source=source,
+        body=JobsMissed(job_ids=tuple(job_ids)),
+    )
 
 
 def script_event(cluster: str, source: str, body: JobScript) -> Event:

@@ -139,6 +139,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stdin: str = ""
     stdout: str = ""
     stderr: str = ""
+    oversubscribe: str = ""
     doubts: str = ""
     source: str = ""
 

@@ -13,6 +13,10 @@ import msgspec
 from steward.errors import StewardError
 from steward.leaving import leave, left
 
+COST_FACTOR: Final = 20
+"""A poll of slurmctld takes at most this part of the time."""
+LONG_INTERVAL_S: Final = 60.0
+"""A longer wait for the next poll of the queue is told in log, status and metrics."""
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 

@@ -3,7 +3,8 @@
 A connection that does not come to its point is closed: ten seconds for the head
 of a request, thirty for all of it, and a minute to read on in an answer. How long
 an answer takes is the application's business. Only so many are served at once, the
-others are told to come again.
+others are told to come again; and of one address only so many are open that have not
+asked, are not encrypted yet, or do not read.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from steward.errors import StewardError
-from steward.listening import listener_at
+from steward.listening import Crowd, CrowdedListener, listener_at
 from steward.waiting import Stop
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,11 @@ _REQUEST_S: Final = 30.0
 _READ_S: Final = 60.0
 _KEEP_S: Final = 5
 _GRACE_S: Final = 3
-_AT_ONCE: Final = 256
+_AT_ONCE: Final = 512
+_OPEN: Final = 256
+"""Connections of these that may be without a whole request …"""
+_OPEN_OF_ONE: Final = 32
+"""… and of one address."""
 _BACKLOG: Final = 1024
 _LONGEST_HEAD: Final = 16 << 10
 
@@ -39,22 +44,36 @@ Receive = Callable[[], Any]
 class TimedProtocol(H11Protocol):
     """HTTP/1.1, but the head of a request has to be there in time, and answers are to be read."""
 
+    crowd: Crowd
+    _descriptor: int = -1
     _head: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """A client is there."""
         super().connection_made(transport)
+        self._descriptor = transport.get_extra_info("socket").fileno()
         self._watch()
 
     def data_received(self, data: bytes) -> None:
         """A client says something."""
+        if not self.crowd.has(self._descriptor):
+            # What it had sent before it was shut down can still be read.
+            self.transport.abort()
+            return
         super().data_received(data)
         self._watch()
+        self._count()
+
+    def on_response_complete(self) -> None:
+        """A client has its answer."""
+        super().on_response_complete()
+        self._count()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A client is gone."""
         super().connection_lost(exc)
+        self.crowd.leave(self._descriptor)
         self._unwatch()
         self._is_read()
 
@@ -63,16 +82,27 @@ class TimedProtocol(H11Protocol):
         super().pause_writing()
         if self._unread is None:
             self._unread = self.loop.call_later(_READ_S, self._too_slow)
+        self._count()
 
     def resume_writing(self) -> None:
         """It does again."""
         super().resume_writing()
         self._is_read()
+        self._count()
 
     def _is_read(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+
+    def _count(self) -> None:
+        """Tell the crowd whether the client waits for us, or we for the client."""
+        cycle: RequestResponseCycle | None = self.cycle
+        is_whole = cycle is not None and not cycle.more_body and not cycle.response_complete
+        if is_whole and self._unread is None:
+            self.crowd.ask(self._descriptor)
+        else:
+            self.crowd.rest(self._descriptor)
 
     def _watch(self) -> None:
         """Have the timer run exactly while the head of a request is under way."""
@@ -137,6 +167,30 @@ def timed(app: Any) -> Any:
     return within
 
 
+def limited(app: Any) -> Any:
+    """An application that answers so many whole requests at once, and others with 503.
+
+    uvicorn's own limit counts connections, too: those that :class:`Crowd` has just ended are
+    among them for a moment, and somebody else's request was refused for them.
+    """
+    at_once = 0
+
+    async def answered(scope: Any, receive: Receive, send: Any) -> None:
+        nonlocal at_once
+        if scope["type"] == "http" and at_once >= _AT_ONCE:
+            headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
+            await send({"type": "http.response.start", "status": 503, "headers": headers})
+            await send({"type": "http.response.body", "body": b"too many requests at once"})
+            return
+        at_once += 1
+        try:
+            await app(scope, receive, send)
+        finally:
+            at_once -= 1
+
+    return answered
+
+
 def headed(app: Any) -> Any:
     """An application that answers HEAD wherever it answers GET, and as that, without the body."""
 
@@ -181,6 +235,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         listen: Address and port.
         certificate_file: Its certificate; without one, no encryption.
         key_file: The key of that certificate.
+        shared: Networks whose addresses many share, see :class:`steward.listening.Crowd`.
     """
 
     name: str
@@ -188,6 +243,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     listen: str
     certificate_file: str = ""
     key_file: str = ""
+    shared: tuple[str, ...] = ()
 
 
 class ServingError(StewardError):
@@ -222,9 +278,14 @@ def serve(
     Raises:
         ServingError: The certificate cannot be used.
     """
+    bounds = Crowd(_OPEN_OF_ONE, _OPEN, served.shared)
+
+    class Protocol(TimedProtocol):
+        crowd = bounds
+
     config = uvicorn.Config(
-        headed(timed(app)),
-        http=TimedProtocol,
+        headed(limited(timed(app))),
+        http=Protocol,
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -232,7 +293,6 @@ def serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=_AT_ONCE,
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_S,
         timeout_graceful_shutdown=_GRACE_S,
@@ -255,5 +315,5 @@ def serve(
     )
     # What it says of itself at its start and end we have said.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    with listener:
-        _Server(config, stop, beat).run(sockets=[listener])
+    with CrowdedListener(listener, bounds.come) as bounded:
+        _Server(config, stop, beat).run(sockets=[bounded])

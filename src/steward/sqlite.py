@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OLDEST_SAFE = (3, 51, 3)
+_LARGEST_IDLE_LOG = 16 << 20
+"""Size of a write-ahead log, in bytes, above which SQLite cuts the file when it begins anew."""
 _WRONG = ("no such", "syntax error", "malformed", "already exists")
 
 
@@ -71,6 +73,7 @@ def open_database(
     *,
     synchronous: str = "FULL",
     timeout_s: float = 10.0,
+    shrinks: bool = False,
 ) -> Connection:
     """Open a database for writing, create it 0600 if need be, and bring its schema up to date.
 
@@ -79,6 +82,7 @@ def open_database(
         migrations: Scripts in order; the n-th takes the schema from version n to n + 1.
         synchronous: SQLite's pragma of that name (FULL, NORMAL or OFF).
         timeout_s: How long to wait for a lock, in seconds.
+        shrinks: Whether a new database is made so that :func:`shrink` can cut its file.
 
     Raises:
         SqliteError: A library too old, a network file system, a schema from a newer Steward.
@@ -99,11 +103,48 @@ def open_database(
     with translated(path):
         _make(path)
         connection = _connect(path, timeout_s)
+        if shrinks:
+            # Of an empty file alone: SQLite passes it over once the first page is written.
+            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         _log_ahead(connection, timeout_s)
+        connection.execute(f"PRAGMA journal_size_limit={_LARGEST_IDLE_LOG}")
         connection.execute(f"PRAGMA synchronous={synchronous}")
         connection.execute("PRAGMA foreign_keys=ON")
         _migrate(connection, path, migrations)
     return connection
+
+
+def shrink(connection: Connection, path: str, *, spare_bytes: int, step_bytes: int) -> bool:
+    """Give free pages at the end of a database's file back to the file system, one step a call.
+
+    Args:
+        connection: Opened with ``shrinks``, outside a transaction.
+        path: Its file, for errors.
+        spare_bytes: Free pages that stay in the file for what is written next, in bytes.
+        step_bytes: How much one call gives back at most, in bytes.
+
+    Returns:
+        Whether there is more to give back now; not while a reader keeps the file as it is.
+
+    Raises:
+        SqliteUnavailable: The disk is full or fails.
+    """
+    with translated(path):
+        free, size = (_pragma(connection, name) for name in ("freelist_count", "page_size"))
+        spare = spare_bytes // size
+        if free <= spare:
+            return False
+        step = min(free - spare, step_bytes // size)
+        # Each row that is fetched is a page that was moved.
+        connection.execute(f"PRAGMA incremental_vacuum({step})").fetchall()
+        left = _pragma(connection, "freelist_count")
+        # The file is cut when the log is copied into it, and the log must not grow instead.
+        _, logged, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    return spare < left < free and logged == copied
+
+
+def _pragma(connection: Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
 
 
 def make_for_owner(path: str) -> None:
@@ -250,8 +291,7 @@ def _migrate(connection: Connection, path: str, migrations: Sequence[str]) -> No
 
 
 def _version(connection: Connection) -> int:
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    return version
+    return _pragma(connection, "user_version")
 
 
 def _statements(script: str) -> "Iterator[str]":

@@ -8,6 +8,7 @@ who is unknown sees no more than their own.
 import os
 import re
 import time
+from collections.abc import Callable
 
 from steward.access import Access, Standing
 from steward.config import Settings
@@ -60,11 +61,18 @@ class Standings:
         return os.path.join(self._state_dir, f"standing-{cluster}.json")
 
 
-def access_of(settings: Settings) -> Access:
-    """Who may see what, by the configuration and by what Slurm last said."""
+def access_of(
+    settings: Settings, led: Callable[[str, frozenset[str]], frozenset[str]] | None = None
+) -> Access:
+    """Who may see what, by the configuration and by what Slurm last said.
+
+    Args:
+        settings: The configuration.
+        led: Which of the bank's accounts somebody leads, as :class:`Access` takes it.
+    """
     try:
         own_uid = os.stat(settings.state_dir).st_uid
     except OSError:
         # Nothing is there to be seen yet, by anyone.
         own_uid = os.geteuid()
-    return Access(settings.access, own_uid, Standings(settings.state_dir).get)
+    return Access(settings.access, own_uid, Standings(settings.state_dir).get, led)

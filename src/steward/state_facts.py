@@ -1,5 +1,6 @@
 """What is told of states: of nodes, partitions, reservations and daemons, and of rules that ran."""
 
+import os
 from datetime import datetime
 from typing import Any, Literal
 
@@ -7,6 +8,26 @@ import msgspec
 
 Noticed = Literal["trigger", "reconcile", "start"]
 """What made us look: a wake-up of slurmctld's, the clock or slurmctld's start, or our own."""
+
+
+class NodesNow(msgspec.Struct, frozen=True, kw_only=True):
+    """``nodes-CLUSTER.json``: the nodes' states at the sensor's last poll.
+
+    The sensor leaves it for those that show nodes, since no event tells that jobs come and go.
+
+    Attributes:
+        states: The nodes' names, by state.
+        silent_since: When that poll was, if slurmctld has answered none since; None while it
+            answers.
+    """
+
+    states: dict[str, tuple[str, ...]]
+    silent_since: datetime | None = None
+
+
+def nodes_now_path(state_dir: str, cluster: str) -> str:
+    """The file of a cluster's :class:`NodesNow`."""
+    return os.path.join(state_dir, f"nodes-{cluster}.json")
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):

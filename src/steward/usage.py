@@ -3,7 +3,7 @@
 A *launch* is one step on one node at one time: (job id, step, node, launched).
 A requeued job launches its batch step again under the same id and step, so the
 time belongs to the name. Nodes know no submit time: which run a launch was of
-is found out by the consumer ``jobs``, and said by ``step.usage``.
+is found out by the consumer ``jobs``, and said by ``step.launch`` and ``step.usage``.
 """
 
 from datetime import datetime
@@ -175,7 +175,10 @@ class RunFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """step.usage: a launch is over, as far as is known, and belongs to this run.
+    """step.launch, step.usage: a launch that belongs to this run has begun, or is over.
+
+    step.launch has ``start`` and neither tasks nor an end. A launch whose end is known as soon
+    as its begin has no step.launch.
 
     Attributes:
         job_id: The raw job id.
@@ -193,6 +196,7 @@ class StepUsage(msgspec.Struct, frozen=True, kw_only=True):
         correction: Whether this says again, better, what was said before.
         withdrawn: Whether the launch turned out to be none of this run's: what was said of
             it for this run is to be forgotten, and nothing else is said here.
+        announced: In step.usage whether step.launch told of the begin.
     """
 
     job_id: int
@@ -209,6 +213,7 @@ class StepUsage(msgspec.Struct, frozen=True, kw_only=True):
     end: StepEnd | None = None
     correction: bool = False
     withdrawn: bool = False
+    announced: bool = False
 
 
 class StepAccounted(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 from controllers import Munged
 from running import settings_in
@@ -79,9 +80,11 @@ class Hearer(Quiet, BaseHTTPRequestHandler):
         self.wfile.write(said)
 
 
-def hearing(directory: Path, port: int, munged: Munged, behind_nat: bool = False) -> Settings:
+def hearing(
+    directory: Path, port: int, munged: Munged, behind_nat: bool = False, **more: Any
+) -> Settings:
     of = ClusterSettings(slurm=False, spool=str(directory / "spool"), munge_socket=munged.socket)
-    nodes = NodesSettings(listen=f"127.0.0.1:{port}", behind_nat=behind_nat)
+    nodes = NodesSettings(listen=f"127.0.0.1:{port}", behind_nat=behind_nat, **more)
     return settings_in(directory, cluster={"c1": of}, nodes=nodes)
 
 

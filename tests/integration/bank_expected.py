@@ -4,8 +4,9 @@ Nothing of the bank is used here: rows of ``sacct --duplicates`` where there is 
 slurmdbd, else the words of ``scontrol show job`` and, of runs that a requeue hid
 there, the lines of jobcomp. Where two of Slurm's records of a run have different ends,
 the one that was told first holds: a finished job's requeue writes its end once more, and
-so does a slurmctld that was killed and begins again with what it saved seconds before. But
-a run whose requeue or preemption that forgot goes on until it ends.
+so does a slurmctld that was killed and begins again with what it saved seconds before.
+Where it runs the job once more after that end, both count. A run whose requeue or
+preemption it forgot goes on until it ends.
 """
 
 import json
@@ -90,7 +91,7 @@ def by_sacct(site: BankSite) -> list[Ran]:
         ran for ran in lines if ran.state == "RESIZING" and (ran.job, ran.submit) not in told
     ]
     untold = [ran for key, ran in first.items() if key not in told]
-    return [*_without([*found.values(), *untold], pieces)]
+    return [*_without([*found.values(), *untold, *_again(lines, first)], pieces)]
 
 
 def _first(lines: Iterable[Ran]) -> dict[tuple[int, str], Ran]:
@@ -104,6 +105,19 @@ def _first(lines: Iterable[Ran]) -> dict[tuple[int, str], Ran]:
         if ran.state != "RESIZING" and (before is None or before.state == _REQUEUED):
             first[ran.job, ran.submit] = ran
     return first
+
+
+def _again(lines: Iterable[Ran], first: Mapping[tuple[int, str], Ran]) -> Iterator[Ran]:
+    """What jobcomp told of runs that began once more, after the end that was told first."""
+    begun: set[tuple[int, str]] = set()
+    for ran in sorted(lines, key=lambda ran: ran.end):
+        before = first.get((ran.job, ran.submit))
+        is_ended = before is not None and before.state in (*_ENDED, "NODE_FAIL")
+        if before is None or not is_ended or ran.state not in (*_ENDED, "NODE_FAIL"):
+            continue
+        if before.end <= int(ran.start) < ran.end and (ran.job, ran.start) not in begun:
+            begun.add((ran.job, ran.start))
+            yield ran
 
 
 def by_slurmctld(site: BankSite) -> list[Ran]:

@@ -2,24 +2,31 @@
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
 from steward.sandbox.roots import DEFAULT_MIRROR, cache
 
-# Nothing but what the packages depend on; rpm beside dpkg, for there is no EL to be had; and
-# what plugins are compiled with.
+# The packages' dependencies; rpm beside dpkg, for there is no EL to be had; the compiler for
+# plugins; and Slurm with systemd, for the host that is booted.
 INCLUDED = {
     "bullseye": ("python3.9",),
-    "bookworm": ("python3.11", "rpm", "gcc", "libc6-dev", "libslurm-dev", "slurm-client"),
-    "trixie": ("python3.13", "libstdc++6"),
+    "bookworm": (
+        *("python3", "rpm", "gcc", "libc6-dev", "libslurm-dev", "slurm-client"),
+        *("slurmctld", "slurmd", "munge", "lua-socket"),
+        *("systemd", "systemd-container", "dbus", "iproute2"),
+    ),
+    "trixie": ("python3", "libstdc++6"),
 }
+_FIELD = re.compile(r"^(Package|Provides|Depends|Pre-Depends): (.*)$", re.MULTILINE)
+_NAME = re.compile(r"(?:^|, )([a-z0-9.+-]+)")
 _ENTER = """
 mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/root"
 mkdir -p "$2/root/packages"
@@ -36,7 +43,7 @@ _LOOPBACK = """
 import fcntl, socket, struct
 fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh22x", b"lo", 1))
 """
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
     "LC_ALL": "C.UTF-8",
@@ -54,9 +61,8 @@ class Bare:
     """
 
     def __init__(self, suite: str, directory: Path, packages: Path) -> None:
-        self._base = _base(suite)
+        self.mounts = (_base(suite), directory, packages)
         self._directory = directory
-        self._packages = packages
         for name in ("upper", "work", "root"):
             (directory / name).mkdir(parents=True)
         # It is thrown away: dpkg need not wait for a disk after each of some thousand files.
@@ -69,7 +75,7 @@ class Bare:
         done = subprocess.run(
             [
                 *("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"),
-                *("sh", "-ec", _ENTER, "sh", self._base, self._directory, self._packages),
+                *("sh", "-ec", _ENTER, "sh", *self.mounts),
                 *(sys.executable, _LOOPBACK),
                 *words,
             ],
@@ -79,7 +85,7 @@ class Bare:
             text=True,
             errors="replace",
             timeout=600,
-            env=_ENVIRONMENT,
+            env=ENVIRONMENT,
             check=False,
         )
         assert done.returncode == code, done.stdout
@@ -92,6 +98,29 @@ class Bare:
     def path(self, name: str) -> Path:
         """Where a file that was written there lies."""
         return self._directory / "upper" / name.lstrip("/")
+
+
+def read_index(suite: str, names: Iterable[str]) -> str:
+    """Return apt's index of a suite, reduced to some packages and all that they depend on."""
+    (path,) = Path(_base(suite), "var/lib/apt/lists").glob("*_Packages")
+    entries: dict[str, tuple[str, dict[str, str]]] = {}
+    providers: dict[str, str] = {}
+    for entry in path.read_text().split("\n\n"):
+        fields = dict(_FIELD.findall(entry))
+        if name := fields.get("Package"):
+            entries[name] = entry, fields
+            providers |= dict.fromkeys(_NAME.findall(fields.get("Provides", "")), name)
+    kept: set[str] = set()
+    left = list(names)
+    while left:
+        name = left.pop()
+        name = name if name in entries else providers.get(name, "")
+        if name and name not in kept:
+            kept.add(name)
+            fields = entries[name][1]
+            for key in ("Depends", "Pre-Depends"):
+                left += _NAME.findall(fields.get(key, ""))
+    return "".join(f"{entries[name][0].strip()}\n\n" for name in sorted(kept))
 
 
 def _base(suite: str) -> Path:
@@ -141,7 +170,7 @@ def _call(*words: str) -> None:
         text=True,
         errors="replace",
         timeout=1800,
-        env=_ENVIRONMENT | {k: v for k, v in os.environ.items() if k.lower().endswith("_proxy")},
+        env=ENVIRONMENT | {k: v for k, v in os.environ.items() if k.lower().endswith("_proxy")},
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]

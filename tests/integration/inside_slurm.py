@@ -22,6 +22,7 @@ def main(settings: str, question: str, argument: str = "0") -> None:
     answers: dict[str, Any] = {
         "version": slurm.version,
         "config": slurm.config,
+        "offered": lambda: sorted(slurm.offered(argument)),
         "queue": lambda: slurm.queue().records,
         "job": lambda: slurm.job(int(argument)),
         "picture": slurm.picture,

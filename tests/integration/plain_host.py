@@ -23,7 +23,14 @@ OURS: Final = "/usr/local/bin"
 _UNITS: Final = ("/etc/systemd/system", "/lib/systemd/system")
 _OVERLAID: Final = ("etc", "usr", "var", "opt", "srv", "run")
 _FRESH: Final = (
-    *("/etc/steward", "/etc/slurm", "/var/lib/steward", "/var/spool/steward", "/srv/steward"),
+    *(
+        "/etc/steward",
+        "/etc/slurm",
+        "/var/lib/steward",
+        "/var/spool/steward",
+        "/var/spool/steward-shim",
+        "/srv/steward",
+    ),
     *("/usr/local/lib/steward", "/usr/libexec/steward", "/opt/steward", "/run/steward"),
 )
 _TIMER_S: Final = 3.0

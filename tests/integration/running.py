@@ -297,3 +297,8 @@ def chance_of(variable: str) -> random.Random:
     seed = int(os.environ.get(variable, "0")) or random.SystemRandom().randrange(1, 2**32)
     print(f"{variable}={seed}")
     return random.Random(seed)
+
+
+def new_schema_seed() -> str:
+    """Seed of one run of schemathesis: printed, and repeated by ``STEWARD_SCHEMA_SEED``."""
+    return str(chance_of("STEWARD_SCHEMA_SEED").randrange(2**31))

@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import signal
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +85,11 @@ class Watching(Daemon):
 
     def __init__(self, cluster: Sandbox, home: Path, **sensor: Any) -> None:
         super().__init__(cluster, home, user=cluster.plan.slurm_user)
-        self.helper = home / "libexec" / "steward-trigger"
-        self.secret = home / "etc" / "trigger.secret"
+        # root installs into directories of its own only, and the home is the user's.
+        plugins = home.with_name(f"{home.name}-plugins")
+        plugins.mkdir(mode=0o755, exist_ok=True)
+        self.helper = plugins / "libexec" / "steward-trigger"
+        self.secret = plugins / "etc" / "trigger.secret"
         settings = {
             "enabled": True,
             "interval_s": 0.5,
@@ -140,6 +145,39 @@ class Watching(Daemon):
             else:
                 shown[name] = event.body.state
         return shown
+
+    def bring_back(self, node: str) -> None:
+        """Start a node's slurmd that was killed, and wait until the node is IDLE."""
+        self.cluster.start_service(f"slurmd.{node}")
+
+        def is_idle() -> bool:
+            # slurmctld 24.11 now and then writes "Not responding : Not responding", and with
+            # ReturnToService=1 takes such a node for one that was set down by hand.
+            words = ["sinfo", "-h", "-N", "-p", "main", "-n", node, "-o", "%E"]
+            if str(self.cluster.run(words).stdout).count("Not responding") > 1:
+                words = ["scontrol", "update", f"nodename={node}", "state=resume"]
+                self.cluster.run(words, user="root", check=False)
+            return self.replayed()[node] == "IDLE"
+
+        wait_until(is_idle, 120)
+
+    def down_delay_s(self, node: str) -> float:
+        """Kill a node's slurmd; seconds from slurmctld's log line that it is DOWN to the event.
+
+        The node is started again, and is IDLE when this returns.
+        """
+        log = Path(self.cluster.directory) / "log" / "slurmctld.log"
+        before, size = len(self.of_node(node)), log.stat().st_size
+        self.cluster.stop_service(f"slurmd.{node}", signal.SIGKILL)
+        wait_until(lambda: self.replayed()[node].startswith("DOWN"), 120)
+        events = [event for event in self.events(NODE_STATE) if event.body.node == node][before:]
+        down = next(event for event in events if event.body.state.startswith("DOWN"))
+        with log.open() as lines:
+            lines.seek(size)
+            line = next(line for line in lines if "not responding, setting DOWN" in line)
+        known_at = datetime.fromisoformat(line[1 : line.index("]")]).astimezone(UTC)
+        self.bring_back(node)
+        return (down.seen_at - known_at).total_seconds()
 
     def shown(self) -> dict[str, str]:
         """The states that Slurm shows now, asked by a command of its own."""

@@ -18,6 +18,8 @@ from steward.sandbox.roots import SUITES, ensure
 
 QUIET_S = 2.0
 TIMEOUT_MS = 100
+LUA_SOCKETS = "/usr/lib/*/lua/5.*/socket"
+"""Where Debian has LuaSocket, for each version of Lua."""
 
 
 def headers(version: str) -> str:
@@ -105,9 +107,14 @@ def asking(directory: Path, version: str, kind: str, **more: Any) -> Iterator[As
 
 
 def put_lua(directory: Path, cluster: str = "sandbox") -> dict[str, str]:
-    """Install the module, with LuaSocket where every version of Slurm finds it."""
+    """Install the module, with LuaSocket where every version of Slurm and of Lua finds it."""
     (directory / "etc").mkdir()
     submitting.install_submit_lua(f"{directory}/etc", libdir=f"{directory}/lua", cluster=cluster)
-    (found,) = glob("/usr/lib/*/lua/5.1/socket")
-    shutil.copytree(found, directory / "lua51" / "socket")
-    return {"LUA_CPATH": f"{directory}/lua51/?.so"}
+    env = {}
+    for found in glob(LUA_SOCKETS):
+        version = Path(found).parent.name
+        shutil.copytree(found, directory / f"lua{version}" / "socket")
+        # From 5.2 on each Lua goes by a variable of its own first.
+        name = "LUA_CPATH" if version == "5.1" else f"LUA_CPATH_{version.replace('.', '_')}"
+        env[name] = f"{directory}/lua{version}/?.so"
+    return env

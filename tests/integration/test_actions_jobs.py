@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,6 +48,8 @@ def test_jobs_are_found_and_shown(site: Site) -> None:
     criterias = {"name": "found", "user_id": site.cluster.users["ada"].uid}
     assert site.result("slurm.job.find", by="ada", criterias=criterias) == [job]
     assert "nosuch" in site.refused("slurm.job.find", criterias={"nosuch": 1})
+    # Those of all jobs would be read to that length.
+    assert "2047" in site.refused("slurm.job.find", criterias={"dependency": "a" * 2048})
     shown = site.result("slurm.job.get", by="bela", jobids=f"{job},{other}")
     assert [shown[str(one)][0]["name"] for one in (job, other)] == ["found", "found"]
     assert site.result("slurm.job.step.get", by="ada", jobids=[job]) == {str(job): {}}
@@ -56,6 +59,67 @@ def test_jobs_are_found_and_shown(site: Site) -> None:
     assert site.result("slurm.job.get", jobids="999999") == {"999999": []}
     assert "1;2" in site.refused("slurm.job.get", jobids="1;2")
     site.result("slurm.job.cancel", by="root", jobids=[job, other])
+
+
+def test_a_job_is_found_by_every_field_that_is_shown_of_it(site: Site) -> None:
+    def submit(script: str, **options: Any) -> int:
+        return submit_to(site.cluster, script, user="ada", **options)
+
+    running = submit(SLEEP, comment="a=b JobId=7 ", nice=5, job_name="of many", output="/dev/null")
+    held = submit(SLEEP, hold=True, array="2-5%2", error="e-%A-%a", time="7")
+    # More than a poll of the whole queue reads of it.
+    awaited = submit(SLEEP, hold=True, array="1-60")
+    tasks = ":".join(f"{awaited}_{task}" for task in range(1, 61))
+    waiting = submit(SLEEP, dependency=f"afterany:{tasks}", output="/dev/null")
+    ended = submit("#!/bin/sh\nexit 3\n", output="o-%j-%x", constraint="")
+    begun = submit(SLEEP, array="1-2", job_name="tasks", output="o-%A_%a-%j")
+    wait_until(lambda: state_of(site.cluster, running) == "RUNNING")
+    wait_until(lambda: state_of(site.cluster, ended) == "FAILED", 60)
+    wait_until(lambda: len(shown_of(site, begun)) == 2 and is_running(site, begun), 60)
+
+    def is_found(record: dict[str, Any]) -> bool:
+        (again,) = (one for one in shown_of(site, record["job_id"]) if alike(one, record))
+        if again["job_state"] == "RUNNING":
+            del again["run_time_str"]  # it changes every second
+        if site.result("slurm.job.find", criterias=again) == [again["job_id"]]:
+            return True
+        print([name for name in again if not found_by(site, name, again)])
+        return False
+
+    for job in (running, held, waiting, ended, begun):
+        records = shown_of(site, job)
+        assert records
+        for record in records:
+            # Some fields change meanwhile, as how long it has run.
+            wait_until(partial(is_found, record), 60)
+    dependency = shown_of(site, waiting)[0]["dependency"]
+    assert len(dependency) > 1000
+    assert site.result("slurm.job.find", criterias={"dependency": dependency[:-1]}) == []
+    shown = shown_of(site, running)[0]
+    for name in ("batch_host", "priority", "std_out", "alloc_sid"):
+        assert shown[name] is not None, name
+        assert running in site.result("slurm.job.find", criterias={name: shown[name]})
+    for record in shown_of(site, begun):
+        ids = site.result("slurm.job.find", criterias={"std_out": record["std_out"]})
+        assert ids == [record["job_id"]]
+    site.result("slurm.job.cancel", by="root", jobids=[running, held, awaited, waiting, begun])
+
+
+def shown_of(site: Site, job: int) -> list[dict[str, Any]]:
+    (records,) = site.result("slurm.job.get", jobids=[job]).values()
+    return list(records)
+
+
+def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return (one["job_id"], one["array_task_str"]) == (other["job_id"], other["array_task_str"])
+
+
+def is_running(site: Site, job: int) -> bool:
+    return all(record["job_state"] == "RUNNING" for record in shown_of(site, job))
+
+
+def found_by(site: Site, name: str, record: dict[str, Any]) -> bool:
+    return record["job_id"] in site.result("slurm.job.find", criterias={name: record[name]})
 
 
 def test_steps(site: Site) -> None:

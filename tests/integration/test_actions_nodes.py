@@ -62,7 +62,7 @@ def test_unknown_nodes_are_refused_before_anything_changes(healthy: Site) -> Non
         ("slurm.node.drain", {"reason": "x"}),
         ("slurm.node.resume", {}),
         ("slurm.node.update", {"infos": {"weight": 3}}),
-        ("slurm.node.reserve", {"reservation_name": "r"}),
+        ("slurm.node.reserve", {}),
         ("slurm.node.unreserve", {"reservation_name": "r"}),
         ("slurm.node.get", {}),
         ("slurm.node.jobs", {}),
@@ -130,6 +130,8 @@ def test_update_of_nodes(healthy: Site) -> None:
 
 def test_reserve_and_unreserve(healthy: Site) -> None:
     site, (one, two, *_) = healthy, healthy.nodes
+    assert site.result("slurm.node.reserve", nodes=one)["reservation_name"] == "steward"
+    assert site.result("slurm.node.unreserve", nodes=one)["deleted"]
     made = site.result("slurm.node.reserve", by="olga", nodes=one, reservation_name="repair")
     assert (made["created"], made["nodes"]) == (True, one)
     shown = site.said("scontrol", "-o", "show", "reservation", "repair")

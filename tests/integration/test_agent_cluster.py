@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from signal import SIGTERM
 
 import msgspec
 import pytest
@@ -11,11 +12,39 @@ from steward_daemon import Daemon as InSandbox
 from submitting import wait_until
 
 from servers.process import free_port
-from steward.config import NodesSettings
+from steward.config import AccountingSettings, NodesSettings
 from steward.events import TASK_EXIT
 from steward.native import building, installing
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.settings.file import Loaded, render
+
+WATCHER = """
+import os
+from steward.accounting.plugins import JobAcctPlugin
+
+class Watcher(JobAcctPlugin):
+    plugin_name = "writes down the hooks of steps"
+    plugin_type = "jobacct/watcher"
+
+    def tell(self, *words):
+        with open(os.environ["WATCHER"], "a") as file:
+            print(*words, file=file)
+
+    def slurmd_jobacct_smgr(self, step):
+        self.tell("smgr", step.step, step.node)
+
+    def slurmd_jobacct_jobstep_terminated(self, step):
+        self.tell("terminated", step.step, step.node, step.smgr_status)
+"""
+
+
+def install_watcher(site: Path) -> None:
+    """Write an installed package that holds the plugin."""
+    about = site / "watcher-1.0.dist-info"
+    about.mkdir(parents=True)
+    (site / "watcher.py").write_text(WATCHER)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: watcher\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[steward.jobacct]\nwatcher = watcher:Watcher\n")
 
 
 @pytest.mark.matrix
@@ -62,8 +91,17 @@ def test_on_a_real_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
     reason="needs a C compiler and Slurm's headers",
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="slurmstepd runs as root")
-def test_from_a_step_to_its_events(slurm_version: str) -> None:
-    """Two nodes, four tasks each: the plugin's lines, one agent, and what comes of them."""
+def test_from_a_step_to_its_events(
+    slurm_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes, four tasks each: the plugin's lines, one agent, and what comes of them.
+
+    Then a step that an accounting plugin hears of while it runs.
+    """
+    install_watcher(tmp_path / "site")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("WATCHER", str(tmp_path / "hooks"))
+    hooks = tmp_path / "hooks"
     stack = ("include {directory}/etc/plugstack.conf.d/*.conf",)
     spec = SandboxSpec(slurm=slurm_version, nodes=2, cpus=4, plugstack=stack)
     with Sandbox.up(spec) as cluster:
@@ -89,6 +127,7 @@ def test_from_a_step_to_its_events(slurm_version: str) -> None:
                 )
             },
             nodes=NodesSettings(listen=f"127.0.0.1:{port}"),
+            accounting=AccountingSettings(type="jobacct/watcher"),
         )
         daemon.config.write_text(render(Loaded(daemon.settings)))
         daemon.start()
@@ -106,6 +145,20 @@ def test_from_a_step_to_its_events(slurm_version: str) -> None:
 
             wait_until(told)
             events = events_of(daemon.settings)
+
+            def heard(line: str) -> bool:
+                cluster.run(words, check=False)
+                return hooks.exists() and line in hooks.read_text().splitlines()
+
+            submit = ["sbatch", "--parsable", "-n1", "--output=/dev/null", "--wrap"]
+            job = cluster.run([*submit, "exec sleep 600"], user=user).stdout.strip()
+            # The plugin hears of the batch step while it runs, and of its end with its status.
+            wait_until(lambda: heard("smgr batch node1"), 60)
+            assert "terminated batch" not in hooks.read_text()
+            assert cluster.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout == "RUNNING\n"
+            cluster.run(["scancel", job])
+            wait_until(lambda: heard(f"terminated batch node1 {SIGTERM:d}"), 60)
+            assert hooks.read_text().splitlines().count("smgr batch node1") == 1
         finally:
             daemon.close()
     assert [event for event in events if event.kind == "node.gap"] == []

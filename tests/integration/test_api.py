@@ -82,6 +82,47 @@ def test_a_token_does_what_it_was_made_for_and_no_more(site: WebSite, jobs: list
         assert program.post("/actions/slurm.node.drain", json={}).status_code == 403
 
 
+def test_a_token_of_scope_actions_reads_no_scripts(site: WebSite, jobs: list[int]) -> None:
+    said = {"parameters": {"jobid": str(jobs[0])}}
+    key = {"Idempotency-Key": "script-get"}
+    with Program(site, "ada", "actions", "scripts") as program:
+        told = program.post("/actions/slurm.script.get", headers=key, json=said)
+        assert "echo one" in told.json()["result"]["script"]
+    for user in ("ada", OPERATOR):
+        with Program(site, user, "actions", "read") as program:
+            refused = program.post("/actions/slurm.script.get", json=said)
+            assert refused.status_code == 403, refused.text
+            assert "takes the scope 'scripts'" in refused.text
+            assert (
+                "echo one"
+                not in program.post("/actions/slurm.script.get", headers=key, json=said).text
+            )
+    with Program(site, "ada", "actions") as program:
+        refused = program.post("/actions/bank.balance", json={"parameters": {}})
+        assert refused.status_code == 403, refused.text
+
+
+def test_figures_show_accounts_to_an_operators_token_alone(site: WebSite, olga: Program) -> None:
+    assert olga.post("/accounts", json={"name": "figures"}).status_code == 200
+    passed_on = {"X-Forwarded-For": "192.0.2.7"}
+    expected = {
+        token(site, OPERATOR, "read"): 200,
+        token(site, OPERATOR, "bank"): 403,
+        token(site, "ada", "read"): 403,
+    }
+    # Each over a connection of its own: on a busy host a kept one is ended meanwhile.
+    with site.stranger(headers={"Connection": "close"}) as stranger:
+        plain = stranger.get("/metrics")
+        assert "steward_up 1.0" in plain.text
+        assert "figures" not in plain.text
+        assert "steward_account" not in plain.text
+        for secret, status in expected.items():
+            bearer = {"Authorization": f"Bearer {secret}", **passed_on}
+            told = stranger.get("/metrics", headers=bearer)
+            assert told.status_code == status, told.text
+            assert ('steward_account_balance_su{account="figures"}' in told.text) == (status == 200)
+
+
 def test_nobody_and_who_is_not_known_is_told_to_log_in(site: WebSite) -> None:
     for headers in ({}, {"Authorization": "Bearer stt_x"}, {"Authorization": "Basic eDp5"}):
         with site.stranger(headers=headers) as stranger:

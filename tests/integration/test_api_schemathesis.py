@@ -1,11 +1,10 @@
-"""The API is asked whatever its description allows, and more, as a user and as an operator.
+"""The API gets whatever its description allows, and more, from a user and from operators.
 
-The same is asked each time; ``STEWARD_EXAMPLES`` says how many examples of each operation,
-and where it is set they are new ones.
+``STEWARD_EXAMPLES`` sets the number of examples of each operation. The seed is new in each run and
+printed; ``STEWARD_SCHEMA_SEED`` repeats one.
 """
 
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from asking_api import token
+from running import new_schema_seed
 from submitting import submit_to, wait_until
 from webbing import ADMINISTRATOR, OPERATOR, USERS, WebSite
 
@@ -41,9 +41,7 @@ ONCE = "1"
 
 PATIENCE_S = 1800
 STARTING_S = 900
-EXAMPLES = os.environ.get("STEWARD_EXAMPLES", "")
-FEW = "2"
-SEED = str(random.SystemRandom().randrange(2**31)) if EXAMPLES else "1"
+EXAMPLES = os.environ.get("STEWARD_EXAMPLES", "25")
 ALL = ("read", "scripts", "bank", "actions", "admin")
 
 
@@ -76,7 +74,7 @@ def test_all_that_it_describes(tmp_path: Path, site: WebSite, user: str, paths: 
         user,
         *("--include-path-regex", paths),
         *("--exclude-path", ENDLESS, "--exclude-path-regex", SLOW),
-        *("--max-examples", EXAMPLES or FEW),
+        *("--max-examples", EXAMPLES),
     )
 
 
@@ -95,7 +93,7 @@ def ask(tmp_path: Path, site: WebSite, user: str, *options: str) -> None:
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(config)),
             *("run", f"{site.url}/api/v1/openapi.json"),
             *("--header", f"Authorization: Bearer {token(site, user, *ALL)}"),
-            *("--seed", SEED, "--request-timeout", "60", "--no-color"),
+            *("--seed", new_schema_seed(), "--request-timeout", "60", "--no-color"),
             *("--continue-on-failure", "--generation-database", "none", *options),
         ],
         cwd=tmp_path,

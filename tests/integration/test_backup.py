@@ -266,7 +266,12 @@ def test_waiting_scripts_need_their_archive(tmp_path: Path) -> None:
     assert journalled(there) == {1, 2, 3}
 
 
-def kill_in_the_middle(saved: Path, partial: Path) -> None:
+def unfinished(saved: Path) -> list[Path]:
+    """What is there of a backup that is not whole."""
+    return list(saved.parent.glob(f".{saved.name}.*"))
+
+
+def kill_in_the_middle(saved: Path) -> None:
     """Begin with a backup, and kill that; it may have been faster."""
     making = subprocess.Popen(
         [
@@ -274,7 +279,7 @@ def kill_in_the_middle(saved: Path, partial: Path) -> None:
             *("--config", str(saved.parent / "steward.toml")),
         ]
     )
-    while not partial.exists() and making.poll() is None:
+    while not unfinished(saved) and making.poll() is None:
         time.sleep(0.001)
     making.send_signal(signal.SIGKILL)
     assert making.wait() in (0, -signal.SIGKILL)
@@ -287,13 +292,12 @@ def test_a_backup_that_is_killed_leaves_nothing_that_looks_like_one(tmp_path: Pa
         submit(tmp_path, range(1, 200))
         daemon.wait(lambda: daemon.is_quiet(199))
         saved = tmp_path / "saved.tar.zst"
-        partial = tmp_path / "saved.tar.zst.partial"
-        while not partial.exists():
+        while not unfinished(saved):
             # One that was through before anybody looked is made again.
             saved.unlink(missing_ok=True)
-            kill_in_the_middle(saved, partial)
+            kill_in_the_middle(saved)
         assert not saved.exists()
         assert daemon.is_quiet(199)
         steward("backup", str(saved), "--config", str(tmp_path / "steward.toml"))
         assert "is whole" in steward("restore", str(saved), "--check").stdout
-        assert not os.path.exists(partial)
+        assert not unfinished(saved)

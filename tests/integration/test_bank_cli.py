@@ -101,6 +101,29 @@ def test_an_ordinary_user_sees_their_own(site: BankSite) -> None:
     )
 
 
+def test_an_owner_is_shown_what_the_account_used(site: BankSite) -> None:
+    # One that ran for less than a second may cost nothing.
+    job = site.submit(f"{SHELL}sleep 2\n", ntasks=1, time=5)
+    site.until_charged([job])
+    owner = list(site.cluster.users)[-1]
+    report = ("report", "users", "-S", "now-1hour", "-E", "now+1hour", "-A", PHYSICS)
+
+    def reported() -> set[str]:
+        answer = json.loads(site.daemon.ask(*report, "--json", user=owner).stdout)
+        return {row["user"] for row in answer["rows"]}
+
+    assert owner != site.user
+    assert not reported()
+    site.bank("account", "change", PHYSICS, "--owners", owner)
+    try:
+        wait_until(lambda: site.user in reported())
+        rows = asked(site, "usage", user=owner)["rows"]
+        assert site.user in {row["user"] for row in rows}
+    finally:
+        site.bank("account", "change", PHYSICS, "--owners", "")
+    wait_until(lambda: not reported())
+
+
 def test_money_that_is_held_does_not_leave(site: BankSite) -> None:
     job = site.submit(f"{SHELL}true\n", account=CHEMISTRY, ntasks=1, time=60, begin="now+50")
     try:

@@ -113,7 +113,6 @@ def test_a_job_that_cannot_be_paid_is_held_with_the_reason_until_it_can(site: Ba
     # Slurm has it wait for two minutes, which is time enough to see that nobody can pay it.
     assert site.as_root("scontrol", "requeue", str(job))
     wait_until(lambda: shown(site, job).get("Reason") == "JobHeldAdmin", 30)
-    # In the system comment, where this version of Slurm lets anybody set it.
     wait_until(lambda: "steward: " in seen_by_its_user(site, job), 20)
     assert "steward=1." in seen_by_its_user(site, job), "the token is left alone"
     assert not site.as_user("scontrol", "release", str(job))

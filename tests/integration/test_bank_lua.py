@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from banking import ACCOUNTS, SHELL, bank_site
 from sandboxes import passable_directory
-from submit_plugin import put_lua
+from submit_plugin import LUA_SOCKETS, put_lua
 from submitting import wait_until
 
 from steward.bank.money import MICRO
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.matrix,
     pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),
     pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
-    pytest.mark.skipif(not glob("/usr/lib/*/lua/5.1/socket"), reason="needs LuaSocket"),
+    pytest.mark.skipif(not glob(LUA_SOCKETS), reason="needs LuaSocket"),
 ]
 
 

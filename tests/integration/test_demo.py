@@ -16,6 +16,7 @@ from submitting import PATIENCE, wait_until
 import write_docs
 from steward.demo import DemoError, Site, checks
 from steward.demo.cast import PASSWORD
+from steward.drivers import DRIVERS
 from steward.sandbox import Sandbox
 
 STEWARD = os.path.join(os.path.dirname(sys.executable), "steward")
@@ -52,7 +53,15 @@ def processes_of(directory: Path) -> list[str]:
 
 
 @pytest.mark.matrix
-def test_the_demo_ends_by_itself_and_leaves_nothing(directory: Path, slurm_version: str) -> None:
+def test_the_demo_ends_by_itself_and_leaves_nothing(
+    directory: Path, slurm_version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A look takes what Steward runs with, and no driver of an optional part.
+    blocked = directory.parent / "blocked"
+    blocked.mkdir()
+    lines = [f"sys.modules[{driver.module!r}] = None\n" for driver in DRIVERS]
+    (blocked / "sitecustomize.py").write_text("".join(["import sys\n", *lines]))
+    monkeypatch.setenv("PYTHONPATH", str(blocked))
     process = demo(directory, slurm=slurm_version)
     try:
         output, _ = process.communicate(timeout=PATIENCE * 150)

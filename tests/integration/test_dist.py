@@ -10,9 +10,16 @@ import venv
 from pathlib import Path
 
 import pytest
-from bare_roots import Bare
+from bare_roots import Bare, read_index
+from booted_hosts import follow_page
+from install_page import blocks
+
+from packages.wheels import PARTS as PARTS_LOCK
+from packages.wheels import PYTHONS, RUNTIME
+from steward.sandbox.roots import cache
 
 ROOT = Path(__file__).parent.parent.parent
+PARTS = ("kafka", "parquet", "postgresql", "search")
 LIBDIR = "/usr/local/lib/steward"
 PLUGSTACK = "/etc/slurm/plugstack.conf.d/steward.conf"
 SLURM_CONF = "ClusterName=box\nSlurmctldHost=localhost\nNodeName=n1\nPartitionName=p Nodes=n1"
@@ -76,6 +83,19 @@ kill $pages $daemon
 wait $pages $daemon
 """
 
+# The state of the units when all of docs/install.md is done, on a host that is controller and node.
+BOOTED = r"""
+su ada -c 'steward archive list -n -P -o jobid,state'
+systemctl reload steward
+for unit in steward steward-web steward-listen; do
+    pid=$(systemctl show --property=MainPID --value $unit)
+    grep -E '^(CapEff|NoNewPrivs|Seccomp):' /proc/$pid/status | sed "s/^/$unit /"
+done
+# The agent has no capability either, and reads the spool of a host that is the controller, too.
+systemctl show --property=Result steward-agent
+until_true 'test -z "$(systemctl --no-legend --failed)"'
+"""
+
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(1500)]
 
 
@@ -94,15 +114,21 @@ def make(out: Path, *words: str, umask: int = 0o022) -> None:
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("work")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of fetched wheels; root's is shared by all runs with the same lock files."""
+    if os.geteuid() != 0:
+        return tmp_path_factory.mktemp("wheels")
+    locks = b"".join((ROOT / lock).read_bytes() for lock in (RUNTIME, PARTS_LOCK))
+    return Path(cache()) / f"wheels-{hashlib.sha256(locks).hexdigest()[:16]}"
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory, work: Path) -> Path:
+def dist(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Path:
     """All packages, beside what a daemon is tried with."""
     out = tmp_path_factory.mktemp("dist")
-    make(out, "--work", str(work))
+    work = tmp_path_factory.mktemp("work")
+    # Compressed little: a test reads them once.
+    make(out, "--work", str(work), "--wheels", str(wheels), "--level", "1")
     (out / "steward.toml").write_text(CONFIG)
     (out / "environment").write_bytes(struct.pack("=I", 1) + b"USER=ada\0")
     (out / "script").write_bytes(SCRIPT + b"\0")
@@ -117,10 +143,12 @@ def version(dist: Path) -> str:
 
 @pytest.fixture(scope="module")
 def unpacked(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the Debian package holds."""
+    """What the Debian packages hold, those of every Python side by side."""
     directory = tmp_path_factory.mktemp("unpacked")
-    (package,) = dist.glob("steward_*_amd64.deb")
-    subprocess.run(["dpkg-deb", "-x", package, directory], check=True, timeout=300)
+    packages = sorted(dist.glob("steward*+py*_amd64.deb"))
+    assert len(packages) == len(PYTHONS) * (1 + len(PARTS))
+    for package in packages:
+        subprocess.run(["dpkg-deb", "-x", package, directory], check=True, timeout=300)
     return directory
 
 
@@ -144,7 +172,8 @@ def compiled(bare: Bare) -> Path:
 
 def looked_at(bare: Bare, version: str) -> None:
     """Run what was installed, whichever package did it."""
-    assert bare.sh("getent passwd steward-web").strip().endswith(":/usr/sbin/nologin")
+    for user in ("steward-web", "steward-listen"):
+        assert bare.sh(f"getent passwd {user}").strip().endswith(":/usr/sbin/nologin")
     # Nothing is taken from where somebody stands, or from what their environment names.
     bare.sh("mkdir -p /tmp/steward && echo 1/0 >/tmp/steward/__init__.py")
     assert bare.sh("cd /tmp && PYTHONPATH=/tmp steward --version") == f"steward {version}\n"
@@ -171,12 +200,18 @@ def looked_at_removed(bare: Bare, printed: str) -> None:
 
 @pytest.mark.parametrize("bare", ["bookworm", "trixie"], indirect=True)
 def test_the_debian_package(bare: Bare, version: str) -> None:
-    printed = bare.sh("dpkg -i /packages/steward_*_amd64.deb")
+    python = bare.sh("cd /usr/bin && echo python3.1?").strip().removeprefix("python")
+    other = "3.12"
+    printed = bare.sh(f"dpkg -i /packages/steward_*+py{other}_amd64.deb", code=1)
+    assert "steward depends on python3 (" in printed
+    bare.sh("dpkg -P --force-all steward")
+    printed = bare.sh(f"dpkg -i /packages/steward_*+py{python}_amd64.deb")
     assert "to begin: steward init" in printed
     looked_at(bare, version)
     # The same once more is an upgrade.
     printed = bare.sh(
-        "touch /opt/steward/lib/steward/__pycache__/old.pyc; dpkg -i /packages/steward_*.deb"
+        "touch /opt/steward/lib/steward/__pycache__/old.pyc; "
+        f"dpkg -i /packages/steward_*+py{python}_amd64.deb"
     )
     assert "steward init" not in printed
     assert compiled(bare).exists()
@@ -186,12 +221,78 @@ def test_the_debian_package(bare: Bare, version: str) -> None:
     assert "/var/lib/steward is left" in printed
 
 
+def single_package(dist: Path, version: str, work: Path) -> None:
+    """A package that holds every part, as Steward had before."""
+    root = work / "single"
+    (package,) = dist.glob("steward_*+py3.11_amd64.deb")
+    subprocess.run(["dpkg-deb", "-R", package, root], check=True, timeout=300)
+    for part in PARTS:
+        (package,) = dist.glob(f"steward-{part}_*+py3.11_amd64.deb")
+        subprocess.run(["dpkg-deb", "-x", package, root], check=True, timeout=300)
+    control = root / "DEBIAN/control"
+    control.write_text(control.read_text().replace(f"{version}+py3.11", version))
+    build: list[str | Path] = ["dpkg-deb", "-Znone", "--root-owner-group", "--build", root]
+    subprocess.run([*build, dist / "single.deb"], check=True, timeout=300)
+
+
+def test_an_upgrade_tells_which_parts_to_install(
+    bare: Bare, dist: Path, version: str, tmp_path: Path
+) -> None:
+    single_package(dist, version, tmp_path)
+    bare.sh("dpkg -i /packages/single.deb")
+    sink = '[archive.sink.k]\nkind = "kafka"\n[archive.sink.k.broker]\nservers = ["k1:1"]\n'
+    bare.path("/etc/steward/steward.toml").write_text(f"{CONFIG}\n{sink}")
+    assert "is not installed" not in bare.sh("steward config check")
+
+    printed = bare.sh("dpkg -i /packages/steward_*+py3.11_amd64.deb")
+    lines = [line for line in printed.splitlines() if "is not installed: " in line]
+    assert [line.partition(" is not")[0] for line in lines] == [
+        "steward: the Python package confluent-kafka",
+        "steward: the Python package duckdb",
+    ]
+    assert "is right, with 2 warnings" in bare.sh("steward config check")
+    for line in lines:
+        command = line.partition("installed: ")[2]
+        bare.sh(f"cd /packages && {command.replace('install', 'install -y')}")
+    assert "is not installed" not in bare.sh("steward config check")
+    modules = bare.path("/opt/steward/python3.11/lib/python3.11/site-packages/confluent_kafka")
+    assert list(modules.glob("__pycache__/*.pyc"))
+    bare.sh("dpkg -r steward-kafka")
+    assert not modules.exists()
+    assert "confluent-kafka is not installed" in bare.sh("steward config check")
+    assert "steward-parquet depends on steward" in bare.sh("dpkg -r steward", code=1)
+    bare.sh("dpkg -P steward steward-parquet")
+    assert not bare.path("/opt/steward").exists()
+
+
+def test_an_upgrade_of_the_distribution_waits_for_steward(bare: Bare) -> None:
+    """apt plans it from Debian 13's real index."""
+    bare.sh("dpkg -i /packages/steward_*+py3.11_*.deb /packages/steward-parquet_*+py3.11_*.deb")
+    names = bare.sh("dpkg-query -Wf '${Package}\\n'").split()
+    bare.path("/srv/debian").mkdir(parents=True)
+    bare.path("/srv/debian/Packages").write_text(read_index("trixie", names))
+    bare.sh("echo 'deb [trusted=yes] file:/srv/debian ./' >/etc/apt/sources.list")
+    bare.sh("rm -r /var/lib/apt/lists && apt-get update")
+
+    upgrade = "not followed: typed at an upgrade of the distribution"
+    hold, together = [text for place, _, text in blocks() if place == upgrade]
+    bare.sh(hold)
+    waiting = bare.sh("apt-get --simulate dist-upgrade")
+    assert "Inst libc6 " in waiting, "the rest is upgraded"
+    assert not re.search(r"(?m)^(Inst|Remv) (python3|steward\S*) ", waiting)
+    simulated = together.replace("apt-get", "apt-get --simulate")
+    printed = bare.sh(f"cd /packages\n{simulated}")
+    assert re.search(r"(?m)^Inst python3 \[3\.11\S* \(3\.13", printed)
+    for name in ("steward", "steward-parquet"):
+        assert re.search(rf"(?m)^Inst {name} \[\S+py3\.11\] \(\S+py3\.13 ", printed)
+
+
 def test_the_rpm(bare: Bare, version: str) -> None:
-    printed = bare.sh("rpm -i --nodeps /packages/steward-0*.x86_64.rpm")
+    printed = bare.sh("rpm -i --nodeps /packages/steward-0*.py3.11.x86_64.rpm")
     assert "to begin: steward init" in printed
     looked_at(bare, version)
     bare.sh("touch /opt/steward/lib/steward/__pycache__/old.pyc")
-    bare.sh("rpm -U --force --nodeps /packages/steward-0*.x86_64.rpm")
+    bare.sh("rpm -U --force --nodeps /packages/steward-0*.py3.11.x86_64.rpm")
     assert compiled(bare).exists()
     assert not compiled(bare).with_name("old.pyc").exists()
     # Slurm's packages are EL's own: one of the same name tells that there was an upgrade.
@@ -199,6 +300,12 @@ def test_the_rpm(bare: Bare, version: str) -> None:
     bare.sh("rpmbuild -bb --quiet --define '_rpmdir /tmp/made' /tmp/slurm.spec")
     bare.sh("rpm -i --nodeps /tmp/made/noarch/slurm-devel-*.rpm")
     assert list(bare.path(LIBDIR).glob("22.05.*/job_submit_steward.so"))
+    part = "/packages/steward-parquet-0*.py3.11.x86_64.rpm"
+    assert f"steward = {version}-1.py3.11\n" in bare.sh(f"rpm -qpR {part}")
+    bare.sh(f"rpm -i --nodeps {part}")
+    assert "is not installed" not in bare.sh("steward config check")
+    bare.sh("rpm -e steward-parquet")
+    assert "duckdb is not installed" in bare.sh("steward config check")
     looked_at_removed(bare, bare.sh("rpm -e steward"))
 
 
@@ -208,7 +315,7 @@ def test_a_sites_own_plugin_is_found_and_left(bare: Bare) -> None:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: site-jobacct\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[steward.jobacct]\ncsv = site_jobacct:CsvPlugin\n")
-    bare.sh("rpm -i --nodeps --noscripts /packages/steward-0*.x86_64.rpm")
+    bare.sh("rpm -i --nodeps --noscripts /packages/steward-0*.py3.11.x86_64.rpm")
     wanted = f'{CONFIG}\n[accounting]\ntype = "jobacct/log,jobacct/csv"\n'
     bare.path("/etc/steward/steward.toml").write_text(wanted)
     assert "jobacct/csv" in bare.sh("steward config check")
@@ -221,7 +328,7 @@ def test_what_slurm_loads(bare: Bare) -> None:
     bare.sh("dpkg -i /packages/steward-plugins-src_*_all.deb")
     printed = bare.sh("steward-plugins-build --libdir /srv/sources")
     assert re.search(r"/srv/sources/22\.05\.\d+/spank_steward.so is for Slurm 22\.05\.", printed)
-    bare.sh("dpkg -i /packages/steward_*_amd64.deb")
+    bare.sh("dpkg -i /packages/steward_*+py3.11_amd64.deb")
     upgrade = "dpkg -i /var/cache/apt/archives/libslurm-dev_*.deb"
     bare.sh(upgrade)
     assert not bare.path(LIBDIR).exists()  # whoever uses no plugins is left alone
@@ -257,7 +364,7 @@ def test_the_agent(bare: Bare) -> None:
     assert not bare.path("/usr/sbin/steward-agent").exists()
 
 
-def test_the_wheel(dist: Path, work: Path, version: str, tmp_path: Path) -> None:
+def test_the_wheel(dist: Path, wheels: Path, version: str, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     (wheel,) = dist.glob("*.whl")
     python = "{}.{}".format(*sys.version_info)
@@ -269,7 +376,7 @@ def test_the_wheel(dist: Path, work: Path, version: str, tmp_path: Path) -> None
         "--quiet",
         "--no-index",
     ]
-    pip += ["--find-links", work / f"wheels/amd64-{python}", f"{wheel}[kafka,elasticsearch]"]
+    pip += ["--find-links", wheels / f"amd64-{python}", f"{wheel}[kafka,search]"]
     subprocess.run(pip, check=True, timeout=600)
     steward = tmp_path / "venv/bin/steward"
     done = subprocess.run(
@@ -287,7 +394,8 @@ def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
         out = tmp_path / str(umask)
         make(out, "--only", "wheel", "--work", str(tmp_path / f"work{umask}"), umask=umask)
         sums.append((out / "SHA256SUMS").read_text())
-        assert len(sums[-1].splitlines()) == 2
+        kinds = sorted(line.rpartition(".")[2] for line in sums[-1].splitlines())
+        assert kinds == ["gz", "tar", "whl"], "the wheel, the sources and StackStorm's pack"
     assert sums[0] == sums[1]
 
 
@@ -314,12 +422,14 @@ def test_nothing_needs_a_later_library_than_el_8_has(unpacked: Path) -> None:
 
 def test_units_are_right_and_closed(unpacked: Path, tmp_path: Path) -> None:
     units = sorted((unpacked / "usr/lib/systemd/system").glob("*.service"))
-    assert {unit.stem for unit in units} == {"steward", "steward-controller", "steward-web"}
+    names = {"steward", "steward-controller", "steward-web", "steward-listen"}
+    assert {unit.stem for unit in units} == names
     units.append(ROOT / "packaging/systemd/steward-agent.service")
     for unit in units:
         here = tmp_path / unit.name
         # The program is where the package puts it, which is not on this machine.
-        here.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text()))
+        programs = re.compile(r"(?m)^(Exec(?:Start|Reload))=\S+")
+        here.write_text(programs.sub(r"\1=/bin/true", unit.read_text()))
         verify: list[str | Path] = [
             "systemd-analyze",
             "verify",
@@ -338,6 +448,19 @@ def test_units_are_right_and_closed(unpacked: Path, tmp_path: Path) -> None:
         ]
         done = subprocess.run(security, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout.splitlines()[-1]
+
+
+def test_the_install_page_on_a_booted_host(bare: Bare) -> None:
+    """systemd itself runs the units, with all that they forbid."""
+    printed = follow_page(bare, BOOTED)
+    assert "1|COMPLETED\n" in printed
+    for unit in ("steward", "steward-web", "steward-listen"):
+        assert f"{unit} CapEff:\t0000000000000000\n" in printed
+        assert f"{unit} NoNewPrivs:\t1\n" in printed
+        assert f"{unit} Seccomp:\t2\n" in printed
+    assert "Result=success\n" in printed
+    assert not bare.path("/opt/steward").exists()
+    assert list(bare.path("/srv/steward/archive").rglob("1*.sh"))
 
 
 def test_the_manual_is_found(unpacked: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -246,3 +247,56 @@ def test_the_ledger_is_away_while_64_submit(slurm_version: str, postgresql: Post
             postgresql.start()
         assert len(admitted) == 40
         storm.end(set(admitted))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("policy", ["allow", "deny"])
+def test_one_users_worst_texts_make_nobody_elses_job_late(running: BankSite, policy: str) -> None:
+    site = running
+    conf = Path(site.settings.gate.plugin_conf)
+    shipped = conf.read_text()
+    # A busy host is late by itself: with a second only a gate that computes long is too late.
+    conf.write_text(re.sub(r"(?m)^timeout_ms .*$", "timeout_ms 1000", shipped))
+    set_policy(site, policy)
+    other = list(site.cluster.users)[1]
+    array = ",".join(["1"] * 2000)  # Slurm takes 4096 bytes
+    partitions = ",".join(["main"] * 200)
+    one = f"sbatch -H -o /dev/null --account={PHYSICS} --array={array} -p {partitions} -t 5"
+    stop = site.run_dir / "stop"
+    # More tasks than anybody can pay, in a longer text than Slurm takes.
+    endless = f"sbatch --account={PHYSICS} -N2 --exclusive -t 20:00:00 --wrap x"
+    endless += " --array=" + ",".join(map(str, range(0, 30_000, 2)))
+    loop = f"while [ ! -e {stop} ]; do {one} --wrap x; {endless}; done"
+    late = sum("does not answer" in line for line in slurmctld_log(site))
+    allowed = site.link.state().tally.allowed
+
+    def submit_again_and_again() -> None:
+        site.cluster.run(["sh", "-c", loop], user=site.user, check=False, timeout_s=300)
+
+    try:
+        with ThreadPoolExecutor(8) as loops:
+            for _ in range(8):
+                loops.submit(submit_again_and_again)
+            try:
+                jobs = [
+                    site.submit(f"{SHELL}true\n", user=other, time="5", hold=True)
+                    for _ in range(20)
+                ]
+            finally:
+                stop.touch()
+        assert all(is_asked_for(site, job) for job in jobs)
+        assert sum("does not answer" in line for line in slurmctld_log(site)) == late
+        tally = site.link.state().tally
+        print(f"{tally.allowed - allowed} let in; slowest answer {tally.slowest_us / 1e3:.1f} ms")
+        assert tally.allowed - allowed > 20, "the loops' jobs are let in"
+    finally:
+        stop.unlink(missing_ok=True)
+        conf.write_text(shipped)
+        site.as_root("scancel", "--user", other)
+        site.as_root("scancel", "--user", site.user)
+
+
+def slurmctld_log(site: BankSite) -> list[str]:
+    """What slurmctld logged."""
+    path = Path(site.cluster.directory) / "log" / "slurmctld.log"
+    return path.read_text(errors="replace").splitlines()

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sandboxes import passable_directory
@@ -23,7 +23,7 @@ def watching(slurm_version: str) -> Iterator[Watching]:
     """A daemon with a sensor that looks by the clock, on a cluster of its own."""
     spec = SandboxSpec(nodes=3, slurm=slurm_version, private_data="jobs")
     with passable_directory() as path, Sandbox.up(spec) as box:
-        daemon = Watching(box, path / "home", triggers=False)
+        daemon = Watching(box, path / "home", triggers=False, usage=False)
         daemon.start()
         try:
             wait_until(lambda: len(known(daemon)) == 3, 60)
@@ -91,6 +91,9 @@ def test_what_ran_on_a_node_and_what_happened_to_it_meanwhile(watching: Watching
         cluster, "#!/bin/sh\nsleep 300\n", user=ada, nodelist="node2", output="/dev/null"
     )
     wait_until(lambda: state_of(cluster, job) == "RUNNING")
+    # No event tells of it.
+    wait_until(lambda: shown(watching, "node2", "state") == "MIXED", 60)
+    assert not [event for event in watching.events(NODE_STATE) if event.body.state == "MIXED"]
 
     def ran(*words: str, user: str = "") -> list[str]:
         answer = watching.ask_json("node", "node2", "--jobs", *words, user=user)
@@ -113,6 +116,20 @@ def test_what_ran_on_a_node_and_what_happened_to_it_meanwhile(watching: Watching
     states = [one["body"]["state"] for one in reversed(answer["events"])]
     assert any(state.startswith("MIXED") and "DRAIN" in state for state in states), states
     assert states[-1] == "IDLE"
+
+
+def test_what_slurmctld_tells_no_more_is_shown_with_its_age(watching: Watching) -> None:
+    def silent() -> str:
+        return cast("str", watching.ask_json("node")["silent_since"].get("box", ""))
+
+    assert silent() == ""
+    watching.cluster.kill_controller()
+    wait_until(lambda: silent() != "", 60)
+    said = watching.ask("node")
+    assert "slurmctld of cluster box does not answer" in said.stderr
+    assert "node1" in said.stdout
+    watching.cluster.restart_controller()
+    wait_until(lambda: silent() == "", 60)
 
 
 def test_each_event_is_kept_once_over_kills(watching: Watching) -> None:

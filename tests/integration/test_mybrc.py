@@ -2,6 +2,7 @@
 
 import http.client
 import io
+import pwd
 import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
@@ -123,6 +124,14 @@ def test_a_job_is_created_once_and_told_by_form_too(site: Settings) -> None:
     assert balance(site) == 998 * SU
 
 
+@pytest.mark.parametrize("path", ["/swagger.json", "/api/swagger.json"])
+def test_the_description_is_where_the_reference_server_has_it(site: Settings, path: str) -> None:
+    with serving(site) as url:
+        described = httpx.get(f"{url}{path}", timeout=30).json()
+        assert described == httpx.get(f"{url}/schema/openapi.json", timeout=30).json()
+    assert "/mybrc-rest/jobs" in described["paths"]
+
+
 def test_pages_lead_to_each_other(site: Settings) -> None:
     with serving(site) as url, client_of(url, token_of(url)) as client:
         for number in range(101):
@@ -169,18 +178,19 @@ def test_limits_of_users_closed_accounts_and_members(site: Settings) -> None:
     ledger = open_ledger(site)
     with serving(site) as url, client_of(url, token_of(url)) as client:
 
-        def answer(cost: str, uid: int = 4_000_001) -> str:
+        def answer(cost: str, user: str = "daemon") -> str:
+            uid = pwd.getpwnam(user).pw_uid
             answered = client.get(f"/can_submit_job/{cost}/{uid}/physics/").json()
             return "" if answered["success"] else str(answered["message"])
 
         assert not answer("900")
         with ledger.transaction() as t:
-            t.accounts.set_user("physics", "4000001", BY, limit=10 * SU)
+            t.accounts.set_user("physics", "daemon", BY, limit=10 * SU)
         assert not answer("10")
-        assert "user 4000001 may spend" in answer("10.01")
+        assert "user daemon has 10.00 SU left to spend in account physics" in answer("10.01")
         with ledger.transaction() as t:
             t.accounts.change("physics", BY, only_listed=True)
-        assert "not a member" in answer("1", 4_000_002)
+        assert "bin may not charge account physics" in answer("1", "bin")
         with ledger.transaction() as t:
             t.accounts.change("physics", BY, closed=True)
         assert "closed" in answer("1")

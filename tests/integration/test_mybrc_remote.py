@@ -102,8 +102,8 @@ def _url(settings: Settings) -> str:
 
 
 def told(number: int, state: str = "") -> Told:
-    start = SUBMITTED + timedelta(minutes=1) if state else None
-    end = start and start + timedelta(hours=1)
+    start = SUBMITTED + timedelta(minutes=1)
+    end = start + timedelta(hours=1) if state else None
     return Told(
         cluster="c",
         job_id=number,

@@ -1,17 +1,17 @@
-"""The myBRC API is asked whatever its schemas allow, and more: its own, and the old plugins'.
+"""The myBRC API gets whatever its schemas allow, and more: its own schema, and the old plugins'.
 
-The same is asked each time; ``STEWARD_EXAMPLES`` says how many examples of each operation,
-and where it is set they are new ones.
+``STEWARD_EXAMPLES`` sets the number of examples of each operation. The seed is new in each run and
+printed; ``STEWARD_SCHEMA_SEED`` repeats one.
 """
 
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from running import new_schema_seed
 
 from servers.mybrc import BY, balance, client_of, job, mybrc_settings, serving, token_of, with_money
 from steward.bank.ledger import open_ledger
@@ -46,9 +46,7 @@ UNTOLD = "status_code_conformance,missing_required_header,ignored_auth"
 PATIENCE_S = 1200
 STARTING_S = 300
 
-EXAMPLES = os.environ.get("STEWARD_EXAMPLES", "")
-FEW = "2"
-SEED = str(random.SystemRandom().randrange(2**31)) if EXAMPLES else "1"
+EXAMPLES = os.environ.get("STEWARD_EXAMPLES", "25")
 
 
 @pytest.fixture
@@ -81,7 +79,7 @@ def ask(tmp_path: Path, url: str, schema: str, *options: str) -> None:
         [
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(config)),
             *("run", schema, "--header", f"Authorization: Token {token_of(url)}"),
-            *("--max-examples", EXAMPLES or FEW, "--seed", SEED),
+            *("--max-examples", EXAMPLES, "--seed", new_schema_seed()),
             *("--request-timeout", "30", "--no-color"),
             *("--continue-on-failure", "--generation-database", "none", *options),
         ],

@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 from running import Daemon, ask, assert_kept, forget, journalled, settings_in, stored, submit
 
+from steward.access import Asker
 from steward.archive.files.verify import verify
 from steward.config import ArchiveSettings, FilesSinkSettings, Settings
+from steward.daemon.rooms import registry
+from steward.status.shapes import MetricsRequest
 
 pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="mounting file systems needs root"),
@@ -200,6 +203,35 @@ def test_bytes_in_a_store_whose_mount_vanishes(
         assert daemon.stop() == 0
     assert_kept(settings, ALL)
     assert ask(settings, "journal.db", "SELECT * FROM dead") == []
+
+
+def test_jobs_that_come_and_go_while_capture_stands_still_are_told_of(fast: Path) -> None:
+    settings = settings_in(fast)
+    with Daemon(settings, fast) as daemon:
+        submit(fast, BEFORE)
+        daemon.wait(lambda: daemon.is_quiet(len(BEFORE)))
+        capturing = [
+            pid
+            for pid in daemon.parts()
+            if Path(f"/proc/{pid}/comm").read_text().startswith("steward captur")
+        ]
+        assert capturing
+        for pid in capturing:
+            os.kill(pid, signal.SIGSTOP)
+        submit(fast, DURING)
+        forget(fast, DURING)
+        for pid in capturing:
+            os.kill(pid, signal.SIGCONT)
+        lost = "SELECT job_id FROM missed ORDER BY job_id"
+        missed = [(job_id,) for job_id in sorted(DURING)]
+        daemon.wait(lambda: ask(settings, "jobs.db", lost) == missed)
+        assert "slurmctld removed them before they were read" in daemon.log()
+        submit(fast, AFTER)
+        daemon.wait(lambda: daemon.is_quiet(len(BEFORE) + len(AFTER)), 60.0)
+        root = Asker(uid=0, user="root")
+        text = registry(settings).call("status.metrics", root, MetricsRequest()).text
+        assert f'steward_missed_scripts_total{{cluster="c1"}} {len(DURING)}.0' in text
+        assert daemon.stop() == 0
 
 
 def test_a_full_state_directory(fast: Path, make_disk: Callable[[str], Disk]) -> None:

@@ -49,9 +49,7 @@ def _within_seconds(slurms: str, ours: str, row: Row) -> bool:
 
 def _span_of_step(slurms: str, ours: str, row: Row) -> bool:
     cpus = int(row["AllocCPUS"] or 1)
-    # Nodes are not told of a suspension, which Slurm takes off a step's time.
-    at_most = (6 + _seconds(row["Suspended"])) * cpus
-    return "." in row["JobID"] and abs(_seconds(slurms) - _seconds(ours)) <= at_most
+    return "." in row["JobID"] and abs(_seconds(slurms) - _seconds(ours)) <= 6 * cpus
 
 
 def _seconds(value: str) -> int:
@@ -134,7 +132,7 @@ EXCEPTED: Final[dict[str, tuple[Same, str]]] = {
         ["Elapsed", "ElapsedRaw", "CPUTime", "CPUTimeRAW"],
         (_span_of_step, "likewise"),
     ),
-    "Suspended": (lambda _s, _o, row: "." in row["JobID"], "nodes are not told of it"),
+    "Suspended": (_span_of_step, "likewise"),
     "ExitCode": (_less_128, "sacct before 26.05 takes 128 off a code of 128 or more"),
     "AllocTRES": (_of_memory_alone, "Slurm writes 0 for memory of a step that nobody limited"),
     "JobName": (_printable, "slurmdbd turns quotes into `, and we print no control characters"),
@@ -173,7 +171,7 @@ NOT_OURS: Final = frozenset(
         *("AssocID", "DBIndex", "QOSRAW", "WCKeyID", "ReservationId"),
         # What no source of ours tells.
         *("Layout", "ReqCPUFreq", "ReqCPUFreqGov", "ReqCPUFreqMax", "ReqCPUFreqMin"),
-        *("ConsumedEnergy", "ConsumedEnergyRaw", "Flags", "QOSREQ", "Exclusive", "OverSubscribe"),
+        *("ConsumedEnergy", "ConsumedEnergyRaw", "Flags", "QOSREQ"),
         *("SLUID", "OriginalSLUID"),
     }
 )

@@ -142,6 +142,23 @@ def test_a_requeued_job_is_another_run(ask: Ask, sandbox: Sandbox, submit: Submi
     sandbox.run(["scancel", str(job)])
 
 
+def test_no_version_lets_anybody_set_the_system_comment(sandbox: Sandbox, submit: Submit) -> None:
+    job = submit("#!/bin/sh\n", hold=True, output="/dev/null")
+    for option in ("SystemComment", "AdminComment"):
+        done = sandbox.run(["scontrol", "update", f"JobId={job}", f"{option}=x"], check=False)
+        assert (done.returncode == 0) == (option == "AdminComment"), done
+    sandbox.run(["scancel", str(job)])
+
+
+def test_fields_are_those_that_slurm_offers(ask: Ask, sandbox: Sandbox, submit: Submit) -> None:
+    job = submit("#!/bin/sh\n", output="/dev/null", time="2:00")
+    wait_until(lambda: state_of(sandbox, job) == "COMPLETED")
+    shown = sandbox.run(["squeue", "--helpFormat"], check=False).stdout.lower().split()
+    (record,) = records(ask("job", job))
+    assert bool(record.sluid) == ("sluid" in shown)
+    assert set(ask("offered", "squeue")) == set(shown)
+
+
 def test_a_job_that_slurm_does_not_know(ask: Ask) -> None:
     assert ask("job", 4_000_000) == []
 

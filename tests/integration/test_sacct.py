@@ -106,8 +106,37 @@ def test_script_and_environment_come_from_the_archive(site: Site, job: int) -> N
     assert "SLURM_" in by_daemon(site, "--env-vars", "-j", str(job))
 
 
+def test_a_run_that_is_requeued_and_held_is_pending_everywhere(site: Site) -> None:
+    job = str(site.submit("#!/bin/sh\nsleep 600\n", requeue=True))
+    wait_until(lambda: squeue(site, job).startswith("RUNNING"), WAIT_S)
+    site.cluster.run(["scontrol", "requeuehold", job])
+    wait_until(lambda: squeue(site, job) == "PENDING|job requeued in held state", WAIT_S)
+    words = ("-n", "-X", "-P", "-o", "jobid,state,restarts")
+    waiting = f"{job}|PENDING|1\n"
+    wait_until(lambda: site.ours(*words, "-j", job) == waiting, WAIT_S)
+    assert site.ours(*words, "-j", job, "-s", "PD") == waiting
+    # Slurm has the run wait for two minutes: until then it is not eligible, and not listed by now.
+    window = ("-S", "now-1hour", "-E", "now+1hour")
+    assert waiting in site.ours(*words, "-a", "-s", "PD", *window)
+    assert site.ours(*words, "-D", "-j", job) == f"{job}|REQUEUED|0\n{waiting}"
+    page = site.cluster.run(
+        [STEWARD, "job", job],
+        user=site.user,
+        env={"STEWARD_SOCKET": site.daemon.settings.socket, "TZ": "UTC"},
+        timeout_s=120,
+    ).stdout
+    assert "PENDING" in page
+    assert "held" in page
+    site.cluster.run(["scancel", job])
+
+
+def squeue(site: Site, job: str) -> str:
+    command = ["squeue", "-h", "-a", "-t", "all", "-j", job, "-o", "%T|%r"]
+    return str(site.cluster.run(command, check=False).stdout).strip()
+
+
 def test_a_parquet_file_is_asked_as_the_books_are(site: Site, job: int) -> None:
-    path = Path(site.cluster.directory) / "log" / "jobs.parquet"
+    path = Path(site.cluster.directory) / "jobs.parquet"
     site.ours("-a", "-S", "now-1hour", "--parquet", str(path))
     words = ("-P", "-j", str(job), "-o", f"{COLUMNS},start,end,elapsed,totalcpu,maxrss")
     assert site.ours("-f", str(path), *words) == site.ours(*words)

@@ -2,10 +2,13 @@
 
 import base64
 import os
+import re
 import signal
 import struct
 import time
+import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from below import contents_below
@@ -20,6 +23,10 @@ from steward.sandbox import Sandbox
 
 MARK = b"hush7f3a"
 """Is in every secret, in each of its lines, and nowhere else."""
+
+SCRIPT = "#!/bin/sh\n# an ordinary script\nexit 0\n"
+DIGEST = re.compile(r"\[redacted by steward:[0-9a-f]{8}\]")
+"""Stands for a job's name that held a secret."""
 
 SECRETS: dict[bytes, bytes] = {
     b"API_TOKEN": MARK,
@@ -142,7 +149,7 @@ def test_no_byte_of_a_real_jobs_secret_is_in_any_file(sandbox: Sandbox, submitte
         mark = MARK.decode()
         job = submit_to(
             sandbox,
-            "#!/bin/sh\n# an ordinary script\nexit 0\n",
+            SCRIPT,
             user=submitter,
             env={"API_TOKEN": mark, "REGISTRY": f"https://ada:{mark}@example.org/"},
             export=f"ALL,DEPLOY_SECRET={mark}",
@@ -154,16 +161,37 @@ def test_no_byte_of_a_real_jobs_secret_is_in_any_file(sandbox: Sandbox, submitte
         for name in (b"API_TOKEN", b"REGISTRY", b"DEPLOY_SECRET"):
             assert variables[name] == REDACTED
 
+        texts: list[dict[str, Any]] = [
+            {"comment": f'{{"password": "{mark}"}}'},
+            {"comment": f"password: {mark}"},
+            {"job_name": f"ghp_{mark}0123456789abcdefghij"},
+            {"job_name": f"API_TOKEN={mark}"},
+            {"output": f"/nonexistent/token={mark}.out"},
+            {"comment": f"curl -u ada:{mark} -H 'Authorization: Basic {mark}'"},
+        ]
+        job_name = str(uuid.uuid4())
+        others = [
+            submit_to(sandbox, SCRIPT, user=submitter, **({"output": "/dev/null"} | one))
+            for one in (*texts, {"job_name": job_name})
+        ]
+        for other in others:
+            daemon.wait_for_script(other)
+
         # 26.05 wants a login shell's environment for --export=ALL,NAME=VALUE, and holds the
         # job where "su" gives it none, as here; to the end it comes either way.
         sandbox.run(["scancel", str(job)], check=False)
 
         def has_ended() -> bool:
-            ended = "SELECT count(*) FROM job WHERE job_id = ? AND ended"
-            return ask(daemon.settings, "jobs.db", ended, job) == [(1,)]
+            ended = "SELECT count(*) FROM job WHERE job_id BETWEEN ? AND ? AND ended"
+            return ask(daemon.settings, "jobs.db", ended, job, others[-1]) == [(1 + len(others),)]
 
         wait_until(has_ended, 30.0)
         assert holders(daemon.home) == []
+        words = ("sacct", "-X", "-n", "-P", "-o", "JobID,JobName")
+        shown = daemon.ask(*words, "--name", job_name).stdout.splitlines()
+        assert shown == [f"{others[-1]}|{job_name}"]
+        of_texts = daemon.ask(*words, "-j", ",".join(map(str, others[:-1]))).stdout.splitlines()
+        assert sum(bool(DIGEST.search(line)) for line in of_texts) == 2
         daemon.stop(signal.SIGKILL)
         assert holders(daemon.home) == []
     finally:

@@ -13,6 +13,7 @@ from sensor_cluster import SOON_DOWN, MakeWatching, cluster, make, scontrol
 from steward_daemon import STEWARD
 from submitting import submit_to, wait_until
 
+from steward.config_automation import SensorSettings
 from steward.events import CONTROLLER_STATE, NODE_STATE, PARTITION_STATE, RESERVATION_STATE
 from steward.sandbox import Sandbox
 
@@ -21,6 +22,8 @@ __all__ = ["cluster", "make"]
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
 
 EXTRA = (SOON_DOWN,)
+DOWN_S = 5.0
+"""Longest time from slurmctld's knowledge of a failed node to the event, in seconds."""
 
 
 def is_kept(cluster: Sandbox, file: str, text: str) -> bool:
@@ -37,9 +40,17 @@ def test_a_killed_slurmd_is_told_of(cluster: Sandbox, make: MakeWatching) -> Non
     assert sum(body.failed for body in told) == 1
     assert "Not responding" in told[-1].reason
     assert told[-1].reason_user == cluster.plan.slurm_user
-    cluster.start_service("slurmd.node1")
-    wait_until(lambda: watching.replayed()["node1"] == "IDLE", 60)
+    watching.bring_back("node1")
     watching.settle()
+
+
+def test_the_event_of_a_failed_node_comes_within_seconds(make: MakeWatching) -> None:
+    watching = make(interval_s=SensorSettings().interval_s)
+    delays = [watching.down_delay_s("node1")]
+    # A busy host delays every process: one kill out of four has to meet the limit.
+    while min(delays) > DOWN_S and len(delays) < 4:
+        delays.append(watching.down_delay_s("node1"))
+    assert min(delays) <= DOWN_S, delays
 
 
 @pytest.mark.wide

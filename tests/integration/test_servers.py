@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from submitting import wait_until
 
+from packages.wheels import SERVERS, locked, locked_set
 from servers.kafka import Kafka
 from servers.process import DidNotStart
 from servers.search import Elasticsearch, OpenSearch, SearchServer
@@ -164,3 +165,8 @@ def test_a_server_that_stands_still_answers_later(search_server: SearchServer) -
     finally:
         search_server.resume()
     assert search_server.request("GET", "/")[0] == 200
+
+
+@pytest.mark.servers
+def test_the_servers_lock_file_holds_what_they_take() -> None:
+    assert {name for name, _ in locked(SERVERS)} == locked_set(SERVERS)

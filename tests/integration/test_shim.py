@@ -1,13 +1,14 @@
 """The SPANK plugin in real slurmstepds: what it tells of tasks is what they say of themselves."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import pytest
 from submitting import PATIENCE, state_of, submit_to, wait_until
@@ -33,7 +34,29 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="slurmstepd runs as root"),
 ]
 
+P = ParamSpec("P")
 Line = dict[str, Any]
+
+
+class OtherFigures(AssertionError):
+    """More was told of a task than it said of itself."""
+
+
+def in_three_tries(test: Callable[P, None]) -> Callable[P, None]:
+    """Repeat a test whose tasks were told otherwise than they said, up to two times.
+
+    Between its last words and its end a task uses next to nothing, but the kernel books to
+    it what the host takes from the processor meanwhile. Wrong figures are wrong each time.
+    """
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        for _ in range(2):
+            with contextlib.suppress(OtherFigures):
+                return test(*args, **kwargs)
+        return test(*args, **kwargs)
+
+    return run
 
 
 class Site:
@@ -120,8 +143,8 @@ class Site:
         own = self.own_words()
         for task in tasks:
             user, system, peak = own[task["pid"]]
-            assert abs(task["ut"] - user) <= WITHIN_US, (task, own[task["pid"]])
-            assert abs(task["sy"] - system) <= WITHIN_US, (task, own[task["pid"]])
+            if max(abs(task["ut"] - user), abs(task["sy"] - system)) > WITHIN_US:
+                raise OtherFigures(f"{task} told for {own[task['pid']]}")
             if alone:
                 assert abs(task["rss"] - peak) <= PAGE, (task, own[task["pid"]])
 
@@ -152,6 +175,7 @@ def test_it_is_built_for_this_slurm_and_found_good(site: Site) -> None:
     ("cpu_ms", "mib", "how", "status"),
     [(50, 5, "0", 0), (100, 525, "3", 3 << 8), (1000, 60, "255", 255 << 8), (200, 0, "-10", 10)],
 )
+@in_three_tries
 def test_a_task_of_its_own(site: Site, cpu_ms: int, mib: int, how: str, status: int) -> None:
     code = status >> 8 if status > 127 else 128 + status
     before = len(site.lines(k="end", s="0"))
@@ -167,6 +191,7 @@ def test_a_task_of_its_own(site: Site, cpu_ms: int, mib: int, how: str, status: 
     site.compare([task])
 
 
+@in_three_tries
 def test_a_batch_script(site: Site) -> None:
     job = site.submit(site.script(["srun", *site.command(60, 30, "4")], site.command(150, 20, "7")))
     site.ends(2, j=job)
@@ -187,6 +212,7 @@ def test_prolog_and_epilog_of_each_node(site: Site) -> None:
     assert owners == {(70001, 70001)}
 
 
+@in_three_tries
 def test_an_array(site: Site) -> None:
     job = site.submit(site.script(site.command(120, 10)), array="3,5,9-11")
     wait_until(lambda: len(site.lines(k="start", aj=job)) == 5, 60)
@@ -197,6 +223,7 @@ def test_an_array(site: Site) -> None:
         site.compare(site.lines(k="task", l=start["l"]))
 
 
+@in_three_tries
 def test_a_step_on_several_nodes(site: Site) -> None:
     before = {line["l"] for line in site.lines(k="end")}
     site.srun("-N3", "-n6", *site.command(200, 30))
@@ -213,15 +240,18 @@ def test_a_step_on_several_nodes(site: Site) -> None:
         assert abs(end["rss"] - max(peaks)) <= PAGE
 
 
+@in_three_tries
 def test_components_of_one_step(site: Site, slurm_version: str) -> None:
     site.srun("-n1", *site.command(50, 0, "0"), ":", "-n1", *site.command(50, 0, "0"))
     tasks = site.lines(k="task")[-2:]
     site.compare(tasks)
 
 
+@in_three_tries
 def test_a_suspended_job(site: Site) -> None:
     # The task is busy by itself until then: a child's time would be told as its own.
     go = Path(site.said).with_name("go-on")
+    go.unlink(missing_ok=True)
     command = " ".join(site.command(300, 10))
     job = site.submit(f"#!/bin/sh\nuntil [ -e {go} ]; do :; done\nexec {command}\n")
     wait_until(lambda: bool(site.lines(k="smgr", j=job)))
@@ -256,6 +286,7 @@ def requeue(site: Site, job: int) -> None:
     wait_until(started, 60)
 
 
+@in_three_tries
 def test_a_requeued_job(site: Site) -> None:
     script = (
         '#!/bin/sh\n[ -n "$SLURM_RESTART_COUNT" ] && how=0 || how=term\n'
@@ -280,6 +311,7 @@ def test_a_requeued_job(site: Site) -> None:
         assert start.get("r", number) == number
 
 
+@in_three_tries
 def test_a_resized_job(site: Site) -> None:
     step = " ".join(site.command(100, 10))
     script = (
@@ -321,6 +353,7 @@ def test_a_spool_that_is_away_costs_lines_and_no_job(site: Site) -> None:
     wait_until(lambda: state_of(site.cluster, job) == "COMPLETED")
 
 
+@in_three_tries
 def test_what_epilogs_use_is_no_tasks(slurm_version: str) -> None:
     burn = "i=0\nwhile [ $i -lt 300000 ]; do i=$((i+1)); done\n"
     with Sandbox.up(prepared(slurm_version, nodes=1), say=print) as cluster:
@@ -416,6 +449,7 @@ def test_a_step_that_is_killed_for_its_memory(slurm_version: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("cpu_ms", "mib"), [(10_000, 300), (40_000, 100)])
+@in_three_tries
 def test_a_long_task(site: Site, cpu_ms: int, mib: int) -> None:
     before = len(site.lines(k="end", s="0"))
     site.srun("-n1", *site.command(cpu_ms, mib), timeout_s=250)
@@ -424,6 +458,7 @@ def test_a_long_task(site: Site, cpu_ms: int, mib: int) -> None:
 
 
 @pytest.mark.long
+@in_three_tries
 def test_a_job_that_is_stopped_at_its_time_limit(site: Site) -> None:
     job = site.submit(site.script(site.command(0, 40, "term")), time="1")
     (end,) = site.ends(1, j=job, s="batch", timeout_s=200)

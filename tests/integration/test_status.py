@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from submitting import wait_until
 
 import write_dashboard
 from steward.access import Asker
+from steward.bank.gate.link import GateLink
+from steward.bank.gate.shapes import RemoteMeans
 from steward.bank.money import MICRO
 from steward.daemon.rooms import registry
 from steward.errors import Refused
@@ -178,9 +181,12 @@ def test_the_dashboard_names_only_what_a_real_scrape_has(slurm_version: str) -> 
         site.daemon.config.write_text(render(Loaded(site.settings)))
         site.open({ACCOUNTS[0]: 1000 * MICRO})
         site.start()
-        job = site.submit(f"{SHELL}true\n", time="1")
+        job = site.submit(f"{SHELL}sleep 2\n", time="1")
         site.until_charged([job])
         wait_until(lambda: "steward_reconciled_time" in site.daemon.ask("metrics").stdout, 60)
+        # As it is where accounts have what a myBRC server says.
+        means = RemoteMeans(at_us=time.time_ns() // 1000)
+        GateLink(site.settings.state_dir).remote_means({ACCOUNTS[0]: means})
         found = site.daemon.ask("metrics").stdout
     had = {sample[0] for sample in figures(found)}
     # It is there only while something is wrong.

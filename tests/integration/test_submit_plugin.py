@@ -128,6 +128,41 @@ def test_updates_that_cost_more_are_asked_for(site: AskingSite) -> None:
     assert release["job"] == {"uid": -1, "job_id": job, "released": True}
 
 
+def test_only_what_is_priced_is_sent_and_what_is_longer_is_rejected(site: AskingSite) -> None:
+    job = site.submit(time="5")
+    site.gate.asked.clear()
+    excluded = ",".join(f"node{number:05}" for number in range(2000))
+    site.run("sbatch", "-H", "-o", "/dev/null", "--exclude", excluded, "--wrap", "x")
+    # As a line of the script: one argument has at most 128 KiB.
+    afterwards = "afterany:1," * 136_000
+    script = f"#!/bin/sh\n#SBATCH --dependency={afterwards}singleton\ntrue\n"
+    words = ["sbatch", "-H", "-o", "/dev/null"]
+    site.cluster.run(words, user=site.user, input=script, cwd="/tmp", check=False)
+    assert len(site.gate.asked) == 2
+    for question in site.gate.asked:
+        assert "oversize" not in question
+        assert "node00001" not in str(question)
+        assert "afterany" not in str(question)
+    site.gate.asked.clear()
+    long = "reqnodelist=" + ",".join(["node1", "node2"] * 6000)
+    site.gate.answers = says(ok=False)
+    assert site.run("scontrol", "update", f"jobid={job}", long)[0] == 1
+    (question,) = site.gate.asked
+    assert question["oversize"] == "req_nodes"
+    site.gate.answers = hangs
+    site.conf("policy allow")
+    limit = f"jobid={job}", "timelimit=4"
+    assert site.run("scontrol", "update", *limit)[0] == 0, "the policy lets it in"
+    assert site.run("scontrol", "update", f"jobid={job}", long)[0] == 1, "whatever the policy"
+    off = site.directory / "off"
+    off.touch()
+    off.chmod(0o644)
+    try:
+        site.run("scontrol", "update", f"jobid={job}", long)
+    finally:
+        off.unlink()
+
+
 SPOILT = {
     "rubbish": lambda _question, _sock: b"\xff\x00 no\n",
     "closed": lambda _question, _sock: None,

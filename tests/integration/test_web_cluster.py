@@ -330,3 +330,17 @@ def test_steward_itself(site: WebSite, olga: Visitor, ada: Visitor) -> None:
         assert ada.get(path).status_code == 403, path
     assert ada.submit("/status/replay", consumer="files").status_code == 403
     assert olga.submit("/status/replay", consumer="").status_code == 400
+
+
+def test_states_that_slurmctld_tells_no_more_are_shown_with_their_time(
+    cluster: Sandbox, ada: Visitor
+) -> None:
+    def told(*, silent: bool) -> bool:
+        pages = [ada.page(path) for path in ("/", "/cluster/box", page_of(node(1)))]
+        return all(("slurmctld does not answer" in page) == silent for page in pages)
+
+    assert told(silent=False)
+    cluster.kill_controller()
+    wait_until(lambda: told(silent=True))
+    cluster.restart_controller()
+    wait_until(lambda: told(silent=False))

@@ -31,6 +31,9 @@ context:
 """
 
 
+OWN_PATH = {"url": "http://127.0.0.1/steward", "own_host": True}
+
+
 @pytest.fixture(scope="module")
 def cluster(slurm_version: str) -> Iterator[Sandbox]:
     spec = SandboxSpec(slurm=slurm_version, user_names=USERS, private_data="nodes,reservations")
@@ -49,7 +52,7 @@ def site(cluster: Sandbox) -> Iterator[WebSite]:
         "rules": RulesSettings(enabled=True, directories=(str(rules),), shipped=False),
     }
     home = Path(cluster.directory) / "steward"
-    with WebSite(cluster, home, settings=settings, web={"url": "http://127.0.0.1/steward"}) as site:
+    with WebSite(cluster, home, settings=settings, web=OWN_PATH) as site:
         yield site
 
 

@@ -1,6 +1,6 @@
 """A week's operation in miniature: jobs, outages, kills, rotation, retention, a purge, a backup.
 
-STEWARD_SOAK_S says how long (480 seconds); ``make soak`` has it run for an hour. In
+STEWARD_SOAK_S says how long (600 seconds); ``make soak`` has it run for an hour. In
 its first part the daemon and its parts are killed and restarted; in the second they
 are left alone, while Slurm is not, and must not grow. At the end every job is paid
 for, nothing is missing in the archive, and ``steward doctor`` finds nothing wrong.
@@ -30,7 +30,7 @@ from steward.bank.money import MICRO
 from steward.config import AccountingSettings, JournalSettings, LimitSettings
 from steward.settings.file import Loaded, render
 
-SOAK_S: Final = float(os.environ.get("STEWARD_SOAK_S", "480"))
+SOAK_S: Final = float(os.environ.get("STEWARD_SOAK_S", "600"))
 ROUGH: Final = 0.4
 """The share of the time in which Steward itself is killed and restarted."""
 WARM_UP: Final = 0.35

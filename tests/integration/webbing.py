@@ -17,6 +17,8 @@ from steward.sandbox import Sandbox
 from steward.sandbox.cluster import Inside
 from steward.settings.file import Loaded, render
 
+ONCE = httpx.Limits(max_keepalive_connections=0)
+"""A kept connection may be ended by the server in the moment in which it is used again."""
 WEB_USER = "webby"
 OPERATOR = "olga"
 ADMINISTRATOR = "carl"
@@ -123,7 +125,7 @@ class WebSite:
 
     def stranger(self, **options: Any) -> httpx.Client:
         """Somebody who has not logged in; ``options`` are those of httpx.Client."""
-        return httpx.Client(base_url=self.url, **{"timeout": 60, **options})
+        return httpx.Client(base_url=self.url, **{"timeout": 60, "limits": ONCE, **options})
 
     def visitor(self, user: str) -> "Visitor":
         """Somebody who has logged in."""

@@ -24,7 +24,7 @@ class AccountCases:
             assert made.name == "phys"
             assert made.owners == ("ann", "bob")
             assert made.created == NOON
-            assert t.accounts.owned_by("bob") == ["phys"]
+            assert t.accounts.led_by("bob", frozenset()) == {"phys"}
             assert t.allocations.open_ended("phys").balance == 0
 
     @pytest.mark.parametrize("name", ["", "two words", "a,b", "new\nline", "x" * 101])

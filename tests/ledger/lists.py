@@ -6,7 +6,7 @@ import pytest
 
 from ledger.site import BY, DAY, NOON, Clock, account
 from steward.bank.errors import BankUsage
-from steward.bank.ledger import Refusal, ToldJob
+from steward.bank.ledger import Refusal, ToldJob, ToldTotals
 from steward.bank.ledger.leases import LeaseLost
 from steward.bank.ledger.lists import A_DAY
 from steward.bank.ledger.opened import Ledger
@@ -156,6 +156,7 @@ class ListCases:
                         partition="cpu",
                         amount=number * 10,
                         started=NOON + timedelta(hours=number) if number else None,
+                        cpu_hours=0.625,
                         body=b"\0body",
                     )
                 )
@@ -173,8 +174,9 @@ class ListCases:
             assert ids(begin=NOON + timedelta(hours=2)) == ["2", "3"]
             assert ids(end=NOON + timedelta(hours=2)) == ["1", "2"]
             assert ids(status="RUNNING", partition="cpu", account="phys", limit=2) == ["1", "2"]
-            total, page = t.told.find(offset=4, limit=2)
-            assert (total, len(page)) == (5, 1)
+            totals, page = t.told.find(offset=4, limit=2)
+            assert totals == ToldTotals(jobs=5, amount=100, cpu_hours=2.5)
+            assert len(page) == 1
 
     def test_one_holds_a_lease(self, ledger: Ledger, clock: Clock) -> None:
         leases = ledger.leases

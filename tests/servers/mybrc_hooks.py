@@ -41,6 +41,25 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
         case.body = _of_the_bank(case)
 
 
+@schemathesis.hook
+def filter_case(context: Any, case: Any) -> bool:
+    """Leave out what no schema allows and the reference server takes all the same."""
+    del context
+    is_valid = case.meta is None or case.meta.generation.mode.is_positive
+    return is_valid or not (isinstance(case.body, dict) and _is_lenient(case.body))
+
+
+def _is_lenient(body: dict[str, Any]) -> bool:
+    """Whether whole numbers stand for texts, texts for numbers, or days for times."""
+    texts = ("jobslurmid", "userid", "accountid", *_WORDS)
+    numbers = ("num_cpus", "num_req_nodes", "num_alloc_nodes", "raw_time", "cpu_time")
+    return (
+        any(type(body.get(name)) in (int, float) for name in texts)
+        or any(isinstance(body.get(name), str) for name in numbers)
+        or any(isinstance(body.get(name), str) for name in _TIMES)
+    )
+
+
 def _of_the_bank(case: Any) -> dict[str, Any]:
     body: dict[str, Any] = _sound(case.body) | {"accountid": "physics"}
     number = next(_numbers)

@@ -1,7 +1,6 @@
 """TLS and authentication in front of a plain server, as the real products have them.
 
-The search servers that tests start come without their security modules, which
-are not published as jars.
+The search servers that tests start come without their security modules.
 """
 
 import http.client

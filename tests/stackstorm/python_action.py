@@ -15,6 +15,19 @@ from st2common.runners.base_action import Action
 MARK = "%%%%%~=~=~=************=~=~=~%%%%"
 
 
+class ActionService:
+    """What StackStorm's own answers, of the part that actions ask."""
+
+    def __init__(self, user: str) -> None:
+        self._user = user
+
+    def get_user_info(self) -> dict[str, str]:
+        """Who runs the action, as the API has it."""
+        if not self._user:
+            raise ConnectionError("StackStorm's API is away")
+        return {"username": self._user}
+
+
 def main() -> None:
     """Run one action."""
     options = argparse.ArgumentParser()
@@ -22,6 +35,7 @@ def main() -> None:
     options.add_argument("--file-path", required=True)
     options.add_argument("--config", default="{}")
     options.add_argument("--stdin-parameters", action="store_true", required=True)
+    options.add_argument("--user", default="")
     given = options.parse_args()
     parameters = json.loads(sys.stdin.readline())["parameters"]
     spec = importlib.util.spec_from_file_location("action", given.file_path)
@@ -34,7 +48,8 @@ def main() -> None:
         for _, one in inspect.getmembers(module, inspect.isclass)
         if issubclass(one, Action) and one is not Action
     )
-    output = kind(config=json.loads(given.config)).run(**parameters)
+    service = ActionService(given.user)
+    output = kind(json.loads(given.config), service).run(**parameters)
     status, result = output if isinstance(output, tuple) and len(output) == 2 else (None, output)
     assert status in (None, True, False), status
     sys.stdout.write(f"{MARK}{json.dumps({'result': result, 'status': status})}\n{MARK}")

@@ -4,9 +4,9 @@ Usage: sensor_container.py FILE CLASS CONFIG DATASTORE. What it dispatches is wr
 of JSON each; the datastore is a file of JSON.
 """
 
+import atexit
 import importlib.util
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,9 @@ class PrintingService(SensorService):
 
     def set_value(self, name: str, value: str, ttl: int | None = None, local: bool = True) -> None:
         super().set_value(name, value, ttl, local)
-        self._datastore.write_text(json.dumps(self.values))
+        written = self._datastore.with_suffix(".new")
+        written.write_text(json.dumps(self.values))
+        written.replace(self._datastore)
 
 
 def main(file: str, kind: str, config: str, datastore: str) -> None:
@@ -43,11 +45,9 @@ def main(file: str, kind: str, config: str, datastore: str) -> None:
     service = PrintingService(Path(datastore))
     sensor = getattr(module, kind)(sensor_service=service, config=json.loads(config))
 
-    def end(*_: Any) -> None:
-        sensor.cleanup()
-
+    # StackStorm's wrapper catches no signal: only an orderly exit reaches this.
+    atexit.register(sensor.cleanup)
     sensor.setup()
-    signal.signal(signal.SIGTERM, end)
     sensor.run()
 
 

@@ -132,7 +132,7 @@ class Site:
     def modify(self, what: Description) -> Said:
         ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what)
         with self.store.transaction():
-            return self.keeper.modify(ask, now_us(), is_lenient=False)
+            return self.keeper.modify(ask, "", now_us(), is_lenient=False)
 
     def free(self, name: str = "chem", at_us: int = 0) -> float:
         """What a new job may cost, in SU."""

@@ -1,10 +1,12 @@
 """A journal, what reads it, and the events that tests put in it."""
 
+import os
 from pathlib import Path
 
 import pytest
 from builders import script_event
 
+from steward import sqlite
 from steward.config import ArchiveSettings, FilesSinkSettings, KafkaSinkSettings, Settings
 from steward.events import (
     JOB_SEEN,
@@ -51,3 +53,16 @@ def two_sinks(tmp_path: Path) -> Stores:
 
 def append(journal: Journal, *events: Event) -> int:
     return journal.append(rows_of(events))
+
+
+def fill(journal: Journal, megabytes: int) -> None:
+    """Put large events in a journal, and let go of all of them."""
+    count = megabytes * 16
+    for first in range(0, count, 256):
+        rows = [
+            ("job.seen", "c1", f"large:{number}", os.urandom(1 << 16))
+            for number in range(first, min(first + 256, count))
+        ]
+        journal.append(rows)
+    with sqlite.transaction(journal._db, journal.path) as db:
+        db.execute("DELETE FROM event")

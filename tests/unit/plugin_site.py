@@ -17,7 +17,7 @@ from steward.accounting.plugins import (
     consumer,
 )
 from steward.accounting.plugins.consumer import Around, PluginConsumer
-from steward.accounting.plugins.state import failures_of
+from steward.accounting.plugins.state import read_health
 from steward.errors import Unavailable
 from steward.events import (
     Event,
@@ -113,7 +113,7 @@ class Scene:
         return [call[1] for call in self.plugin.calls if call[0] == hook]
 
     def failures(self) -> dict[tuple[str, str], int]:
-        found = failures_of(self.settings.state_dir, TYPE)
+        found = read_health(self.settings.state_dir, TYPE).failures
         return {(one.hook, one.kind): one.count for one in found}
 
     def _append(self, new: Sequence[Event]) -> None:

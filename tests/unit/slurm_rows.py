@@ -45,5 +45,10 @@ def squeue_row(form: QueueFormat, **shown: str | bytes) -> bytes:
     for field in re.split(",(?=[A-Za-z_-]+:)", form.variable):
         name, _, suffix = field.partition(":")
         value = shown.get(name, shown.get(name.replace("-", "_"), DEFAULTS.get(name, "(null)")))
-        line += (value if isinstance(value, bytes) else value.encode()) + suffix.encode()
+        width = re.match(r"\d*", suffix)
+        assert width is not None
+        text = value if isinstance(value, bytes) else value.encode()
+        if width[0]:
+            text = text[: int(width[0])].ljust(int(width[0]))
+        line += text + suffix[width.end() :].encode()
     return line + b"\n"

@@ -53,3 +53,51 @@ def contents(grabbed: Grabbed) -> bytes:
     data = os.pread(grabbed.script_fd, 1 << 20, 0)
     grabbed.close()
     return data
+
+
+class Faults:
+    """Reads of a kind of file that fail with an error, as on a path that fails over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error = 0
+        self.of = ""
+        self.reads = 0
+        pread = os.pread
+
+        def fails(fd: int, count: int, offset: int) -> bytes:
+            if self.error and os.readlink(f"/proc/self/fd/{fd}").endswith(self.of):
+                self.reads += 1
+                raise OSError(self.error, os.strerror(self.error))
+            return pread(fd, count, offset)
+
+        monkeypatch.setattr(os, "pread", fails)
+
+    def of_opens(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From now on opening fails likewise."""
+        really = os.open
+
+        def fails(path: str, *args: int, **options: int) -> int:
+            if self.error and str(path).endswith(self.of):
+                os.lstat(path, **options)  # what is gone is gone
+                self.reads += 1
+                raise OSError(self.error, os.strerror(self.error))
+            return really(path, *args, **options)
+
+        monkeypatch.setattr(os, "open", fails)
+
+    def of_stats(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From now on looking at what is open fails likewise."""
+        really = os.fstat
+
+        def fails(fd: int) -> os.stat_result:
+            if self.error and os.readlink(f"/proc/self/fd/{fd}").endswith(self.of):
+                self.reads += 1
+                raise OSError(self.error, os.strerror(self.error))
+            return really(fd)
+
+        monkeypatch.setattr(os, "fstat", fails)
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return Faults(monkeypatch)

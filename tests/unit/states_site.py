@@ -9,6 +9,7 @@ import pytest
 
 from steward.capture.states.source import Sensor
 from steward.capture.states.store import StateStore
+from steward.capture.states.wakeups import Wake
 from steward.events import (
     NODE_STATE,
     PARTITION_STATE,
@@ -156,7 +157,7 @@ class Site:
 
     def turn(self, *wakes: str, after_s: float = 1.0) -> float:
         self.now_s += after_s
-        self.sensor.wake(wakes)
+        self.sensor.wake(Wake(*one.split(" ")) for one in wakes)
         return self.sensor.turn(self.told.append)
 
     def news(self) -> list[NodeState]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from steward.bank.estimate.bounds import LONGEST, LONGEST_TEXTS
 from steward.native import building
 from steward.native.building import SOURCES, SUBMIT_LIBRARY
 
@@ -19,6 +20,12 @@ VECTORS = json.loads((Path(__file__).parent / "gate_vectors.json").read_text())
 NATIVE = Path(str(resources.files("steward.native")))
 CC = shutil.which("cc") or ""
 HEADERS = "/usr/include"
+SENT_TEXTS = {
+    name: longest
+    for name, longest in LONGEST_TEXTS.items()
+    if name not in ("reservation", "features")
+} | {"admin_comment": LONGEST}
+"""Texts that a question has, with how much of each is sent at the most, in bytes."""
 TEXTS = ("say", "admin_comment", "qos", "partition", "account")
 
 needs_compiler = pytest.mark.skipif(

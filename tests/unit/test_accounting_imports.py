@@ -188,6 +188,41 @@ def test_spans(text: str, us: int | None) -> None:
     assert clock_us(text) == us
 
 
+@pytest.mark.parametrize(
+    ("columns", "user"),
+    [
+        ({"user": "grace"}, "grace"),
+        ({"user": "nobody"}, ""),
+        ({"user": "4000123"}, ""),
+        ({"uid": "0", "user": "grace"}, "root"),
+        ({}, ""),
+    ],
+)
+def test_a_uid_that_does_not_resolve_has_the_name_that_sacct_shows(
+    columns: dict[str, str], user: str
+) -> None:
+    record = job_of({**row(7), "uid": "4000123", **columns}, People())
+    assert record is not None
+    assert record.user == user
+
+
+@pytest.mark.parametrize(
+    ("plain", "text"),
+    [
+        ("billing=4,cpu=4,mem=16384M,node=1", "billing=4,cpu=4,mem=16G,node=1"),
+        ("mem=1536M,bb/cray=1048576M", "mem=1.50G,bb/cray=1T"),
+        ("mem=1537M", "mem=1537M"),
+        ("mem=16G,gres/gpu=2048,mem=0M,mem=xM", "mem=16G,gres/gpu=2048,mem=0M,mem=xM"),
+        ("", ""),
+        ("mem=" + "9" * 400 + "M", "mem=" + "9" * 400 + "M"),
+    ],
+)
+def test_memory_is_in_the_unit_that_sacct_prints(plain: str, text: str) -> None:
+    record = job_of({**row(7), "alloctres": plain}, People())
+    assert record is not None
+    assert record.tres_allocated == text
+
+
 def test_sizes() -> None:
     assert [size(text) for text in ("3268608", "1632K", "0.5M", "", "x")] == [
         *(3268608, 1632 * 1024, 512 * 1024),

@@ -172,6 +172,21 @@ def test_a_node_whose_file_was_just_renamed_is_not_forgotten(tmp_path: Path) -> 
     assert found == ["n1", "n2"]
 
 
+def test_a_hosts_own_name_that_is_no_nodes_is_tried_no_more_once_a_file_names_the_node(
+    tmp_path: Path,
+) -> None:
+    arguments = argparse.Namespace(node=None, spool=str(tmp_path))
+    (own,) = agent._nodes(arguments)
+    assert own == os.uname().nodename.partition(".")[0]
+    place = agent.Place(str(tmp_path / f"{own}.place"))
+    assert agent._nodes(arguments) == [own]
+    write(tmp_path, "a")
+    assert agent._nodes(arguments) == ["n1"]
+    place.heard = 1.0
+    place.save()
+    assert agent._nodes(arguments) == sorted(["n1", own])
+
+
 def test_what_is_too_much_is_given_up_from_the_oldest_on_and_counted(tmp_path: Path) -> None:
     write(tmp_path, *(f"{number:099d}" for number in range(100)))
     spool = spool_in(tmp_path, rotate_bytes=5000, most_bytes=5000)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.acl import Readers, let_read
 from steward.archive.imported import from_job_archive, from_lines, from_sarchive, pack
-from steward.archive.importer import import_stored, import_tree
+from steward.archive.importer import Submission, import_stored, import_tree
 from steward.config import RedactSettings
 from steward.environment import entries_of, read_environment
 from steward.events import Event, decode
@@ -26,11 +26,6 @@ from steward.redact import Redactor
 SECRET = b"hunter2hunter2"
 ENTRIES = [b"HOME=/home/ada", b"SLURM_JOB_NAME=run", b"DB_PASSWORD=" + SECRET, b"A=b=c"]
 redact = functools.partial(read_environment, redactor=Redactor(RedactSettings()))
-
-
-class Stored(msgspec.Struct):
-    script: bytes | None = None
-    environment: bytes | None = None
 
 
 @pytest.fixture
@@ -184,15 +179,28 @@ def test_no_tree_is_told(tmp_path: Path, store: Store) -> None:
 
 def test_what_slurmdbd_stored_is_taken_over(store: Store) -> None:
     submit = datetime(2026, 3, 5, 12, 0, tzinfo=UTC)
-    stored = Stored(b"#!/bin/sh\n", b"HOME=/home/ada\nDB_PASSWORD=" + SECRET + b"\nA=1\n2\n")
-    jobs: list[tuple[JobRecord, Stored]] = [
-        (JobRecord(job_id=7, uid=4001, user="ada", submit=submit, state="COMPLETED"), stored),
-        (JobRecord(job_id=12, array_job_id=11, uid=4001, submit=submit), stored),
-        (JobRecord(job_id=8, submit=submit), Stored()),
-    ]
+    lines = b"HOME=/home/ada\nDB_PASSWORD=" + SECRET + b"\nA=1\n2\n"
+    whole = Submission(
+        record=JobRecord(job_id=7, uid=4001, user="ada", submit=submit, state="COMPLETED"),
+        script=b"#!/bin/sh\n",
+        environment=lines,
+        mtime_ns=NOON,
+    )
+    task = JobRecord(job_id=12, array_job_id=11, uid=4001, submit=submit)
     events: list[Event] = []
-    done = import_stored(jobs, "alpha", store, redact, events.extend)
-    assert (done.scripts, done.skipped) == (2, 1)
+    done = import_stored(
+        [
+            whole,
+            msgspec.structs.replace(whole, record=task),
+            Submission(record=JobRecord(job_id=8, submit=submit)),
+            Submission(record=JobRecord(job_id=9, submit=submit), is_known=True),
+        ],
+        "alpha",
+        store,
+        redact,
+        events.extend,
+    )
+    assert (done.scripts, done.scriptless, done.known, done.skipped) == (2, 1, 1, 0)
     assert [event.key for event in events] == [
         f"script:7:{NOON}",
         f"import:7:{NOON}",

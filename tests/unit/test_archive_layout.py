@@ -57,6 +57,28 @@ def test_unknown_jobs_lie_apart() -> None:
     assert place.stem == "1234567-a%2Fb"
 
 
+@pytest.mark.parametrize("layout", ["default", "{cluster}/{job_id}-{name}"])
+def test_names_are_encoded_in_our_layouts(layout: str) -> None:
+    place = compile_layout(layout).place(subject(name="$(x) 'y'%z", cluster="a b"), "UTC")
+    assert place.stem == "1234567-%24%28x%29%20%27y%27%25z"
+    assert place.directory.startswith("a%20b")
+
+
+def test_names_stay_in_the_layouts_of_others() -> None:
+    name = "a b $x 'y' `z` ; é"
+    layout = compile_layout("job_archive")
+    assert layout.place(subject(name=name), "UTC").stem == f"1234567-{name}"
+    assert layout.unverified_place(subject(name=name), "UTC").stem == f"1234567-{name}"
+
+
+@given(st.text(max_size=300))
+def test_a_files_name_has_255_bytes_at_most(name: str) -> None:
+    for layout in map(compile_layout, ("default", "job_archive", "sarchive", "{job_id}-{name}")):
+        stem = layout.place(subject(name=name), "UTC").stem
+        for suffix in layout.suffixes:
+            assert len(f"{stem}~99{suffix}.zst".encode()) <= 255
+
+
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_no_name_leaves_its_place(name: str, cluster: str) -> None:
     layout = compile_layout("{cluster}/{name}x{name}/{job_id}-{name}")

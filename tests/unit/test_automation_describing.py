@@ -141,7 +141,7 @@ def test_names_parameters_and_defaults_are_those_of_the_pack() -> None:
         "slurm.node.update": {"nodes": ..., "infos": ...},
         "slurm.node.reserve": {
             "nodes": ...,
-            "reservation_name": ...,
+            "reservation_name": "steward",
             "props": {
                 "start_time": None,
                 "duration": "infinite",
@@ -149,7 +149,7 @@ def test_names_parameters_and_defaults_are_those_of_the_pack() -> None:
                 "flags": ["MAINT", "IGNORE_JOBS", "OVERLAP"],
             },
         },
-        "slurm.node.unreserve": {"nodes": ..., "reservation_name": ...},
+        "slurm.node.unreserve": {"nodes": ..., "reservation_name": "steward"},
         "slurm.trigger.set": {
             "program": ..., "jobid": None, "offset": 0, "fini": False, "nodes": "", "event": "",
         },

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from asking_site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
-from bank_site import NOON
+from bank_site import NOON, record
 
 from steward.access import Asker
 from steward.bank.asking_views import UsageRequest, usage
@@ -15,7 +15,14 @@ from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import By
 from steward.bank.money import MICRO
 from steward.bank.room import BankRoom
+from steward.daemon import rooms
+from steward.jobs import database_path
+from steward.jobs.lines import put_lines
+from steward.jobs.tables import MIGRATIONS
+from steward.lines import Line
+from steward.moments import micros
 from steward.slurm.times import zone_called
+from steward.sqlite import open_database, transaction
 
 
 @pytest.fixture
@@ -34,6 +41,72 @@ def test_everybody_sees_their_own_accounts(site: AskingSite) -> None:
     assert accounts(site, ADA) == ["optics", "physics"]
     assert accounts(site, BELA) == ["chemistry"]
     assert accounts(site, NOBODY) == []
+
+
+def test_what_is_used_is_shown_to_owners_and_coordinators(site: AskingSite) -> None:
+    site.charge(1, hours=4)
+    site.charge(2, hours=2, account="optics")
+    site.charge(3, hours=1, account="chemistry", user="bela")
+    site.charge(4, hours=3, account="physics", user="bela")
+
+    def used(asker: Asker, **request: Any) -> dict[tuple[str, str], int]:
+        asked = {"by": ["account", "user"], "since": "2020-01-01", "until": "2030-01-01", **request}
+        rows = site.ask("usage", asker, **asked).rows
+        return {(row.account, row.user): row.amount // MICRO for row in rows}
+
+    physics = {("physics", "ada"): 4, ("physics", "bela"): 3, ("optics", "ada"): 2}
+    assert used(OWNER) == physics
+    assert used(OWNER, users=["bela"]) == {("physics", "bela"): 3}
+    assert used(COORDINATOR) == {("chemistry", "bela"): 1}
+    assert used(ADA) == {("physics", "ada"): 4, ("optics", "ada"): 2}
+    assert used(BELA) == {("physics", "bela"): 3, ("chemistry", "bela"): 1}
+    assert used(ROOT) == physics | {("chemistry", "bela"): 1}
+    with pytest.raises(BankRefused, match="for owners of the account"):
+        used(ADA, users=["bela"])
+    with pytest.raises(BankRefused):
+        used(OWNER, accounts=["chemistry"], users=["bela"])
+
+
+@pytest.mark.parametrize("report", ["users", "accounts", "jobs", "waste", "waits", "partitions"])
+def test_reports_show_owners_what_they_show_coordinators(site: AskingSite, report: str) -> None:
+    books = open_database(database_path(site.settings.state_dir), MIGRATIONS)
+    start = micros(NOON)
+    runs = [("physics", "ada"), ("optics", "ada"), ("chemistry", "bela")]
+    lines = [
+        Line(
+            cluster="c1",
+            job_id=number,
+            label=str(number),
+            first_submit_us=start,
+            submit_us=start,
+            eligible_us=start,
+            start_us=start,
+            end_us=start + 3_600_000_000,
+            account=account,
+            user=user,
+            uid=4001 + number,
+            partition="debug",
+            state="COMPLETED",
+            cpus=1,
+            requested_cpus=1,
+            nodes=1,
+        )
+        for number, (account, user) in enumerate(runs, 1)
+    ]
+    with transaction(books):
+        put_lines(books, lines)
+    registry = rooms.registry(site.settings)
+
+    def told(asker: Asker, **request: Any) -> int:
+        asked = {"since": "2020-01-01", "until": "2030-01-01", "clusters": ["c1"], **request}
+        name = f"reports.{report}"
+        rows = registry.call(name, asker, registry.decode(name, asked)).rows
+        return max((row.jobs for row in rows), default=0) if report == "jobs" else len(rows)
+
+    every, owned = told(ROOT, accounts=["physics", "optics"]), told(OWNER)
+    assert owned == every > 0
+    assert told(OWNER, accounts=["chemistry"]) == 0
+    assert told(NOBODY) == 0
 
 
 @pytest.mark.parametrize(
@@ -218,6 +291,41 @@ def test_a_charge_is_explained_by_its_sum(site: AskingSite) -> None:
     for unknown in ("8", "x", "7_1"):
         with pytest.raises(BankUsage):
             site.ask("explain", job=unknown)
+
+
+def test_array_tasks_are_named_as_slurm_does(site: AskingSite) -> None:
+    site.feed(site.life(7, begin=-60, array_job_id=5, array_task="2"))
+    site.charge(7)
+    site.charge(8)
+    answer = site.ask("statement", account="physics")
+    assert list(answer.names.values()) == ["5_2"]
+    assert [line.name for line in site.ask("explain", job="5_2").charges] == ["5_2"]
+    assert [line.name for line in site.ask("explain", job="8").charges] == ["8"]
+
+
+def test_a_job_without_a_charge_is_told_why(site: AskingSite) -> None:
+    def told(asker: Asker, job: str) -> str:
+        with pytest.raises(BankUsage) as refused:
+            site.ask("explain", asker, job=job)
+        return str(refused.value)
+
+    pending, running, ended = site.life(7)
+    site.feed([pending])
+    assert "yet: it waits" in told(ADA, "7")
+    site.feed([running])
+    site.now = NOON + timedelta(seconds=1801)
+    for asker in (ROOT, OWNER, ADA):
+        # Two CPUs for half an hour, at a unit each hour.
+        assert "it runs, and is charged when it ends" in told(asker, "7")
+        assert told(asker, "7").endswith("accrued so far: 1.00 SU")
+    for stranger in (BELA, NOBODY):
+        assert told(stranger, "7") == "nothing was charged for job 7 on c1"
+    site.feed([ended])
+    assert "it ended, and Steward charges it" in told(ADA, "7")
+    site.feed(site.life(8, partition="other"))
+    assert "partition other of cluster c1 has no rate" in told(ADA, "8")
+    site.feed([record(9, 0, "CANCELLED", seen=5, end=5, user="ada", account="physics")])
+    assert told(ADA, "9").endswith("it never ran")
 
 
 def test_a_charge_that_is_not_what_it_should_be_is_seen(site: AskingSite) -> None:

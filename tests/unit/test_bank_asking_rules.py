@@ -10,6 +10,7 @@ from asking_site import ADA, OWNER, AskingSite
 from bank_site import NOON
 from gate_process import running
 from gate_site import account, job, settings_of
+from machine_site import Stage
 
 from steward.bank.asking_upkeep import holds_and_jobs
 from steward.bank.errors import BankUsage
@@ -135,6 +136,17 @@ def test_it_is_said_that_no_plugin_asks(site: AskingSite, tmp_path: Path) -> Non
         for answer in (site.ask("enforce", mode="gate"), site.ask("would_refuse")):
             assert "has not asked the gate yet" in answer.warning
             assert "steward plugins install" in answer.warning
+        # With the plugin in place the advice is not to install it again.
+        stage = Stage(tmp_path)
+        plugins = "ClusterName = c1\nJobSubmitPlugins = lua\nStateSaveLocation = /spool\n"
+        stage.answer("scontrol show config", plugins)
+        of = msgspec.structs.replace(
+            site.room.settings.cluster["c1"], slurm=True, slurm_bin=str(tmp_path)
+        )
+        site.room.settings = msgspec.structs.replace(site.room.settings, cluster={"c1": of})
+        warned = site.ask("would_refuse").warning
+        assert "has not asked the gate yet, though slurm.conf names job_submit/lua" in warned
+        assert "steward plugins install" not in warned
         assert site.ask("enforce", mode="observe").warning == ""
         gate.tell(account("physics", 100))
         gate.ask(job(9))

@@ -1,3 +1,4 @@
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -13,11 +14,25 @@ from steward.bank.consumer import BankConsumer
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.server import GateServer
+from steward.bank.gate.shapes import Submit
 from steward.bank.ledger import Account, Refusal
+from steward.bank.live import MARK_S, Pictures
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Hold, ModeRule
 from steward.config import BankSettings, GateSettings
-from steward.events import HOLD_PLACED, JOB_SEEN, JOB_STATE, QUEUE_LOOKED, Event, QueueLooked
+from steward.events import (
+    CONTROLLER_STATE,
+    HOLD_PLACED,
+    JOB_SEEN,
+    JOB_STATE,
+    QUEUE_LOOKED,
+    RUN_END,
+    ControllerState,
+    Event,
+    QueueLooked,
+)
+from steward.looks import COST_FACTOR
+from steward.slurm.client import Slurm
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
 from steward.waiting import Stop
 
@@ -103,6 +118,16 @@ class Bank(BankSite):
 
     def held(self) -> int:
         return sum(hold.remaining for hold in self.holds())
+
+    def submit(self, job: Description) -> str:
+        """Ask the gate as slurmctld's plugin does; the token that it puts on the job."""
+        ask = Submit(v=1, op="submit", cluster="c1", job=job)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(self.settings.gate.socket)
+            connection.sendall(msgspec.json.encode(ask) + b"\n")
+            said = msgspec.json.decode(connection.makefile("rb").readline())
+        assert said["ok"], said
+        return str(said["admin_comment"])
 
     def later(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
@@ -231,13 +256,13 @@ def test_a_job_that_vanished_is_given_its_money_back(bank: Bank) -> None:
 def test_what_cannot_be_paid_is_remembered_until_it_can(bank: Bank) -> None:
     pending, *_ = life(1, tres_requested="cpu=64,node=1", cpus=64, tres_allocated="")
     bank.happen([pending])
-    assert bank.holds() == []
+    assert bank.held() == 0
     with bank.ledger.reading() as t:
         assert '"1"' in t.mark("unpaid:c1")
     with bank.ledger.transaction() as t:
         t.transfers.deposit("physics", 1000 * MICRO, BY)
     bank.turn()
-    assert [hold.job_id for hold in bank.holds()] == [1]
+    assert [hold.job_id for hold in bank.holds() if hold.amount] == [1]
     with bank.ledger.reading() as t:
         assert t.mark("unpaid:c1") == "{}"
 
@@ -443,4 +468,140 @@ def test_what_was_settled_and_refused_long_ago_is_forgotten(bank: Bank) -> None:
     bank.turn()
     # The last stays, so that it is known where numbers go on.
     assert settled() == [last]
+    assert bank.ledger.check() == []
+
+
+@pytest.mark.parametrize(
+    ("body", "is_expired"),
+    [
+        (ControllerState(up=True, reconfigured=True), True),
+        (ControllerState(up=True, restarted=True), True),
+        (ControllerState(up=True), True),
+        (ControllerState(up=False), False),
+    ],
+)
+def test_a_slurmctld_with_a_new_configuration_is_asked_for_its_picture(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, body: ControllerState, is_expired: bool
+) -> None:
+    billing = {"cpu": "1"}
+
+    def shown(self: Slurm, zone: str = "") -> Picture:
+        debug = msgspec.structs.replace(picture().partitions["debug"], billing=billing)
+        at_us = int(time.time() * 1_000_000)
+        return msgspec.structs.replace(picture(), partitions={"debug": debug}, taken_us=at_us)
+
+    def known() -> dict[str, str]:
+        with bank.ledger.reading() as t:
+            kept = t.mark("picture:c1")
+        return msgspec.json.decode(kept, type=Picture).partitions["debug"].billing
+
+    monkeypatch.setattr(Slurm, "picture", shown)
+    monkeypatch.setattr(Slurm, "configuration_mark", lambda _: "the same")
+    of = msgspec.structs.replace(bank.settings.cluster["c1"], slurm=True)
+    bank.settings = msgspec.structs.replace(bank.settings, cluster={"c1": of})
+    bank.consumer.close()
+    bank.consumer = bank.make()
+    bank.turn()
+    assert known() == {"cpu": "1"}
+    billing = {"cpu": "2"}
+    bank.turn()
+    assert known() == {"cpu": "1"}, "a picture is kept for a while"
+    event = Event(
+        kind=CONTROLLER_STATE,
+        cluster="c1",
+        key="controller.state:1",
+        at=NOON,
+        seen_at=NOON,
+        source="states",
+        body=body,
+        id=1,
+    )
+    bank.take([event])
+    assert bank.consumer.cursor() == 1
+    assert (known() == {"cpu": "2"}) == is_expired
+
+
+def test_one_late_answer_of_slurmctld_does_not_put_the_next_question_off(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, late_s, asked_s = 0.0, 0.0, list[float]()
+
+    def mark(_: Slurm) -> str:
+        nonlocal now_s
+        asked_s.append(now_s)
+        now_s += late_s
+        return "the same"
+
+    monkeypatch.setattr(Slurm, "picture", lambda *_: picture())
+    monkeypatch.setattr(Slurm, "configuration_mark", mark)
+    of = msgspec.structs.replace(bank.settings.cluster["c1"], slurm=True)
+    settings = msgspec.structs.replace(bank.settings, cluster={"c1": of})
+    pictures = Pictures(settings, bank.ledger, lambda: now_s)
+
+    def waits_s() -> float:
+        """Return the time from one question to the next."""
+        nonlocal now_s
+        count = len(asked_s)
+        while len(asked_s) == count:
+            now_s += 0.5
+            pictures.look()
+        return asked_s[-1] - asked_s[-2]
+
+    pictures.look()
+    assert waits_s() == MARK_S
+    late_s = 2.5
+    assert waits_s() == MARK_S
+    assert waits_s() <= 2 * late_s, "it was late once"
+    assert waits_s() == COST_FACTOR * late_s, "it was late twice"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_two_jobs_of_one_id_in_a_batch_have_a_hold_each(bank: Bank, is_late: bool) -> None:
+    first = life(1)
+    bank.happen(first[:2])
+    (old,) = bank.holds()
+    # Slurm gave the id again; the second job's submission was let in by the gate.
+    token = bank.submit(Description(uid=1000, account="physics", time_limit_min=120, min_cpus=2))
+    (new,) = (hold for hold in bank.holds() if hold.id != old.id)
+    second = life(1, begin=9000, admin_comment=token)[0]
+    said = bank.feed([first[2], second])
+    shown = [event for event in (first[2], second, *said) if event.kind in BankConsumer.kinds]
+    if is_late:
+        shown.sort(key=lambda event: event.kind == RUN_END)
+    bank.take(shown)
+    assert [(hold.id, hold.remaining) for hold in bank.holds()] == [(new.id, new.amount)]
+    assert bank.balance() == 98 * HOUR
+
+
+def test_a_job_without_a_hold_is_seen_beside_the_end_of_the_one_before_it(bank: Bank) -> None:
+    first, second = life(1), life(1, begin=9000)[0]
+    bank.happen(first[:2])
+    (old,) = bank.holds()
+    said = bank.feed([first[2], second])
+    bank.take([event for event in (first[2], second, *said) if event.kind in BankConsumer.kinds])
+    (hold,) = bank.holds()
+    assert (hold.id != old.id, hold.job_id) == (True, 1)
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "REQUEUED"])
+def test_a_job_that_began_anew_after_a_forgotten_end_is_charged_for_both(
+    bank: Bank, state: str
+) -> None:
+    events = life(1)
+    for event in events:
+        bank.happen([event])
+    assert (bank.held(), bank.balance()) == (0, 98 * HOUR)
+    # slurmctld was killed before it saved the end, and ran the job once more.
+    fields: dict[str, Any] = {"account": "physics", "partition": "debug", "cpus": 2}
+    fields |= {"tres_allocated": "cpu=2,mem=1G,node=1", "nodelist": "n1"}
+    start = NOON + timedelta(seconds=4000)
+    bank.happen([record(1, 0, "RUNNING", seen=4001, start=start, **fields)])
+    last = record(1, 0, state, seen=5800, start=start, end=5800, source="jobcomp", **fields)
+    bank.happen([last])
+    assert bank.balance() == 97 * HOUR
+    bank.happen([last])
+    assert bank.balance() == 97 * HOUR
+    bank.later(3600 * 24)
+    bank.turn()
+    assert (bank.held(), bank.balance()) == (0, 97 * HOUR)
     assert bank.ledger.check() == []

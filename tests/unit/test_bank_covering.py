@@ -169,6 +169,9 @@ def test_an_arrays_task_is_named_by_its_index() -> None:
         ({"licenses": "matlab:2"}, False),
         ({"licenses": "matlab:3"}, True),
         ({"licenses": "other"}, True),
+        ({"tres_requested": "cpu=2,mem=4G,node=1,bb/lua=2G"}, False),
+        ({"tres_requested": "cpu=2,mem=4G,node=1,bb/lua=3G"}, True),
+        ({"tres_requested": "cpu=2,mem=4G,node=1,bb/datawarp=1M"}, True),
         ({"qos": "normal"}, False),
         ({"qos": "normal,high"}, False),
         ({"qos": "high"}, True),
@@ -177,7 +180,7 @@ def test_an_arrays_task_is_named_by_its_index() -> None:
 def test_more_memory_gres_licenses_or_another_qos_is_looked_at(
     changes: dict[str, object], is_needed: bool
 ) -> None:
-    more = {"mem": 4096, "gres/gpu": 2, "gres/gpu:a100": 2, "license/matlab": 2}
+    more = {"mem": 4096, "gres/gpu": 2, "gres/gpu:a100": 2, "license/matlab": 2, "bb/lua": 2048}
     quote = msgspec.structs.replace(QUOTE, tres=QUOTE.tres | more, qos="normal")
     hold = msgspec.structs.replace(HOLD, quote=quote)
     assert needs(record(**changes), hold, NOON) is is_needed

@@ -7,10 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.bank.errors import NoEstimate, NoRate
-from steward.bank.estimate import estimate, merged, parse_options, tasks_of
+from steward.bank.estimate import (
+    Estimator,
+    description_of,
+    estimate,
+    merged,
+    parse_options,
+    tasks_of,
+)
 from steward.bank.prices import dearest_price
 from steward.bank.records import Description, Factor, Rate, Use
 from steward.moments import micros
+from steward.records import JobRecord
 
 EVERYTHING = Rate(weights=dict.fromkeys(["cpu", "mem", "node", "gres/gpu", "billing"], SU))
 
@@ -170,8 +178,43 @@ def test_slurms_own_billing() -> None:
     main = msgspec.structs.replace(CLUSTER.partitions["main"], billing=billing)
     picture = msgspec.structs.replace(CLUSTER, partitions={"main": main})
     assert quote("-n4 --mem-per-cpu=1G -t 59", rate, picture=picture).amount == 8 * SU
-    picture = msgspec.structs.replace(picture, billing_max=True)
+    max_tres = ("cpu", "mem", "node", "gres")
+    picture = msgspec.structs.replace(picture, billing_max=max_tres)
     assert quote("-n4 --mem-per-cpu=2G -t 59", rate, picture=picture).amount == 8 * SU
+
+
+@pytest.mark.parametrize(
+    ("dearest", "billed"),
+    [((), 17), (("cpu", "mem", "node", "gres"), 9), (("cpu", "mem", "node"), 13)],
+)
+def test_licenses_are_added_to_the_dearest_of_a_node(dearest: tuple[str, ...], billed: int) -> None:
+    billing = {"cpu": "1", "node": "4", "gres/gpu": "2", "license/abq": "5/2"}
+    main = msgspec.structs.replace(CLUSTER.partitions["main"], billing=billing)
+    picture = msgspec.structs.replace(CLUSTER, partitions={"main": main}, billing_max=dearest)
+    rate = Rate(weights={"billing": SU})
+    words = "-N1 -n4 --gres=gpu:2 -L abq:2"
+    assert quote(words, rate, picture=picture).tres["billing"] == billed
+
+
+@pytest.mark.parametrize(
+    ("rate", "cost"),
+    [(Rate(weights={"bb/lua": 2 * SU}), 6 * SU), (Rate(weights={"billing": SU}), 9 * SU)],
+)
+def test_burst_buffers_that_the_queue_shows_are_priced_by_the_gib(rate: Rate, cost: int) -> None:
+    main = msgspec.structs.replace(CLUSTER.partitions["main"], billing={"bb/lua": "3/1024"})
+    picture = msgspec.structs.replace(CLUSTER, partitions={"main": main})
+    shown = "cpu=1,node=1,bb/lua=3G"
+    record = JobRecord(job_id=1, time_limit_s=3540, partition="main", tres_requested=shown)
+    found = Estimator(picture, [rate], SETTINGS).quote(description_of(record), NOW)
+    assert (found.tres["bb/lua"], found.amount) == (3072, cost)
+
+
+def test_billing_is_cut_to_a_whole_number_as_slurm_does() -> None:
+    main = msgspec.structs.replace(CLUSTER.partitions["main"], billing={"cpu": "3/5"})
+    picture = msgspec.structs.replace(CLUSTER, partitions={"main": main})
+    rate = Rate(weights={"billing": SU})
+    billed = [quote(f"-N1 -n{n}", rate, picture=picture).tres for n in (2, 4, 8, 10)]
+    assert [tres["billing"] for tres in billed] == [int(tres["cpu"] * 0.6) for tres in billed]
 
 
 def test_whole_nodes_where_the_rate_says_so() -> None:

@@ -150,3 +150,30 @@ def test_no_words_upset_it(argv: list[str], script: str) -> None:
 def test_numbers_of_thousands_of_digits_are_none(option: str, value: str) -> None:
     with pytest.raises(BankUsage):
         parse_options([option, value])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("--stepmgr", "--oom-kill-step", "--resv-ports", "--consolidate-segments"),
+        *("--spread-segments", "--requeue", "--kill-on-invalid-dep yes", "--mem-update 20@5"),
+        *("--oom-kill-step=1", "--resv-ports=2", "--requeue=expedite", "--container-type oci"),
+    ],
+)
+def test_the_script_is_found_behind_options_without_a_value(words: str) -> None:
+    assert script_among([*words.split(), "job.sh", "-n9"]) == "job.sh"
+
+
+def test_other_names_of_options() -> None:
+    assert parsed("-N2 --tasks-per-node=4") == parsed("-N2 --ntasks-per-node=4")
+    assert parsed("", "#SBATCH --tasks-per-node=4").ntasks_per_node == 4
+    assert parsed("--ntasks-per-tres=2").ntasks_per_tres == 2
+    assert parsed("--cluster=a -n2") == parsed("--clusters=a -n2")
+    assert parsed("-L a:2 --resources=flat:1").licenses == "a:2,flat:1"
+
+
+def test_an_option_that_sbatch_does_not_have_is_named() -> None:
+    with pytest.raises(BankUsage, match="sbatch has no option --no-such-thing"):
+        parsed("--no-such-thing")
+    with pytest.raises(BankUsage, match=r"--ntasks-per is ambiguous: .*--ntasks-per-core"):
+        parsed("--ntasks-per=2")

@@ -163,7 +163,11 @@ def test_what_is_no_dump(text: str) -> None:
 
 def test_prices_of_the_old_plugins(site: AskingSite) -> None:
     answer = site.ask("import", kind="bank-config", text=OLD, name="bank-config.toml")
-    assert "[bank.remote]" in answer.remarks[0]
+    assert "(enable_job_submit_plugin = True): 'steward bank enforce'" in answer.remarks[0]
+    assert "[bank.remote]" in answer.remarks[1]
+    details = {one.name.partition(" ")[2]: one.detail for one in answer.changes}
+    assert details["normal"] == "cpu=1; lowprio: x0; high: x2.5"
+    assert details["free"] == "free"
     rates = {one.partition: one for one in site.ask("rate_show").rates}
     assert rates["normal"].weights == {"cpu": MICRO}
     assert rates["Savio_BigMem"].weights == {"cpu": 1_670_000}

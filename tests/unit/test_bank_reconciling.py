@@ -1,7 +1,8 @@
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -9,11 +10,17 @@ from bank_site import BY, HOUR, NOON, BankSite, rate, record
 
 from steward.bank.backfilling import backfill
 from steward.bank.ledger import By
-from steward.bank.reconciling import Reconciling, mark_unpriced, reconcile
+from steward.bank.reckoning import Reckoning
+from steward.bank.reconciling import Reconciling, charges, mark_unpriced, reconcile, settle
 from steward.bank.records import Rate
 from steward.bank.settling import Pricing
 from steward.config import ClusterSettings
-from steward.events import RUN_END
+from steward.events import JOB_END, RUN_END, Event, JobFacts
+from steward.moments import micros, micros_or_0
+from steward.slurm.accounting import whole_runs
+from steward.slurm.history import History
+from steward.slurm.history_rows import job_of
+from steward.slurm.people import People
 
 
 @pytest.fixture
@@ -259,3 +266,149 @@ def test_what_slurmdbd_could_not_be_asked_for_is_asked_for_again(tmp_path: Path)
     assert site.balance() == 998 * HOUR
     reconciling.close()
     site.close()
+
+
+def _sizes() -> list[dict[str, str]]:
+    """A job as slurmdbd has it that was resized twice, and suspended in each of its sizes."""
+    common = {
+        "jobid": "1",
+        "jobidraw": "1",
+        "submit": "2026-03-01T12:00:00",
+        "user": "ada",
+        "account": "physics",
+        "partition": "debug",
+        "uid": "1000",
+    }
+    whole, resized = "2026-03-01T12:00:10", "2026-03-01T12:50:10"
+    ends = ("2026-03-01T12:20:10", resized, "2026-03-01T13:30:10")
+    return [
+        {**common, "state": state, "start": start, "end": end, "suspended": halt, "alloctres": tres}
+        for state, start, end, halt, tres in (
+            ("RESIZING", whole, ends[0], "00:05:00", "cpu=4,node=4"),
+            ("RESIZING", whole, ends[1], "00:10:00", "cpu=2,node=2"),
+            ("COMPLETED", resized, ends[2], "00:15:00", "cpu=1,node=1"),
+        )
+    ]
+
+
+class _Rows:
+    """Rows of slurmdbd in place of sacct's answer."""
+
+    def rows(self, since: datetime, until: datetime) -> list[dict[str, str]]:
+        assert since < until
+        return _sizes()
+
+
+def test_each_size_that_slurmdbd_alone_knows_is_rid_of_its_own_suspended_time(
+    site: BankSite,
+) -> None:
+    with site.ledger.reading() as t:
+        rates = t.rules().rates
+    pricing = Pricing(settings=site.settings.bank, rates=rates, zone="UTC")
+    reckoning = Reckoning("c1", site.open_jobs(), pricing, lambda _: [])
+    history = cast("History", _Rows())
+    since, until = NOON, NOON + timedelta(days=1)
+    dues = list(reckoning.of_slurmdbd(history, since, until, People()))
+    uses = [due.charge.use for due in dues if due.charge is not None and due.charge.use]
+    assert [(use.tres["cpu"], use.seconds // 60) for use in uses] == [(4, 15), (2, 20), (1, 25)]
+
+
+@pytest.mark.parametrize("source", ["sacct", "slurmdbd"])
+def test_sizes_of_a_run_whose_end_slurmdbd_tells(site: BankSite, source: str) -> None:
+    rows = [job_of(row, People()) for row in _sizes()]
+    records = whole_runs([row for row in rows if row is not None])
+    if source == "slurmdbd":
+        # An import gives the rows as they are.
+        records = [row for row in rows if row is not None]
+    events = [
+        Event(
+            kind=JOB_END,
+            cluster="c1",
+            key=f"{row.state}:{row.end}",
+            at=row.end or NOON,
+            seen_at=NOON + timedelta(days=1),
+            source=source,
+            body=JobFacts(record=row),
+        )
+        for row in records
+    ]
+    site.feed(events)
+    facts = site.open_jobs().run_facts("c1", [1])
+    assert [
+        (micros_or_0(fact.record.start) - micros(NOON), fact.record.suspended_s) for fact in facts
+    ] == [(10_000_000, 300), (1_210_000_000, 600), (10_000_000, 1800)]
+    assert [fact.suspended_before_s for fact in facts] == [0, 0, 900]
+
+
+class _Row:
+    """slurmdbd's row of a job, in place of sacct's answer."""
+
+    def __init__(self, **fields: str) -> None:
+        self._fields = fields
+
+    def rows(self, since: datetime, until: datetime) -> list[dict[str, str]]:
+        assert since < until
+        times = {"submit": "12:00:00", "start": "12:00:01", "end": "13:00:01"}
+        return [
+            {
+                "jobid": "1",
+                "jobidraw": "1",
+                "state": "COMPLETED",
+                "user": "ada",
+                "account": "physics",
+                "partition": "debug",
+                "uid": "1000",
+                **{name: f"2026-03-01T{time}" for name, time in times.items()},
+                "alloctres": "cpu=2,mem=1G,node=1",
+                **self._fields,
+            }
+        ]
+
+
+def compare_both(site: BankSite, row: _Row) -> list[int | None]:
+    """What is corrected by slurmdbd's word, and by jobs.db's after it."""
+    with site.ledger.reading() as t:
+        rates = t.rules().rates
+    pricing = Pricing(settings=site.settings.bank, rates=rates, zone="UTC")
+    reckoning = Reckoning("c1", site.open_jobs(), pricing, partial(charges, site.ledger, "c1"))
+    rows = cast("History", row)
+    due = reckoning.of_slurmdbd(rows, NOON, NOON + timedelta(days=1), People())
+    found = settle(site.ledger, "c1", due, why="reconcile", is_dry=False)
+    found += reconcile(site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now)
+    return [one.due for one in found]
+
+
+@pytest.mark.parametrize(
+    ("suspended", "seen_s", "minutes"),
+    [("00:20:00", None, 40), ("00:20:00", 600, 40), ("00:20:00", 1200, 40), ("00:00:02", None, 60)],
+)
+def test_a_suspension_that_nobody_saw_is_taken_off_by_slurmdbds_word(
+    site: BankSite, suspended: str, seen_s: int | None, minutes: int
+) -> None:
+    *begun, end = site.life(1)
+    over = msgspec.structs.replace(end.body.record, suspended_s=seen_s)
+    site.feed([*begun, msgspec.structs.replace(end, body=JobFacts(record=over, whole=True))])
+    reconcile(site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now)
+    is_news = minutes == 40 and seen_s != 1200
+    row = _Row(suspended=suspended)
+    assert compare_both(site, row) == ([2 * HOUR * 40 // 60] if is_news else [])
+    assert compare_both(site, row) == []
+    assert site.balance() == 1000 * HOUR - round(2 * HOUR * minutes / 60)
+
+
+@pytest.mark.parametrize("start", ["12:00:01", "13:00:01"])
+def test_what_ran_though_a_killed_slurmctld_forgot_that_it_began(
+    site: BankSite, start: str
+) -> None:
+    """It took the job for one that waited, and then the job was cancelled."""
+    waiting, running, end = site.life(1)
+    never: dict[str, Any] = {"state": "CANCELLED", "nodelist": "", "tres_allocated": ""}
+    over = msgspec.structs.replace(end.body.record, start=end.body.record.end, **never)
+    site.feed([waiting, running, msgspec.structs.replace(end, body=JobFacts(record=over))])
+    reconcile(site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now)
+    assert site.balance() == 1000 * HOUR
+    row = _Row(state="CANCELLED by 1000", start=f"2026-03-01T{start}", suspended="00:00:00")
+    has_run = start != "13:00:01"
+    assert compare_both(site, row) == ([2 * HOUR] if has_run else [])
+    assert compare_both(site, row) == []
+    assert site.balance() == (998 if has_run else 1000) * HOUR

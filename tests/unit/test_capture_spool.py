@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 from builders import environment_bytes, make_spool, submit
-from spool_site import no_lease_signals
+from spool_site import Faults, faults, no_lease_signals
 
+from steward.capture import spool as spool_module
 from steward.capture.slurm.spool import SlurmSpool
 from steward.capture.spool import Capture, _Batch
 from steward.config import RedactSettings
-from steward.events import Event, decode
+from steward.events import JOB_MISSED, Event, decode
 from steward.incoming import MARKER, Store, StoreUnavailable
 from steward.journal import JournalUnavailable
 from steward.journal.store import Row
 from steward.redact import Redactor
 from steward.waiting import Stop
 
-__all__ = ["no_lease_signals"]
+__all__ = ["faults", "no_lease_signals"]
 
 
 class Bench:
@@ -58,6 +59,14 @@ class Bench:
     @property
     def events(self) -> list[Event]:
         return [decode(0, *row) for row in self.rows]
+
+
+def until(is_so: Callable[[], bool], turn: Callable[[], None]) -> None:
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end, "it did not come about"
+        turn()
+        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -254,6 +263,22 @@ def test_descriptors_are_given_back(bench: Bench) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_jobs_that_vanished_are_logged_and_told_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    capture = bench.capture()
+    capture.turn()
+    for job_id in range(1, 1101):
+        shutil.rmtree(submit(bench.spool, job_id))
+    until(lambda: len(bench.rows) >= 2, capture.turn)
+    assert capture.finish()
+    told = [event.body.job_ids for event in bench.events if event.kind == JOB_MISSED]
+    assert max(map(len, told)) <= 1000
+    assert sorted(job_id for ids in told for job_id in ids) == list(range(1, 1101))
+    assert "scripts of c1 are lost" in caplog.text
+    assert " more" in caplog.text
+
+
 def test_stop_finishes_what_is_in_hand(bench: Bench) -> None:
     for job_id in range(1, 201):
         submit(bench.spool, job_id)
@@ -363,3 +388,197 @@ def test_a_store_that_cannot_sync_costs_no_descriptors_of_the_next(
     ours = tuple(store.directory for store in bench.stores)
     open_files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
     assert not [path for path in open_files if path.startswith(ours) and path.endswith(".script")]
+
+
+def missed(bench: Bench) -> list[int]:
+    """The jobs that were told to be lost."""
+    told = [event.body.job_ids for event in bench.events if event.kind == JOB_MISSED]
+    return sorted(job_id for job_ids in told for job_id in job_ids)
+
+
+SCRIPT_ERRORS = [
+    *(errno.EIO, errno.ESTALE, errno.ENOMEM),
+    *(errno.EREMOTEIO, errno.ENOTCONN, errno.EHOSTDOWN, errno.EACCES),
+]
+
+
+@pytest.mark.parametrize("error", SCRIPT_ERRORS)
+def test_a_read_that_fails_is_tried_again_also_of_what_was_removed(
+    bench: Bench, faults: Faults, error: int
+) -> None:
+    faults.error, faults.of = error, ""
+    capture = bench.capture()
+    for job_id in range(1, 21):
+        submit(bench.spool, job_id)
+    until(lambda: faults.reads >= 40, capture.turn)
+    shutil.rmtree(bench.spool)
+    assert bench.events == []
+    faults.error = 0
+    until(lambda: capture.captured == 20, capture.turn)
+    assert capture.finish()
+    assert len(bench.events) == 20
+
+
+def test_what_cannot_be_read_for_long_is_found_by_a_rescan(
+    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "_HOLD_UNREAD_S", 0.3)
+    monkeypatch.setattr(spool_module, "_RESCAN_S", (0.1, 0.2))
+    faults.error, faults.of = errno.EIO, ""
+    before = len(os.listdir("/proc/self/fd"))
+    capture = bench.capture()
+    submit(bench.spool, 1)
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 1.5, capture.turn)
+    assert bench.events == []
+    assert len(os.listdir("/proc/self/fd")) < before + 40, "its descriptors are not held for ever"
+    faults.error = 0
+    until(lambda: capture.captured == 1, capture.turn)
+    assert capture.finish()
+
+
+def test_a_script_whose_environment_cannot_be_read_is_kept_without_it(
+    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "_HOLD_UNREAD_S", 0.3)
+    faults.error, faults.of = errno.EIO, "environment"
+    capture = bench.capture()
+    submit(bench.spool, 1)
+    until(lambda: capture.captured == 1, capture.turn)
+    assert capture.finish()
+    (event,) = bench.events
+    assert "environment-unreadable" in event.body.flags
+    assert read(bench, event, "script")
+
+
+def test_a_pipe_in_place_of_an_environment_loses_no_script(bench: Bench) -> None:
+    submit(bench.spool, 1)
+    path = next(bench.spool.glob("hash.*/job.1/environment"))
+    path.unlink()
+    os.mkfifo(path)
+    capture = bench.capture()
+    capture.run_once()
+    (event,) = bench.events
+    assert "environment-unreadable" in event.body.flags
+
+
+def test_what_was_removed_is_held_as_long_as_it_cannot_be_read(
+    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No rescan finds it, and other scripts are rescanned for meanwhile."""
+    monkeypatch.setattr(spool_module, "_HOLD_UNREAD_S", 0.3)
+    monkeypatch.setattr(spool_module, "_RESCAN_S", (0.1, 0.2))
+    faults.error, faults.of = errno.EIO, ""
+    capture = bench.capture()
+    removed = submit(bench.spool, 1)
+    until(lambda: len(capture._unread) == 1, capture.turn)
+    shutil.rmtree(removed)
+    submit(bench.spool, 2)
+    until(lambda: bool(capture._released), capture.turn)
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 1.0, capture.turn)
+    assert missed(bench) == []
+    faults.error = 0
+    until(lambda: capture.captured == 2, capture.turn)
+    assert capture.finish()
+    assert missed(bench) == []
+
+
+def test_what_was_removed_and_held_no_more_is_told_to_be_lost(
+    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "_MOST_UNREAD", 5)
+    monkeypatch.setattr(spool_module, "_MISSED_EVERY_S", 0.0)
+    faults.error, faults.of = errno.EIO, ""
+    capture = bench.capture()
+    directories = [submit(bench.spool, job_id) for job_id in range(1, 21)]
+    capture._spool.look()  # opens them
+    assert len(capture._spool.ready) == 20
+    for directory in directories:
+        shutil.rmtree(directory)
+    until(lambda: len(missed(bench)) == 15, capture.turn)
+    faults.error = 0
+    until(lambda: capture.captured == 5, capture.turn)
+    assert capture.finish()
+    kept = [event.body.job_id for event in bench.events if event.kind != JOB_MISSED]
+    assert sorted(kept + missed(bench)) == list(range(1, 21))
+
+
+def test_what_is_removed_before_a_rescan_finds_it_is_told_to_be_lost(
+    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "_HOLD_UNREAD_S", 0.0)
+    monkeypatch.setattr(spool_module, "_RESCAN_S", (0.5, 0.5))
+    faults.error, faults.of = errno.EIO, ""
+    capture = bench.capture()
+    gone = submit(bench.spool, 1)
+    submit(bench.spool, 2)
+    until(lambda: len(capture._released) == 2, capture.turn)
+    shutil.rmtree(gone)
+    until(lambda: missed(bench) == [1], capture.turn)
+    faults.error = 0
+    until(lambda: capture.captured == 1, capture.turn)
+    assert capture.finish()
+    assert missed(bench) == [1]
+
+
+def test_what_was_removed_and_cannot_be_read_at_the_end_is_told_to_be_lost(
+    bench: Bench, faults: Faults
+) -> None:
+    faults.error, faults.of = errno.EIO, ""
+    before = len(os.listdir("/proc/self/fd"))
+    capture = bench.capture()
+    gone = submit(bench.spool, 1)
+    submit(bench.spool, 2)
+    until(lambda: len(capture._unread) == 2, capture.turn)
+    shutil.rmtree(gone)
+    # One is among the ready ones again: its descriptors are closed once.
+    until(lambda: all(one.at for one in capture._unread.values()), capture.turn)
+    capture._unread[next(iter(capture._unread))].at = 0.001
+    capture._take_unread()
+    capture._again_at = time.monotonic() + 60
+    assert not capture.finish()
+    assert missed(bench) == [1]
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_an_environment_that_cannot_be_opened_costs_no_script(
+    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    monkeypatch.setattr(spool_module, "_HOLD_UNREAD_S", 60.0 if is_over else 0.3)
+    faults.error, faults.of = errno.EIO, "/environment"
+    faults.of_opens(monkeypatch)
+    capture = bench.capture()
+    submit(bench.spool, 1)
+    until(lambda: faults.reads > 2, capture.turn)
+    if is_over:
+        faults.error = 0
+    until(lambda: capture.captured == 1, capture.turn)
+    assert capture.finish()
+    (event,) = bench.events
+    assert bool(event.body.environment) == is_over
+    assert ("environment-unreadable" in event.body.flags) != is_over
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ENOTCONN])
+@pytest.mark.parametrize("call", ["of_opens", "of_stats"])
+def test_a_script_that_cannot_be_opened_is_found_or_told_to_be_lost(
+    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch, error: int, call: str
+) -> None:
+    monkeypatch.setattr("steward.capture.slurm.spool._NETWORK_RESCAN_S", 0.05)
+    faults.error, faults.of = error, "job.1/script"
+    getattr(faults, call)(monkeypatch)
+    capture = bench.capture()
+    submit(bench.spool, 1)
+    submit(bench.spool, 11)
+    until(lambda: faults.reads > 2 and capture.captured == 1, capture.turn)
+    faults.of = "job.21/script"
+    gone = submit(bench.spool, 21)
+    until(lambda: capture.captured == 2, capture.turn)
+    reads = faults.reads
+    until(lambda: faults.reads > reads, capture.turn)
+    shutil.rmtree(gone)
+    until(lambda: missed(bench) == [21], capture.turn)
+    assert capture.finish()
+    assert missed(bench) == [21]

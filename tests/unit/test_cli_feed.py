@@ -72,9 +72,59 @@ def test_what_was_said_is_left_for_the_other_commands(spool: Path, tmp_path: Pat
     assert settings.state_dir == str(archive / ".steward")
 
 
+def test_groups_period_mover_and_log_level_are_options(spool: Path, tmp_path: Path) -> None:
+    archive, there = tmp_path / "archive", tmp_path / "there"
+    groups = tmp_path / "groups"
+    groups.write_text("adm\n")
+    words = [
+        *("--layout", "sarchive", "--period", "monthly", "--groups", "root,daemon"),
+        *("--groups-file", str(groups), "--log-level", "debug"),
+    ]
+    done = watch(spool, archive, *words)
+    assert done.returncode == 0
+    sink = load(str(archive / ".steward" / "steward.toml")).files_sink("files")
+    assert (sink.period, sink.groups, sink.groups_file) == (
+        *("monthly", ("root", "daemon")),
+        str(groups),
+    )
+    lines = done.stderr.decode().splitlines()
+    assert len([line for line in lines if ": script kept, " in line]) == len(SCRIPTS)
+    assert len([line for line in lines if ": filed in " in line]) == len(SCRIPTS)
+    refused = watch(spool, archive, "--move-to", str(there))
+    assert refused.returncode == 2
+    assert b"leave --move-to out" in refused.stderr
+    words = ["--cluster", "c", "--spool", str(spool), "--archive", str(tmp_path / "a")]
+    words += [
+        "--layout",
+        "sarchive",
+        "--no-slurm",
+        "--move-to",
+        str(there),
+        "--move-after",
+        "0",
+        "--log-level",
+        "debug",
+    ]
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "steward", "archive", "watch", *words], stderr=log
+        )
+    try:
+        until = time.monotonic() + 120
+        while (tmp_path / "log").read_text().count("moved on to") < len(SCRIPTS):
+            assert time.monotonic() < until, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    assert kept(there) == set(SCRIPTS.values())
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
+        (["--period", "weekly"], "--period"),
+        (["--log-level", "loud"], "--log-level"),
         (["--layout", "{nonsense}"], "unknown field {nonsense}"),
         (["--timezone", "Mars/Olympus"], "Mars/Olympus"),
         (["--cluster", "a/b"], "cannot be a cluster's name"),

@@ -53,6 +53,16 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     made.close()
 
 
+def test_why_a_report_has_no_rows_is_said_to_people(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steward.cli.output.is_terminal", lambda: True)
+    assert app.run(["report", "users", *TIME, "-A", "nobody"]) == 0
+    assert "No rows: no job was counted in this period." in capsys.readouterr().err
+    assert app.run(["report", "users", "-A", "nobody"]) == 0
+    assert "Yesterday is reported unless --starttime is given." in capsys.readouterr().err
+
+
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     assert app.run(list(words)) == 0
     return capsys.readouterr().out.splitlines()

@@ -5,7 +5,9 @@ import pwd
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +18,8 @@ from steward.config import AccessSettings, ClusterSettings, Settings
 from steward.config_web import WebSettings
 from steward.credentials import actions, scopes, shapes
 from steward.credentials.errors import NoSuchCredential, NotInScope, NotKnown
-from steward.credentials.room import Bearer, CredentialsRoom, who_asked
-from steward.credentials.store import CredentialStore
+from steward.credentials.room import CredentialsRoom, who_asked
+from steward.credentials.store import CredentialStore, end_revived
 from steward.credentials.tickets import ticket
 from steward.daemon.rooms import ACTIONS
 from steward.errors import Refused, UsageError
@@ -88,7 +90,7 @@ def test_a_link_opens_one_session(room: CredentialsRoom) -> None:
         shapes.PeekAnswer(user="nobody")
     )
     bearer = room.bearer(opened(room, secret=link))
-    assert bearer == Bearer(asker=Asker(uid=ADA.uid, user="nobody", how="session"))
+    assert bearer == Asker(uid=ADA.uid, user="nobody", how="session")
     with pytest.raises(NotKnown):
         opened(room, secret=link)
 
@@ -100,7 +102,7 @@ def test_a_link_and_a_session_end(room: CredentialsRoom, clock: Clock) -> None:
         opened(room, secret=link)
     session = opened(room, secret=login(room))
     clock.now += timedelta(hours=11)
-    assert room.bearer(session).asker.user == "nobody"
+    assert room.bearer(session).user == "nobody"
     clock.now += timedelta(hours=1)
     with pytest.raises(NotKnown):
         room.bearer(session)
@@ -126,7 +128,7 @@ def test_a_proxy_names_users_only_where_it_is_trusted(tmp_path: Path, clock: Clo
     with pytest.raises(Refused, match="proxy_header"):
         opened(room_in(tmp_path, clock), user="nobody")
     trusting = room_in(tmp_path, clock, proxy_header="X-Remote-User")
-    assert trusting.bearer(opened(trusting, user="nobody")).asker.uid == NOBODY.pw_uid
+    assert trusting.bearer(opened(trusting, user="nobody")).uid == NOBODY.pw_uid
     for user in ("root", "no such user", "a\0b"):
         with pytest.raises(NotKnown):
             opened(trusting, user=user)
@@ -142,12 +144,14 @@ def test_a_session_makes_no_link_and_a_token_no_token(room: CredentialsRoom) -> 
 def test_what_a_token_is_good_for(room: CredentialsRoom, clock: Clock) -> None:
     made = token(room, scopes=("read", "bank"), expires_s=60.0, name="cron")
     bearer = room.bearer(made.secret)
-    assert bearer.asker == Asker(uid=ADA.uid, user="nobody", how="token")
-    bearer.check("accounting.sacct")
-    bearer.check("bank.deposit")
+    assert bearer == Asker(
+        uid=ADA.uid, user="nobody", how="token", scopes=frozenset({"read", "bank"})
+    )
+    scopes.check_scope(bearer, "accounting.sacct")
+    scopes.check_scope(bearer, "bank.deposit")
     for action in ("archive.show", "automation.run", "journal.replay", "credentials.token_create"):
         with pytest.raises(NotInScope, match="scope"):
-            bearer.check(action)
+            scopes.check_scope(bearer, action)
     clock.now += timedelta(seconds=60)
     with pytest.raises(NotKnown):
         room.bearer(made.secret)
@@ -162,15 +166,15 @@ def life_days(made: shapes.TokenAnswer) -> float:
 
 def test_what_rests_on_munges_word_alone_lasts_shorter(room: CredentialsRoom) -> None:
     """Also by way of a link that was had so, and of the browser's session that it opened."""
-    by_munge = room.bearer(ticket(ADA.uid, "nobody", NOW)).asker
-    by_session = room.bearer(opened(room, secret=login(room, by_munge))).asker
+    by_munge = room.bearer(ticket(ADA.uid, "nobody", NOW))
+    by_session = room.bearer(opened(room, secret=login(room, by_munge)))
     for asker in (by_munge, by_session):
         made = token(room, asker)
         assert (made.token.how, life_days(made)) == ("munge", 30)
         assert life_days(token(room, asker, expires_s=30 * DAY_S)) == 30
         with pytest.raises(UsageError, match="30 days at most where MUNGE says"):
             token(room, asker, expires_s=30 * DAY_S + 1)
-    by_kernel = room.bearer(opened(room, secret=login(room))).asker
+    by_kernel = room.bearer(opened(room, secret=login(room)))
     for asker in (ADA, by_kernel):
         made = token(room, asker)
         assert (made.token.how, life_days(made)) == (asker.how, 90)
@@ -199,7 +203,7 @@ def test_munge_is_asked_for_connections_from_its_networks(peer: str, is_heard: b
 
 def test_no_token_lasts_longer_than_any_may(tmp_path: Path, clock: Clock) -> None:
     room = room_in(tmp_path, clock, token_days=7)
-    by_munge = room.bearer(ticket(ADA.uid, "nobody", NOW)).asker
+    by_munge = room.bearer(ticket(ADA.uid, "nobody", NOW))
     assert [life_days(token(room, asker)) for asker in (ADA, by_munge)] == [7, 7]
 
 
@@ -278,3 +282,124 @@ def test_somebody_has_thought_about_every_actions_scope(name: str) -> None:
 
 def test_what_is_not_known_takes_the_most() -> None:
     assert scopes.scope_of("new.thing") == "admin"
+
+
+OPERATORS = AccessSettings(operators=("nobody",))
+SEES = ("status.show", "archive.show")
+CHANGES = ("automation.run", "bank.deposit", "journal.replay")
+
+
+def sees_and_changes(room: CredentialsRoom, secret: str) -> tuple[bool, bool]:
+    """Whether whoever has a secret may see what operators see, and change what they change."""
+    access = Access(OPERATORS, 4711, lambda _: None)
+    asker = room.bearer(secret)
+
+    def is_operator(name: str) -> bool:
+        def run(_context: object, asker: Asker, _request: object) -> bool:
+            return access.is_operator(asker, "box")
+
+        action = msgspec.structs.replace(ACTIONS[name], run=run)
+        request = msgspec.convert({}, msgspec.defstruct("Empty", []))
+        action = msgspec.structs.replace(action, request=type(request))
+        made = Registry((action,), {action.room: lambda: None})
+        return bool(made.call(name, asker, request))
+
+    (sees,) = {is_operator(name) for name in SEES}
+    (changes,) = {is_operator(name) for name in CHANGES}
+    return sees, changes
+
+
+@pytest.mark.parametrize(
+    ("web", "by_link", "by_proxy"),
+    [
+        ({}, (True, True), (True, False)),
+        ({"proxy_operators": True}, (True, True), (True, True)),
+        ({"url": "https://steward.example.org/"}, (True, True), (True, False)),
+        ({"url": "https://portal/steward"}, (False, False), (False, False)),
+        (
+            {"url": "https://portal/steward", "proxy_operators": True},
+            (False, False),
+            (False, False),
+        ),
+        ({"url": "https://own/steward", "own_host": True}, (True, True), (True, False)),
+    ],
+)
+def test_how_far_an_operators_rights_go_in_a_session(
+    tmp_path: Path,
+    clock: Clock,
+    web: dict[str, object],
+    by_link: tuple[bool, bool],
+    by_proxy: tuple[bool, bool],
+) -> None:
+    room = room_in(tmp_path, clock, proxy_header="X-Remote-User", **web)
+    for session, expected in (
+        (opened(room, secret=login(room)), by_link),
+        (opened(room, user="nobody"), by_proxy),
+    ):
+        assert sees_and_changes(room, session) == expected
+        # What is made in it goes no further, also when it is brought by a program.
+        made = token(room, room.bearer(session), scopes=tuple(scopes.ALL))
+        assert sees_and_changes(room, made.secret) == expected
+    made = token(room, ADA, scopes=tuple(scopes.ALL))
+    assert sees_and_changes(room, made.secret) == (True, True)
+
+
+def test_a_proxys_session_lasts_minutes_and_is_renewed_by_use(tmp_path: Path, clock: Clock) -> None:
+    room = room_in(tmp_path, clock, proxy_header="X-Remote-User")
+    used, left = opened(room, user="nobody"), opened(room, user="nobody")
+    for _ in range(30):
+        clock.now += timedelta(minutes=5)
+        assert room.bearer(used).user == "nobody"
+    with pytest.raises(NotKnown):
+        room.bearer(left)
+    clock.now += timedelta(minutes=11)
+    with pytest.raises(NotKnown):
+        room.bearer(used)
+
+
+@pytest.mark.parametrize(
+    ("web", "cookie"),
+    [
+        ({}, "steward_session"),
+        ({"url": "http://x/steward"}, "steward_session"),
+        ({"url": "https://steward.example.org"}, "__Host-steward_session"),
+        ({"url": "https://steward.example.org/"}, "__Host-steward_session"),
+        ({"certificate_file": "/x", "key_file": "/x"}, "__Host-steward_session"),
+        ({"url": "https://portal/steward", "own_host": True}, "__Secure-steward_session"),
+    ],
+)
+def test_a_browser_takes_the_cookie_from_its_own_host_alone(
+    web: dict[str, Any], cookie: str
+) -> None:
+    assert WebSettings(**web).cookie == cookie
+
+
+def test_what_was_revoked_stays_so_when_a_backup_is_put_back(tmp_path: Path, clock: Clock) -> None:
+    for name in ("before", "restored", "lost"):
+        (tmp_path / name).mkdir()
+    room = room_in(tmp_path / "before", clock)
+    kept, revoked = token(room, scopes=("read",)), token(room, scopes=("read",))
+    session = opened(room, secret=login(room))
+    room.store.close()
+    database = (tmp_path / "before" / "credentials.db").read_bytes()
+    for name in ("restored", "lost"):
+        (tmp_path / name / "credentials.db").write_bytes(database)
+    room = room_in(tmp_path / "before", clock)
+    ask(
+        room,
+        "credentials.token_revoke",
+        ADA,
+        shapes.TokenRevokeRequest(numbers=(revoked.token.id,)),
+    )
+    end_revived(str(tmp_path / "restored"), str(tmp_path / "before"), NOW)
+    restored = room_in(tmp_path / "restored", clock)
+    assert restored.bearer(kept.secret).user == "nobody"
+    assert restored.bearer(session).user == "nobody"
+    with pytest.raises(NotKnown):
+        restored.bearer(revoked.secret)
+    # Where nobody can say any more what was revoked all of it was.
+    end_revived(str(tmp_path / "lost"), str(tmp_path / "nothing"), NOW)
+    lost = room_in(tmp_path / "lost", clock)
+    for secret in (kept.secret, revoked.secret, session):
+        with pytest.raises(NotKnown):
+            lost.bearer(secret)

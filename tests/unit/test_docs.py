@@ -247,7 +247,12 @@ def test_a_block_is_written_anew() -> None:
 
 @pytest.mark.parametrize(
     ("name", "command"),
-    [("steward", "serve"), ("steward-controller", "controller"), ("steward-web", "web")],
+    [
+        ("steward", "serve"),
+        ("steward-controller", "controller"),
+        ("steward-web", "web"),
+        ("steward-listen", "listen"),
+    ],
 )
 def test_the_unit_file_starts_what_there_is(name: str, command: str) -> None:
     unit = (ROOT / "packaging" / "systemd" / f"{name}.service").read_text()

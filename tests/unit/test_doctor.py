@@ -1,26 +1,37 @@
 """The doctor as it is asked: no check stops another, and people are told what mends it."""
 
+import errno
 import json
 import os
 import select
 import signal
 import subprocess
 import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from cli_site import fill_spool, steward
-from doctor_site import ROOT, site
+from doctor_site import ROOT, Site, only, site
+from gate_process import running
 
+from servers.answering import Quiet, answering
+from servers.mybrc import mybrc_settings, serving, token_of
 from steward.access import Access, Asker
 from steward.actions import Action, Registry
 from steward.bank.asking_upkeep import CheckAnswer, CheckRequest
+from steward.bank.gate.shapes import RemoteMeans
 from steward.config import (
     AccessSettings,
     BankSettings,
     ClusterSettings,
+    GateSettings,
     Settings,
 )
+from steward.config_bank import RemoteBankSettings
+from steward.doctor import bank
 from steward.doctor.actions import run
 from steward.doctor.apart import run_apart
 from steward.doctor.findings import Finding, ok, worst
@@ -69,6 +80,26 @@ def test_a_check_that_hangs_crashes_or_fails_stops_no_other() -> None:
         assert one.status == "wrong"
         assert word in one.what
     assert children() == before
+
+
+def test_a_check_for_which_there_is_no_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, calls = os.fork, iter(range(100))
+
+    def fails() -> int:
+        if next(calls) != 1:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", fails)
+    before = len(os.listdir("/proc/self/fd"))
+    fine = (ok("a", "one"),)
+    found = run_apart([lambda: fine] * 3, 60.0)
+    assert found[1] == fine
+    for said in (found[0], found[2]):
+        (one,) = said
+        assert one.status == "wrong"
+        assert "the check cannot be started: Resource temporarily" in one.what
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_check_that_hangs_takes_its_commands_with_it(tmp_path: Path) -> None:
@@ -211,3 +242,93 @@ def test_what_has_a_database_open_is_used_by_no_check(tmp_path: Path) -> None:
         # The check's own process opened its room, behind the one that is open here.
         assert answer.findings[0].what == "the books of 2 accounts add up"
     assert opened == [os.getpid()]
+
+
+def test_a_mybrc_server_that_cannot_be_told_is_a_finding(site: Site, tmp_path: Path) -> None:
+    assert only(bank.remote(site.ground())).status == "skipped"
+    directory = tmp_path / "there"
+    directory.mkdir()
+    with serving(mybrc_settings(directory)) as url:
+        token = tmp_path / "token"
+        token.write_text(token_of(url))
+        for path, status, said in (
+            ("/api", "ok", "it answers"),
+            ("/apis", "wrong", "404. Is the path in [bank.remote] url right?"),
+        ):
+            remote = RemoteBankSettings(url=f"{url}{path}", token_file=str(token), timeout_s=20.0)
+            site.set(bank=BankSettings(enabled=True, remote=remote))
+            found = only(bank.remote(site.ground()))
+            assert (found.status, said in found.what) == (status, True)
+    found = only(bank.remote(site.ground()))
+    assert (found.status, "refused" in found.what) == ("wrong", True)
+
+
+class ReadOnly(Quiet, BaseHTTPRequestHandler):
+    """A myBRC server that takes nothing, or fails over what is no job."""
+
+    writes: ClassVar[HTTPStatus] = HTTPStatus.FORBIDDEN
+
+    def do_GET(self) -> None:
+        """Give a list of jobs."""
+        self._say(HTTPStatus.OK)
+
+    def do_POST(self) -> None:
+        """Take none."""
+        self._say(self.writes)
+
+    def _say(self, status: HTTPStatus) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(status)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+
+@pytest.mark.parametrize(
+    ("writes", "status"),
+    [
+        (HTTPStatus.FORBIDDEN, "wrong"),
+        (HTTPStatus.UNAUTHORIZED, "wrong"),
+        (HTTPStatus.BAD_REQUEST, "ok"),
+        (HTTPStatus.INTERNAL_SERVER_ERROR, "ok"),
+    ],
+)
+def test_a_token_that_may_only_read_is_a_finding(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: HTTPStatus, status: str
+) -> None:
+    monkeypatch.setattr(ReadOnly, "writes", writes)
+    token = tmp_path / "token"
+    token.write_text("x")
+    with answering(ReadOnly) as server:
+        url = f"http://127.0.0.1:{server.server_port}/api"
+        remote = RemoteBankSettings(url=url, token_file=str(token), timeout_s=20.0)
+        site.set(bank=BankSettings(enabled=True, remote=remote))
+        found = only(bank.remote(site.ground()))
+    assert (found.status, str(writes.value) in found.what) == (status, status == "wrong")
+
+
+def test_balances_at_a_mybrc_server_that_are_old_are_a_finding(site: Site, tmp_path: Path) -> None:
+    for name in ("there", "here"):
+        tmp_path.joinpath(name).mkdir()
+    token = tmp_path / "token"
+    gate = GateSettings(
+        socket=str(tmp_path / "here" / "plugin.sock"),
+        plugin_conf=str(tmp_path / "here" / "gate.conf"),
+    )
+    with serving(mybrc_settings(tmp_path / "there")) as url:
+        token.write_text(token_of(url))
+        remote = RemoteBankSettings(url=f"{url}/api", token_file=str(token), balances=True)
+        bank_settings = BankSettings(enabled=True, remote=remote)
+        site.set(bank=bank_settings, state_dir=str(tmp_path / "here"), gate=gate)
+        with running(site.settings) as started:
+            now_us = time.time_ns() // 1000
+            for at_us, status, said in (
+                (0, "wrong", "no balance is known"),
+                (now_us, "ok", "the oldest balance was asked for"),
+                (now_us - 3_600_000_000, "wrong", "the policy allow holds"),
+            ):
+                if at_us:
+                    started.link.remote_means({"physics": RemoteMeans(at_us=at_us)})
+                answers, balances = bank.remote(site.ground())
+                assert (answers.status, balances.status) == ("ok", status)
+                assert said in balances.what

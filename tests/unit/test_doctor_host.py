@@ -1,15 +1,19 @@
 """What the doctor says of this machine: files, rights, room, and what the settings name."""
 
 import os
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
+import msgspec
 import pytest
 from doctor_site import Site, only, site
 
 from steward.config import (
     NodesSettings,
 )
-from steward.doctor import host
+from steward.config_web import HEALTHY, WebSettings
+from steward.doctor import host, running
 
 __all__ = ["site"]
 
@@ -94,3 +98,35 @@ def test_what_the_settings_name_and_is_not_there(site: Site) -> None:
     found = only(host.configuration(site.ground()))
     assert found.status == "warning"
     assert "/nowhere/cert" in found.what
+
+
+class Other(BaseHTTPRequestHandler):
+    """A program that is not ours, at the port of the pages."""
+
+    def do_GET(self) -> None:
+        is_health = self.path == "/healthz"
+        words = self.server.words if is_health else b"hello"  # type: ignore[attr-defined] # set below
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(words)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_another_program_at_the_port_is_not_taken_for_the_pages(site: Site) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        web = WebSettings(listen=f"127.0.0.1:{server.server_port}", url="http://steward.test")
+        site.settings = msgspec.structs.replace(site.settings, web=web)
+        server.words = b"hello"  # type: ignore[attr-defined] # read above
+        (found,) = (one for one in running.web(site.ground()) if one.of != "static")
+        assert (found.status, "another program answers" in found.what) == ("wrong", True)
+        server.words = HEALTHY  # type: ignore[attr-defined] # read above
+        (found,) = (one for one in running.web(site.ground()) if one.of != "static")
+        assert found.status == "ok"
+        unnamed = msgspec.structs.replace(web, url="")
+        site.settings = msgspec.structs.replace(site.settings, web=unnamed)
+        told = {one.of: one for one in running.web(site.ground())}
+        assert (told["url"].status, told["url"].looked_at) == ("warning", "[web] url")
+        server.shutdown()

@@ -38,11 +38,28 @@ def test_a_slurmctld_that_is_away_is_told_once(site: Site) -> None:
     (site.root / "slurm" / "scontrol show config").write_text(
         "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
     )
+    site.stage.answer("scontrol ping", "Slurmctld(primary) at box is DOWN\n", 1)
     ground = ground_of(site.settings, Registry, ROOT)
-    assert only(controllers.answers(ground)).status == "wrong"
+    found = only(controllers.answers(ground))
+    assert found.status == "wrong"
+    assert "does not run" in found.what
     for check in (controllers.hosts, controllers.clocks, plugins.jobcomp, slurmconf.usage):
         found = only(check(ground))
         assert (found.status, found.of) == ("skipped", "c1")
+
+
+def test_a_busy_slurmctld_and_one_that_hangs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site.root / "slurm" / "scontrol show config").write_text("exec sleep 60\n")
+    settings = ClusterSettings(slurm_bin=str(site.root / "slurm"), command_timeout_s=1.0)
+    site.set(cluster={"c1": settings})
+    ground = ground_of(site.settings, Registry, ROOT)
+    found = only(controllers.answers(ground))
+    assert found.status == "wrong"
+    assert "slurmctld is busy" in found.what
+    assert "sdiag" in found.mend[0]
+    monkeypatch.setattr(controllers, "_PING_S", 0.5)
+    (site.root / "slurm" / "scontrol ping").write_text("exec sleep 60\n")
+    assert "it hangs, or its host is away" in only(controllers.answers(ground)).what
 
 
 def test_commands_that_are_not_there(site: Site) -> None:
@@ -147,8 +164,11 @@ def test_jobcomp_as_it_should_be_and_not(site: Site) -> None:
     assert "No such file" in only(plugins.jobcomp(site.ground())).what
     script = site.root / "slurm" / "jobcomp.lua"
     script.write_text(f'-- steward\nsteward_jobcomp_file = "{lines}"\n')
-    lines.parent.mkdir()
+    lines.parent.mkdir(0o755)
     os.utime(script, (0, 0))
+    found = only(plugins.jobcomp(site.ground()))
+    assert (found.status, f"{lines.parent} is open to everybody" in found.what) == ("wrong", True)
+    lines.parent.chmod(0o750)
     assert only(plugins.jobcomp(site.ground())).status == "ok"
 
     script.write_text(f'-- steward\nsteward_jobcomp_file = "{lines}.other"\n')

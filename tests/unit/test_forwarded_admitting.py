@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from steward.capture.forwarded.admitting import KINDS, Admitting
 from steward.capture.forwarded.wire import Row
 from steward.capture.lines.source import JobcompLines, Places
-from steward.events import ControllerState, Event, JobFacts, Kept, decode
+from steward.events import ControllerState, Event, JobFacts, JobsMissed, Kept, decode, missed_event
 from steward.incoming import parse_kept_filename
 from steward.records import JobRecord
 from steward.waiting import Stop
@@ -33,6 +33,11 @@ def seen(**changes: Any) -> Event:
         **changes,
     }
     return Event(**fields)
+
+
+def missed(*job_ids: int) -> Event:
+    event = missed_event("c1", "spool", (1,))
+    return msgspec.structs.replace(event, body=JobsMissed(job_ids=job_ids))
 
 
 def admit(
@@ -111,6 +116,9 @@ REFUSED = [
     (replaced(GOOD, script=None), "no script"),
     (replaced(GOOD, job_id=-1), "its job id"),
     (replaced(GOOD, spool_mtime_ns=-1), "its job id"),
+    (row_of(missed()), "names 0 jobs"),
+    (row_of(missed(*range(1, 1002))), "names 1001 jobs"),
+    (row_of(missed(1, -1)), "its job id"),
     (row_of(seen(key="script:1:2")), "not that of a job.seen"),
     (row_of(seen(source="import")), "'import'"),
     (row_of(seen(at=NOON.replace(tzinfo=None))), "without a zone"),
@@ -151,6 +159,12 @@ def test_what_is_known_writes_no_bytes(tmp_path: Path) -> None:
     events, refused = admit(tmp_path, script_row(1), known=lambda cluster, key: True)
     assert (events, refused) == ([], [])
     assert not (tmp_path / "incoming").exists()
+
+
+def test_jobs_that_capture_missed_there_are_told_of(tmp_path: Path) -> None:
+    (event,), refused = admit(tmp_path, row_of(missed(7, 12)))
+    assert refused == []
+    assert event.body == JobsMissed(job_ids=(7, 12))
 
 
 def test_other_kinds_pass_as_they_are(tmp_path: Path) -> None:

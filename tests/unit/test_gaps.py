@@ -11,6 +11,7 @@ from steward.accounting.errors import AccountingUsage
 from steward.accounting.gaps import GapsAnswer
 from steward.capture.nodes.heard import Hearing, NodeHeard
 from steward.errors import Refused
+from steward.events import JOB_MISSED, JobsMissed
 
 
 @pytest.fixture
@@ -101,6 +102,11 @@ def test_lost_tasks_are_told_of(site: BooksSite) -> None:
 def test_scripts_whose_job_was_never_shown_are_told_of(site: BooksSite) -> None:
     site.script(10, START)
     assert found(site.ask("gaps")) == [("job-unconfirmed", "10", "")]
+
+
+def test_jobs_that_capture_missed_are_told_of(site: BooksSite) -> None:
+    site.tell(JOB_MISSED, "7:1", JobsMissed(job_ids=(7, 8)), START)
+    assert found(site.ask("gaps")) == [("script-missed", "7", ""), ("script-missed", "8", "")]
 
 
 def test_what_nodes_say_that_they_lost_is_told_of(site: BooksSite) -> None:

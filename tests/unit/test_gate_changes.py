@@ -15,7 +15,7 @@ def changed(site: Site, what: Description, jobs: str = "", by: int = 1000) -> Sa
     """What a user is answered who changes a job."""
     ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what, jobs=jobs, by=by)
     with site.store.transaction():
-        return site.keeper.modify(ask, now_us(), is_lenient=False)
+        return site.keeper.modify(ask, site.ground.user_of(CLUSTER, by), now_us(), is_lenient=False)
 
 
 def test_another_run_that_is_to_begin_at_once_needs_what_the_former_has_used(

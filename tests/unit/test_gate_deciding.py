@@ -219,7 +219,11 @@ def test_a_stranger_changes_no_hold(tmp_path: Path) -> None:
         site.upkeep.confirm([seen], now_us())
         for changes in (job(19, uid=-1, job_id=5), job(9, uid=-1, job_id=5, account="phys")):
             ask = Submit(v=1, op="modify", cluster=CLUSTER, job=changes, by=65534)
-            assert site.keeper.modify(ask, now_us(), is_lenient=False).ok
+            before = site.store.changes
+            said = site.keeper.modify(ask, "nobody", now_us(), is_lenient=False)
+            assert not said.ok
+            assert said.say == "Steward: permission denied: this job is not yours to change"
+            assert site.store.changes == before, "a stranger writes nothing"
     assert (site.free(), site.free("phys")) == (20, 30)
 
 

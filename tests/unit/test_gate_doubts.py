@@ -134,7 +134,7 @@ def test_changes_that_never_show_count_and_what_the_queue_shows_is_not_bound(que
         wanted: Description = job(minutes, uid=-1, job_id=7)
         ask = Submit(v=1, op="modify", cluster=CLUSTER, job=wanted, by=ALICE)
         with site.store.transaction():
-            return site.keeper.modify(ask, queue.now, is_lenient=False).ok
+            return site.keeper.modify(ask, "", queue.now, is_lenient=False).ok
 
     held = []
     for number in range(12):

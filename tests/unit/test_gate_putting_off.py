@@ -109,7 +109,7 @@ def test_what_is_refused_puts_off_nothing_that_was_changed_before(tmp_path: Path
     what = Description(uid=-1, job_id=NUMBER, time_limit_min=9)
     ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what, by=1000)
     with site.store.transaction():
-        assert site.keeper.modify(ask, changed_us, is_lenient=False).ok
+        assert site.keeper.modify(ask, "", changed_us, is_lenient=False).ok
     assert not changed(site, released=True).ok
     looked(site, 9, now_us() + 1_000_000, held=True)
     assert changed(site, released=True).ok, "who tries again and again would wait for ever"
@@ -120,14 +120,14 @@ def test_a_job_not_seen_yet_is_not_changed_by_its_user(tmp_path: Path) -> None:
     said = site.submit(job(99, held=True))
     ask = Submit(v=1, op="modify", cluster=CLUSTER, job=Description(uid=-1, job_id=77), by=1000)
     with site.store.transaction():
-        refused = site.keeper.modify(ask, now_us(), is_lenient=False)
+        refused = site.keeper.modify(ask, "", now_us(), is_lenient=False)
         for other in ({"by": 1001}, {"by": 0}, {"by": -1}, {"cluster": "other"}):
             asked = msgspec.structs.replace(ask, **other)
-            assert site.keeper.modify(asked, now_us(), is_lenient=False).ok
-        assert site.keeper.modify(ask, now_us(), is_lenient=True).ok
+            assert site.keeper.modify(asked, "", now_us(), is_lenient=False).ok
+        assert site.keeper.modify(ask, "", now_us(), is_lenient=True).ok
     assert not refused.ok
     assert "job 77 has just been submitted" in refused.say
     with site.store.transaction():
         seen = Seen(cluster=CLUSTER, job_id=6, uid=1000, admin_comment=said.admin_comment)
         site.upkeep.confirm([seen], now_us())
-        assert site.keeper.modify(ask, now_us(), is_lenient=False).ok, "none is unseen now"
+        assert site.keeper.modify(ask, "", now_us(), is_lenient=False).ok, "none is unseen now"

@@ -153,6 +153,9 @@ def test_without_books_the_policy_decides(tmp_path: Path) -> None:
         gate.link.rules(rules())
         conf = Path(settings.gate.plugin_conf).read_text().splitlines()
         assert "policy allow" in conf
+        assert "enforced yes" in conf
+        gate.link.rules(rules(mode="observe", seq=2))
+        assert "enforced no" in Path(settings.gate.plugin_conf).read_text().splitlines()
         assert "partition main deny" in conf
         assert f"off_file {settings.gate.off_switch}" in conf
 

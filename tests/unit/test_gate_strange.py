@@ -151,7 +151,7 @@ def test_a_decision_that_cannot_be_carried_out_does_not_let_others_in(
         peers = [Peer(sockets.enter_context(socket.socket()), longest=1, within_s=1) for _ in jobs]
         monkeypatch.setattr(server, "_send", lambda _peer, _line: None)
         asks = [Submit(v=1, op="submit", cluster=CLUSTER, job=one) for one in jobs]
-        server._asked = list(zip(peers, asks, strict=True))
+        server._asked = [(peer, ask, 0) for peer, ask in zip(peers, asks, strict=True)]
         server._decide()
     assert [one.ok for one in said] == [True, False, False, True]
     assert server._keeper.purses.available("chem", now_us()) == 0

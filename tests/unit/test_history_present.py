@@ -1,7 +1,9 @@
 """Room ``history``: which partitions and reservations there are, and what became of one node."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from history_site import ADA, NOON, ROOT, Site, Told, at
@@ -10,8 +12,9 @@ from steward.errors import Refused, UsageError
 from steward.events import PARTITION_STATE, encode
 from steward.history.consumer import database_path
 from steward.history.tables import MIGRATIONS
+from steward.leaving import leave
 from steward.sqlite import open_database, transaction
-from steward.state_facts import PartitionState
+from steward.state_facts import NodesNow, PartitionState, nodes_now_path
 
 
 @pytest.fixture
@@ -44,6 +47,50 @@ def test_what_is_there_is_what_was_last_told_of_it(site: Site) -> None:
     assert site.ask("history.reservations", ADA, cluster="c2").reservations == ()
     with pytest.raises(UsageError, match="unknown"):
         site.ask("history.partitions", ADA, cluster="c3")
+
+
+def test_nodes_in_use_are_shown_as_they_are_at_the_last_poll(site: Site) -> None:
+    told = site.told
+    site.feed(
+        *(told.node(0, name, "IDLE") for name in ("n1", "n2", "n3")),
+        told.node(5, "n4", "DOWN", reason="fan"),
+        told.node(0, "n1", "MIXED", cluster="c2"),
+    )
+
+    def poll(silent_since: datetime | None = None, **states: tuple[str, ...]) -> None:
+        path = nodes_now_path(site.settings.state_dir, "c1")
+        named = {key.replace("_", "+"): names for key, names in states.items()}
+        leave(path, NodesNow(states=named, silent_since=silent_since))
+
+    def states(**request: Any) -> dict[str, str]:
+        answer = site.ask("history.nodes", ADA, cluster="c1", **request)
+        return {one.node: one.state for one in answer.nodes}
+
+    idle = {"n1": "IDLE", "n2": "IDLE", "n3": "IDLE", "n4": "DOWN"}
+    assert states() == idle
+    tag = site.ask("history.nodes", ADA, cluster="c1").tag
+    poll(MIXED=("n1", "n9"), ALLOCATED_COMPLETING=("n2",), IDLE=("n3", "n4"))
+    busy = {"n1": "MIXED", "n2": "ALLOCATED+COMPLETING", "n3": "IDLE", "n4": "DOWN"}
+    assert states() == busy, "a state that an event has not told yet comes with the event"
+    assert states(states=["MIXED"]) == {"n1": "MIXED"}
+    assert states(at=at(10).isoformat()) == idle
+    assert not site.ask("history.nodes", ADA, cluster="c1", known=tag).is_known
+    counts = site.ask("history.node_counts", ADA).counts
+    assert {(one.cluster, one.state): one.nodes for one in counts} == {
+        **{("c1", state): 1 for state in busy.values()},
+        ("c2", "MIXED"): 1,
+    }
+    assert site.ask("history.node", ADA, cluster="c1", node="n1").spans[0].state == "MIXED"
+    poll(IDLE=("n1", "n2", "n3"), DOWN=("n4",))
+    assert states() == idle
+    polled = site.ask("history.nodes", ADA, cluster="c1")
+    assert polled.silent_since == {}
+    poll(silent_since=at(20), IDLE=("n1", "n2", "n3"), DOWN=("n4",))
+    silent = site.ask("history.nodes", ADA, cluster="c1", known=polled.tag)
+    assert (silent.is_known, silent.silent_since) == (False, {"c1": at(20)})
+    assert site.ask("history.nodes", ADA, at=at(10).isoformat()).silent_since == {}
+    assert site.ask("history.node_counts", ADA).silent_since == {"c1": at(20)}
+    assert states() == idle
 
 
 def test_private_data_hides_what_is_there(tmp_path: Path) -> None:

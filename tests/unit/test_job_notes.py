@@ -42,6 +42,20 @@ def test_one_busy_cpu_of_many_is_serial() -> None:
     assert kinds(run) == ["cpu-low"]
 
 
+def test_idle_tasks_are_idle_and_not_serial() -> None:
+    tasks = [task(number, cpu_s=0.1) for number in range(4)]
+    run = run_of(run_line(600), launch(*tasks, peak_bytes=2 * GIB))
+    assert "serial" not in kinds(run)
+    assert "cpu-low" in kinds(run)
+
+
+@pytest.mark.parametrize("state", ["NODE_FAIL", "BOOT_FAIL"])
+def test_a_failed_node_is_no_failure_of_the_job_and_sent_no_signal(state: str) -> None:
+    run = run_of(run_line(10, state=state, exit_signal=1))
+    assert kinds(run) == ["node-fail"]
+    assert "SIGHUP" not in run.notes[0].words
+
+
 def test_limits_far_off_and_near_are_remarked_on() -> None:
     steps = launch(task(cpu_s=2300), peak_bytes=2 * GIB)
     assert kinds(run_of(run_line(600, time_limit_s=86400), steps)) == ["time-low"]
@@ -78,7 +92,7 @@ def test_a_short_run_is_not_judged_but_its_failure_is() -> None:
     failed = run_of(run_line(2, state="FAILED", exit_code=3), steps)
     assert kinds(failed) == ["failed-early"]
     assert "after 2 s, with exit code 3" in failed.notes[0].words
-    assert kinds(run_of(run_line(60), steps)) == ["memory-low", "serial", "time-low"]
+    assert kinds(run_of(run_line(60), steps)) == ["memory-low", "cpu-low", "time-low"]
 
 
 def test_thresholds_are_the_sites() -> None:

@@ -33,6 +33,18 @@ def test_a_job_that_ended_within_its_second_has_said_all() -> None:
     assert "<1%  3 s of 365d\n" in short
 
 
+def test_an_output_that_did_not_open_is_no_signal() -> None:
+    unopened = run_line(0, state="FAILED", exit_signal=53)
+    record = JobRecord(job_id=7, name="train", uid=1000, state="FAILED", exit_signal=53)
+    shown = drawn(answer_of(run_of(unopened), record=record))
+    assert "output could not be opened" in shown
+    assert "signal 53" not in shown
+    assert "the end of its output" not in shown
+    members = [msgspec.structs.replace(unopened, label="7_1"), run_line(5, label="7_2")]
+    part = array_part("7", members, NotesSettings(), now_us=T)
+    assert "output not opened" in [member.why for member in part.worst]
+
+
 def test_of_array_tasks_that_ran_alike_none_ran_longest() -> None:
     def whys(*seconds: float) -> list[str]:
         lines = [

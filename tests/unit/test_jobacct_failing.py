@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from jobacct_site import Fed, run
-from plugin_site import Scene, scene
+from plugin_site import TYPE, Scene, scene
 
+from steward.accounting.plugins.state import read_health
 from steward.errors import Unavailable
 from steward.events import (
     RUN_START,
@@ -87,9 +88,12 @@ def test_a_plugin_that_cannot_start_waits_and_says_why(scene: Scene) -> None:
     feed = scene.fed.feed(made, turns=1)
     assert "no such directory" in scene.fed.link.waiting["accounting.plugins.mine"]
     assert scene.of("job_complete") == []
+    refusal = read_health(scene.settings.state_dir, TYPE).refusal
+    assert "slurmctld_jobacct_init: OSError: no such directory" in refusal
     feed._again_at = 0.0
     feed.turn()
     assert len(scene.of("job_complete")) == 1
+    assert read_health(scene.settings.state_dir, TYPE).refusal == ""
     made.close()
 
 

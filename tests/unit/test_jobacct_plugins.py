@@ -16,10 +16,14 @@ from steward.accounting.plugins import (
 from steward.accounting.plugins.consumer import location_of
 from steward.errors import Unavailable
 from steward.events import (
+    CONTROLLER_STATE,
     PLUGIN_MESSAGE,
     RUN_END,
     RUN_START,
     RUN_SUSPEND,
+    STEP_LAUNCH,
+    ControllerState,
+    Event,
 )
 from steward.usage import PluginMessage, StepUsage
 
@@ -77,6 +81,61 @@ def test_a_step_that_is_told_again_or_taken_back_says_so(scene: Scene) -> None:
     assert [step.correction for step in steps] == [False] * 4 + [True] * 5
     assert [step.withdrawn for step in steps] == [False] * 8 + [True]
     assert len({step.event_id for step in steps}) == 9
+
+
+def begun(**fields: Any) -> Event:
+    """The begin of the launch that ``usage(7)`` tells the end of."""
+    body = msgspec.structs.replace(usage(7).body, ended_us=None, tasks=(), end=None, **fields)
+    return event(STEP_LAUNCH, f"launch:{fields}", body, at(1))
+
+
+def test_the_hooks_of_a_step_that_begins_come_while_it_runs(scene: Scene) -> None:
+    scene.fed.tell(run(7, RUN_START), begun())
+    made = scene.make()
+    scene.fed.feed(made)
+    assert scene.hooks()[2:] == ["job_start", "launched", "smgr"]
+    over = usage(7)
+    scene.fed.tell(
+        msgspec.structs.replace(over, body=msgspec.structs.replace(over.body, announced=True))
+    )
+    scene.fed.feed(made)
+    made.close()
+    assert scene.hooks()[5:-1] == ["task_exit", "terminated"]
+    assert (scene.of("launched")[0].uid, scene.of("launched")[0].at) == (1000, at(1))
+
+
+def test_a_begin_that_is_taken_back_says_so(scene: Scene) -> None:
+    scene.run(begun(), begun(withdrawn=True, start=None, correction=True))
+    assert scene.hooks()[2:-1] == ["launched", "smgr", "terminated"]
+    (gone,) = scene.of("terminated")
+    assert (gone.withdrawn, gone.smgr_status) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"), [((0, 256, 512), 512), ((0, 9, 512), 9), ((0,), 0), ((), None)]
+)
+def test_the_end_of_a_step_has_the_status_of_its_tasks_together(
+    scene: Scene, statuses: tuple[int, ...], status: int | None
+) -> None:
+    over = usage(7, tasks=len(statuses))
+    tasks = tuple(
+        msgspec.structs.replace(task, status=code)
+        for task, code in zip(over.body.tasks, statuses, strict=True)
+    )
+    scene.run(msgspec.structs.replace(over, body=msgspec.structs.replace(over.body, tasks=tasks)))
+    assert scene.of("terminated")[0].smgr_status == status
+
+
+def test_slurmctld_that_starts_or_reads_its_configuration_calls_init(scene: Scene) -> None:
+    states = [
+        ControllerState(up=False),
+        ControllerState(up=True, restarted=True),
+        ControllerState(up=True, daemon="slurmdbd"),
+        ControllerState(up=True, reconfigured=True),
+    ]
+    scene.run(*(event(CONTROLLER_STATE, f"c{n}", one, at(n)) for n, one in enumerate(states)))
+    assert scene.hooks() == [*("init", "node_init") * 3, "fini"]
+    assert len({call[1:] for call in scene.plugin.calls if call[0] == "init"}) == 1
 
 
 def test_of_a_step_whose_begin_and_end_were_lost_the_tasks_are_told(scene: Scene) -> None:

@@ -26,7 +26,9 @@ from steward.accounting.log.errors import LogError
 from steward.accounting.log.reading import read_lines
 from steward.accounting.log.records import lines_of
 from steward.accounting.plugins.asking import PluginsRequest, plugins
+from steward.accounting.plugins.state import PluginState, state_path
 from steward.accounting.room import AccountingRoom
+from steward.cli import accounting_log, output
 from steward.config import AccessSettings, Settings
 from steward.errors import Refused
 from steward.events import RUN_START, Event
@@ -228,6 +230,20 @@ def test_plugins_are_listed_with_those_that_are_configured(tmp_path: Path) -> No
     assert found["jobacct/gone"].used
     assert found["jobacct/gone"].package == ""
     assert found["jobacct/none"].package.startswith("slurm-steward ")
+
+
+def test_a_plugin_that_is_refused_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = Site(tmp_path, type="jobacct/old")
+    state = PluginState(state_path(site.settings.state_dir, "jobacct/old"))
+    state.note_refusal("jobacct/old is written for version 9 of the plugin API")
+    state.close()
+    answer = plugins(site.room, ROOT, PluginsRequest())
+    (line,) = [one for one in answer.plugins if one.type == "jobacct/old"]
+    assert line.refusal == "jobacct/old is written for version 9 of the plugin API"
+    output.print_table(accounting_log._COLUMNS, [line], output.Style(parsable=True))
+    assert "jobacct/old|refused|" in capsys.readouterr().out
 
 
 def test_a_task_of_a_launch_whose_own_words_are_lost_counts(tmp_path: Path) -> None:

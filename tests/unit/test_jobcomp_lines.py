@@ -104,8 +104,8 @@ def test_states() -> None:
 
 
 def test_what_is_cut_is_not_taken_for_the_whole() -> None:
-    record = read(cut=["nodes", "tres_fmt_req_str", "comment"], comment="begins").record
-    assert (record.nodelist, record.tres_requested, record.comment) == ("", "", "begins")
+    record = read(cut=["nodes", "tres_fmt_req_str", "work_dir"], work_dir="/begins").record
+    assert (record.nodelist, record.tres_requested, record.work_dir) == ("", "", "/begins")
 
 
 def test_none_of_slurms_numbers_for_nothing_is_a_number() -> None:

@@ -44,7 +44,8 @@ def test_a_record_and_what_slurm_calls_its_fields(lua: str, tmp_path: Path) -> N
         file,
         """
         local rc = slurm_jobcomp_log_record({job_id=7, user_id=1000, job_state=3, name="a\\"b\\n",
-            priority=4294901759, exit_code=256, reboot=false, comment="", argv={"x"},
+            priority=4294901759, exit_code=256, reboot=false, argv={"x"},
+            comment="hush", extra="hush",
             time_limit=4294967295, spank_job_env={"SECRET=1"}, script="#!/bin/sh"})
         assert(rc == 0)
         """,
@@ -92,8 +93,38 @@ def test_long_fields_are_cut_and_named(lua: str, tmp_path: Path) -> None:
     )
     assert len(file.read_bytes()) <= 65536
     (line,) = lines(file)
-    assert {"nodes", "name", "comment", "features", "extra"} <= set(line["cut"])
+    assert {"nodes", "name", "work_dir", "features"} <= set(line["cut"])
     assert line["name"].startswith("\x01\\xffx\x01")
+
+
+def test_a_full_file_gives_way_to_a_new_one(lua: str, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    write = """
+        steward.most = 2000
+        for number = 1, 100 do assert(steward.log_record({job_id=number})) end
+        """
+    run(lua, file, write)
+    former = tmp_path / "lines.1"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lines", "lines.1"]
+    assert 2000 <= former.stat().st_size < 2100
+    # No line is in both, and none is missing between them.
+    ids = [line["job_id"] for line in lines(former) + lines(file)]
+    assert ids == list(range(ids[0], 101))
+    # What cannot be renamed does not grow, and is told as lost when there is room again.
+    former.unlink()
+    former.mkdir()
+    (former / "kept").touch()
+    held = """
+        steward.most = 100
+        assert(not steward.log_record({job_id=101}))
+        steward.most = 4000
+        assert(steward.log_record({job_id=102}))
+        """
+    run(lua, file, held)
+    assert [(line["job_id"], line.get("lost")) for line in lines(file)[-2:]] == [
+        (100, None),
+        (102, 1),
+    ]
 
 
 HOSTILE = """

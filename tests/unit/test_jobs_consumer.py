@@ -1,8 +1,12 @@
+import contextlib
 import os
+import sqlite3
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,6 +16,7 @@ from steward.consumers import Rejected
 from steward.events import JOB_END, JOB_SCRIPT, RUN_END, RUN_START, Event, JobFacts
 from steward.jobs import Jobs
 from steward.records import JobRecord
+from steward.slurm.states import FORGOTTEN
 from steward.sqlite import open_reader
 
 
@@ -342,3 +347,24 @@ def test_hostile_text_is_only_text(books: Books) -> None:
 
 def test_the_database_is_its_owners_alone(books: Books) -> None:
     assert os.stat(books.path).st_mode & 0o777 == 0o600
+
+
+def test_a_run_that_slurmctld_forgot_stays_forgotten(books: Books) -> None:
+    """What it was killed for, and told no more, is none of the job in any later batch."""
+    gone = record(7, 20, "UNKNOWN", restarts=1, seen=25, reason=FORGOTTEN)
+    for event in (
+        record(7, 0),
+        record(7, 0, "REQUEUED", seen=21, end=20, start=at(20), source="jobcomp"),
+        record(7, 20, restarts=1, seen=22, comment="of nobody", whole=True),
+        msgspec.structs.replace(gone, kind=JOB_END),
+        record(7, 0, "COMPLETED", seen=36, end=35, start=at(29), source="jobcomp"),
+        record(7, 0, "COMPLETED", seen=37, end=35, start=at(29)),
+    ):
+        books.take(event)
+    (job,) = Jobs(books.path).find("7")
+    assert (job.ended, job.record.state, job.record.restarts) == (True, "COMPLETED", 0)
+    # No purge would find it: its text is forgotten at once.
+    with contextlib.closing(sqlite3.connect(books.path)) as database:
+        rows = database.execute("SELECT facts FROM run").fetchall()
+    stored = b"".join(zlib.decompress(facts) for (facts,) in rows)
+    assert (b"ada" in stored, b"of nobody" in stored) == (True, False)

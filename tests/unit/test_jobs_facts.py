@@ -5,7 +5,7 @@ import msgspec
 import pytest
 from job_lives import at, record
 
-from steward.events import Event
+from steward.events import JOB_END, Event
 from steward.jobs.facts import RunFacts, merge_runs
 from steward.jobs.seen import blanked
 from steward.moments import micros, moment
@@ -234,3 +234,37 @@ def test_how_long_a_run_was_suspended_by_the_end_of_each_of_its_sizes(count: int
         assert [run.suspended_by(micros(at(s))) for s in (5, 25)] == [0, 2]
         assert run.suspended_by(micros(at(99_999))) == count
         assert len(run.halts) <= 70
+
+
+@pytest.mark.parametrize("former", ["COMPLETED", "NODE_FAIL", "REQUEUED", "PREEMPTED"])
+@pytest.mark.parametrize("latter", ["COMPLETED", "NODE_FAIL", "REQUEUED", "PREEMPTED"])
+def test_both_times_of_a_run_are_kept_however_they_ended(former: str, latter: str) -> None:
+    ends = [
+        msgspec.structs.replace(
+            record(7, 0, state, seen=end, end=end, start=at(start), nodelist="n1"), kind=JOB_END
+        )
+        for state, start, end in ((former, 10, 30), (latter, 50, 90))
+    ]
+    for order in permutations(ends):
+        run = run_of(*order)
+        (other,) = run.again.values()
+        times = [(one.start, one.end, one.state) for one in (run.merged(), other.record)]
+        assert sorted(times) == [(at(10), at(30), former), (at(50), at(90), latter)]
+
+
+def test_what_began_anew_after_its_end_is_told_beside_that() -> None:
+    """slurmctld was killed, had forgotten the end, and ran the job twice more."""
+    first = record(7, 0, "COMPLETED", seen=30, end=30, start=at(10), nodelist="n1")
+    once = record(7, 0, "COMPLETED", seen=31, end=31, start=at(10), nodelist="n1")
+    second = record(7, 0, "FAILED", seen=90, end=90, start=at(50), nodelist="n1")
+    third = record(7, 0, "COMPLETED", seen=200, end=200, start=at(100), nodelist="n1")
+    for order in permutations([first, once, second, third]):
+        run = run_of(*order)
+        assert (run.merged().state, run.end_us) == ("COMPLETED", micros(at(30)))
+        assert [(seen.record.start, seen.record.end) for seen in run.again.values()] == [
+            (at(50), at(90)),
+            (at(100), at(200)),
+        ]
+    # What was cancelled while it waited ran on no node.
+    waiting = record(7, 0, "CANCELLED", seen=60, end=60, start=at(60))
+    assert not run_of(first, waiting).again

@@ -16,13 +16,14 @@ from steward.events import (
     NODE_GAP,
     RUN_END,
     RUN_START,
+    STEP_LAUNCH,
     STEP_USAGE,
     Event,
 )
 from steward.jobs import Jobs
 from steward.slurm.states import LOST
 from steward.sqlite import open_reader
-from steward.usage import NodeGap
+from steward.usage import NodeGap, StepUsage
 
 __all__ = ["books"]
 
@@ -154,7 +155,7 @@ def _is_said_once(books: Clocked) -> None:
     counts = Counter(
         (event.kind, event.body.restarts, event.key.split(":")[2])
         for event in first
-        if event.kind != STEP_USAGE
+        if event.kind not in (STEP_LAUNCH, STEP_USAGE)
     )
     assert all(count == 1 for count in counts.values())
     rows = open_reader(books.path)
@@ -174,6 +175,29 @@ def _is_said_once(books: Clocked) -> None:
             assert counts[RUN_START, restarts, str(submit)] == 1
     launches = {event.key for event in first if event.kind == STEP_USAGE}
     assert len(launches) >= attributed
+    _is_announced_in_order(books)
+
+
+def _is_announced_in_order(books: Clocked) -> None:
+    """A begin is said once before the usage, or taken back before it is said anew."""
+    announced: dict[tuple[str, str, int], int] = {}
+    over: set[tuple[str, str, int]] = set()
+    for event in books.said:
+        if event.kind not in (STEP_LAUNCH, STEP_USAGE):
+            continue
+        body: StepUsage = event.body
+        launch = (body.step, body.node, body.launched_us)
+        if event.kind == STEP_USAGE:
+            if launch not in over:
+                assert body.announced == (announced.get(launch) == body.restarts)
+                assert not body.correction
+            over.add(launch)
+        elif body.withdrawn:
+            assert announced.pop(launch) == body.restarts
+        else:
+            assert launch not in over
+            assert launch not in announced
+            announced[launch] = body.restarts
 
 
 def test_a_step_on_many_nodes_is_one_line(books: Clocked) -> None:

@@ -16,6 +16,7 @@ from steward.events import (
     RUN_START,
     RUN_SUSPEND,
     STEP_ACCOUNTED,
+    STEP_LAUNCH,
     STEP_USAGE,
     Event,
 )
@@ -49,12 +50,43 @@ def test_each_start_end_and_launch_is_said_once(books: Clocked) -> None:
     facts = [running(), *STEP, done()]
     for event in (*facts, *facts):
         books.take(event)
-    assert Counter(event.kind for event in books.said) == {RUN_START: 1, STEP_USAGE: 1, RUN_END: 1}
+    once = {RUN_START: 1, STEP_LAUNCH: 1, STEP_USAGE: 1, RUN_END: 1}
+    assert Counter(event.kind for event in books.said) == once
+    (launch,) = books.told(STEP_LAUNCH)
+    assert (launch.at, launch.body.start.name) == (at(3), "prog")
+    assert (launch.body.tasks, launch.body.end, launch.body.ended_us) == ((), None, None)
     (usage,) = books.told(STEP_USAGE)
     body: StepUsage = usage.body
     assert (body.step, body.node, body.launched_us, body.ended_us) == ("0", "n1", us(3), us(10))
     assert (body.first_submit, body.restarts, len(body.tasks)) == (at(0), 0, 1)
     assert usage.at == at(10)
+    assert (body.announced, body.correction) == (True, False)
+
+
+def test_a_launch_that_is_over_when_it_is_first_known_has_no_event_of_its_begin(
+    books: Clocked,
+) -> None:
+    books.take(running(), *STEP)
+    assert books.told(STEP_LAUNCH) == []
+    (usage,) = books.told(STEP_USAGE)
+    assert not usage.body.announced
+
+
+def test_a_launch_that_turns_out_to_be_another_runs_is_withdrawn_while_it_runs(
+    books: Clocked,
+) -> None:
+    books.take(running())
+    books.take(launched(7, 6, "0"))
+    books.take(done(state="REQUEUED", end=5))
+    books.take(running(submit=5, restarts=1, start=at(5)))
+    first, gone, again = books.told(STEP_LAUNCH)
+    assert (first.body.restarts, first.body.withdrawn) == (0, False)
+    assert (gone.body.restarts, gone.body.withdrawn, gone.body.correction) == (0, True, True)
+    assert (again.body.restarts, again.body.withdrawn, again.body.correction) == (1, False, False)
+    assert len({event.key for event in books.said}) == len(books.said)
+    books.take(ended(7, 6, 19, "0"))
+    (usage,) = books.told(STEP_USAGE)
+    assert (usage.body.restarts, usage.body.correction, usage.body.announced) == (1, False, True)
 
 
 def test_a_step_of_a_job_that_has_its_nodes_says_that_it_began(books: Clocked) -> None:
@@ -166,6 +198,36 @@ def test_suspensions_are_said_one_by_one(books: Clocked) -> None:
     assert told == [(at(5), "SUSPENDED"), (at(8), "RUNNING")]
     books.take(done())
     assert lines(books)["0:"].suspended_s == 3
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["told in time", "told afterwards"])
+def test_a_step_is_not_longer_for_its_runs_suspension(books: Clocked, is_late: bool) -> None:
+    halted: dict[str, Any] = {"start": at(2), "whole": True}
+    resumed = record(7, 0, "RUNNING", seen=9, suspended_at=at(8), suspended_s=3, **halted)
+    again = record(7, 0, "RUNNING", seen=16, suspended_at=at(15), suspended_s=5, **halted)
+    books.take(running())
+    for step, begin, end in (("batch", 2, 20), ("0", 3, 4), ("1", 4, 9), ("2", 9, 19)):
+        books.take(
+            launched(7, begin, step), exited(7, begin, step=step), ended(7, begin, end, step)
+        )
+    told = [resumed, again]
+    steps = [*told, done(suspended_s=5)] if not is_late else [done(suspended_s=5), *told]
+    for one in steps:
+        books.take(one)
+    found = lines(books)
+    suspended = {step: found[f"0:{step}"].suspended_s for step in ("", "batch", "0", "1", "2")}
+    assert suspended == {"": 5, "batch": 5, "0": 0, "1": 3, "2": 2}
+
+
+def test_where_nobody_told_when_a_step_of_all_the_time_was_suspended(books: Clocked) -> None:
+    books.take(running())
+    for step, begin, end in (("batch", 2, 20), ("0", 3, 12)):
+        books.take(
+            launched(7, begin, step), exited(7, begin, step=step), ended(7, begin, end, step)
+        )
+    books.take(done(suspended_s=5))
+    found = lines(books)
+    assert [found[f"0:{step}"].suspended_s for step in ("", "batch", "0")] == [5, 5, 0]
 
 
 def test_a_purge_forgets_the_names_of_programs(books: Clocked) -> None:

@@ -10,12 +10,13 @@ import pytest
 from builders import script_event
 from hypothesis import given
 from hypothesis import strategies as st
+from journal_site import fill
 
 from steward.config import JournalSettings, Settings
 from steward.consumers import Append, Feed, Rejected, feed_all
 from steward.events import JOB_SCRIPT, Event
 from steward.incoming import stores_of
-from steward.journal import JournalError, JournalLink, JournalReader, JournalUnavailable
+from steward.journal import Journal, JournalError, JournalLink, JournalReader, JournalUnavailable
 from steward.journal.link import (
     FRAME_BYTES,
     LARGEST_FRAME,
@@ -315,3 +316,23 @@ def test_what_is_set_aside_is_never_lost_to_a_writer_that_is_away(
     reader = JournalReader(str(tmp_path))
     assert [letter.error for letter in reader.dead()] == ["bad"]
     reader.close()
+
+
+def test_a_file_with_room_shrinks_between_commits(tmp_path: Path, make_link: MakeLink) -> None:
+    journal = Journal(str(tmp_path))
+    fill(journal, 32)
+    journal.close()
+    full = os.path.getsize(journal.path)
+    server = Running(tmp_path)
+    try:
+        link = make_link()
+        count = 0
+        until = time.monotonic() + 120
+        while os.path.getsize(journal.path) > full - (12 << 20):
+            assert time.monotonic() < until
+            count += 1
+            link.append([of_size(count, 100)])
+            time.sleep(0.2)  # who appends without a pause goes before
+    finally:
+        server.end()
+    assert JournalReader(str(tmp_path)).count() == count

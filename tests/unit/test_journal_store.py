@@ -1,5 +1,6 @@
 """What the journal takes, gives back, and says of itself and of who reads it."""
 
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from builders import script_event
-from journal_site import append, journal, reader, seen_event, two_sinks
+from journal_site import append, fill, journal, reader, seen_event, two_sinks
 
+from steward import sqlite
 from steward.config import Settings
 from steward.events import (
     ARCHIVE_PURGE,
@@ -207,3 +209,50 @@ def test_large_events_are_read_a_few_at_a_time(journal: Journal, reader: Journal
         found += [event.body.job_id for event in events]
         position = upto
     assert found == list(range(1, 13))
+
+
+def test_the_file_gives_room_back_step_by_step(journal: Journal, reader: JournalReader) -> None:
+    fill(journal, 48)
+    full = os.path.getsize(journal.path)
+    assert full > 48 << 20
+    steps = 0
+    before = full
+    while journal.shrink():
+        steps += 1
+        size = os.path.getsize(journal.path)
+        assert before - size <= 2 << 20, "a step is bounded"
+        before = size
+    assert steps > 16
+    left = os.path.getsize(journal.path)
+    assert left <= 20 << 20
+    assert os.path.getsize(f"{journal.path}-wal") <= 20 << 20
+    assert not journal.shrink(), "what is spare stays"
+    assert os.path.getsize(journal.path) == left
+    append(journal, script_event(1))
+    assert reader.count() == 1
+
+
+def test_the_file_stays_as_it_is_for_a_reader(journal: Journal, reader: JournalReader) -> None:
+    fill(journal, 32)
+    full = os.path.getsize(journal.path)
+    reading = sqlite.open_reader(journal.path)
+    reading.execute("BEGIN")
+    reading.execute("SELECT count(*) FROM event").fetchone()
+    assert not journal.shrink(), "the log would grow instead"
+    reading.close()
+    while journal.shrink():
+        pass
+    assert os.path.getsize(journal.path) < full
+
+
+def test_keys_are_forgotten_some_at_a_time(journal: Journal) -> None:
+    with sqlite.transaction(journal._db, journal.path) as db:
+        db.executemany(
+            "INSERT INTO remembered (cluster, key, trimmed_at) VALUES ('c1', ?, ?)",
+            [(f"key:{number}", number) for number in range(15_000)],
+        )
+    count = "SELECT count(*), min(trimmed_at) FROM remembered"
+    assert journal.forget_remembered(14_000)
+    assert journal._db.execute(count).fetchone() == (5000, 10_000)
+    assert not journal.forget_remembered(14_000)
+    assert journal._db.execute(count).fetchone() == (1000, 14_000)

@@ -78,7 +78,7 @@ def test_a_package_that_is_not_installed_is_told(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     [what] = doubted(tmp_path, text)
-    assert f"needs the Python package {package}, which is not installed" in what
+    assert f"the Python package {package} is not installed: " in what
 
 
 @pytest.mark.parametrize("table", [KAFKA, TOPIC])

@@ -209,6 +209,34 @@ def test_slurmctld_does_not_wait(tmp_path: Path, mailer: Mailer) -> None:
         time.sleep(0.05)
 
 
+NO_PROCESS = """
+import errno, os, sys
+from steward.cli.app import run
+
+def fails():
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+os.fork = fails
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def test_a_mail_goes_out_though_no_process_can_be_had(tmp_path: Path, mailer: Mailer) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", NO_PROCESS, "mail"),
+            *("--program", mailer(keeps(tmp_path)), "-s", "x", "ada"),
+        ],
+        input=b"",
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mail").exists()
+
+
 def test_a_mailer_that_hangs_is_ended(tmp_path: Path, mailer: Mailer) -> None:
     program = mailer(f"echo $$ > {tmp_path}/pid; exec sleep 1000")
     with pytest.raises(NotSent, match="did not end within"):

@@ -1,8 +1,9 @@
 """Whether a job can be submitted is asked of the gate, so that what is held counts."""
 
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -143,17 +144,70 @@ def test_what_the_gate_refuses_by_any_rule_cannot_be_submitted(
 def test_who_is_not_listed_and_what_is_closed_without_a_gate(
     site: Settings, ledger: "Ledger"
 ) -> None:
+    def can_daemon(cost: str) -> bool:
+        uid = pwd.getpwnam("daemon").pw_uid
+        return affording(site, ledger).answer(cost, str(uid), "club").success
+
     with ledger.transaction() as t:
         t.accounts.create(Account(name="club", only_listed=True), BY)
         t.transfers.deposit("club", SU, BY)
-    assert not can(site, ledger, "1", "club")
+    assert not can_daemon("1")
     with ledger.transaction() as t:
-        t.accounts.set_user("club", "4000001", BY, limit=SU // 2)
-    assert can(site, ledger, "0.50", "club")
-    assert not can(site, ledger, "0.51", "club")
+        t.accounts.set_user("club", "daemon", BY, limit=SU // 2)
+    assert can_daemon("0.50")
+    assert not can_daemon("0.51")
     with ledger.transaction() as t:
         t.modes.set(ModeRule(mode="off", account="club"), BY)
-    assert can(site, ledger, "0.51", "club")
+    assert can_daemon("0.51")
+
+
+@pytest.mark.parametrize(
+    ("bank", "change", "limit"),
+    [
+        ({}, {}, None),
+        ({}, {"credit": 50 * SU}, None),
+        ({"hold_share": 0.3}, {}, None),
+        ({"hold_share": 0.3}, {"credit": 50 * SU}, 35 * SU),
+        ({}, {}, 20 * SU),
+        ({"exempt": ("daemon",)}, {}, 20 * SU),
+        ({"hold_share": 0.3, "exempt": ("bin",)}, {}, None),
+        ({}, {"closed": True}, None),
+        ({}, {"only_listed": True}, None),
+        ({}, {"only_listed": True}, 20 * SU),
+    ],
+)
+def test_the_ledger_answers_as_the_gate_does_where_nothing_is_held(
+    site: Settings,
+    ledger: "Ledger",
+    bank: dict[str, Any],
+    change: dict[str, Any],
+    limit: int | None,
+) -> None:
+    settings = msgspec.structs.replace(site, bank=BankSettings(enabled=True, **bank))
+    uids = [pwd.getpwnam(name).pw_uid for name in ("daemon", "bin")] + [0, 4000001]
+    with ledger.transaction() as t:
+        t.accounts.create(Account(name="lab"), BY)
+        t.transfers.deposit("lab", 100 * SU, BY)
+        t.accounts.create(Account(name="room", parent="lab", draws_on_parent=True), BY)
+        for name in ("lab", "room"):
+            if limit is not None:
+                t.accounts.set_user(name, "daemon", BY, limit=limit)
+            t.accounts.change(name, BY, **change)
+
+    def answers() -> list[tuple[str, int, int, bool]]:
+        asking = affording(settings, ledger)
+        return [
+            (name, uid, cost, asking.answer(str(cost), str(uid), name).success)
+            for name in ("lab", "room")
+            for uid in uids
+            for cost in (1, 20, 21, 30, 31, 45, 46, 100, 101, 150, 151)
+        ]
+
+    by_ledger = answers()
+    with running(settings) as gate:
+        Pusher(ledger, gate.link).push()
+        gate.wait(lambda: bool((state := gate.state()) and state.position))
+        assert by_ledger == answers()
 
 
 def test_an_unknown_account(site: Settings, ledger: "Ledger") -> None:

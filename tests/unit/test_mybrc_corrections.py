@@ -11,6 +11,7 @@ from bank_site import BY, HOUR, NOON, BankSite, rate
 from servers.mybrc import balance, client_of, mybrc_settings, serving, token_of, with_money
 from steward.bank.backfilling import backfill
 from steward.bank.ledger import Account
+from steward.bank.mybrc.noticing import Owners
 from steward.bank.mybrc.outgoing import KIND
 from steward.bank.mybrc.passing import Passing
 from steward.bank.mybrc.relaying import relay
@@ -18,7 +19,9 @@ from steward.bank.reconciling import reconcile
 from steward.bank.records import Charge, Hold
 from steward.config import BankSettings, Settings
 from steward.config_bank import RemoteBankSettings
-from steward.events import JOB_SEEN, RUN_END, Event
+from steward.events import RUN_END, Event
+from steward.jobs import Jobs
+from steward.slurm.people import People
 from steward.waiting import Stop
 
 FULL = 1000 * HOUR
@@ -46,15 +49,15 @@ class Site(BankSite):
         self._passing = Passing(self.settings, self.ledger, lambda: self.now)
 
     def seen(self, job_id: int, partition: str = "debug", held: int = 40 * HOUR) -> None:
-        """A job that was seen, held for, and told."""
-        self.feed(self.life(job_id, partition=partition)[:1])
-        events = [one for one in self.journal if one.kind == JOB_SEEN]
+        """A job that was seen to run, held for, and told."""
+        self.feed(self.life(job_id, partition=partition)[:2])
+        events = self.journal[-1:]
         holds = {
             ("c1", job_id): Hold(
                 id="h", cluster="c1", job_id=job_id, account="physics", amount=held, created_us=1
             )
         }
-        self._relay(events[-1:], holds)
+        self._relay(events, holds)
 
     def ended(self, job_id: int, partition: str = "debug") -> None:
         """A job that is over, and was told as far as it is charged."""
@@ -64,7 +67,8 @@ class Site(BankSite):
     def _relay(self, events: list[Event], holds: dict[tuple[str, int], Hold]) -> None:
         assert events
         with self.ledger.transaction() as t:
-            relay(t, events, holds, NOON - timedelta(hours=1))
+            shown = [(one, holds.get((one.cluster, one.body.record.job_id))) for one in events]
+            relay(t, shown, NOON - timedelta(hours=1))
 
     def reconcile(self) -> None:
         """Compare and correct, as the minute's turn and ``steward bank reconcile`` do."""
@@ -124,7 +128,7 @@ def test_what_has_no_rate_yet_keeps_its_hold_there_until_it_is_charged(site: Sit
     site.ended(1, "new")
     site.reconcile()
     assert site.send() == 0
-    assert site.told(1) == ("40.00", "PENDING")
+    assert site.told(1) == ("40.00", "RUNNING")
     with site.ledger.transaction() as t:
         t.rates.add(rate("new", 3 * HOUR), BY)
     site.reconcile()
@@ -156,6 +160,27 @@ def test_a_refund_is_told(site: Site) -> None:
         t.charges.refund(site.charge_of(1).key, BY, HOUR // 2)
     assert site.send() == 0
     assert balance(site.there) == site.balance() == FULL - HOUR * 3 // 2
+
+
+def test_a_correction_waits_until_its_users_uid_is_known(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.ended(1)
+    site.reconcile()
+    site.send()
+    charge = site.charge_of(1)
+    uid = Owners(site.settings.state_dir).uid(charge)
+    assert uid is not None
+    # The directory of users is away, and jobs.db has forgotten the job.
+    directory: dict[str, int] = {}
+    monkeypatch.setattr(People, "uid", lambda _, user: directory.get(user))
+    monkeypatch.setattr(Jobs, "run_facts", lambda *_: [])
+    site.post(msgspec.structs.replace(charge, user="ada", amount=9 * HOUR))
+    assert site.send() == 1
+    directory["ada"] = uid
+    site.now += timedelta(minutes=2)
+    assert site.send() == 0
+    assert balance(site.there) == site.balance() == FULL - 9 * HOUR
 
 
 def test_who_does_not_pay_any_more_has_it_back_there(site: Site) -> None:

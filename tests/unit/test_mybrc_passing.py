@@ -1,5 +1,6 @@
 """What a server elsewhere fails over holds up nothing else; a server that fails is left alone."""
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler
@@ -11,7 +12,7 @@ import pytest
 from servers.answering import Quiet, answering
 from servers.mybrc import mybrc_settings, with_money
 from steward.bank.ledger import open_ledger
-from steward.bank.mybrc.outgoing import KIND, Told, told_change
+from steward.bank.mybrc.outgoing import KIND, Told, told_change, told_hold
 from steward.bank.mybrc.passing import Passing
 from steward.config import BankSettings
 from steward.config_bank import RemoteBankSettings
@@ -32,13 +33,19 @@ class Elsewhere(Quiet, BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         """Take a job, or fail over it."""
-        self.rfile.read(int(self.headers["Content-Length"]))
+        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         job = self.path.split("/")[-2]
         self.asked.append(job)
         wrong = 500 if job in self.poison else 400 if job in self.refused else 200
-        self.send_response(wrong)
-        self.send_header("Content-Length", "0")
+        place = self.path.split("/")[1]
+        self.send_response({"other": 404, "proxy": 400}.get(place, wrong))
+        is_page = place in ("portal", "proxy")
+        answer = b"<html>Welcome</html>" if is_page else json.dumps(told).encode()
+        self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
+        self.wfile.write(answer)
+
+    do_POST = do_PUT  # noqa: N815 - http.server's name
 
 
 @pytest.fixture
@@ -159,3 +166,19 @@ def test_what_was_refused_is_not_told_behind_what_came_later(site: Site) -> None
     assert (Elsewhere.asked[3:], site.waiting()) == (["1"], 1)
     site.send(3600)
     assert (Elsewhere.asked[4:], site.waiting()) == (["2"], 0)
+
+
+@pytest.mark.parametrize("path", ["other", "portal", "proxy"])
+def test_a_wrong_path_drops_nothing_and_is_told(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    made = Site(tmp_path, f"{url}/{path}")
+    job = Told(cluster="c", job_id=1, first_submit=NOW, account="physics", uid=1, start=NOW)
+    with made.ledger.transaction() as t:
+        told_hold(t, job, 5)
+    made.say(2)
+    for _ in range(3):
+        made.send(3600)
+    assert made.waiting() == 2
+    assert "[bank.remote] url" in caplog.text
+    made.close()

@@ -13,7 +13,7 @@ from steward.bank.mybrc.outgoing import KIND, Message
 from steward.bank.mybrc.relaying import relay
 from steward.bank.reconciling import reconcile
 from steward.bank.records import Hold
-from steward.events import JOB_SEEN, RUN_END, Event
+from steward.events import JOB_SEEN, RUN_END, RUN_START, Event
 
 
 @pytest.fixture
@@ -51,7 +51,8 @@ def told(
             id="h", cluster="c1", job_id=hold, account="physics", amount=5, created_us=1
         )
     with site.ledger.transaction() as t:
-        relay(t, events, holds, NOON - timedelta(hours=hours_ago))
+        shown = [(one, holds.get((one.cluster, one.body.record.job_id))) for one in events]
+        relay(t, shown, NOON - timedelta(hours=hours_ago))
     with site.ledger.reading() as t:
         items = t.outbox.due(KIND, site.now + timedelta(days=1))
     messages = [msgspec.json.decode(item.payload, type=Message) for item in items]
@@ -89,10 +90,21 @@ def test_what_anothers_books_tell_is_not(site: BankSite) -> None:
     assert told(site, imported, 1) == []
 
 
-def test_a_hold_is_told_once(site: BankSite) -> None:
-    seen = site.feed(site.life(1)[:1])
-    events = [event for event in (*site.journal, *seen) if event.kind == JOB_SEEN]
-    assert events
-    assert told(site, events, 1) == []
-    assert told(site, events, 1, hold=1) == [("hold", 1)]
-    assert told(site, events, 1, hold=1) == [("hold", 1)]
+def test_a_hold_is_told_once_its_job_runs_and_only_once(site: BankSite) -> None:
+    pending, running, _ = site.life(1)
+    # Slurm shows the start time that it expects of a pending job.
+    body = msgspec.structs.replace(
+        pending.body,
+        record=msgspec.structs.replace(pending.body.record, start=NOON + timedelta(hours=3)),
+    )
+    site.feed([msgspec.structs.replace(pending, body=body)])
+    waits = [event for event in site.journal if event.kind == JOB_SEEN]
+    assert waits
+    assert waits[-1].body.record.start is not None
+    assert told(site, waits, 1, hold=1) == []
+    said = site.feed([running])
+    runs = [event for event in (*site.journal[1:], *said) if event.kind in (JOB_SEEN, RUN_START)]
+    assert any(event.kind == RUN_START for event in runs)
+    assert told(site, runs, 1) == []
+    assert told(site, runs, 1, hold=1) == [("hold", 1)]
+    assert told(site, runs, 1, hold=1) == [("hold", 1)]

@@ -52,6 +52,53 @@ def test_what_is_left_out_stays_and_null_is_taken_away() -> None:
     assert (job.partition, job.num_cpus) == (None, 4)
 
 
+def test_what_the_reference_server_takes_beside_its_schema() -> None:
+    job, _ = read(
+        jobslurmid=802,
+        userid=70001,
+        num_cpus="4",
+        raw_time="0.5",
+        submitdate="2026-11-21T23:59Z",
+        startdate="2026-11-22",
+    )
+    assert (job.jobslurmid, job.userid, job.num_cpus, job.raw_time) == ("802", "70001", 4, 0.5)
+    assert job.submitdate == datetime(2026, 11, 21, 23, 59, tzinfo=UTC)
+    assert job.startdate == datetime(2026, 11, 22, tzinfo=UTC)
+    fields = {"jobslurmid": "9", "userid": "7", "accountid": "physics", "amount": "1.5", "qos": ""}
+    parts = "".join(
+        f'--B\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in fields.items()
+    )
+    multipart = "multipart/form-data; boundary=B"
+    job, micros = merged(job_of(f"{parts}--B--\r\n".encode(), multipart), None)
+    assert (job.jobslurmid, micros, job.qos) == ("9", 1_500_000, None)
+
+
+@pytest.mark.parametrize("given", [-3, True, 1.5, [], {}, None, 10**21])
+def test_what_is_no_name_is_refused(given: object) -> None:
+    with pytest.raises(ApiError):
+        read(jobslurmid=given)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (b"", "multipart/form-data"),
+        (b"x", "multipart/form-data; boundary=B"),
+        (b"--B\r\n" * 1000, "multipart/form-data; boundary=B"),
+        (
+            b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n' + b"\xff",
+            "multipart/form-data; boundary=B",
+        ),
+        (b'[{"jobslurmid": 1}]', JSON),
+        (b'{"jobslurmid": 1', JSON),
+    ],
+)
+def test_a_body_that_is_none_is_refused(body: bytes, content_type: str) -> None:
+    with pytest.raises(ApiError):
+        job_of(body, content_type)
+
+
 def test_form_data_of_the_old_scripts() -> None:
     body = (
         b"jobslurmid=77_3&userid=10001&accountid=physics&amount=3.5&num_cpus=8&raw_time=0.5"
@@ -69,7 +116,7 @@ def test_form_data_of_the_old_scripts() -> None:
         {"jobslurmid": "x" * 151},
         {"jobslurmid": "a\x00b"},
         {"userid": "ada"},
-        {"userid": 10001},
+        {"userid": 10001.5},
         {"userid": "1٣"},
         {"amount": "-1"},
         {"amount": None},
@@ -83,6 +130,9 @@ def test_form_data_of_the_old_scripts() -> None:
         {"nodes": [{"name": ""}]},
         {"nodes": ["n0"]},
         {"num_cpus": 2**31},
+        {"num_cpus": "nan"},
+        {"cpu_time": "nan"},
+        {"raw_time": "-inf"},
         {"partition": "x" * 51},
     ],
 )
@@ -132,6 +182,6 @@ def test_whole_numbers_with_a_point_are_whole_numbers() -> None:
     text = b'{"jobslurmid": "1", "userid": "1", "accountid": "a", "num_cpus": 4.0}'
     job, _ = merged(job_of(text, "application/json"), None)
     assert (job.num_cpus, type(job.num_cpus)) == (4, int)
-    for wrong in (b"4.5", b"1e300", b'"4"', b"2147483648"):
+    for wrong in (b"4.5", b"1e300", b'"4x"', b"2147483648"):
         with pytest.raises(ApiError):
             job_of(text.replace(b"4.0", wrong), "application/json")

@@ -1,9 +1,11 @@
 """What clients of the myBRC API tell of jobs is charged once, and to the last hundredth."""
 
+import math
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -62,7 +64,7 @@ def teller(ledger: "Ledger") -> Teller:
     return Teller(ledger, "c", People(), utc_now)
 
 
-def sent(number: str = "1001", amount: str | None = "10", **fields: str) -> JobSent:
+def sent(number: str = "1001", amount: str | None = "10", **fields: Any) -> JobSent:
     whole = {"jobslurmid": number, "userid": "10001", "accountid": "physics"} | fields
     return msgspec.convert(whole if amount is None else whole | {"amount": amount}, JobSent)
 
@@ -192,6 +194,12 @@ def test_names_that_are_no_job_ids_are_jobs_of_their_own(
     assert balance(site) == 998 * SU
 
 
+def test_a_sum_of_the_largest_numbers_is_a_number(teller: Teller) -> None:
+    for number in ("1", "2"):
+        teller.create(sent(number, cpu_time=sys.float_info.max), "plugin")
+    assert math.isfinite(teller.page(1, Filters()).total_cpu_time)
+
+
 def test_pages_and_filters(teller: Teller) -> None:
     for number in range(1, 204):
         started = SUBMITTED + timedelta(minutes=number)
@@ -203,12 +211,16 @@ def test_pages_and_filters(teller: Teller) -> None:
                 startdate=started.isoformat(),
                 jobstatus="RUNNING" if number < 4 else "COMPLETED",
                 partition="long",
+                cpu_time=0.25,
             ),
             "plugin",
         )
     first, third = teller.page(1, Filters()), teller.page(3, Filters())
     assert (first.count, len(first.results), len(third.results)) == (203, 100, 3)
     assert [job.jobslurmid for job in third.results] == ["201", "202", "203"]
+    assert (third.total_amount, third.total_cpu_time) == (20_706.0, 50.75)
+    running = teller.page(1, Filters(jobstatus="RUNNING"))
+    assert (running.total_amount, running.total_cpu_time) == (6.0, 0.75)
     with pytest.raises(ApiError):
         teller.page(4, Filters())
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from submit_site import (
+    SENT_TEXTS,
     VECTORS,
     answer_of,
     compile_gate,
@@ -370,15 +371,80 @@ def test_a_policy_outlives_the_file(checked: Path, tmp_path: Path) -> None:
         assert ask() == ADMITTED
 
 
-def test_a_request_of_a_megabyte_is_not_sent(
+def test_a_text_that_is_longer_than_any_that_is_priced_is_cut_and_named(checked: Path) -> None:
+    cases = [
+        (field, longest, length)
+        for field, longest in SENT_TEXTS.items()
+        for length in (longest, longest + 1, 2_000_000)
+    ]
+    orders = []
+    for field, _, length in cases:
+        name = "array_inx" if field == "array" else field
+        orders += ["new", f"set {name} {'61' * length}", "write submit 1"]
+    lines = run_gate(checked, ["conf /nowhere", "init", *orders])
+    for (field, longest, length), line in zip(cases, lines, strict=True):
+        question = json.loads(line)
+        assert question.get("oversize") == (field if length > longest else None)
+        assert len(question["job"][field]) == longest
+
+
+def test_of_texts_that_are_not_priced_nothing_is_sent_or_counted(checked: Path) -> None:
+    texts = {
+        "dependency": b"afterok:1234567," * 100_000,
+        "exc_nodes": b",".join(b"node%05d" % number for number in range(2000)),
+        "comment": b"c" * 2_000_000,
+        "name": b"n" * 2_000_000,
+        "features": b"f" * 5000,
+        "reservation": b"r" * 5000,
+    }
+    orders = [f"set {name} {text.hex()}" for name, text in texts.items()]
+    (line,) = run_gate(checked, ["conf /nowhere", "init", "new", *orders, "write submit 1"])
+    assert json.loads(line)["job"].keys() == {"uid"}
+    assert "oversize" not in line
+
+
+@pytest.mark.parametrize("policy", ["allow", "deny"])
+@pytest.mark.parametrize("op", ["submit", "modify"])
+def test_a_text_that_was_cut_is_refused_where_nobody_answers(
+    checked: Path, gate: AskedGate, tmp_path: Path, op: str, policy: str
+) -> None:
+    gate.answers = hangs
+    long = "6e6f64652d" * 250_000
+    orders = [f"set req_nodes {long}", *[f"ask {op} 1000"] * 2, f"ask {op} 0"]
+    first, second, root = run_gate(checked, [*begun(tmp_path, f"policy {policy}"), *orders])
+    assert codes([first, second]) == [REFUSED, REFUSED]
+    if op == "submit":
+        assert b"longer than any that Slurm takes" in bytes.fromhex(first.split()[2])
+    (question,) = gate.asked
+    assert question["oversize"] == "req_nodes"
+    if policy == "allow":
+        assert root.split()[0] == ADMITTED
+
+
+@pytest.mark.parametrize(("policy", "code"), [("allow", ADMITTED), ("deny", REFUSED)])
+def test_a_text_that_was_cut_is_as_any_other_where_nothing_is_enforced(
+    checked: Path, gate: AskedGate, tmp_path: Path, policy: str, code: str
+) -> None:
+    gate.answers = hangs
+    orders = [f"set req_nodes {'6e6f64652d' * 250_000}", "ask submit 1000"]
+    lines = (f"policy {policy}", "enforced no")
+    assert codes(run_gate(checked, [*begun(tmp_path, *lines), *orders])) == [code]
+    assert codes(run_gate(checked, [*begun(tmp_path, *lines, "enforced yes"), *orders])) == [
+        REFUSED
+    ]
+
+
+def test_a_text_that_was_cut_is_let_in_where_the_gate_says_so_or_is_switched_off(
     checked: Path, gate: AskedGate, tmp_path: Path
 ) -> None:
+    gate.answers = says()
     long = "6e6f64652d" * 250_000
-    orders = [f"set req_nodes {long}", "write submit 1", "ask submit 1"]
-    written, asked = run_gate(checked, [*begun(tmp_path, "policy deny"), *orders])
-    assert written == "failed"
-    assert asked.split()[0] == REFUSED
-    assert gate.connections == 0
+    orders = [*begun(tmp_path, "policy deny"), f"set req_nodes {long}", "ask submit 1000"]
+    assert codes(run_gate(checked, orders)) == [ADMITTED]
+    gate.answers = says(ok=False)
+    assert codes(run_gate(checked, orders)) == [REFUSED]
+    (tmp_path / "off").touch()
+    assert codes(run_gate(checked, orders)) == [ADMITTED]
 
 
 def test_threads_disturb_nothing(threaded: Path, gate: AskedGate, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from submit_site import (
     NATIVE,
+    SENT_TEXTS,
     TEXTS,
     VECTORS,
     compile_gate,
@@ -123,11 +124,63 @@ def test_it_writes_what_the_vectors_say(lua: str) -> None:
         job_id = one["job"].get("job_id", "nil")
         jobs = f'"{one["jobs"]}"' if "jobs" in one else "nil"
         program += (
-            f'io.write(wire.request("{one["op"]}", "{one["cluster"]}", {as_lua(one["job"])}, '
-            f"{one['by']}, {job_id}, {jobs}))\n"
+            f'io.write((wire.request("{one["op"]}", "{one["cluster"]}", {as_lua(one["job"])}, '
+            f"{one['by']}, {job_id}, {jobs})))\n"
         )
     for one, line in zip(vectors, run(lua, program), strict=True):
         assert json.loads(line) == one["json"], one["name"]
+
+
+def test_a_text_that_is_longer_than_any_that_is_priced_is_cut_and_named(lua: str) -> None:
+    program = FRAME.format(native=NATIVE)
+    cases = [
+        (field, longest, length)
+        for field, longest in SENT_TEXTS.items()
+        for length in (longest, longest + 1, 2_000_000)
+    ]
+    for field, _, length in cases:
+        name = "array_inx" if field == "array" else field
+        program += (
+            f'io.write((wire.request("submit", "c", {{{name} = string.rep("a", {length})}}, 1)))\n'
+        )
+    for (field, longest, length), line in zip(cases, run(lua, program), strict=True):
+        question = json.loads(line)
+        assert question.get("oversize") == (field if length > longest else None)
+        assert len(question["job"][field]) == longest
+
+
+def test_of_texts_that_are_not_priced_nothing_is_sent_or_counted(lua: str) -> None:
+    program = FRAME.format(native=NATIVE)
+    names = ("dependency", "exc_nodes", "comment", "name", "features", "reservation")
+    texts = ", ".join(f'{name} = string.rep("a,", 1000000)' for name in names)
+    program += f'io.write((wire.request("submit", "c", {{{texts}}}, 1)))\n'
+    (line,) = run(lua, program)
+    assert json.loads(line)["job"] == {"uid": -1}
+    assert "oversize" not in line
+
+
+@needs_socket
+@pytest.mark.parametrize("policy", ["allow", "deny"])
+def test_a_text_that_was_cut_is_refused_where_nobody_answers(
+    gate: AskedGate, tmp_path: Path, policy: str
+) -> None:
+    gate.answers = hangs
+    program = """
+    job.req_nodes = string.rep("node1,", 200000)
+    print(steward.submit(job, {}, 1000), said[1])
+    print(steward.modify(job, {job_id = 7}, {}, 1000))
+    job.partition = "open"
+    print(steward.submit(job, {}, 0))
+    """
+    lines = run(SOCKETS[0], site(tmp_path, f"policy {policy}", "partition open allow") + program)
+    assert lines[0].startswith("2050\tThis job cannot be priced")
+    assert lines[1:] == ["2050", "0"]
+    assert [question["oversize"] for question in gate.asked] == ["req_nodes"]
+    lines = run(SOCKETS[0], site(tmp_path, f"policy {policy}", "enforced no") + program)
+    assert lines[0].startswith("0\tnil" if policy == "allow" else "2050\tThe bank")
+    (tmp_path / "off").touch()
+    lines = run(SOCKETS[0], site(tmp_path, f"policy {policy}") + program)
+    assert lines == ["0\tnil", "0", "0"]
 
 
 def reading(texts: list[bytes]) -> str:

@@ -275,6 +275,11 @@ def test_what_keeps_slurmctld_from_writing_is_said(tmp_path: Path) -> None:
     installing.install_jobcomp(str(etc), libdir=str(lib), lines=str(lines))
     assert f"{lines.parent} is not there" in wrong()
     lines.parent.mkdir()
+    lines.parent.chmod(0o755)
+    assert f"{lines.parent} is open to everybody" in wrong()
+    with pytest.raises(NativeError, match="open to everybody"):
+        installing.install_jobcomp(str(etc), libdir=str(lib), lines=str(lines))
+    lines.parent.chmod(0o750)
     assert wrong() == ""
     (lib / "jobcomp.lua").unlink()
     assert f"calls {lib}/jobcomp.lua, which is not there" in wrong()
@@ -307,7 +312,7 @@ def test_a_directory_that_slurmuser_cannot_write_is_said(tmp_path: Path) -> None
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         os.chmod(name, 0o755)
         lines = f"{name}/var/jobcomp.jsonl"
-        os.mkdir(os.path.dirname(lines))
+        os.mkdir(os.path.dirname(lines), 0o750)
         installing.install_jobcomp(str(tmp_path), libdir=str(tmp_path / "lib"), lines=lines)
         shown = {"JobCompType": "jobcomp/lua", "SlurmUser": "nobody(65534)"}
         (said,) = telling.check_jobcomp(shown, str(tmp_path))

@@ -29,6 +29,13 @@ MISTAKES = [
     (LOCAL + NODES + 'certificate_file = "/c"\n', "needs both"),
     (LOCAL + NODES + 'certificate_file = "c"\nkey_file = "/k"\n', "must be an absolute path"),
     (LOCAL + NODES + 'client_ca_file = "/ca"\n', "is for TLS: set 'certificate_file'"),
+    (
+        LOCAL
+        + NODES
+        + 'certificate_file = "/c"\nkey_file = "/k"\nclient_ca_file = "/ca"\nlistener = "x"\n',
+        "cannot be set with 'client_ca_file'",
+    ),
+    (LOCAL + '[nodes]\nlistener = "x"\n', "has no address"),
     (LOCAL + NODES + "most_connections = 0\n", "between 1 and 1024"),
     (LOCAL + NODES + "most_connections = 2000\n", "between 1 and 1024"),
     ('[cluster.c1]\nscheduler = "torque"\nspool = "/t"\n' + NODES, "is for clusters of Slurm"),

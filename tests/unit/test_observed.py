@@ -51,6 +51,21 @@ def test_a_run_that_slurmctld_forgot_as_it_crashed_is_told_to_be_none() -> None:
     assert JOB_END not in kinds(observed.take([RUNNING], LATER))
 
 
+def test_a_requeue_that_slurmctld_forgot_as_the_job_completed_makes_no_run() -> None:
+    observed = Observed("c1")
+    observed.take([JOB], NOON)
+    observed.take([RUNNING], NOON)
+    observed.ended(changed(RUNNING, state="REQUEUED", end=LATER))
+    completing = changed(RUNNING, state="COMPLETING", restarts=1, reason="launch failed requeued")
+    assert observed.take([completing], LATER) == []
+    # It was killed, and the first run goes on.
+    assert all(one.body.record.restarts == 0 for one in observed.take([RUNNING, OVER], LATER))
+    # Where it was not, the next run has a time of its own.
+    observed.take([completing], LATER)
+    again = observed.take([changed(JOB, submit=LATER, restarts=1)], LATER)
+    assert {one.body.record.restarts for one in again} == {1}
+
+
 def test_what_happened_while_nobody_looked_is_all_said() -> None:
     assert kinds(Observed("c1").take([RUNNING], LATER)) == [JOB_SEEN, JOB_STATE]
     assert kinds(Observed("c1").take([OVER], LATER)) == [JOB_SEEN, JOB_END]
@@ -223,3 +238,12 @@ def test_a_job_that_is_let_go_is_news() -> None:
     assert let_go[0].key != first[0].key
     # What the scheduler says by itself is none.
     assert observed.take([changed(JOB, reason="Resources")], NOON) == []
+
+
+def test_former_sizes_of_a_lost_run_are_as_slurmdbd_tells_them() -> None:
+    observed = Observed("c1")
+    observed.take([RUNNING], NOON)
+    sizes = [changed(OVER, state="RESIZING", end=NOON + timedelta(seconds=n)) for n in (10, 20)]
+    events = observed.lose(7, LATER, [*sizes, OVER])
+    assert [event.body.record for event in events] == [*sizes, OVER]
+    assert len({event.key for event in events}) == 3

@@ -3,7 +3,6 @@
 import glob
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -108,15 +107,9 @@ def test_slurm_that_does_not_answer_is_no_error(tmp_path: Path) -> None:
 BROKE = "this job may cost 24.00 SU, but account physics has 3.00 SU free"
 
 
-@pytest.mark.parametrize(
-    "comments",
-    [
-        {"system_comment": f"steward: {BROKE}"},
-        {"admin_comment": f"site words steward=1.AB.CD [steward: {BROKE}]"},
-    ],
-)
-def test_a_job_that_the_bank_holds_says_so(comments: Any, tmp_path: Path) -> None:
-    record = JobRecord(job_id=9, state="PENDING", reason="JobHeldAdmin", **comments)
+def test_a_job_that_the_bank_holds_says_so(tmp_path: Path) -> None:
+    comment = f"site words steward=1.AB.CD [steward: {BROKE}]"
+    record = JobRecord(job_id=9, state="PENDING", reason="JobHeldAdmin", admin_comment=comment)
     absent = Pending("c1", ClusterSettings(slurm_bin=str(tmp_path)))
     for pending in (None, absent):
         held = waiting(record, pending, lambda _: "")
@@ -129,7 +122,7 @@ def test_a_job_that_the_bank_holds_says_so(comments: Any, tmp_path: Path) -> Non
 
 
 def test_squeue_is_asked_why_a_job_is_held(tmp_path: Path) -> None:
-    rows = f"{f'steward: {BROKE}':8192}{'site words':8192}", f"{'(null)':8192}{'(null)':8192}"
+    rows = f"{f'site words [steward: {BROKE}]':8192}", f"{'(null)':8192}"
     (tmp_path / "rows").write_text("\n".join(reversed(rows)) + "\n")
     program = tmp_path / "squeue"
     program.write_text(f'#!/bin/sh\ncat "{tmp_path}/rows"\n')

@@ -1,11 +1,19 @@
+import random
+import re
+import stat
+import string
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.config import RedactSettings
+from steward.config import RedactSettings, Settings
 from steward.errors import UsageError
 from steward.records import JobRecord
-from steward.redact import REDACTED, Redactor
+from steward.redact import REDACTED, Redactor, redactor_of
 
 REDACTOR = Redactor(RedactSettings())
 
@@ -49,14 +57,108 @@ def test_a_value_that_gives_one_to_a_secret_name_goes(entry: bytes, told: bool) 
         ("-----BEGIN RSA PRIVATE KEY-----\nhush\n-----END", "X"),
         ("sbatch --array=1-3 -A physics a.sh", "sbatch --array=1-3 -A physics a.sh"),
         ("run.sh --token --verbose yes", "run.sh --token --verbose yes"),
+        ("run.sh --token -v 3", "run.sh --token -v 3"),
+        ("run.sh --password -hunter2 in.txt", "run.sh --password X in.txt"),
+        ("gpg --passphrase correct horse battery -o f", "gpg --passphrase X -o f"),
+        ("sbatch --export=PASSWORD=my -secret word -N2 a", "sbatch --export=PASSWORD=X -N2 a"),
+        ('{"password": "hunter2 json", "n": 4}', '{"password": "X", "n": 4}'),
+        ("{'a': {'api_key': 'hush'}}", "{'a': {'api_key': 'X'}}"),
+        ("password: correct horse\nnodes: 4", "password: X\nnodes: 4"),
+        ("curl -H 'Authorization: Basic aHVudGVyMjpo' u", "curl -H 'Authorization: X"),
+        ("curl -u ada:hunter2pw https://x", "curl -u ada:X https://x"),
+        ("curl --user ada:hush https://x", "curl --user ada:X https://x"),
+        ("docker run -u 1000:1000 x", "docker run -u 1000:1000 x"),
+        ("docker run -u $(id -u):$(id -g) x", "docker run -u $(id -u):$(id -g) x"),
+        ("mysql -h db -phunter2 books", "mysql -h db -pX books"),
+        ("sbatch -pmain mysql.sh", "sbatch -pmain mysql.sh"),
+        (
+            "train.py --max_tokens 4096 --tokenizer bert",
+            "train.py --max_tokens 4096 --tokenizer bert",
+        ),
+        ("stripe sk_live_0123456789abcdef", "stripe X"),
     ],
 )
 def test_what_users_write_into_a_record_loses_its_secrets(text: str, kept: str) -> None:
-    record = JobRecord(job_id=1, submit_line=text, command=text, comment=text, name=text)
+    record = JobRecord(job_id=1, submit_line=text, command=text, comment=text)
     wanted = kept.replace("X", REDACTED.decode())
     assert REDACTOR.record(record) == JobRecord(
-        job_id=1, submit_line=wanted, command=wanted, comment=wanted, name=text
+        job_id=1, submit_line=wanted, command=wanted, comment=wanted
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        ("/home/ada/token=hush77.out/slurm-%j.out", "/home/ada/token=X/slurm-%j.out"),
+        ("/scratch/password: hush/x", "/scratch/password: X/x"),
+        ("/data/ghp_" + "a" * 36 + "/x", "/data/X/x"),
+        ("/data/max_tokens=4096/x", "/data/max_tokens=4096/x"),
+    ],
+)
+def test_paths_lose_the_component_s_value(path: str, kept: str) -> None:
+    record = JobRecord(job_id=1, work_dir=path, stdin=path, stdout=path, stderr=path)
+    wanted = kept.replace("X", REDACTED.decode())
+    assert REDACTOR.record(record) == JobRecord(
+        job_id=1, work_dir=wanted, stdin=wanted, stdout=wanted, stderr=wanted
+    )
+
+
+@pytest.mark.parametrize("name", ["API_TOKEN=hush", "ghp_" + "a" * 36, "password: hush"])
+def test_a_redacted_name_is_a_digest_by_which_runs_group(name: str) -> None:
+    redactor = Redactor(RedactSettings(), b"key")
+    kept = redactor.record(JobRecord(job_id=1, name=name, wckey=name))
+    assert re.fullmatch(r"\[redacted by steward:[0-9a-f]{8}\]", kept.name)
+    assert kept.wckey == kept.name
+    assert redactor.name(name) == kept.name != redactor.name(name + "x")
+    assert Redactor(RedactSettings(), b"other").name(name) != kept.name
+    assert redactor.name(kept.name) == kept.name, "a redacted name stays as it is"
+
+
+def real_shaped_names() -> list[str]:
+    """Ten thousand names as workflow tools, chemists and people give them."""
+    chance = random.Random()
+
+    def word(letters: str, count: int) -> str:
+        return "".join(chance.choice(letters) for _ in range(count))
+
+    hexadecimal, alnum = "0123456789abcdef", string.ascii_letters + string.digits
+    shapes: list[Callable[[], str]] = [
+        lambda: str(uuid.UUID(int=chance.getrandbits(128))),
+        lambda: f"snakejob.align.{chance.randrange(10**4)}.sh",
+        lambda: f"{word(hexadecimal, 8)}-{word(hexadecimal, 4)}",
+        lambda: word(hexadecimal, 40),
+        lambda: word(hexadecimal, 64),
+        lambda: f"v1.{chance.randrange(30)}-{chance.randrange(99)}-g{word(hexadecimal, 9)}",
+        lambda: "".join(
+            chance.choice(["C", "N", "O", "c1ccccc1", "(=O)", "[C@@H]", "[Na+]", "=", "#", "Cl"])
+            for _ in range(chance.randrange(3, 30))
+        ),
+        lambda: f"nf-NFCORE_RNASEQ_FASTQC_({word(alnum, 6)}_rep{chance.randrange(9)})",
+        lambda: f"dask-worker-{word(alnum, 8)}",
+        lambda: f"lr={chance.random():.2e},bs={2 ** chance.randrange(10)},max_tokens=4096",
+        lambda: f"sk-learn-grid-search-{chance.randrange(999)}",
+        lambda: f"parsl.slurm.block-{chance.randrange(99)}.{chance.randrange(10**10)}",
+        lambda: f"toil_job_{chance.randrange(999)}_CactusPreprocessor {word(alnum, 5)}",
+        lambda: f"cromwell_{word(hexadecimal, 8)}_HaplotypeCaller",
+        lambda: f"hf_finetune_llama-{chance.randrange(70)}b",
+        lambda: f"T={chance.randrange(300)}K P=1bar key={chance.randrange(9)}",
+        lambda: f"tokenizer:bert-{word(alnum, 4)}",
+        lambda: f"passive_scalar_{chance.randrange(999)}:{word(alnum, 12)}",
+    ]
+    return [shapes[number % len(shapes)]() for number in range(10_000)]
+
+
+def test_names_as_workflow_tools_give_them_stay() -> None:
+    touched = [name for name in real_shaped_names() if REDACTOR.name(name) != name]
+    assert len(touched) <= 10, touched[:20]
+
+
+def test_a_site_s_key_is_made_once(tmp_path: Path) -> None:
+    settings = Settings(state_dir=str(tmp_path / "state"))
+    digests = {redactor_of(settings).name("API_TOKEN=hush") for _ in range(3)}
+    assert len(digests) == 1
+    [key] = (tmp_path / "state").iterdir()
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
 
 
 @given(st.text())
@@ -71,6 +173,7 @@ def test_a_text_without_secrets_stays_as_it_is(text: str) -> None:
     [
         "API_TOKEN", "github_token", "MY_SECRET", "PGPASSWORD", "MYSQL_PASS", "DB_PASSWD",
         "GOOGLE_CREDENTIALS", "OPENAI_API_KEY", "APIKEY", "SSH_KEY", "SLURM_JWT",
+        "KEY", "PW", "AUTHORIZATION",
         "AWS_SESSION", "AWS_ACCESS_KEY_ID", "MYSQL_PWD", "LDAP_PW", "api-key",
         "PASSED_TOKEN", "DBPASS_ED", "DB_PASSEDWORD", "PASSESPHRASE", "PASSIVEDB", "PASSENVX",
     ],
@@ -105,6 +208,9 @@ def test_names_that_hold_secrets_lose_their_value(name: str) -> None:
         b"AKIA" + b"Q" * 16,
         b"xoxb-1234567890-abc",
         b"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.sig",
+        b"sk_live_0123456789abcdef",
+        b"ya29.abcdefghijklmnopqrstuvwx",
+        b"Jk3sP9vLq2XzB7mWc5RtY8nHd4FgK1aE6uTo",
         b"x-" + b"y" * 100 + b"://ada:hunter2@example.org/",
         b"://".join([b"x"] * 50) + b"y://ada:hunter2@example.org/",
     ],
@@ -122,6 +228,8 @@ def test_values_that_are_secrets_go_whatever_their_name(value: bytes) -> None:
         b"REPO=ssh://git@example.org/a-long-path-without-any-secret@v2",
         b"ASK=https://example.org?mail=someone@example.org", b"X=sig=short",
         b"DOCS=https://docs.example.org/hooks.slack.com/services",
+        b"ID=6f1e2a34-9c1b-4f7e-8a2d-0b1c2d3e4f5a", b"GIT=0123456789abcdef0123456789abcdef01234567",
+        b"_ModuleTable001_=X01vZHVsZVRhYmxlXz17WyJNVHZlcnNpb24iXT0zLFsiY19yZWJ1aWxk",
         b"URL=https://example.org/a:b", b"EMPTY_TOKEN=", b"MONKEY=1", b"OLDPWD=/home/ada",
         b"PROXY=http://example.org:8080/x@2", b"SSH_KEYS=a:b", b"MOUNTS=/etc/token:/token:ro",
     ],

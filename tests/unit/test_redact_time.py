@@ -16,6 +16,7 @@ WAYS: dict[str, Callable[[str], object]] = {
     "slurm": lambda text: Redactor(RedactSettings()).entries(text.encode()),
     "torque": lambda text: read_variables(text, Redactor(RedactSettings())),
     "text": lambda text: Redactor(RedactSettings()).text(text),
+    "path": lambda text: Redactor(RedactSettings()).path(text),
 }
 PIECES = [
     "a", "1", "-", "_", "=", ":", " ", "é", "éaaaa", "é,", "a=", " aa:", "aa   ", " -a", "\na",
@@ -25,6 +26,8 @@ PIECES = [
     "hooks.slack.com/services/", "sig=", "Bearer ", "ghp_", "PASS", "PASSENGER", "-----BEGIN A",
     ",a", ",AAAA", "," + "A" * 199,
     ",A=" + "b" * 100, ",A=" + "b" * 600, ",x:y=", " " + "a" * 80, "'\"",
+    "password: ", "password:'", " -u a:", " -u a", "mysql ", " -pa", "mysql -pa ", '"key": "',
+    " --passphrase a", " --token -a",
 ]  # fmt: skip
 
 

@@ -102,6 +102,21 @@ def test_how_long_jobs_waited(site: Site) -> None:
     assert by_partition["main"].cpu_s == 5500
 
 
+def test_a_suspended_job_is_the_same_time_in_every_report(site: Site) -> None:
+    site.feed(site.told.node(-HOUR, "n1", "IDLE", source="start"))
+    site.ran(1, HOUR, 5 * HOUR, cpus=2, suspended_s=1200)
+    site.ran(2, -HOUR, HOUR, cpus=1, suspended_s=600, tres_allocated="cpu=1,gres/gpu=1")
+    for request in ({}, {"by": "day"}, {"until": at(86_000).isoformat(), "by": "day"}):
+        cluster = ask(site, "cluster", **request).rows
+        accounts = [row for row in ask(site, "accounts", **request).rows if row.uid is None]
+        assert [row.allocated_cpu_s for row in cluster if row.jobs] == [
+            row.cpu_s for row in accounts
+        ]
+        assert [row.allocated_gpu_s for row in cluster if row.jobs] == [
+            row.gpu_s for row in accounts
+        ]
+
+
 def test_jobs_by_state_and_size(site: Site) -> None:
     site.ran(1, 0, 10, cpus=1)
     site.ran(2, 0, 10, cpus=60, state="FAILED")

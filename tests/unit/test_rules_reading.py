@@ -13,7 +13,7 @@ from rules_site import DRAIN
 
 from steward.automation.errors import RuleError
 from steward.automation.rules import book
-from steward.automation.rules.checking import problems
+from steward.automation.rules.checking import differences, problems
 from steward.automation.rules.model import Rate
 from steward.automation.rules.reading import read
 from steward.config_automation import RulesSettings
@@ -302,3 +302,55 @@ def test_so_it_is_where_others_may_write(tmp_path: Path) -> None:
         found = book.load(RulesSettings(directories=(str(tmp_path),)))
         assert "node_down_often_drain" not in found.rules
         wrong.chmod(0o755)
+
+
+def test_what_stackstorm_does_otherwise_is_told() -> None:
+    told = [
+        line.removeprefix("x.yaml:").partition(": ")[2] for line in differences(read(WHOLE, "x"))
+    ]
+    assert told[0] == (
+        "trigger.parameters: StackStorm never fires such a rule: compare the fields in criteria"
+    )
+    passed_over = [line for line in told if line.endswith(": StackStorm passes over it")]
+    assert "context.steward.rate_limit: StackStorm passes over it" in passed_over
+    assert len(told) == 1 + len(passed_over)
+
+
+UNDISPATCHED = "the slurm pack's slurm.node.state has no field 'drained'"
+
+
+@pytest.mark.parametrize(
+    ("trigger", "field", "ref", "parameters", "told"),
+    [
+        ("slurm.node.state", "node", "slurm.node.drain", "nodes", []),
+        (
+            *("slurm.node.state", "drained", "notify.webhook", "url"),
+            [
+                f"x:5: criteria.trigger.drained: {UNDISPATCHED}",
+                f"x:8: action.parameters.url: {UNDISPATCHED}",
+                "x:7: action.ref: StackStorm calls it slurm.notify.webhook",
+            ],
+        ),
+        (
+            *("bank.threshold", "account", "bank.balance", "accounts"),
+            [
+                "x:3: trigger.type: the slurm pack has no trigger bank.threshold",
+                "x:7: action.ref: StackStorm calls it slurm.bank.balance",
+            ],
+        ),
+    ],
+)
+def test_what_the_pack_lacks_is_told(
+    trigger: str, field: str, ref: str, parameters: str, told: list[str]
+) -> None:
+    text = f"""\
+name: a
+trigger:
+  type: {trigger}
+criteria:
+  trigger.{field}: {{type: exists}}
+action:
+  ref: {ref}
+  parameters: {{{parameters}: "{{{{ trigger.{field} }}}}"}}
+"""
+    assert list(differences(read(text, "x"))) == told

@@ -1,5 +1,6 @@
 """What a controller remembers of the queue, to notice after a restart what ended meanwhile."""
 
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,12 @@ from builders import NOON
 from steward.capture.lines.jobcomp import Told, end_event
 from steward.capture.observed import Observed
 from steward.capture.runs import Runs, unfinished
+from steward.config import ForwardSettings, Settings
+from steward.daemon.parts import unfinished_of
 from steward.events import Event
+from steward.jobs import JobsConsumer
+from steward.journal import Journal, JournalReader
+from steward.journal.store import rows_of
 from steward.records import JobRecord
 
 
@@ -28,12 +34,12 @@ def events_of(observed: Observed, *records: JobRecord) -> list[Event]:
 
 def test_only_what_has_not_ended_is_remembered(tmp_path: Path) -> None:
     runs, observed = Runs(str(tmp_path), "c1"), Observed("c1")
-    assert unfinished(str(tmp_path), "c1") == []
+    assert unfinished(str(tmp_path), "c1")[0] == []
     runs.apply(events_of(observed, record(1), record(2), record(3, "PENDING")), 6, nothing)
-    assert [run.job_id for run in unfinished(str(tmp_path), "c1")] == [1, 2, 3]
+    assert [run.job_id for run in unfinished(str(tmp_path), "c1")[0]] == [1, 2, 3]
     ended = record(2, "COMPLETED", end=NOON)
     runs.apply(events_of(observed, record(1), ended, record(3)), 9, nothing)
-    assert {run.job_id: run.state for run in unfinished(str(tmp_path), "c1")} == {
+    assert {run.job_id: run.state for run in unfinished(str(tmp_path), "c1")[0]} == {
         1: "RUNNING",
         3: "RUNNING",
     }
@@ -48,11 +54,38 @@ def test_what_ended_while_nobody_looked_is_told(tmp_path: Path) -> None:
     runs.apply(events_of(Observed("c1"), record(1), record(2)), 4, nothing)
     runs.close()
     fresh = Observed("c1")
-    fresh.remember(unfinished(str(tmp_path), "c1"))
+    fresh.remember(unfinished(str(tmp_path), "c1")[0])
     lost, _ = fresh.absent({2: 0})
     assert lost == [1]
     (end,) = fresh.take([record(2, "FAILED", end=NOON)], NOON)
     assert (end.kind, end.body.record.job_id) == ("job.end", 2)
+
+
+@pytest.mark.parametrize("is_forwarded", [False, True])
+def test_what_was_not_taken_in_before_a_crash_is_remembered(
+    tmp_path: Path, is_forwarded: bool
+) -> None:
+    forward = ForwardSettings(to="archive:1") if is_forwarded else ForwardSettings()
+    settings = Settings(state_dir=str(tmp_path), forward=forward)
+    assert unfinished_of(settings, "c1") == []
+    keeper = Runs(str(tmp_path), "c1") if is_forwarded else JobsConsumer(settings)
+    observed = Observed("c1")
+    journal = Journal(str(tmp_path))
+    early = events_of(observed, record(1), record(2), record(3))
+    journal.append(rows_of(early))
+    keeper.apply(early, journal_head(tmp_path), lambda _: None)
+    keeper.close()
+    # The host went down here: the keeper has not seen the rest, and never will before the look.
+    journal.append(rows_of(events_of(observed, record(4), record(2, "COMPLETED", end=NOON))))
+    assert sorted(run.job_id for run in unfinished_of(settings, "c1")) == [1, 3, 4]
+    fresh = Observed("c1")
+    fresh.remember(unfinished_of(settings, "c1"))
+    assert fresh.absent({1: 0, 3: 0})[0] == [4]
+
+
+def journal_head(state_dir: Path) -> int:
+    with closing(JournalReader(str(state_dir))) as reader:
+        return reader.head()
 
 
 def test_a_piece_or_a_requeue_that_jobcomp_tells_of_is_no_end(tmp_path: Path) -> None:
@@ -62,7 +95,7 @@ def test_a_piece_or_a_requeue_that_jobcomp_tells_of_is_no_end(tmp_path: Path) ->
     ended.append(record(3, "FAILED", end=NOON))
     told = [end_event("c1", Told(one, NOON), one) for one in ended]
     runs.apply(told, 9, nothing)
-    assert [run.job_id for run in unfinished(str(tmp_path), "c1")] == [1, 2]
+    assert [run.job_id for run in unfinished(str(tmp_path), "c1")[0]] == [1, 2]
     runs.close()
 
 
@@ -70,12 +103,12 @@ def test_another_clusters_jobs_are_not_ours(tmp_path: Path) -> None:
     runs = Runs(str(tmp_path), "c1")
     runs.apply(events_of(Observed("c2"), record(1)), 2, nothing)
     assert runs.cursor() == 2
-    assert unfinished(str(tmp_path), "c1") == []
+    assert unfinished(str(tmp_path), "c1")[0] == []
     runs.close()
 
 
 def test_before_the_first_start_nothing_is_known(tmp_path: Path) -> None:
-    assert unfinished(str(tmp_path), "c1") == []
+    assert unfinished(str(tmp_path), "c1")[0] == []
 
 
 def test_two_observers_give_the_same_keys() -> None:

@@ -188,3 +188,35 @@ def test_what_never_began_is_said_to_have_begun_never() -> None:
     cut = "-X -P -T -S 10:00:20 -E 10:00:50 -j 1,3 -o start,end,elapsed"
     line = "2026-11-21T10:00:50|2026-11-21T10:00:50|00:00:00\n"
     assert asked(lines, cut) == 2 * line
+
+
+@pytest.mark.parametrize(
+    ("state", "eligible"),
+    [("EXPEDITING", "10:00:00"), ("REQUEUE_HOLD", ""), ("SPECIAL_EXIT", "")],
+)
+def test_a_run_that_waits_under_a_flag_is_pending(state: str, eligible: str) -> None:
+    waits = run(
+        20,
+        end="",
+        state=state,
+        start_us=0,
+        eligible_us=us(eligible) if eligible else 0,
+        nodelist="",
+        restarts=1,
+        first_submit_us=us("09:00:00"),
+    )
+    failed = run(
+        20,
+        *("09:00:00", "09:01:00"),
+        state="FAILED",
+        first_submit_us=us("09:00:00"),
+    )
+    source = scratch_of([failed, waits], "lines")
+    assert asked(source, "-X -P -s PD -j 20 -o state,restarts") == "PENDING|1\n"
+    assert asked(source, "-X -P -D -j 20 -o state") == "FAILED\nPENDING\n"
+
+
+def test_paths_are_expanded_on_request() -> None:
+    source = scratch_of([run(21, stdout="/home/%u/%x-%j")], "lines")
+    assert asked(source, "-X -P -j 21 -o stdout") == "/home/%u/%x-%j\n"
+    assert asked(source, "-X -P -j 21 -o stdout --expand-patterns") == "/home/ada/job-21\n"

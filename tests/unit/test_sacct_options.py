@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.sacct.fields import BRIEF, COMPLETION, DEFAULT, LONG, SLURMS, chosen
-from steward.accounting.sacct.help import HELP, field_list
-from steward.accounting.sacct.options import Options, options
+from steward.accounting.sacct.help import HELP, field_list, reason_list, state_list
+from steward.accounting.sacct.options import Options, completions, options
 from steward.errors import UsageError
 
 
@@ -141,6 +141,23 @@ def test_every_field_and_every_option_is_told_of() -> None:
     assert {field.name for field in SLURMS} < set(listed)
     for letter in "aAbBcCDeEfFgiIjkKlLMnNopPqrRsSTuvVWX":
         assert f"-{letter}," in HELP, letter
+
+
+def test_states_reasons_and_completions_are_told() -> None:
+    assert read("--helpstate").tell == "states"
+    assert read("--helpreason").tell == "reasons"
+    asked = read("--autocomplete=he")
+    assert (asked.tell, completions(asked.prefix)) == (
+        "completions",
+        "--help\n--help-fields\n--helpformat\n--helpreason\n--helpstate\n",
+    )
+    assert {"EXPEDITING", "PENDING", "REQUEUE_HOLD"} <= set(state_list().split())
+    assert {"Priority", "Dependency", "JobHeldUser"} <= set(reason_list().split())
+
+
+def test_options_of_newer_versions_are_taken() -> None:
+    assert not read("-X").request.expand_patterns
+    assert read("--array --expand-patterns -X").request.expand_patterns
 
 
 def test_what_is_told_instead() -> None:

@@ -139,3 +139,57 @@ def test_dates_are_written_as_they_are_read() -> None:
         moment = parse_time(dates(at), NOW, zone)
         # An hour that comes twice can be meant either way.
         assert int(moment.timestamp()) * 1_000_000 - at in (0, -3_600_000_000, 3_600_000_000)
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ("EXPEDITING", "PENDING"),
+        ("REQUEUE_HOLD", "PENDING"),
+        ("SPECIAL_EXIT", "PENDING"),
+        ("PENDING", "PENDING"),
+        ("REQUEUED", "REQUEUED"),
+        ("FAILED", "FAILED"),
+        (None, ""),
+    ],
+)
+def test_states_have_no_flags_of_pending_runs(state: str | None, text: str) -> None:
+    assert values.state_text(state, None) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("", ""),
+        ("/home/ada/%x-%j.out", "/home/ada/fit-77.out"),
+        ("%A_%a.%b", "70_12.2"),
+        ("%6j-%3t-%N-%u-%s-%n", "000077-000-n3-ada-0-0"),
+        ("100%%-%J", "100%-77.0"),
+        ("a\\%j", "a%j"),
+        ("%q%", "%q%"),
+        ("%999999999j", "%999999999j"),
+        ("%99j", "0000000077"),
+    ],
+)
+def test_patterns_of_paths_are_expanded(path: str, text: str) -> None:
+    assert values.expand_path(path, 77, 70, "12", "fit", "ada", "n[3-5]") == text
+
+
+def test_a_job_without_nodes_or_an_array_has_neither_in_its_paths() -> None:
+    assert values.expand_path("%A-%a-%N.", 7, None, None, None, None, None) == "7-0-."
+
+
+@pytest.mark.parametrize(
+    ("oversubscribe", "shares", "exclusive"),
+    [
+        # As sacct 26.05 has it of a plain job, with --exclusive, --oversubscribe, --exclusive=user.
+        ("OK", "NO", "NO"),
+        ("NO", "NO", "NODE"),
+        ("YES", "YES", "NO"),
+        ("USER", "NO", "USER"),
+        (None, "", ""),
+    ],
+)
+def test_who_shares_nodes(oversubscribe: str | None, shares: str, exclusive: str) -> None:
+    assert values.shares_text(oversubscribe) == shares
+    assert values.exclusive_text(oversubscribe) == exclusive

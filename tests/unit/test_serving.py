@@ -1,14 +1,24 @@
 """What is served is served to HEAD as well."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from steward.config_web import WebSettings
-from steward.serving import headed
+from steward.credentials.shapes import MeAnswer
+from steward.serving import Served, headed, limited, listen, serve
+from steward.waiting import Stop
 from steward.web.application import application
 from steward.web.desk import Desk
 
@@ -76,3 +86,182 @@ def test_other_methods_are_answered_whole() -> None:
 
     answers = asked(echo, [(method, "/") for method in ("GET", "POST", "OPTIONS")])
     assert [answer.text for answer in answers] == ["GET!", "POST!", "OPTIONS!"]
+
+
+@contextlib.contextmanager
+def served(**more: Any) -> Iterator[int]:
+    """Something that answers with the body's length, served at loopback; its port."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        length, more_body = 0, True
+        while more_body:
+            message = await receive()
+            length += len(message.get("body", b""))
+            more_body = message.get("more_body", False)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": str(length).encode()})
+
+    of = Served(name="it", section="[it]", listen="0.0.0.0:0", **more)
+    stop, listener = Stop(), listen(of)
+    port: int = listener.getsockname()[1]
+    serving = threading.Thread(target=serve, args=(of, app, listener, stop, lambda: None))
+    serving.start()
+    try:
+        yield port
+    finally:
+        stop.set()
+        serving.join()
+
+
+HALVES = (
+    b"GET / HTTP/1.1\r\nHost: x\r\nX-A: ",
+    b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1",
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\n",
+    b"",
+)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_requests_that_are_not_whole_keep_nobody_else_away(half: bytes) -> None:
+    with served() as port, contextlib.ExitStack() as held:
+        for _ in range(600):
+            half_open = held.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            with contextlib.suppress(OSError):
+                half_open.sendall(half)
+                if b"\r\n\r\nGET" in half:
+                    half_open.recv(12)  # what is whole of it is answered: that may take a while
+        for source in ("127.0.0.1", "127.0.0.2"):
+            for _ in range(20):
+                answer = asked_from(source, port)
+                assert (answer.status_code, answer.text) == (200, "5"), source
+
+
+def test_so_many_whole_requests_are_answered_at_once_and_no_more() -> None:
+    go_on = asyncio.Event()
+
+    async def waits(_: Any, receive: Any, send: Any) -> None:
+        await go_on.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def run() -> list[int]:
+        transport = httpx.ASGITransport(limited(waits))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            asking = [asyncio.create_task(client.get("/")) for _ in range(513)]
+            refused, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            assert [task.result().status_code for task in refused] == [503]
+            go_on.set()
+            return [answer.status_code for answer in await asyncio.gather(*asking)]
+
+    codes = asyncio.run(run())
+    assert (codes.count(200), codes.count(503)) == (512, 1)
+
+
+def test_a_proxys_connections_are_bounded_with_all_others_alone() -> None:
+    with served(shared=("127.0.0.0/30",)) as port, contextlib.ExitStack() as held:
+        waiting = [
+            held.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            for _ in range(100)
+        ]
+        assert asked_from("127.0.0.2", port).status_code == 200
+        for connection in waiting:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert all(connection.recv(12) == b"HTTP/1.1 200" for connection in waiting)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be other users")
+@pytest.mark.parametrize("shared", [(), ("127.0.0.1",)])
+def test_a_user_of_this_host_keeps_no_other_away(shared: tuple[str, ...]) -> None:
+    """Though both are behind a proxy's address, and those of other hosts are few."""
+    with served(shared=shared) as port, crowd_of(4001, port):
+        for source in ("127.0.0.3", "127.0.0.1"):
+            for _ in range(12):
+                assert asked_from(source, port).status_code == 200
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be other users")
+def test_connections_that_their_user_closed_are_not_roots() -> None:
+    with served() as port, crowd_of(4001, port, closed=True):
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", port), 30) as slow:
+                slow.sendall(b"GET / HTTP/1.1\r\n")
+                time.sleep(0.05)
+                slow.sendall(b"Host: x\r\n\r\n")
+                assert slow.recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_connection_whose_port_was_used_before_is_served() -> None:
+    with served() as port:
+        own = 0
+        for whole in (b"", b"Host: x\r\n\r\n") * 20:
+            with socket.socket() as one:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                # Reset as it is closed, so that the port is free at once.
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                one.bind(("127.0.0.1", own))
+                own = one.getsockname()[1]
+                one.settimeout(30)
+                one.connect(("127.0.0.1", port))
+                one.sendall(b"GET / HTTP/1.1\r\n" + whole)
+                assert not whole or one.recv(12) == b"HTTP/1.1 200"
+
+
+@contextlib.contextmanager
+def crowd_of(uid: int, port: int, *, closed: bool = False) -> Iterator[None]:
+    """Connections of another user that ask nothing; ``closed`` has them come and go for ever."""
+    ready, child = os.pipe(), os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.setuid(uid)
+            held = [socket.socket() for _ in range(300)]
+            for one in held:
+                one.connect(("127.0.0.1", port))
+            os.write(ready[1], b"!")
+            while closed:
+                for _ in range(60):
+                    with socket.socket() as one:
+                        one.connect(("127.0.0.1", port))
+                time.sleep(0.02)
+            signal.pause()
+        os._exit(1)
+    os.close(ready[1])
+    try:
+        assert os.read(ready[0], 1) == b"!"
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ready[0])
+
+
+def asked_from(source: str, port: int) -> httpx.Response:
+    transport = httpx.HTTPTransport(local_address=source)
+    with httpx.Client(transport=transport, timeout=60) as client:
+        return client.post(f"http://127.0.0.1:{port}/", content=b"hello")
+
+
+@pytest.mark.parametrize("length", [(1 << 20) - 200, 3 << 19, 3 << 20])
+def test_a_body_that_is_too_large_is_told_to_be(length: int, tmp_path: Path) -> None:
+    # Numbers that the daemon is told in more letters than the client needs.
+    body = b'{"action": "x", "parameters": {"n": [' + b",".join([b"1E18"] * (length // 5)) + b"]}}"
+    app: Any = application(WebSettings(), Answers(str(tmp_path)))
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        headers = {"Authorization": "Bearer stt_x", "Content-Type": "application/json"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.post("/api/v1/ask/automation.run", content=body, headers=headers)
+
+    answer = asyncio.run(run())
+    assert answer.status_code == 413, answer.text
+
+
+class Answers(Desk):
+    """Knows who asks, and is not to be asked for anything else."""
+
+    async def ask(self, name: str, request: Any, *more: Any, **named: Any) -> Any:
+        if name == "credentials.me":
+            return MeAnswer(
+                uid=1, user="ada", how="token", clusters=(), bank=True, sensor=True, rules=True
+            )
+        return await super().ask(name, request, *more, **named)

@@ -72,14 +72,3 @@ def test_what_is_wrong_is_said(tmp_path: Path, web: dict[str, Any], what: str) -
 def test_the_daemons_own_user_serves_no_pages(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, -1)
     assert "the daemon's own user" in said(tmp_path, user="nobody")[0]
-
-
-def test_a_port_is_listened_at_once(tmp_path: Path) -> None:
-    from steward.config import NodesSettings
-
-    settings = Settings(
-        state_dir=str(tmp_path),
-        web=WebSettings(listen="0.0.0.0:6826"),
-        nodes=NodesSettings(listen="0.0.0.0:6826"),
-    )
-    assert "another part" in next(iter(web_problems(settings))).what

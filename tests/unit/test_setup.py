@@ -67,7 +67,7 @@ def test_what_is_written_is_a_configuration_of_what_was_wanted(tmp_path: Path) -
     sink = settings.archive.sink["files"]
     assert isinstance(sink, FilesSinkSettings)
     assert sink.path == wishes.archive_dir
-    assert settings.nodes.listen == "0.0.0.0:6826"
+    assert (settings.nodes.listen, settings.nodes.listener) == ("0.0.0.0:6826", "")
     assert settings.bank.enabled
     assert settings.web.listen == "127.0.0.1:8290"
     assert not settings.sensor.enabled
@@ -155,7 +155,7 @@ def test_a_file_where_a_directory_is_to_be(tmp_path: Path) -> None:
 
 
 def test_the_steps_come_in_the_order_of_adoption(tmp_path: Path) -> None:
-    everything = wishes_in(tmp_path, nodes="0.0.0.0:6826", bank=True)
+    everything = wishes_in(tmp_path, nodes="0.0.0.0:6826", bank=True, web="127.0.0.1:8290")
     found = list(steps(everything, Site(shown={**SHOWN, "JobSubmitPlugins": "lua,site"})))
     first = [step.title.split(",")[0].split(":")[0] for step in found]
     assert first == [
@@ -164,7 +164,22 @@ def test_the_steps_come_in_the_order_of_adoption(tmp_path: Path) -> None:
         "What steps and tasks used",
         "The bank",
         "The gate",
+        "The web pages and the API",
     ]
+    assert "systemctl enable --now steward-listen" not in found[2].commands
+    apart = msgspec.structs.replace(everything, listener="steward-listen")
+    told = list(steps(apart, Site(shown=SHOWN)))[2]
+    assert told.commands[0] == "systemctl enable --now steward-listen"
+    path = tmp_path / "apart.toml"
+    path.write_text(text_of(apart, Site(shown=SHOWN)))
+    assert load(str(path)).nodes.listener == "steward-listen"
+    assert found[-1].commands == (
+        "systemctl enable --now steward-web",
+        f"steward login --config {everything.path}",
+    )
+    assert "set [web] url" in found[-1].note
+    named = msgspec.structs.replace(everything, web_url="https://steward.example.org")
+    assert list(steps(named, Site(shown=SHOWN)))[-1].note == ""
     lines = [line for step in found for line in step.commands]
     assert "/etc/slurm/slurm.conf: JobCompType=jobcomp/lua" in lines
     assert "/etc/slurm/slurm.conf: JobSubmitPlugins=site,lua" in lines
@@ -258,7 +273,9 @@ def test_a_person_is_asked(tmp_path: Path) -> None:
         answer("At which address [0.0.0.0:6826]", "")
         answer("Have a bank, which observes and refuses nothing [y/N]", "y")
         answer("Tell when nodes change their state [y/N]", "n")
-        answer("Serve web pages [y/N]", "")
+        answer("Serve web pages [y/N]", "y")
+        answer("At which address [127.0.0.1:8290]", "")
+        answer("URL of the pages in users' browsers", "https://steward.example.org")
         out, _ = process.communicate(timeout=60)
     finally:
         process.kill()
@@ -267,4 +284,5 @@ def test_a_person_is_asked(tmp_path: Path) -> None:
     assert b"4. The bank" in out
     settings = load(f"{tmp_path}/etc/steward.toml")
     assert list(settings.cluster) == ["tower"]
-    assert (settings.nodes.listen, settings.web.listen) == ("0.0.0.0:6826", "")
+    assert (settings.nodes.listen, settings.web.listen) == ("0.0.0.0:6826", "127.0.0.1:8290")
+    assert settings.web.url == "https://steward.example.org"

@@ -124,7 +124,7 @@ def test_tasks_are_said_as_sbatch_takes_them(
     site.job(1, None)
     [job] = site.library.jobs.find("1")
     expected = [f"--array={said}"] if said else []
-    assert [word for word in options(job, tasks) if word.startswith("--array")] == expected
+    assert [one.word for one in options(job, tasks) if one.name == "array"] == expected
 
 
 def test_a_job_without_a_script_is_shown_without(site: LibrarySite) -> None:
@@ -206,7 +206,7 @@ def test_what_would_submit_again_does(site: LibrarySite, tmp_path: Path, script:
         cpus=8,
         tres_requested="cpu=8,gres/gpu=2",
         stdout="/home/ada/slurm-1.out",
-        submit_line="sbatch x\ntouch owned",
+        submit_line="sbatch --no-such-option x\ntouch owned",
     )
     text = site.ask("show", ADA, job="1", sbatch=True).sbatch
     # In sbatch's place stands a program that notes how it was called.
@@ -243,7 +243,8 @@ def test_a_secret_that_was_taken_out_is_pointed_at_where_a_job_is_submitted_agai
     site: LibrarySite,
 ) -> None:
     hole = REDACTED.decode()
-    site.job(1, command=f"/home/ada/job.sh --password {hole} --key={hole} in.txt")
+    command = f"/home/ada/job.sh --password {hole} --key={hole} in.txt"
+    site.job(1, command=command, submit_line=f"sbatch {command}")
     lines = site.ask("show", ADA, job="1", sbatch=True).sbatch.splitlines()
     assert any("put yours where it says" in line for line in lines if line.startswith("#"))
     words = shlex.split(lines[-1])
@@ -251,7 +252,7 @@ def test_a_secret_that_was_taken_out_is_pointed_at_where_a_job_is_submitted_agai
 
 
 def test_only_a_whole_number_in_a_files_name_is_taken_for_the_jobs_id(site: LibrarySite) -> None:
-    site.job(1, stdout="/data/run12.out", stderr="/data/run-1.err")
+    site.job(1, stdout="/data/run12.out", stderr="/data/run-1.err", submit_line="")
     last = site.ask("show", ADA, job="1", sbatch=True).sbatch.splitlines()[-1]
     assert "--output=/data/run12.out" in last
     assert "--error=/data/run-%j.err" in last

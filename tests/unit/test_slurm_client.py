@@ -3,16 +3,23 @@ integration tests run the real ones."""
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from slurm_rows import squeue_row
 
 from steward.access import Standing
 from steward.config import ClusterSettings
+from steward.records import JobRecord
 from steward.slurm import MOST_WHOLE, Slurm, SlurmError, SlurmUnavailable, StoredScript
+from steward.slurm.people import People
 from steward.slurm.queue import QueueFormat
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+ENDED = JobRecord(job_id=5, submit=NOON, end=NOON.replace(hour=13))
+DASHES = "-" * 80
 
 CONFIG = """Configuration data as of 2026-11-21T11:36:16
 AccountingStorageType   = {storage}
@@ -72,6 +79,7 @@ def site(tmp_path: Path) -> Site:
 def site_with_slurmdbd(site: Site) -> Site:
     site.configure("accounting_storage/slurmdbd", "jobs,usage")
     site.answer("squeue", "--version", "slurm-wlm 26.05.5\n")
+    offer(site, "sacct", "26.05")
     return site
 
 
@@ -114,6 +122,7 @@ def test_the_queue_is_asked_in_the_form_of_the_commands_that_are_there(
     recorded(site, monkeypatch, "22.05")
     rows = site.slurm.queue({}).rows
     exchange(site, "26.05")
+    offer(site, "squeue", "26.05")
     site.answer("squeue", "-a -t all", (FIXTURES / "squeue-26.05.out").read_bytes())
     queue = site.slurm.queue(rows)
     # 26.05 alone shows SLUIDs, and all is read anew, whatever was there before.
@@ -150,8 +159,7 @@ def test_standing_without_slurmdbd(site: Site) -> None:
     assert site.slurm.standing().private_data == {"jobs", "usage"}
     assert not site.slurm.has_accounting()
     assert site.slurm.accounted(1) == []
-    assert site.slurm.stored_script(1) == StoredScript()
-    assert site.slurm.stored_job_ids(NOON, NOON) == []
+    assert site.slurm.stored_script(ENDED) == StoredScript()
 
 
 def test_standing_with_slurmdbd(site_with_slurmdbd: Site) -> None:
@@ -202,12 +210,51 @@ def test_a_job_that_squeue_shows_in_another_format_is_an_error(site: Site) -> No
         site.slurm.job(1)
 
 
+def offer(site: Site, program: str, version: str) -> None:
+    """Let a command show the fields that it offers in a version."""
+    option = "--helpFormat" if program == "squeue" else "--helpformat"
+    path = FIXTURES / f"{program}-fields-{version}.txt"
+    if path.exists():
+        site.answer(program, option, path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("version", "of_squeue", "of_sacct"),
+    [
+        ("22.05", set(), set()),
+        ("24.11", set(), {"sluid", "restarts"}),
+        ("26.05", {"sluid", "exclusive"}, {"sluid", "restarts", "originalsluid"}),
+    ],
+)
+def test_fields_are_asked_for_where_slurm_offers_them(
+    site_with_slurmdbd: Site, version: str, of_squeue: set[str], of_sacct: set[str]
+) -> None:
+    site = site_with_slurmdbd
+    for old in site.root.glob("sacct.*"):
+        old.unlink()
+    for program in ("squeue", "sacct"):
+        offer(site, program, version)
+    asked = {"sluid", "restarts", "originalsluid", "exclusive"}
+    assert site.slurm.offered("squeue") & asked == of_squeue
+    assert site.slurm.offered("sacct") & asked - {"exclusive"} == of_sacct
+    site.answer("sacct", "-j 5", "")
+    for _ in range(2):
+        site.slurm.accounted(5)
+    questions = [line for line in site.log() if line.startswith("sacct") and "-j 5" in line]
+    assert len(questions) == 2
+    fields = questions[0].rpartition(" ")[2].lower().split(",")
+    assert set(fields) & asked == of_sacct
+    assert sum("--help" in line for line in site.log()) == 2, "asked once each"
+
+
 def recorded(site: Site, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Let squeue show what was recorded of a version."""
     monkeypatch.setattr(
-        "steward.slurm.client.QueueFormat", lambda v, of_one=False: QueueFormat(v, "abcdefghijkl")
+        "steward.slurm.client.QueueFormat",
+        lambda fields, of_one=False: QueueFormat(fields, "abcdefghijkl"),
     )
     site.answer("squeue", "--version", f"slurm-wlm {version}.5\n")
+    offer(site, "squeue", version)
     site.answer("squeue", "-a -t all", (FIXTURES / f"squeue-{version}.out").read_bytes())
 
 
@@ -219,6 +266,19 @@ def test_a_queue_and_its_changes(site: Site, monkeypatch: pytest.MonkeyPatch) ->
     again = site.slurm.queue(first.rows)
     assert (again.records, again.rows) == ((), first.rows)
     assert len(site.slurm.queue().records) == 11
+
+
+def test_texts_of_the_whole_queue_are_bounded() -> None:
+    form = QueueFormat()
+    assert "Dependency:512\x1f" in form.variable
+    row = squeue_row(form, Dependency="afterok:1", Comment="c" * 2_000_000, Name="a ")
+    people = People()
+    record = form.record(row[:-1], people)
+    assert (record.dependency, record.name) == ("afterok:1", "a ")
+    assert len(record.comment) == 8192
+    form = QueueFormat(of_one=True)
+    row = squeue_row(form, Dependency="afterok:1" * 1000)
+    assert form.record(row[:-1], people).dependency == "afterok:1" * 1000
 
 
 def test_whole_records_by_json_and_where_there_is_none_by_text(
@@ -263,7 +323,8 @@ def test_a_job_that_slurmdbd_knows(site_with_slurmdbd: Site) -> None:
     assert (job.priority, job.requested_cpus) == (90, 2)
     assert (job.name, job.submit_line, job.work_dir) == ("a|b\nc", "sbatch x|y", "workdir")
     assert (job.sluid, job.original_sluid) == ("s1", "s0")
-    assert all("-M demo" in line for line in site.log() if line.startswith("sacct "))
+    questions = [line for line in site.log() if line.startswith("sacct ") and "--help" not in line]
+    assert all("-M demo" in line for line in questions)
 
 
 def test_runs_of_one_id_come_without_text(site_with_slurmdbd: Site) -> None:
@@ -280,37 +341,43 @@ def test_a_row_of_sacct_that_is_none(site_with_slurmdbd: Site) -> None:
         site_with_slurmdbd.slurm.accounted(12)
 
 
-def test_ids_in_a_span(site_with_slurmdbd: Site) -> None:
-    site_with_slurmdbd.answer("sacct", "-o JobIDRaw", "12\n7\n12\n13.batch\n")
-    assert site_with_slurmdbd.slurm.stored_job_ids(NOON, NOON.replace(hour=13)) == [7, 12]
-    assert "-S 2026-03-01T12:00:00 -E 2026-03-01T13:00:00" in site_with_slurmdbd.log()[-1]
-
-
 def test_stored_scripts_are_taken_to_the_byte(site_with_slurmdbd: Site) -> None:
     site = site_with_slurmdbd
-    site.answer("sacct", "-j 5 -o JobIDRaw,JobID", "5|5\n")
-    site.answer("sacct", "-j 5 --batch-script", b"#!/bin/sh\necho caf\xe9\n\n")
-    site.answer("sacct", "-j 5 --env-vars", "NONE\n")
-    stored = site.slurm.stored_script(5)
+    site.answer("sacct", "--batch-script", b"#!/bin/sh\necho caf\xe9\n\n")
+    site.answer("sacct", "--env-vars", "NONE\n")
+    stored = site.slurm.stored_script(ENDED)
     assert stored == StoredScript(script=b"#!/bin/sh\necho caf\xe9\n\n", environment=None)
+    # Without times sacct shows the last job that had this id.
+    assert "-j 5 -S 2026-03-01T12:00:00 -E 2026-03-01T13:00:00 --env-vars" in site.log()[-1]
 
 
-def test_of_an_array_one_stored_script_is_asked_for(site_with_slurmdbd: Site) -> None:
+def test_a_heading_of_older_versions_is_no_part_of_a_script(site_with_slurmdbd: Site) -> None:
     site = site_with_slurmdbd
-    site.answer("sacct", "-j 2 -o JobIDRaw,JobID", "7|2_1\n8|2_2\n")
-    site.answer("sacct", "-j 8 -o JobIDRaw,JobID", "7|2_1\n8|2_2\n")
-    for task in (1, 2):
-        site.answer("sacct", f"-j 2_{task} --batch-script", f"#!/bin/sh\n# {task}\n")
-        site.answer("sacct", f"-j 2_{task} --env-vars", "A=b\n")
-    assert site.slurm.stored_script(2) == StoredScript(
+    site.answer("sacct", "--batch-script", f"Batch Script for 5\n{DASHES}\n#!/bin/sh\n\n\n")
+    heading = f"Environment used for 5 (must be batch to display)\n{DASHES}\n"
+    site.answer("sacct", "--env-vars", f"{heading}NONE\n\n")
+    assert site.slurm.stored_script(ENDED) == StoredScript(script=b"#!/bin/sh\n\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"job_id": 7, "array_job_id": 2, "array_task": "1"}, "2_1"),
+        ({"job_id": 2, "array_job_id": 2, "array_task": "3-9"}, "2"),
+        ({"job_id": 3, "het_job_id": 2, "het_offset": 1}, "2+1"),
+    ],
+)
+def test_of_an_array_or_a_het_job_one_script_is_asked_for(
+    site_with_slurmdbd: Site, changes: dict[str, Any], name: str
+) -> None:
+    site = site_with_slurmdbd
+    site.answer("sacct", "--batch-script", "#!/bin/sh\n# 1\n")
+    site.answer("sacct", "--env-vars", "A=b\n")
+    record = msgspec.structs.replace(ENDED, **changes)
+    assert site.slurm.stored_script(record) == StoredScript(
         script=b"#!/bin/sh\n# 1\n", environment=b"A=b\n"
     )
-    assert site.slurm.stored_script(8).script == b"#!/bin/sh\n# 2\n"
-
-
-def test_nothing_stored(site_with_slurmdbd: Site) -> None:
-    site_with_slurmdbd.answer("sacct", "-o JobIDRaw,JobID", "")
-    assert site_with_slurmdbd.slurm.stored_script(5) == StoredScript()
+    assert f"-j {name} -S" in site.log()[-1]
 
 
 def test_slurmctld_being_away(tmp_path: Path) -> None:

@@ -60,7 +60,9 @@ def test_nodes_of_four_versions(version: str) -> None:
     assert details["reason_time"] == int(n3.reason_at.timestamp())
     assert details["os"].endswith("PREEMPT_DYNAMIC @0")
     assert isinstance(details["boot_time"], int)
-    assert details["cpu_load"] < 1
+    assert 0 < details["cpu_load"] < 100
+    assert details["cores"] == 1
+    assert details["core_spec_cnt"] is details["cpu_spec_list"] is None
     assert details["tres_fmt_str"].startswith("cpu=8,")
     assert details["owner"] is None
     json.dumps(details)

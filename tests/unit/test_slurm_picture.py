@@ -129,7 +129,7 @@ def test_over_time(own: str, clusters: str, seconds: int | None) -> None:
 
 def test_what_can_be_charged_is_what_slurm_counts() -> None:
     found = shown(PriorityFlags="DEPTH_OBLIVIOUS,MAX_TRES", SelectType="select/linear")
-    assert found.billing_max
+    assert found.billing_max == ("cpu", "mem", "node", "gres")
     assert found.linear
     assert found.tracks("cpu")
     assert not found.tracks("gres/gpu")
@@ -195,3 +195,16 @@ def test_no_tres_upset_them(text: str) -> None:
 def test_kill_wait_is_slurms_own_where_it_is_not_told() -> None:
     for shown, seconds in (("5 sec", 5), ("", 30), ("0 sec", 0)):
         assert picture("c", {"KillWait": shown}, b"", b"").kill_wait_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("flags", "dearest"),
+    [
+        ("", ()),
+        ("FAIR_TREE", ()),
+        ("MAX_TRES", ("cpu", "mem", "node", "gres")),
+        ("ACCRUE_ALWAYS,MAX_TRES_GRES", ("cpu", "mem", "node")),
+    ],
+)
+def test_what_billing_takes_the_dearest_of(flags: str, dearest: tuple[str, ...]) -> None:
+    assert shown(PriorityFlags=flags).billing_max == dearest

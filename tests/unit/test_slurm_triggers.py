@@ -37,6 +37,8 @@ class Place(Stage):
         (root / "strigger").chmod(0o755)
         self.answer("squeue --version", f"slurm-wlm {version}\n")
         self.answer("scontrol show config", CONFIG.format(storage="(null)"))
+        help_text = FIXTURES / f"strigger-help-{'.'.join(version.split('.')[:2])}.txt"
+        self.answer("strigger --help", help_text.read_text())
         self.answer(GET, "")
         self.triggers = Triggers("c1", ClusterSettings(slurm_bin=str(root)))
 

@@ -13,7 +13,7 @@ from steward.slurm.queue import QueueFormat, parse
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
-VERSIONS = {"22.05": (22, 5, 8), "24.11": (24, 11, 5), "26.05": (26, 5, 5)}
+OFFERED = {"22.05": (), "24.11": (), "26.05": ("sluid", "exclusive")}
 EXTRAS = (
     *("submit_line", "tres_requested", "stdin", "stdout", "stderr", "extra", "failed_node"),
     *("requested_cpus", "requested_nodes", "suspended_at", "suspended_s", "resized_at"),
@@ -22,7 +22,7 @@ EXTRAS = (
 
 def squeued(version: str, name: str) -> JobRecord:
     out = (FIXTURES / f"squeue-{version}.out").read_bytes()
-    records, _, _ = parse(QueueFormat(VERSIONS[version], "abcdefghijkl"), out, People(), {})
+    records, _, _ = parse(QueueFormat(OFFERED[version], "abcdefghijkl"), out, People(), {})
     return next(record for record in records if record.name.startswith(name))
 
 
@@ -31,7 +31,7 @@ def facts(record: JobRecord) -> dict[str, object]:
     return {name: getattr(record, name) for name in record.__struct_fields__ if name not in EXTRAS}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", OFFERED)
 def test_text_adds_files_with_their_patterns_filled_in(version: str) -> None:
     record = squeued(version, "caf")
     out = (FIXTURES / f"scontrol-files-{version}.txt").read_bytes()
@@ -63,7 +63,7 @@ def test_the_submit_line_of_26_05(form: str) -> None:
     assert facts(told) == facts(record)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", OFFERED)
 def test_hostile_names_change_nothing(version: str) -> None:
     record = squeued(version, "evil")
     out = (FIXTURES / f"scontrol-evil-{version}.txt").read_bytes()
@@ -115,7 +115,7 @@ def test_the_suspension_in_json() -> None:
     record = JobRecord(job_id=3, uid=1, state="SUSPENDED", start=NOON)
     at = int(NOON.timestamp()) + 60
     number = '{{"set": true, "infinite": false, "number": {}}}'
-    job = f'"job_id": 3, "user_id": 1, "pre_sus_time": {number.format(20)}'
+    job = f'"job_id": 3, "user_id": 1, "tres_req_str": "", "pre_sus_time": {number.format(20)}'
     said = f'{{"jobs": [{{{job}, "suspend_time": {number.format(at)}}}]}}'
     (told,) = whole.completed_by_json([record], said.encode())
     assert (told.suspended_at, told.suspended_s) == (NOON + timedelta(minutes=1), 40)
@@ -135,3 +135,9 @@ def test_any_text_leaves_identity_alone(out: bytes, name: str) -> None:
     for text in (out, prefix + out, prefix + b" Command=(null) " + out + b" WorkDir=/w" + out):
         (told,) = whole.completed_by_text([record], text)
         assert facts(told) == facts(record)
+
+
+def test_json_that_does_not_show_what_was_requested_is_not_taken() -> None:
+    record = JobRecord(job_id=3, uid=1)
+    with pytest.raises(SlurmError, match="tres_req_str"):
+        whole.completed_by_json([record], b'{"jobs": [{"job_id": 3, "user_id": 1}]}')

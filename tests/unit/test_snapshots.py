@@ -16,6 +16,7 @@ from steward.events import (
     JOB_STATE,
     Event,
 )
+from steward.looks import Look
 
 __all__ = ["journal", "slurm", "snapshots"]
 
@@ -134,6 +135,22 @@ def test_a_look_is_at_most_a_twentieth_of_the_time(
     snapshots.tick(journal.extend)
     assert slurm.looks == 1
     assert snapshots.cost_s == 3.0
+
+
+def test_polls_that_take_long_are_told_once_and_when_they_are_over(
+    slurm: Scripted, journal: list[Event], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    looks: list[Look] = []
+    settings = ClusterSettings(snapshot_interval_s=0.0)
+    snapshots = Snapshots("c1", settings, slurm, looked=looks.append)
+    for cost_s in (11.0, 11.0, 0.0):
+        slurm.cost_s = cost_s
+        snapshots._due = 0.0
+        snapshots.tick(journal.extend)
+    assert [round(look.interval_s) for look in looks] == [220, 220, 0]
+    assert caplog.text.count("squeue took 11.0 s, so the next poll of the queue is in 220 s") == 1
+    assert caplog.text.count("polls of the queue are 0 s apart") == 1
 
 
 def test_what_the_journal_did_not_take_is_said_again(

@@ -1,6 +1,7 @@
 """The daemon's socket, over real sockets: what it answers, and what hostile peers cannot do."""
 
 import contextlib
+import errno
 import os
 import pwd
 import select
@@ -17,12 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from served import LIMITS, Done, Question, Step, Told, serving
+from served import LIMITS, Done, Question, Step, Told, registry, serving
 from submitting import wait_until
 
 from steward.actions import Registry
+from steward.client.sockets import remote
 from steward.daemon.answering import Limits, Service
-from steward.daemon.protocol import LONGEST_REQUEST, Reply, ask_line, error_of, read_reply
+from steward.daemon.protocol import LONGEST_REQUEST, Busy, Reply, ask_line, error_of, read_reply
 from steward.daemon.socket import SocketError, SocketServer, listening
 from steward.errors import Refused
 
@@ -80,6 +82,26 @@ def test_a_request_is_answered_and_the_asker_is_who_the_kernel_says(path: str) -
     assert told.text == "a\nb\x00\u2028é"
     assert told.uid == os.geteuid()
     assert told.user == pwd.getpwuid(os.geteuid()).pw_name
+
+
+def test_who_cannot_be_served_for_want_of_a_process_is_told_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, fork, tests = tmp_path / "full", os.fork, os.getpid()
+
+    def fails() -> int:
+        if os.getpid() != tests and full.exists():
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", fails)
+    with serving(str(tmp_path / "s.sock")):
+        full.touch()
+        (reply,) = ask(str(tmp_path / "s.sock"), "echo")
+        assert "try again" in reply.error
+        assert isinstance(error_of(reply), Busy)
+        full.unlink()
+        assert works(str(tmp_path / "s.sock"))
 
 
 def test_a_stream_ends_with_its_answer(path: str) -> None:
@@ -367,13 +389,18 @@ def as_user(uid: int, work: Callable[[], bool]) -> bool:
 
 
 @pytest.fixture
-def open_path() -> Iterator[str]:
-    """A served socket in a directory that every user can reach."""
+def place() -> Iterator[str]:
+    """Where a socket may be, in a directory that every user can reach."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         os.chmod(directory, 0o755)
-        path = f"{directory}/s.sock"
-        with serving(path, Limits(connections=6, per_user=4, request_s=5.0)):
-            yield path
+        yield f"{directory}/s.sock"
+
+
+@pytest.fixture
+def open_path(place: str) -> Iterator[str]:
+    """A served socket that every user can reach."""
+    with serving(place, Limits(connections=6, per_user=4, request_s=5.0)):
+        yield place
 
 
 @needs_root
@@ -407,6 +434,72 @@ def test_one_user_cannot_take_all_the_places(open_path: str) -> None:
     assert ended_well(flooding)
     for fd in (holds, tell, release, let_go):
         os.close(fd)
+
+
+@needs_root
+def test_who_connects_and_asks_nothing_starts_no_process_and_starves_nobody(
+    place: str,
+) -> None:
+    begun, tell = os.pipe()
+    with serving(place, Limits(request_s=60.0)) as server:
+
+        def flood() -> bool:
+            for count in range(10**9):
+                with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+                    connection.setblocking(False)
+                    connection.connect(place)
+                if count == 1000:
+                    os.write(tell, b"!")
+            return True
+
+        flooding = [start_as_user(54321, flood) for _ in range(2)]
+        try:
+            for _ in flooding:
+                assert os.read(begun, 1) == b"!"
+            assert as_user(54322, lambda: all(is_answered(place) for _ in range(20)))
+            wait_until(lambda: children_of(server) == [])
+        finally:
+            for pid in flooding:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+    for fd in (begun, tell):
+        os.close(fd)
+
+
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def is_answered(path: str) -> bool:
+    """Whether a client is answered, which tries again where it is turned away."""
+    (told,) = remote(path, registry().get("test.echo"), Question(text="here"))
+    return bool(told.text == "here")
+
+
+@needs_root
+def test_a_user_who_asks_too_often_is_turned_away_and_tries_again(place: str) -> None:
+    with serving(place, Limits(per_second=0.5, burst=3)):
+
+        def work() -> bool:
+            errors = [ask(place, "echo")[0].error for _ in range(20)]
+            is_turned_away = any("in a short time" in error for error in errors)
+            return is_turned_away and is_answered(place)
+
+        assert as_user(54321, work)
+        assert all(works(place) for _ in range(20))
+
+
+@needs_root
+def test_requests_that_never_end_make_room_for_others(place: str) -> None:
+    with serving(place, Limits(request_s=60.0, waiting=4, per_user=100)) as server:
+        held = [connect(place) for _ in range(20)]
+        for connection in held:
+            with contextlib.suppress(BrokenPipeError):
+                connection.sendall(b"{")
+        assert as_user(54322, lambda: works(place))
+        wait_until(lambda: children_of(server) == [])
+        for connection in held:
+            connection.close()
 
 
 def test_who_is_turned_away_does_not_fill_the_log(

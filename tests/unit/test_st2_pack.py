@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ import pytest
 import yaml
 
 import write_pack
+from packages import stackstorm
+from steward import __version__
 from steward.automation.catalogue import operations
+from steward.automation.rules.triggers import TYPES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACK = ROOT / "packs" / "slurm"
@@ -43,7 +48,8 @@ def of_draft_4(schema: Any) -> Any:
 
 def check(data: Any, kind: str) -> None:
     schema = of_draft_4(json.loads((SCHEMAS / f"{kind}.json").read_text()))
-    jsonschema.Draft4Validator(schema).validate(data)
+    formats = jsonschema.Draft4Validator.FORMAT_CHECKER
+    jsonschema.Draft4Validator(schema, format_checker=formats).validate(data)
 
 
 def test_the_check_refuses_what_stackstorm_would() -> None:
@@ -67,7 +73,11 @@ def test_metadata_is_of_stackstorms_shape(path: Path) -> None:
 
 
 def test_the_pack_is_of_stackstorms_shape() -> None:
-    check(yaml.safe_load((PACK / "pack.yaml").read_text()), "pack")
+    about = yaml.safe_load((PACK / "pack.yaml").read_text())
+    check(about, "pack")
+    # Registration reads these without a default, whatever the schema calls optional.
+    for field in ("ref", "name", "description", "version", "author", "email"):
+        assert about[field], field
     for name, one in yaml.safe_load((PACK / "config.schema.yaml").read_text()).items():
         assert set(one) <= {"description", "type", "required", "default", "secret"}, name
 
@@ -122,7 +132,7 @@ def test_its_own_tests_pass() -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert "Ran 5 tests" in ran.stderr
+    assert "Ran 11 tests" in ran.stderr
 
 
 def test_the_program_for_triggers_ends_soon_where_nobody_listens() -> None:
@@ -132,3 +142,44 @@ def test_the_program_for_triggers_ends_soon_where_nobody_listens() -> None:
             [sys.executable, str(program), *arguments], capture_output=True, timeout=60, check=False
         )
         assert ran.returncode == code
+
+
+def test_the_archive_installs_steward_from_the_wheel_in_it(tmp_path: Path) -> None:
+    wheel = tmp_path / f"slurm_steward-{__version__}-py3-none-any.whl"
+    info = f"slurm_steward-{__version__}.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        about = f"Metadata-Version: 2.1\nName: slurm-steward\nVersion: {__version__}\n"
+        archive.writestr(f"{info}/METADATA", about)
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    made = stackstorm.build(wheel, tmp_path, version=__version__, epoch=1)
+    with tarfile.open(made) as archive:
+        archive.extractall(tmp_path / "packs", filter="data")
+    pack = tmp_path / "packs" / "slurm"
+    assert (pack / "pack.yaml").read_text() == (PACK / "pack.yaml").read_text()
+    assert os.access(pack / "bin" / "slurm-trigger-notify", os.X_OK)
+    target = tmp_path / "installed"
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target"),
+            *(str(target), "-r", str(pack / "requirements.txt")),
+        ],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert (target / info).is_dir()
+
+
+def test_what_rules_check_says_of_the_packs_triggers_is_so() -> None:
+    sensor = yaml.safe_load((PACK / "sensors" / "trigger_sensor.yaml").read_text())
+    fields = {
+        f"slurm.{one['name']}": set(one["payload_schema"]["properties"])
+        for one in sensor["trigger_types"]
+    }
+    assert {name: fields.get(name, set()) for name in TYPES} == {
+        name: one.dispatched for name, one in TYPES.items()
+    }

@@ -17,7 +17,9 @@ from steward.events import (
     ControllerState,
 )
 from steward.journal.store import JournalUnavailable
+from steward.leaving import left
 from steward.slurm.machine import Ping
+from steward.state_facts import NodesNow, nodes_now_path
 
 __all__ = ["site"]
 
@@ -51,6 +53,31 @@ def test_slurmctld_away_is_no_change(site: Site) -> None:
     started = site.told.events[0].body
     assert (started.up, started.restarted, started.daemon) == (True, True, "slurmctld")
     assert site.told.events[1].body.source == "reconcile"
+
+
+def test_the_last_poll_is_told_with_its_time_while_slurmctld_is_away(
+    site: Site, tmp_path: Path
+) -> None:
+    def now() -> NodesNow:
+        found = left(nodes_now_path(str(tmp_path), "c1"), NodesNow)
+        assert found is not None
+        return found[0]
+
+    site.turn()
+    before = now()
+    assert before.silent_since is None
+    site.shown.down = True
+    site.turn()
+    away = now()
+    assert away.states == before.states
+    assert away.silent_since is not None
+    site.turn(after_s=31.0)
+    site.restart()
+    site.turn()
+    assert now() == away, "nobody has seen more since"
+    site.shown.down = False
+    site.turn(after_s=31.0)
+    assert now() == before, "though no node is otherwise"
 
 
 def test_a_restart_between_two_looks_is_noticed_by_its_own_trigger(site: Site) -> None:

@@ -116,6 +116,54 @@ def test_a_trigger_has_a_look_taken_at_once_and_is_named(site: Site) -> None:
     assert [body.source for body in site.news()] == ["trigger"]
 
 
+def test_what_a_trigger_reports_is_told_though_it_has_passed(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    site = Site(tmp_path, monkeypatch, usage=False)
+    site.shown.states["n2"] = "MIXED"
+    site.turn()
+    site.turn("drained n1")
+    site.news()
+    site.turn(after_s=60.0)
+
+    def told(*wakes: str, after_s: float = 20.0) -> list[tuple[str, str, str, bool]]:
+        site.turn(*wakes, after_s=after_s)
+        return [(body.node, body.state, body.source, body.failed) for body in site.news()]
+
+    assert told("drained n1") == [
+        ("n1", "IDLE+DRAIN", "trigger", False),
+        ("n1", "IDLE", "trigger", False),
+    ]
+    assert told("draining n2", "down n1") == [
+        ("n1", "DOWN", "trigger", True),
+        ("n2", "MIXED+DRAIN", "trigger", False),
+        ("n1", "IDLE", "trigger", False),
+        ("n2", "MIXED", "trigger", False),
+    ]
+    # One that a look showed is told once, however late its trigger is.
+    site.shown.states["n1"] = "IDLE+DRAIN"
+    assert told() == [("n1", "IDLE+DRAIN", "reconcile", False)]
+    assert told("drained n1") == []
+    site.shown.states["n1"] = "IDLE"
+    assert told("resume n1") == [("n1", "IDLE", "trigger", False)]
+    site.shown.states["n1"] = "IDLE+DRAIN"
+    told(after_s=1.0)
+    site.shown.states["n1"] = "IDLE"
+    told(after_s=1.0)
+    assert told("drained n1") == []
+    assert len(told("drained n1")) == 2
+    # It is still so, or what is reported is no node's, or no list.
+    site.shown.states["n1"] = "DOWN+DRAIN"
+    assert len(told("down n1", "drained n1")) == 1
+    assert told("drained n9", "drained n[1-", "down") == []
+    assert told("drained n1", "fail") == []
+    # Nobody knows what was told before Steward was started.
+    site.shown.states["n1"] = "IDLE"
+    told()
+    site.restart()
+    assert told("drained n2") == []
+
+
 def test_a_node_that_is_resumed_is_looked_at_until_it_answers(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:

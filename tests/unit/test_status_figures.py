@@ -16,10 +16,13 @@ from steward.access import Asker
 from steward.bank.asking_standing import BankStandingRequest
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
+from steward.cli.status import _rows
 from steward.config import Settings
 from steward.daemon.rooms import registry
+from steward.events import utc_now
+from steward.looks import Look, Looks
 from steward.status.metrics import Families
-from steward.status.shapes import MetricsRequest
+from steward.status.shapes import MetricsRequest, StatusShowRequest
 
 ROOT = Asker(uid=0, user="root")
 BY = By(who="root")
@@ -122,3 +125,16 @@ def test_no_label_ends_its_line() -> None:
     shown = [sample.labels["name"] for sample in family.samples]
     assert shown == [*names[:3], "\\udcff", *names[4:]]
     assert "\nsteward_up" not in text
+
+
+def test_an_interval_between_polls_of_over_a_minute_is_told(tmp_path: Path) -> None:
+    settings = banked(tmp_path)
+    (cluster,) = settings.cluster
+    look = Look(at=utc_now(), up=True, version="22.05.8", cost_s=11.0, interval_s=220.0)
+    Looks(settings.state_dir).put(cluster, look)
+    with running(settings):
+        found = scraped(settings)
+        assert found["steward_snapshot_interval_seconds", (("cluster", cluster),)] == 220
+        answer = registry(settings).call("status.show", ROOT, StatusShowRequest())
+    (row,) = [row for row in _rows(answer) if row.what == f"cluster {cluster}"]
+    assert "asked in 11.00 s, and again only after 220 s since that takes long" in row.detail

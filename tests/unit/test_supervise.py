@@ -1,4 +1,6 @@
+import errno
 import gc
+import io
 import logging
 import os
 import signal
@@ -149,6 +151,85 @@ def test_a_part_that_dies_is_started_again_alone(tmp_path: Path, start: Start) -
     assert len(lines(two)) == 1
     assert daemon.end() == 0
     assert "part one was ended by signal 9" in daemon.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "Resource temp"),
+        (MemoryError(), "MemoryError()"),
+        (RuntimeError("a hook refuses"), "RuntimeError('a hook refuses')"),
+    ],
+)
+def test_a_fork_that_fails_is_tried_again_and_ends_nobody_else(
+    tmp_path: Path,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    why: str,
+) -> None:
+    """As where a limit on processes is reached while one part has to be started again."""
+    one, two, full = tmp_path / "one", tmp_path / "two", tmp_path / "full"
+    fork, tests = os.fork, os.getpid()
+
+    def fails() -> int:
+        if os.getpid() != tests and full.exists():
+            raise error
+        return fork()
+
+    monkeypatch.setattr(os, "fork", fails)
+    parts = [
+        Part(name="one", run=writes_its_pid(one)),
+        Part(name="two", run=writes_its_pid(two)),
+    ]
+    daemon = start(parts)
+    until(lambda: bool(lines(one)) and bool(lines(two)))
+    full.touch()
+    os.kill(int(lines(one)[0]), signal.SIGKILL)
+    until(lambda: daemon.log.read_text().count(f"part one cannot be started: {why}") >= 2)
+    assert alive(int(lines(two)[0]))
+    blocked = Path(f"/proc/{daemon.pid}/status").read_text().split("SigBlk:")[1].split()[0]
+    assert int(blocked, 16) == 0, "signals reach the supervisor"
+    full.unlink()
+    until(lambda: len(lines(one)) == 2)
+    assert len(lines(two)) == 1
+    assert daemon.end() == 0
+
+
+def test_a_part_that_cannot_begin_ends_itself_alone(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails before its work begins, and must not go on as a second supervisor."""
+    two = tmp_path / "two"
+
+    def fails(supervisor: int) -> None:
+        if not two.exists():
+            raise RuntimeError("no thread can be asked")
+
+    monkeypatch.setattr("steward.daemon.supervise.end_with", fails)
+    daemon = start([Part(name="two", run=writes_its_pid(two))])
+    until(lambda: daemon.log.read_text().count("part two ended with code 1") >= 2)
+    two.touch()
+    until(lambda: len(lines(two)) == 1)
+    children = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text().split()
+    assert children == lines(two)
+    assert daemon.end() == 0
+
+
+def test_a_part_starts_though_the_output_cannot_be_flushed(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, tests = tmp_path / "one", os.getpid()
+
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            if os.getpid() != tests:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("sys.stdout", Full())
+    daemon = start([Part(name="one", run=writes_its_pid(one))])
+    until(lambda: bool(lines(one)))
+    assert daemon.end() == 0
 
 
 def test_a_part_that_hangs_is_ended_and_started_again(

@@ -1,5 +1,6 @@
 """Who a request is from, and what proves that a form is from a page of ours."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from litestar.testing import RequestFactory
 from steward.config_web import WebSettings
 from steward.credentials.shapes import MeAnswer
 from steward.web.desk import Desk
-from steward.web.errors import LoginNeeded
+from steward.web.errors import LoginNeeded, TooMany
 from steward.web.limiting import Rate
 from steward.web.visit import Doorkeeper, Visit, is_ours
 
@@ -59,7 +60,9 @@ def asked(peer: str = "10.0.0.9", **headers: str) -> Any:
 
 
 def doorkeeper(**web: Any) -> Doorkeeper:
-    return Doorkeeper(WebSettings(**web), Desk("/nowhere"), Rate(10**6))
+    settings = WebSettings(**web)
+    per_minute = settings.requests_per_minute if "requests_per_minute" in web else 10**6
+    return Doorkeeper(settings, Desk("/nowhere"), Rate(per_minute))
 
 
 def test_a_token_comes_before_a_cookie() -> None:
@@ -84,3 +87,21 @@ def test_a_proxys_word_is_taken_from_the_proxy_alone() -> None:
             keeper.bearer(asked(peer, x_remote_user="ada"))
     with pytest.raises(LoginNeeded):
         trusting.bearer(asked("10.0.0.1", x_remote_user="  "))
+
+
+def test_requests_through_a_proxy_count_for_who_is_behind_it() -> None:
+    keeper = doorkeeper(requests_per_minute=6, shared_from=("10.0.2.0/24",))
+    for _ in range(30):
+        with contextlib.suppress(TooMany):
+            keeper.count(
+                asked("127.0.0.1", x_forwarded_for="192.0.2.1, 192.0.2.7"), is_asked_who=True
+            )
+    with pytest.raises(TooMany):
+        keeper.count(asked("127.0.0.1", x_forwarded_for="192.0.2.7"), is_asked_who=True)
+    keeper.count(asked("127.0.0.1", x_forwarded_for="192.0.2.8"), is_asked_who=True)
+    # Nobody else's word is taken.
+    keeper.count(asked("10.0.0.1", x_forwarded_for="192.0.2.7"), is_asked_who=True)
+    with pytest.raises(TooMany):
+        keeper.count(asked("10.0.0.1", x_forwarded_for="192.0.2.9"), is_asked_who=True)
+    for _ in range(10):
+        keeper.count(asked("10.0.2.1"), is_asked_who=True)

@@ -14,7 +14,6 @@ from steward.access import Asker
 from steward.actions import Action, Registry
 from steward.config_web import WebSettings
 from steward.credentials.errors import NotKnown
-from steward.credentials.room import Bearer
 from steward.credentials.shapes import MeAnswer, MeRequest, VouchAnswer, VouchRequest
 from steward.daemon.answering import Limits
 from steward.munge.requests import digest
@@ -56,8 +55,8 @@ class Ground:
             return VouchAnswer(uid=uid, refused="it was made over another request")
         return VouchAnswer(uid=uid, secret=f"stm_{uid}")
 
-    def bearer(self, secret: str) -> Bearer:
-        return Bearer(asker=Asker(uid=int(secret.removeprefix("stm_")), how="munge"))
+    def bearer(self, secret: str) -> Asker:
+        return Asker(uid=int(secret.removeprefix("stm_")), how="munge")
 
     def me(self, _context: Any, _asker: Asker, _request: MeRequest) -> MeAnswer:
         return MeAnswer(

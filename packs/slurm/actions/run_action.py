@@ -14,6 +14,8 @@ from steward.client.place import Place
 from steward.errors import StewardError
 
 _OWN = ("cluster", "dry_run", "force")
+_TEXTS = ("jobid", "nodes")
+"""Parameters that Steward takes as text, and workflows have as numbers and lists, too."""
 
 
 class Run(Action):
@@ -31,7 +33,9 @@ class Run(Action):
         """
         config = self.config or {}
         parameters = {
-            name: value for name, value in given.items() if value is not None and name not in _OWN
+            name: _text(value) if name in _TEXTS else value
+            for name, value in given.items()
+            if value is not None and name not in _OWN
         }
         request = RunRequest(
             action=operation,
@@ -39,6 +43,8 @@ class Run(Action):
             cluster=given.get("cluster") or config.get("cluster") or "",
             dry_run=bool(given.get("dry_run")),
             force=bool(given.get("force")),
+            # What changes nothing is not audited.
+            for_user=self._user() if "dry_run" in given else "",
         )
         path = config.get("config") or ""
         place = Place(config=path, socket="" if path else config.get("socket") or "")
@@ -50,3 +56,17 @@ class Run(Action):
             self.logger.error("%s: %s", operation, answer.message)
             return False, answer.message if answer.result is None else answer.result
         return True, answer.result
+
+    def _user(self) -> str:
+        """The StackStorm user who has it done; "" where StackStorm cannot say now."""
+        try:
+            return str(self.action_service.get_user_info()["username"])[:64]
+        except Exception as error:
+            # StackStorm's client raises anything, and the name gives no rights.
+            self.logger.warning("StackStorm does not say who runs this: %s", error)
+            return ""
+
+
+def _text(value: Any) -> str:
+    """A list's items with commas between them, which make ``n[1-2,5]`` whole again, too."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

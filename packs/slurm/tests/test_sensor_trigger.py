@@ -1,10 +1,15 @@
 """Tests of the sensor, in StackStorm's own form."""
 
+import contextlib
+import signal
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
 
 from st2tests.base import BaseSensorTestCase
 from trigger_sensor import TriggerSensor
@@ -75,12 +80,127 @@ class TriggerSensorTestCase(BaseSensorTestCase):
             caught.exception.close()
         self.assertEqual(len(self.get_dispatched_triggers()), 1)
 
+    def test_it_ends_though_an_exception_got_lost(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.sensor.setup()
+
+        class Finalized:
+            def __del__(self) -> None:
+                signal.raise_signal(signal.SIGTERM)
+
+        with mock.patch.object(sys, "unraisablehook") as lost:
+            Finalized()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.assertIs(lost.call_args.args[0].exc_type, SystemExit)
+        self.thread.join(30)
+        self.assertFalse(self.thread.is_alive())
+
     def test_its_name_stays(self) -> None:
-        again = self.get_sensor_instance(config=_CONFIG)
-        again.setup()
-        again.cleanup()
-        last = self.get_dispatched_triggers()[-1]
-        self.assertEqual(last["payload"]["uuid"], self.where["uuid"])
+        uuid = self.where["uuid"]
+        self._until(lambda: "record" in self.sensor_service.values)
+        with self._running():
+            self._until(lambda: len(self._ups()) > 1)
+        last = self._ups()[-1]
+        self.assertEqual(last["payload"]["uuid"], uuid)
+
+    def test_a_datastore_that_cannot_be_read_is_not_an_empty_one(self) -> None:
+        uuid = self.where["uuid"]
+        self._until(lambda: "record" in self.sensor_service.values)
+        kept = self.sensor_service.values["record"]
+        failures = []
+
+        def fail(*_: object, **__: object) -> list[object]:
+            failures.append(1)
+            raise OSError("500 of the API")
+
+        away = mock.patch.object(self.sensor_service, "list_values", fail)
+        away.start()
+        with self._running():
+            self._until(lambda: len(failures) > 1)
+            self.assertEqual(len(self._ups()), 1)
+            self.assertEqual(self.sensor_service.values["record"], kept)
+            away.stop()
+            self._until(lambda: len(self._ups()) > 1)
+        self.assertEqual(self._ups()[-1]["payload"]["uuid"], uuid)
+
+    def test_a_record_that_is_not_ours_is_replaced(self) -> None:
+        self._until(lambda: "record" in self.sensor_service.values)
+        self.sensor_service.values["record"] = '{"uuid": "x", "states": {"IDLE": "n1"}}'
+        with self._running():
+            self._until(lambda: len(self._ups()) > 1)
+            self._until(lambda: '"states":{}' in self.sensor_service.values["record"])
+        self.assertNotIn(self._ups()[-1]["payload"]["uuid"], ("x", self.where["uuid"]))
+
+    def test_a_datastore_that_cannot_be_written_is_written_later(self) -> None:
+        self._until(lambda: "record" in self.sensor_service.values)
+        self.sensor_service.values.clear()
+        write = self.sensor_service.set_value
+        failures = []
+
+        def fail(*_: object, **__: object) -> None:
+            failures.append(1)
+            raise OSError("500 of the API")
+
+        away = mock.patch.object(self.sensor_service, "set_value", fail)
+        away.start()
+        with self._running():
+            self._until(lambda: len(failures) > 1)
+            self.assertEqual(self.sensor_service.values, {})
+            away.stop()
+            self.assertEqual(self.sensor_service.set_value, write)
+            self._until(lambda: "record" in self.sensor_service.values)
+            # Nothing is told twice for it.
+            self.assertEqual(len(self._ups()), 2)
+
+    def test_a_queue_that_is_away_loses_no_trigger(self) -> None:
+        url = str(self.where["url"])
+        failures = []
+
+        def fail(*_: object, **__: object) -> None:
+            failures.append(1)
+            raise OSError("no message queue")
+
+        with mock.patch.object(self.sensor_service, "dispatch", fail):
+            self._call(f"{url}/node/down", b"n1")
+            self._until(lambda: len(failures) > 1)
+            self.assertTrue(self.thread.is_alive())
+        self._until(lambda: len(self.get_dispatched_triggers()) > 1)
+        self.assertEqual(self.get_dispatched_triggers()[-1]["payload"]["nodes"], "n1")
+
+    def test_a_port_that_is_taken_stops_nothing_else(self) -> None:
+        port = self.where["port"]
+        written = []
+        write = self.sensor_service.set_value
+
+        def keep(name: str, value: str) -> None:
+            written.append(name)
+            write(name, value)
+
+        self.sensor_service.values.clear()
+        with (
+            mock.patch.object(self.sensor_service, "set_value", keep),
+            self._running(trigger_sensor_port=port),
+        ):
+            self._until(lambda: bool(written))
+            self.assertEqual(len(self._ups()), 1)
+
+    @contextlib.contextmanager
+    def _running(self, **config: object) -> Iterator[None]:
+        """Another sensor, with the same datastore."""
+        another = self.get_sensor_instance(config={**_CONFIG, **config})
+        another.setup()
+        thread = threading.Thread(target=another.run)
+        thread.start()
+        try:
+            yield
+        finally:
+            another.cleanup()
+            thread.join(30)
+            self.assertFalse(thread.is_alive())
+
+    def _ups(self) -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = self.get_dispatched_triggers()
+        return [one for one in told if one["trigger"] == "slurm.sensor.trigger.up"]
 
     def _call(self, url: str, body: bytes) -> None:
         request = urllib.request.Request(url, data=body, method="POST")

@@ -46,6 +46,7 @@ Kind = Literal[
     "run-no-steps",
     "run-lost",
     "job-unconfirmed",
+    "script-missed",
     "orphan-cpu",
 ]
 
@@ -258,6 +259,17 @@ def _unconfirmed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Fi
         )
 
 
+def _missed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    for job in room.jobs.missed(span.since, span.until, cluster, span.limit + 1):
+        yield Finding(
+            kind="script-missed",
+            cluster=cluster,
+            at=job.at,
+            job=str(job.job_id),
+            words="slurmctld removed its script before capture read it",
+        )
+
+
 def _told_by_nodes(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
     for gap in room.jobs.gaps(span.since, span.until, cluster):
         yield Finding(
@@ -316,6 +328,7 @@ _LOOKS: Final[tuple[Callable[[AccountingRoom, str, _Span], Iterable[Finding]], .
     _stepless,
     _lost,
     _unconfirmed,
+    _missed,
     _told_by_nodes,
 )
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-_WORDS: Final = {
+EXPLANATIONS: Final = {
     "None": "Slurm's scheduler has not looked at it yet.",
     "WaitingForScheduling": "Slurm's scheduler has not looked at it yet.",
     "SchedDefer": "Slurm is set to start no job at its submit; the scheduler looks at it soon.",
@@ -149,8 +149,8 @@ def explain(text: str) -> Reason:
     code, _, detail = text.partition(",")
     code = code.strip().strip("()")
     detail = detail.strip()
-    if code in _WORDS:
-        return Reason(code=code, words=_WORDS[code], detail=detail)
+    if code in EXPLANATIONS:
+        return Reason(code=code, words=EXPLANATIONS[code], detail=detail)
     match = _LIMIT.fullmatch(code)
     if match:
         return Reason(code=code, words=_sentence(match), detail=detail, limit=_limit(match))

@@ -39,7 +39,7 @@ PATH = "/nodes/1/lines"
 BATCH_BYTES = 1 << 20
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 LARGEST_LINE = 4096
-_FILE = re.compile(r"(.+)\.(?:log|log\.[0-9]+|place)")
+_FILE = re.compile(r"(.+)\.(log|log\.[0-9]+|place)")
 _GRACE_S = 60.0
 _COMMAND_S = 15.0
 _MOST_ANSWER = 1 << 16
@@ -565,9 +565,15 @@ def _nodes(arguments: Any) -> list[str]:
     if arguments.node:
         return list(arguments.node)
     # Also one whose file was just renamed, and that has not written since.
-    found = map(_FILE.fullmatch, os.listdir(arguments.spool))
-    names = {match[1] for match in found if match}
-    return sorted(names) or [os.uname().nodename.partition(".")[0]]
+    found = [match for match in map(_FILE.fullmatch, os.listdir(arguments.spool)) if match]
+    names = {match[1] for match in found}
+    own = os.uname().nodename.partition(".")[0]
+    is_placed = all(match[2] == "place" for match in found if match[1] == own)
+    # The host's own name is tried until a file tells the NodeName: it may be no node's.
+    if own in names and len(names) > 1 and is_placed:
+        place = Place(os.path.join(arguments.spool, f"{own}.place"))
+        names -= set() if place.heard else {own}
+    return sorted(names) or [own]
 
 
 def run_once(arguments: Any) -> None:

@@ -38,6 +38,7 @@ from steward.events import (
     script_key,
 )
 from steward.incoming import Store, kept_filename
+from steward.jobs.purging import leader_of
 from steward.records import JobRecord
 
 log = logging.getLogger(__name__)
@@ -83,26 +84,33 @@ Redact = Callable[[bytes], Redacted]
 """Redacts an environment in the spool's format."""
 
 
-class Stored(Protocol):
-    """What slurmdbd stored of a job: ``steward.slurm.accounting.StoredScript`` is one."""
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A submission that slurmdbd knows.
 
-    @property
-    def script(self) -> bytes | None:
-        """The script, None if it was not stored."""
-        ...
+    Attributes:
+        record: Its first run, or the first that slurmdbd was asked for.
+        script: The script; None where none was stored.
+        environment: The environment as lines; None where none was stored.
+        mtime_ns: The script's time in the spool where slurmctld still holds it, else the submit
+            time; ns since the epoch.
+        is_known: Whether the archive has its script already.
+    """
 
-    @property
-    def environment(self) -> bytes | None:
-        """The environment as lines, None if it was not stored."""
-        ...
+    record: JobRecord
+    script: bytes | None = None
+    environment: bytes | None = None
+    mtime_ns: int = 0
+    is_known: bool = False
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
     """What an import did.
 
     Attributes:
-        scripts: Scripts taken over (or taken over before).
+        scripts: Scripts taken over.
         owned: Of these, how many came with an owner.
+        known: Scripts that the archive had already, captured or taken over before.
+        scriptless: Submissions of which slurmdbd stored no script.
         skipped: Files that were no regular files, too large, or unreadable.
         unknown_users: Names of user directories that no uid has.
         doubtful: Scripts without an owner since their files are another uid's.
@@ -110,6 +118,8 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
 
     scripts: int = 0
     owned: int = 0
+    known: int = 0
+    scriptless: int = 0
     skipped: int = 0
     unknown_users: tuple[str, ...] = ()
     doubtful: int = 0
@@ -167,7 +177,7 @@ def import_tree(
 
 
 def import_stored(
-    jobs: Iterable[tuple[JobRecord, Stored]],
+    submissions: Iterable[Submission],
     cluster: str,
     store: Store,
     redact: Redact,
@@ -176,10 +186,10 @@ def import_stored(
     environments: bool = True,
     report: Callable[[int], None] | None = None,
 ) -> Imported:
-    """Take over scripts that slurmdbd stored; their time is the job's submit time.
+    """Take over scripts that slurmdbd stored.
 
     Args:
-        jobs: What sacct shows of each job, and what was stored of it.
+        submissions: What slurmdbd knows of each, oldest first.
         cluster: The cluster whose jobs these are.
         store: Where bytes are written.
         redact: Takes secrets out of environments.
@@ -191,15 +201,14 @@ def import_stored(
         StoreUnavailable: The store cannot be written.
     """
     work = _Import(cluster, store, redact, append, environments=environments)
-    for record, stored in jobs:
-        if stored.script is None or record.submit is None:
-            work.skipped += 1
+    for submission in submissions:
+        record, environment = submission.record, submission.environment
+        if submission.is_known or submission.script is None:
+            work.known += submission.is_known
+            work.scriptless += not submission.is_known
             continue
-        # All tasks of an array and all parts of a het job have its one script.
-        job_id = record.array_job_id or record.het_job_id or record.job_id
-        mtime_ns = int(record.submit.timestamp()) * 10**9
-        environment = None if stored.environment is None else from_lines(stored.environment)
-        work.add(job_id, mtime_ns, stored.script, environment, record)
+        spooled = None if environment is None else from_lines(environment)
+        work.add(leader_of(record), submission.mtime_ns, submission.script, spooled, record)
         if report and work.scripts and work.scripts % _AT_ONCE == 0:
             report(work.scripts)
     work.flush()
@@ -222,6 +231,8 @@ class _Import:
         self._events: list[Event] = []
         self.scripts = 0
         self.owned = 0
+        self.known = 0
+        self.scriptless = 0
         self.skipped = 0
         self.doubtful = 0
 
@@ -302,6 +313,8 @@ class _Import:
         return Imported(
             scripts=self.scripts,
             owned=self.owned,
+            known=self.known,
+            scriptless=self.scriptless,
             skipped=self.skipped,
             unknown_users=unknown_users,
             doubtful=self.doubtful,

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from steward.access import Access, Asker, Scope
 from steward.archive.catalogue.month import moment
 from steward.archive.catalogue.search import Searcher
@@ -105,6 +107,34 @@ class Library:
         """What runs a cluster's jobs; ``slurm`` for a cluster that is not configured here."""
         known = self.settings.cluster.get(cluster)
         return known.scheduler if known else "slurm"
+
+    def with_submit_line(self, job: Job) -> Job:
+        """The job with its submit line: slurmdbd has it where slurmctld never showed it."""
+        known = self.settings.cluster.get(job.cluster)
+        if job.record.submit_line or known is None or not known.slurm or known.remote:
+            return job
+        from steward.redact import redactor_of
+        from steward.slurm import Slurm, SlurmError
+
+        try:
+            line = Slurm(job.cluster, known).submit_line(job.record)
+            record = msgspec.structs.replace(job.record, submit_line=line)
+            return msgspec.structs.replace(job, record=redactor_of(self.settings).record(record))
+        except (SlurmError, OSError) as error:
+            log.info("the submit line of job %s cannot be read now: %s", job.label, error)
+            return job
+
+    def environment(self, script: Script) -> bytes:
+        """The environment that was kept with a script; b"" where none is kept.
+
+        Raises:
+            ArchiveUnavailable: It cannot be read now.
+            ArchiveError: It is not what was kept.
+        """
+        try:
+            return self.content(script, "environment")
+        except NotArchived:
+            return b""
 
     def zones(self, clusters: Sequence[str]) -> dict[str, str]:
         """For each of these clusters the IANA name of its zone."""

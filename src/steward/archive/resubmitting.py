@@ -1,9 +1,9 @@
 """What would submit a job again: a shell script made of the record and of the kept script.
 
-The script's own ``#SBATCH`` lines still hold; the options here are what Slurm
-showed of the job, so that what was said on the command line is not lost. What
-Slurm does not show (22.05 without slurmdbd shows no submit line) cannot be
-said again, and the text says so.
+sbatch takes an option from its command line, else from a variable ``SBATCH_*``, else from a
+``#SBATCH`` line. So the script gives the submit line's options, exports the variables that were
+kept, and leaves the kept script as it is. Where Slurm shows no submit line, the options are
+everything that Slurm shows of the job.
 """
 
 import base64
@@ -11,78 +11,158 @@ import itertools
 import re
 import shlex
 from collections.abc import Sequence
+from typing import Final
 
+from steward.archive.submit_lines import Option, SubmitLine, read_submit_line
+from steward.environment import entries_of
 from steward.jobs import Job
 from steward.records import JobRecord
 from steward.redact import REDACTED
+from steward.slurm import tres
 
 _MARK = "END_OF_SCRIPT"
 _REDACTED = REDACTED.decode()
+_VARIABLE: Final = re.compile(rb"SBATCH_[A-Z0-9_]{1,64}")
+_FORGET: Final = """for name in $(env | sed -n 's/^\\(SBATCH_[A-Z0-9_]*\\)=.*/\\1/p'); do"""
+_LEFT_OUT: Final = frozenset({"chdir", "dependency", "wrap"})
+"""Options of a submit line that are not repeated: the directory is entered, other jobs are over,
+and the command of --wrap is the kept script's."""
+_NOTHING: Final = ("", "(null)")
+_ENTERS: Final = re.compile(rb"^#SBATCH.*(?:-D|--chd)", re.MULTILINE)
+_ARRAY: Final = re.compile(rb"^#SBATCH.*(?:-a|--ar)", re.MULTILINE)
+_SHARES: Final = {
+    "NO": Option("exclusive"),
+    "USER": Option("exclusive", "user"),
+    "MCS": Option("exclusive", "mcs"),
+    "TOPO": Option("exclusive", "topo"),
+    "YES": Option("oversubscribe"),
+}
 
 
-def submit_again(job: Job, script: bytes, tasks: Sequence[str] = ()) -> str:
+def submit_again(
+    job: Job, script: bytes, tasks: Sequence[str] = (), environment: bytes = b""
+) -> str:
     """A shell script that submits the job again.
 
     Args:
         job: The job; its record tells the options.
         script: The script that it ran, byte for byte.
         tasks: Of an array the tasks that are meant, as numbers or as Slurm's expressions.
+        environment: The environment that was kept, in the spool's format.
 
     Returns:
-        Text for sh; nothing in it is run but ``cd``, ``mktemp``, ``cat`` or ``base64``, ``sbatch``.
+        Text for sh; nothing in it is run but ``cd``, ``mktemp``, ``cat`` or ``base64``, ``sbatch``,
+        and ``env`` and ``sed``, which find the caller's own ``SBATCH_*``.
     """
     record = job.record
-    said = map(shlex.quote, options(job, tasks))
-    words = ["sbatch", *said, '"$script"', *_arguments(record)]
+    line = read_submit_line(record.submit_line, record, script) if record.submit_line else None
+    words = [option.word for option in options(job, tasks)] if line is None else []
+    arguments = _arguments(record)
+    if line is not None:
+        words, arguments = _words_of_line(job, line, tasks, script), list(line.arguments)
     lines = [
         "#!/bin/sh",
         f"# Submits job {_comment(job.label)} of cluster {_comment(job.cluster)} again.",
-        *_said(record),
+        *_remarks(record, line),
         *([f"cd {shlex.quote(record.work_dir)} || exit 1"] if record.work_dir else []),
+        *_variables(environment),
         "script=$(mktemp) || exit 1",
         """trap 'rm -f "$script"' EXIT""",
         *_kept(script),
-        " ".join(words),
+        " ".join(["sbatch", *map(shlex.quote, words), '"$script"', *map(shlex.quote, arguments)]),
     ]
     return "\n".join(lines) + "\n"
 
 
-def options(job: Job, tasks: Sequence[str] = ()) -> list[str]:
+def options(job: Job, tasks: Sequence[str] = ()) -> list[Option]:
     """The options of sbatch that say what Slurm showed of a job, and which tasks are meant."""
     record = job.record
-    found = {
+    values = {
         "job-name": record.name,
         "account": record.account,
         "partition": record.partition,
         "qos": record.qos,
         "reservation": record.reservation,
+        "wckey": record.wckey,
         "comment": record.comment,
+        "extra": record.extra,
+        "container": record.container,
         "array": _array(tasks),
         "time": _time_limit(record.time_limit_s),
         "nodes": str(record.nodes) if record.nodes else "",
         "ntasks": str(record.tasks) if record.tasks else "",
         "cpus-per-task": _cpus_per_task(record),
-        "gpus": _gpus(record.tres_requested),
+        "constraint": record.constraints,
+        "licenses": record.licenses,
+        **_memory(record),
+        **_devices(record),
         "input": _path(job, record.stdin) if record.stdin != "/dev/null" else "",
         "output": _path(job, record.stdout),
         "error": _path(job, record.stderr) if record.stderr != record.stdout else "",
     }
-    return [f"--{name}={value}" for name, value in found.items() if value]
+    given = [Option(name, value) for name, value in values.items() if value not in _NOTHING]
+    share = _SHARES.get(record.oversubscribe)
+    return given if share is None else [*given, share]
 
 
-def _said(record: JobRecord) -> list[str]:
+def _words_of_line(job: Job, line: SubmitLine, tasks: Sequence[str], script: bytes) -> list[str]:
+    """The options of a submit line, with what the new script's path and directory would change."""
+    record = job.record
+    added = []
+    named = {option.name for options in line.components for option in options}
+    left_out = _LEFT_OUT
+    if record.name and "job-name" not in {option.name for option in line.components[0]}:
+        added.append(Option("job-name", record.name))  # else it would be that of a passing file
+    if record.work_dir and ("chdir" in named or _ENTERS.search(script)):
+        added.append(Option("chdir", record.work_dir))
+    array = _array(tasks)
+    is_task = len(tasks) == 1 and tasks[0].isdecimal()
+    if array and (is_task or ("array" not in named and not _ARRAY.search(script))):
+        added.append(Option("array", array))
+        left_out |= {"array"}
+    words = [option.word for option in added]
+    for number, given in enumerate(line.components):
+        words += [":"] if number else []
+        words += [option.word for option in given if option.name not in left_out]
+    return words
+
+
+def _remarks(record: JobRecord, line: SubmitLine | None) -> list[str]:
     lines = []
     if record.submit_line:
         lines.append(f"# It was submitted by: {_comment(record.submit_line)}")
-    else:
-        lines.append("# Slurm did not show the submit line: options that are neither in the script")
-        lines.append("# nor below were lost.")
+    if line is None:
+        why = "cannot be read" if record.submit_line else "is not known"
+        lines.append(f"# The submit line {why}: these are the options that Slurm shows of the job;")
+        lines.append("# others that are not in the script were lost.")
+        if " " in record.command:
+            lines.append("# Slurm shows arguments without quotes: look at those behind the script.")
+    elif line.doubts or line.arguments:
+        doubts = [*line.doubts, *(["the script's arguments"] if line.arguments else [])]
+        lines.append(f"# Slurm shows words without quotes: check {', '.join(doubts)}.")
     if record.dependency:
         lines.append(f"# It depended on: {_comment(record.dependency)}")
-    if " " in record.command:
-        lines.append("# Slurm shows arguments without quotes: look at those behind the script.")
-    if _REDACTED in record.command or _REDACTED in record.comment:
+    if any(_REDACTED in text for text in (record.command, record.comment, record.submit_line)):
         lines.append(f"# Steward kept no secrets: put yours where it says {_REDACTED}.")
+    return lines
+
+
+def _variables(environment: bytes) -> list[str]:
+    """Lines that set the ``SBATCH_*`` that the job was submitted with, and no others."""
+    lines = [_FORGET, '    unset "$name"', "done"]
+    for name, value in entries_of(environment) if environment else ():
+        if value is None or _VARIABLE.fullmatch(name) is None:
+            continue
+        key = name.decode("ascii")
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            lines.append(f"# {key} is not UTF-8: set it as it was.")
+            continue
+        if value == REDACTED:
+            lines.append(f"# Steward kept no secrets: set {key} as it was.")
+        else:
+            lines.append(f"export {key}={shlex.quote(text)}")
     return lines
 
 
@@ -104,7 +184,7 @@ def _kept(script: bytes) -> list[str]:
 def _arguments(record: JobRecord) -> list[str]:
     """The words behind the script's path, as far as Slurm lets them be told apart."""
     words = re.findall(rf"(?:{re.escape(_REDACTED)}|[^ ])+", record.command)
-    return [shlex.quote(word) for word in words[1:]]
+    return words[1:]
 
 
 def _array(tasks: Sequence[str]) -> str:
@@ -134,15 +214,49 @@ def _time_limit(seconds: int | None) -> str:
 
 
 def _cpus_per_task(record: JobRecord) -> str:
-    if not record.cpus or not record.tasks or record.cpus % record.tasks:
+    cpus = record.requested_cpus or record.cpus
+    if not cpus or not record.tasks or cpus % record.tasks or record.cpus_per_tres:
         return ""
-    each = record.cpus // record.tasks
-    return str(each) if each > 1 else ""
+    return str(cpus // record.tasks)
 
 
-def _gpus(tres: str) -> str:
-    counts = dict(part.partition("=")[::2] for part in tres.split(","))
-    return counts.get("gres/gpu", "")
+def _memory(record: JobRecord) -> dict[str, str]:
+    """Memory, which Slurm shows as a total, as the option that asks for the same total."""
+    mib, nodes = tres.parse(record.tres_requested).get("mem", 0), record.nodes or 1
+    if not mib or record.mem_per_tres:
+        return {}
+    cpus = tres.parse(record.tres_requested).get("cpu", 0)
+    if mib % nodes and cpus and not mib % cpus:
+        return {"mem-per-cpu": f"{mib // cpus}M"}
+    return {"mem": f"{-(-mib // nodes)}M"}
+
+
+def _devices(record: JobRecord) -> dict[str, str]:
+    """GPUs and other generic resources, per job, node, socket and task as they were asked for."""
+    found = {
+        "gpus": _kinds(record.tres_per_job),
+        "gres": _gres(record.tres_per_node),
+        "gpus-per-socket": _kinds(record.tres_per_socket),
+        "gpus-per-task": _kinds(record.tres_per_task),
+        "cpus-per-gpu": _kinds(record.cpus_per_tres),
+        "mem-per-gpu": _kinds(record.mem_per_tres),
+    }
+    if not any(found.values()):
+        total = tres.parse(record.tres_requested).get("gres/gpu", 0)
+        found["gpus"] = str(total) if total else ""
+    return found
+
+
+def _gres(text: str) -> str:
+    """``gres/gpu:a100:2,gres:shard:1`` as --gres takes it: ``gpu:a100:2,shard:1``."""
+    parts = (re.sub(r"^gres[:/]", "", part) for part in text.split(",") if part)
+    return ",".join(part.replace("=", ":") for part in parts)
+
+
+def _kinds(text: str) -> str:
+    """Of these the GPUs alone, as --gpus takes them: ``a100:2``."""
+    parts = _gres(text).split(",")
+    return ",".join(part.removeprefix("gpu:") for part in parts if part.startswith("gpu:"))
 
 
 def _path(job: Job, path: str) -> str:

@@ -14,7 +14,7 @@ from steward.archive.shapes import Selection
 from steward.errors import UsageError
 from steward.jobs import Job, JobFilter, Position
 from steward.jobs.conditions import name_patterns
-from steward.slurm.states import in_full
+from steward.slurm.states import selected_states
 from steward.slurm.times import parse_time, zone_called
 
 DEFAULT_DAYS: Final = 7
@@ -89,7 +89,7 @@ def job_filter(
         accounts=_as_kept(account.lower() for account in wanted.accounts),
         partitions=_as_kept(wanted.partitions),
         names=_as_kept(wanted.names),
-        states=tuple(in_full(state) for state in wanted.states),
+        states=tuple(one for state in wanted.states for one in selected_states(state)),
         jobs=wanted.jobs,
         since=when.since,
         until=when.until,

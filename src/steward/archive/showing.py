@@ -50,6 +50,10 @@ def show(library: Library, asker: Asker, request: ShowRequest) -> ShowAnswer:
             f"again: 'steward archive show {job.label} --script' prints its script",
             job,
         )
+    sbatch = ""
+    if request.sbatch and data is not None and script is not None:
+        environment = library.environment(script)
+        sbatch = submit_again(library.with_submit_line(job), data, tasks, environment)
     return ShowAnswer(
         job=library.line(asker, job, script),
         record=job.record,
@@ -58,7 +62,7 @@ def show(library: Library, asker: Asker, request: ShowRequest) -> ShowAnswer:
         content=Content.of(data) if data is not None else None,
         script_of=_script_of(job, script),
         others=tuple(library.line(asker, other) for other in others),
-        sbatch=submit_again(job, data, tasks) if request.sbatch and data is not None else "",
+        sbatch=sbatch,
         zone=library.zone(job.cluster),
     )
 

@@ -6,7 +6,7 @@ is the one way in to all of them.
 """
 
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -31,6 +31,8 @@ class RunRequest(Request, frozen=True, kw_only=True):
         cluster: Where; "" where there is only one.
         dry_run: Whether it only says what it would do.
         force: Whether reasons and drains of others are overridden.
+        for_user: Whose wish it is, as the asker says; it gives no rights. The audit log and
+            the reasons of nodes name both.
     """
 
     action: str
@@ -38,6 +40,7 @@ class RunRequest(Request, frozen=True, kw_only=True):
     cluster: str = ""
     dry_run: bool = False
     force: bool = False
+    for_user: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class RunAnswer(Answer, frozen=True, kw_only=True):
@@ -161,6 +164,8 @@ def run(room: AutomationRoom, asker: Asker, request: RunRequest) -> RunAnswer:
         cluster=request.cluster,
         dry_run=request.dry_run,
         force=request.force,
+        # Never the name alone: one speaks over one's own reasons.
+        speaker=f"{asker.user or asker.uid} for {request.for_user}" if request.for_user else "",
     )
     return RunAnswer(
         id=ran.id,

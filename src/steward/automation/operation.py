@@ -101,6 +101,20 @@ class Doing(Protocol):
         """
         ...
 
+    def grant(self, jobs: str, job_id: int, *, restarts: int, released: bool) -> None:
+        """Have the bank's gate decide on a change of a job, as the asker's, before it is sent.
+
+        Args:
+            jobs: How Slurm's commands name the job.
+            job_id: Its raw id.
+            restarts: How often it was requeued before the run that the change is for.
+            released: Whether the change lets it start.
+
+        Raises:
+            BankRefused: The gate rejects it; in the gate's words.
+        """
+        ...
+
     def ask(self, name: str, request: dict[str, Any]) -> Any:
         """Have another room's action done, such as ``bank.balance``, for the same asker."""
         ...

@@ -145,6 +145,35 @@ class Work:
         """Whether the asker may do what operators may."""
         return self._has("operator")
 
+    def grant(self, jobs: str, job_id: int, *, restarts: int, released: bool) -> None:
+        """Have the gate decide on a change as the asker's, see ``Doing.grant``.
+
+        slurmctld knows SlurmUser alone, as whom the change is sent. Where the gate is away, its
+        outage policy applies.
+
+        Raises:
+            BankRefused: The gate rejects it, or is away while its policy is to deny.
+        """
+        if not self.settings.bank.enabled:
+            return
+        from steward.bank.errors import BankRefused, GateUnavailable
+        from steward.bank.gate.link import GateLink
+        from steward.bank.gate.shapes import VERSION, Submit
+        from steward.bank.records import Description
+
+        change = Description(uid=-1, job_id=job_id, released=released)
+        ask = Submit(
+            v=VERSION, op="modify", cluster=self.cluster, job=change, jobs=jobs, by=self.asker.uid
+        )
+        try:
+            said = GateLink(self.settings.state_dir).grant(ask, self.asker.user, restarts)
+        except GateUnavailable as error:
+            if self.settings.gate.policy == "deny":
+                raise BankRefused(f"job {jobs} is not changed: {error}", jobs) from error
+            return
+        if not said.ok:
+            raise BankRefused(said.say, jobs)
+
     def ask(self, name: str, request: dict[str, Any]) -> Any:
         """Have another room's action done for the same asker: its answer.
 

@@ -12,7 +12,7 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import Final
@@ -35,6 +35,7 @@ from steward.backup.manifest import (
 from steward.backup.writing import Writer, writing
 from steward.config import Settings
 from steward.events import JOB_SCRIPT, JobScript, utc_now
+from steward.files import directory_of
 from steward.incoming import ARCHIVE_DIRECTORY, Stores, stores_of
 from steward.journal import JournalLink, JournalReader, JournalUnavailable
 from steward.journal.lock import take_lock
@@ -99,7 +100,12 @@ def make(
     state = os.path.abspath(settings.state_dir)
     if not os.path.exists(os.path.join(state, FILENAME)):
         raise BackupError(f"{state} holds no journal: nothing has run there yet", state)
-    with writing(path) as writer, _staging(path) as staging, ExitStack() as held:
+    trusted = {os.stat(state).st_uid}
+    with (
+        writing(path, trusted) as writer,
+        _staging(path, trusted) as staging,
+        ExitStack() as held,
+    ):
         is_running = held.enter_context(_held(state))
         at = utc_now()
         what, looks = _looked(settings, catalogue=catalogue)
@@ -158,10 +164,13 @@ def _held(state: str) -> Iterator[bool]:
 
 
 @contextmanager
-def _staging(path: str) -> Iterator[str]:
+def _staging(path: str, trusted: Collection[int]) -> Iterator[str]:
     """A directory beside the backup, for one database at a time."""
     try:
-        made = tempfile.mkdtemp(prefix=".steward-backup-", dir=os.path.dirname(path) or ".")
+        with directory_of(path, trusted=trusted) as (directory, _):
+            made = os.path.realpath(
+                tempfile.mkdtemp(prefix=".steward-backup-", dir=f"/proc/self/fd/{directory}")
+            )
     except OSError as error:
         raise BackupUnavailable(f"{path} cannot be written: {error.strerror}", path) from error
     try:

@@ -28,6 +28,7 @@ from steward.backup.manifest import (
 )
 from steward.backup.writing import ACL_KEY
 from steward.config import Settings
+from steward.credentials.store import end_revived
 from steward.incoming import ARCHIVE_DIRECTORY, MARKER, STATE_STORE
 from steward.journal import store as journal
 from steward.journal.lock import take_lock
@@ -181,6 +182,8 @@ class _Putting:
         shutil.rmtree(self._fresh, ignore_errors=True)
         os.mkdir(self._fresh, 0o700)
         each(self._path, self._take)
+        # Before they get their owner: what is written here belongs to whoever restores.
+        end_revived(self._fresh, self._state, now)
         self._fit()
         aside = self._make_way(now)
         for name in os.listdir(self._fresh):

@@ -10,9 +10,10 @@ from typing import IO, TYPE_CHECKING, Final
 import msgspec
 
 from steward.backup.manifest import MANIFEST, BackupError, BackupUnavailable, Manifest, Member
+from steward.files import remove_unfinished, replacing, told_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 _LEVEL: Final = 3
 _ACLS: Final = ("system.posix_acl_access", "system.posix_acl_default")
@@ -75,11 +76,12 @@ class Writer:
 
 
 @contextmanager
-def writing(path: str) -> "Iterator[Writer]":
+def writing(path: str, trusted: "Collection[int]" = ()) -> "Iterator[Writer]":
     """A backup that is there as a whole, under its name, or not at all.
 
     Args:
         path: What it is to be called; nothing is there yet.
+        trusted: Users whose directory it may be in, beside root's.
 
     Raises:
         BackupError: Something is there.
@@ -87,29 +89,23 @@ def writing(path: str) -> "Iterator[Writer]":
     """
     import zstandard
 
-    fresh = f"{path}.partial"
     if os.path.lexists(path):
         raise BackupError(f"{path} is there already", path)
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(fresh, flags, 0o600), "wb") as file:
+        remove_unfinished(path, trusted=trusted)
+        with replacing(path, 0o600, is_new=True, trusted=trusted) as file:
             packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
             with (
                 packer.stream_writer(file, closefd=False) as packed,
                 tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
             ):
                 yield Writer(tar)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(fresh, path)
-        os.unlink(fresh)
-        _sync_directory(os.path.dirname(path) or ".")
+    except FileExistsError:
+        raise BackupError(f"{path} is there already", path) from None
     except OSError as error:
-        why = error.strerror or error
-        raise BackupUnavailable(f"{path} cannot be written: {why}", path) from error
-    finally:
-        if os.path.lexists(fresh):
-            os.unlink(fresh)
+        raise BackupUnavailable(
+            f"{path} cannot be written: {told_by(error, path)}", path
+        ) from error
 
 
 class _Reading(io.RawIOBase):
@@ -150,11 +146,3 @@ def _acls(fd: int) -> dict[str, str]:
         except OSError:
             continue  # it has none, or its file system knows none
     return found
-
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -3,6 +3,7 @@
 import logging
 import pwd
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -10,9 +11,12 @@ import msgspec
 from steward.access import Asker
 from steward.actions import Action, Request
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
-from steward.bank.jobs_named import charges_of
+from steward.bank.gate.shapes import Allowance
+from steward.bank.jobs_named import NotCharged, charges_of, names_of, why_uncharged
 from steward.bank.records import Charge, Description, PriceLine, Quote, Rate
 from steward.bank.room import BankAnswer, BankRoom
+from steward.jobs.names import JobNameError, parse
+from steward.moments import micros
 from steward.slurm.times import zone_called
 
 if TYPE_CHECKING:
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LONGEST_ALLOWANCE: Final = timedelta(days=30)
 _LONGEST_SCRIPT: Final = 4 * 1024 * 1024
 
 
@@ -78,6 +83,7 @@ class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         charge: As it stands, with what was priced.
+        name: The job as Slurm names it.
         rate: The rate that it was priced by; None where the charge was told by others.
         recomputed: What that makes, computed now; None where it cannot be.
         refunded: What was given back by hand since.
@@ -86,6 +92,7 @@ class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     charge: Charge
+    name: str
     rate: Rate | None = None
     recomputed: int | None = None
     refunded: int = 0
@@ -113,6 +120,78 @@ class ExplainAnswer(BankAnswer, frozen=True, kw_only=True):
     amount: int
     is_right: bool
     charges: tuple[ExplainedLine, ...]
+
+
+class AllowRequest(Request, frozen=True, kw_only=True):
+    """bank.allow: let one job pass the gate until a time, whatever its account has.
+
+    Attributes:
+        job: A job as Slurm names it; a task stands for its whole array.
+        until: When the allowance ends, as people type times.
+        reason: Why, for the records.
+        cluster: Its cluster; "" for the first.
+        zone: IANA name of the zone that times are meant in; "" for the cluster's.
+    """
+
+    job: str
+    until: str
+    reason: str
+    cluster: str = ""
+    zone: str = ""
+
+
+class AllowAnswer(BankAnswer, frozen=True, kw_only=True):
+    """A job's allowance.
+
+    Attributes:
+        job: As it was asked for.
+        job_id: The raw id that it is kept under.
+        cluster: Its cluster.
+        by: Who allowed it.
+        until: When it ends.
+    """
+
+    job: str
+    job_id: int
+    cluster: str
+    by: str
+    until: datetime
+
+
+def allow(room: BankRoom, asker: Asker, request: AllowRequest) -> AllowAnswer:
+    """Let one job pass the gate until a time: it is held for and charged all the same.
+
+    Raises:
+        BankRefused: The asker is no operator.
+        BankUsage: It is no job's name, the time is past or too far, or there is no reason.
+        GateUnavailable: The gate does not answer.
+    """
+    with room.ledger.reading() as t:
+        room.rights(asker, t).need_operator("allow a job to overdraw its account")
+    cluster = room.cluster(request.cluster)
+    until = room.moment(request.until, request.zone)
+    if until is None or not room.now() < until <= room.now() + _LONGEST_ALLOWANCE:
+        raise BankUsage(
+            f"an allowance ends within {_LONGEST_ALLOWANCE.days} days from now, such as "
+            "--until now+1day",
+            request.until,
+        )
+    if not request.reason.strip():
+        raise BankUsage("say why the job may pass: --reason TEXT", request.job)
+    try:
+        name = parse(request.job)
+    except JobNameError as error:
+        raise BankUsage(str(error), request.job) from error
+    job_id = name.job_id + (name.offset or 0)
+    by = room.by(asker, request.reason)
+    room.gate.allow(
+        Allowance(
+            cluster=cluster, job_id=job_id, by=by.who, until_us=micros(until), reason=request.reason
+        )
+    )
+    return AllowAnswer(
+        **room.heading(), job=request.job, job_id=job_id, cluster=cluster, by=by.who, until=until
+    )
 
 
 def quote(room: BankRoom, asker: Asker, request: QuoteRequest) -> QuoteAnswer:
@@ -167,17 +246,23 @@ def explain(room: BankRoom, asker: Asker, request: ExplainRequest) -> ExplainAns
     cluster = room.cluster(request.cluster)
     with room.ledger.reading() as t:
         rights = room.rights(asker, t)
-        rows = charges_of(room, t, request.job, cluster)
+        try:
+            rows = charges_of(room, t, request.job, cluster)
+        except NotCharged as error:
+            why = why_uncharged(room, t, rights, request.job, cluster)
+            raise NotCharged(why, request.job) from error
         for row in rows:
             if not rights.leads(row.charge.account) and row.charge.user != rights.user:
                 raise BankRefused(f"job {request.job} is somebody else's", request.job)
         lines = []
+        names = names_of(room, [row.charge.key for row in rows])
         for row in rows:
             rate = t.rates.get(row.charge.rate) if row.charge.rate else None
             recomputed, way = _again(room, row.charge, rate)
             lines.append(
                 ExplainedLine(
                     charge=row.charge,
+                    name=names.get(row.charge.key, str(row.charge.job_id)),
                     rate=rate,
                     recomputed=recomputed,
                     refunded=row.refunded,
@@ -261,5 +346,13 @@ ACTIONS: Final = (
         answer=ExplainAnswer,
         run=explain,
         only_reads=True,
+    ),
+    Action(
+        name="bank.allow",
+        help="Let one job pass whatever its account has.",
+        role="operator",
+        request=AllowRequest,
+        answer=AllowAnswer,
+        run=allow,
     ),
 )

@@ -85,6 +85,7 @@ class BankStandingAnswer(BankAnswer, frozen=True, kw_only=True):
         reconciled: How far charges were compared, by cluster.
         notices: How many notices were set aside since nobody took them.
         money: What each account has, where that was asked for.
+        remote_at: Where balances are those of a myBRC server elsewhere, when it said the oldest.
     """
 
     position: int
@@ -98,6 +99,7 @@ class BankStandingAnswer(BankAnswer, frozen=True, kw_only=True):
     reconciled: tuple[ReconciledLine, ...] = ()
     notices: int = 0
     money: tuple[AccountMoney, ...] = ()
+    remote_at: datetime | None = None
 
 
 def standing(room: BankRoom, asker: Asker, request: BankStandingRequest) -> BankStandingAnswer:
@@ -156,6 +158,7 @@ def _with_gate(
         held=state.held,
         asked_at=_moment(state.asked_at_us),
         tally=state.tally,
+        remote_at=_moment(state.remote_at_us),
         money=_money(books, micros(room.now()), {one.account: one for one in held}),
     )
 

@@ -8,9 +8,11 @@ import msgspec
 from steward.access import Asker
 from steward.actions import Action, Request, Shape
 from steward.bank.errors import BankRefused, BankUsage
+from steward.bank.jobs_named import names_of
 from steward.bank.ledger import Account, Allocation, Statement, UsageRow
 from steward.bank.records import Hold
 from steward.bank.room import BankAnswer, BankRoom, Rights
+from steward.moments import moment
 from steward.slurm.times import zone_called
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class AccountBalance(Shape, frozen=True, kw_only=True):
         closed: Whether nothing may be charged to it any more.
         known: Whether somebody created it; not if jobs were only charged to it.
         allocations: The payer's, in the order in which they are drawn on.
+        remote_at: When a myBRC server elsewhere said what it has; None where none did.
     """
 
     account: str
@@ -60,6 +63,7 @@ class AccountBalance(Shape, frozen=True, kw_only=True):
     closed: bool = False
     known: bool = True
     allocations: tuple[Allocation, ...] = ()
+    remote_at: datetime | None = None
 
 
 class BalanceAnswer(BankAnswer, frozen=True, kw_only=True):
@@ -102,10 +106,12 @@ class StatementAnswer(BankAnswer, frozen=True, kw_only=True):
     Attributes:
         statement: Its lines, and the totals before and after.
         older: What to give as ``before`` for the lines before these; 0 where there are none.
+        names: What Slurm calls array tasks and components, by the key of their charge.
     """
 
     statement: Statement
     older: int = 0
+    names: dict[str, str]
 
 
 class UsageRequest(Request, frozen=True, kw_only=True):
@@ -137,6 +143,7 @@ class UsageAnswer(BankAnswer, frozen=True, kw_only=True):
         by: What it is summed up by.
         since: Beginning of the time looked at.
         until: Its end.
+        is_all: Whether it is everybody's, and not only what the asker may see.
     """
 
     rows: tuple[UsageRow, ...]
@@ -144,6 +151,7 @@ class UsageAnswer(BankAnswer, frozen=True, kw_only=True):
     by: tuple[str, ...]
     since: datetime
     until: datetime
+    is_all: bool
 
 
 class HoldsRequest(Request, frozen=True, kw_only=True):
@@ -222,7 +230,8 @@ def statement(room: BankRoom, asker: Asker, request: StatementRequest) -> Statem
         found = t.reading.statement(account, user, since, until, limit, max(0, request.before))
     has_more = bool(limit) and len(found.lines) == limit
     older = found.lines[0].number if has_more else 0
-    return StatementAnswer(statement=found, older=older, **room.heading())
+    names = names_of(room, dict.fromkeys(line.charge for line in found.lines if line.charge))
+    return StatementAnswer(statement=found, older=older, names=names, **room.heading())
 
 
 def usage(room: BankRoom, asker: Asker, request: UsageRequest) -> UsageAnswer:
@@ -243,13 +252,14 @@ def usage(room: BankRoom, asker: Asker, request: UsageRequest) -> UsageAnswer:
         rights = room.rights(asker, t)
         for name in accounts:
             rights.need_sight(name)
-        users = list(request.users)
-        if not _all_led(rights, accounts):
-            users = [rights.only_user("", user) for user in users or [rights.user]]
+        if not _all_led(rights, accounts) and (accounts or not rights.led):
+            for user in request.users or ("",):
+                rights.only_user("", user)
         rows = t.reading.usage(
             request.by,
             accounts=accounts or None,
-            users=users or None,
+            users=request.users or None,
+            seen_by=None if rights.is_operator else (rights.user, rights.led),
             begin=since,
             end=until,
             zone=zone_called(zone),
@@ -261,6 +271,7 @@ def usage(room: BankRoom, asker: Asker, request: UsageRequest) -> UsageAnswer:
         by=request.by,
         since=since,
         until=until,
+        is_all=rights.is_operator,
         **room.heading(),
     )
 
@@ -352,7 +363,13 @@ def _with_holds(room: BankRoom, line: AccountBalance, rights: Rights) -> Account
     means = room.means(line.account, rights.user)
     if means is None:
         return line
-    return msgspec.structs.replace(line, held=means.held, free=means.available)
+    return msgspec.structs.replace(
+        line,
+        held=means.held,
+        free=means.available,
+        user_limit=means.user_limit,
+        remote_at=moment(means.at_us) if means.at_us else None,
+    )
 
 
 def _month(room: BankRoom, zone: str) -> datetime:

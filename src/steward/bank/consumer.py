@@ -36,6 +36,7 @@ from steward.bank.upkeep import BANK, Upkeep
 from steward.config import Settings
 from steward.consumers import Append
 from steward.events import (
+    CONTROLLER_STATE,
     JOB_SEEN,
     JOB_STATE,
     QUEUE_LOOKED,
@@ -44,7 +45,7 @@ from steward.events import (
     Event,
     utc_now,
 )
-from steward.moments import micros, moment
+from steward.moments import micros, micros_or_0, moment
 from steward.records import JobRecord
 from steward.slurm.states import FINISHED, base_state
 from steward.usage import RunFact
@@ -60,6 +61,12 @@ _BATCH: Final = 200
 
 Key = tuple[str, int]
 
+JobKey = tuple[str, int, int]
+"""A cluster, the id that a job's hold is kept under, and the first submit time in µs."""
+
+_Told = tuple[Event, JobKey, Hold | None]
+"""An event, the job that it tells of, and the job's open hold."""
+
 
 class BankConsumer:
     """Keeps the ledger; see ``steward.consumers.Consumer``.
@@ -74,7 +81,7 @@ class BankConsumer:
     """
 
     name = "bank"
-    kinds = frozenset({JOB_SEEN, JOB_STATE, RUN_START, RUN_END, QUEUE_LOOKED})
+    kinds = frozenset({CONTROLLER_STATE, JOB_SEEN, JOB_STATE, RUN_START, RUN_END, QUEUE_LOOKED})
     batch_events = _BATCH
 
     def __init__(
@@ -120,43 +127,55 @@ class BankConsumer:
             Unavailable: The ledger or the gate is away.
         """
         self._live.refresh()
-        holds = self._confirm(events)
+        is_full = len(events) >= self.batch_events
+        for event in events:
+            if event.kind == CONTROLLER_STATE and event.body.up:
+                # Licenses, GRES and weights may be others than before.
+                self._live.expire_picture(event.cluster)
+        told = self._confirm(
+            [event for event in events if event.kind not in (CONTROLLER_STATE, QUEUE_LOOKED)]
+        )
         for event in events:
             if event.kind == QUEUE_LOOKED:
                 self._looked[event.cluster] = event.body.began
-        ended = [event for event in events if event.kind == RUN_END and not event.body.source]
         with self._ledger.transaction() as t:
-            for event in ended:
-                self._end(t, event, holds.get(_key(event)))
+            for event, _job, hold in told:
+                if _is_own_end(event):
+                    self._end(t, event, hold)
             if self._settings.bank.remote.url:
                 from steward.bank.mybrc.relaying import relay
 
-                relay(t, events, holds, self._began)
+                relay(t, [(event, hold) for event, _job, hold in told], self._began)
             t.move_cursor(self._cursor, upto)
-        self._look_after(events, holds, ended)
-        self._is_busy = len(events) >= self.batch_events
+        self._look_after(told)
+        self._is_busy = is_full
 
-    def _confirm(self, events: Sequence[Event]) -> dict[Key, Hold]:
-        """The open holds of the jobs that events tell of, known to the gate as seen."""
-        seen: dict[Key, Seen] = {}
-        for event in events:
-            if event.kind == QUEUE_LOOKED:
-                continue
+    def _confirm(self, events: Sequence[Event]) -> list[_Told]:
+        """Events with the open holds of their jobs, known to the gate as seen.
+
+        Each job is looked up by its own, also where Slurm gave its id to another one.
+        """
+        seen: dict[JobKey, Seen] = {}
+        jobs = _jobs_of(events)
+        for event, job in zip(events, jobs, strict=True):
             record = _record(event)
             if record.uid is None:
                 continue
-            key = _key(event)
-            before = seen.get(key)
+            before = seen.get(job)
             is_started = event.kind in (RUN_START, RUN_END) or base_state(record.state) in STARTED
-            seen[key] = Seen(
-                cluster=key[0],
-                job_id=key[1],
+            seen[job] = Seen(
+                cluster=job[0],
+                job_id=job[1],
                 uid=record.uid,
                 admin_comment=record.admin_comment or (before.admin_comment if before else ""),
                 started=is_started or (before.started if before else False),
+                restarts=max(record.restarts, before.restarts if before else 0),
             )
-        found = self._link.confirm(list(seen.values())) if seen else []
-        return {key: hold for key, hold in zip(seen, found, strict=True) if hold is not None}
+        # The job that has the id now is confirmed last: what carries no token is covered by that.
+        order = sorted(seen)
+        found = self._link.confirm([seen[job] for job in order]) if order else []
+        holds = dict(zip(order, found, strict=True))
+        return [(event, job, holds.get(job)) for event, job in zip(events, jobs, strict=True)]
 
     def _end(self, t: "Transaction", event: Event, hold: Hold | None) -> None:
         """Charge a run that is over, and settle its hold."""
@@ -199,28 +218,31 @@ class BankConsumer:
             self._said.add(str(error))
             log.error("a run of job %d is not charged yet: %s", event.body.job_id, error)
 
-    def _look_after(
-        self, events: Sequence[Event], holds: dict[Key, Hold], ended: Sequence[Event]
-    ) -> None:
+    def _look_after(self, told: Sequence[_Told]) -> None:
         """See to the jobs that lack a hold, and forget those that are over."""
-        over: dict[Key, int] = {}
-        for event in ended:
-            if is_final(event.body):
-                over[_key(event)] = max(over.get(_key(event), 0), event.body.restarts)
+        over: dict[JobKey, int] = {}
+        settled: dict[str, JobKey] = {}
+        for event, job, hold in told:
+            if _is_own_end(event) and is_final(event.body):
+                over[job] = max(over.get(job, 0), event.body.restarts)
+                if hold is not None:
+                    settled[hold.id] = job
         now = self._clock()
-        for event in events:
-            if event.kind in (QUEUE_LOOKED, RUN_END):
+        waiting: set[Key] = set()
+        for event, job, hold in told:
+            record = _record(event)
+            is_next = job in over and record.restarts > over[job]
+            if is_next or job not in over:
+                waiting.add(job[:2])
+            if event.kind == RUN_END or base_state(record.state) in FINISHED:
                 continue
-            record, key = _record(event), _key(event)
-            if base_state(record.state) in FINISHED:
-                continue
-            if event.kind == JOB_STATE and key in holds:
-                self._covering.note_change(key[0], holds[key], record, now)
-            is_next = key in over and record.restarts > over[key]
-            if is_next or (key not in over and needs(record, holds.get(key), now)):
-                self._covering.want(*key)
-        again = {_key(event) for event in events if _is_after(event, over)}
-        for key in over.keys() - again:
+            # Where the gate had no other for the id it gave the former job's, which is free now.
+            own = hold if hold is not None and settled.get(hold.id, job) == job else None
+            if event.kind == JOB_STATE and own is not None:
+                self._covering.note_change(job[0], own, record, now)
+            if is_next or (job not in over and needs(record, own, now)):
+                self._covering.want(*job[:2])
+        for key in {job[:2] for job in over} - waiting:
             self._covering.drop(*key)
             self._unpaid.forget(*key)
 
@@ -310,12 +332,26 @@ def _record(event: Event) -> JobRecord:
     return record
 
 
-def _key(event: Event) -> Key:
-    return event.cluster, leader_of(_record(event))
+def _is_own_end(event: Event) -> bool:
+    """Whether it tells of a run's end by Steward's own sources."""
+    return event.kind == RUN_END and not event.body.source
 
 
-def _is_after(event: Event, over: dict[Key, int]) -> bool:
-    """Whether it tells of a run behind the one that is over."""
-    if event.kind == QUEUE_LOOKED or _key(event) not in over:
-        return False
-    return _record(event).restarts > over[_key(event)]
+def _jobs_of(events: Sequence[Event]) -> list[JobKey]:
+    """The job that each event tells of.
+
+    Observations of a later run do not tell when its job was submitted first: they are of the
+    newest job of the id that others tell of.
+    """
+    newest: dict[Key, int] = {}
+    known: list[tuple[Key, int]] = []
+    for event in events:
+        record = _record(event)
+        key = event.cluster, leader_of(record)
+        first = event.body.first_submit if isinstance(event.body, RunFact) else None
+        if first is None and not record.restarts:
+            first = record.submit
+        first_us = micros_or_0(first)
+        newest[key] = max(newest.get(key, 0), first_us)
+        known.append((key, first_us))
+    return [(*key, first_us or newest[key]) for key, first_us in known]

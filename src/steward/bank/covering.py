@@ -360,6 +360,7 @@ def _is_larger(record: JobRecord, quote: Quote) -> bool:
         return True
     asked = asked_for(record)
     extras = tres.licenses(record.licenses) | {n: count for n, count in asked.items() if ":" in n}
+    extras |= {name: amount for name, amount in shown.items() if name.startswith("bb/")}
     for amounts in (shown, asked):
         kinds: dict[str, int] = {}
         for name, amount in amounts.items():

@@ -20,6 +20,7 @@ from steward.bank.records import Books, Rules
 from steward.bank.settling import Pricing
 from steward.bank.uncounted import uncounted
 from steward.config import Settings
+from steward.looks import COST_FACTOR
 from steward.slurm.client import Slurm
 from steward.slurm.errors import SlurmError
 from steward.slurm.picture import Picture
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PICTURE_S: Final = 60.0
+"""Longest time that a picture is kept without asking for all of it again, in seconds."""
+MARK_S: Final = 2.0
+"""Least time between two comparisons of a cluster's configuration, in seconds."""
 LEASE_S: Final = 15.0
 """So long one of several gates may decide without hearing from who holds the lease for it."""
 
@@ -85,6 +89,10 @@ class Live:
         return Pricing(
             settings=self._settings.bank, rates=self._rules.rates, picture=picture, zone=zone
         )
+
+    def expire_picture(self, cluster: str) -> None:
+        """Have a cluster's Slurm asked again at the next push: its slurm.conf may have changed."""
+        self._pictures.expire(cluster)
 
     def refresh(self) -> None:
         """Read the rules, where they have changed, and let what charges need be known.
@@ -188,6 +196,9 @@ class Live:
 class Pictures:
     """What each cluster looks like, asked of its Slurm now and then, and kept in the ledger.
 
+    The configuration's mark is compared every few seconds, so that weights hold soon after
+    slurmctld restarts or reconfigures, also where no sensor tells of it.
+
     Args:
         settings: The whole configuration.
         ledger: The ledger.
@@ -207,7 +218,10 @@ class Pictures:
         }
         self._known: dict[str, Picture] = {}
         self._said: dict[str, str] = {}
-        self._due = 0.0
+        self._marks: dict[str, str] = {}
+        self._due: dict[str, float] = {}
+        self._whole_due: dict[str, float] = {}
+        self._cost_s: dict[str, float] = {}
         self._is_read = False
 
     def of(self, cluster: str) -> Picture | None:
@@ -219,28 +233,49 @@ class Pictures:
         """Every picture there is, with the cluster's name."""
         return list(self._known.items())
 
+    def expire(self, cluster: str) -> None:
+        """Ask a cluster's Slurm at the next :meth:`look`, however fresh its picture is."""
+        self._due.pop(cluster, None)
+        self._whole_due.pop(cluster, None)
+
     def look(self) -> None:
         """Ask each cluster's Slurm, where it is time to; one that is away keeps its picture."""
         self._read()
-        now = self._clock()
-        if now < self._due:
-            return
-        self._due = now + PICTURE_S
         for cluster, slurm in self._slurms.items():
+            now = self._clock()
+            if now < self._due.get(cluster, now):
+                continue
             try:
-                picture = slurm.picture(self._zones[cluster])
+                self._refresh(cluster, slurm, now)
             except SlurmError as error:
                 if self._said.get(cluster) != str(error):
                     log.warning("the picture of cluster %s stays as it was: %s", cluster, error)
                 self._said[cluster] = str(error)
-                # Without one nothing can be priced there: so it is asked again soon.
-                self._due = min(self._due, now + (PICTURE_S if cluster in self._known else 2.0))
-                continue
-            self._said.pop(cluster, None)
-            if not _is_same(picture, self._known.get(cluster)):
-                with self._ledger.transaction() as t:
-                    t.set_mark(_mark(cluster), msgspec.json.encode(picture).decode())
-            self._known[cluster] = picture
+            else:
+                self._said.pop(cluster, None)
+            finally:
+                # Without a picture nothing can be priced there: so it is asked again soon.
+                longest_s = PICTURE_S if cluster in self._known else MARK_S
+                cost_s = self._clock() - now
+                # slurmctld answers late once when it reads its configuration again.
+                gap_s = COST_FACTOR * min(cost_s, self._cost_s.get(cluster, cost_s))
+                self._cost_s[cluster] = cost_s
+                self._due[cluster] = now + min(max(MARK_S, gap_s), longest_s)
+
+    def _refresh(self, cluster: str, slurm: Slurm, now: float) -> None:
+        """Ask for a new picture if the configuration differs or the picture is old."""
+        # The mark comes first: a change while the picture is taken differs at the next look.
+        mark = slurm.configuration_mark()
+        is_whole = now >= self._whole_due.get(cluster, now)
+        if not is_whole and mark == self._marks.get(cluster):
+            return
+        picture = slurm.picture(self._zones[cluster])
+        if not _is_same(picture, self._known.get(cluster)):
+            with self._ledger.transaction() as t:
+                t.set_mark(_mark(cluster), msgspec.json.encode(picture).decode())
+        self._known[cluster] = picture
+        self._marks[cluster] = mark
+        self._whole_due[cluster] = now + PICTURE_S
 
     def _read(self) -> None:
         if self._is_read:

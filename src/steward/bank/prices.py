@@ -14,6 +14,7 @@ from steward.bank.factors import WHOLE, dearest, split
 from steward.bank.money import rounded, show
 from steward.bank.records import Price, PriceLine, Rate, Use
 from steward.moments import micros
+from steward.slurm.tres import is_size
 
 HOUR_S: Final = 3600
 ANY: Final = "*"
@@ -21,7 +22,6 @@ ANY: Final = "*"
 
 _GIB: Final = 1024
 _SECOND_US: Final = 1_000_000
-_MEMORY: Final = "mem"
 _NONE: Final = Fraction(0)
 
 
@@ -100,7 +100,7 @@ def weighted(tres: Mapping[str, int], rate: Rate) -> list[tuple[str, int, Fracti
             typed = f"{name}:"
             amount -= sum(tres.get(of, 0) for of in rate.weights if of.startswith(typed))
         if amount > 0:
-            per = Fraction(weight * amount, _GIB if name == _MEMORY else 1)
+            per = Fraction(weight * amount, _GIB if is_size(name) else 1)
             found.append((name, amount, per))
     return found
 
@@ -207,10 +207,10 @@ def _time_lines(parts: Mapping[int, int]) -> list[PriceLine]:
 
 
 def _amount(name: str, amount: int) -> str:
-    if name != _MEMORY:
+    if not is_size(name):
         return f"{amount:,} {name}"
     whole, rest = divmod(amount, _GIB)
-    return f"{whole:,} GiB mem" if not rest else f"{amount / _GIB:,.2f} GiB mem"
+    return f"{whole:,} GiB {name}" if not rest else f"{amount / _GIB:,.2f} GiB {name}"
 
 
 def _times(permille: int) -> str:

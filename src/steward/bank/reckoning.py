@@ -24,10 +24,11 @@ from steward.bank.settling import (
 from steward.jobs import Jobs
 from steward.moments import micros, micros_or_0
 from steward.records import JobRecord
+from steward.slurm.accounting import whole_runs
 from steward.slurm.history import History
 from steward.slurm.history_rows import job_of
 from steward.slurm.people import People
-from steward.slurm.states import base_state
+from steward.slurm.states import RESIZING, base_state
 from steward.usage import RunFact
 
 SACCT: Final = "sacct"
@@ -35,7 +36,6 @@ SACCT: Final = "sacct"
 _JOBS: Final = "jobs"
 _CHUNK: Final = 200
 _SLACK_US: Final = 2_000_000
-_PIECE: Final = "RESIZING"
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +108,9 @@ class Reckoning:
     def of_slurmdbd(
         self, history: History, since: datetime, until: datetime, people: People
     ) -> Iterator[Due]:
-        """What slurmdbd says of runs that jobs.db does not know, or knows no end of.
+        """What slurmdbd says of runs that jobs.db does not know, or knows no start or end of.
+
+        Of those that it knows, what slurmdbd says of their suspension: nobody may have seen it.
 
         Raises:
             SlurmError: slurmdbd does not answer.
@@ -135,9 +137,15 @@ class Reckoning:
             pieces = list(self._known(job_id))
             for record in of_one:
                 mine = ours.get(job_id, [])
-                if any(_is_same_run(fact, record) and fact.record.end for fact in mine):
-                    continue
-                fact = _fact_of(record, mine, of_one)
+                same = [fact for fact in mine if _is_same_run(fact, record)]
+                same = [fact for fact in same if fact.record.end and not _has_run(record, fact)]
+                if same:
+                    halted = _with_suspension(same, record, mine)
+                    if halted is None:
+                        continue
+                    fact = halted
+                else:
+                    fact = _fact_of(record, mine, of_one)
                 due = self._due(fact, pieces, source=SACCT)
                 if due is None:
                     continue
@@ -199,12 +207,37 @@ def _is_same_run(fact: RunFact, record: JobRecord) -> bool:
         return False
     if abs(micros(submit) - micros(record.submit)) > _SLACK_US:
         return False
-    is_piece = base_state(record.state) == _PIECE
+    is_piece = base_state(record.state) == RESIZING
     if is_piece != (fact.piece_end is not None):
         return False
     if not is_piece or fact.piece_end is None or record.end is None:
         return True
     return abs(micros(fact.piece_end) - micros(record.end)) <= _SLACK_US
+
+
+def _has_run(record: JobRecord, fact: RunFact) -> bool:
+    """Whether slurmdbd was told that a run began which slurmctld took for one that waited.
+
+    A slurmctld that was killed had told it, and had not saved it.
+    """
+    return fact.record.start is None and micros_or_0(record.start) < micros_or_0(record.end)
+
+
+def _with_suspension(
+    same: Sequence[RunFact], record: JobRecord, ours: Sequence[RunFact]
+) -> RunFact | None:
+    """A run that jobs.db has, with the suspension that a row of slurmdbd has more of.
+
+    None where it has no more. A resized run's sizes are told apart in jobs.db alone.
+    """
+    fact = same[0]
+    is_resized = any(one.piece_end and one.record.submit == fact.record.submit for one in ours)
+    suspended_s = record.suspended_s or 0
+    missing_us = (suspended_s - (fact.record.suspended_s or 0)) * 1_000_000
+    if is_resized or len(same) > 1 or missing_us <= _SLACK_US:
+        return None
+    whole = msgspec.structs.replace(fact.record, suspended_s=suspended_s)
+    return msgspec.structs.replace(fact, record=whole)
 
 
 def _fact_of(record: JobRecord, ours: Sequence[RunFact], of_one: Sequence[JobRecord]) -> RunFact:
@@ -216,17 +249,22 @@ def _fact_of(record: JobRecord, ours: Sequence[RunFact], of_one: Sequence[JobRec
         earlier = [fact.first_submit for fact in ours if fact.first_submit <= first]
         earlier += [one.submit for one in of_one if one.submit and not one.restarts]
         first = max((time for time in earlier if time <= first), default=first)
-    is_piece = base_state(record.state) == _PIECE
-    start = min(
-        (one.start for one in of_one if one.submit == record.submit and one.start is not None),
-        default=record.start,
-    )
-    if not is_piece:
-        record = msgspec.structs.replace(record, start=start)
+    is_piece = base_state(record.state) == RESIZING
+    own_s = record.suspended_s or 0
+    sizes = [one for one in of_one if base_state(one.state) == RESIZING]
+    if is_piece:
+        # slurmdbd may give each size the start of the whole run.
+        end_us = micros_or_0(record.end)
+        former = [one.end for one in sizes if one.submit == record.submit]
+        ends = [end for end in former if micros_or_0(end) < end_us]
+        record = msgspec.structs.replace(record, start=max([record.start, *ends], key=micros_or_0))
+    else:
+        *_, record = whole_runs([*sizes, record])
     return RunFact(
         job_id=record.job_id,
         first_submit=first,
         restarts=record.restarts,
         record=record,
         piece_end=record.end if is_piece else None,
+        suspended_before_s=(record.suspended_s or 0) - own_s,
     )

@@ -44,6 +44,8 @@ class Description(Noun, frozen=True):
         het: Whether it is a component of a heterogeneous job.
         tres_per_job: ``--gpus`` and its like, as Slurm writes them (``gres/gpu:a100:2``).
         admin_comment: May carry our token.
+        burst_buffers: TRES of its burst buffers (``bb/lua=10240M``), once Slurm's queue shows
+            them: submit plugins are asked before Slurm reads a job's directives.
         cron: Whether it is a scrontab job.
     """
 
@@ -89,6 +91,7 @@ class Description(Noun, frozen=True):
     tres_per_task: str = ""
     cpus_per_tres: str = ""
     mem_per_tres: str = ""
+    burst_buffers: str = ""
     admin_comment: str = ""
 
 
@@ -118,7 +121,7 @@ class Rate(Noun, frozen=True):
         qos: Only under this QOS; "" for all that have no rate of their own.
         valid_from: For jobs whose first submit is not before.
         created_us: When it was entered; 0 for one that is in no ledger.
-        weights: micro-SU for a TRES' unit and hour; of ``mem`` for a GiB and hour.
+        weights: micro-SU for a TRES' unit and hour; of ``mem`` and ``bb/NAME`` for a GiB and hour.
         combine: Whether the weighted TRES are added, or the dearest counts.
         minimum: What a run costs at the least.
         whole_nodes: Whether nodes are charged whole, as in an exclusive partition.

@@ -4,8 +4,11 @@ Everything is opened when it is first needed. An action shows nobody's money pas
 :class:`Rights`, which is made here and nowhere else.
 """
 
+import contextlib
+import functools
 import logging
 import os
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +21,7 @@ from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import By, open_ledger
 from steward.bank.money import Unit
 from steward.config import Settings
+from steward.errors import StewardError
 from steward.events import utc_now
 from steward.slurm.times import TimeError, parse_time, zone_called
 
@@ -111,6 +115,26 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
         if not self.user:
             raise BankRefused("your uid has no name: nothing here can be known to be yours")
         return self.user
+
+
+def accounts_led(settings: Settings) -> Callable[[str, frozenset[str]], frozenset[str]] | None:
+    """Tells which of the bank's accounts somebody leads, as Access takes it; None without a bank.
+
+    The ledger is asked once a minute at most, also by a process that streams events for long.
+    """
+    if not settings.bank.enabled:
+        return None
+
+    @functools.lru_cache(maxsize=256)
+    def read(user: str, coordinated: frozenset[str], _minute: int) -> frozenset[str]:
+        try:
+            with contextlib.closing(open_ledger(settings)) as ledger, ledger.reading() as t:
+                return t.accounts.led_by(user, coordinated)
+        except StewardError as error:
+            log.warning("%s sees no more than their own: the ledger is away: %s", user, error)
+            return coordinated
+
+    return lambda user, coordinated: read(user, coordinated, int(time.monotonic() / 60))
 
 
 class BankRoom:
@@ -226,17 +250,10 @@ class BankRoom:
             return Rights(user=asker.user, is_operator=True)
         if not asker.user:
             return Rights(user="")
-        led = set(t.accounts.owned_by(asker.user))
-        for cluster in self.clusters:
-            led |= self.access.coordinated(asker, cluster)
-        below = list(led)
-        while below:
-            names = [one.name for one in t.accounts.children(below.pop())]
-            new = [name for name in names if name not in led]
-            led.update(new)
-            below += new
+        coordinated = [self.access.coordinated(asker, cluster) for cluster in self.clusters]
+        led = t.accounts.led_by(asker.user, frozenset().union(*coordinated))
         inside = frozenset(member.account for member in t.accounts.of_user(asker.user))
-        return Rights(user=asker.user, led=frozenset(led), inside=inside)
+        return Rights(user=asker.user, led=led, inside=inside)
 
     def means(self, account: str, user: str = "") -> "Means | None":
         """What the gate knows of an account; None where it does not answer, or not of that."""
@@ -286,11 +303,35 @@ class BankRoom:
         if last >= since:
             return ""
         when = f"since {last:%Y-%m-%dT%H:%MZ}" if state.asked_at_us else "yet"
+        named = self._submit_plugins()
+        if named:
+            return (
+                f"slurmctld has not asked the gate {when}, though slurm.conf names {named}: no job "
+                "was submitted, or slurmctld was not restarted. 'steward plugins check "
+                "--job-submit-lua DIR' tells which"
+            )
         return (
             f"slurmctld has not asked the gate {when}, so no submission can be refused: "
             "'steward plugins install --job-submit-lua DIR' installs the submit plugin, which "
             "slurm.conf has to name"
         )
+
+    def _submit_plugins(self) -> str:
+        """Plugins in JobSubmitPlugins of this site's clusters that can ask; "" for none known."""
+        from steward.native.submitting import ASKING, plugins_of
+        from steward.slurm import Slurm, SlurmError
+
+        named: list[str] = []
+        for name, of in self.settings.cluster.items():
+            if not of.asks_slurm:
+                continue
+            try:
+                plugins = plugins_of(Slurm(name, of).config())
+            except SlurmError as error:
+                log.debug("JobSubmitPlugins of cluster %s is not known: %s", name, error)
+                continue
+            named += [f"job_submit/{one}" for one in plugins if one in ASKING]
+        return ", ".join(dict.fromkeys(named))
 
     @property
     def has_gate(self) -> bool:

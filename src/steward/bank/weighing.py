@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from steward.bank import money
 from steward.bank.errors import BankUsage
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ _MEANT: Final = {
 _ANY: Final = "*"
 """Of a rate for every partition that has none of its own."""
 _KINDS: Final = ("gres", "license", "bb")
+DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+"""As rates are typed and worded, Monday first."""
+_PERMILLE: Final = 1000
 _ALL: Final = "cpu, mem, node, billing, gres/NAME, gres/NAME:TYPE, license/NAME, bb/NAME"
 
 
@@ -110,7 +114,9 @@ def unseen(names: Iterable[str], picture: "Picture") -> tuple[str, ...]:
             known = f"; there are {', '.join(sorted(has))}" if has else ""
             said.append(f"no node of cluster {picture.cluster} has {name} now{known}")
         if name.startswith("bb/"):
-            said.append(f"what a job asks for of {name} is not held, only charged")
+            said.append(
+                f"what a job asks for of {name} is held once the queue shows it, not at submit"
+            )
     return tuple(said)
 
 
@@ -141,3 +147,32 @@ def _nearest(name: str) -> str:
     meant = next(iter(get_close_matches(kind, _KINDS)), "")
     found = f"{meant}/{name.partition('/')[2]}" if meant and rest else ""
     return _MEANT.get(found, found) if _NAMED.fullmatch(found) else ""
+
+
+def worded(rate: "Rate") -> str:
+    """A rate as it would be typed, for people."""
+    if rate.free:
+        return "free"
+    said = [f"{name}={_number(amount)}" for name, amount in rate.weights.items()]
+    parts = [", ".join(said)]
+    parts += ["the dearest counts"] if rate.combine == "max" and len(rate.weights) > 1 else []
+    parts += [f"at least {_number(rate.minimum)}"] if rate.minimum else []
+    parts += ["whole nodes"] if rate.whole_nodes else []
+    parts += [f"{name}: x{_share(value)}" for name, value in rate.qos_permille.items()]
+    parts += [f"{_when(one)}: x{_share(one.permille)}" for one in rate.factors]
+    parts += [f"{name}: x{_share(value)}" for name, value in rate.ends_permille.items()]
+    return "; ".join(part for part in parts if part)
+
+
+def _number(amount: int) -> str:
+    return money.plain(amount).rstrip("0").rstrip(".")
+
+
+def _share(value: int) -> str:
+    return f"{value / _PERMILLE:.3f}".rstrip("0").rstrip(".")
+
+
+def _when(factor: "Factor") -> str:
+    days = ",".join(DAYS[day] for day in factor.days)
+    begin, end = divmod(factor.begin_min, 60), divmod(factor.end_min, 60)
+    return f"{days}/{begin[0]:02}:{begin[1]:02}-{end[0]:02}:{end[1]:02}"

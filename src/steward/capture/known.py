@@ -6,6 +6,7 @@ kept twice, and would come back although it was purged.
 """
 
 import logging
+from datetime import datetime
 
 from steward.jobs import Jobs, database_path
 from steward.journal import JournalReader
@@ -34,6 +35,22 @@ class Known:
             JournalUnavailable: The journal cannot be read now.
         """
         return self._reader.known(cluster, key) or self._is_purged(cluster, key) is not None
+
+    def has_script(self, cluster: str, job_id: int, submit: datetime) -> bool:
+        """Whether a script of a submission was captured, or purged since.
+
+        Args:
+            cluster: The cluster's name.
+            job_id: Raw id; of an array the array's, of a het job its leader's.
+            submit: Submit time of one of its runs.
+        """
+        try:
+            self._jobs = self._jobs or Jobs(self._path)
+            return self._jobs.has_script(cluster, job_id, submit)
+        except SqliteUnavailable as error:
+            log.debug("jobs.db cannot be asked for captured scripts: %s", error)
+            self.close()
+            return False
 
     def over(self, cluster: str, key: str) -> bool:
         """Whether bytes of this script that no event names may go.

@@ -16,7 +16,7 @@ import msgspec
 from steward.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
 from steward.records import JobRecord
 from steward.slurm import FINISHED, covers
-from steward.slurm.states import FORGOTTEN, LOST
+from steward.slurm.states import FORGOTTEN, LOST, RESIZING
 
 SOURCE: Final = "snapshot"
 
@@ -117,7 +117,8 @@ class Observed:
         """
         events: list[Event] = []
         for record in records:
-            self._take(record, taken_at, whole, events)
+            if not self._is_ahead(record):
+                self._take(record, taken_at, whole, events)
         return events
 
     def wanted(self) -> int | None:
@@ -226,13 +227,17 @@ class Observed:
             told: What slurmdbd knows of this job id.
 
         Returns:
-            Its end: as slurmdbd tells it, else with the state ``UNKNOWN`` and no time.
+            Its former sizes and its end as slurmdbd tells them, else an end with the state
+            ``UNKNOWN`` and no time.
         """
         last, run = self.last(job_id), self._runs.pop(job_id)
-        for record in told:
-            same = record.job_id == job_id and run_name(record) == run.name
-            if same and record.state in FINISHED:
-                return [self._event(JOB_END, end_key(record), record, taken_at, source="sacct")]
+        rows = [row for row in told if row.job_id == job_id and run_name(row) == run.name]
+        if any(row.state in FINISHED for row in rows):
+            return [
+                self._event(JOB_END, end_key(row), row, taken_at, source="sacct")
+                for row in rows
+                if row.state == RESIZING or row.state in FINISHED
+            ]
         record = msgspec.structs.replace(
             last, state=LOST, reason="", end=None, exit_code=None, exit_signal=None
         )
@@ -285,6 +290,17 @@ class Observed:
         run.allocation = _allocation(record)
         run.over = record.state in FINISHED
         run.last = b"" if run.over else msgspec.msgpack.encode(record)
+
+    def _is_ahead(self, record: JobRecord) -> bool:
+        """Whether a record is of a run that is being requeued, and not of the next one yet.
+
+        While such a job completes, Slurm shows the next run's count with the times of the one
+        that was. A slurmctld that is killed then may forget the requeue: the next run never was.
+        """
+        if record.state != "COMPLETING" or not record.restarts or record.job_id not in self._runs:
+            return False
+        before = msgspec.structs.replace(record, restarts=record.restarts - 1)
+        return self._runs[record.job_id].name == run_name(before)
 
     def _is_of_another(self, run: _Run, record: JobRecord) -> bool:
         """Whether the id of a run that is not over was given to another job since.

@@ -6,13 +6,14 @@ it takes up is as large as the queue.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from steward.consumers import Append
 from steward.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
+from steward.journal import JournalReader
 from steward.records import JobRecord
 from steward.slurm import FINISHED
 from steward.sqlite import open_database, open_reader, transaction, translated
@@ -28,6 +29,8 @@ CREATE TABLE run (
 """,
 )
 
+_MOST_BEHIND: Final = 200_000
+"""Events that are read at a start. A database that is made anew is further behind, for minutes."""
 # A former size of a job that runs on, and a former run of one that waits again.
 _GOES_ON: Final = frozenset({"RESIZING", "REQUEUED"})
 
@@ -78,19 +81,13 @@ class Runs:
             SqliteUnavailable: The database cannot be written now.
         """
         with transaction(self._database, self._path) as database:
-            for event in events:
-                if event.cluster != self._cluster:
-                    continue
-                body: JobFacts = event.body
-                record = body.record
-                if event.kind == JOB_END and record.state in _GOES_ON:
-                    continue
-                if event.kind == JOB_END or record.state in FINISHED:
-                    database.execute("DELETE FROM run WHERE job_id = ?", (record.job_id,))
+            for job_id, record in latest(events, self._cluster).items():
+                if record is None:
+                    database.execute("DELETE FROM run WHERE job_id = ?", (job_id,))
                 else:
                     database.execute(
                         "INSERT OR REPLACE INTO run (job_id, record) VALUES (?, ?)",
-                        (record.job_id, _encode(record)),
+                        (job_id, _encode(record)),
                     )
             database.execute("UPDATE cursor SET position = ?", (upto,))
 
@@ -103,8 +100,55 @@ class Runs:
         self._database.close()
 
 
-def unfinished(state_dir: str, cluster: str) -> list[JobRecord]:
-    """The latest record of each run that is not over, as far as it was taken in.
+def latest(events: Iterable[Event], cluster: str) -> dict[int, JobRecord | None]:
+    """What events say of a cluster's runs: the latest record by raw job id, None if it is over."""
+    found: dict[int, JobRecord | None] = {}
+    for event in events:
+        if event.cluster != cluster:
+            continue
+        body: JobFacts = event.body
+        record = body.record
+        if event.kind == JOB_END and record.state in _GOES_ON:
+            continue
+        is_over = event.kind == JOB_END or record.state in FINISHED
+        found[record.job_id] = None if is_over else record
+    return found
+
+
+def caught_up(
+    known: Iterable[JobRecord], reader: JournalReader, cluster: str, position: int
+) -> list[JobRecord]:
+    """The records of the runs that are not over, with what the journal has told since.
+
+    Whoever keeps them may be some events behind, and what slurmctld forgot in the same crash
+    is shown by nobody again.
+
+    Args:
+        known: The records up to a position.
+        reader: The journal.
+        cluster: Whose runs.
+        position: Up to which events are taken in.
+
+    Raises:
+        SqliteUnavailable: The journal cannot be read now.
+    """
+    runs: dict[int, JobRecord] = {record.job_id: record for record in known}
+    if reader.head() - position > _MOST_BEHIND:
+        return list(runs.values())
+    while True:
+        events, upto = reader.read(position, Runs.kinds, Runs.batch_events)
+        for job_id, record in latest(events, cluster).items():
+            if record is None:
+                runs.pop(job_id, None)
+            else:
+                runs[job_id] = record
+        if upto == position:
+            return list(runs.values())
+        position = upto
+
+
+def unfinished(state_dir: str, cluster: str) -> tuple[list[JobRecord], int]:
+    """The latest record of each run that is not over, and up to which event it was taken in.
 
     Raises:
         SqliteUnavailable: The database cannot be read now.
@@ -112,11 +156,12 @@ def unfinished(state_dir: str, cluster: str) -> list[JobRecord]:
     path = path_of(state_dir, cluster)
     if not os.path.exists(path):
         # The first start: nothing is known yet, so nothing can have ended meanwhile.
-        return []
+        return [], 0
     database = open_reader(path)
     try:
         with translated(path):
+            (position,) = database.execute("SELECT position FROM cursor").fetchone()
             rows = database.execute("SELECT record FROM run").fetchall()
-        return [_decode(record) for (record,) in rows]
+        return [_decode(record) for (record,) in rows], int(position)
     finally:
         database.close()

@@ -46,6 +46,19 @@ class Contents(msgspec.Struct, frozen=True):
     events: tuple[Event, ...] = ()
 
 
+class EnvironmentUnreadable(OSError):
+    """An environment cannot be read now, while its script can.
+
+    Args:
+        error: Why.
+        contents: The script without it.
+    """
+
+    def __init__(self, error: OSError, contents: Contents) -> None:
+        super().__init__(error.errno, error.strerror)
+        self.contents = contents
+
+
 class Taken(Protocol):
     """One thing that was taken from a spool: open descriptors or bytes, safe from any unlink."""
 
@@ -57,11 +70,16 @@ class Taken(Protocol):
     def mtime_ns(self) -> int:
         """With the job id, the script's name among events: ns since the epoch."""
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether the spool has its script no more, so that this alone holds the bytes."""
+
     def read(self, redactor: Redactor) -> Contents:
         """Read it, once or again; what comes back holds no secret but the script's own.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: It cannot be read now.
+            EnvironmentUnreadable: Its environment alone cannot.
         """
 
     def close(self) -> None:
@@ -76,6 +94,10 @@ class Spool(Protocol):
         """What was taken and waits to be read, the oldest first; who takes it out closes it."""
 
     @property
+    def vanished(self) -> list[int]:
+        """Raw ids of jobs removed before their scripts were taken; who reads them empties it."""
+
+    @property
     def fd(self) -> int:
         """Readable when there is something to :meth:`look` at."""
 
@@ -88,6 +110,9 @@ class Spool(Protocol):
 
     def look(self) -> None:
         """Take in what has happened; what is complete is then in ``ready``."""
+
+    def holds(self, job_id: int, mtime_ns: int) -> bool:
+        """Whether a script lies in the spool; True where that cannot be known now."""
 
     def rescan(self) -> None:
         """Have the next :meth:`look` compare the whole spool with what was captured."""

@@ -29,15 +29,12 @@ from steward.events import (
     utc_now,
 )
 from steward.leaving import NotLeft
-from steward.looks import Look
+from steward.looks import COST_FACTOR, LONG_INTERVAL_S, Look
 from steward.records import JobRecord
 from steward.slurm import MOST_WHOLE, Queue, Slurm, SlurmDown, SlurmError
 from steward.waiting import Backoff
 
 log = logging.getLogger(__name__)
-
-COST_FACTOR: Final = 20
-"""A look at the queue is at most this part of the time."""
 
 _FEW: Final = 8
 _ASKS_PER_S: Final = 4.0
@@ -128,6 +125,7 @@ class Snapshots:
         self._began = self._due = 0.0
         self._up: bool | None = None
         self._said = ""
+        self._is_slow = False
         self._backoff = Backoff(max(1.0, self._interval_s), _LONGEST_BACKOFF_S)
         self._allowance = Allowance()
 
@@ -212,6 +210,7 @@ class Snapshots:
         self._backoff.reset()
         self.cost_s = queue.cost_s
         self._due = began + max(self._interval_s, COST_FACTOR * queue.cost_s)
+        self._say_slow()
         self._leave_look(up=True, jobs=len(queue.rows))
         self._say(up=True, message="", append=append)
         if self._rows is None:
@@ -225,6 +224,21 @@ class Snapshots:
             self._tell_look(queue, append)
         # Who is not in the queue now is unknown to slurmctld: it will not tell later either.
         self._waiting.clear()
+
+    def _say_slow(self) -> None:
+        """Log, once a change, that polls take so long that they have become rare."""
+        interval_s = self._due - self._began
+        is_slow = interval_s > max(LONG_INTERVAL_S, self._interval_s)
+        if is_slow and not self._is_slow:
+            log.warning(
+                "cluster %s: squeue took %.1f s, so the next poll of the queue is in %.0f s; until "
+                "then holds are not confirmed and unpaid jobs are not found. Is slurmctld busy, or "
+                "does a job have a very long text?",
+                *(self._cluster, self.cost_s, interval_s),
+            )
+        elif self._is_slow and not is_slow:
+            log.info("cluster %s: polls of the queue are %.0f s apart", self._cluster, interval_s)
+        self._is_slow = is_slow
 
     def _leave_look(self, *, up: bool, jobs: int = 0, message: str = "") -> None:
         look = Look(

@@ -7,6 +7,7 @@ are durable, so that they can be written again.
 """
 
 import logging
+import math
 import os
 import queue
 import threading
@@ -16,10 +17,17 @@ from contextlib import suppress
 
 import msgspec
 
-from steward.capture.scheduler import Contents, Spool, Taken
+from steward.capture.scheduler import Contents, EnvironmentUnreadable, Spool, Taken
 from steward.environment import Environment
 from steward.errors import StewardError, Unavailable
-from steward.events import Event, JobScript, Kept, script_event
+from steward.events import (
+    MOST_MISSED,
+    Event,
+    JobScript,
+    Kept,
+    missed_event,
+    script_event,
+)
 from steward.incoming import Store, StoreUnavailable, Unsynced, kept_filename
 from steward.journal.store import Row, rows_of
 from steward.redact import Redactor
@@ -37,6 +45,19 @@ _RETRY_STORE_S = 5.0
 _LONGEST_NAP_S = 5.0
 _LAST_WORDS_S = 4.0
 
+_HOLD_UNREAD_S = 60.0
+"""Time that descriptors of a script that cannot be read are held, in seconds.
+
+After it a rescan opens the script anew. What was removed meanwhile is held on: it has no name."""
+_MOST_UNREAD = 500
+"""Scripts that cannot be read and whose descriptors are held at a time."""
+_RESCAN_S = (30.0, 600.0)
+"""Seconds until a rescan that looks for what could not be read: the first, and at the most."""
+
+_MISSED_EVERY_S = 1.0
+"""Time for which jobs that vanished are gathered, in seconds, so that a storm is few events."""
+_MOST_NAMED = 50
+
 _NO_ENVIRONMENT = Environment(data=b"")
 
 AppendRows = Callable[[Sequence[Row]], None]
@@ -53,6 +74,20 @@ class _Batch(msgspec.Struct):
     held: list[Taken]
     unsynced: list[Unsynced]
     size: int = 0
+
+
+class _Unread(msgspec.Struct):
+    """A script that could not be read, and whose descriptors are held."""
+
+    taken: Taken
+    since: float
+    backoff: Backoff
+    at: float = 0.0
+    is_removed: bool = False
+
+    def is_young(self) -> bool:
+        """Whether its descriptors are to be held, wherever its script is."""
+        return time.monotonic() - self.since < _HOLD_UNREAD_S
 
 
 class Committer:
@@ -187,6 +222,12 @@ class Capture:
         self._again_at = 0.0
         self._complaints: dict[str, str] = {}
         self._beat: Callable[[], None] = lambda: None
+        self._unread: dict[tuple[int, int], _Unread] = {}
+        self._released: set[tuple[int, int]] = set()
+        """Scripts that could not be read, and that only a rescan finds."""
+        self._rescans = Backoff(*_RESCAN_S)
+        self._rescan_at = 0.0
+        self._missed_at = 0.0
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
         """Capture until the Stop is raised; then finish what is in hand.
@@ -214,9 +255,9 @@ class Capture:
         if self._spool.away:
             raise SpoolUnavailable(self._spool.away)
         # Where leases do not work a script is taken when it was seen twice, a little later.
-        while self._spool.ready or self._spool.due_s() < 1.0:
+        while self._spool.ready or self._has_young() or self._spool.due_s() < 1.0:
             if not self._spool.ready:
-                time.sleep(self._spool.due_s())
+                time.sleep(min(self._spool.due_s(), self._unread_due_s()))
             self.turn()
             if self._again_at:
                 self.finish()
@@ -224,10 +265,15 @@ class Capture:
         if not self.finish():
             raise StoreUnavailable(f"not all scripts could be made durable: {self._complaint()}")
 
+    def _has_young(self) -> bool:
+        return any(unread.is_young() for unread in self._unread.values())
+
     def turn(self) -> None:
         """One look at the spool, and a slice of work."""
         self._spool.look()
+        self._report_missed()
         self._take_back()
+        self._take_unread()
         if time.monotonic() < self._again_at:
             return
         ready = self._spool.ready
@@ -242,8 +288,10 @@ class Capture:
                 self._again_at = time.monotonic() + self._backoff.next_s()
                 break
             except OSError as error:
-                log.error("job %d cannot be read from the spool: %s", taken.job_id, error)
-                taken.close()
+                self._try_later(taken, error)
+            else:
+                self._unread.pop((taken.job_id, taken.mtime_ns), None)
+                self._released.discard((taken.job_id, taken.mtime_ns))
             if self._batch.size >= _BATCH_BYTES:
                 self._hand_over()
         else:
@@ -273,9 +321,16 @@ class Capture:
             self.turn()
         if self._batch.held:
             self._hand_over()
+        # What a retry has put among the ready ones is there, and closed there.
+        held = [unread.taken for unread in self._unread.values() if unread.at]
+        unread = [*held, *self._spool.ready]
+        self._spool.vanished.extend(taken.job_id for taken in unread if taken.is_removed)
+        self._report_missed(at_once=True)
         done = self._committer.finish(max(0.1, until - time.monotonic()))
         self._close_kept()
-        left = len(self._spool.ready) + self._committer.under_way
+        for taken in held:
+            taken.close()
+        left = len(unread) + len(self._released) + self._committer.under_way
         if left:
             log.warning("%d scripts are not captured yet; the next start finds them", left)
         self._spool.close()
@@ -286,18 +341,23 @@ class Capture:
         return "; ".join(filter(None, said)) or "it took too long"
 
     def _nap_s(self) -> float:
-        nap_s = min(self._spool.due_s(), _LONGEST_NAP_S)
+        nap_s = min(self._spool.due_s(), self._unread_due_s(), _LONGEST_NAP_S)
         if self._spool.ready:
             return min(nap_s, max(0.01, self._again_at - time.monotonic()))
         if self._batch.held:
             return min(nap_s, _GATHER_S)
+        if self._spool.vanished:
+            return min(nap_s, max(0.01, self._missed_at - time.monotonic()))
         return nap_s
 
     def _take_back(self) -> None:
         with suppress(BlockingIOError):  # nothing has failed since the last look
             os.eventfd_read(self._committer.fd)
         while not self._committer.failed.empty():
-            self._spool.ready.extendleft(reversed(self._committer.failed.get()))
+            failed = self._committer.failed.get()
+            for taken in failed:
+                log.debug("job %d: script is written again", taken.job_id)
+            self._spool.ready.extendleft(reversed(failed))
             self._again_at = time.monotonic() + self._backoff.next_s()
         self._close_kept()
 
@@ -306,8 +366,91 @@ class Capture:
             for held in self._committer.kept.get():
                 held.close()
 
-    def _keep(self, taken: Taken) -> None:
-        contents = taken.read(self._redactor)
+    def _try_later(self, taken: Taken, error: OSError) -> None:
+        """Hold a script that cannot be read, or have a rescan find it, if it was held for long."""
+        now, key = time.monotonic(), (taken.job_id, taken.mtime_ns)
+        unread = self._unread.get(key)
+        if unread is None:
+            log.error("job %d cannot be read from the spool yet: %s", taken.job_id, error)
+            unread = self._unread[key] = _Unread(taken, now, Backoff(0.1, 10.0))
+            self._released.discard(key)
+        unread.is_removed = taken.is_removed
+        is_alone = isinstance(error, EnvironmentUnreadable)
+        holds = unread.is_young() or (unread.is_removed and not is_alone)
+        if holds and len(self._unread) <= _MOST_UNREAD:
+            unread.at = now + unread.backoff.next_s()
+            return
+        del self._unread[key]
+        if isinstance(error, EnvironmentUnreadable):
+            log.error("job %d is kept without its environment: %s", taken.job_id, error)
+            try:
+                self._keep(taken, error.contents)
+            except StoreUnavailable:
+                self._unread[key] = unread
+                unread.at = now + unread.backoff.next_s()
+            return
+        taken.close()
+        if unread.is_removed:
+            self._spool.vanished.append(taken.job_id)
+            return
+        self._released.add(key)
+        self._rescan_at = self._rescan_at or now + self._rescans.next_s()
+
+    def _take_unread(self) -> None:
+        """Have what could not be read be tried again, where it is time."""
+        now = time.monotonic()
+        for unread in self._unread.values():
+            if 0 < unread.at <= now:
+                unread.at = 0.0
+                log.debug("job %d: script is read again", unread.taken.job_id)
+                self._spool.ready.append(unread.taken)
+        if self._rescan_at and now >= self._rescan_at and self._may_rescan():
+            self._rescan()
+
+    def _may_rescan(self) -> bool:
+        """Whether a rescan takes nothing a second time: the spool has none of what is held."""
+        return not self._spool.ready and all(one.is_removed for one in self._unread.values())
+
+    def _rescan(self) -> None:
+        """Have the spool find what could not be read, and tell of what it has no more."""
+        gone = {key for key in self._released if not self._spool.holds(*key)}
+        self._spool.vanished.extend(job_id for job_id, _ in gone)
+        self._released -= gone
+        self._rescan_at = 0.0
+        if self._released:
+            self._spool.rescan()
+            self._rescan_at = time.monotonic() + self._rescans.next_s()
+        else:
+            self._rescans.reset()
+
+    def _unread_due_s(self) -> float:
+        """Seconds until something that could not be read is tried again."""
+        dues = [unread.at for unread in self._unread.values() if unread.at]
+        if self._rescan_at and self._may_rescan():
+            dues.append(self._rescan_at)
+        return max(0.0, min(dues, default=math.inf) - time.monotonic())
+
+    def _report_missed(self, *, at_once: bool = False) -> None:
+        """Log the jobs that vanished, and tell the journal: their scripts are a gap."""
+        missed, now = self._spool.vanished, time.monotonic()
+        if not missed or (now < self._missed_at and not at_once):
+            return
+        self._missed_at = now + _MISSED_EVERY_S
+        job_ids, missed[:] = list(dict.fromkeys(missed)), []
+        more = f" and {len(job_ids) - _MOST_NAMED} more" if len(job_ids) > _MOST_NAMED else ""
+        log.error(
+            "%d scripts of %s are lost: slurmctld removed them before they were read: jobs %s%s",
+            len(job_ids),
+            self._cluster,
+            ", ".join(map(str, job_ids[:_MOST_NAMED])),
+            more,
+        )
+        for start in range(0, len(job_ids), MOST_MISSED):
+            event = missed_event(self._cluster, "spool", job_ids[start : start + MOST_MISSED])
+            self._committer.put(_Batch(rows_of([event]), [], []))
+
+    def _keep(self, taken: Taken, contents: Contents | None = None) -> None:
+        contents = contents or taken.read(self._redactor)
         events = contents.events
         size = 0
         if contents.script is not None or contents.flags:
@@ -316,6 +459,7 @@ class Capture:
             body = event.body
             size = sum(kept.length for kept in (body.script, body.environment) if kept)
             self.captured += 1
+            log.debug("job %d: script kept, %d bytes", taken.job_id, size)
         if not self._batch.held:
             self._gathering_since = time.monotonic()
         self._batch.rows.extend(rows_of(events))

@@ -13,6 +13,11 @@ OPEN: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """How a spool's file is opened: no link out of it, and no wait for a pipe's other end."""
 
 NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""No descriptor is left, of this process's or of the machine's."""
+FOREIGN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOTDIR})
+"""Errors of opening what no scheduler made: a link, a socket, a file in place of a directory.
+
+After every other error the file may be read later: a path fails over, a server is away."""
 MOST_ENVIRONMENT_BYTES: Final = 8 << 20
 """An environment beyond this is not kept: one user's job must not stop capture for all.
 
@@ -24,6 +29,7 @@ MOST_SCRIPT_BYTES: Final = 48 << 20
 set, Torque has none. With an environment it fits into one frame between two hosts."""
 ENVIRONMENT_MISSING: Final = "environment-missing"
 ENVIRONMENT_TOO_LARGE: Final = "environment-too-large"
+ENVIRONMENT_UNREADABLE: Final = "environment-unreadable"
 SCRIPT_TOO_LARGE: Final = "script-too-large"
 _USUAL_BYTES = 1 << 15
 
@@ -47,6 +53,14 @@ def is_written(fd: int, *, remote: bool = False) -> bool | None:
     except OSError as error:
         return False if error.errno == errno.EAGAIN and not remote else None
     return True
+
+
+def is_unlinked(fd: int) -> bool:
+    """Whether a file has no name any more, so that open descriptors alone have its bytes."""
+    try:
+        return os.fstat(fd).st_nlink == 0
+    except OSError:
+        return False  # its file system cannot tell now
 
 
 def read_whole(fd: int, most: int = MOST_SCRIPT_BYTES) -> bytes | None:

@@ -126,7 +126,15 @@ def plugins(
         output.print_table(_COLUMNS, answer.plugins, style)
 
 
+def _use(line: PluginLine) -> str:
+    if line.refusal:
+        return "refused"
+    return "yes" if line.used else "no"
+
+
 def _last_error(line: PluginLine) -> str:
+    if line.refusal:
+        return line.refusal
     if not line.failures:
         return ""
     last = line.failures[0]
@@ -136,7 +144,7 @@ def _last_error(line: PluginLine) -> str:
 
 _COLUMNS = [
     output.Column("Type", lambda line: line.type),
-    output.Column("Used", lambda line: "yes" if line.used else "no"),
+    output.Column("Used", _use),
     output.Column("Package", lambda line: line.package),
     output.Column("Class", lambda line: line.where, usual=False),
     output.Column("Errors", lambda line: str(sum(f.count for f in line.failures)), right=True),

@@ -131,7 +131,19 @@ class Root(LazyGroup):
             "restore",
         ),
         Entry("serve", ADMINISTRATORS, "Run the daemon.", "steward.cli.serve"),
+        Entry(
+            "reload",
+            ADMINISTRATORS,
+            "Have the daemon read its configuration again.",
+            "steward.cli.reload",
+        ),
         Entry("web", ADMINISTRATORS, "Serve the pages and the API.", "steward.cli.web"),
+        Entry(
+            "listen",
+            ADMINISTRATORS,
+            "Listen for compute nodes under a user of its own.",
+            "steward.cli.listen",
+        ),
         Entry(
             "controller",
             ADMINISTRATORS,

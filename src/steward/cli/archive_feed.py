@@ -73,6 +73,48 @@ def watch(
     slurm_conf: Annotated[
         str, typer.Option("--slurm-conf", metavar="FILE", help="slurm.conf, if not the usual one.")
     ] = "",
+    period: Annotated[
+        Literal["yearly", "monthly", "daily", "none"],
+        typer.Option(
+            "--period",
+            metavar="P",
+            help="With --layout sarchive: a directory each year, month or day, or one for all: "
+            "yearly, monthly, daily, none. Default yearly.",
+        ),
+    ] = "yearly",
+    groups: Annotated[
+        str,
+        typer.Option(
+            "--groups", metavar="NAME,…", help="Unix groups that may read every file. Default none."
+        ),
+    ] = "",
+    groups_file: Annotated[
+        str,
+        typer.Option("--groups-file", metavar="FILE", help="A file with such groups, one a line."),
+    ] = "",
+    move_to: Annotated[
+        str,
+        typer.Option(
+            "--move-to", metavar="DIR", help="A second tree that files are moved on to; not --once."
+        ),
+    ] = "",
+    move_after: Annotated[
+        float,
+        typer.Option(
+            "--move-after",
+            metavar="S",
+            help="Age of a file when it is moved on, in seconds. Default 300.",
+        ),
+    ] = 300.0,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option(
+            "--log-level",
+            metavar="L",
+            help="debug (a line for each script kept, read again, filed or moved), info, warning "
+            "or error. Default info, with --once warning.",
+        ),
+    ] = None,
 ) -> None:
     """Keep one cluster's scripts, alone.
 
@@ -82,6 +124,8 @@ def watch(
     """
     if no_slurm and not spool and scheduler == "slurm":
         raise UsageError("--no-slurm leaves nobody to ask where the spool is: give --spool DIR")
+    if once and move_to:
+        raise UsageError("--once ends before files are old enough to be moved: leave --move-to out")
     if once and spool:
         _look_into(spool, scheduler)
     root = os.path.abspath(archive)
@@ -98,11 +142,30 @@ def watch(
                     timezone=timezone,
                 )
             },
-            archive=ArchiveSettings(sink={"files": FilesSinkSettings(path=root, layout=layout)}),
-            log_level="warning" if once else "info",
+            archive=ArchiveSettings(
+                sink={
+                    "files": FilesSinkSettings(
+                        path=root,
+                        layout=layout,
+                        period=period,
+                        groups=tuple(filter(None, groups.split(","))),
+                        groups_file=os.path.abspath(groups_file) if groups_file else "",
+                        move_to=os.path.abspath(move_to) if move_to else "",
+                        move_after_s=move_after,
+                    )
+                }
+            ),
+            log_level=log_level or ("warning" if once else "info"),
         ),
         "watch",
-        {"spool": "--spool", "scheduler": "--scheduler"},
+        {
+            "spool": "--spool",
+            "scheduler": "--scheduler",
+            "groups": "--groups",
+            "groups_file": "--groups-file",
+            "move_to": "--move-to",
+            "move_after_s": "--move-after",
+        },
     )
     settings = set_up(root, settings, "watch")
     if once:
@@ -195,6 +258,10 @@ def import_(
     print(
         f"Took over {number(imported.scripts, 'script')}, {imported.owned} of them with an owner."
     )
+    if imported.known:
+        print(f"The archive had {number(imported.known, 'script')} already.")
+    if imported.scriptless:
+        print(f"slurmdbd stored no script of {number(imported.scriptless, 'submission')}.")
     if imported.skipped:
         output.warn(f"{imported.skipped} files were passed over: the log says which and why")
     if imported.unknown_users:

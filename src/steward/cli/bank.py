@@ -40,6 +40,7 @@ class BankGroup(LazyGroup):
         Entry("transfer", OPERATORS, "Give money of one account to another.", _MONEY, "transfer"),
         Entry("refund", OPERATORS, "Give back what was charged.", _MONEY, "refund"),
         Entry("adjust", OPERATORS, "Correct what an account has, by hand.", _MONEY, "adjust_app"),
+        Entry("allow", OPERATORS, "Let one job pass whatever its account has.", _JOBS, "allow"),
         Entry("enforce", OPERATORS, "Set how much the bank enforces.", _RATES, "enforce"),
         Entry(
             "would-refuse",

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from steward.bank.asking_jobs import (
+    AllowAnswer,
+    AllowRequest,
     ExplainAnswer,
     ExplainedLine,
     ExplainRequest,
@@ -15,8 +17,9 @@ from steward.bank.asking_jobs import (
 from steward.bank.records import PriceLine, Quote
 from steward.cli import options, output
 from steward.cli.asking import Asked, asking
-from steward.cli.bank_text import ClusterOption, Shown, plain, say
+from steward.cli.bank_text import ClusterOption, NeededReason, Shown, plain, say
 from steward.cli.options import Place
+from steward.cli.times import zone_to_ask_in
 from steward.client.asking import action, call
 from steward.errors import UsageError
 
@@ -111,6 +114,35 @@ def _script(words: tuple[str, ...]) -> str:
 
 
 @asking
+def allow(
+    asked: Asked,
+    job: options.JobId,
+    reason: NeededReason,
+    until: Annotated[
+        str,
+        typer.Option(
+            "--until", metavar="TIME", help="When it ends: now+2hours.", callback=options.not_empty
+        ),
+    ],
+    cluster: ClusterOption = "",
+) -> None:
+    """Let one job pass whatever its account has.
+
+    Until the given time the gate rejects no change of it. The job is held for and charged all
+    the same, so that its account may be overdrawn and rejects further jobs. An allowance of a
+    task is its array's.
+    """
+    request = AllowRequest(
+        job=job, until=until, reason=reason, cluster=cluster, zone=zone_to_ask_in()
+    )
+    answer: AllowAnswer = asked.call("bank.allow", request)
+    if asked.style.json:
+        output.print_json(answer)
+    else:
+        say(f"Job {job} passes until {Shown(answer).time(answer.until)}.")
+
+
+@asking
 def explain(
     asked: Asked,
     job: options.JobId,
@@ -143,7 +175,7 @@ def _print_charge(line: ExplainedLine, shown: Shown) -> None:
     run = f"run {charge.restarts}" if charge.restarts else "its run"
     piece = ", a former size" if charge.piece_us else ""
     number = f", rate {charge.rate}" if charge.rate else ""
-    say(f"{charge.job_id}, {run}{piece} in {charge.partition}: {shown.amount(charge.amount)}"
+    say(f"{line.name}, {run}{piece} in {charge.partition}: {shown.amount(charge.amount)}"
         f"{number}, by {charge.source}")  # fmt: skip
     _print_lines(line.lines, shown)
     if line.refunded:

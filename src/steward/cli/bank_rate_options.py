@@ -1,4 +1,4 @@
-"""How rates are typed, and shown: ``cpu=1``, ``lowprio=0.5``, ``sat-sun/0-24=0.5``."""
+"""How rates are typed: ``cpu=1``, ``lowprio=0.5``, ``sat-sun/0-24=0.5``."""
 
 import re
 from collections.abc import Iterable
@@ -8,14 +8,13 @@ import msgspec
 import typer
 
 from steward.bank import money
-from steward.bank.records import Factor, Rate
-from steward.bank.weighing import check_names
+from steward.bank.records import Factor
+from steward.bank.weighing import DAYS, check_names
 from steward.cli import options
 from steward.cli.bank_text import ClusterOption, Reason
 from steward.cli.options import split
 from steward.errors import UsageError
 
-_DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _FACTOR: Final = re.compile(r"([a-z,-]+)/([\d:]+)-([\d:]+)=([\d.]+)")
 _PERMILLE: Final = 1000
 
@@ -33,7 +32,7 @@ Weights = Annotated[
         "--weight",
         "-w",
         metavar="TRES=AMOUNT,…",
-        help="For an hour of a TRES: cpu=1,gres/gpu=20; of mem for a GiB.",
+        help="For an hour of a TRES: cpu=1,gres/gpu=20; of mem and bb/NAME for a GiB.",
         callback=options.not_empty,
     ),
 ]
@@ -195,44 +194,15 @@ def times(values: Iterable[str] | None) -> tuple[Factor, ...]:
     return tuple(found)
 
 
-def shown(rate: Rate) -> str:
-    """A rate as it would be typed, for people."""
-    if rate.free:
-        return "free"
-    said = [f"{name}={_number(amount)}" for name, amount in rate.weights.items()]
-    parts = [", ".join(said)]
-    parts += ["the dearest counts"] if rate.combine == "max" and len(rate.weights) > 1 else []
-    parts += [f"at least {_number(rate.minimum)}"] if rate.minimum else []
-    parts += ["whole nodes"] if rate.whole_nodes else []
-    parts += [f"{name}: x{_share(value)}" for name, value in rate.qos_permille.items()]
-    parts += [f"{_when(one)}: x{_share(one.permille)}" for one in rate.factors]
-    parts += [f"{name}: x{_share(value)}" for name, value in rate.ends_permille.items()]
-    return "; ".join(part for part in parts if part)
-
-
-def _number(amount: int) -> str:
-    return money.plain(amount).rstrip("0").rstrip(".")
-
-
-def _share(value: int) -> str:
-    return f"{value / _PERMILLE:.3f}".rstrip("0").rstrip(".")
-
-
-def _when(factor: Factor) -> str:
-    days = ",".join(_DAYS[day] for day in factor.days)
-    begin, end = divmod(factor.begin_min, 60), divmod(factor.end_min, 60)
-    return f"{days}/{begin[0]:02}:{begin[1]:02}-{end[0]:02}:{end[1]:02}"
-
-
 def _days(text: str) -> tuple[int, ...]:
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        if first not in _DAYS or (dash and last not in _DAYS):
-            raise UsageError(f"{part!r} is no day: {', '.join(_DAYS)}", part)
-        begin = _DAYS.index(first)
-        count = (_DAYS.index(last) - begin) % len(_DAYS) if dash else 0
-        found |= {(begin + step) % len(_DAYS) for step in range(count + 1)}
+        if first not in DAYS or (dash and last not in DAYS):
+            raise UsageError(f"{part!r} is no day: {', '.join(DAYS)}", part)
+        begin = DAYS.index(first)
+        count = (DAYS.index(last) - begin) % len(DAYS) if dash else 0
+        found |= {(begin + step) % len(DAYS) for step in range(count + 1)}
     return tuple(sorted(found))
 
 

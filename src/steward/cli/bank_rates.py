@@ -15,9 +15,10 @@ from steward.bank.asking_rates import (
     WouldRefuseRequest,
 )
 from steward.bank.records import ModeRule, Rate
+from steward.bank.weighing import worded
 from steward.cli import options, output
 from steward.cli.asking import Asked, asking, asking_columns, taking
-from steward.cli.bank_rate_options import RateSaid, rate_said, shown
+from steward.cli.bank_rate_options import RateSaid, rate_said
 from steward.cli.bank_text import (
     AccountOption,
     ClusterOption,
@@ -113,7 +114,7 @@ def _print_rates(answer: RatesAnswer, style: Style) -> None:
         Column("Partition", lambda one: one.partition),
         Column("QOS", lambda one: one.qos, usual=any(one.qos for one in answer.rates)),
         Column("From", lambda one: view.time(one.valid_from)),
-        Column("Rate", shown),
+        Column("Rate", worded),
         Column("Note", lambda one: one.note, usual=False),
     ]
     if not answer.rates:
@@ -127,7 +128,7 @@ def enforce(
     mode: Annotated[
         str,
         typer.Argument(
-            metavar="off|observe|gate|default", help="Not given, it is only shown what holds."
+            metavar="off|observe|gate|default", help="Not given, it is only worded what holds."
         ),
     ] = "",
     cluster: ClusterOption = "",

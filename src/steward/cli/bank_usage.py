@@ -13,7 +13,7 @@ from steward.cli.bank_text import Shown, plain, say, since, until
 from steward.cli.drawing import bar, pens
 from steward.cli.drawing import plain as without_styles
 from steward.cli.output import Column
-from steward.cli.times import zone_to_ask_in
+from steward.cli.times import show, zone_to_ask_in
 from steward.errors import UsageError
 
 _GROUPS = ("account", "user", "partition", "month", "day", "cluster")
@@ -62,7 +62,9 @@ def usage(
         output.print_json(answer)
         return
     if not answer.rows and not style.parsable:
-        say("Nothing was used.")
+        begin, end = (show(at, answer.zone) for at in (answer.since, answer.until))
+        whose = "" if answer.is_all else " to you or to accounts that you own or coordinate"
+        say(f"No run that began from {begin} to {end} was charged{whose}.")
         return
     output.print_table(_columns(answer), answer.rows, style)
     if not style.parsable:

@@ -1,5 +1,6 @@
 """``steward bank balance``, ``statement`` and ``holds``: what is there, and where it went."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -93,6 +94,11 @@ def _balances(answer: BalanceAnswer) -> list[Column]:
         Column("Yours", limit, None, True, has_limits),
         Column("FirstEnd", ends),
         Column(
+            "AsOf",
+            lambda one: shown.time(one.remote_at) if one.remote_at else "",
+            usual=any(one.remote_at for one in answer.accounts),
+        ),
+        Column(
             "State",
             lambda one: "closed" if one.closed else "" if one.known else "not created",
             usual=any(one.closed or not one.known for one in answer.accounts),
@@ -124,7 +130,7 @@ def statement(
     )
     answer: StatementAnswer = asked.call("bank.statement", request)
     found, shown = answer.statement, Shown(answer)
-    table = _lines(shown)
+    table = _lines(shown, answer.names)
     if style.json:
         output.print_json(answer)
     elif as_csv:
@@ -142,14 +148,14 @@ def statement(
             say(f"{shown.whole(found.closing)} at the end.")
 
 
-def _lines(shown: Shown) -> list[Column]:
+def _lines(shown: Shown, names: Mapping[str, str]) -> list[Column]:
     return [
         Column("Time", lambda one: shown.time(one.at)),
         Column("Number", lambda one: str(one.number), None, True, False),
         Column("Account", lambda one: one.account, usual=False),
         Column("Kind", lambda one: one.kind),
         Column("User", lambda one: one.user),
-        Column("What", _what, lambda one: one.charge or one.why, widest=44),
+        Column("What", lambda one: _what(one, names), lambda one: one.charge or one.why, widest=44),
         Column("Amount", lambda one: shown.amount(one.amount), lambda one: plain(one.amount), True),
         Column(
             "Balance", lambda one: shown.amount(one.balance), lambda one: plain(one.balance), True
@@ -159,12 +165,12 @@ def _lines(shown: Shown) -> list[Column]:
     ]
 
 
-def _what(one: StatementLine) -> str:
+def _what(one: StatementLine, names: Mapping[str, str]) -> str:
     """A job and why it was charged, or the reason that somebody gave."""
     if not one.charge:
         return one.why
     parts = one.charge.split("/")
-    named = f"job {parts[1]}" if len(parts) == 5 else one.charge
+    named = f"job {names.get(one.charge, parts[1])}" if len(parts) == 5 else one.charge
     return named if one.kind == "charge" else f"{named}: {one.why}"
 
 

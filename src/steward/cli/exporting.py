@@ -19,6 +19,7 @@ from steward.cli.output import warn
 from steward.cli.unfinished import SUFFIX as PART
 from steward.cli.unfinished import Unfinished
 from steward.errors import StewardError, UsageError
+from steward.files import open_directory
 from steward.filesystems import sync_filesystem
 
 MANIFEST = "MANIFEST.jsonl"
@@ -151,7 +152,7 @@ class Directory:
 
     def __enter__(self) -> Self:
         try:
-            os.makedirs(self._root, mode=0o700, exist_ok=True)
+            os.close(open_directory(self._root, make=0o700))
             self._manifest = Unfinished(os.path.join(self._root, MANIFEST))
         except OSError as error:
             raise self._failed(error) from error
@@ -180,9 +181,13 @@ class Directory:
         assert self._manifest is not None, "used as a context"
         path = os.path.join(self._root, checked_path(file.path))
         try:
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            if not _is_there(path, file.data):
-                _write_whole(path, file)
+            directory = open_directory(os.path.dirname(path), make=0o700)
+            try:
+                name = os.path.basename(path)
+                if not _is_there(directory, name, file.data):
+                    _write_whole(directory, name, file)
+            finally:
+                os.close(directory)
             self._manifest.file.write(manifest_line(file))
         except OSError as error:
             raise self._failed(error) from error
@@ -192,31 +197,34 @@ class Directory:
         return ExportError(f"cannot export to {where}: {error.strerror}", self._root)
 
 
-def _is_there(path: str, data: bytes) -> bool:
+def _is_there(directory: int, name: str, data: bytes) -> bool:
     """Whether an export that was cut short has written a file already.
 
     Raises:
         FileExistsError: Something else is in its place.
     """
-    if not os.path.lexists(path):
-        return False
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags), "rb") as there:
+    try:
+        fd = os.open(name, flags, dir_fd=directory)
+    except FileNotFoundError:
+        return False
+    with os.fdopen(fd, "rb") as there:
         if os.fstat(there.fileno()).st_size != len(data) or there.read() != data:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
     return True
 
 
-def _write_whole(path: str, file: ExportFile) -> None:
+def _write_whole(directory: int, name: str, file: ExportFile) -> None:
     """Write a file that appears whole; what an earlier try has left of it is replaced."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path + PART)
+        os.unlink(name + PART, dir_fd=directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path + PART, flags, 0o600), "wb") as out:
+    with os.fdopen(os.open(name + PART, flags, 0o600, dir_fd=directory), "wb") as out:
         out.write(file.data)
-    seconds = file.modified.timestamp()
-    os.utime(path + PART, (seconds, seconds))
-    os.rename(path + PART, path)
+        out.flush()
+        seconds = file.modified.timestamp()
+        os.utime(out.fileno(), (seconds, seconds))
+    os.rename(name + PART, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
 class Tar:

@@ -3,9 +3,11 @@
 import sys
 from typing import Annotated
 
+import msgspec
 import typer
 
 from steward.cli.text import safe
+from steward.config_accounting import LISTENER_USER
 from steward.errors import UsageError
 from steward.native.installing import DEFAULT_LINES
 from steward.setup.making import make
@@ -16,11 +18,13 @@ from steward.setup.wishes import (
     DEFAULT_STATE,
     Site,
     Wishes,
+    is_user,
     site_of,
 )
 
 _NODES = "0.0.0.0:6826"
 _WEB = "127.0.0.1:8290"
+_URL = "URL of the pages in users' browsers, such as https://steward.example.org"
 
 
 def init(
@@ -57,6 +61,10 @@ def init(
         str | None,
         typer.Option("--web", metavar="ADDRESS", help=f"Where pages are served, e.g. {_WEB}."),
     ] = None,
+    web_url: Annotated[
+        str | None,
+        typer.Option("--web-url", metavar="URL", help="URL of the pages in users' browsers."),
+    ] = None,
     slurm_conf: Annotated[
         str, typer.Option("--slurm-conf", metavar="FILE", help="slurm.conf, if it is not found.")
     ] = "",
@@ -92,6 +100,11 @@ def init(
         sensor=_whether(asks, sensor, "Tell when nodes change their state", False),
         web=_address(asks, web, "Serve web pages", _WEB),
     )
+    if wishes.nodes and is_user(LISTENER_USER):
+        wishes = msgspec.structs.replace(wishes, listener=LISTENER_USER)
+    if wishes.web:
+        url = _text(asks and web_url is None, web_url or "", _URL, "")
+        wishes = msgspec.structs.replace(wishes, web_url=url)
     _check(wishes)
     for path in make(wishes, site, force=force):
         typer.echo(f"{safe(path)} is written.")

@@ -13,7 +13,7 @@ import socket as sockets
 import syslog
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Final
 
 import typer
@@ -199,12 +199,13 @@ def _slot() -> Iterator[bool]:
 
 
 def _become_independent() -> bool:
-    """Let the caller go on; True in the process that does the work."""
-    if os.fork():
-        return False
-    os.setsid()
-    if os.fork():
-        os._exit(0)
+    """Let the caller go on, if a process can be had; True in the process that does the work."""
+    with suppress(OSError):  # a limit on processes: the mail goes out while the caller waits
+        if os.fork():
+            return False
+        os.setsid()
+        if os.fork():
+            os._exit(0)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(null, descriptor)

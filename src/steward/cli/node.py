@@ -100,6 +100,11 @@ def node(
         output.print_json(answer)
         return
     output.print_table(_nodes(answer), answer.nodes, asked.style)
+    for one, since in sorted(answer.silent_since.items()):
+        output.warn(
+            f"slurmctld of cluster {one} does not answer: its nodes are shown as they were at "
+            f"{show_time(since)}; see 'steward status'"
+        )
     if not answer.sensor:
         output.warn(
             "there is no sensor, which alone tells of nodes: set enabled = true in [sensor]"

@@ -18,6 +18,7 @@ from steward.reports.shapes import (
     AccountRow,
     AccountsRequest,
     By,
+    ClusterAnswer,
     ClusterRequest,
     JobsRequest,
     PartitionRow,
@@ -375,5 +376,16 @@ def _print(answer: ReportAnswer, wanted: Wanted, asked: Asked, columns: Sequence
         begin, end = (show_time(at, zone) for at in (periods[0].since, periods[-1].until))
         output.note(f"From {begin} to {end}, in {wanted.unit}.")
         if not answer.is_all:
-            output.note("Of jobs that you may see: your own, and those of accounts of yours.")
+            output.note("Of jobs that you may see: yours, and those of accounts that you lead.")
     output.print_table(table, rows, style)
+    if not rows and not style.parsable:
+        output.note(_empty(answer, wanted))
+
+
+def _empty(answer: ReportAnswer, wanted: Wanted) -> str:
+    """Why a report has no rows."""
+    if isinstance(answer, ClusterAnswer) and not answer.sensor:
+        return "No rows: the sensor records capacity and is off. Set 'enabled = true' in [sensor]."
+    seen = "" if answer.is_all else " that you may see"
+    hint = "" if wanted.fields["since"] else " Yesterday is reported unless --starttime is given."
+    return f"No rows: no job{seen} was counted in this period.{hint}"

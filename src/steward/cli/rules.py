@@ -57,6 +57,10 @@ def check(
             show_default=False,
         ),
     ] = None,
+    stackstorm: Annotated[
+        bool,
+        typer.Option("--stackstorm", help="Say too what StackStorm lacks or does otherwise."),
+    ] = False,
 ) -> None:
     """Say what is wrong with rules, each with file, line and key.
 
@@ -67,6 +71,9 @@ def check(
         output.print_json(answer)
     else:
         _say_troubles(answer.troubles)
+        if stackstorm:
+            for one in answer.differences:
+                print(one.what)
         wrong = number(len({one.path for one in answer.troubles}), "file")
         print(f"{number(answer.rules, 'rule')} right, {wrong} wrong.")
     if answer.troubles:
@@ -74,15 +81,12 @@ def check(
 
 
 def _checked(files: list[str]) -> CheckAnswer:
+    from steward.automation.rules.asking import checked
     from steward.automation.rules.book import load_file
 
     found = [load_file(path, trusted=True) for path in files]
-    return CheckAnswer(
-        rules=sum(rule is not None for rule, _ in found),
-        troubles=tuple(
-            TroubleLine(path=one.path, what=one.what) for _, wrong in found for one in wrong
-        ),
-    )
+    rules = [rule for rule, _ in found if rule is not None]
+    return checked(rules, [one for _, wrong in found for one in wrong])
 
 
 @app.command("list")

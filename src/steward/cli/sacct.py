@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from steward.access import this_user
-from steward.accounting.sacct.options import Options, options
+from steward.accounting.sacct.options import Options, completions, options
 from steward.accounting.sacct.shapes import SacctAnswer, SacctText
 from steward.cli.ending import ended
 from steward.cli.times import zone_to_ask_in
@@ -58,13 +58,19 @@ def _run(words: list[str]) -> int:
 
 def _told(asked: Options) -> str:
     from steward import __version__
-    from steward.accounting.sacct.help import HELP, USAGE, field_list
+    from steward.accounting.sacct.help import HELP, USAGE, field_list, reason_list, state_list
 
     if asked.tell == "fields":
         return field_list()
     if asked.tell == "version":
         # Scripts look for Slurm's version, to know which fields and options there are.
         return f"slurm 26.05 (steward {__version__})\n"
+    if asked.tell == "states":
+        return state_list()
+    if asked.tell == "reasons":
+        return reason_list()
+    if asked.tell == "completions":
+        return completions(asked.prefix)
     return HELP if asked.tell == "help" else USAGE
 
 
@@ -72,6 +78,11 @@ def _print_lines(asked: Options) -> None:
     from steward.accounting.sacct.fields import chosen
     from steward.accounting.sacct.printing import header
 
+    if asked.request.flags:
+        print(
+            "steward sacct: --flags finds imported jobs alone: squeue shows no flags",
+            file=sys.stderr,
+        )
     heading = header(chosen(asked.request.format), asked.request)
     pieces = _pieces(asked)
     # What cannot be asked is said alone, without a heading over nothing.
@@ -188,26 +199,33 @@ def _print_yaml(asked: Options, words: list[str]) -> None:
 
 
 def _write_parquet(asked: Options) -> None:
+    import tempfile
+
     import msgspec
 
     from steward.accounting.log.packing import write_parquet
+    from steward.files import directory_of
     from steward.lines import Line
 
     path = os.path.abspath(asked.parquet)
     if os.path.lexists(path):
         raise SacctFailed(f"{asked.parquet} is there already: give another name", path)
-    part = f"{path}.part"
     decode = msgspec.json.Decoder(Line).decode
     try:
-        write_parquet((decode(document) for document in _documents(asked)), part)
-        os.rename(part, path)
+        with (
+            directory_of(path) as (directory, name),
+            # In one that nobody else has: the library makes files by their paths.
+            tempfile.TemporaryDirectory(
+                prefix=".steward-parquet-", dir=f"/proc/self/fd/{directory}"
+            ) as work,
+        ):
+            part = os.path.join(os.path.realpath(work), "lines")
+            write_parquet((decode(document) for document in _documents(asked)), part)
+            os.rename(part, name, dst_dir_fd=directory)
     except OSError as error:
         raise SacctFailed(
             f"cannot write {asked.parquet}: {error.strerror or error}", path
         ) from error
-    finally:
-        if os.path.exists(part):
-            os.unlink(part)
 
 
 def _print_scripts(asked: Options) -> None:

@@ -1,6 +1,5 @@
 """``steward status`` and ``steward metrics``: how Steward itself stands."""
 
-import os
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -16,6 +15,8 @@ from steward.cli.text import number, size
 from steward.cli.times import show as show_time
 from steward.client.place import Place
 from steward.errors import Unavailable
+from steward.files import replacing, told_by
+from steward.looks import LONG_INTERVAL_S
 from steward.status.shapes import (
     ConsumerLine,
     MetricsAnswer,
@@ -67,13 +68,11 @@ def metrics(
     if not to:
         output.write(data)
         return
-    fresh = f"{to}.{os.getpid()}"
     try:
-        with open(fresh, "wb") as file:
+        with replacing(to, 0o640) as file:
             file.write(data)
-        os.replace(fresh, to)
     except OSError as error:
-        raise StatusUnavailable(f"cannot write {to}: {error.strerror}", to) from error
+        raise StatusUnavailable(f"cannot write {to}: {told_by(error, to)}", to) from error
 
 
 _COLUMNS = [
@@ -96,12 +95,18 @@ def _rows(answer: StatusShowAnswer) -> Iterator[_Row]:
     for one in answer.clusters:
         state = "remote" if one.remote else {True: "up", False: "down", None: "not asked"}[one.up]
         cost = f", asked in {one.cost_s:.2f} s" if one.cost_s is not None and one.up else ""
+        if one.up and (one.interval_s or 0) > LONG_INTERVAL_S:
+            cost += f", and again only after {one.interval_s:.0f} s since that takes long"
         version = f"Slurm {one.slurm}" if one.slurm else ""
         yield _Row(f"cluster {one.cluster}", state, one.message or f"{version}{cost}")
     for disk in answer.disks:
         free = f"{size(disk.free)} of {size(disk.total)} are free"
         yield _Row(f"disk {disk.what}", "mounted", free)
     yield from _books(answer)
+    for key, why in answer.unavailable.items():
+        yield _Row(key, "unavailable", why)
+    for address, why in answer.refused.items():
+        yield _Row(f"agent {address}", "refused", why)
     for what, why in answer.unknown.items():
         yield _Row(what, "unknown", why)
 

@@ -8,8 +8,10 @@ import errno
 import fcntl
 import os
 import stat
+import weakref
 from typing import IO
 
+from steward.files import open_directory
 from steward.filesystems import rename_new
 
 SUFFIX = ".part"
@@ -28,12 +30,15 @@ class Unfinished:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._part = path + SUFFIX
+        directory, self._name = os.path.split(os.path.abspath(path))
+        self._part = self._name + SUFFIX
+        self._directory = open_directory(directory)
+        weakref.finalize(self, os.close, self._directory)
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         # As private as what is written to it, whatever the umask.
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(self._part, flags, 0o600)
+        fd = os.open(self._part, flags, 0o600, dir_fd=self._directory)
         try:
             self._take(fd)
             self.file: IO[bytes] = os.fdopen(fd, "wb")
@@ -45,14 +50,16 @@ class Unfinished:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
             # In a directory that others write to, too, it may have been put there for us.
-            raise FileExistsError(errno.EEXIST, "somebody else's file is in the way", self._part)
+            what = "somebody else's file is in the way"
+            raise FileExistsError(errno.EEXIST, what, self._path + SUFFIX)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_same = os.path.samestat(found, os.stat(self._part, follow_symlinks=False))
+            is_same = os.path.samestat(found, self._found())
         except (BlockingIOError, FileNotFoundError):
             is_same = False
         if not is_same:
-            raise BlockingIOError(errno.EAGAIN, "another export writes to it", self._part)
+            what = "another export writes to it"
+            raise BlockingIOError(errno.EAGAIN, what, self._path + SUFFIX)
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, 0)
 
@@ -65,14 +72,12 @@ class Unfinished:
         """
         self.file.flush()
         os.fsync(self.file.fileno())
-        directory, name = os.path.split(self._path)
-        fd = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            rename_new(fd, name + SUFFIX, name)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        rename_new(self._directory, self._part, self._name)
+        os.fsync(self._directory)
 
     def remove(self) -> None:
         """Remove it, before it is finished or closed."""
-        os.unlink(self._part)
+        os.unlink(self._part, dir_fd=self._directory)
+
+    def _found(self) -> os.stat_result:
+        return os.stat(self._part, dir_fd=self._directory, follow_symlinks=False)

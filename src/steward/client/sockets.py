@@ -1,7 +1,10 @@
 """Asks a daemon through its Unix socket."""
 
 import contextlib
+import random
 import socket
+import struct
+import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
@@ -9,9 +12,12 @@ import msgspec
 
 from steward.actions import Action
 from steward.client.errors import ClientError, DaemonAway
-from steward.daemon.protocol import Reply, address, ask_line, error_of, read_reply
+from steward.daemon.protocol import Busy, Reply, address, ask_line, error_of, read_reply
+from steward.waiting import Backoff
 
-_CONNECT_S: Final = 10.0
+_CONNECT_S: Final = 10
+"""How long a place in the daemon's queue is waited for, and turns are."""
+_TIMEVAL: Final = struct.Struct("ll")
 SILENCE_S: Final = 330.0
 """How long an answer may be silent: a little longer than the daemon lets an action be."""
 
@@ -30,6 +36,22 @@ def remote(path: str, action: Action, request: Any, key: str = "") -> Iterator[A
         ClientError: Its answer cannot be understood.
         StewardError: Whatever the action refuses or cannot do.
     """
+    until = time.monotonic() + _CONNECT_S
+    backoff = Backoff(0.05, 1.0)
+    while True:
+        try:
+            yield from _asked(path, action, request, key)
+        except Busy:
+            # Nothing of it was done, nor told.
+            wait_s = backoff.next_s() * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
+            if time.monotonic() + wait_s >= until:
+                raise
+            time.sleep(wait_s)
+        else:
+            return
+
+
+def _asked(path: str, action: Action, request: Any, key: str) -> Iterator[Any]:
     with _connect(path) as connection:
         # Who is turned away is not listened to; why is what is read next.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -90,7 +112,9 @@ def not_understood(who: str, error: Exception) -> ClientError:
 
 def _connect(path: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(_CONNECT_S)
+    # The kernel waits for a place in the daemon's queue; with a time-out of Python's it would
+    # say at once that there is none.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(_CONNECT_S, 0))
     try:
         with address(path) as name:
             connection.connect(name)

@@ -13,7 +13,7 @@ from steward.access import Asker
 from steward.actions import Action, Answer
 from steward.config_web import WebSettings
 from steward.credentials.errors import NoSuchCredential, NotLetIn
-from steward.credentials.room import CredentialsRoom, uid_of, who_asked
+from steward.credentials.room import BY_PROXY, BY_SHARED, CredentialsRoom, uid_of, who_asked
 from steward.credentials.scopes import SCOPES
 from steward.credentials.shapes import (
     CloseRequest,
@@ -76,17 +76,19 @@ def _open(room: CredentialsRoom, asker: Asker, request: OpenRequest) -> OpenAnsw
     if request.user:
         if not room.settings.web.proxy_header:
             raise Refused("no proxy is trusted: set 'proxy_header' in [web]", request.user)
-        uid, user, how = uid_of(request.user), request.user, "proxy"
+        uid, user, how = uid_of(request.user), request.user, BY_PROXY
     else:
         link = room.store.use_up(request.secret, now)
         uid, user, how = link.uid, link.user, link.how
+    web = room.settings.web
+    life_s = web.proxy_session_s if how == BY_PROXY else web.session_s
     secret, kept = room.store.make(
         "session",
         uid=uid,
         user=user,
         how=how,
         now=now,
-        expires=now + timedelta(seconds=room.settings.web.session_s),
+        expires=now + timedelta(seconds=life_s),
     )
     return OpenAnswer(secret=secret, user=user, expires=kept.expires)
 
@@ -176,13 +178,22 @@ def _token_create(room: CredentialsRoom, asker: Asker, request: TokenCreateReque
         "token",
         uid=uid,
         user=user,
-        how="munge" if asker.by_munge else asker.how,
+        how=_how(room.settings.web, asker),
         name=request.name,
         scopes=tuple(dict.fromkeys(request.scopes)),
         now=now,
         expires=now + timedelta(seconds=life_s),
     )
     return TokenAnswer(secret=secret, token=kept)
+
+
+def _how(web: WebSettings, asker: Asker) -> str:
+    """How the maker of a token is known: it bounds the token, too."""
+    if asker.how == "session" and web.is_shared:
+        return BY_SHARED
+    if asker.by_proxy:
+        return BY_PROXY
+    return "munge" if asker.by_munge else asker.how
 
 
 def _life_s(web: WebSettings, asker: Asker, wanted_s: float | None) -> float:

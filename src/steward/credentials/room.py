@@ -1,58 +1,36 @@
 """What the actions of credentials work with, and how the daemon knows a bearer."""
 
 import functools
-import ipaddress
 import logging
 import os
 import pwd
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Literal
 from urllib.parse import urlsplit
-
-import msgspec
 
 from steward.access import Access, Asker
 from steward.config import Settings
 from steward.config_web import WebSettings
 from steward.credentials import tickets
-from steward.credentials.errors import NotInScope, NotKnown, NotLetIn
-from steward.credentials.scopes import ALWAYS, Scope, scope_of
+from steward.credentials.errors import NotKnown, NotLetIn
 from steward.credentials.shapes import VouchRequest
 from steward.credentials.store import CredentialStore, Kind
 from steward.errors import Refused
 from steward.events import utc_now
+from steward.listening import is_ipv6, is_within
 from steward.munge.munged import Claim, Munge, MungeUnavailable
 from steward.munge.requests import difference, statement_over
 
 log = logging.getLogger(__name__)
 
 SESSION = "sts_"
-
-
-class Bearer(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who was known by a credential.
-
-    Attributes:
-        asker: Who it is.
-        scopes: What the credential is good for; None for everything that its user may do.
-    """
-
-    asker: Asker
-    scopes: frozenset[Scope] | None = None
-
-    def check(self, action: str) -> None:
-        """Let an action pass, by its name.
-
-        Raises:
-            NotInScope: The credential was not made for it.
-        """
-        wanted = scope_of(action)
-        if self.scopes is not None and wanted not in self.scopes and action not in ALWAYS:
-            raise NotInScope(
-                f"this token may not do {action}: it takes the scope '{wanted}', "
-                f"and has {' and '.join(sorted(self.scopes)) or 'none'}",
-                action,
-            )
+BY_PROXY = "proxy"
+"""How a session was opened on a proxy's word, and what was made in it …"""
+BY_SHARED = "shared"
+"""… and how a token was made in a session on an origin that other applications share."""
+_RENEWED_EVERY = timedelta(seconds=10)
+"""How exactly use is told from none: each request would be a write."""
 
 
 class CredentialsRoom:
@@ -76,7 +54,7 @@ class CredentialsRoom:
         """The credentials."""
         return CredentialStore(self.settings.state_dir)
 
-    def bearer(self, secret: str) -> Bearer:
+    def bearer(self, secret: str) -> Asker:
         """Who brings a session's or a token's secret.
 
         Raises:
@@ -84,11 +62,34 @@ class CredentialsRoom:
         """
         if secret.startswith(tickets.PREFIX):
             uid, user = tickets.whose(secret, self.now())
-            return Bearer(asker=Asker(uid=uid, user=user, how="munge", by_munge=True))
+            return Asker(uid=uid, user=user, how="munge", by_munge=True)
         kind: Kind = "session" if secret.startswith(SESSION) else "token"
-        found = self.store.known(kind, secret, self.now())
-        asker = Asker(uid=found.uid, user=found.user, how=kind, by_munge=found.how == "munge")
-        return Bearer(asker=asker, scopes=frozenset(found.scopes) if kind == "token" else None)
+        now = self.now()
+        found = self.store.known(kind, secret, now)
+        if kind == "session" and found.how == BY_PROXY:
+            until = now + timedelta(seconds=self.settings.web.proxy_session_s)
+            if until - found.expires >= _RENEWED_EVERY:
+                self.store.renew(found.id, until)
+        return Asker(
+            uid=found.uid,
+            user=found.user,
+            how=kind,
+            by_munge=found.how == "munge",
+            by_proxy=found.how == BY_PROXY,
+            scopes=frozenset(found.scopes) if kind == "token" else None,
+            rank=self._rank(kind, found.how),
+        )
+
+    def _rank(self, kind: Kind, how: str) -> Literal["full", "reads", "user"]:
+        """How far an operator's rights go with a credential.
+
+        A page of another application of the same origin can do what a session can, and make
+        tokens with it: those are bound as it was.
+        """
+        web = self.settings.web
+        if how == BY_SHARED or (kind == "session" and web.is_shared):
+            return "user"
+        return "reads" if how == BY_PROXY and not web.proxy_operators else "full"
 
     def is_web(self, asker: Asker) -> bool:
         """Whether who asks is the process that serves pages, by the kernel's word."""
@@ -141,6 +142,12 @@ def who_asked(web: WebSettings, shown: VouchRequest) -> tuple[int, str]:
     asked = statement_over(shown.method, shown.target, shown.digest, origin)
     # Behind a proxy the connection is the proxy's.
     if shown.peer not in web.trusted_proxies:
+        if is_ipv6(shown.peer):
+            raise NotKnown(
+                f"MUNGE is not believed from {shown.peer}, over IPv6: it names addresses of IPv4 "
+                "alone: bring a token",
+                shown.peer,
+            )
         _need_from(web, shown.peer)
     try:
         claim = Munge(web.munge_socket).decode(shown.credential.encode("ascii", "replace"))
@@ -170,18 +177,7 @@ def _let_in(web: WebSettings, claim: Claim, asked: bytes) -> str:
 
 
 def _need_from(web: WebSettings, address: str) -> None:
-    if web.munge_from and not _is_from(address, web.munge_from):
+    if web.munge_from and not is_within(address, web.munge_from):
         raise NotKnown(
             f"MUNGE is not believed from {address} ('munge_from' of [web]): bring a token", address
         )
-
-
-def _is_from(address: str, networks: tuple[str, ...]) -> bool:
-    try:
-        host = ipaddress.ip_address(address)
-    except ValueError:
-        return False  # munged could not say: it is of none of them
-    if isinstance(host, ipaddress.IPv6Address):
-        # Who listens at [::] is told so where IPv4 connects.
-        host = host.ipv4_mapped or host
-    return any(host in ipaddress.ip_network(network, strict=False) for network in networks)

@@ -7,6 +7,9 @@ takes ``admin``, so that a new one is never open by accident.
 
 from typing import Final, Literal, get_args
 
+from steward.access import Asker
+from steward.credentials.errors import NotInScope
+
 Scope = Literal["read", "scripts", "bank", "actions", "admin"]
 
 SCOPES: Final[dict[Scope, str]] = {
@@ -29,16 +32,16 @@ _ROOMS: Final[dict[str, Scope]] = {
 """The scope of a room's actions, but for …"""
 
 _OTHERS: Final[dict[str, Scope]] = {
-    "archive.list": "read",
+    **dict.fromkeys(("archive.list", "archive.sinks", "rules.check"), "read"),
     **dict.fromkeys(
-        (f"archive.{verb}" for verb in ("verify", "reindex", "purge", "sinks", "resend")), "admin"
+        (f"archive.{verb}" for verb in ("verify", "reindex", "purge", "resend")), "admin"
     ),
     **dict.fromkeys((f"accounting.{verb}" for verb in ("dump", "expire", "plugins")), "admin"),
     **dict.fromkeys(
         (
             f"bank.{verb}"
             for verb in (
-                *("deposit", "withdraw", "transfer", "refund", "adjust"),
+                *("deposit", "withdraw", "transfer", "refund", "adjust", "allow"),
                 *("account_create", "account_change", "user_create", "user_change"),
                 *("allocation_create", "allocation_change", "rate_create", "enforce"),
                 *("reconcile", "backfill", "import", "notices_retry"),
@@ -51,6 +54,9 @@ _OTHERS: Final[dict[str, Scope]] = {
 }
 """… these."""
 
+READS: Final[frozenset[Scope]] = frozenset({"read", "scripts"})
+"""The scopes of actions that change nothing."""
+
 ALWAYS: Final = frozenset({"credentials.me"})
 """What every token lets through, whatever it was made for: whose it is."""
 
@@ -58,6 +64,23 @@ ALWAYS: Final = frozenset({"credentials.me"})
 def scope_of(action: str) -> Scope:
     """The scope that an action takes, by its name."""
     return _OTHERS.get(action) or _ROOMS.get(action.partition(".")[0], "admin")
+
+
+def check_scope(asker: Asker, action: str) -> None:
+    """Refuse an action that the asker's token was not made for.
+
+    Raises:
+        NotInScope: The token has another scope.
+    """
+    if asker.scopes is None or action in ALWAYS:
+        return
+    scope = scope_of(action)
+    if scope not in asker.scopes:
+        raise NotInScope(
+            f"this token may not do {action}: it takes the scope '{scope}', "
+            f"and has {' and '.join(sorted(asker.scopes)) or 'none'}",
+            action,
+        )
 
 
 def is_known(action: str) -> bool:

@@ -192,6 +192,10 @@ class CredentialStore:
             raise NotKnown(f"this login is not known, or not good any more: {_ANEW['login']}")
         return found
 
+    def renew(self, number: int, expires: datetime) -> None:
+        """Let a credential be good until then."""
+        self._set("expires_us", number, expires)
+
     def end(self, number: int, now: datetime) -> None:
         """Take a credential back."""
         self._set("ended_us", number, now)
@@ -206,12 +210,57 @@ class CredentialStore:
             ).fetchall()
         return [_credential(row) for row in rows]
 
-    def _set(self, column: Literal["used_us", "ended_us"], number: int, now: datetime) -> None:
+    def _set(
+        self, column: Literal["used_us", "ended_us", "expires_us"], number: int, now: datetime
+    ) -> None:
         with _ours(), transaction(self._connection, self._path) as connection:
             connection.execute(
                 f"UPDATE credential SET {column} = ? WHERE id = ?",  # noqa: S608 - our own words
                 (micros(now), number),
             )
+
+
+def end_revived(restored: str, before: str, now: datetime) -> None:
+    """End the credentials of a backup that were revoked after it was made, or that may have been.
+
+    Args:
+        restored: The state directory that the backup was put into.
+        before: The one that it replaces: a credential stays good if it is good there.
+        now: The present moment.
+
+    Raises:
+        CredentialsError: The backup's are damaged.
+    """
+    if not os.path.exists(os.path.join(restored, NAME)):
+        return
+    good = _good_in(before)
+    store = CredentialStore(restored)
+    try:
+        with _ours(), transaction(store._connection, store._path) as connection:
+            rows = connection.execute("SELECT id, digest FROM credential WHERE ended_us = 0")
+            for number, digest in rows.fetchall():
+                if bytes(digest) not in good:
+                    connection.execute(
+                        "UPDATE credential SET ended_us = ? WHERE id = ?", (micros(now), number)
+                    )
+    finally:
+        store.close()
+
+
+def _good_in(state_dir: str) -> frozenset[bytes]:
+    """Digests of the credentials that nobody has revoked; none where that cannot be read."""
+    if not os.path.exists(os.path.join(state_dir, NAME)):
+        return frozenset()
+    try:
+        store = CredentialStore(state_dir)
+        try:
+            with _ours():
+                sql = "SELECT digest FROM credential WHERE ended_us = 0"
+                return frozenset(bytes(row[0]) for row in store._connection.execute(sql))
+        finally:
+            store.close()
+    except (CredentialsError, CredentialsUnavailable):
+        return frozenset()
 
 
 _ANEW: Final[dict[Kind, str]] = {

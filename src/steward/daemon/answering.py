@@ -21,7 +21,7 @@ import msgspec
 from steward.access import Asker
 from steward.actions import Action, ActionError, Registry
 from steward.credentials.errors import NotKnown
-from steward.credentials.room import Bearer
+from steward.credentials.scopes import check_scope
 from steward.daemon.protocol import (
     LONGEST_REQUEST,
     VERSION,
@@ -35,7 +35,7 @@ from steward.errors import Failed, Refused, StewardError, UsageError
 
 log = logging.getLogger(__name__)
 
-Knows = Callable[[str], Bearer]
+Knows = Callable[[str], Asker]
 """Tells who brings a secret; raises NotKnown where it is nobody's."""
 
 Kept = Callable[[], Repeats]
@@ -48,6 +48,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         connections: How many are served at once, of all users together.
         per_user: How many of one user other than root and Steward's own.
+        per_second: How many requests of such a user are served a second, on average …
+        burst: … and how many at once.
+        waiting: How many connections may not have sent their request yet, of all users together.
+        waiting_bytes: How many bytes of such requests are held, of all users together.
         request_s: Seconds within which the request must have come.
         silence_s: Seconds an action may run without giving anything to send.
         send_s: Seconds a peer may take to read one line of the answer.
@@ -59,6 +63,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     connections: int = 64
     per_user: int = 8
+    per_second: float = 20.0
+    burst: int = 40
+    waiting: int = 512
+    waiting_bytes: int = 64 << 20
     request_s: float = 10.0
     silence_s: float = 300.0
     send_s: float = 300.0
@@ -90,12 +98,15 @@ class Service:
         self._knows = knows
         self._repeats = repeats
 
-    def serve(self, connection: socket.socket, uid: int, *, keeps: bool = False) -> None:
+    def serve(
+        self, connection: socket.socket, uid: int, line: bytes, *, keeps: bool = False
+    ) -> None:
         """Answer a connection's request, or requests.
 
         Args:
             connection: The peer's.
             uid: The peer, as the kernel says.
+            line: Its first request.
             keeps: Whether it may ask more than once.
 
         Raises:
@@ -104,17 +115,6 @@ class Service:
         peer = _Peer(connection)
         until = time.monotonic() + self.limits.kept_s
         for _ in range(self.limits.kept_requests):
-            left_s = max(1.0, until - time.monotonic()) if keeps else self.limits.request_s
-            _allow(left_s + 5)
-            try:
-                line = _read_line(connection, left_s)
-            except StewardError as error:
-                # Whoever keeps a connection may well have nothing to ask.
-                if not keeps:
-                    _send(connection, error_line(error), self.limits)
-                return
-            if not line:
-                return
             _allow(self.limits.silence_s)
             is_last = True
             try:
@@ -125,7 +125,15 @@ class Service:
                 replies = iter([error_line(error)])
             for reply in replies:
                 _send(connection, reply, self.limits)
-            if is_last or time.monotonic() >= until:
+            left_s = until - time.monotonic()
+            if is_last or left_s <= 0:
+                return
+            _allow(left_s + 5)
+            try:
+                line = _read_line(connection, left_s)
+            except StewardError:
+                return  # whoever keeps a connection may well have nothing to ask
+            if not line:
                 return
 
     def _replies(self, ask: Ask, uid: int, peer: "_Peer") -> Iterator[bytes]:
@@ -159,9 +167,10 @@ class Service:
             return Asker(uid=uid, user=_user_name(uid), how="socket")
         if self._knows is None:
             raise NotKnown("nobody is known here by a token")
-        bearer = self._knows(ask.auth)
-        bearer.check(ask.action)
-        return bearer.asker
+        asker = self._knows(ask.auth)
+        # Before the request is read: what a token is not good for tells nothing of its shape.
+        check_scope(asker, ask.action)
+        return asker
 
     def _once(self, key: str, action: Action, asker: Asker, request: object) -> bytes:
         if self._repeats is None:

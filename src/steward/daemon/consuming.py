@@ -14,7 +14,7 @@ from steward.errors import Unavailable
 from steward.events import Event, script_key
 from steward.incoming import stores_of
 from steward.journal import JournalReader
-from steward.redact import Redactor
+from steward.redact import redactor_of
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def source_of(
         once: Whether it is only for what is in the topic now.
     """
     taking = Taking(
-        Redactor(settings.redact),
+        redactor_of(settings),
         Known(settings.state_dir, reader).known,
         LatelyPurged(settings.state_dir, reader).look,
         environments=settings.archive.environments,

@@ -5,28 +5,38 @@ is the writer for as long as it takes, and the next daemon puts them to use.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime, tzinfo
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Final
 from zoneinfo import ZoneInfo
 
 from steward.accounting import imports as books
-from steward.archive.importer import Imported, Stored, TreeKind, import_stored, import_tree
+from steward.archive.importer import Imported, Submission, TreeKind, import_stored, import_tree
+from steward.capture.known import Known
+from steward.capture.slurm.files import spooled_script
 from steward.config import Settings
 from steward.consumers import Append
 from steward.environment import Environment, read_environment
 from steward.errors import UsageError
-from steward.events import Event
+from steward.events import Event, script_key
 from steward.incoming import Store, StoreUnavailable, stores_of
-from steward.journal import Journal, JournalLink, JournalUnavailable
+from steward.jobs.purging import leader_of
+from steward.jobs.resolve import is_prompt
+from steward.journal import Journal, JournalLink, JournalReader, JournalUnavailable
 from steward.journal.lock import take_lock
 from steward.journal.store import rows_of
 from steward.records import JobRecord
-from steward.redact import Redactor
+from steward.redact import Redactor, redactor_of
 from steward.slurm import Slurm
+from steward.slurm.history import History
+from steward.slurm.history_rows import job_of
 from steward.slurm.people import People
 from steward.waiting import Stop
 
 Report = Callable[[int], None]
+
+_DAY: Final = timedelta(days=1)
+_MOST_REMEMBERED: Final = 200_000
 
 
 def take_over_tree(
@@ -78,11 +88,15 @@ def take_over_stored(
     """
     _check(settings, cluster)
     slurm = Slurm(cluster, settings.cluster[cluster])
-    if not slurm.has_accounting():
+    history = slurm.history()
+    if history is None:
         raise UsageError(f"cluster {cluster!r} has no slurmdbd: there is nothing to import from")
-    with _appending(settings) as append:
+    with (
+        _appending(settings) as append,
+        closing(Known(settings.state_dir, JournalReader(settings.state_dir))) as known,
+    ):
         return import_stored(
-            _stored(slurm, since, until, Redactor(settings.redact)),
+            _submissions(settings, slurm, history, (since, until), known),
             cluster,
             _store(settings),
             _redact(settings),
@@ -114,7 +128,7 @@ def take_over_history(
     history = slurm.history()
     if history is None:
         raise UsageError(f"cluster {cluster!r} has no slurmdbd: there is nothing to import from")
-    maker = books.Maker(cluster, Redactor(settings.redact).record)
+    maker = books.Maker(cluster, redactor_of(settings).record)
     places = books.places_path(settings.state_dir)
     with _appending(settings) as append:
         return books.take_days(
@@ -144,7 +158,7 @@ def take_over_file(
         Unavailable: Nothing can be written.
     """
     _check(settings, cluster)
-    maker = books.Maker(cluster, Redactor(settings.redact).record)
+    maker = books.Maker(cluster, redactor_of(settings).record)
     is_table = books.is_table(path)
     with _appending(settings) as append:
         if not is_table:
@@ -162,13 +176,63 @@ def _zone(name: str) -> tzinfo:
     return datetime.now(UTC).astimezone().tzinfo or UTC
 
 
-def _stored(
-    slurm: Slurm, since: datetime, until: datetime, redactor: Redactor
-) -> Iterator[tuple[JobRecord, Stored]]:
-    for job_id in slurm.stored_job_ids(since, until):
-        records = slurm.accounted(job_id)
-        if records:
-            yield redactor.record(records[0]), slurm.stored_script(job_id)
+def _submissions(
+    settings: Settings,
+    slurm: Slurm,
+    history: History,
+    times: tuple[datetime, datetime],
+    known: Known,
+) -> Iterator[Submission]:
+    """Each submission of a time that slurmdbd knows, once: sacct shows tasks and later runs too."""
+    redactor = redactor_of(settings)
+    spool = settings.cluster[slurm.cluster].spool or slurm.config()["StateSaveLocation"]
+    runs = books.RunCounter()
+    # Of each id the submission that was met last: an id may be used again.
+    met: dict[int, tuple[int | None, datetime]] = {}
+    since, until = times
+    while since < until:
+        # A day a question: what sacct answers is on our disk meanwhile.
+        ends = min(until, since + _DAY)
+        for row in history.rows(since, ends, steps=False):
+            record = job_of(row, slurm.people)
+            submit = record.submit if record else None
+            if record is None or submit is None:
+                continue
+            record = runs.counted(record)
+            leader, last = leader_of(record), met.get(leader_of(record))
+            if len(met) >= _MOST_REMEMBERED:
+                met.clear()  # said again, a submission has the same key
+            if last == (record.uid, submit) or (last and record.restarts and last[0] == record.uid):
+                continue
+            met[leader] = (record.uid, submit)
+            yield _submission(slurm, spool, redactor, record, submit, known)
+        since = ends
+
+
+def _submission(
+    slurm: Slurm,
+    spool: str,
+    redactor: Redactor,
+    record: JobRecord,
+    submit: datetime,
+    known: Known,
+) -> Submission:
+    leader, clean = leader_of(record), redactor.record(record)
+    mtime_ns, script = spooled_script(spool, leader) or (0, None)
+    if not is_prompt(mtime_ns, submit):
+        mtime_ns, script = int(submit.timestamp()) * 10**9, None
+    key = script_key(leader, mtime_ns)
+    if known.known(slurm.cluster, key) or known.has_script(slurm.cluster, leader, submit):
+        return Submission(record=clean, is_known=True)
+    stored = slurm.stored_script(record)
+    # The spool's time makes the key that capture makes of the same entry, before this or after;
+    # and a database may have written bytes that are not UTF-8 as "?".
+    return Submission(
+        record=clean,
+        script=script if script is not None and stored.script is not None else stored.script,
+        environment=stored.environment,
+        mtime_ns=mtime_ns,
+    )
 
 
 def _check(settings: Settings, cluster: str) -> None:
@@ -178,7 +242,7 @@ def _check(settings: Settings, cluster: str) -> None:
 
 
 def _redact(settings: Settings) -> Callable[[bytes], Environment]:
-    redactor = Redactor(settings.redact)
+    redactor = redactor_of(settings)
     return lambda raw: read_environment(raw, redactor)
 
 

@@ -24,12 +24,12 @@ def lines_parts(settings: Settings) -> list[Part]:
 def _following(settings: Settings, cluster: str) -> Part:
     def run(stop: Stop, beat: Beat) -> None:
         from steward.capture.lines.source import JobcompLines, Places
-        from steward.redact import Redactor
+        from steward.redact import redactor_of
 
         link = JournalLink(settings.state_dir, stop)
         places = Places(settings.state_dir, cluster)
         path = settings.cluster[cluster].jobcomp_lines
-        redact = Redactor(settings.redact).record
+        redact = redactor_of(settings).record
         lines = JobcompLines(cluster, path, places, link.append, redact)
         try:
             lines.run(stop, beat)

@@ -103,13 +103,21 @@ def run_mybrc(settings: Settings, stop: Stop, beat: Beat) -> None:
 
 def run_remote(settings: Settings, stop: Stop, beat: Beat) -> None:
     """Tell the myBRC server elsewhere what is in the outbox, for ever."""
+    from steward.bank.gate.link import GateLink
     from steward.bank.ledger import open_ledger
+    from steward.bank.mybrc.balances import Balances
     from steward.bank.mybrc.passing import Passing
 
     ledger = patiently(lambda: open_ledger(settings), stop, beat)
     passing = patiently(lambda: Passing(settings, ledger, utc_now), stop, beat)
+    link = GateLink(settings.state_dir, timeout_s=_GATE_S)
+    balances = Balances(settings, ledger, link, Pusher(ledger, link).push, utc_now)
     while not stop.is_set():
         beat()
-        stop.wait(passing.send_once(stop, beat))
+        wait_s = passing.send_once(stop, beat)
+        if settings.bank.remote.balances:
+            wait_s = min(wait_s, balances.ask_once(stop, beat))
+        stop.wait(wait_s)
+    balances.close()
     passing.close()
     ledger.close()

@@ -27,7 +27,7 @@ from steward.incoming import stores_of
 from steward.journal import Journal, JournalReader
 from steward.journal.lock import take_lock
 from steward.journal.store import Row, rows_of
-from steward.journal.trimming import trim
+from steward.journal.trimming import remove_old
 from steward.waiting import Stop
 
 
@@ -111,7 +111,7 @@ def run_once(settings: Settings, beat: Callable[[], None] = lambda: None) -> Onc
             elif isinstance(feed.consumer, RemoteSink):
                 feed.consumer.end_waits()
         _feed_to_the_end(feeds, beat)
-        _unlink_passed(settings, journal)
+        _remove_old(settings, journal, beat)
         for feed in feeds:
             feed.consumer.close()
         journal.close()
@@ -162,9 +162,13 @@ def _feed_to_the_end(feeds: Sequence[Feed], beat: Callable[[], None]) -> None:
         idle_rounds = 0 if any(busy) else idle_rounds + 1
 
 
-def _unlink_passed(settings: Settings, journal: Journal) -> None:
+def _remove_old(settings: Settings, journal: Journal, beat: Callable[[], None]) -> None:
     try:
-        trim(journal, stores_of(settings), keep_s=settings.journal.keep_s)
+        stores = stores_of(settings)
+        while remove_old(journal, stores, keep_s=settings.journal.keep_s):
+            beat()
+        while journal.shrink():
+            beat()
     except Unavailable:
         # The next pass, or a daemon, trims: until then the bytes only take room.
         return

@@ -7,24 +7,24 @@ import logging
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache, partial
 
 import msgspec
 
 from steward import events
+from steward.access import Asker
 from steward.archive.catalogue.consumer import Catalogue
 from steward.archive.contents import contents_of
 from steward.archive.files.sink import FilesSink
 from steward.archive.sinks import make_sink
 from steward.capture.known import Known
 from steward.capture.orphans import recover
-from steward.capture.runs import unfinished
+from steward.capture.runs import caught_up, unfinished
 from steward.capture.scheduler import SpoolPlan, scheduler_called
 from steward.capture.spool import AppendRows, Capture
 from steward.config import Settings
 from steward.consumers import Consumer
-from steward.credentials.room import Bearer
 from steward.daemon.bookkeeping import accounting_parts
 from steward.daemon.feeding import MakeConsumer, patiently, run_consumers
 from steward.daemon.lines import lines_parts
@@ -38,7 +38,7 @@ from steward.journal import JournalLink, JournalReader
 from steward.journal.server import JournalServer
 from steward.looks import Looks
 from steward.records import JobRecord
-from steward.redact import Redactor
+from steward.redact import redactor_of
 from steward.slurm import Slurm
 from steward.sqlite import SqliteUnavailable
 from steward.waiting import Backoff, Stop
@@ -147,7 +147,7 @@ def snapshots_of(settings: Settings, cluster: str) -> Consumer:
     from steward.capture.snapshots import Snapshots
 
     known = partial(unfinished_of, settings, cluster)
-    redact = Redactor(settings.redact).record
+    redact = redactor_of(settings).record
     return Snapshots(
         *(cluster, settings.cluster[cluster]),
         unfinished=known,
@@ -160,17 +160,28 @@ def snapshots_of(settings: Settings, cluster: str) -> Consumer:
 
 def unfinished_of(settings: Settings, cluster: str) -> list[JobRecord]:
     """The latest records of a cluster's jobs that are not over as far as is known here."""
-    if settings.forward.to:
-        return unfinished(settings.state_dir, cluster)
     try:
-        jobs = Jobs(database_path(settings.state_dir))
+        reader = JournalReader(settings.state_dir)
     except SqliteUnavailable:
         # The first start: nothing is known yet, so nothing can have ended meanwhile.
         return []
+    with closing(reader):
+        if settings.forward.to:
+            known, position = unfinished(settings.state_dir, cluster)
+        else:
+            known, position = _unfinished_in_jobs(settings, cluster)
+        return caught_up(known, reader, cluster, position)
+
+
+def _unfinished_in_jobs(settings: Settings, cluster: str) -> tuple[list[JobRecord], int]:
     try:
-        return jobs.unfinished(cluster)
-    finally:
-        jobs.close()
+        jobs = Jobs(database_path(settings.state_dir))
+    except SqliteUnavailable:
+        return [], 0  # It is not made yet.
+    with closing(jobs):
+        # Taken in again, events say no less; not taken in, they would be missing.
+        position = jobs.cursor()
+        return jobs.unfinished(cluster), position
 
 
 def _standings(settings: Settings, cluster: str) -> Consumer:
@@ -300,7 +311,7 @@ def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
         # Called in the process that serves a connection, never before it is forked.
         return CredentialsRoom(settings, access=access_of(settings))
 
-    def knows(secret: str) -> Bearer:
+    def knows(secret: str) -> Asker:
         return credentials().bearer(secret)
 
     @cache
@@ -356,7 +367,7 @@ def capturing(
         cluster,
         spool,
         list(stores),
-        Redactor(settings.redact),
+        redactor_of(settings),
         append,
         environments=settings.archive.environments,
     )

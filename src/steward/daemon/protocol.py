@@ -54,6 +54,17 @@ def address(path: str) -> Iterator[str]:
         os.close(fd)
 
 
+def make_directory(directory: str) -> None:
+    """Make the directory of a socket that all users connect to, whatever our umask.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    if not os.path.isdir(directory):
+        os.makedirs(directory, exist_ok=True)
+        os.chmod(directory, 0o755)  # noqa: S103 - all users connect to what is in it
+
+
 class Ask(msgspec.Struct, frozen=True):
     """A request.
 
@@ -94,8 +105,12 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str = ""
 
 
+class Busy(Unavailable):
+    """The daemon turned a connection away before it read the request: it can be sent again."""
+
+
 _FAMILIES: tuple[type[StewardError], ...] = (
-    *(NotKnown, Missing, Conflict, Refused, Unavailable, UsageError, Failed),
+    *(Busy, NotKnown, Missing, Conflict, Refused, Unavailable, UsageError, Failed),
 )
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Reply)

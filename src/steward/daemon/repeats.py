@@ -81,7 +81,7 @@ class Repeats:
             raise UsageError(f"a key has up to {LONGEST_KEY} plain characters", key)
         if action.stream:
             raise UsageError(f"{action.name} has no single answer: ask for it without a key", key)
-        digest = _digest(action, request)
+        digest = _digest(action, request, asker.scopes)
         told = self._begin(asker.uid, key, digest)
         if told is not None:
             return told
@@ -138,10 +138,13 @@ class Repeats:
             connection.execute("DELETE FROM repeat WHERE uid = ? AND key = ?", (uid, key))
 
 
-def _digest(action: Action, request: Any) -> bytes:
-    """What tells a request from any other; as it is understood, not as it was written."""
-    text = msgspec.json.encode(request, order="sorted")
-    return hashlib.sha256(action.name.encode() + b"\0" + text).digest()
+def _digest(action: Action, request: Any, scopes: frozenset[str] | None) -> bytes:
+    """What tells a request from any other; as it is understood, not as it was written.
+
+    Scopes are part of it: an answer may hold what a token with fewer of them is not shown.
+    """
+    told = (action.name, request, None if scopes is None else sorted(scopes))
+    return hashlib.sha256(msgspec.json.encode(told, order="sorted")).digest()
 
 
 def _unknown(begun: datetime, ended: bool, process: int) -> str:

@@ -12,7 +12,7 @@ from steward.actions import Action, Registry
 from steward.archive.library import Library
 from steward.automation.room import AutomationRoom
 from steward.automation.rules.asking import RulesRoom
-from steward.bank.room import BankRoom
+from steward.bank.room import BankRoom, accounts_led
 from steward.config import Settings
 from steward.credentials.room import CredentialsRoom
 from steward.daemon.actions import every_action
@@ -36,7 +36,7 @@ ACTIONS: Final[dict[str, Action]] = {action.name: action for action in every_act
 
 def registry(settings: Settings) -> Registry:
     """Everything that can be asked of a configuration's Steward; rooms are made when needed."""
-    access = access_of(settings)
+    access = access_of(settings, accounts_led(settings))
 
     def order(new: Sequence[Event]) -> None:
         append_once(settings, new)

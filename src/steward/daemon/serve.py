@@ -6,10 +6,13 @@ from collections.abc import Callable
 
 from steward.config import Settings
 from steward.daemon.parts import parts_of
+from steward.daemon.reload import ReloadListener
 from steward.daemon.supervise import Part, Supervisor
+from steward.drivers import needed_drivers
 from steward.errors import StewardError, UsageError
 from steward.journal.store import refuse_newer_journal
 from steward.logs import set_up
+from steward.processes import refuse_core_dumps
 from steward.status.parts import Leaving
 
 log = logging.getLogger(__name__)
@@ -28,7 +31,7 @@ def run(
 
     Args:
         settings: What to run.
-        reload: Reads the configuration again, on SIGHUP.
+        reload: Reads the configuration again, on SIGHUP and on request.
         parts: The processes that a configuration asks for.
 
     Raises:
@@ -36,6 +39,7 @@ def run(
         SqliteError: A newer Steward wrote it.
         UsageError: The configuration has no cluster.
     """
+    refuse_core_dumps()
     _log(settings)
     _prepare(settings)
 
@@ -46,11 +50,16 @@ def run(
         if fresh.state_dir != settings.state_dir:
             raise UsageError("state_dir has changed: that takes a restart", fresh.state_dir)
         _prepare(fresh)
+        made = parts(fresh)
         _log(fresh)
-        return parts(fresh)
+        listener.open(fresh.socket)
+        return made
 
     told = Leaving(settings.state_dir).put
-    return Supervisor(parts(settings), parts_again, told).run()
+    listener = ReloadListener()
+    supervisor = Supervisor(parts(settings), parts_again, told, listener)
+    listener.open(settings.socket)
+    return supervisor.run()
 
 
 def _log(settings: Settings) -> None:
@@ -73,5 +82,8 @@ def _prepare(settings: Settings) -> None:
         ) from error
     # Each part says so of its own database; without the journal there is nothing to run for.
     refuse_newer_journal(settings.state_dir)
+    for key, driver in needed_drivers(settings):
+        if not driver.is_installed:
+            log.warning("%s is unavailable: %s", ".".join(key), driver.missing)
     # Databases and sockets of ours are nobody else's, whatever umask we were started with.
     os.umask(0o077)

@@ -1,35 +1,42 @@
 """The Unix socket that commands ask the daemon through.
 
-Whoever connects is known by SO_PEERCRED, so the socket is open to all. Each
-connection is served by a process of its own: a peer that is slow, silent or
-mad, a request that crashes or never ends costs that one process, and the
-number of processes is bounded, in all and for each user; so is the memory of each.
+Whoever connects is known by SO_PEERCRED, so the socket is open to all. A request
+is read here until it is whole, without a process: whoever connects and says nothing
+costs a descriptor. Then a process of its own serves the connection: a request that
+crashes or never ends costs that one process. Connections, requests a second and the
+memory of each process are bounded for each user, connections also in all. Clients try
+again for some seconds where they are turned away.
 """
 
 import contextlib
 import logging
 import os
 import resource
+import select
 import signal
 import socket
 import stat
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
+from steward.actions import ActionError
 from steward.daemon.answering import Service
-from steward.daemon.protocol import address, error_line
+from steward.daemon.protocol import LONGEST_REQUEST, Busy, address, error_line, make_directory
 from steward.ending import adopt_orphans, end_below, end_with
-from steward.errors import StewardError, Unavailable
+from steward.errors import StewardError
+from steward.ratelimit import Buckets
 from steward.waiting import Stop
 
 log = logging.getLogger(__name__)
 
 _PEERCRED = struct.Struct("3i")
-_BACKLOG = 128
+_BACKLOG = 1024
 _IDLE_S = 10.0
 _BUSY_S = 0.5
-_ACCEPT_AT_ONCE = 64
+_ACCEPT_AT_ONCE = 256
+_PIECE = 1 << 18
 _SAY_AGAIN_S = 60.0
 
 
@@ -37,8 +44,37 @@ class SocketError(StewardError):
     """The socket cannot be made."""
 
 
-class SocketUnavailable(Unavailable):
-    """Too much is asked at once."""
+class _Waiting:
+    """A connection whose request is not whole yet."""
+
+    def __init__(self, connection: socket.socket, uid: int) -> None:
+        self.connection = connection
+        self.uid = uid
+        self.since = time.monotonic()
+        self.line = bytearray()
+
+    def read(self) -> bool:
+        """Read what has come; whether that is all of the request.
+
+        Raises:
+            EOFError: The peer went away, and asks nothing.
+            ActionError: The request is longer than one may be.
+        """
+        while True:
+            try:
+                piece = self.connection.recv(_PIECE)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise EOFError from error
+            if not piece:
+                raise EOFError
+            head, newline, _ = piece.partition(b"\n")
+            self.line += head + newline
+            if len(self.line) > LONGEST_REQUEST:
+                raise ActionError(f"the request is longer than {LONGEST_REQUEST} bytes")
+            if newline:
+                return True
 
 
 class SocketServer:
@@ -58,6 +94,9 @@ class SocketServer:
         self._limits = service.limits
         self._is_kept = is_kept
         self._serving: dict[int, int] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._watched = select.epoll()
+        self._requests = Buckets(self._limits.per_second, self._limits.burst)
         self._said: dict[int, float] = {}
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
@@ -67,17 +106,30 @@ class SocketServer:
             SocketError: The socket cannot be made.
         """
         adopt_orphans()
-        with listening(self._path) as listener:
+        with listening(self._path) as listener, self._watched:
             log.info("listening on %s", self._path)
+            self._watched.register(listener, select.EPOLLIN)
             try:
                 while not stop.is_set():
                     beat()
                     self._reap()
-                    timeout_s = _BUSY_S if self._serving else _IDLE_S
-                    if stop.wait(timeout_s, listener.fileno()):
-                        self._accept(listener)
+                    self._give_up_slow()
+                    is_idle = not (self._serving or self._waiting)
+                    if stop.wait(_IDLE_S if is_idle else _BUSY_S, self._watched.fileno()):
+                        self._look(listener)
             finally:
+                for waiting in self._waiting.values():
+                    waiting.connection.close()
                 self._end_all()
+
+    def _look(self, listener: socket.socket) -> None:
+        """Read what has come on the connections, then accept others."""
+        for fd, _ in self._watched.poll(0):
+            waiting = self._waiting.get(fd)
+            if waiting is not None:
+                self._read(waiting, listener)
+            elif fd == listener.fileno():
+                self._accept(listener)
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPT_AT_ONCE):
@@ -91,35 +143,94 @@ class SocketServer:
                 log.warning("cannot accept a connection: %s", error)
                 time.sleep(0.05)
                 return
-            with connection:
-                self._take(connection, listener)
+            self._take(connection, listener)
 
     def _take(self, connection: socket.socket, listener: socket.socket) -> None:
+        """Read a new connection's request as far as it has come."""
+        connection.setblocking(False)
         uid = _peer_uid(connection)
-        self._reap()
         busy = self._busy(uid)
         if busy:
-            self._say_turned_away(uid, busy)
-            connection.setblocking(False)
-            # Whoever does not read this is turned away all the same.
-            with contextlib.suppress(OSError):
-                connection.send(error_line(SocketUnavailable(busy)))
+            self._turn_away(connection, uid, busy)
             return
+        waiting = _Waiting(connection, uid)
+        self._make_room()
+        self._waiting[connection.fileno()] = waiting
+        self._watched.register(connection, select.EPOLLIN)
+        self._read(waiting, listener)
+
+    def _make_room(self) -> None:
+        """Let the oldest connections go of whoever has most that wait, where there are too many."""
+        while self._waiting and (
+            len(self._waiting) >= self._limits.waiting
+            or sum(len(one.line) for one in self._waiting.values()) > self._limits.waiting_bytes
+        ):
+            ((uid, _),) = Counter(one.uid for one in self._waiting.values()).most_common(1)
+            oldest = next(one for one in self._waiting.values() if one.uid == uid)
+            self._forget(oldest)
+            self._turn_away(oldest.connection, uid, "the daemon is busy: try again in a moment")
+
+    def _read(self, waiting: _Waiting, listener: socket.socket) -> None:
+        try:
+            if not waiting.read():
+                return
+        except EOFError:
+            self._forget(waiting)
+            waiting.connection.close()
+            return
+        except ActionError as error:
+            self._forget(waiting)
+            _say_last(waiting.connection, error)
+            return
+        self._forget(waiting)
+        if not self._is_free(waiting.uid) and not self._requests.take(waiting.uid):
+            why = "too many requests of yours in a short time: try again in a moment"
+            self._turn_away(waiting.connection, waiting.uid, why)
+            return
+        with waiting.connection as connection:
+            self._start(connection, listener, waiting.uid, bytes(waiting.line))
+
+    def _forget(self, waiting: _Waiting) -> None:
+        del self._waiting[waiting.connection.fileno()]
+        self._watched.unregister(waiting.connection)
+
+    def _give_up_slow(self) -> None:
+        before = time.monotonic() - self._limits.request_s
+        for waiting in [one for one in self._waiting.values() if one.since <= before]:
+            self._forget(waiting)
+            what = f"no whole request came within {self._limits.request_s:.0f} s"
+            _say_last(waiting.connection, ActionError(what))
+
+    def _start(
+        self, connection: socket.socket, listener: socket.socket, uid: int, line: bytes
+    ) -> None:
+        """Have a process serve a connection whose request is whole."""
+        connection.setblocking(True)
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
             log.error("cannot start a process to serve uid %d: %s", uid, error)
+            _say_last(connection, Busy("the daemon cannot start a process: try again in a moment"))
             return
         if pid == 0:
-            os._exit(self._be_server(connection, listener, uid, parent))
+            os._exit(self._be_server(connection, listener, uid, line, parent))
         self._serving[pid] = uid
+
+    def _turn_away(self, connection: socket.socket, uid: int, why: str) -> None:
+        self._say_turned_away(uid, why)
+        _say_last(connection, Busy(why))
+
+    def _is_free(self, uid: int) -> bool:
+        """Whether a user's requests are not counted: root's, ours, the pages' process's."""
+        return uid in (0, os.geteuid()) or self._is_kept(uid)
 
     def _busy(self, uid: int) -> str:
         """Why a user cannot be served now; "" if nothing speaks against it."""
         if uid in (0, os.geteuid()):
             return ""
         mine = sum(1 for owner in self._serving.values() if owner == uid)
+        mine += sum(1 for one in self._waiting.values() if one.uid == uid)
         if self._is_kept(uid):
             return "" if mine < self._limits.kept else "too many pages are asked for at once"
         if len(self._serving) >= self._limits.connections:
@@ -162,20 +273,34 @@ class SocketServer:
             time.sleep(0.005)
 
     def _be_server(
-        self, connection: socket.socket, listener: socket.socket, uid: int, parent: int
+        self,
+        connection: socket.socket,
+        listener: socket.socket,
+        uid: int,
+        line: bytes,
+        parent: int,
     ) -> int:
         """In the new process: serve one connection; the exit code."""
         try:
             _become_expendable(parent)
             listener.close()
+            self._watched.close()
+            for waiting in self._waiting.values():
+                waiting.connection.close()
             _bound_memory(self._limits.memory_bytes)
-            self._service.serve(connection, uid, keeps=self._is_kept(uid))
+            self._service.serve(connection, uid, line, keeps=self._is_kept(uid))
         except OSError as error:
             log.debug("the connection of uid %d ended: %s", uid, error)
         except BaseException:
             log.exception("serving uid %d failed", uid)
             return 1
         return 0
+
+
+def _say_last(connection: socket.socket, error: StewardError) -> None:
+    """Tell a peer why it is not served, and let it go; also where it does not read that."""
+    with connection, contextlib.suppress(OSError):
+        connection.send(error_line(error))
 
 
 def _peer_uid(connection: socket.socket) -> int:
@@ -235,9 +360,7 @@ def listening(path: str) -> Iterator[socket.socket]:
 def _make_way(path: str) -> None:
     """Make the socket's directory, and remove what a daemon that was killed left there."""
     directory = os.path.dirname(path)
-    if not os.path.isdir(directory):
-        os.makedirs(directory, exist_ok=True)
-        os.chmod(directory, 0o755)  # noqa: S103 - all users connect to what is in it
+    make_directory(directory)
     if not os.stat(directory).st_mode & stat.S_IXOTH:
         log.warning("%s is closed to others: ordinary users cannot ask the daemon", directory)
     try:

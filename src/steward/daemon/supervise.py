@@ -17,12 +17,15 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from typing import NoReturn
 
 import msgspec
 
 from steward import logs
 from steward.daemon.notify import Notifier
+from steward.daemon.reload import Reloaded, ReloadListener
 from steward.ending import adopt_orphans, end_below, end_with
 from steward.errors import StewardError
 from steward.leaving import NotLeft
@@ -100,9 +103,10 @@ class Supervisor:
 
     Args:
         parts: What to run, in the order in which to start it.
-        reload: Called on SIGHUP; returns the parts of the new configuration, or raises
-            StewardError to keep the present ones.
+        reload: Called on SIGHUP and on request; returns the parts of the new configuration,
+            or raises StewardError to keep the present ones.
         tell: Is told how the parts stand whenever that has changed.
+        listener: Takes requests for a reload.
     """
 
     def __init__(
@@ -110,7 +114,9 @@ class Supervisor:
         parts: Sequence[Part],
         reload: Callable[[], Sequence[Part]] | None = None,
         tell: Tell = lambda _: None,
+        listener: ReloadListener | None = None,
     ) -> None:
+        self._listener = listener or ReloadListener()
         self._reload = reload
         self._tell = tell
         self._told: list[PartLine] = []
@@ -142,9 +148,15 @@ class Supervisor:
             if self._hangup:
                 self._hangup = False
                 self._reload_parts()
-            if self._stop.wait(_TICK_S if self._announced else 0.05, self._wake_read):
-                os.read(self._wake_read, 512)
+            fds = self._listener.fds if self._announced else ()
+            if self._stop.wait(_TICK_S if self._announced else 0.05, self._wake_read, *fds):
+                with suppress(BlockingIOError):
+                    os.read(self._wake_read, 512)
+                # A request that comes while parts begin waits until these are answered for.
+                if fds and self._listener.accept():
+                    self._hangup = True
         self._notifier.stopping()
+        self._listener.close()
         left = self._end_all()
         self._tell_standings()
         if left:
@@ -195,21 +207,39 @@ class Supervisor:
         child.started = time.monotonic()
         child.since = datetime.now(UTC)
         child.killed = False
-        sys.stdout.flush()
-        sys.stderr.flush()
         supervisor = os.getpid()
         # A signal between fork and the part's own handlers would raise the supervisor's flag.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
-        pid = os.fork()
-        if pid == 0:
-            os._exit(self._be(child, supervisor, held))
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        try:
+            _flush()
+            pid = os.fork()
+            if pid == 0:
+                self._become(child, supervisor, held)
+        except Exception as error:
+            # A limit on processes, no memory, a refusing hook: the other parts go on.
+            why = error.strerror if isinstance(error, OSError) else repr(error)
+            self._start_later(child, f"cannot be started: {why}")
+            return
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
         child.pid = pid
         log.debug("%s runs as process %d", child.part.name, pid)
+
+    def _become(self, child: _Child, supervisor: int, mask: set[signal.Signals | int]) -> NoReturn:
+        """In the new process: do the part's work, and end, whatever happens."""
+        code = 1
+        try:
+            code = self._be(child, supervisor, mask)
+        except BaseException:
+            # It must not go on as a second supervisor.
+            log.exception("%s cannot begin or end in order", child.part.name)
+        finally:
+            os._exit(code)
 
     def _be(self, child: _Child, supervisor: int, mask: set[signal.Signals | int]) -> int:
         """In the new process: do the part's work; the exit code."""
         end_with(supervisor)
+        self._listener.forget()
         name = f"steward {child.part.name}".encode()[:15]
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
         logs.name_part(child.part.name)
@@ -245,8 +275,7 @@ class Supervisor:
             log.exception("%s failed", child.part.name)
             return say(f"{type(error).__name__}: {error}")
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            _flush()
         return 0
 
     def _reap(self) -> None:
@@ -266,21 +295,30 @@ class Supervisor:
         _STAMP.pack_into(self._stamps, child.slot * _STAMP.size, 0.0)
         if self._stop.is_set():
             return
-        now = time.monotonic()
-        if now - child.started > _STABLE_S:
+        if time.monotonic() - child.started > _STABLE_S:
             child.backoff.reset()
-        wait_s = child.backoff.next_s()
-        child.start_at = now + wait_s
         code = os.waitstatus_to_exitcode(status)
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        log.warning("part %s %s; starting it again in %.1f s", child.part.name, how, wait_s)
         length, said = _SAID.unpack_from(self._said, child.slot * _SAID.size)
         hung = "it did not move any more, and was ended" if child.killed else ""
-        child.error = said[:length].decode("utf-8", "replace") or hung or how
-        child.error_at = datetime.now(UTC)
+        self._start_later(child, how, said[:length].decode("utf-8", "replace") or hung)
         child.restarts += 1
         # What it had started is nobody's to wait for, or to time out.
         end_below(os.getpid(), {other.pid for other in self._children})
+
+    def _start_later(self, child: _Child, why: str, error: str = "") -> None:
+        """Start a part again after its back-off.
+
+        Args:
+            child: The part.
+            why: What became of it, for the log.
+            error: Its own words; "" for ``why``.
+        """
+        wait_s = child.backoff.next_s()
+        child.start_at = time.monotonic() + wait_s
+        child.error = error or why
+        child.error_at = datetime.now(UTC)
+        log.warning("part %s %s; starting it again in %.1f s", child.part.name, why, wait_s)
 
     def _tell_standings(self) -> None:
         standings = [child.standing() for child in self._children]
@@ -314,25 +352,28 @@ class Supervisor:
         """Tell the service manager once that everything is up."""
         if self._announced:
             return
-        up = all(self._stamp(child) for child in self._children)
-        if up or time.monotonic() - self._began > _READY_S:
+        waiting = tuple(one.part.name for one in self._children if not self._stamp(one))
+        if not waiting or time.monotonic() - self._began > _READY_S:
             self._announced = True
             self._notifier.ready()
+            self._listener.answer(Reloaded(waiting=waiting))
             log.info("ready: %s", ", ".join(child.part.name for child in self._children))
 
     def _reload_parts(self) -> None:
         if self._reload is None:
+            self._listener.answer(Reloaded(error="this daemon has no configuration file"))
             return
-        self._notifier.reloading()
         try:
             parts = self._reload()
         except StewardError as error:
             log.error("the configuration is not taken, the present one stays: %s", error)
-        else:
-            log.info("reloading")
-            self._end_all()
-            self._adopt(parts)
-            self._began = time.monotonic()
+            self._listener.answer(Reloaded(error=str(error)))
+            return
+        self._notifier.reloading()
+        log.info("reloading")
+        self._end_all()
+        self._adopt(parts)
+        self._began = time.monotonic()
         self._announced = False
 
     def _end_all(self) -> list[str]:
@@ -361,3 +402,10 @@ class Supervisor:
                 if child.pid and os.waitpid(child.pid, os.WNOHANG)[0]:
                     child.pid = 0
             time.sleep(0.005)
+
+
+def _flush() -> None:
+    """Write out what is buffered: a new process would write it a second time."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a full disk, a closed pipe: parts run all the same
+            stream.flush()

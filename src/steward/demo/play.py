@@ -15,7 +15,7 @@ from steward.demo.ending import what_next
 from steward.demo.pages import USER as WEB_USER
 from steward.demo.site import Site
 from steward.demo.stage import Stage
-from steward.sandbox import default_directory
+from steward.sandbox.layout import free_directory
 
 _DIFFERENT: Final = 1
 
@@ -26,7 +26,7 @@ def play(*, keep: bool = False, directory: str = "", slurm: str = "") -> int:
     Args:
         keep: Whether the cluster, the daemon and the archive stay, to go on with.
         directory: Where everything goes; a new temporary one, or with ``keep`` the
-            directory that ``steward sandbox`` uses, if empty.
+            directory that ``steward sandbox`` uses, or one beside it, if empty.
         slurm: Version of Slurm; the installed one if empty.
 
     Returns:
@@ -43,7 +43,7 @@ def play(*, keep: bool = False, directory: str = "", slurm: str = "") -> int:
         "kept of them. It touches nothing outside of its own directory."
     )
     if keep and not directory:
-        directory = default_directory()
+        directory = free_directory()
     with _site(stage, directory, keep, slurm) as site:
         _open_bank(stage, site)
         _submit(stage, site)

@@ -52,9 +52,14 @@ def run_apart(works: Sequence[Work], timeout_s: float) -> list[tuple[Finding, ..
         while waiting or running:
             while waiting and len(running) < _AT_ONCE:
                 number, work = waiting.popleft()
-                one = _start(number, work, timeout_s)
+                try:
+                    one = _start(number, work, timeout_s)
+                except OSError as error:
+                    what = f"the check cannot be started: {error.strerror}"
+                    found[number] = (wrong("", what),)
+                    continue
                 running[one.fd] = one
-            for one in _ready(running):
+            for one in _ready(running) if running else ():
                 found[one.number] = _end(running.pop(one.fd), timeout_s)
     finally:
         for one in running.values():
@@ -67,10 +72,15 @@ def _start(number: int, work: Work, timeout_s: float) -> _Running:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _be(work, theirs, parent)
-    os.close(theirs)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _be(work, theirs, parent)
+    except OSError:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
     return _Running(number, pid, ours, time.monotonic() + timeout_s, bytearray())
 
 

@@ -1,12 +1,16 @@
-"""Checks of the bank: prices, the ledger's proof, and the gate."""
+"""Checks of the bank: prices, the ledger's proof, the gate, and a bank elsewhere."""
 
 import os
+import time
 from collections.abc import Iterator
 from typing import Final
 
 from steward.bank.errors import NoRate
 from steward.bank.gate.link import GateLink
+from steward.bank.mybrc.errors import RemoteFailed, RemoteRejected, RemoteUnavailable
+from steward.bank.mybrc.passing import Remote
 from steward.bank.prices import rate_for
+from steward.config import Settings
 from steward.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.doctor.ground import Asked, Ground, each_cluster
 from steward.events import utc_now
@@ -79,6 +83,46 @@ def gate(ground: Ground) -> Iterator[Finding]:
         yield ok(looked_at, f"it asks the gate at {settings.gate.ask}")
     else:
         yield ok(looked_at, f"it decides, and has {several(stands.holds, 'open hold')}")
+
+
+def remote(ground: Ground) -> Iterator[Finding]:
+    """Whether the myBRC server elsewhere can be told."""
+    url = ground.settings.bank.remote.url
+    if not ground.settings.bank.enabled or not url:
+        yield skipped("[bank.remote] url", "no myBRC server elsewhere is told")
+        return
+    if not ground.is_root and ground.uid != ground.own_uid:
+        yield skipped(url, "its token is for Steward's user alone: run this as root")
+        return
+    server = Remote(ground.settings)
+    try:
+        server.look()
+    except (RemoteUnavailable, RemoteFailed, RemoteRejected) as error:
+        yield wrong(
+            url,
+            f"{error}; charges and holds wait until it takes them",
+            "steward config show, and [bank.remote] in it",
+        )
+    else:
+        yield ok(url, "it answers")
+        if ground.settings.bank.remote.balances:
+            yield _balances(ground.settings, url)
+    finally:
+        server.close()
+
+
+def _balances(settings: Settings, url: str) -> Finding:
+    """How old the balances are that the server said."""
+    at_us = GateLink(settings.state_dir, _GATE_S).state().remote_at_us
+    age_s = time.time() - at_us / 1e6
+    if at_us and age_s <= settings.bank.remote.balance_age_s:
+        return ok(url, f"the oldest balance was asked for {age_s:.0f} s ago")
+    what = f"a balance was last asked for {age_s:.0f} s ago" if at_us else "no balance is known"
+    return wrong(
+        url,
+        f"{what}: for such accounts the policy {settings.gate.policy} holds",
+        "journalctl -u steward -p warning",
+    )
 
 
 prices = each_cluster(_PRICES, _prices)

@@ -1,20 +1,21 @@
 """Checks of what is kept: the journal and who reads it, sinks, gaps, rules."""
 
 import os
+import socket
 from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Final
 
 import msgspec
 
 from steward.archive.files import acl
-from steward.capture.nodes.heard import Heard
+from steward.capture.nodes.heard import LATELY, Heard, refused_lately
 from steward.config import (
     AnySinkSettings,
     FilesSinkSettings,
     KafkaSettings,
     KafkaSinkSettings,
+    NodesSettings,
     SearchSinkSettings,
 )
 from steward.doctor.findings import Finding, ok, several, skipped, warning, wrong
@@ -22,10 +23,11 @@ from steward.doctor.ground import Ground
 from steward.errors import Unavailable
 from steward.events import utc_now
 from steward.journal import JournalReader, refill_command
+from steward.listening import host_and_port
 
 _BACKLOG_S: Final = 600.0
-_SILENT: Final = timedelta(minutes=30)
 _KAFKA_S: Final = 10.0
+_LISTENER_S: Final = 5.0
 
 
 def journal(ground: Ground) -> Iterator[Finding]:
@@ -201,13 +203,31 @@ def nodes(ground: Ground) -> Iterator[Finding]:
         found, silent = 0, []
     else:
         found = len(heard.nodes())
-        silent = heard.silent_since(utc_now() - _SILENT)
+        silent = heard.silent_since(utc_now() - LATELY)
         heard.close()
+    away = _listener_away(ground.settings.nodes)
+    if away:
+        yield wrong(
+            looked_at,
+            f"nothing listens at {ground.settings.nodes.listen}: {away}",
+            "systemctl enable --now steward-listen",
+            "journalctl -u steward-listen -p warning",
+            of="listener",
+        )
+        return
+    refused = refused_lately(ground.settings.state_dir, utc_now())
+    for one in refused:
+        yield warning(
+            looked_at, f"its batch was refused: {one.why}", _remedy(one.why), of=one.address
+        )
+    if refused and not (found or silent):
+        return
     if not found:
         yield warning(
             looked_at,
             f"no node was ever heard at {ground.settings.nodes.listen}",
             "on each node: systemctl enable --now steward-agent.timer",
+            "if that is done, on the node: journalctl -u steward-agent",
         )
     elif silent:
         yield warning(
@@ -218,6 +238,25 @@ def nodes(ground: Ground) -> Iterator[Finding]:
         )
     else:
         yield ok(looked_at, f"{several(found, 'node')} heard, none of them silent")
+
+
+def _listener_away(nodes: NodesSettings) -> str:
+    """Why nobody is at the port of a listener of its own; "" where somebody is."""
+    if not nodes.listener:
+        return ""
+    host, port = host_and_port(nodes.listen) or ("", 0)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- nothing is bound
+    try:
+        socket.create_connection((host, port), _LISTENER_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _remedy(why: str) -> str:
+    if "credential was made on 127." in why:
+        return "on that node: start munged with --origin=ADDRESS, or correct its /etc/hosts"
+    return "docs/nodes.md, 'Where nothing arrives'"
 
 
 def rules(ground: Ground) -> Iterator[Finding]:

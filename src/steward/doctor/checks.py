@@ -60,4 +60,5 @@ CHECKS: Final = (
     _of_slurm("prices", "every partition has a rate", bank.prices),
     Check(name="ledger", help="the ledger's proof holds", run=bank.ledger),
     Check(name="gate", help="the gate decides", run=bank.gate),
+    Check(name="remote", help="a myBRC server elsewhere can be told", run=bank.remote),
 )

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from steward.capture.snapshots import COST_FACTOR
 from steward.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.doctor.ground import Asked, Ground, each_cluster
 from steward.filesystems import network_kind
-from steward.slurm import Machine
+from steward.looks import COST_FACTOR
+from steward.slurm import Machine, SlurmError, SlurmUnavailable
 
 _OLDEST: Final = (22, 5)
 _NEWEST: Final = (26, 5)
@@ -19,6 +19,9 @@ _SKEW_S: Final = 2.0
 _MUNGE_S: Final = 60.0
 """MUNGE takes a credential of 300 s; a clock that is off by a part of that will be by all of it."""
 _SHORT_MEMORY_S: Final = 60
+_PING_S: Final = 8.0
+"""Longest wait for ``scontrol ping``, in seconds: less than Slurm's shortest usual MessageTimeout
+of 10 s, after which it calls a daemon DOWN that only hangs."""
 _NEARLY_ALL: Final = 0.9
 
 
@@ -41,12 +44,7 @@ def _answer(one: Asked) -> Finding:
         )
     version = f"{one.version[0]}.{one.version[1]:02d}.{one.version[2]}"
     if one.no_answer:
-        return wrong(
-            looked_at,
-            f"slurmctld does not answer: {one.no_answer}",
-            "systemctl status slurmctld",
-            of=one.name,
-        )
+        return _silent(one, f"{looked_at}, scontrol ping")
     running = one.shown.get("SLURM_VERSION", version)
     if not _OLDEST <= one.version[:2] <= _NEWEST:
         return warning(
@@ -62,6 +60,38 @@ def _answer(one: Asked) -> Finding:
             of=one.name,
         )
     return ok(looked_at, f"slurmctld {running} answers", of=one.name)
+
+
+def _silent(one: Asked, looked_at: str) -> Finding:
+    """Tell a slurmctld that does not run from a busy one: that answers a ping."""
+    try:
+        pings = Machine(one.name, one.settings).controllers(timeout_s=_PING_S)
+    except SlurmUnavailable:
+        return wrong(
+            looked_at,
+            f"slurmctld answers no ping within {_PING_S:g} s: it hangs, or its host is away: "
+            f"{one.no_answer}",
+            "systemctl status slurmctld",
+            of=one.name,
+        )
+    except SlurmError:
+        pings = []
+    if any(ping.up for ping in pings if ping.daemon == "slurmctld"):
+        return wrong(
+            looked_at,
+            f"slurmctld is busy: it answers a ping, and nothing else: {one.no_answer}",
+            "look at what slurmctld is busy with: sdiag",
+            of=one.name,
+        )
+    is_down = any(ping.daemon == "slurmctld" for ping in pings)
+    return wrong(
+        looked_at,
+        "slurmctld does not run: scontrol ping says DOWN"
+        if is_down
+        else f"slurmctld does not answer: {one.no_answer}",
+        "systemctl start slurmctld" if is_down else "systemctl status slurmctld",
+        of=one.name,
+    )
 
 
 def _hosts_of(ground: Ground, one: Asked) -> Iterator[Finding]:

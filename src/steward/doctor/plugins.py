@@ -110,7 +110,7 @@ def _jobcomp(ground: Ground, one: Asked) -> Iterator[Finding]:
 def _submit(ground: Ground, one: Asked) -> Iterator[Finding]:
     named = ",".join(submitting.plugins_of(one.shown)) or "(null)"
     looked_at = f"JobSubmitPlugins={named}"
-    asks = bool({"steward", "lua"} & set(submitting.plugins_of(one.shown)))
+    asks = bool(submitting.ASKING & set(submitting.plugins_of(one.shown)))
     if not ground.settings.bank.enabled and not ground.settings.gate.ask:
         yield skipped(looked_at, "there is no bank here to ask")
         return

@@ -8,6 +8,7 @@ from typing import Final
 
 import steward
 from steward.bank.gate.link import connect
+from steward.config_web import HEALTH, HEALTHY
 from steward.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.doctor.ground import Ground
 from steward.errors import Refused
@@ -93,6 +94,9 @@ def web(ground: Ground) -> Iterator[Finding]:
             "in a clone: make setup-web",
             of="static",
         )
+    if not of.url:
+        what = f"'steward login' prints links to {of.listen}, which browsers elsewhere cannot open"
+        yield warning("[web] url", what, 'url = "https://steward.example.org"', of="url")
     host, _, port = of.listen.rpartition(":")
     host = host.strip("[]")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 -- nothing is bound
@@ -105,8 +109,9 @@ def web(ground: Ground) -> Iterator[Finding]:
         context.verify_mode = ssl.CERT_NONE
         connection = http.client.HTTPSConnection(host, int(port), timeout=_WEB_S, context=context)
     try:
-        connection.request("GET", "/")
-        status = connection.getresponse().status
+        connection.request("GET", f"{of.path}{HEALTH}")
+        reply = connection.getresponse()
+        status, words = reply.status, reply.read(len(HEALTHY) + 1)
     except (OSError, http.client.HTTPException) as error:
         yield wrong(of.listen, f"the pages do not answer: {error}", *mend)
         return
@@ -114,6 +119,11 @@ def web(ground: Ground) -> Iterator[Finding]:
         connection.close()
     if status >= 500:
         yield wrong(of.listen, f"the pages answer with {status}", *mend)
+    elif (status, words) != (200, HEALTHY):
+        what = f"another program answers there, not 'steward web' (status {status} at {HEALTH})"
+        yield wrong(
+            of.listen, what, "journalctl -u steward-web -p warning", "[web] listen: a free port"
+        )
     else:
         yield ok(of.listen, "the pages answer")
 

@@ -70,15 +70,19 @@ def nodes(room: HistoryRoom, asker: Asker, request: NodesRequest) -> NodesAnswer
     with room.reader() as reader:
         at_us = None if asked is None else micros(asked)
         # First, so that nothing can come between: what does is told again, not never.
-        tag = reader.nodes_tag() if reader and at_us is None else ""
+        position = reader.position() if reader else 0
+        tag = reader.nodes_tag(clusters) if reader and at_us is None else ""
         is_known = bool(tag) and tag == request.known
         spans = reader.nodes_at(at_us, clusters, names) if reader and not is_known else []
         begins_us = reader.nodes_begin_us(clusters) if reader else None
+        silent_since = reader.silent_since(clusters) if reader and at_us is None else {}
     return NodesAnswer(
         nodes=tuple(map(_node, filter(is_meant, spans) if chosen or words else spans)),
         at=at,
         sensor=room.has_sensor(clusters),
         begins=None if begins_us is None else moment(begins_us),
+        silent_since=silent_since,
+        position=position,
         tag=tag,
         is_known=is_known,
     )

@@ -43,10 +43,12 @@ def node_counts(room: HistoryRoom, asker: Asker, request: NodeCountsRequest) -> 
     clusters = room.nodes_seen(asker, request.cluster)
     with room.reader() as reader:
         found = reader.node_counts(clusters) if reader else []
+        silent_since = reader.silent_since(clusters) if reader else {}
     return NodeCountsAnswer(
         counts=tuple(
             NodeCount(cluster=cluster, state=state, nodes=nodes) for cluster, state, nodes in found
-        )
+        ),
+        silent_since=silent_since,
     )
 
 

@@ -1,5 +1,7 @@
 """history.db as everybody but its consumer sees it: how nodes were, and what happened."""
 
+import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -11,8 +13,11 @@ from steward.events import Event, decode
 from steward.history.consumer import FORGOTTEN, database_path
 from steward.history.spans import OPEN_US, REMOVED, NodesAlike, NodeSpan, ReservationSpan
 from steward.history.tables import NODE_COLUMNS, RESERVATION_COLUMNS, spans_of
+from steward.leaving import left
 from steward.moments import moment
+from steward.slurm.node_states import without_use
 from steward.sqlite import Connection, SqliteUnavailable, open_reader, translated
+from steward.state_facts import NodesNow, nodes_now_path
 
 Position = tuple[int, int]
 """When an event happened, µs since the epoch, and its number."""
@@ -88,6 +93,7 @@ class HistoryReader:
     """
 
     def __init__(self, state_dir: str) -> None:
+        self._state_dir = state_dir
         self._path = database_path(state_dir)
         self._database: Connection = open_reader(self._path)
 
@@ -107,6 +113,8 @@ class HistoryReader:
     ) -> list[NodeSpan]:
         """How nodes were at a time, by cluster and name; without those that were not there.
 
+        Of now the sensor's last poll tells which nodes jobs use.
+
         Args:
             at_us: The time, µs since the epoch; None for now.
             clusters: Only of these clusters; of all if None.
@@ -118,27 +126,70 @@ class HistoryReader:
             if among is not None:
                 statement += f" AND span.{column} IN {_AMONG.format(column)}"
                 values[column] = _json(among)
-        return self._spans(NodeSpan, f"{statement} ORDER BY span.cluster, span.node", values)
+        spans = self._spans(NodeSpan, f"{statement} ORDER BY span.cluster, span.node", values)
+        return self._with_use(spans) if at_us is None else spans
 
-    def nodes_tag(self) -> str:
+    def _with_use(self, spans: list[NodeSpan]) -> list[NodeSpan]:
+        """Nodes' present spans, with the states of the last poll where only use differs."""
+        state_of = self._present_states({span.cluster for span in spans})
+        return [
+            span
+            if (state := state_of(span.cluster, span.node, span.state)) == span.state
+            else msgspec.structs.replace(span, state=state)
+            for span in spans
+        ]
+
+    def _present_states(self, clusters: Iterable[str]) -> Callable[[str, str, str], str]:
+        """Tells the present state of a node by cluster, name, and the state that was told last."""
+        polled: dict[tuple[str, str], str] = {}
+        for cluster, now in self._polled(clusters):
+            for state, nodes in now.states.items():
+                polled.update({(cluster, node): state for node in nodes})
+
+        def state_of(cluster: str, node: str, told: str) -> str:
+            state = polled.get((cluster, node), told)
+            return state if without_use(state) == without_use(told) else told
+
+        return state_of
+
+    def silent_since(self, clusters: Iterable[str]) -> dict[str, datetime]:
+        """Those clusters whose slurmctld does not answer the sensor, and when it last did."""
+        return {
+            cluster: now.silent_since
+            for cluster, now in self._polled(clusters)
+            if now.silent_since is not None
+        }
+
+    def _polled(self, clusters: Iterable[str]) -> Iterator[tuple[str, NodesNow]]:
+        for cluster in clusters:
+            found = left(nodes_now_path(self._state_dir, cluster), NodesNow)
+            if found is not None:
+                yield cluster, found[0]
+
+    def nodes_tag(self, clusters: Iterable[str]) -> str:
         """What is another text as soon as any node is otherwise; "" where none is known."""
         with translated(self._path):
             row = self._database.execute(
                 # The time too, since the number of a row that was forgotten may be used again.
                 "SELECT rowid, from_us FROM node_span ORDER BY rowid DESC LIMIT 1"
             ).fetchone()
-        return "" if row is None else f"{row[0]}.{row[1]}"
+        if row is None:
+            return ""
+        polled = [_changed_ns(nodes_now_path(self._state_dir, name)) for name in sorted(clusters)]
+        return ".".join(map(str, [*row, *polled]))
 
-    def node_counts(self, clusters: Iterable[str]) -> list[tuple[str, str, int]]:
+    def node_counts(self, clusters: Sequence[str]) -> list[tuple[str, str, int]]:
         """How many nodes are in which state now: cluster, state, and how many."""
         with translated(self._path):
             rows = self._database.execute(
-                "SELECT cluster, state, count(*) FROM node_span "  # noqa: S608 -- values are bound
+                "SELECT cluster, node, state FROM node_span "  # noqa: S608 -- values are bound
                 f"WHERE until_us = {OPEN_US} AND state <> '{REMOVED}' "
-                f"AND cluster IN {_AMONG.format('clusters')} GROUP BY cluster, state",
+                f"AND cluster IN {_AMONG.format('clusters')}",
                 {"clusters": _json(clusters)},
             ).fetchall()
-        return [(str(cluster), str(state), int(nodes)) for cluster, state, nodes in rows]
+        state_of = self._present_states(clusters)
+        counts = Counter((cluster, state_of(cluster, node, told)) for cluster, node, told in rows)
+        return sorted((*key, nodes) for key, nodes in counts.items())
 
     def nodes_between(
         self, cluster: str, since_us: int, until_us: int, nodes: Iterable[str] | None = None
@@ -186,12 +237,14 @@ class HistoryReader:
 
     def node_between(self, cluster: str, node: str, since_us: int, until_us: int) -> list[NodeSpan]:
         """The spans of one node that reach into a time, by beginning."""
-        return self._spans(
+        spans = self._spans(
             NodeSpan,
             f"SELECT {NODE_COLUMNS} FROM node_span WHERE cluster = :cluster "  # noqa: S608 -- our own columns
             "AND node = :node AND from_us < :until AND until_us > :since ORDER BY from_us",
             {"cluster": cluster, "node": node, "since": since_us, "until": until_us},
         )
+        is_now = bool(spans) and spans[-1].until_us == OPEN_US
+        return [*spans[:-1], *self._with_use(spans[-1:])] if is_now else spans
 
     def present(self, kind: str, clusters: Iterable[str]) -> list[Event]:
         """The last event of this kind about each thing that is there, by cluster and name.
@@ -267,6 +320,13 @@ class HistoryReader:
         with translated(self._path):
             rows = self._database.execute(statement, values).fetchall()
         return spans_of(kind, rows)
+
+
+def _changed_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 @contextmanager

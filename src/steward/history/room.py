@@ -80,7 +80,7 @@ class HistoryRoom:
         if access.is_operator(asker, cluster):
             return Visible(frozenset(KEPT))
         kinds = {kind for kind, word in PRIVATE.items() if access.may_see_all(asker, cluster, word)}
-        accounts = access.coordinated(asker, cluster)
+        accounts = access.led(asker, cluster)
         return Visible(frozenset({CONTROLLER_STATE, *kinds}), {BANK_THRESHOLD: accounts})
 
     def shows(self, asker: Asker) -> Callable[[Event], bool]:

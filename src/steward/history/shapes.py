@@ -73,6 +73,10 @@ class NodesAnswer(Answer, frozen=True, kw_only=True):
         at: The time that is told of.
         sensor: Whether there is a sensor, which alone tells states of nodes.
         begins: When the history of these clusters' nodes begins; None where there is none.
+        silent_since: Clusters whose slurmctld does not answer the sensor, and when it last
+            did: their nodes are shown as they were then. {} of a time that is past.
+        position: How far the journal was read for that: give it to events.list as ``after``
+            for what happens from now on.
         tag: What stands for how nodes are now; "" of a time that is past.
         is_known: Whether they are as the asker knows them already, and are left out.
     """
@@ -81,6 +85,8 @@ class NodesAnswer(Answer, frozen=True, kw_only=True):
     at: datetime
     sensor: bool
     begins: datetime | None = None
+    silent_since: dict[str, datetime] = msgspec.field(default_factory=dict)
+    position: int = 0
     tag: str = ""
     is_known: bool = False
 
@@ -104,9 +110,15 @@ class NodeCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeCountsAnswer(Answer, frozen=True, kw_only=True):
-    """How many nodes are in which state, of those clusters that show them to the asker."""
+    """How many nodes are in which state, of those clusters that show them to the asker.
+
+    Attributes:
+        counts: Of each cluster and state.
+        silent_since: As in :class:`NodesAnswer`.
+    """
 
     counts: tuple[NodeCount, ...]
+    silent_since: dict[str, datetime] = msgspec.field(default_factory=dict)
 
 
 class EventsRequest(Request, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from steward.jobs.expiring import expirable
-from steward.jobs.gaps import Gap, gaps
+from steward.jobs.gaps import Gap, MissedJob, count_missed, gaps, missed
 from steward.jobs.launches import COLUMNS as LAUNCH_COLUMNS
 from steward.jobs.launches import launch_of
 from steward.jobs.lines import COLUMNS, line_of
@@ -201,7 +201,7 @@ class Accounts:
         for job_id, group in groups.items():
             for job in resolve(list(group.runs.values()), list(group.scripts.values())):
                 for view in views(job):
-                    found += [view.fact(job_id, piece) for piece in view.pieces]
+                    found += [view.fact(job_id, piece) for piece in view.parts]
                     if view.is_over:
                         found.append(view.fact(job_id))
         return found
@@ -260,6 +260,16 @@ class Accounts:
         """What nodes have said in a time that they lost, oldest first."""
         with translated(self._path):
             return gaps(self._connection, since, until, cluster)
+
+    def missed(self, since: datetime, until: datetime, cluster: str, limit: int) -> list[MissedJob]:
+        """Jobs whose scripts capture missed in a time, oldest first."""
+        with translated(self._path):
+            return missed(self._connection, since, until, cluster, limit)
+
+    def count_missed(self, cluster: str) -> int:
+        """How many jobs of a cluster capture missed, as long as jobs.db remembers."""
+        with translated(self._path):
+            return count_missed(self._connection, cluster)
 
     def expirable(self, before: datetime, cluster: str = "") -> int:
         """How many jobs have ended before a time, and would be forgotten."""

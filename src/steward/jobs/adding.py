@@ -11,6 +11,7 @@ from steward.events import (
     Event,
     JobFacts,
     JobScript,
+    JobsMissed,
 )
 from steward.jobs.facts import RunFacts
 from steward.jobs.launches import LaunchKey, LaunchRow
@@ -49,7 +50,7 @@ def check(event: Event) -> None:
     elif isinstance(body, StepAccounted):
         good = 0 < body.job_id <= MAX_RAW_ID and 0 < len(body.line.step) <= _LONGEST
     else:
-        good = isinstance(body, ArchivePurge | AccountingExpire | NodeGap)
+        good = isinstance(body, ArchivePurge | AccountingExpire | NodeGap | JobsMissed)
     if not good:
         raise Rejected(f"{event.kind} {event.key!r} has no usable body", event)
 

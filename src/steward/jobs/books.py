@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
+import msgspec
+
 from steward.events import Event
 from steward.jobs.launches import (
     LaunchRow,
@@ -131,14 +133,17 @@ class Books:
             others = used_by_steps(self._connection, group.cluster, (group.job_id, *view.key))
         has_steps = bool(others)
         source = "" if view.run.is_ours else "slurmdbd"
-        facts: list[RunFact] = [view.fact(group.job_id, piece) for piece in view.pieces]
+        facts: list[RunFact] = [view.fact(group.job_id, piece) for piece in view.parts]
         for fact in (*facts, view.current(group.job_id)):
             is_piece = fact.piece_end is not None
             is_latest = view.is_latest and not is_piece
             line = run_line(group.cluster, fact, is_latest=is_latest, source=source)
             mine = touched.get((view.key, line.piece_us), {})
             fresh = [
-                step_line_of(line, step, [row.spent() for row in rows], is_over=view.is_over)
+                _less_suspended(
+                    view,
+                    step_line_of(line, step, [row.spent() for row in rows], is_over=view.is_over),
+                )
                 for step, rows in mine.items()
             ]
             fresh += book.imported(view, line, set(mine))
@@ -166,7 +171,7 @@ class Books:
             launches = by_run.get(view.key, [])
             sayer.run(view, launches, is_silent=self._is_silent)
             for row in launches:
-                if row.is_dirty or not row.is_said:
+                if row.is_dirty or not row.is_said or row.is_announced:
                     sayer.launch(view, row)
         dirty = [row for row in group.launches.values() if row.is_dirty]
         if dirty:
@@ -279,6 +284,12 @@ class _Book:
         ]
 
 
+def _less_suspended(view: RunView, step: Line) -> Line:
+    """The line of a step with how long its run was suspended meanwhile: nodes do not see it."""
+    suspended_s = view.suspended_between(step.start_us, step.end_us)
+    return msgspec.structs.replace(step, suspended_s=suspended_s) if suspended_s else step
+
+
 def _basis(view: RunView, is_purged: bool) -> str:
     record = view.record
     return digest(
@@ -288,6 +299,8 @@ def _basis(view: RunView, is_purged: bool) -> str:
             (record.user, record.uid, record.gid, record.group, record.account, record.qos),
             (record.partition, record.wckey, record.eligible, record.sluid, record.nodelist),
             (record.array_job_id, record.array_task, record.het_job_id, record.het_offset),
-            [(piece.end, piece.nodelist) for piece in view.pieces],
+            [(piece.end, piece.nodelist) for piece in view.parts],
+            # Of a run that goes on every halt would have all its steps reckoned anew.
+            view.is_over and (record.suspended_s, list(view.run.halts.items())),
         ]
     )

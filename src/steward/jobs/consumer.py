@@ -17,6 +17,7 @@ from steward.events import (
     ACCOUNTING_EXPIRE,
     ARCHIVE_PURGE,
     JOB_END,
+    JOB_MISSED,
     JOB_SCRIPT,
     JOB_SEEN,
     JOB_STATE,
@@ -27,12 +28,13 @@ from steward.events import (
     TASK_EXIT,
     ArchivePurge,
     Event,
+    JobsMissed,
     utc_now,
 )
 from steward.jobs.adding import add, check, job_id_of
 from steward.jobs.books import Books
 from steward.jobs.expiring import expire, take_out
-from steward.jobs.gaps import put_gap
+from steward.jobs.gaps import put_gap, put_missed
 from steward.jobs.identities import identities
 from steward.jobs.launches import load_steps, put_accounted
 from steward.jobs.lines import widen
@@ -48,7 +50,7 @@ from steward.usage import AccountingExpire, Launch, StepAccounted
 
 _CHUNK: Final = 500
 
-_ALONE: Final = frozenset({ARCHIVE_PURGE, ACCOUNTING_EXPIRE, NODE_GAP})
+_ALONE: Final = frozenset({ARCHIVE_PURGE, ACCOUNTING_EXPIRE, NODE_GAP, JOB_MISSED})
 
 
 class JobsConsumer:
@@ -67,7 +69,8 @@ class JobsConsumer:
     kinds = frozenset(
         {
             *(JOB_SCRIPT, JOB_SEEN, JOB_STATE, JOB_END, ARCHIVE_PURGE),
-            *(STEP_START, TASK_EXIT, STEP_END, STEP_ACCOUNTED, NODE_GAP, ACCOUNTING_EXPIRE),
+            *(STEP_START, TASK_EXIT, STEP_END, STEP_ACCOUNTED, NODE_GAP, JOB_MISSED),
+            ACCOUNTING_EXPIRE,
         }
     )
     batch_events = 500
@@ -267,6 +270,8 @@ class JobsConsumer:
     def _note(self, event: Event) -> None:
         if isinstance(event.body, AccountingExpire):
             expire(self._connection, event.cluster, event.body.before)
+        elif isinstance(event.body, JobsMissed):
+            put_missed(self._connection, event)
         else:
             put_gap(self._connection, event)
 

@@ -13,7 +13,7 @@ import msgspec
 from steward.events import Event, JobFacts
 from steward.jobs.adding import run_key
 from steward.jobs.facts import IMPORTED
-from steward.jobs.tables import EXPIRED, Group, Told
+from steward.jobs.tables import EXPIRED, OF_NO_JOB, Group, Told
 from steward.moments import micros
 from steward.slurm.states import FINISHED, base_state
 from steward.sqlite import Connection
@@ -113,7 +113,12 @@ def expire(connection: Connection, cluster: str, before: datetime) -> int:
                 connection.execute("DELETE FROM run WHERE number = ?", (run,))
         if not has_script:
             connection.execute("DELETE FROM job WHERE number = ?", (number,))
+    connection.execute(
+        "DELETE FROM run WHERE cluster = ? AND job = ? AND submit < ?",
+        (cluster, OF_NO_JOB, micros(before)),
+    )
     connection.execute("DELETE FROM gap WHERE cluster = ? AND at < ?", (cluster, micros(before)))
+    connection.execute("DELETE FROM missed WHERE cluster = ? AND at < ?", (cluster, micros(before)))
     connection.execute(
         "DELETE FROM launch WHERE cluster = ? AND submit IS NULL AND launched < ?",
         (cluster, micros(before)),

@@ -14,12 +14,12 @@ from steward.events import JOB_END, Event, JobFacts
 from steward.jobs.seen import OWN, PREEMPTED, REQUEUED, Seen, earlier, end_of, end_us, later
 from steward.moments import micros
 from steward.records import JobRecord
-from steward.slurm.states import FINISHED, FORGOTTEN, base_state
+from steward.slurm.states import FINISHED, FORGOTTEN, RESIZING, base_state
 
 # The states in which sacct shows an earlier run of a job that was requeued are an end, too.
 _FINAL: Final = FINISHED | {"LAUNCH_FAILED", "RECONFIG_FAIL", REQUEUED}
 # An end record that is none: a piece of a resized job, with the end it was expected to have.
-_UNDECIDED: Final = frozenset({"", "COMPLETING", "PENDING", "RESIZING", "RUNNING", "SUSPENDED"})
+_UNDECIDED: Final = frozenset({"", "COMPLETING", "PENDING", RESIZING, "RUNNING", "SUSPENDED"})
 _NEVER: Final = 2**62
 
 WHOLE: Final = "whole"
@@ -27,6 +27,7 @@ WHOLE: Final = "whole"
 
 # Sources that tell of the past: what they say does not mean that Slurm still has the job.
 _HINDSIGHT: Final = frozenset({"import", "sacct", "slurmdbd"})
+_SLURMDBD: Final = frozenset({"sacct", "slurmdbd"})
 # Sources that tell of the past, but surely of the job that had the id at the event's time.
 _DATED: Final = frozenset({"kafka"})
 
@@ -38,6 +39,7 @@ IMPORTED: Final = "slurmdbd"
 """The source of what an import brought in out of another's books."""
 
 _HALTS_KEPT: Final = 64
+_AGAIN_KEPT: Final = 8
 
 _DEFAULTS: Final = JobRecord(job_id=0)
 _FIELDS: Final = JobRecord.__struct_fields__
@@ -120,6 +122,8 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         requeued: The record that says that it ended with a requeue; of several that with the
             latest end.
         preempted: The same of a preemption, behind which its job may be over or not.
+        again: Its ends of other times than its own, by when each began (s since the epoch): a
+            slurmctld that was killed forgot one and began the run anew.
     """
 
     submit_us: int
@@ -136,6 +140,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
     halts: dict[int, int] = msgspec.field(default_factory=dict)
     requeued: Seen | None = None
     preempted: Seen | None = None
+    again: dict[int, Seen] = msgspec.field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         """Take in one more observation of this run (a JobFacts event), in any order."""
@@ -153,7 +158,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
             seen = Seen(0, event.key, record)
         else:
             self.is_ours = True
-        if event.kind == JOB_END and base_state(record.state) == "RESIZING":
+        if event.kind == JOB_END and base_state(record.state) == RESIZING:
             self._add_piece(event, seen)
             return
         self._add_latest(WHOLE if facts.whole else event.source, seen)
@@ -170,12 +175,17 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
     def _add_piece(self, event: Event, seen: Seen) -> None:
         # Some show of a piece the end that was expected of the job.
         end = min(seen.record.end or event.at, event.at)
-        seen = Seen(seen.at_us, seen.key, msgspec.structs.replace(seen.record, end=end), True)
+        # Only slurmdbd tells how long that size was suspended; others tell it of the whole run.
+        suspended_s = seen.record.suspended_s if event.source in _SLURMDBD else None
         second = micros(end) // 1_000_000
         former = self.pieces.get(second)
-        if former is None or seen.stamp() < former.stamp():
-            self.pieces[second] = seen
-            self.pieces = dict(sorted(self.pieces.items()))
+        if former is not None:
+            suspended_s = _more(suspended_s, former.record.suspended_s)
+        if former is not None and former.stamp() <= seen.stamp():
+            seen = former
+        record = msgspec.structs.replace(seen.record, end=end, suspended_s=suspended_s)
+        self.pieces[second] = Seen(seen.at_us, seen.key, record, True)
+        self.pieces = dict(sorted(self.pieces.items()))
         self.shown_until_us = max(self.shown_until_us, micros(end))
 
     def _add_halt(self, second: int, suspended_s: int) -> None:
@@ -208,6 +218,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
     def _add_final(self, seen: Seen) -> None:
         if seen.record.end is not None:
             self.late_end_us = max(self.late_end_us, micros(seen.record.end))
+        former = (self.final, self.requeued, self.preempted, *self.again.values())
         state = base_state(seen.record.state)
         if state == REQUEUED:
             self.requeued = later(self.requeued, seen)
@@ -215,6 +226,24 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
             self.preempted = later(self.preempted, seen)
         else:
             self.final = earlier(self.final, seen)
+        self._add_again([seen, *(end for end in former if end is not None)])
+
+    def _add_again(self, ends: "list[Seen]") -> None:
+        """Keep of several ends those of other times than the run's own: it ran then, too."""
+        by_start: dict[int, Seen] = {}
+        for seen in ends:
+            start, end = seen.record.start, seen.record.end
+            if start is not None and end is not None and start < end and seen.record.nodelist:
+                second = micros(start) // 1_000_000
+                by_start[second] = earlier(by_start.get(second), seen)
+        again: dict[int, Seen] = {}
+        own = [] if self.ending is None else [self.ending]
+        for second, seen in sorted(by_start.items()):
+            if own and all(
+                _is_apart(seen.record, other.record) for other in [*own, *again.values()]
+            ):
+                again[second] = seen
+        self.again = dict(list(again.items())[:_AGAIN_KEPT])
 
     @property
     def ending(self) -> Seen | None:
@@ -314,6 +343,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         self.__dict__.pop("_merged", None)
         self.shown = {name: seen.blanked() for name, seen in self.shown.items()}
         self.pieces = {second: seen.blanked() for second, seen in self.pieces.items()}
+        self.again = {second: seen.blanked() for second, seen in self.again.items()}
         if self.final is not None:
             self.final = self.final.blanked()
         if self.requeued is not None:
@@ -368,6 +398,10 @@ def _rank(source: str) -> bool | int:
     return OWN if source == _OWN_BOOKS else source in _BOOKS
 
 
+def _more(one: int | None, other: int | None) -> int | None:
+    return max((value for value in (one, other) if value is not None), default=None)
+
+
 def _derived(record: JobRecord) -> tuple[int, int]:
     return record.derived_exit_code or 0, record.derived_exit_signal or 0
 
@@ -380,6 +414,13 @@ def _is_refused(record: JobRecord) -> bool:
     """
     never_ran = not record.nodelist and (record.start is None or record.start == record.end)
     return never_ran and record.exit_signal == 1 and not record.exit_code
+
+
+def _is_apart(one: JobRecord, other: JobRecord) -> bool:
+    """Whether two ends are of different times; an end without times is apart from none."""
+    if one.start is None or one.end is None or other.start is None or other.end is None:
+        return False
+    return one.end <= other.start or other.end <= one.start
 
 
 def _is_final(kind: str, record: JobRecord) -> bool:

@@ -1,10 +1,10 @@
-"""What nodes have said that they lost, kept in jobs.db for whoever asks what is missing."""
+"""What nodes have said that they lost, and jobs that capture missed, as jobs.db keeps them."""
 
 from datetime import datetime
 
 import msgspec
 
-from steward.events import Event
+from steward.events import Event, JobsMissed
 from steward.moments import micros, moment
 from steward.sqlite import Connection
 from steward.usage import NodeGap
@@ -39,6 +39,52 @@ def put_gap(connection: Connection, event: Event) -> None:
         "VALUES (?, ?, ?, ?, ?, ?, ?)",
         (event.key, event.cluster, gap.node, gap.why, gap.lines, since, micros(event.at)),
     )
+
+
+class MissedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job whose script was lost, for it left the spool before it was read.
+
+    Attributes:
+        cluster: The cluster's name.
+        job_id: Its raw id.
+        at: When that was found.
+    """
+
+    cluster: str
+    job_id: int
+    at: datetime
+
+
+def put_missed(connection: Connection, event: Event) -> None:
+    """Keep the jobs of one job.missed, inside a transaction."""
+    body: JobsMissed = event.body
+    connection.executemany(
+        "INSERT OR IGNORE INTO missed (key, cluster, job_id, at) VALUES (?, ?, ?, ?)",
+        [(event.key, event.cluster, job_id, micros(event.at)) for job_id in body.job_ids],
+    )
+
+
+def missed(
+    connection: Connection, since: datetime, until: datetime, cluster: str, limit: int
+) -> list[MissedJob]:
+    """Those of a time, oldest first."""
+    rows = connection.execute(
+        "SELECT cluster, job_id, at FROM missed WHERE cluster = ? AND at >= ? AND at < ? "
+        "ORDER BY at, job_id LIMIT ?",
+        (cluster, micros(since), micros(until), limit),
+    )
+    return [
+        MissedJob(cluster=cluster, job_id=job_id, at=moment(at_us))
+        for cluster, job_id, at_us in rows
+    ]
+
+
+def count_missed(connection: Connection, cluster: str) -> int:
+    """How many jobs of a cluster capture missed, as long as jobs.db remembers."""
+    (count,) = connection.execute(
+        "SELECT count(*) FROM missed WHERE cluster = ?", (cluster,)
+    ).fetchone()
+    return int(count)
 
 
 def gaps(

@@ -29,6 +29,9 @@ LaunchKey = tuple[str, str, int]
 _T = TypeVar("_T", StepStart, StepEnd, TaskUsage)
 
 WITHDRAWN: Final = "-"
+ANNOUNCED: Final = "+"
+RETRACTED: Final = "*"
+"""An announcement that was withdrawn."""
 
 _FEW: Final = 8
 """Of so many tasks what they used together is summed up anew, of more it is stored, too."""
@@ -79,7 +82,8 @@ class LaunchRow(msgspec.Struct):
         ended: Whether its end was told.
         seen_us: When the last fact of it came, µs since the epoch.
         said: Digest of all that was said of it; "" for nothing. Begins with :data:`WITHDRAWN`
-            where that was taken back.
+            where that was taken back, with :data:`ANNOUNCED` where only the begin was said, with
+            :data:`RETRACTED` where only that was said and was taken back.
         said_of: The run that it was said to be of, where it is none of that one any more.
         is_news: Whether facts have come.
         is_dirty: Whether it is to be written.
@@ -125,7 +129,17 @@ class LaunchRow(msgspec.Struct):
     @property
     def is_said(self) -> bool:
         """Whether anything is said of it that holds."""
-        return bool(self.said) and not self.said.startswith(WITHDRAWN)
+        return bool(self.said) and not self.said.startswith((WITHDRAWN, RETRACTED))
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether its begin alone is said."""
+        return self.said.startswith(ANNOUNCED)
+
+    @property
+    def has_usage(self) -> bool:
+        """Whether its usage was ever said, also where that was taken back."""
+        return bool(self.said) and not self.said.startswith((ANNOUNCED, RETRACTED))
 
     @property
     def restarts(self) -> int | None:

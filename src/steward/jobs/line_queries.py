@@ -14,7 +14,7 @@ import msgspec
 from steward.errors import UsageError
 from steward.jobs.records import ScopeLike
 from steward.jobs.scoping import NOTHING, any_of, scoped
-from steward.slurm.states import WAITING
+from steward.slurm.states import PENDING, WAITING
 
 HIDDEN_RUN: Final = 0
 SHOWN_RUN: Final = 1
@@ -393,9 +393,14 @@ def _in_state(state: str, since: int, until: int, values: _Values) -> str:
     if state == "PENDING":
         waiting = f"(start_us = 0 AND end_us = 0 AND {values.one_of('state', sorted(WAITING))})"
         waited = f"(start_us = 0 AND end_us > {since})"
+        # slurmctld shows no eligible time of a run that was requeued and held.
+        flags = values.one_of("state", sorted(PENDING - {"PENDING"}))
+        held = (
+            f"(eligible_us = 0 AND submit_us < {until} AND start_us = 0 AND end_us = 0 AND {flags})"
+        )
         return (
-            f"(eligible_us <> 0 AND eligible_us < {until} "
-            f"AND (start_us > {since} OR {waited} OR {waiting}))"
+            f"(({held}) OR (eligible_us <> 0 AND eligible_us < {until} "
+            f"AND (start_us > {since} OR {waited} OR {waiting})))"
         )
     if state in ("RUNNING", "SUSPENDED"):
         running = f"(start_us <> 0 AND start_us < {until} AND (end_us > {since} OR end_us = 0))"

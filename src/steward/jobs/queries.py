@@ -15,7 +15,7 @@ from steward.jobs.names import parse
 from steward.jobs.place import database_path
 from steward.jobs.purging import leader_of
 from steward.jobs.records import Job, JobFilter, Position, Run, Script
-from steward.jobs.resolve import PROMPT_US
+from steward.jobs.resolve import PROMPT_US, SLACK_US
 from steward.jobs.tables import unpack
 from steward.moments import micros, moment
 from steward.records import JobRecord
@@ -218,6 +218,30 @@ class Jobs(Listings):
                 "SELECT purged FROM script WHERE key = ? AND cluster = ?", (key, cluster)
             ).fetchone()
         return None if row is None else bool(row[0])
+
+    def has_script(self, cluster: str, job_id: int, submit: datetime) -> bool:
+        """Whether there is a script of a submission, or was one that is purged.
+
+        Args:
+            cluster: The cluster's name.
+            job_id: Raw id; of an array the array's, of a het job its leader's.
+            submit: Submit time of one of its runs.
+        """
+        submit_us = micros(submit)
+        with translated(self._path):
+            row = self._connection.execute(
+                "SELECT 1 FROM script WHERE cluster = :cluster AND job_id = :id AND ("
+                "spool_mtime_ns BETWEEN :first AND :last OR job IN (SELECT job FROM run "
+                "WHERE cluster = :cluster AND job_id = :id AND submit = :submit)) LIMIT 1",
+                {
+                    "cluster": cluster,
+                    "id": job_id,
+                    "submit": submit_us,
+                    "first": (submit_us - SLACK_US) * 1000,
+                    "last": (submit_us + PROMPT_US) * 1000,
+                },
+            ).fetchone()
+        return row is not None
 
     def cursor(self) -> int:
         """Position in the journal up to which events are taken in."""

@@ -5,11 +5,13 @@ come in any order. Runs and scripts are walked through by time, and each either
 goes on with the job before it or begins another.
 """
 
+from datetime import datetime
 from typing import Final
 
 import msgspec
 
 from steward.jobs.facts import RunFacts, merge_runs
+from steward.moments import micros
 from steward.records import JobRecord
 from steward.slurm.states import LOST
 
@@ -101,6 +103,11 @@ def may_have_script(record: JobRecord) -> bool:
     leader a stand-in, which never runs, and an environment of its own.
     """
     return record.batch is not False and record.array_job_id in (0, record.job_id)
+
+
+def is_prompt(spool_mtime_ns: int, submit: datetime) -> bool:
+    """Whether a script of this time was written at a submission."""
+    return -SLACK_US <= spool_mtime_ns // 1000 - micros(submit) <= PROMPT_US
 
 
 def resolve(runs: list[RunFacts], scripts: list[KeptScript]) -> list[Resolved]:

@@ -1,5 +1,6 @@
 """The runs of a job as the books have them: which there were, and when each began and ended."""
 
+import sys
 from datetime import datetime
 
 import msgspec
@@ -7,8 +8,9 @@ import msgspec
 from steward.jobs.facts import RunFacts, fill_lasting
 from steward.jobs.resolve import SLACK_US, Resolved
 from steward.jobs.seen import REQUEUED, blanked
-from steward.moments import micros, moment
+from steward.moments import micros, micros_or_0, moment
 from steward.records import JobRecord
+from steward.slurm.accounting import whole_runs
 from steward.slurm.states import LOST, WAITING, base_state
 from steward.usage import RunFact
 
@@ -30,6 +32,8 @@ class RunView(msgspec.Struct):
         first_submit_us: The job's first submit time.
         until_us: When the job's next run was submitted, µs since the epoch; None if it is
             the last one.
+        again: What a slurmctld that was killed ran once more after the run had ended, since it
+            had forgotten that.
     """
 
     run: RunFacts
@@ -40,6 +44,7 @@ class RunView(msgspec.Struct):
     is_latest: bool
     first_submit_us: int
     until_us: int | None = None
+    again: list[JobRecord] = msgspec.field(default_factory=list)
 
     @property
     def key(self) -> RunKey:
@@ -71,12 +76,39 @@ class RunView(msgspec.Struct):
         return msgspec.structs.replace(fact, record=record, suspended_before_s=0)
 
     @property
+    def parts(self) -> list[JobRecord]:
+        """What has a line and a charge beside the run's own."""
+        return [*self.pieces, *self.again]
+
+    @property
     def suspended_before_s(self) -> int:
         """Of a resized job, how long its former sizes were suspended, in seconds."""
         return sum(piece.suspended_s or 0 for piece in self.pieces)
 
+    def suspended_between(self, start_us: int, end_us: int) -> int:
+        """How long the run was suspended while a step of it ran, in seconds.
+
+        Args:
+            start_us: When the step began, µs since the epoch.
+            end_us: When it ended; 0 if it runs.
+        """
+        whole_s = self.record.suspended_s or 0
+        if self.run.halts:
+            end_us = end_us or sys.maxsize
+            during_s = self.run.suspended_by(end_us) - self.run.suspended_by(start_us)
+            return min(during_s, self.suspended_before_s + whole_s) if self.is_over else during_s
+        # Nobody told when: surely of a step that ran all the time.
+        is_all = (
+            abs(start_us - micros_or_0(self.record.start)) <= SLACK_US
+            and abs(end_us - micros_or_0(self.record.end)) <= SLACK_US
+        )
+        return whole_s if is_all and not self.pieces else 0
+
     def piece_at(self, us: int) -> int:
-        """The end (µs) of the piece in whose time this moment is; 0 for the current size."""
+        """The end (µs) of the part in whose time this moment is; 0 for the run's own."""
+        for part in self.again:
+            if part.start and part.end and micros(part.start) <= us <= micros(part.end):
+                return micros(part.end)
         for piece in self.pieces:
             if piece.end is not None and us < micros(piece.end):
                 return micros(piece.end)
@@ -84,7 +116,7 @@ class RunView(msgspec.Struct):
 
     def nodelists(self) -> list[str]:
         """The lists of all nodes that it ran on; none if they are not known."""
-        lists = [record.nodelist for record in (self.record, *self.pieces)]
+        lists = [record.nodelist for record in (self.record, *self.parts)]
         return list(dict.fromkeys(filter(None, lists)))
 
 
@@ -103,6 +135,8 @@ def views(job: Resolved, *, is_purged: bool = False) -> list[RunView]:
     for number, run in enumerate(runs):
         follower = runs[number + 1] if number + 1 < len(runs) else None
         record = job.record if len(job.runs) == 1 else run.merged()
+        if run.pieces and run.shown and not run.is_ours:
+            record = whole_runs([*(seen.record for seen in run.pieces.values()), record])[-1]
         if is_purged:
             record = blanked(record)
         if before is not None:
@@ -120,6 +154,7 @@ def views(job: Resolved, *, is_purged: bool = False) -> list[RunView]:
                 is_latest=follower is None,
                 first_submit_us=job.first_submit_us,
                 until_us=None if follower is None else follower.submit_us,
+                again=_again(run, record, is_purged=is_purged),
             )
         )
     return found
@@ -173,11 +208,21 @@ def _start(run: RunFacts, record: JobRecord) -> datetime | None:
     return None if is_nothing else record.start
 
 
+def _again(run: RunFacts, record: JobRecord, *, is_purged: bool) -> list[JobRecord]:
+    """What ran once more after the run's end, as records of their own."""
+    found = []
+    for seen in run.again.values():
+        own = blanked(seen.record) if is_purged else seen.record
+        submit = moment(run.submit_us)
+        found.append(msgspec.structs.replace(fill_lasting(own, record), submit=submit))
+    return found
+
+
 def _suspended_s(
     run: RunFacts, piece: JobRecord, start: datetime | None, end: datetime
 ) -> int | None:
-    """How long one of its sizes was suspended; jobcomp does not say."""
-    if not run.halts:
+    """How long one of its sizes was suspended: slurmdbd says it, else the queue did."""
+    if piece.suspended_s is not None or not run.halts:
         return piece.suspended_s
     before_s = 0 if start is None else run.suspended_by(micros(start))
     return run.suspended_by(micros(end)) - before_s

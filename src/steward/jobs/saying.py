@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from steward.events import RUN_END, RUN_START, RUN_SUSPEND, STEP_USAGE, Event
+from steward.events import RUN_END, RUN_START, RUN_SUSPEND, STEP_LAUNCH, STEP_USAGE, Event
 from steward.jobs.identities import SOURCE
-from steward.jobs.launches import WITHDRAWN, LaunchRow
+from steward.jobs.launches import ANNOUNCED, RETRACTED, WITHDRAWN, LaunchRow
 from steward.jobs.resolve import SLACK_US
 from steward.jobs.runs import RunKey, RunView
 from steward.jobs.tables import Group, Told
@@ -69,7 +69,7 @@ class Sayer:
             told.over_us = 0
         self._start(view, told, launches)
         self._suspensions(view, told)
-        for piece in view.pieces:
+        for piece in view.parts:
             self._piece(view, told, piece)
         self._end(view, told)
         if is_silent and view.is_over:
@@ -150,8 +150,9 @@ class Sayer:
     def launch(self, view: RunView, row: LaunchRow) -> None:
         """Say what is news of a launch that belongs to this run."""
         told = self._told(view)
-        if not row.ended and not row.is_said:
+        if not row.ended and (not row.is_said or row.is_announced):
             if not view.is_over:
+                self._announce(view, row)
                 return
             if not self._is_due(max(row.seen_us, told.over_us) + ENDLESS_US):
                 return
@@ -170,13 +171,32 @@ class Sayer:
             start=facts.start,
             tasks=tuple(facts.tasks.values()),
             end=facts.end,
-            correction=bool(row.said),
+            correction=row.has_usage,
+            announced=row.is_announced,
         )
         content = digest([view.key, _nameless(usage)])
         if row.said.partition(":")[0] == content:
             return
         at = self._now if facts.ended_us is None else moment(facts.ended_us)
-        self._usage(row, content, at, usage)
+        self._usage(STEP_USAGE, row, content, at, usage)
+
+    def _announce(self, view: RunView, row: LaunchRow) -> None:
+        """Say that a launch has begun, unless that is said, or its usage was."""
+        start = row.facts.start
+        if start is None or row.is_announced or row.has_usage:
+            return
+        step, node, launched_us = row.key
+        usage = StepUsage(
+            job_id=self._group.job_id,
+            first_submit=moment(view.first_submit_us),
+            restarts=view.run.restarts,
+            submit=moment(view.run.submit_us),
+            step=step,
+            node=node,
+            launched_us=launched_us,
+            start=start,
+        )
+        self._usage(STEP_LAUNCH, row, ANNOUNCED, moment(launched_us), usage)
 
     def withdraw(self, row: LaunchRow, run: RunKey, view: RunView | None) -> None:
         """Take back what was said of a launch: it is none of that run's.
@@ -200,16 +220,21 @@ class Sayer:
             withdrawn=True,
         )
         row.said_of = None
-        self._usage(row, WITHDRAWN, self._now, usage)
+        if row.is_announced:
+            self._usage(STEP_LAUNCH, row, RETRACTED, self._now, usage)
+        else:
+            self._usage(STEP_USAGE, row, WITHDRAWN, self._now, usage)
 
-    def _usage(self, row: LaunchRow, content: str, at: datetime, usage: StepUsage) -> None:
-        key = f"{STEP_USAGE}:{usage.job_id}:{usage.step}:{usage.node}:{usage.launched_us}"
-        if row.said:
+    def _usage(
+        self, kind: str, row: LaunchRow, content: str, at: datetime, usage: StepUsage
+    ) -> None:
+        key = f"{kind}:{usage.job_id}:{usage.step}:{usage.node}:{usage.launched_us}"
+        if row.has_usage or (row.said and kind == STEP_LAUNCH):
             key += f":{digest([row.said, content])}"
         # What was said last, and a digest of all before: the same again is news after another.
         row.said = f"{content}:{digest([row.said])}"
         row.is_dirty = True
-        self._event(STEP_USAGE, key, at, usage)
+        self._event(kind, key, at, usage)
 
     def _is_due(self, at_us: int) -> bool:
         if at_us <= self._now_us:
@@ -298,5 +323,10 @@ def _nameless(usage: StepUsage) -> StepUsage:
     if start is not None and start.name:
         start = msgspec.structs.replace(start, name="")
     return msgspec.structs.replace(
-        usage, start=start, run_end=None, correction=False, first_submit=moment(0)
+        usage,
+        start=start,
+        run_end=None,
+        correction=False,
+        announced=False,
+        first_submit=moment(0),
     )

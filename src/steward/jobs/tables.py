@@ -159,6 +159,16 @@ MIGRATIONS: Final = (
     CREATE INDEX job_by_end ON job (end_time, job_id) WHERE ended = 1;
     CREATE INDEX job_by_task ON job (array_job_id, cluster, state) WHERE array_job_id IS NOT NULL;
     """,
+    """
+    CREATE TABLE missed (
+        key TEXT NOT NULL,
+        cluster TEXT NOT NULL,
+        job_id INTEGER NOT NULL,
+        at INTEGER NOT NULL,
+        PRIMARY KEY (key, cluster, job_id)
+    ) WITHOUT ROWID;
+    CREATE INDEX missed_by_time ON missed (cluster, at);
+    """,
 )
 
 
@@ -211,6 +221,10 @@ class Told(msgspec.Struct, array_like=True):
 NO_RUN: Final = "-"
 EXPIRED: Final = "x"
 """Stand for the basis of what turned out to be no run, and of a run whose lines are forgotten."""
+
+
+OF_NO_JOB: Final = 0
+"""Stands for the job of a run that slurmctld forgot as if it had never been submitted."""
 
 
 class ScriptRow(KeptScript):

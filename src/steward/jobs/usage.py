@@ -108,6 +108,7 @@ def run_line(cluster: str, fact: RunFact, *, is_latest: bool = True, source: str
         stdin=record.stdin,
         stdout=record.stdout,
         stderr=record.stderr,
+        oversubscribe=record.oversubscribe,
         source=source,
     )
 

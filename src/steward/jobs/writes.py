@@ -11,7 +11,7 @@ from steward.jobs.facts import RunFacts
 from steward.jobs.purging import leader_of
 from steward.jobs.resolve import Resolved, whole_second
 from steward.jobs.seen import blanked
-from steward.jobs.tables import Group, ScriptRow, Told, pack
+from steward.jobs.tables import OF_NO_JOB, Group, ScriptRow, Told, pack
 from steward.moments import micros
 from steward.sqlite import Connection
 
@@ -133,6 +133,12 @@ class Writes:
                 self._put_run(group, run, number)
             for script in job.scripts:
                 self._put_script(group, group.scripts[script.key], number)
+        for run in group.runs.values():
+            if run.is_forgotten:
+                # Else the next batch would take it for one that waits, as it was stored before.
+                # Of what no job has, no purge would forget the text.
+                run.blank()
+                self._put_run(group, run, OF_NO_JOB)
         self._gone += [(number,) for number in free]
 
     def flush(self) -> None:

@@ -20,7 +20,7 @@ from steward.incoming import Stores
 from steward.journal.link import SOCKET, Frames, frame
 from steward.journal.lock import take_lock
 from steward.journal.store import Journal, JournalError, Row
-from steward.journal.trimming import BATCH, bound, trim
+from steward.journal.trimming import bound, remove_old
 from steward.sqlite import SqliteError
 from steward.waiting import Backoff, Stop
 
@@ -31,7 +31,6 @@ _BATCH_EVENTS = 500
 _LONGEST_HOLD_S = 3600.0
 _TRIM_EVERY_S = 5.0
 _FLUSH_EVERY_S = 0.5
-_REMEMBER_S = 90 * 86400
 
 
 class _Peer:
@@ -267,12 +266,13 @@ class JournalServer:
 
     def _housekeeping(self) -> None:
         try:
-            trimmed = trim(self._journal, self._stores, keep_s=self._settings.keep_s)
-            more = bound(self._journal, self._stores, max_bytes=self._settings.max_bytes)
-            if trimmed == BATCH or more:
+            more = remove_old(self._journal, self._stores, keep_s=self._settings.keep_s)
+            more |= bound(self._journal, self._stores, max_bytes=self._settings.max_bytes)
+            if not self._waiting and not self._selector.select(0):
+                more |= self._journal.shrink()
+            if more:
                 # A batch a turn: commits go before, and the process shows that it lives.
                 self._trim_at = time.monotonic()
-            self._journal.forget_remembered(int(time.time()) - _REMEMBER_S)
         except Unavailable as error:
             log.error("the journal cannot be trimmed now: %s", error)
 

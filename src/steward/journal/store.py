@@ -21,7 +21,7 @@ from steward.events import (
 )
 from steward.journal.purging import drop_purged, purges_after_the_dead
 from steward.journal.reading import FILENAME, event_of
-from steward.sqlite import Connection, open_database, refuse_newer, transaction
+from steward.sqlite import Connection, open_database, refuse_newer, shrink, transaction
 
 _MIGRATIONS = (
     """
@@ -72,6 +72,12 @@ ALTER TABLE consumer ADD COLUMN missed_from INTEGER NOT NULL DEFAULT 0;
 )
 _SCRIPT_AFTER_SUBMIT_S = 300
 """A script reaches the spool so long after its job's submit time at the most."""
+_SPARE_BYTES = 16 << 20
+"""Free pages that stay in the file for the next events, in bytes."""
+_STEP_BYTES = 1 << 20
+"""How much one call of :meth:`Journal.shrink` gives back."""
+_FORGET_KEYS = 10_000
+"""How many keys one transaction forgets."""
 
 Row = tuple[str, str, str, bytes]
 """An event as it travels to the writer: kind, cluster, key, encoded rest."""
@@ -106,7 +112,7 @@ class Journal:
 
     def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, FILENAME)
-        self._db: Connection = open_database(self.path, _MIGRATIONS)
+        self._db: Connection = open_database(self.path, _MIGRATIONS, shrinks=True)
 
     def append(self, rows: Sequence[Row]) -> int:
         """Add events, passing over keys that are known; durable on return.
@@ -298,10 +304,30 @@ class Journal:
                 (name, since_s),
             )
 
-    def forget_remembered(self, before_s: int) -> None:
-        """Let go of keys remembered before a time (seconds since the epoch)."""
+    def forget_remembered(self, before_s: int) -> bool:
+        """Let go of some keys remembered before a time (seconds since the epoch).
+
+        Returns:
+            Whether there may be more of them.
+
+        Raises:
+            SqliteUnavailable: The disk is full or fails.
+        """
         with transaction(self._db, self.path):
-            self._db.execute("DELETE FROM remembered WHERE trimmed_at < ?", (before_s,))
+            gone = self._db.execute(
+                "DELETE FROM remembered WHERE (cluster, key) IN (SELECT cluster, key "
+                "FROM remembered WHERE trimmed_at < ? ORDER BY trimmed_at LIMIT ?)",
+                (before_s, _FORGET_KEYS),
+            )
+        return int(gone.rowcount) == _FORGET_KEYS
+
+    def shrink(self) -> bool:
+        """Give some of the file's free pages back; return whether there is more to give now.
+
+        Raises:
+            SqliteUnavailable: The disk is full or fails.
+        """
+        return shrink(self._db, self.path, spare_bytes=_SPARE_BYTES, step_bytes=_STEP_BYTES)
 
     def size_bytes(self) -> int:
         """Size of the journal's file, in bytes, less its free pages."""

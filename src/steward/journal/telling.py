@@ -82,7 +82,7 @@ class EventsRoom:
             record = event.body.record
             return self._access.may_see_job(asker, event.cluster, record.uid, record.account)
         if isinstance(event.body, BankThreshold):
-            return event.body.account in self._access.coordinated(asker, event.cluster)
+            return event.body.account in self._access.led(asker, event.cluster)
         return False
 
 

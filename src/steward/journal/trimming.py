@@ -10,10 +10,30 @@ from steward.journal.store import Journal
 
 log = logging.getLogger(__name__)
 
-BATCH = 1000
+_BATCH = 1000
+_REMEMBER_S = 90 * 86400
+"""How long the key of a removed event is known, in seconds."""
 SINK = "archive."
 """What the names of sinks begin with."""
 CATALOGUE = "catalogue"
+
+
+def remove_old(journal: Journal, stores: Stores, *, keep_s: float) -> bool:
+    """Remove one batch of passed events and one of keys that nothing repeats any more.
+
+    Args:
+        journal: The journal.
+        stores: Where kept bytes lie.
+        keep_s: How long an event stays that every consumer has passed, in seconds.
+
+    Returns:
+        Whether there may be more to remove now.
+
+    Raises:
+        Unavailable: The journal cannot be written now.
+    """
+    is_full = trim(journal, stores, keep_s=keep_s) == _BATCH
+    return journal.forget_remembered(int(utc_now().timestamp()) - _REMEMBER_S) or is_full
 
 
 def trim(journal: Journal, stores: Stores, *, keep_s: float, dead: bool = False) -> int:
@@ -36,7 +56,7 @@ def trim(journal: Journal, stores: Stores, *, keep_s: float, dead: bool = False)
     # another host: how old it is nobody can tell, and it must not stay for years.
     old = [
         event
-        for event in journal.trimmable(BATCH, dead=dead)
+        for event in journal.trimmable(_BATCH, dead=dead)
         if not now - keep_s < event.seen_at.timestamp() <= now
     ]
     if not old:

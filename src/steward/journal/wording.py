@@ -75,6 +75,8 @@ def _what(body: Any) -> str:
         is_same = body.old_state in ("", body.state)
         return body.state if is_same else f"{body.old_state} -> {body.state}"
     if isinstance(body, ControllerState):
+        if body.reconfigured:
+            return "reconfigured"
         return "restarted" if body.restarted else ("up" if body.up else "down")
     if isinstance(body, BankThreshold):
         return f"{body.value}% used" if body.kind == "used" else f"ends in {body.value} days"

@@ -11,6 +11,7 @@ hooks for these slurmd starts a process more before each job, and one after it.
 
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from steward.files import open_directory, replacing
 from steward.native.errors import BuildFailed, HeadersMissing, NativeError, NoVersion
 
 LIBRARY: Final = "spank_steward.so"
@@ -188,8 +190,8 @@ def build(headers: str, libdir: str, *, compiler: str = "") -> Built:
     directory = os.path.join(os.path.abspath(libdir), str(version))
     target = os.path.join(directory, LIBRARY)
     try:
-        os.makedirs(directory, mode=0o755, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as work:
+        os.close(open_directory(directory, make=0o755))
+        with tempfile.TemporaryDirectory(prefix="steward-build-") as work:
             _write_sources(work)
             words = [compiler or os.environ.get("CC") or "cc", *FLAGS, *defines(headers)]
             words.append(f"-I{headers}")
@@ -197,7 +199,11 @@ def build(headers: str, libdir: str, *, compiler: str = "") -> Built:
                 # Each of them is a compiler's own process.
                 list(pool.map(lambda library: _compile_library(words, work, library), HOOKS))
             for library in HOOKS:
-                os.replace(os.path.join(work, library), os.path.join(directory, library))
+                with (
+                    open(os.path.join(work, library), "rb") as built,
+                    replacing(os.path.join(directory, library), 0o755) as file,
+                ):
+                    shutil.copyfileobj(built, file)
     except OSError as error:
         raise NativeError(f"{error.filename or directory}: {error.strerror}", directory) from error
     return Built(path=target, version=version)

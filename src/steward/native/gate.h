@@ -12,15 +12,21 @@
 #include <sys/un.h>
 
 enum {
-	REQUEST_BYTES = 1 << 20, /* of a line each way, at the most; the gate takes no more */
+	REQUEST_BYTES = 1 << 20, /* of a question: more than all texts can become in JSON */
+	LONGEST_TEXT = 4096,	 /* of a text that is sent; Slurm takes a quarter of it */
+	LONGEST_NODELIST = 1 << 16,
 	ANSWER_BYTES = 1 << 16,
 };
 
-/* A line that is being written; `failed` once it is too long, or memory is out. */
+/*
+ * A line that is being written; `failed` once it is too long, or memory is out. `oversize` is
+ * the field of the first text that was cut, NULL for none.
+ */
 struct line {
 	char *text;
 	size_t used, room;
 	int failed;
+	const char *oversize;
 };
 
 /* What the gate answers; each text is "" where nothing is to be changed. */
@@ -35,8 +41,11 @@ void add_raw(struct line *line, const char *text, size_t length);
 /* Adds `format`, for numbers and names of ours. */
 void add(struct line *line, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Adds a string of anybody's making, in quotes; bytes that are no UTF-8 become \xNN. */
-void add_quoted(struct line *line, const char *text);
+/*
+ * Adds a string of anybody's making, in quotes; bytes that are no UTF-8 become \xNN. Of a
+ * string of more than `longest` bytes only the beginning is added, and 0 is returned.
+ */
+int add_quoted(struct line *line, const char *text, size_t longest);
 
 /* Reads an answer, the newline at its end included; 0 if it is none. To be freed either way. */
 int read_answer(const char *text, size_t length, struct answer *answer);
@@ -76,5 +85,8 @@ enum asked ask_gate(const struct line *request, struct answer *answer, char *why
  * not answer; NULL for the default one. If any of them is, the job is.
  */
 int is_denied(const char *partitions);
+
+/* Whether the mode of any job is `gate`, as the gate has written it down. */
+int is_enforced(void);
 
 #endif

@@ -249,7 +249,7 @@ enum asked ask_gate(const struct line *request, struct answer *answer, char *why
 	if (!access(how.off_file, F_OK))
 		return SWITCHED_OFF;
 	if (request->failed) {
-		snprintf(why, WHY_BYTES, "is not asked of so long a request");
+		snprintf(why, WHY_BYTES, "cannot be asked without memory");
 		return FAILED;
 	}
 	begun = now_ns();

@@ -27,6 +27,7 @@ struct conf {
 	struct asking asking;
 	char default_partition[NAME_BYTES];
 	int is_denied;
+	int is_enforced;
 	struct rule *rules;
 	size_t rule_count;
 };
@@ -43,6 +44,7 @@ static void take_defaults(struct conf *new)
 	strcpy(new->asking.off_file, "/run/steward/gate.off");
 	new->asking.timeout_ns = 100 * 1000000LL;
 	new->asking.quiet_ns = 10 * 1000000000LL;
+	new->is_enforced = 1;
 }
 
 /* Copies a word that fits; one that does not is passed over. */
@@ -100,6 +102,8 @@ static void take_line(struct conf *new, char *line)
 		take_rule(new, words[1], words[2]);
 	else if (!strcmp(words[0], "policy"))
 		(void)read_policy(words[1], &new->is_denied);
+	else if (!strcmp(words[0], "enforced"))
+		new->is_enforced = strcmp(words[1], "no") != 0;
 	else if (!strcmp(words[0], "default_partition"))
 		take_text(new->default_partition, NAME_BYTES, words[1]);
 	else if (!strcmp(words[0], "socket"))
@@ -173,6 +177,16 @@ struct asking how_to_ask(void)
 	pthread_mutex_lock(&conf_lock);
 	follow_conf();
 	found = conf.asking;
+	pthread_mutex_unlock(&conf_lock);
+	return found;
+}
+
+int is_enforced(void)
+{
+	int found;
+
+	pthread_mutex_lock(&conf_lock);
+	found = conf.is_enforced;
 	pthread_mutex_unlock(&conf_lock);
 	return found;
 }

@@ -59,12 +59,12 @@ void add(struct line *line, const char *format, ...)
 		add_raw(line, text, (size_t)length);
 }
 
-void add_quoted(struct line *line, const char *text)
+int add_quoted(struct line *line, const char *text, size_t longest)
 {
-	const unsigned char *at = (const unsigned char *)text;
+	const unsigned char *at = (const unsigned char *)text, *end = at + strnlen(text, longest);
 
 	add_raw(line, "\"", 1);
-	while (*at && !line->failed) {
+	while (at < end && !line->failed) {
 		int length = utf8_length(at);
 
 		if (!length)
@@ -78,6 +78,7 @@ void add_quoted(struct line *line, const char *text)
 		at += length ? length : 1;
 	}
 	add_raw(line, "\"", 1);
+	return !*end;
 }
 
 /* ---- Reading ---------------------------------------------------------------------------- */

@@ -10,11 +10,13 @@ import os
 import re
 import shutil
 import stat
-import tempfile
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
 
+from steward import files
+from steward.files import replacing
 from steward.filesystems import network_kind
 from steward.native.building import LIBRARY, PROLOG_LIBRARY, Built, source
 from steward.native.errors import NativeError
@@ -24,7 +26,7 @@ JOBCOMP: Final = "jobcomp.lua"
 DEFAULT_PLUGSTACK: Final = "/etc/slurm/plugstack.conf"
 FETCHED_PLUGSTACK: Final = "/run/slurm/conf/plugstack.conf"
 """Where a slurmd without a configuration of its own keeps slurmctld's."""
-DEFAULT_SPOOL: Final = "/var/spool/steward/shim"
+DEFAULT_SPOOL: Final = "/var/spool/steward-shim"
 DEFAULT_LINES: Final = "/var/spool/steward/jobcomp.jsonl"
 MARK: Final = "Written by steward plugins install"
 """In the first line of each file that we write, so that we know ours again."""
@@ -77,8 +79,8 @@ def install_shim(
         "# On compute nodes only: sbatch, srun and salloc load what is here, too.\n"
     )
     try:
-        os.makedirs(spool, mode=0o700, exist_ok=True)
-        os.makedirs(os.path.dirname(conf), mode=0o755, exist_ok=True)
+        make_directory(spool, 0o700)
+        make_directory(os.path.dirname(conf), 0o755)
         # The libraries first: a line that names what is not there is an error for every job.
         _copy_libraries(os.path.dirname(built.path), directory)
         replace(conf, (head + text).encode(), 0o644)
@@ -94,7 +96,7 @@ def install_shim(
 
 
 def _copy_libraries(source_directory: str, directory: str) -> None:
-    os.makedirs(directory, mode=0o755, exist_ok=True)
+    make_directory(directory, 0o755)
     if os.path.samefile(source_directory, directory):
         return
     for library in (LIBRARY, PROLOG_LIBRARY):
@@ -152,16 +154,19 @@ def install_jobcomp(directory: str, *, libdir: str, lines: str) -> Installed:
         lines: File that slurmctld appends to; its directory must be SlurmUser's.
 
     Raises:
-        NativeError: The site has a jobcomp.lua of its own, or something cannot be written.
+        NativeError: The site has a jobcomp.lua of its own, the directory of the lines is open to
+            everybody, or something cannot be written.
     """
     ours = os.path.join(os.path.abspath(libdir), JOBCOMP)
     called = os.path.join(directory, JOBCOMP)
     for path in (ours, called, lines):
         require_plain(path)
     _require_local(os.path.dirname(lines))
+    if os.path.isdir(os.path.dirname(lines)) and is_open(os.path.dirname(lines)):
+        raise NativeError(open_directory(os.path.dirname(lines)), os.path.dirname(lines))
     text = f'-- {MARK}.\nsteward_jobcomp_file = "{lines}"\nreturn dofile("{ours}")\n'
     try:
-        os.makedirs(os.path.dirname(ours), mode=0o755, exist_ok=True)
+        make_directory(os.path.dirname(ours), 0o755)
         replace(ours, source(JOBCOMP).encode(), 0o644)
         if os.path.exists(called) and not is_ours(called):
             raise NativeError(
@@ -170,14 +175,27 @@ def install_jobcomp(directory: str, *, libdir: str, lines: str) -> Installed:
                 "slurm_jobcomp_log_record(job)",
                 called,
             )
-        replace(called, text.encode(), 0o644)
+        replace(called, text.encode(), 0o644, trusted=owner_of_conf(directory))
     except OSError as error:
         raise NativeError(said(error, called), called) from error
     left = [f'set in [cluster.NAME] of Steward\'s configuration: jobcomp_lines = "{lines}"']
     if not os.path.isdir(os.path.dirname(lines)):
-        left.insert(0, f"make {os.path.dirname(lines)}, writable by SlurmUser")
+        left.insert(0, f"make {os.path.dirname(lines)}, mode 0750, writable by SlurmUser")
     left.append("set in slurm.conf: JobCompType=jobcomp/lua, and restart slurmctld")
     return Installed(written=(ours, called), left=tuple(left))
+
+
+def is_open(directory: str) -> bool:
+    """Whether users other than a directory's owner and group may enter or list it."""
+    return bool(os.stat(directory).st_mode & stat.S_IRWXO)
+
+
+def open_directory(directory: str) -> str:
+    """The error about a directory of job lines that is open to everybody."""
+    return (
+        f"{directory} is open to everybody, and job names and paths are in its files as users "
+        f"wrote them: chmod o= {directory}"
+    )
 
 
 def is_ours(path: str) -> bool:
@@ -210,7 +228,7 @@ def _require_local(directory: str) -> None:
         )
 
 
-def replace(path: str, data: bytes, mode: int) -> None:
+def replace(path: str, data: bytes, mode: int, *, trusted: Collection[int] = ()) -> None:
     """Write a file in one step: whoever opens it finds the old one or the new one.
 
     One that is the same already is left as old as it is: slurmctld is asked to be restarted
@@ -218,16 +236,8 @@ def replace(path: str, data: bytes, mode: int) -> None:
     """
     if _holds(path, data, mode):
         return
-    fd, fresh = tempfile.mkstemp(prefix=".", dir=os.path.dirname(path))
-    try:
-        with open(fd, "wb") as file:
-            file.write(data)
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    except BaseException:
-        os.unlink(fresh)
-        raise
+    with replacing(path, mode, trusted=trusted) as file:
+        file.write(data)
 
 
 def _holds(path: str, data: bytes, mode: int) -> bool:
@@ -237,6 +247,23 @@ def _holds(path: str, data: bytes, mode: int) -> bool:
             return stat.S_IMODE(status.st_mode) == mode and file.read(len(data) + 1) == data
     except OSError:
         return False
+
+
+def owner_of_conf(directory: str) -> frozenset[int]:
+    """The owner of the slurm.conf in a directory, which may be SlurmUser's own."""
+    try:
+        return frozenset({os.stat(os.path.join(directory, "slurm.conf")).st_uid})
+    except OSError:
+        return frozenset()
+
+
+def make_directory(path: str, mode: int) -> None:
+    """Make a directory, and those above it, where they are missing.
+
+    Raises:
+        OSError: It cannot be made, or root would follow a link.
+    """
+    os.close(files.open_directory(path, make=mode, checks=False))
 
 
 def said(error: Exception, path: str) -> str:

@@ -58,18 +58,27 @@ void slurm_xfree(void **text);
 static const char default_conf[] = "/run/steward/gate.conf";
 static const char denied_message[] =
 	"The bank does not answer, and no job is taken without it: try again in a minute.";
+static const char oversize_message[] =
+	"This job cannot be priced: one of its lists is longer than any that Slurm takes. Shorten it.";
 
 static const slurm_conf_t *slurms_conf;
 static atomic_int is_said; /* that the gate fails */
 
 /* ---- What a job asks for ---------------------------------------------------------------- */
 
-static void add_text(struct line *line, const char *name, const char *text)
+/* Adds a text, or its beginning where it is longer than any that can be priced. */
+static void add_long_text(struct line *line, const char *name, const char *text, size_t longest)
 {
 	if (!text || !*text)
 		return;
 	add(line, ",\"%s\":", name);
-	add_quoted(line, text);
+	if (!add_quoted(line, text, longest) && !line->oversize)
+		line->oversize = name;
+}
+
+static void add_text(struct line *line, const char *name, const char *text)
+{
+	add_long_text(line, name, text, LONGEST_TEXT);
 }
 
 static void add_16(struct line *line, const char *name, uint16_t value)
@@ -132,15 +141,14 @@ static void add_size(struct line *line, const job_desc_msg_t *job)
 	add_true(line, "overcommit", job->overcommit != NO_VAL8 && job->overcommit);
 }
 
+/* Texts that are priced, or that say who pays; see LONGEST_TEXTS in estimate/bounds.py. */
 static void add_names(struct line *line, const job_desc_msg_t *job)
 {
 	add_text(line, "account", job->account);
 	add_text(line, "partition", job->partition);
 	add_text(line, "qos", job->qos);
-	add_text(line, "reservation", job->reservation);
 	add_text(line, "array", job->array_inx);
-	add_text(line, "req_nodes", job->req_nodes);
-	add_text(line, "features", job->features);
+	add_long_text(line, "req_nodes", job->req_nodes, LONGEST_NODELIST);
 	add_text(line, "licenses", job->licenses);
 	add_text(line, "tres_per_job", job->tres_per_job);
 	add_text(line, "tres_per_node", job->tres_per_node);
@@ -148,7 +156,6 @@ static void add_names(struct line *line, const job_desc_msg_t *job)
 	add_text(line, "tres_per_task", job->tres_per_task);
 	add_text(line, "cpus_per_tres", job->cpus_per_tres);
 	add_text(line, "mem_per_tres", job->mem_per_tres);
-	add_text(line, "admin_comment", job->admin_comment);
 }
 
 static uint32_t id_of(const job_desc_msg_t *job)
@@ -182,7 +189,7 @@ static void write_request(struct line *line, const char *op, const job_desc_msg_
 	const int is_modify = !strcmp(op, "modify");
 
 	add(line, "{\"v\":1,\"op\":\"%s\",\"cluster\":", op);
-	add_quoted(line, cluster_name());
+	add_quoted(line, cluster_name(), LONGEST_TEXT);
 	add(line, ",\"by\":%" PRIu32, by);
 	if (is_modify)
 		add_text(line, "jobs", job->job_id_str);
@@ -195,6 +202,8 @@ static void write_request(struct line *line, const char *op, const job_desc_msg_
 	if (is_modify)
 		add_32(line, "job_id", id_of(job));
 	add_names(line, job);
+	if (!is_modify) /* the gate adds its token to it */
+		add_text(line, "admin_comment", job->admin_comment);
 	add_minutes(line, "time_limit_min", job->time_limit);
 	add_minutes(line, "time_min_min", job->time_min);
 	add_size(line, job);
@@ -204,14 +213,17 @@ static void write_request(struct line *line, const char *op, const job_desc_msg_
 	add_true(line, "released", is_modify && is_released(job));
 	add_true(line, "het", !is_modify && job->het_job_offset < NO_VAL);
 	add_true(line, "cron", (job->bitflags & CRON_JOB) != 0);
-	add(line, "}}\n");
+	add(line, "}");
+	if (line->oversize)
+		add(line, ",\"oversize\":\"%s\"", line->oversize);
+	add(line, "}\n");
 }
 
 /* Whether an update may make a job cost more; a note, a new name or a hold does not. */
 static int is_about_cost(const job_desc_msg_t *job)
 {
-	return job->account || job->partition || job->qos || job->reservation || job->array_inx ||
-	       job->req_nodes || job->features || job->licenses || job->tres_per_job ||
+	return job->account || job->partition || job->qos || job->array_inx ||
+	       job->req_nodes || job->licenses || job->tres_per_job ||
 	       job->tres_per_node || job->tres_per_socket || job->tres_per_task ||
 	       job->cpus_per_tres || job->mem_per_tres || job->time_limit != NO_VAL ||
 	       job->time_min != NO_VAL || job->min_nodes != NO_VAL || job->max_nodes != NO_VAL ||
@@ -295,6 +307,10 @@ static int decide(const char *op, job_desc_msg_t *job, uint32_t by, char **messa
 			code = ESLURM_ACCOUNTING_POLICY;
 		}
 		free_answer(&answer);
+	} else if (asked != SWITCHED_OFF && line.oversize && by != 0 && is_enforced()) {
+		/* Whatever the policy: nobody could make it shorter later. */
+		tell(message, oversize_message);
+		code = ESLURM_ACCOUNTING_POLICY;
 	} else if (asked != SWITCHED_OFF && is_denied(job->partition) &&
 		   (*op == 's' || !is_slurms(by))) {
 		tell(message, denied_message);

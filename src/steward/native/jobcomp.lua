@@ -14,7 +14,8 @@
 -- Lines go to the file that the global steward_jobcomp_file names before this is
 -- loaded (or steward.file after it). slurmctld waits meanwhile and holds locks, so
 -- that file must be on a local disk. Whatever a record holds, nothing is raised: a
--- line that cannot be written is lost, and the next one says how many were.
+-- line that cannot be written is lost, and the next one says how many were. A file of
+-- 512 MiB is renamed to FILE.1, so that two of them are all that there ever is.
 
 local steward = {}
 
@@ -23,11 +24,12 @@ local byte, find, format = string.byte, string.find, string.format
 local gsub, sub = string.gsub, string.sub
 local concat = table.concat
 local floor, huge = math.floor, math.huge
-local open, time = io.open, os.time
+local open, rename, time = io.open, os.rename, os.time
 local ipairs, pcall, rawget, rawset, type = ipairs, pcall, rawget, rawset, type
 
 -- Raw, for a site's script may have globals that nobody may read before they are set.
 steward.file = rawget(_G, "steward_jobcomp_file") or "/var/spool/steward/jobcomp.jsonl"
+steward.most = rawget(_G, "steward_jobcomp_most") or 536870912 -- bytes of the file
 steward.lost = 0
 
 local LINE = 65536 -- bytes of a line at the most, its newline included
@@ -48,13 +50,13 @@ local NUMBERS = {
 
 local LISTS = { "nodes", "tres_fmt_alloc_str", "tres_fmt_req_str", "tres_alloc_str", "tres_req_str" }
 
--- Not asked for: script and spank_job_env, which are large, and argv, in which people
--- put passwords; user_name, which Slurm does not know surely; qos_priority.
+-- Not asked for: script and spank_job_env, which are large; argv, comment and extra, in
+-- which people put passwords, and which polls of the queue show; user_name, which Slurm does not know surely; qos_priority.
 local TEXTS = {
 	"sluid", "original_sluid", "origin_cluster", "account", "partition", "qos", "wckey",
-	"resv_name", "name", "batch_host", "alloc_node", "work_dir", "admin_comment", "comment",
+	"resv_name", "name", "batch_host", "alloc_node", "work_dir", "admin_comment",
 	"std_in", "std_out", "std_err", "features", "batch_features", "licenses", "container",
-	"extra", "orig_dependency", "curr_dependency", "mcs_label", "gres_used", "burst_buffer",
+	"orig_dependency", "curr_dependency", "mcs_label", "gres_used", "burst_buffer",
 	"tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task", "tres_bind", "tres_freq",
 	"cpus_per_tres", "mem_per_tres", "selinux_context", "het_job_id_set",
 }
@@ -218,6 +220,11 @@ end
 local function append(line)
 	if is_broken == nil then is_broken = is_torn() end
 	local file = open(steward.file, "a")
+	if file and file:seek("end") >= steward.most then
+		file:close()
+		if not rename(steward.file, steward.file .. ".1") then return false end
+		file, is_broken = open(steward.file, "a"), false
+	end
 	if not file then return false end
 	-- One write, at the close: other processes may append to the file as well.
 	file:setvbuf("full", LINE + 1)

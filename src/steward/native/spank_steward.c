@@ -3,7 +3,7 @@
  *
  * A SPANK plugin for slurmstepd, loaded by a line of plugstack.conf:
  *
- *     optional /usr/local/lib/steward/22.05.8/spank_steward.so spool=/var/spool/steward/shim
+ *     optional /usr/local/lib/steward/22.05.8/spank_steward.so spool=/var/spool/steward-shim
  *
  * Each fact is one line of JSON, appended by one write(2) to DIR/NODE.log; the
  * agent of the node sends them on. The plugin may cost a job nothing: it waits

@@ -33,6 +33,8 @@ local given = wire.given
 
 local SUCCESS, REFUSED = 0, 2050 -- slurm.SUCCESS, ESLURM_ACCOUNTING_POLICY
 local NO_VAL, ANSWER_BYTES = 4294967294, 65536
+local OVERSIZE = "This job cannot be priced: one of its lists is longer than any that Slurm "
+	.. "takes. Shorten it."
 local DENIED = "The bank does not answer, and no job is taken without it: try again in a minute."
 
 -- Raw, for a site's script may have globals that nobody may read before they are set.
@@ -44,7 +46,7 @@ steward.conf_path = rawget(_G, "steward_gate_conf") or getenv("STEWARD_GATE_CONF
 
 local function defaults()
 	return { socket = "/run/steward/gate.sock", off_file = "/run/steward/gate.off",
-		timeout_s = 0.1, quiet_s = 10, is_denied = false, rules = {}, default_partition = "" }
+		timeout_s = 0.1, quiet_s = 10, is_denied = false, is_enforced = true, rules = {}, default_partition = "" }
 end
 
 local conf = defaults()
@@ -63,6 +65,8 @@ local function take_line(new, line)
 		new.rules[value] = policy == "deny"
 	elseif name == "policy" and (value == "allow" or value == "deny") then
 		new.is_denied = value == "deny"
+	elseif name == "enforced" then
+		new.is_enforced = value ~= "no"
 	elseif name == "socket" or name == "off_file" or name == "default_partition" then
 		new[name] = value
 	elseif name == "timeout_ms" then
@@ -248,9 +252,8 @@ end
 local function decide(op, job, part_list, by, job_id, jobs)
 	follow_conf()
 	if exists(conf.off_file) then return SUCCESS end
-	local line = wire.request(op, steward.cluster, job, by, job_id, jobs)
-	local answer, why
-	if line then answer, why = ask(line) else why = "is not asked of so long a request" end
+	local line, oversize = wire.request(op, steward.cluster, job, by, job_id, jobs)
+	local answer, why = ask(line)
 	if answer then
 		if is_said then log(false, "steward_gate: the gate answers again") end
 		is_said = false
@@ -262,6 +265,11 @@ local function decide(op, job, part_list, by, job_id, jobs)
 	if why and not is_said then
 		is_said = true
 		log(true, "steward_gate: the gate " .. why .. ": until it answers, the policy holds")
+	end
+	-- Whatever the policy: nobody could make it shorter later.
+	if oversize and by ~= 0 and conf.is_enforced then
+		tell(OVERSIZE)
+		return REFUSED
 	end
 	if (op == "submit" or by ~= 0) and is_denied(job, part_list) then
 		tell(DENIED)

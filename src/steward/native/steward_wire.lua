@@ -13,17 +13,18 @@ local concat, floor = table.concat, math.floor
 local ipairs, pcall, tonumber, type = ipairs, pcall, tonumber, type
 
 local NO_VAL, INFINITE, NO_VAL16 = 4294967294, 4294967295, 65534
-local REQUEST_BYTES, DEPTH = 1048576, 16
+local LONGEST_TEXT, LONGEST_NODELIST, DEPTH = 4096, 65536, 16
 
 -- ---- Writing ------------------------------------------------------------------------------
 
+-- Texts that are priced, or that say who pays; see LONGEST_TEXTS in estimate/bounds.py.
 local TEXTS = {
 	{ "account", "account" }, { "partition", "partition" }, { "qos", "qos" },
-	{ "reservation", "reservation" }, { "array_inx", "array" }, { "req_nodes", "req_nodes" },
-	{ "features", "features" }, { "licenses", "licenses" }, { "tres_per_job", "tres_per_job" },
+	{ "array_inx", "array" }, { "req_nodes", "req_nodes", LONGEST_NODELIST },
+	{ "licenses", "licenses" }, { "tres_per_job", "tres_per_job" },
 	{ "tres_per_node", "tres_per_node" }, { "tres_per_socket", "tres_per_socket" },
 	{ "tres_per_task", "tres_per_task" }, { "cpus_per_tres", "cpus_per_tres" },
-	{ "mem_per_tres", "mem_per_tres" }, { "admin_comment", "admin_comment" },
+	{ "mem_per_tres", "mem_per_tres" },
 }
 
 -- By Slurm's name and the wire's, and the least value that means nothing is set.
@@ -127,7 +128,7 @@ end
 -- Whether an update may make a job cost more; a note, a new name or a hold does not.
 function wire.is_about_cost(job)
 	for _, pair in ipairs(TEXTS) do
-		if pair[1] ~= "admin_comment" and given(job, pair[1]) then return true end
+		if given(job, pair[1]) then return true end
 	end
 	for _, names in ipairs(NUMBERS) do
 		if number_of(job, names[1], names[3]) then return true end
@@ -138,22 +139,32 @@ function wire.is_about_cost(job)
 		and true or false
 end
 
--- The question as one line; nil if it is too long. Of an update with what it is of: a job's
--- number, and how commands name the jobs that are meant.
+-- The question as one line, and the field of the first text of which only the beginning is in
+-- it. Of an update with what it is of: a job's number, and how commands name the jobs meant.
 function wire.request(op, cluster, job, by, job_id, jobs)
 	local parts = {}
 	local function add(name, json)
 		if json then parts[#parts + 1] = '"' .. name .. '":' .. json end
+	end
+	local oversize
+	local function cut(name, text, longest)
+		if #text <= longest then return quoted(text) end
+		oversize = oversize or name
+		return quoted(sub(text, 1, longest))
+	end
+	local function add_text(field, name, longest)
+		local value = given(job, field)
+		if type(value) ~= "string" or value == "" then return end
+		add(name, cut(name, value, longest or LONGEST_TEXT))
 	end
 	local function add_true(name, is_so) add(name, is_so and "true") end
 	-- The user is the job's, never who submits it; an update names whom it likes.
 	local uid = op == "submit" and number_of(job, "user_id", NO_VAL)
 	add("uid", uid and format("%.0f", uid) or "-1")
 	add("job_id", job_id and format("%.0f", job_id))
-	for _, pair in ipairs(TEXTS) do
-		local value = given(job, pair[1])
-		if type(value) == "string" and value ~= "" then add(pair[2], quoted(value)) end
-	end
+	for _, one in ipairs(TEXTS) do add_text(one[1], one[2], one[3]) end
+	-- The gate adds its token to it.
+	if op == "submit" then add_text("admin_comment", "admin_comment") end
 	add("time_limit_min", minutes(job, "time_limit"))
 	add("time_min_min", minutes(job, "time_min"))
 	for _, names in ipairs(NUMBERS) do
@@ -170,11 +181,11 @@ function wire.request(op, cluster, job, by, job_id, jobs)
 	add_true("released", op == "modify" and is_released(job))
 	add_true("het", op == "submit" and number_of(job, "het_job_offset", NO_VAL))
 	add_true("cron", has_bit(given(job, "bitflags"), 22))
-	jobs = jobs and ',"jobs":' .. quoted(jobs) or ""
+	jobs = jobs and ',"jobs":' .. cut("jobs", jobs, LONGEST_TEXT) or ""
 	local line = format('{"v":1,"op":"%s","cluster":%s,"by":%.0f%s,"job":{', op,
-		quoted(cluster), by, jobs) .. concat(parts, ",") .. "}}\n"
-	if #line > REQUEST_BYTES then return nil end
-	return line
+		quoted(cluster), by, jobs) .. concat(parts, ",") .. "}"
+	if oversize then line = line .. ',"oversize":"' .. oversize .. '"' end
+	return line .. "}\n", oversize
 end
 
 -- ---- Reading ------------------------------------------------------------------------------

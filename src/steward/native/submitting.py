@@ -18,6 +18,8 @@ from steward.native.installing import (
     MARK,
     Installed,
     is_ours,
+    make_directory,
+    owner_of_conf,
     replace,
     require_plain,
     said,
@@ -28,6 +30,8 @@ MODULES: Final = (MODULE, "steward_wire.lua")
 """The module in Lua, and what it reads from beside itself."""
 CALLED: Final = "job_submit.lua"
 NAME: Final = "steward"
+ASKING: Final = frozenset({NAME, "lua"})
+"""Names in JobSubmitPlugins that can ask the gate."""
 """What JobSubmitPlugins calls the plugin in C."""
 
 _LUA_SOCKETS: Final = (
@@ -53,7 +57,7 @@ def install_submit(built: Built, *, libdir: str, shown: Mapping[str, str]) -> In
     target = os.path.join(directory, SUBMIT_LIBRARY)
     require_plain(target)
     try:
-        os.makedirs(directory, mode=0o755, exist_ok=True)
+        make_directory(directory, 0o755)
         with open(os.path.join(os.path.dirname(built.path), SUBMIT_LIBRARY), "rb") as file:
             replace(target, file.read(), 0o755)
     except OSError as error:
@@ -86,7 +90,7 @@ def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Ins
     names = f'steward_gate_cluster = "{cluster}"\n' if cluster else ""
     text = source(CALLED).replace("MODULE", module)
     try:
-        os.makedirs(os.path.dirname(module), mode=0o755, exist_ok=True)
+        make_directory(os.path.dirname(module), 0o755)
         for name in MODULES:
             replace(os.path.join(os.path.dirname(module), name), source(name).encode(), 0o644)
         if os.path.exists(called) and not is_ours(called):
@@ -97,7 +101,8 @@ def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Ins
                 "steward.modify(job_desc, job_rec, part_list, modify_uid)",
                 called,
             )
-        replace(called, f"-- {MARK}.\n{names}{text}".encode(), 0o644)
+        data = f"-- {MARK}.\n{names}{text}".encode()
+        replace(called, data, 0o644, trusted=owner_of_conf(directory))
     except OSError as error:
         raise NativeError(said(error, called), called) from error
     left = ["set in slurm.conf: JobSubmitPlugins=lua, last of several, and restart slurmctld"]

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Final
 
 from steward.filesystems import may, network_kind
-from steward.native.installing import DEFAULT_LINES, JOBCOMP
+from steward.native.installing import DEFAULT_LINES, JOBCOMP, is_open, open_directory
 
 _LINES: Final = re.compile(r"""^\s*steward_jobcomp_file\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE)
 _CALLED: Final = re.compile(r"""^[^\n-]*\bdofile\(?\s*["']([^"'\n]+)["']""", re.MULTILINE)
@@ -63,6 +63,8 @@ def _check_lines(lines: str, user: tuple[str, int] | None) -> list[str]:
         return [f"{directory} is on {kind}, which could stall slurmctld: take a local disk"]
     if not os.path.isdir(directory):
         return [f"{directory} is not there, so every line is lost: make it, as SlurmUser's"]
+    if is_open(directory):
+        return [open_directory(directory)]
     if user is None:
         return []
     name, uid = user

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from steward.capture.states import helper
+from steward.files import replacing
 from steward.filesystems import may
 from steward.native.errors import NativeError
-from steward.native.installing import MARK, Installed, replace, require_plain, said
+from steward.native.installing import MARK, Installed, make_directory, replace, require_plain, said
 from steward.native.telling import slurm_user
 
 DEFAULT_PYTHON: Final = "/usr/bin/python3"
@@ -39,10 +40,10 @@ def install_trigger(path: str, secret_file: str, *, user: str = "", python: str 
     owner = _owner(user)
     written = [path]
     try:
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        make_directory(os.path.dirname(path), 0o755)
         replace(path, _program(python), 0o755)
         if not os.path.lexists(secret_file):
-            os.makedirs(os.path.dirname(secret_file), mode=0o755, exist_ok=True)
+            make_directory(os.path.dirname(secret_file), 0o755)
             _write_secret(secret_file, owner)
             written.append(secret_file)
     except OSError as error:
@@ -125,16 +126,6 @@ def _owner(user: str) -> tuple[int, int] | None:
 
 
 def _write_secret(path: str, owner: tuple[int, int] | None) -> None:
-    fresh = f"{path}.{os.getpid()}"
     # 0600 from the first moment on: a secret that was open for one is none.
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            if owner is not None:
-                os.fchown(file.fileno(), *owner)
-            file.write(secrets.token_urlsafe(_SECRET_BYTES).encode() + b"\n")
-            os.fsync(file.fileno())
-        os.rename(fresh, path)
-    except BaseException:
-        os.unlink(fresh)
-        raise
+    with replacing(path, 0o600, owner=owner, is_new=True) as file:
+        file.write(secrets.token_urlsafe(_SECRET_BYTES).encode() + b"\n")

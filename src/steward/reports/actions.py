@@ -136,7 +136,7 @@ def _of_cluster(
     capacity = Capacity(bounds_s, nodes, reserved)
     jobs = [0] * periods.count
     for run in runs:
-        capacity.add(run)
+        capacity.add(run, periods)
         periods.tally(run, jobs)
     buckets = [periods.of(at_s * _US) for at_s in bounds_s[:-1]]
     cpus, gpus = (_by_period(of.parts(), buckets, periods) for of in (capacity.cpus, capacity.gpus))

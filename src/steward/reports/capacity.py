@@ -23,7 +23,7 @@ from steward.history.spans import (
     is_put_away,
 )
 from steward.reports.hours import Hours
-from steward.reports.runs import Piece, Run
+from steward.reports.runs import Periods, Piece, Run
 from steward.slurm.arrays import count
 from steward.slurm.node_states import parse
 from steward.slurm.nodelists import NodeListError, expand
@@ -177,8 +177,13 @@ class Capacity:
             elif is_counted and kind != "planned_down":
                 ledger.planned_down.add(begin, end, amount)
 
-    def add(self, run: Run) -> None:
-        """Count what a run had, and how many CPUs it waited for."""
+    def add(self, run: Run, periods: Periods) -> None:
+        """Count what a run had, and how many CPUs it waited for.
+
+        Args:
+            run: The run.
+            periods: Where suspended time is taken off: when it was is not known.
+        """
         for piece in run:
             start_us, end_us = piece.start_us, piece.end_us
             end = end_us // _US if end_us else self._end_s
@@ -190,12 +195,12 @@ class Capacity:
                 tasks = 1 if start_us else max(1, count(piece.array_task))
                 self._plan(piece.eligible_us // _US, begin, piece.requested_cpus * tasks)
             if begin < end:
-                # When it was suspended is not known: it is taken off the end.
-                until = end - min(piece.suspended_s, end - begin) if piece.suspended_s else end
-                self._allocate(begin, until, piece.cpus)
+                spans = ((begin, end - begin),) if not piece.suspended_s else periods.spans(piece)
                 gpus = piece.gpus
-                if gpus:
-                    self.gpus.allocated.add(begin, until, gpus)
+                for since, seconds in spans:
+                    self._allocate(since, since + seconds, piece.cpus)
+                    if gpus:
+                        self.gpus.allocated.add(since, since + seconds, gpus)
 
     def _is_reserved(self, piece: Piece, begin: int, end: int) -> bool:
         """Whether its reservation is counted, which it is a part of."""

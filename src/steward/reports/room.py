@@ -60,7 +60,7 @@ class ReportsRoom:
     def _scope(self, asker: Asker, cluster: str) -> Scope:
         if self.access.is_operator(asker, cluster):
             return Scope(everything=True)
-        return Scope(uid=asker.uid, accounts=self.access.coordinated(asker, cluster))
+        return Scope(uid=asker.uid, accounts=self.access.led(asker, cluster))
 
     def runs(
         self,

@@ -163,9 +163,22 @@ class Periods:
         first = bisect_right(self._bounds, begin_us) - 1
         if not piece.suspended_s and end_us <= self._bounds[first + 1]:
             return ((first, (end_us - begin_us) // _US),) if begin_us < end_us else ()
-        return self._parted(piece, first, end_us)
+        return [(number, seconds) for number, _, seconds in self._parts(piece, first, end_us)]
 
-    def _parted(self, piece: Piece, first: int, end_us: int) -> Iterator[tuple[int, int]]:
+    def spans(self, piece: Piece) -> Iterator[tuple[int, int]]:
+        """Yield where a piece began in each period, and for how long it ran, as in shares.
+
+        Both in seconds, the first since the epoch; suspended time is taken off the ends.
+        """
+        if not piece.start_us or piece.start_us >= self._until_us:
+            return
+        end_us = min(piece.end_us or self._until_us, self._until_us)
+        first = bisect_right(self._bounds, max(piece.start_us, self._since_us)) - 1
+        for _, begin_us, seconds in self._parts(piece, first, end_us):
+            yield begin_us // _US, seconds
+
+    def _parts(self, piece: Piece, first: int, end_us: int) -> Iterator[tuple[int, int, int]]:
+        """Yield each period's number, where the piece began in it, and for how long it ran."""
         bounds = self._bounds
         lasted_us = max(1, (piece.end_us or end_us) - piece.start_us)
         for number in range(first, self.count):
@@ -175,7 +188,7 @@ class Periods:
                 return
             if begin < until:
                 off_us = min(piece.suspended_s * _US, lasted_us) * (until - begin) // lasted_us
-                yield number, (until - begin - off_us) // _US
+                yield number, begin, (until - begin - off_us) // _US
 
 
 @lru_cache(maxsize=8192)

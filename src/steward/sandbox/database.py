@@ -140,7 +140,7 @@ def lines_of_slurm_conf(port: int, munge_socket: str) -> tuple[str, ...]:
         "AccountingStorageHost=127.0.0.1",
         f"AccountingStoragePort={port}",
         f"AccountingStoragePass={munge_socket}",  # AuthInfo does not hold for slurmdbd
-        "AccountingStoreFlags=job_comment",
+        "AccountingStoreFlags=job_comment,job_env,job_script",
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=task=1",
     )

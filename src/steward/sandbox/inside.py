@@ -26,6 +26,7 @@ from steward.sandbox.spec import (
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 5.0
 _STEP_S: Final = 0.02
+_RETRY_MS: Final = 200
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -67,6 +68,7 @@ class Init:
         self.roots: set[str] = set()
         self.asked_to_end = False
         self._listening: socket.socket | None = None
+        self._etc: EtcFiles | None = None
 
     def start(self) -> None:
         """Bring up everything.
@@ -81,7 +83,7 @@ class Init:
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         if self.plan.contained:
             namespaces.settle(self.plan.host)
-            _mount_all(self.plan)
+            self._etc = _mount_all(self.plan)
             self.roots.add(self.plan.root)
         else:
             namespaces.adopt_orphans()
@@ -142,8 +144,11 @@ class Init:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(self._listening, select.POLLIN)
+        if self._etc is not None:
+            poll.register(self._etc.changes, select.POLLPRI)
         while not self.asked_to_end:
-            ready = {fd for fd, _ in poll.poll()}
+            is_whole = self._etc is None or self._etc.restore()
+            ready = {fd for fd, _ in poll.poll(None if is_whole else _RETRY_MS)}
             if self._wake in ready:
                 os.read(self._wake, 512)
             self._reap()
@@ -268,8 +273,8 @@ class Init:
         """Follow a plan that has changed; daemons that run are left as they are."""
         try:
             plan = layout.read(self.plan.directory)
-            if plan.root and plan.root not in self.roots:
-                _enter_root(plan)
+            if self._etc is not None and plan.root and plan.root not in self.roots:
+                _enter_root(plan, self._etc)
                 self.roots.add(plan.root)
         except (SandboxError, OSError) as error:
             return str(error)
@@ -308,8 +313,55 @@ def _answers(port: int, address: str = "127.0.0.1") -> bool:
     return True
 
 
-def _mount_all(plan: Plan) -> None:
-    _mount_etc(plan, "")
+class EtcFiles:
+    """The sandbox's files of users and hosts, bound over the machine's.
+
+    A program that replaces /etc/passwd on the machine takes away what is bound over it, in
+    every mount namespace. So the files are bound again whenever mounts change; not so where
+    somebody has mounted another /etc in the sandbox.
+
+    Args:
+        directory: Where the sandbox's own files are.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._places: list[tuple[str, str, os.stat_result]] = []
+        # Readable by priority when mounts of this namespace change, see proc_pid_mountinfo(5).
+        self.changes = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+
+    def bind_into(self, root: str) -> None:
+        """Bind the files below another root directory; "" for the machine's.
+
+        Raises:
+            OSError: It is not permitted.
+        """
+        for name in ("passwd", "group", "hosts"):
+            etc = os.stat(f"{root}/etc")
+            self._places.append((f"{self._directory}/{name}", f"{root}/etc/{name}", etc))
+        self.restore()
+
+    def restore(self) -> bool:
+        """Bind each file that is not bound; whether all are now.
+
+        Raises:
+            OSError: It is not permitted.
+        """
+        is_whole = True
+        for ours, place, etc in self._places:
+            try:
+                if not os.path.samestat(os.stat(os.path.dirname(place)), etc):
+                    continue
+                if os.path.exists(ours) and not os.path.samefile(ours, place):
+                    mount(ours, place, flags=MS_BIND)
+            except FileNotFoundError:
+                is_whole = False  # just being replaced
+        return is_whole
+
+
+def _mount_all(plan: Plan) -> EtcFiles:
+    etc = EtcFiles(f"{plan.directory}/etc")
+    etc.bind_into("")
     # A name cache of the machine would answer for its own users before our files are read.
     if os.path.isdir("/run/nscd") and os.geteuid() == 0:
         mount("tmpfs", "/run/nscd", "tmpfs", data="mode=755")
@@ -317,19 +369,13 @@ def _mount_all(plan: Plan) -> None:
     for directory in plan.opened:
         _open(directory)
     if plan.root:
-        _enter_root(plan)
+        _enter_root(plan, etc)
+    return etc
 
 
-def _mount_etc(plan: Plan, root: str) -> None:
-    for name in ("passwd", "group", "hosts"):
-        ours = f"{plan.directory}/etc/{name}"
-        if os.path.exists(ours):
-            mount(ours, f"{root}/etc/{name}", flags=MS_BIND)
-
-
-def _enter_root(plan: Plan) -> None:
+def _enter_root(plan: Plan, etc: EtcFiles) -> None:
     """Have the sandbox's users, directories and devices in another root directory."""
-    _mount_etc(plan, plan.root)
+    etc.bind_into(plan.root)
     for name in ("dev", "sys"):
         mount(f"/{name}", f"{plan.root}/{name}", flags=MS_BIND | MS_REC)
     mount("proc", f"{plan.root}/proc", "proc")

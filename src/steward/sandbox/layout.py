@@ -17,10 +17,19 @@ import msgspec
 
 from steward.sandbox import database, namespaces, plans, roots, slurmconf, users
 from steward.sandbox.programs import COMMANDS, Slurm, find, installed_plugins
-from steward.sandbox.spec import BACKUP_ADDRESS, MARKER, Plan, SandboxError, SandboxSpec, User
+from steward.sandbox.spec import (
+    BACKUP_ADDRESS,
+    MARKER,
+    Plan,
+    SandboxError,
+    SandboxSpec,
+    User,
+    default_directory,
+)
 
 # sun_path holds 108 bytes, and the longest socket in here is <directory>/run/munge.socket.lock.
 _LONGEST_DIRECTORY: Final = 80
+_MOST_BESIDE: Final = 100
 # Below the range that outgoing connections draw from.
 _PORTS: Final = (20000, 32000)
 
@@ -155,6 +164,24 @@ def lock(directory: str) -> int | None:
     return fd
 
 
+def free_directory() -> str:
+    """The usual directory of a sandbox, or one beside it if a sandbox is up there."""
+    usual = default_directory()
+    beside = (f"{usual}-{number}" for number in range(2, _MOST_BESIDE))
+    return next((one for one in (usual, *beside) if not _is_up(one)), usual)
+
+
+def _is_up(directory: str) -> bool:
+    if not os.path.exists(f"{directory}/keeper/lock"):
+        return False
+    if os.stat(directory).st_uid != os.geteuid():
+        return True  # another user's, whatever became of it
+    free = lock(directory)
+    if free is not None:
+        os.close(free)
+    return free is None
+
+
 def remove(directory: str) -> None:
     """Remove the directory of a sandbox that is down; what is none is left alone.
 
@@ -279,7 +306,8 @@ def _fill(plan: Plan, slurm: Slurm) -> None:
     others = ("pid.backup", "log", "state", "spool", "bin", "home", "db")
     for name in ("keeper", "etc", "run", "pid", *others):
         os.mkdir(f"{directory}/{name}", 0o755)
-    for name in ("keeper", "state", "db"):
+    # The logs' directory too: job lines of jobcomp.lua may go there.
+    for name in ("keeper", "state", "db", "log"):
         os.chmod(f"{directory}/{name}", 0o700)
     _write(f"{directory}/etc/munge.key", secrets.token_bytes(128), 0o600)
     _write_plugins(plan)

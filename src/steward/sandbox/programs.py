@@ -97,12 +97,15 @@ def find(version: str, say: Callable[[str], None]) -> Slurm:
 
 
 def installed_plugins() -> str:
-    """The directory of plugins that the installed Slurm has built in.
+    """Return the plugin directory of the installed Slurm: beside its daemons, or a usual place.
 
     Raises:
-        SlurmMissing: It is in none of the usual places.
+        SlurmMissing: There is none.
     """
-    for pattern in _PLUGINS:
+    slurm = installed()
+    prefix = os.path.dirname(os.path.dirname(slurm.daemons["slurmctld"])) if slurm else ""
+    beside = (f"{prefix}/lib/slurm", f"{prefix}/lib64/slurm") if prefix not in ("", "/usr") else ()
+    for pattern in (*beside, *_PLUGINS):
         for path in sorted(glob(f"{pattern}/select_cons_tres.so")):
             return os.path.dirname(path)
     raise SlurmMissing(f"Slurm's plugins are in none of {', '.join(_PLUGINS)}", _PLUGINS)

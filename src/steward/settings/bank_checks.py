@@ -12,6 +12,7 @@ from steward.settings.problem import Problem
 
 _MOST_DECIMALS: Final = 6
 _DATABASES: Final = ("sqlite", "postgresql", "postgresql+psycopg")
+_LEAST_BALANCE_AGE_S: Final = 60
 _LONGEST_TIMEOUT_MS: Final = 1000
 """slurmctld holds locks while the plugin waits."""
 
@@ -73,6 +74,16 @@ def _database(settings: Settings) -> Iterator[Problem]:
         yield Problem(
             ("bank", "password_file"), "'bank.password_file' is for a database: set 'database'"
         )
+    if bank.remote.balances and not bank.remote.url:
+        yield Problem(
+            ("bank", "remote", "balances"),
+            "'bank.remote.balances' are a myBRC server's: set 'url'",
+        )
+    if bank.remote.balance_age_s < _LEAST_BALANCE_AGE_S:
+        yield Problem(
+            ("bank", "remote", "balance_age_s"),
+            f"'bank.remote.balance_age_s' must be {_LEAST_BALANCE_AGE_S} or more",
+        )
     for field in (bank.password_file, bank.remote.token_file, bank.remote.ca_file):
         if field and not os.path.isabs(field):
             yield Problem(("bank",), f"{field!r} in [bank] must be an absolute path")
@@ -133,3 +144,7 @@ def _notices(settings: Settings) -> Iterator[Problem]:
         url = urlsplit(address)
         if url.scheme not in ("http", "https") or not url.hostname:
             yield Problem(key, f"{'.'.join(key)!r} must be a URL: 'https://host/path'")
+        elif key == ("bank", "remote", "url") and not url.path.strip("/"):
+            yield Problem(
+                key, f"{'.'.join(key)!r} has no path: the API is at '/mybrc-rest' or '/api'"
+            )

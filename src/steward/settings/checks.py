@@ -26,6 +26,7 @@ from steward.config import (
 from steward.config_automation import ActionsSettings, SensorSettings
 from steward.config_web import WebSettings
 from steward.errors import StewardError
+from steward.listening import host_and_port
 from steward.settings.forwarding_checks import forwarding_problems
 from steward.settings.node_checks import node_problems
 from steward.settings.problem import Problem
@@ -35,6 +36,7 @@ from steward.settings.toml_lines import KeyPath
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_CAPTURE_PROCESSES = 64
+_EVERY_HOST = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not listened at
 _POSITIVE = {"snapshot_interval_s", "command_timeout_s", "timeout_s", "capture_processes"} | {
     "hook_timeout_s"
 }
@@ -54,6 +56,7 @@ def problems(settings: Settings) -> Iterator[Problem]:
         yield from broker_problems(("consume", name, "broker"), source.broker)
     yield from forwarding_problems(settings)
     yield from node_problems(settings)
+    yield from _listeners(settings)
     yield from rule_problems(settings)
     yield from _history(settings)
     if settings.accounting != AccountingSettings():
@@ -85,6 +88,31 @@ def problems(settings: Settings) -> Iterator[Problem]:
         yield Problem(
             ("access", "operators"), "'access.operators' holds an empty name: take it out"
         )
+
+
+def _listeners(settings: Settings) -> Iterator[Problem]:
+    """Two listeners at one port, of which the second to start would fail again and again."""
+    seen: list[tuple[str, str, int]] = []
+    for section in ("receive", "nodes", "gate", "mybrc", "web"):
+        text: str = getattr(settings, section).listen
+        found = host_and_port(text)
+        if found is None or not found[1]:
+            continue  # none, or told by the section's own check; the kernel chooses port 0
+        host, port = found
+        for other, other_host, other_port in seen:
+            if port == other_port and _overlaps(host, other_host):
+                yield Problem(
+                    (section, "listen"),
+                    f"'{section}.listen' and '{other}.listen' are both at port {port}: "
+                    f"give [{section}] a port of its own",
+                )
+        seen.append((section, host, port))
+
+
+def _overlaps(host: str, other: str) -> bool:
+    """Whether two listeners at these hosts, with one port, are in each other's way."""
+    hosts = {"127.0.0.1" if one.lower() == "localhost" else one.lower() for one in (host, other)}
+    return len(hosts) == 1 or bool(hosts & _EVERY_HOST)
 
 
 def _history(settings: Settings) -> Iterator[Problem]:

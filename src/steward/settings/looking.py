@@ -4,7 +4,6 @@ Only ``steward config check`` looks: what is missing now may be there when it is
 the daemon starts without it, and waits.
 """
 
-import importlib.util
 import os
 import pwd
 from collections.abc import Iterator
@@ -12,16 +11,14 @@ from collections.abc import Iterator
 import msgspec
 
 from steward.config import (
-    ElasticsearchSinkSettings,
     KafkaSettings,
     KafkaSinkSettings,
     LimitSettings,
-    OpenSearchSinkSettings,
     Section,
     Settings,
-    SinkSettings,
 )
 from steward.config_automation import SensorSettings
+from steward.drivers import needed_drivers
 from steward.filesystems import may
 from steward.settings.problem import Problem
 from steward.settings.toml_lines import KeyPath
@@ -49,11 +46,11 @@ def doubts(settings: Settings) -> Iterator[Problem]:
     for name, cluster in settings.cluster.items():
         yield from _lines_missed(("cluster", name, "jobcomp_lines"), cluster.jobcomp_lines)
     for name, sink in settings.archive.sink.items():
-        yield from _missing_package(("archive", "sink", name), sink)
         for limit, of in getattr(sink, "limit", {}).items():
             yield from _missing_users(("archive", "sink", name, "limit", limit), of)
-    for name in settings.consume:
-        yield from _package(("consume", name), "confluent-kafka", "confluent_kafka", "kafka")
+    for key, driver in needed_drivers(settings):
+        if not driver.is_installed:
+            yield Problem(key, f"'{'.'.join(key)}': {driver.missing}")
 
 
 def _options(key: KeyPath, broker: KafkaSettings, kind: str) -> Iterator[Problem]:
@@ -121,24 +118,6 @@ def _name(uid: int) -> str:
 def _without_waiting(path: str, flags: int) -> int:
     """Open a file that may be a pipe, for whose writer nobody is to wait."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _missing_package(key: KeyPath, sink: SinkSettings) -> Iterator[Problem]:
-    if isinstance(sink, KafkaSinkSettings):
-        yield from _package(key, "confluent-kafka", "confluent_kafka", "kafka")
-    elif isinstance(sink, ElasticsearchSinkSettings):
-        yield from _package(key, "elasticsearch", "elasticsearch", "elasticsearch")
-    elif isinstance(sink, OpenSearchSinkSettings):
-        yield from _package(key, "opensearch-py", "opensearchpy", "opensearch")
-
-
-def _package(key: KeyPath, name: str, module: str, extra: str) -> Iterator[Problem]:
-    if importlib.util.find_spec(module) is None:
-        yield Problem(
-            key,
-            f"'{'.'.join(key)}' needs the Python package {name}, which is not installed: "
-            f"pip install -e '.[{extra}]' in Steward's clone brings it",
-        )
 
 
 def _missing_users(key: KeyPath, limit: LimitSettings) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ _OURS: Final = frozenset({"authorization", "cookie", "host", "x-csrf-token", "id
 """Headers that say something already, and that any client may send."""
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
 _LONGEST_SESSION_S: Final = 30 * 86400.0
+_LONGEST_PROXY_SESSION_S: Final = 3600.0
 _LONGEST_LOGIN_S: Final = 3600.0
 _LONGEST_TOKEN_DAYS: Final = 3660
 
@@ -28,9 +29,6 @@ def web_problems(settings: Settings) -> Iterator[Problem]:
     web = settings.web
     if web.listen and host_and_port(web.listen) is None:
         yield _problem("listen", f"must be an address and a port, '127.0.0.1:8290': {web.listen!r}")
-    others = {settings.nodes.listen, settings.receive.listen, settings.mybrc.listen} - {""}
-    if web.listen in others:
-        yield _problem("listen", f"{web.listen} is listened at by another part: take another port")
     yield from _user(settings)
     yield from _url(web)
     yield from file_problems("web", web)
@@ -107,6 +105,11 @@ def _addresses(web: WebSettings) -> Iterator[Problem]:
 
 
 def _networks(web: WebSettings) -> Iterator[Problem]:
+    for network in web.shared_from:
+        try:
+            ipaddress.ip_network(network, strict=False)
+        except ValueError:
+            yield _problem("shared_from", f"holds {network!r}, which is no network: '10.1.2.0/24'")
     for network in web.munge_from:
         try:
             found = ipaddress.ip_network(network, strict=False)
@@ -121,6 +124,7 @@ def _networks(web: WebSettings) -> Iterator[Problem]:
 def _bounds(web: WebSettings) -> Iterator[Problem]:
     for field, value, most in (
         ("session_s", web.session_s, _LONGEST_SESSION_S),
+        ("proxy_session_s", web.proxy_session_s, _LONGEST_PROXY_SESSION_S),
         ("login_s", web.login_s, _LONGEST_LOGIN_S),
         ("token_days", web.token_days, _LONGEST_TOKEN_DAYS),
         ("munge_token_days", web.munge_token_days, _LONGEST_TOKEN_DAYS),

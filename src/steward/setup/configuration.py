@@ -13,6 +13,9 @@ _HEAD: Final = """\
 """
 
 
+_NO_URL: Final = '#url = "https://steward.example.org"\n'
+
+
 def text_of(wishes: Wishes, site: Site) -> str:
     """The configuration, in TOML."""
     parts = [_HEAD]
@@ -23,6 +26,8 @@ def text_of(wishes: Wishes, site: Site) -> str:
     if wishes.nodes:
         parts.append("# What 'steward agent' on compute nodes sends.\n[nodes]\n")
         parts[-1] += _line("listen", wishes.nodes)
+        if wishes.listener:
+            parts[-1] += _line("listener", wishes.listener)
     if wishes.bank:
         parts.append("# It observes, and refuses nothing, until 'steward bank enforce gate'.\n")
         parts[-1] += "[bank]\nenabled = true\n"
@@ -30,13 +35,13 @@ def text_of(wishes: Wishes, site: Site) -> str:
         parts.append(_sensor(wishes))
     parts.append("[actions]\n" + _line("programs_file", f"{wishes.out}/programs"))
     parts.append(
-        "# Rules act on events; none that comes with Steward is on by itself.\n"
+        "# Rules act on events; 'steward rules enable NAME' turns on one that comes with Steward.\n"
         f'[rules]\nenabled = false\ndirectories = ["{wishes.out}/rules.d"]\n'
     )
     if wishes.web:
         parts.append("[web]\n" + _line("listen", wishes.web))
-        parts[-1] += "# Where browsers find the pages, behind a proxy of the site's:\n"
-        parts[-1] += '#url = "https://ondemand.example.org/steward"\n'
+        parts[-1] += "# URL of the pages in users' browsers; 'steward login' prints links to it.\n"
+        parts[-1] += _line("url", wishes.web_url) if wishes.web_url else _NO_URL
     return "\n".join(parts)
 
 

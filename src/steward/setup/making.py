@@ -1,6 +1,5 @@
 """Makes what a configuration names: files and directories, whose they are to be."""
 
-import contextlib
 import os
 import stat
 import tempfile
@@ -8,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from steward.config_automation import SensorSettings
+from steward.files import replacing
 from steward.filesystems import network_kind
 from steward.settings.file import load
 from steward.setup.configuration import text_of
@@ -102,19 +102,8 @@ def _check(text: str, wishes: Wishes) -> None:
 
 def _file(path: str, text: str, mode: int, owner: tuple[int, int] | None) -> None:
     """Write a file that nobody finds half written, or with another's rights."""
-    fd, fresh = tempfile.mkstemp(prefix=".", dir=os.path.dirname(path))
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            if owner is not None:
-                os.fchown(file.fileno(), *owner)
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        os.rename(fresh, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(fresh)
-        raise
+    with replacing(path, mode, owner=owner) as file:
+        file.write(text.encode())
 
 
 def _directory(path: str, mode: int, owner: tuple[int, int] | None) -> bool:

@@ -17,6 +17,9 @@ _WRITABLE: Final = "/srv/steward/"
 """What the unit file lets Steward write to beside its own directories."""
 
 
+_LUA_SOCKET: Final = "apt-get install lua-socket        # on EL: dnf install lua-socket, of EPEL"
+
+
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a site's way to Steward.
 
@@ -50,6 +53,8 @@ def steps(wishes: Wishes, site: Site) -> Iterator[Step]:
     if wishes.bank:
         yield _bank(at)
         yield _gate(site, at)
+    if wishes.web:
+        yield _pages(wishes, at)
 
 
 def _unit(wishes: Wishes) -> Iterator[str]:
@@ -82,6 +87,7 @@ def _nodes(wishes: Wishes, site: Site) -> Step:
     return Step(
         title="What steps and tasks used, told by the nodes",
         commands=(
+            *(("systemctl enable --now steward-listen",) if wishes.listener else ()),
             "steward plugins build",
             f"steward plugins install{at}        # on each node",
             *(() if includes(plugstack, conf) else (include,)),
@@ -115,6 +121,7 @@ def _gate(site: Site, at: str) -> Step:
     return Step(
         title="The gate: slurmctld asks the bank before it takes a job",
         commands=(
+            *(() if submitting.lua_sockets() else (_LUA_SOCKET,)),
             f"steward plugins install --job-submit-lua {site.etc}",
             f"{site.etc}/slurm.conf: JobSubmitPlugins={','.join(named)}",
             "systemctl restart slurmctld",
@@ -123,4 +130,13 @@ def _gate(site: Site, at: str) -> Step:
             f"steward bank enforce gate{at}",
         ),
         note=note,
+    )
+
+
+def _pages(wishes: Wishes, at: str) -> Step:
+    note = f"{wishes.path}: set [web] url, which 'steward login' prints. Then: steward reload."
+    return Step(
+        title="The web pages and the API",
+        commands=("systemctl enable --now steward-web", f"steward login{at}"),
+        note="" if wishes.web_url else note,
     )

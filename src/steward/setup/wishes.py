@@ -72,9 +72,11 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
         out: Directory of the configuration.
         jobcomp_lines: File that slurmctld tells of ended jobs in; "" for none.
         nodes: Address at which nodes report what jobs used; "" for none.
+        listener: User that listens there; "" where the daemon does it itself.
         bank: Whether there is a bank.
         sensor: Whether nodes are watched.
         web: Address of the pages; "" for none.
+        web_url: URL of the pages in users' browsers; "" if it is not known yet.
     """
 
     cluster: str
@@ -84,9 +86,11 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     out: str = DEFAULT_OUT
     jobcomp_lines: str = DEFAULT_LINES
     nodes: str = ""
+    listener: str = ""
     bank: bool = False
     sensor: bool = False
     web: str = ""
+    web_url: str = ""
 
     @property
     def path(self) -> str:
@@ -106,6 +110,15 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
             raise SetupError(
                 f"there is no user {self.user!r}: name SlurmUser by --user", self.user
             ) from error
+
+
+def is_user(name: str) -> bool:
+    """Look up a user, as a package makes it."""
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
 
 
 def site_of(slurm_conf: str = "", slurm_bin: str = "") -> Site:

@@ -6,6 +6,7 @@ alone writes, and a text is asked for by itself, of one job.
 """
 
 import re
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -16,46 +17,49 @@ from steward.slurm import values
 from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError
 from steward.slurm.people import People
-from steward.slurm.queue import Version
+from steward.slurm.states import RESIZING
 
-# Names of sacct's fields; the last two came with 23.02 and 26.05.
-_FIELDS: Final[tuple[tuple[str, Version], ...]] = (
-    ("JobIDRaw", (0, 0, 0)),
-    ("JobID", (0, 0, 0)),
-    ("UID", (0, 0, 0)),
-    ("GID", (0, 0, 0)),
-    ("State", (0, 0, 0)),
-    ("ExitCode", (0, 0, 0)),
-    ("Submit", (0, 0, 0)),
-    ("Eligible", (0, 0, 0)),
-    ("Start", (0, 0, 0)),
-    ("End", (0, 0, 0)),
-    ("TimelimitRaw", (0, 0, 0)),
-    ("NNodes", (0, 0, 0)),
-    ("NCPUS", (0, 0, 0)),
-    ("ReqTRES", (0, 0, 0)),
-    ("AllocTRES", (0, 0, 0)),
-    ("NodeList", (0, 0, 0)),
-    ("DerivedExitCode", (0, 0, 0)),
-    ("Suspended", (0, 0, 0)),
-    ("Priority", (0, 0, 0)),
-    ("ReqCPUS", (0, 0, 0)),
-    ("Restarts", (23, 2, 0)),
-    ("SLUID", (26, 5, 0)),
-    ("OriginalSLUID", (26, 5, 0)),
+# Names of sacct's fields, in 22.05 to 26.05.
+_FIELDS: Final = (
+    "JobIDRaw",
+    "JobID",
+    "UID",
+    "GID",
+    "State",
+    "ExitCode",
+    "Submit",
+    "Eligible",
+    "Start",
+    "End",
+    "TimelimitRaw",
+    "NNodes",
+    "NCPUS",
+    "ReqTRES",
+    "AllocTRES",
+    "NodeList",
+    "DerivedExitCode",
+    "Suspended",
+    "Priority",
+    "ReqCPUS",
 )
+_OFFERED: Final = ("Restarts", "SLUID", "OriginalSLUID")
+"""Fields that are asked for where sacct offers them."""
 # Texts of a job, each asked for by itself.
-_TEXTS: Final[tuple[tuple[str, str, Version], ...]] = (
-    ("JobName", "name", (0, 0, 0)),
-    ("Account", "account", (0, 0, 0)),
-    ("Partition", "partition", (0, 0, 0)),
-    ("QOS", "qos", (0, 0, 0)),
-    ("WorkDir", "work_dir", (0, 0, 0)),
-    ("SubmitLine", "submit_line", (0, 0, 0)),
+_TEXTS: Final = (
+    ("JobName", "name"),
+    ("Account", "account"),
+    ("Partition", "partition"),
+    ("QOS", "qos"),
+    ("WorkDir", "work_dir"),
+    ("SubmitLine", "submit_line"),
 )
 _OFFICERS: Final = frozenset({"Operator", "Administrator"})
 _JOB_ID: Final = re.compile(r"(\d+)(?:_(?:\[(.+)\]|(\d+))|\+(\d+))?")
 _NONE: Final = b"NONE\n"
+_HEADING: Final = re.compile(
+    rb"(?:Batch Script for [^\n]+|Environment used for [^\n]+ \(must be batch to display\))\n"
+    rb"-{80}\n"
+)
 
 
 class StoredScript(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,16 +95,21 @@ class Accounting:
     Args:
         commands: How they are run.
         cluster: ClusterName in slurm.conf.
-        version: Slurm's version.
+        offered: Returns the names of the fields that a command offers, in lower case.
         people: Who looks names up.
     """
 
-    def __init__(self, commands: Commands, cluster: str, version: Version, people: People) -> None:
+    def __init__(
+        self,
+        commands: Commands,
+        cluster: str,
+        offered: Callable[[str], Collection[str]],
+        people: People,
+    ) -> None:
         self._commands = commands
         self._cluster = cluster
         self._people = people
-        self._version = version
-        self._fields = [name for name, since in _FIELDS if version >= since]
+        self._offered = offered
 
     def officers(self) -> dict[str, str]:
         """The AdminLevel of the users who have one: ``Operator`` or ``Administrator``, by name.
@@ -172,48 +181,69 @@ class Accounting:
         Raises:
             SlurmError: slurmdbd does not answer, or says what is not understood.
         """
-        rows = self._ask(str(job_id), ",".join(self._fields)).decode("ascii", "backslashreplace")
-        records = [self._record(row) for row in rows.splitlines() if row]
+        offered = self._offered("sacct")
+        fields = [*_FIELDS, *(name for name in _OFFERED if name.lower() in offered)]
+        rows = self._ask(str(job_id), ",".join(fields)).decode("ascii", "backslashreplace")
+        records = whole_runs([self._record(row, fields) for row in rows.splitlines() if row])
         if len(records) != 1 or not texts:
             return records
         return [msgspec.structs.replace(records[0], **self._texts(job_id))]
 
-    def ids(self, since: datetime, until: datetime) -> list[int]:
-        """Raw ids of the jobs that were eligible or ran between two times, in order.
+    def stored(self, record: JobRecord) -> StoredScript:
+        """Read the script and environment that slurmdbd stored of a run (AccountingStoreFlags).
 
-        Raises:
-            SlurmError: slurmdbd does not answer, or says what is not understood.
-        """
-        out = self._commands.run(
-            "sacct",
-            *("-X", "-n", "-P", "-a", "-D", "-M", self._cluster, "-o", "JobIDRaw"),
-            *("-S", _slurm_time(since), "-E", _slurm_time(until)),
-            timeout_s=600.0,
-        )
-        return sorted({int(line) for line in out.split() if line.isdigit()})
+        Of an array or a het job, name one task or component: sacct prints those of all of them
+        one after the other, and a script may hold what it prints between them.
 
-    def stored(self, job_id: int) -> StoredScript:
-        """The script and environment that slurmdbd stored (AccountingStoreFlags).
-
-        Of an array or a het job these are its first task's or component's: sacct would
-        print all of them behind headings that a script may hold as well.
+        Args:
+            record: The run; its ids and submit time count.
 
         Raises:
             SlurmError: slurmdbd does not answer, or refuses.
         """
-        named = self._ask(str(job_id), "JobIDRaw,JobID").decode("ascii", "backslashreplace")
-        names = dict(reversed([line.split("|", 1) for line in named.splitlines() if "|" in line]))
-        if not names:
-            return StoredScript()
-        name = names.get(str(job_id)) or next(reversed(names.values()))
         return StoredScript(
-            script=self._stored(name, "--batch-script"),
-            environment=self._stored(name, "--env-vars"),
+            script=self._stored(record, "--batch-script"),
+            environment=self._stored(record, "--env-vars"),
         )
 
-    def _stored(self, name: str, option: str) -> bytes | None:
-        # Without a heading (-n) what follows is as slurmdbd holds it, to the byte.
-        out = self._commands.run("sacct", "-n", "-M", self._cluster, "-j", name, option)
+    def submit_line(self, record: JobRecord) -> str:
+        """Read the submit line of a run; "" where slurmdbd has none.
+
+        Args:
+            record: The run; its ids and submit time count.
+
+        Raises:
+            SlurmError: slurmdbd does not answer, or refuses.
+        """
+        out = self._of_run(record, "-X", "-P", "-o", "SubmitLine")
+        lines = values.text(out.removesuffix(b"\n")).split("\n")
+        for count in range(1, len(lines)):
+            # Rows of an array's tasks, all with the one line, which may hold line ends.
+            if lines[:count] * (len(lines) // count) == lines:
+                return "\n".join(lines[:count])
+        return "\n".join(lines)
+
+    def _of_run(self, record: JobRecord, *options: str) -> bytes:
+        """What sacct prints of one run, task or component: of several it parts nothing."""
+        name = str(record.job_id)
+        if record.array_job_id:
+            # Of tasks that wait sacct prints one row, under the array's own id.
+            task = f"_{record.array_task}" if record.array_task.isdecimal() else ""
+            name = f"{record.array_job_id}{task}"
+        elif record.het_job_id:
+            name = f"{record.het_job_id}+{record.het_offset}"
+        times = [] if record.submit is None else ["-S", _slurm_time(record.submit)]
+        if times and record.end is not None:
+            # An id that was used again since is another job's: without times sacct prints that.
+            times += ["-E", _slurm_time(record.end)]
+        return self._commands.run("sacct", "-n", "-M", self._cluster, "-j", name, *times, *options)
+
+    def _stored(self, record: JobRecord, option: str) -> bytes | None:
+        out = self._of_run(record, option)
+        heading = _HEADING.match(out)
+        if heading is not None:
+            # Slurm 22.05 prints a heading despite -n, and a line end behind what it holds.
+            out = out[heading.end() :].removesuffix(b"\n")
         return None if out in (b"", _NONE) else out
 
     def _ask(self, job_id: str, fields: str) -> bytes:
@@ -224,15 +254,14 @@ class Accounting:
     def _texts(self, job_id: int) -> dict[str, str]:
         return {
             name: values.text(self._ask(str(job_id), field).removesuffix(b"\n"))
-            for field, name, since in _TEXTS
-            if self._version >= since
+            for field, name in _TEXTS
         }
 
-    def _record(self, row: str) -> JobRecord:
+    def _record(self, row: str, fields: Sequence[str]) -> JobRecord:
         parts = row.split("|")
-        shown = dict(zip(self._fields, parts, strict=False))
+        shown = dict(zip(fields, parts, strict=False))
         named = _JOB_ID.fullmatch(shown.get("JobID", ""))
-        if len(parts) != len(self._fields) or named is None or not shown["JobIDRaw"].isdigit():
+        if len(parts) != len(fields) or named is None or not shown["JobIDRaw"].isdigit():
             raise SlurmError("a row of sacct is not understood", ("sacct",), row)
         uid, gid = values.number(shown["UID"]), values.number(shown["GID"])
         state, _, by = shown["State"].partition(" ")
@@ -274,6 +303,32 @@ class Accounting:
             requested_cpus=values.number(shown["ReqCPUS"]),
             priority=values.number(shown["Priority"]),
         )
+
+
+def whole_runs(records: Sequence[JobRecord]) -> list[JobRecord]:
+    """Rows of slurmdbd, with the start and the suspended time of resized runs as a whole.
+
+    slurmdbd keeps a row for each size of a run; that of the last one counts since the resize.
+
+    Args:
+        records: All rows of some job ids.
+    """
+    found = []
+    for record in records:
+        sizes = [
+            size
+            for size in records
+            if size.state == RESIZING
+            and (size.job_id, size.submit) == (record.job_id, record.submit)
+        ]
+        if sizes and record.state != RESIZING:
+            starts = [size.start for size in (record, *sizes) if size.start is not None]
+            suspended_s = sum(size.suspended_s or 0 for size in (record, *sizes))
+            record = msgspec.structs.replace(  # noqa: PLW2901 - the same row, completed
+                record, start=min(starts, default=None), suspended_s=suspended_s
+            )
+        found.append(record)
+    return found
 
 
 def _slurm_time(moment: datetime) -> str:

@@ -1,8 +1,8 @@
 """What Steward changes in Slurm: jobs are held, released and cancelled, and told why.
 
-The reason goes into the job's system comment, which its user sees and cannot
-change. Slurm 22.05 lets nobody set that: there it stands in brackets behind what
-the admin comment holds. Of scrontab's jobs nothing can be changed: they are
+The reason goes into the job's admin comment, which its user sees and cannot
+change, in brackets behind what that holds. (No scontrol of 22.05 to 26.05 can set
+the system comment.) Of scrontab's jobs nothing can be changed: they are
 cancelled, with which Slurm disables their line of the crontab.
 """
 
@@ -21,11 +21,7 @@ _NAME: Final = re.compile(r"\d{1,10}(?:_\d{1,10}|_\[[\d,:-]{1,4096}\]|\+\d{1,10}
 _LONGEST: Final = 400
 _LONGEST_COMMENT: Final = 8192
 _ONE: Final = ("-a", "-t", "all", "--local", "-h")
-_SPEAKER: Final = "steward: "
 _OURS: Final = re.compile(r" ?\[steward: ([^\]]*)\]")
-_UNSUPPORTED: Final = re.compile(
-    r"parameter is not supported|Update of this parameter", re.IGNORECASE
-)
 _OF_SCRONTAB: Final = re.compile(r"Cannot (?:modify|cancel) scrontab jobs", re.IGNORECASE)
 _GONE: Final = re.compile(
     r"Invalid job id|already completing|Job/step already|has already finished|"
@@ -45,7 +41,6 @@ class Changing:
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
         self._commands = Commands(cluster, settings)
-        self._has_system_comment = True
 
     def hold(self, job: str, why: str = "", *, by_user: bool = False) -> bool:
         """Keep a pending job from starting; its user cannot release it.
@@ -145,13 +140,6 @@ class Changing:
             SlurmError: As above.
         """
         name, said = f"JobId={_checked(job)}", _tidy(text)
-        if self._has_system_comment:
-            try:
-                return self._done("update", name, f"SystemComment={said}")
-            except SlurmError as error:
-                if not _UNSUPPORTED.search(error.said):
-                    raise
-                self._has_system_comment = False
         try:
             before = self._admin_comment(job)
         except UnknownJob:
@@ -198,10 +186,8 @@ def name_of(record: JobRecord) -> str:
     return str(record.job_id)
 
 
-def told(system_comment: str, admin_comment: str) -> str:
-    """What :meth:`Changing.comment` said of a job, by its comments; "" for nothing."""
-    if system_comment.startswith(_SPEAKER):
-        return system_comment.removeprefix(_SPEAKER).strip()
+def read_comment(admin_comment: str) -> str:
+    """Read what :meth:`Changing.comment` wrote into an admin comment; "" for nothing."""
     ours = _OURS.search(admin_comment)
     return ours[1] if ours else ""
 

@@ -17,7 +17,7 @@ from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob
 from steward.slurm.history import History
 from steward.slurm.people import People
-from steward.slurm.picture import PICTURE_ASKS, Picture
+from steward.slurm.picture import ASK_NODES, ASK_PARTITIONS, Picture
 from steward.slurm.queue import Queue, QueueFormat, Version
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ MOST_WHOLE: Final = 16
 8 KB for each, and locks slurmctld meanwhile."""
 _DATED: Final = re.compile(r"Configuration data as of (\S+)")
 _AGAIN_S: Final = 600.0
+_LISTS_FIELDS: Final = {"squeue": "--helpFormat", "sacct": "--helpformat"}
 
 
 class Slurm:
@@ -46,6 +47,7 @@ class Slurm:
         self._commands = Commands(cluster, settings)
         self._version: Version | None = None
         self._stamp: tuple[int, ...] = ()
+        self._offered: dict[str, tuple[tuple[int, ...], frozenset[str]]] = {}
         self._format: QueueFormat | None = None
         self._format_until = 0.0
         self._has_json = True
@@ -67,6 +69,31 @@ class Slurm:
                 raise SlurmError(f"no version in {said!r}", ("squeue", "--version"), said)
             self._version = (int(found[1]), int(found[2]), int(found[3] or 0))
         return self._version
+
+    def offered(self, program: str) -> frozenset[str]:
+        """Names of the fields that squeue or sacct can show, in lower case; none if not listed.
+
+        Asked again where another command takes the place of this one.
+
+        Args:
+            program: ``squeue`` or ``sacct``.
+
+        Raises:
+            SlurmError: It cannot be run.
+        """
+        stamp = self._commands.stamp(program)
+        if program not in self._offered or stamp != self._offered[program][0]:
+            try:
+                out = self._commands.run(program, _LISTS_FIELDS[program])
+            except SlurmUnavailable:
+                raise
+            except SlurmError:
+                if program != "squeue":
+                    raise
+                out = b""  # up to 23.02 it has no such option, and none of the fields in question
+            fields = frozenset(out.decode("ascii", "replace").lower().split())
+            self._offered[program] = (stamp, fields)
+        return self._offered[program][1]
 
     @property
     def known_version(self) -> str:
@@ -142,6 +169,23 @@ class Slurm:
             records=records, rows=rows, taken_at=taken_at, cost_s=cost_s, passed_over=strange
         )
 
+    def all_jobs(self, *, is_whole: bool = False, dependency_bytes: int = 512) -> list[JobRecord]:
+        """The records of all jobs with the fields of :meth:`job`.
+
+        Args:
+            is_whole: Whether with what scontrol alone shows, which takes slurmctld much longer.
+            dependency_bytes: How much of a dependency is read, which can be very long.
+
+        Raises:
+            SlurmUnavailable: slurmctld does not answer.
+            SlurmError: It says what we do not understand.
+        """
+        form = QueueFormat(self.offered("squeue"), of_one=True, dependency_bytes=dependency_bytes)
+        records, _, strange = queue.parse(form, self._squeue(form), self.people, {})
+        if strange:
+            raise SlurmError(f"{strange} rows of squeue are not understood", ("squeue",))
+        return self._completed("", list(records)) if is_whole and records else list(records)
+
     def job(self, job_id: int, *, apart: bool = False) -> list[JobRecord]:
         """The whole record of one job, asked singly.
 
@@ -158,7 +202,7 @@ class Slurm:
             SlurmUnavailable: slurmctld does not answer.
             SlurmError: It says what we do not understand.
         """
-        form = QueueFormat(self.version(), of_one=True)
+        form = QueueFormat(self.offered("squeue"), of_one=True)
         try:
             out = self._squeue(form, "-j", str(job_id), *(["-r"] if apart else []))
         except UnknownJob:
@@ -167,7 +211,7 @@ class Slurm:
         records = list(parsed)
         if strange:
             raise SlurmError(f"a row of squeue -j {job_id} is not understood", ("squeue",))
-        return self._completed(job_id, records) if len(records) <= MOST_WHOLE else records
+        return self._completed(str(job_id), records) if len(records) <= MOST_WHOLE else records
 
     def standing(self) -> Standing:
         """Who stands where: PrivateData, and from slurmdbd AdminLevel and coordinators.
@@ -204,7 +248,8 @@ class Slurm:
 
         taken_us = int(utc_now().timestamp() * 1_000_000)
         config = self.config()
-        partitions, nodes = (self._commands.run("scontrol", *words) for words in PICTURE_ASKS)
+        partitions = self._commands.run("scontrol", *ASK_PARTITIONS)
+        nodes = self._commands.run("scontrol", *ASK_NODES)
         found = picture_rows.picture(
             self.cluster, config, partitions, nodes, zone=zone, taken_us=taken_us
         )
@@ -212,6 +257,20 @@ class Slurm:
         if accounting is None:
             return found
         return picture_rows.with_people(found, accounting.members())
+
+    def configuration_mark(self) -> str:
+        """Ask for a text that differs after slurmctld restarts or changes what a picture shows.
+
+        It has the boot time, slurm.conf and the partitions with their weights and TRES. It asks
+        for no nodes and no people, and costs slurmctld little on a large cluster too.
+
+        Raises:
+            SlurmError: slurmctld does not answer.
+        """
+        config = self.config()
+        config.pop("NEXT_JOB_ID", None)
+        partitions = self._commands.run("scontrol", *ASK_PARTITIONS)
+        return f"{config}\n{values.text(partitions)}"
 
     def has_accounting(self) -> bool:
         """Whether the cluster has a slurmdbd; asked again now and then.
@@ -243,23 +302,29 @@ class Slurm:
         accounting = self._accounting(self.config())
         return [] if accounting is None else accounting.jobs(job_id, texts=False)
 
-    def stored_job_ids(self, since: datetime, until: datetime) -> list[int]:
-        """Ids of the jobs in slurmdbd between two times; [] where there is no slurmdbd.
+    def stored_script(self, record: JobRecord) -> StoredScript:
+        """Read the script and environment that slurmdbd stored of a run; empty for none.
+
+        Args:
+            record: The run; its ids and submit time count.
 
         Raises:
             SlurmError: slurmdbd does not answer.
         """
         accounting = self._accounting(self.config())
-        return [] if accounting is None else accounting.ids(since, until)
+        return StoredScript() if accounting is None else accounting.stored(record)
 
-    def stored_script(self, job_id: int) -> StoredScript:
-        """The script and environment that slurmdbd stored; empty where there is none.
+    def submit_line(self, record: JobRecord) -> str:
+        """Read the submit line of a run from slurmdbd; "" where there is none.
+
+        Args:
+            record: The run; its ids and submit time count.
 
         Raises:
-            SlurmError: slurmdbd does not answer.
+            SlurmError: slurmctld or slurmdbd does not answer.
         """
         accounting = self._accounting(self.config())
-        return StoredScript() if accounting is None else accounting.stored(job_id)
+        return "" if accounting is None else accounting.submit_line(record)
 
     def history(self) -> History | None:
         """Who is asked for all that slurmdbd knows of a time; None where there is no slurmdbd.
@@ -285,7 +350,7 @@ class Slurm:
         if config.get("AccountingStorageType") != "accounting_storage/slurmdbd":
             return None
         name = config.get("ClusterName", self.cluster)
-        return Accounting(self._commands, name, self.version(), self.people)
+        return Accounting(self._commands, name, self.offered, self.people)
 
     def _form_of_queue(self, known: QueueFormat | None) -> QueueFormat:
         """How the queue is asked for: as before, or anew for other commands, and now and then."""
@@ -294,7 +359,9 @@ class Slurm:
             return known
         # A new secret; and where the commands' file cannot be seen, the version is asked again.
         self._version = None
-        self._format = QueueFormat(self.version())
+        self.version()
+        self._offered.clear()
+        self._format = QueueFormat(self.offered("squeue"))
         self._format_until = time.monotonic() + _AGAIN_S
         # A build without JSON may have been exchanged for one that has it.
         self._has_json = True
@@ -305,11 +372,16 @@ class Slurm:
             "squeue", *_ASK, *arguments, variables={"SQUEUE_FORMAT2": form.variable}
         )
 
-    def _completed(self, job_id: int, records: list[JobRecord]) -> list[JobRecord]:
-        """The records with what scontrol adds; without it where the job is gone meanwhile."""
-        words = ("show", "job", str(job_id))
+    def _completed(self, job: str, records: list[JobRecord]) -> list[JobRecord]:
+        """The records with what scontrol adds; without it where the job is gone meanwhile.
+
+        Args:
+            job: The job that they are of; "" for all jobs.
+            records: The records.
+        """
+        words = ("show", "job", job) if job else ("show", "job")
         try:
-            if self._has_json and self.version() >= whole.JSON_SINCE:
+            if self._has_json:
                 try:
                     out = self._commands.run("scontrol", *words, "--json")
                     return whole.completed_by_json(records, out)

@@ -183,7 +183,7 @@ class Commands:
         except subprocess.TimeoutExpired as error:
             what = (
                 f"cluster {self._cluster}: '{_short(words)}' took longer than {timeout_s:g} s; "
-                "is slurmctld busy? (command_timeout_s sets the limit)"
+                "slurmctld is down or busy: see 'scontrol ping' (command_timeout_s sets the limit)"
             )
             raise SlurmUnavailable(what, words, "") from error
         finally:

@@ -27,9 +27,9 @@ FIELDS: Final = (
     *("MaxDiskReadNode", "MaxDiskReadTask", "MaxDiskWriteNode", "MaxDiskWriteTask"),
     *("TRESUsageInMax", "TRESUsageInTot", "TRESUsageInAve"),
     *("TRESUsageOutMax", "TRESUsageOutTot", "TRESUsageOutAve", "Priority", "Flags", "FailedNode"),
-    *("Account", "Partition", "QOS", "WCKey", "Reservation", "Constraints", "Licenses"),
-    *("Container", "Reason", "JobName", "WorkDir", "StdIn", "StdOut", "StdErr", "SubmitLine"),
-    *("Comment", "AdminComment", "SystemComment", "Extra", "DBIndex"),
+    *("User", "Group", "Account", "Partition", "QOS", "WCKey", "Reservation", "Constraints"),
+    *("Licenses", "Container", "Reason", "JobName", "WorkDir", "StdIn", "StdOut", "StdErr"),
+    *("SubmitLine", "Comment", "AdminComment", "SystemComment", "Extra", "DBIndex"),
 )
 NEEDED: Final = ("jobid", "submit", "end", "state")
 """Columns without which a file tells nothing that could be put into books."""
@@ -54,10 +54,15 @@ class History:
         self._fields: list[str] = []
         self.passed_over = 0
 
-    def rows(self, since: datetime, until: datetime) -> Iterator[Row]:
+    def rows(self, since: datetime, until: datetime, *, steps: bool = True) -> Iterator[Row]:
         """Jobs that were eligible or ran between two times, all runs of them, and their steps.
 
         Memory is bounded on our side, whatever the time holds; times are UTC.
+
+        Args:
+            since: Beginning of the time.
+            until: Its end.
+            steps: Whether steps are wanted too.
 
         Raises:
             SlurmError: slurmdbd does not answer, or refuses.
@@ -69,6 +74,7 @@ class History:
                 file,
                 "sacct",
                 *("-n", "-P", "-a", "-D", "--noconvert", "-M", self._cluster),
+                *(() if steps else ("-X",)),
                 *("-S", _slurm_time(since), "-E", _slurm_time(until)),
                 *("--delimiter", separator, "-o", ",".join(fields)),
                 timeout_s=_TIMEOUT_S,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from steward.lines import Line
 from steward.records import JobRecord
-from steward.slurm import values
+from steward.slurm import tres, values
 from steward.slurm.people import People
 
 Row = Mapping[str, str]
@@ -107,7 +107,7 @@ def step_of(row: Row, job: JobRecord, cluster: str, zone: tzinfo = UTC) -> Line 
         nodes=values.number(row.get("nnodes", "")) or 0,
         cpus=values.number(row.get("ncpus", row.get("alloccpus", ""))) or 0,
         nodelist=_text(row, "nodelist"),
-        tres_allocated=_text(row, "alloctres"),
+        tres_allocated=tres.converted(_text(row, "alloctres")),
         tasks=values.number(row.get("ntasks", "")) or 0,
         container=_text(row, "container"),
         submit_line=_text(row, "submitline"),
@@ -183,7 +183,11 @@ def _text(row: Row, column: str) -> str:
 
 
 def _texts(row: Row) -> dict[str, Any]:
-    return {field: _text(row, column) for column, field in _TEXTS.items()}
+    texts = {field: _text(row, column) for column, field in _TEXTS.items()}
+    # sacct is asked with --noconvert for the sake of sizes that it would round.
+    return texts | {
+        field: tres.converted(texts[field]) for field in ("tres_requested", "tres_allocated")
+    }
 
 
 def _state(row: Row) -> tuple[str, int | None]:
@@ -200,10 +204,20 @@ def _person(row: Row, people: People) -> dict[str, Any]:
         gid = people.gid(row["group"])
     return {
         "uid": uid,
-        "user": "" if uid is None else people.user(uid),
+        "user": "" if uid is None else people.user(uid) or _name(row, "user", uid),
         "gid": gid,
-        "group": "" if gid is None else people.group(gid),
+        "group": "" if gid is None else people.group(gid) or _name(row, "group", gid),
     }
+
+
+def _name(row: Row, column: str, number: int) -> str:
+    """Name in a row of sacct whose number this host no longer resolves.
+
+    User is the association's, which slurmdbd keeps. Group, and User where slurmdbd has no
+    association, is what sacct's own host resolves: "nobody", or the number.
+    """
+    name = _text(row, column)
+    return "" if name in (str(number), "nobody", "nogroup") else name
 
 
 def _used(row: Row) -> dict[str, Any]:
@@ -219,9 +233,9 @@ def _used(row: Row) -> dict[str, Any]:
         "ave_pages": size(row.get("avepages", "")),
     }
     most, total, mean = (_tres(row, f"tresusagein{which}") for which in ("max", "tot", "ave"))
-    for field, tres in _MAXIMA.items():
+    for field, name in _MAXIMA.items():
         column = _COLUMNS[field]
-        value = size(most.get(tres, "")) if tres in most else size(row.get(column, ""))
+        value = size(most.get(name, "")) if name in most else size(row.get(column, ""))
         found[f"{field}_bytes" if field != "max_pages" else field] = value
         found[f"{field}_node"] = _text(row, f"{column}node")
         found[f"{field}_task"] = values.number(row.get(f"{column}task", ""))

@@ -22,6 +22,7 @@ _AFTER_NAME: Final = ("UserId=", "HetJobIdSet=")
 # What scontrol shows of a job beside what a JobRecord holds. None of them is a user's text.
 _SHOWN: Final = {
     "AccrueTime": "accrue_time",
+    "AllocNode:Sid": "alloc_sid",
     "ArrayTaskThrottle": "array_max_tasks",
     "CPUs/Task": "cpus_per_task",
     "Contiguous": "contiguous",
@@ -46,6 +47,12 @@ _SHOWN: Final = {
     "TimeLimit": "time_limit_str",
     "TimeMin": "time_min_str",
 }
+_COMPLETED: Final = (
+    *("std_in", "std_out", "std_err", "submit_line", "tres_req_str", "failed_node", "extra"),
+    *("suspend_time", "resize_time"),
+)
+OF_SCONTROL: Final = frozenset((*_SHOWN.values(), *_COMPLETED))
+"""Fields that squeue does not show, or not as they are."""
 _TIMES: Final = frozenset(
     {"AccrueTime", "Deadline", "LastSchedEval", "PreemptEligibleTime", "PreemptTime"}
 )
@@ -96,6 +103,12 @@ def details(job: JobRecord, shown: Mapping[str, str] | None = None) -> dict[str,
     return {name: None if value == "" else value for name, value in fields.items()} | {
         name: _value(word, (shown or {}).get(word, "")) for word, name in _SHOWN.items() if shown
     }
+
+
+def fields() -> frozenset[str]:
+    """The names of all fields."""
+    nobodys = JobRecord(job_id=0)
+    return frozenset(details(nobodys, dict.fromkeys(_SHOWN, "")))
 
 
 def extras(job: JobRecord, text: Mapping[int, str]) -> dict[str, str]:
@@ -201,6 +214,8 @@ def _value(word: str, text: str) -> Any:
         return None
     if word in _TIMES:
         return epoch(values.moment(text))
+    if word == "AllocNode:Sid":
+        text = text.rpartition(":")[2]
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 

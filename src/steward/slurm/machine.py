@@ -165,13 +165,30 @@ class Machine:
         Raises:
             SlurmError: ``scontrol`` cannot be run.
         """
+        found = self.controllers()
+        if self._books() and all(ping.daemon != "slurmdbd" for ping in found):
+            found.append(self._ping_of_books())
+        return tuple(found)
+
+    def controllers(self, *, timeout_s: float | None = None) -> list[Ping]:
+        """Ask ``scontrol ping`` which daemons answer: each slurmctld, in some versions slurmdbd.
+
+        Args:
+            timeout_s: Seconds that it may take; the cluster's setting if None.
+
+        Raises:
+            SlurmUnavailable: It took longer: one of them neither answers nor refuses.
+            SlurmError: ``scontrol`` cannot be run.
+        """
         try:
-            out = self._commands.run("scontrol", "ping").decode("utf-8", "backslashreplace")
+            out = self._commands.run("scontrol", "ping", timeout_s=timeout_s).decode(
+                "utf-8", "backslashreplace"
+            )
         except SlurmError as error:
             if not _UP.search(error.said):
                 raise
             out = error.said  # one that is down is said so with an exit code
-        found = [
+        return [
             Ping(
                 daemon="slurmctld" if match[1] == "Slurmctld" else "slurmdbd",
                 role=match[2],
@@ -180,9 +197,6 @@ class Machine:
             )
             for match in _UP.finditer(out)
         ]
-        if self._books() and all(ping.daemon != "slurmdbd" for ping in found):
-            found.append(self._ping_of_books())
-        return tuple(found)
 
     def job_details(self, jobs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
         """Every field of some jobs, see :mod:`steward.slurm.job_details`; each asked singly.
@@ -211,11 +225,14 @@ class Machine:
             ]
         return found
 
-    def all_job_details(self, *, full: bool = False) -> list[dict[str, Any]]:
+    def all_job_details(
+        self, *, full: bool = False, dependency_bytes: int = 512
+    ) -> list[dict[str, Any]]:
         """The fields of all jobs that slurmctld holds, as the queue shows them.
 
         Args:
-            full: Whether with what only scontrol shows, which takes slurmctld much longer.
+            full: Whether with :data:`job_details.OF_SCONTROL`, which takes slurmctld much longer.
+            dependency_bytes: How much of a dependency is read, which can be very long.
 
         Raises:
             SlurmError: slurmctld does not answer.
@@ -223,7 +240,7 @@ class Machine:
         text = self._texts_of() if full else {}
         return [
             job_details.details(record, job_details.extras(record, text) if full else None)
-            for record in self._slurm.queue().records
+            for record in self._slurm.all_jobs(is_whole=full, dependency_bytes=dependency_bytes)
         ]
 
     def steps(self, jobs: Iterable[str]) -> dict[str, Steps]:

@@ -30,6 +30,9 @@ _NODE_NAMES: Final = {
     "CPUEfctv": "effective_cpus",
     "CPUTot": "cpus",
     "CPULoad": "cpu_load",
+    "CoresPerSocket": "cores",
+    "CoreSpecCount": "core_spec_cnt",
+    "CPUSpecList": "cpu_spec_list",
     "AvailableFeatures": "features",
     "ActiveFeatures": "features_active",
     "NodeHostName": "node_hostname",
@@ -42,6 +45,9 @@ _NODE_NAMES: Final = {
     "LastBusyTime": "last_busy",
     "ReservationName": "reservation",
 }
+_ALWAYS: Final[dict[str, Any]] = {"core_spec_cnt": None, "cpu_spec_list": None}
+"""Fields that scontrol leaves out where they are empty."""
+_LOAD: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _PARTITION_NAMES: Final = {
     "PartitionName": "name",
     "QoS": "qos_char",
@@ -332,9 +338,17 @@ def _node(line: str, people: People) -> tuple[NodeRecord, bool]:
         address=fields.get("NodeAddr", ""),
         hostname=fields.get("NodeHostName", ""),
         version=shown.text(fields.get("Version", "")),
-        details=shown.details(fields, _NODE_NAMES) | {"state": state} | _remarks(tail),
+        details=_ALWAYS
+        | shown.details(fields, _NODE_NAMES)
+        | {"state": state, "cpu_load": _hundredths(fields.get("CPULoad", ""))}
+        | _remarks(tail),
     )
     return with_reason(node, reason), has_sure_reason
+
+
+def _hundredths(load: str) -> int | None:
+    """A load as Slurm's own record has it, in hundredths; None where slurmd told none."""
+    return round(100 * float(load)) if _LOAD.fullmatch(load) else None
 
 
 def _reason(tail: str, people: People) -> tuple[Reason, bool]:

@@ -8,12 +8,19 @@ Here all of them become one form.
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 State = tuple[str, tuple[str, ...]]
 """Base, and flags in the alphabet's order."""
 
 UNKNOWN: Final = "UNKNOWN"
+_FREE: Final = "IDLE"
+_USED: Final = ("ALLOCATED", "MIXED")
+_COMPLETING: Final = "COMPLETING"
+FLAGS_OF_USE: Final = frozenset({_COMPLETING, "PLANNED", "BLOCKED"})
+"""Flags that jobs, and the scheduler's plans for them, give a node."""
+_LEAVES: Final = frozenset({"DRAIN", "FAIL"})
 
 _BASES: Final = ("DOWN", "ERROR", "FUTURE", "UNKNOWN", "ALLOCATED", "MIXED", "IDLE")
 _BASE_WORDS: Final = {
@@ -157,3 +164,16 @@ def saves_power(state: str) -> bool:
 def _failed_flags(flags: Iterable[str]) -> frozenset[str]:
     failed = _FAILED_FLAGS.intersection(flags)
     return failed if _SAVES_POWER.isdisjoint(flags) else failed - {"NOT_RESPONDING"}
+
+
+@lru_cache(maxsize=1024)
+def without_use(state: str) -> tuple[str, frozenset[str]]:
+    """A state without what the jobs on a node make of it.
+
+    Of one that is drained it matters whether there are still any.
+    """
+    base, flags = parse(state)
+    if base in _USED or base == _FREE:
+        is_used = base in _USED or _COMPLETING in flags
+        base = _USED[0] if is_used and not _LEAVES.isdisjoint(flags) else _FREE
+    return base, frozenset(flags) - FLAGS_OF_USE

@@ -13,7 +13,7 @@ import msgspec
 
 from steward.config import ClusterSettings
 from steward.slurm import values
-from steward.slurm.changing import told
+from steward.slurm.changing import read_comment
 from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError, UnknownJob
 from steward.slurm.states import WAITING
@@ -93,16 +93,16 @@ class Pending:
         Raises:
             SlurmUnavailable: slurmctld does not answer.
         """
-        wide = f"system_comment:{_COMMENT},admin_comment:{_COMMENT}"
+        wide = f"admin_comment:{_COMMENT}"
         try:
             out = self._commands.run("squeue", *_ONE, "-j", str(job_id), "-O", wide)
         except UnknownJob:
             return ""
         # Tasks of an array that have records of their own have rows, and comments, of their own.
         for row in out.splitlines():
-            found = told(values.text(row[:_COMMENT]), values.text(row[_COMMENT:]))
-            if found:
-                return found
+            reason = read_comment(values.text(row))
+            if reason:
+                return reason
         return ""
 
     def partition(self, name: str) -> dict[str, str]:

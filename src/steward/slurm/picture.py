@@ -8,11 +8,9 @@ from typing import Final
 
 import msgspec
 
-PICTURE_ASKS: Final = (
-    ("-a", "-o", "show", "partition"),
-    ("-a", "-o", "show", "node"),
-)
-"""What scontrol is asked for a picture, beside its configuration."""
+ASK_PARTITIONS: Final = ("-a", "-o", "show", "partition")
+ASK_NODES: Final = ("-a", "-o", "show", "node")
+"""Arguments of scontrol for a picture, beside its configuration."""
 
 KILL_WAIT_S: Final = 30
 """KillWait where slurm.conf does not say, in seconds."""
@@ -112,7 +110,8 @@ class Picture(_Noun, frozen=True):
         shapes: The kinds of nodes there are.
         selects: SelectTypeParameters in lower case.
         linear: Whether whole nodes are handed out always (select/linear).
-        billing_max: Whether billing is the dearest of the weighted TRES (MAX_TRES).
+        billing_max: Kinds of TRES of which billing counts the dearest alone (``cpu``, ``gres``);
+            it adds every other TRES. Empty without MAX_TRES and MAX_TRES_GRES.
         tracked: AccountingStorageTRES: what AllocTRES can show.
         max_array: MaxArraySize; 0 where it is not known.
         kill_wait_s: KillWait in seconds: how long a job may go on that is to end.
@@ -131,7 +130,7 @@ class Picture(_Noun, frozen=True):
     shapes: tuple[NodeShape, ...] = ()
     selects: str = ""
     linear: bool = False
-    billing_max: bool = False
+    billing_max: tuple[str, ...] = ()
     tracked: tuple[str, ...] = ()
     max_array: int = 0
     kill_wait_s: int = KILL_WAIT_S

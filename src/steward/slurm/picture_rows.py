@@ -61,7 +61,7 @@ def picture(
         shapes=tuple(shapes),
         selects=config.get("SelectTypeParameters", "").lower(),
         linear=config.get("SelectType", "") == "select/linear",
-        billing_max="MAX_TRES" in config.get("PriorityFlags", "").upper(),
+        billing_max=_billing_max(config.get("PriorityFlags", "")),
         tracked=tuple(filter(None, config.get("AccountingStorageTRES", "").split(","))),
         max_array=values.number(config.get("MaxArraySize", "")) or 0,
         kill_wait_s=_kill_wait(config.get("KillWait", "")),
@@ -100,6 +100,21 @@ def people(named: bytes, associations: bytes, known: People) -> People_:
             if words[2] and not words[3]:
                 qos[f"{words[0]}/{words[1]}"] = words[2]
     return users, accounts, qos
+
+
+_BILLING_MAX: Final = {
+    "MAX_TRES": ("cpu", "mem", "node", "gres"),
+    "MAX_TRES_GRES": ("cpu", "mem", "node"),
+}
+"""Kinds of TRES of which billing counts the dearest alone, by PriorityFlags of slurm.conf(5)."""
+
+
+def _billing_max(flags: str) -> tuple[str, ...]:
+    """Read PriorityFlags as ``scontrol show config`` writes them."""
+    for flag in flags.upper().split(","):
+        if kinds := _BILLING_MAX.get(flag.strip()):
+            return kinds
+    return ()
 
 
 _ASSOCIATED: Final = frozenset({"associations", "limits", "qos", "safe", "wckeys", "all"})

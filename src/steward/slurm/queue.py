@@ -13,7 +13,7 @@ import logging
 import secrets
 import string
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -28,42 +28,41 @@ log = logging.getLogger(__name__)
 
 Version = tuple[int, int, int]
 
-# Name of the field in squeue's -O, the version that brought it, and what it is for us.
-# In 22.05 to 26.05 the names below are the same.
-_SAFE: Final[tuple[tuple[str, Version], ...]] = (
-    ("JobID", (0, 0, 0)),
-    ("ArrayJobID", (0, 0, 0)),
-    ("ArrayTaskID", (0, 0, 0)),
-    ("HetJobID", (0, 0, 0)),
-    ("HetJobOffset", (0, 0, 0)),
-    ("UserID", (0, 0, 0)),
-    ("GroupID", (0, 0, 0)),
-    ("State", (0, 0, 0)),
-    ("BatchFlag", (0, 0, 0)),
-    ("RestartCnt", (0, 0, 0)),
-    ("SubmitTime", (0, 0, 0)),
-    ("EligibleTime", (0, 0, 0)),
-    ("StartTime", (0, 0, 0)),
-    ("EndTime", (0, 0, 0)),
-    ("TimeLimit", (0, 0, 0)),
-    ("NumNodes", (0, 0, 0)),
-    ("NumCPUs", (0, 0, 0)),
-    ("NumTasks", (0, 0, 0)),
-    ("exit_code", (0, 0, 0)),
-    ("DerivedEC", (0, 0, 0)),
-    ("NodeList", (0, 0, 0)),
-    ("tres-alloc", (0, 0, 0)),
-    ("OverSubscribe", (0, 0, 0)),
-    ("SLUID", (26, 5, 0)),
-    ("Exclusive", (26, 5, 0)),
+# Names of fields in squeue's -O, the same in 22.05 to 26.05.
+_SAFE: Final = (
+    "JobID",
+    "ArrayJobID",
+    "ArrayTaskID",
+    "HetJobID",
+    "HetJobOffset",
+    "UserID",
+    "GroupID",
+    "State",
+    "BatchFlag",
+    "RestartCnt",
+    "SubmitTime",
+    "EligibleTime",
+    "StartTime",
+    "EndTime",
+    "TimeLimit",
+    "NumNodes",
+    "NumCPUs",
+    "NumTasks",
+    "exit_code",
+    "DerivedEC",
+    "NodeList",
+    "tres-alloc",
+    "OverSubscribe",
 )
+_OFFERED: Final = ("SLUID", "Exclusive")
+"""Fields that are asked for where squeue offers them, in the order of their versions."""
 # Of one job alone: these change by themselves, so that in the queue every row would be news.
-_SAFE_OF_ONE: Final[tuple[tuple[str, Version], ...]] = (
-    ("TimeUsed", (0, 0, 0)),
-    ("PriorityLong", (0, 0, 0)),
-    ("BatchHost", (0, 0, 0)),
-    ("Origin", (0, 0, 0)),
-    ("SiblingsActive", (0, 0, 0)),
+_SAFE_OF_ONE: Final = (
+    "TimeUsed",
+    "PriorityLong",
+    "BatchHost",
+    "Origin",
+    "SiblingsActive",
 )
 # Accounts and QOS are as the user wrote them where no slurmdbd checks them, the submit
 # host is what the client says, and a reason may quote what a plugin was given.
@@ -93,6 +92,12 @@ _HOSTILE: Final = (
     "cpus-per-tres",
     "mem-per-tres",
 )
+_WIDTHS: Final = {"Dependency": 512}
+"""Of fields of the whole queue that may be very long: of all other texts that users can set Slurm
+takes some thousand bytes, 22.05 to 26.05. squeue pads what is shorter: at 20,000 jobs 512 bytes
+cost 0.1 s. A job that is asked for singly is shown whole."""
+LONGEST_READ: Final = 8192
+"""Of any field of the whole queue, in bytes: more than Slurm takes at submission."""
 _HOSTILE_OF_ONE: Final = ("Container", "system_comment")
 _NOBODY: Final = frozenset({"(null)", "N/A", "NA", "n/a"})
 _UNIT: Final = "\x1f"
@@ -121,19 +126,34 @@ class QueueFormat:
     """What squeue is asked for, and how its answer is read.
 
     Args:
-        version: Slurm's version: fields that it does not have are not asked for.
+        offered: Names of the fields that squeue offers, in lower case: what it does not offer is
+            not asked for.
         word: The secret word, for reading what was recorded; a new one if empty.
         of_one: Whether it is for one job, of which there may be more to ask.
+        dependency_bytes: How much of a dependency is shown, at most :data:`LONGEST_READ`; if 0,
+            all of it for one job, and of a whole queue what polls need.
     """
 
-    def __init__(self, version: Version, word: str = "", *, of_one: bool = False) -> None:
-        safe = (*_SAFE, *_SAFE_OF_ONE) if of_one else _SAFE
-        self._safe = [name for name, since in safe if version >= since]
+    def __init__(
+        self,
+        offered: Collection[str] = (),
+        word: str = "",
+        *,
+        of_one: bool = False,
+        dependency_bytes: int = 0,
+    ) -> None:
+        self._safe = [*_SAFE, *(name for name in _OFFERED if name.lower() in offered)]
+        self._safe += _SAFE_OF_ONE if of_one else ()
         self._hostile = (*_HOSTILE, *_HOSTILE_OF_ONE) if of_one else _HOSTILE
         word = word or "".join(secrets.choice(string.ascii_letters) for _ in range(_LETTERS))
         self._end = (_UNIT + word).encode()
         fields = [f"{name}:{_UNIT}" for name in self._safe]
-        fields += [f"{name}:{_UNIT}{word}" for name in self._hostile]
+        is_whole = of_one and not dependency_bytes
+        self._longest = None if is_whole else LONGEST_READ
+        self._widths = {} if is_whole else _WIDTHS
+        if dependency_bytes:
+            self._widths = {**_WIDTHS, "Dependency": min(dependency_bytes, LONGEST_READ)}
+        fields += [f"{name}:{self._widths.get(name, '')}{_UNIT}{word}" for name in self._hostile]
         self.variable = ",".join(fields)
         """The value of SQUEUE_FORMAT2."""
 
@@ -173,7 +193,10 @@ class QueueFormat:
         if len(hostile) != len(self._hostile) + 1 or hostile[-1]:
             raise ValueError(f"{len(hostile) - 1} fields of text")
         shown = dict(zip(self._safe, (field.decode("ascii") for field in safe), strict=True))
-        words = dict(zip(self._hostile, map(values.text, hostile), strict=False))
+        fields = dict(zip(self._hostile, (one[: self._longest] for one in hostile), strict=False))
+        for name in self._widths:
+            fields[name] = fields[name].rstrip(b" ")
+        words = {name: values.text(field) for name, field in fields.items()}
         return _record(shown, words, people)
 
 

@@ -47,8 +47,17 @@ FINISHED: Final = frozenset(
 )
 """Slurm's base states that a run does not leave (slurm.h, ``enum job_states``)."""
 
-WAITING: Final = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
+NAMES: Final = frozenset({*SHORT.values(), "EXPEDITING"})
+"""Every state in full; Slurm 25.11 and later have EXPEDITING, without a short name."""
+
+PENDING: Final = frozenset({"EXPEDITING", "PENDING", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
+"""What squeue(1) shows of a pending run: PENDING, or a flag in its place. sacct(1) has no flags."""
+
+WAITING: Final = PENDING | {"REQUEUED"}
 """States in which a run has not started: its start time is what the scheduler expects."""
+
+RESIZING: Final = "RESIZING"
+"""The state of a record of a former size of a job that was resized."""
 
 LOST: Final = "UNKNOWN"
 """The state that we give of a run that was gone before anybody saw it end."""
@@ -75,10 +84,20 @@ def in_full(text: str) -> str:
         StateError: There is no such state.
     """
     state = SHORT.get(text.upper(), text.upper())
-    if state not in SHORT.values():
+    if state not in NAMES:
         known = "PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT"
         raise StateError(f"{text!r} is no state of a job; states are {known} …", text)
     return state
+
+
+def selected_states(text: str) -> tuple[str, ...]:
+    """Return the states that a filter by one state selects: PENDING has several names.
+
+    Raises:
+        StateError: There is no such state.
+    """
+    state = in_full(text)
+    return tuple(sorted(PENDING)) if state == "PENDING" else (state,)
 
 
 def base_state(state: str) -> str:
@@ -100,7 +119,7 @@ def ended_state(number: int) -> str:
         and that had not come to an end of its own; "" where there is no such number.
     """
     if number & _RESIZING:
-        return "RESIZING"
+        return RESIZING
     base = number & 0xFF
     state = _BASE[base] if base < len(_BASE) else ""
     if state in FINISHED or not state:

@@ -17,8 +17,13 @@ _AMOUNT: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([KMGTP]?)", re.IGNO
 _MEMORY: Final = "mem"
 
 
+def is_size(name: str) -> bool:
+    """Return True for a TRES that Slurm counts in MiB: memory and burst buffers."""
+    return name == _MEMORY or name.startswith("bb/")
+
+
 def parse(text: str) -> dict[str, int]:
-    """Amounts by name, ``mem`` in MiB; what is no amount is left out."""
+    """Amounts by name, ``mem`` and burst buffers in MiB; what is no amount is left out."""
     found: dict[str, int] = {}
     for part in text.split(","):
         name, equals, amount = part.rpartition("=")
@@ -29,14 +34,39 @@ def parse(text: str) -> dict[str, int]:
 
 
 def amount_of(name: str, amount: str) -> int | None:
-    """One amount, of ``mem`` in MiB; None for what is none."""
+    """One amount, of ``mem`` and burst buffers in MiB; None for what is none."""
     match = _AMOUNT.fullmatch(amount)
     if match is None:
         return None
     suffix = match[2].upper()
-    if name == _MEMORY:
+    if is_size(name):
         return int(Fraction(match[1]) * _FACTORS[suffix])
     return int(Fraction(match[1]) * _COUNTS[suffix])
+
+
+def converted(text: str) -> str:
+    """Convert what sacct prints with --noconvert: ``mem=16384M`` to ``mem=16G``.
+
+    Exact amounts alone change; Slurm counts halves as exact: ``mem=1.50G``.
+    """
+    return ",".join(_converted(part) for part in text.split(","))
+
+
+def _converted(part: str) -> str:
+    name, _, amount = part.partition("=")
+    number = amount.removesuffix("M")
+    if not is_size(name) or number == amount:
+        return part
+    # 15 digits: what a float holds exactly.
+    if not number.isdecimal() or not number.isascii() or len(number) > 15:
+        return part
+    size, letter = float(number), "M"
+    for larger in "GTPE":
+        if size < 1024 or size % 512:
+            break
+        size, letter = size / 1024, larger
+    digits = f"{size:.0f}" if size.is_integer() else f"{size:.2f}"
+    return f"{name}={digits}{letter}"
 
 
 def gres(text: str) -> dict[str, int]:

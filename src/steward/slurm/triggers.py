@@ -43,7 +43,6 @@ _DAEMON_EVENTS: Final = (
     "primary_database_resumed_operation",
 )
 _EVENTS: Final = (*_NODE_EVENTS, *_JOB_EVENTS, "reconfig", "burst_buffer", *_DAEMON_EVENTS)
-_SINCE: Final[dict[str, Version]] = {"draining": (23, 2, 0), "resume": (23, 2, 0)}
 _FAIL_FIRES: Final[Version] = (25, 5, 0)
 _OF_BOOKS: Final = frozenset(
     {
@@ -207,6 +206,8 @@ class Triggers:
             SlurmError: Slurm cannot be asked.
         """
         version = self._slurm.version()
+        words = self._commands.run("strigger", "--help").decode("ascii", "replace").split()
+        options = {word.partition("=")[0].removeprefix("--") for word in words}
         config = self._slurm.config()
         books = config.get("AccountingStorageType") == "accounting_storage/slurmdbd"
         backup = "SlurmctldHost[1]" in config
@@ -214,7 +215,7 @@ class Triggers:
         return {
             event: _why_never(event, version, books=books, backup=backup, buffers=buffers)
             for event in _EVENTS
-            if version >= _SINCE.get(event, (0, 0, 0))
+            if event in options
         }
 
     def _is_new(self, wanted: TriggerRecord) -> bool:

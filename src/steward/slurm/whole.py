@@ -1,13 +1,14 @@
 """What squeue does not show of a job: submit line, requested TRES, files with patterns filled in.
 
-``scontrol show job --json`` (23.11 and later, where the build has JSON) escapes
-every text. ``scontrol -o show job`` does not: a job name or a comment can hold
+``scontrol show job --json`` (where this scontrol has it, and it shows what was
+requested) escapes every text. ``scontrol -o show job`` does not: a job name or a comment can hold
 `` UserId=root(0)`` and newlines. So from its text only these extras are taken,
 and each is looked for behind values that squeue has told safely: what a user
 writes into one text can at the worst change another text of the same job.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -17,12 +18,9 @@ import msgspec
 from steward.records import JobRecord
 from steward.slurm import values
 from steward.slurm.errors import SlurmError
-from steward.slurm.queue import Version
 from steward.slurm.states import WAITING
 
 _LATEST: Final = 2**33
-JSON_SINCE: Final[Version] = (23, 11, 0)
-"""Before it, scontrol has no --json for jobs that shows what was requested."""
 
 # What scontrol writes behind StdOut (slurm 22.05 to 26.05, src/api/job_info.c).
 _AFTER_STDOUT: Final = re.compile(
@@ -30,6 +28,7 @@ _AFTER_STDOUT: Final = re.compile(
     r"MemPerTres|TresBind|TresFreq|TresPerJob|TresPerNode|TresPerSocket|TresPerTask|MailUser|"
     r"NtasksPerTRES|SELinuxContext|ResvPorts)="
 )
+_HEAD: Final = re.compile(r"^JobId=([0-9]{1,10}) ", re.MULTILINE)
 _FILES: Final = re.compile(r" StdErr=(.*?) StdIn=(.*?) StdOut=(.*)", re.DOTALL)
 
 
@@ -45,9 +44,9 @@ class _Number(msgspec.Struct):
 
 class _Job(msgspec.Struct):
     job_id: int
+    tres_req_str: str | None  # scontrol before 23.11 has none, and then its text says more
     user_id: int = -1
     submit_line: str | None = ""
-    tres_req_str: str | None = ""
     standard_input: str | None = ""
     standard_output: str | None = ""
     standard_error: str | None = ""
@@ -107,28 +106,34 @@ def completed_by_json(records: Sequence[JobRecord], out: bytes) -> list[JobRecor
 def completed_by_text(records: Sequence[JobRecord], out: bytes) -> list[JobRecord]:
     """The records with what ``scontrol -o show job`` adds."""
     text = out.decode("utf-8", "backslashreplace")
-    heads = [f"\nJobId={record.job_id} " for record in records]
+    ids = {str(record.job_id) for record in records}
+    heads = [(head.start(), head[1]) for head in _HEAD.finditer(text) if head[1] in ids]
+    firsts = dict(reversed([(job_id, number) for number, (_, job_id) in enumerate(heads)]))
     completed = []
     for record in records:
-        segment = _segment(record, text, heads)
+        number = firsts.get(str(record.job_id))
+        segment = "" if number is None else _segment(record, text, heads, number)
         completed.append(_with(record, _extras(record, segment) | _times(record, segment)))
     return completed
 
 
-def _segment(record: JobRecord, text: str, heads: Sequence[str]) -> str:
-    """What stands behind the job's name, up to the next record of the same answer."""
-    head = f"JobId={record.job_id} "
-    own = "\n" + head
-    begin = 0 if text.startswith(head) else text.find(own) + 1
-    if not text.startswith(head, begin):
-        return ""
+def _segment(record: JobRecord, text: str, heads: Sequence[tuple[int, str]], number: int) -> str:
+    """What stands behind the job's name, up to the next record of the same answer.
+
+    Args:
+        record: The job.
+        text: The answer.
+        heads: Where in it what looks like a record begins, and its job id, in order.
+        number: Which of them is the job's.
+    """
     named = f"JobName={record.name} "
-    name = text.find(named, begin)
+    name = text.find(named, heads[number][0])
     if name < 0:
         return ""
     begin = name + len(named)
-    ends = [text.find(other, begin) for other in heads if other != own]
-    return text[begin : min((end for end in ends if end >= 0), default=len(text))]
+    own = str(record.job_id)
+    behind = range(bisect_left(heads, (begin, "")), len(heads))
+    return text[begin : next((heads[one][0] for one in behind if heads[one][1] != own), len(text))]
 
 
 def _times(record: JobRecord, segment: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ Figures = list[tuple[tuple[str, ...], float]]
 
 
 def metrics(room: StatusRoom, asker: Asker, request: MetricsRequest) -> MetricsAnswer:
-    """Steward's figures as Prometheus scrapes them.
+    """Steward's figures as Prometheus scrapes them; those of accounts for operators alone.
 
     Raises:
         Refused: The asker is neither operator nor the user of the web process.
@@ -44,7 +44,8 @@ def metrics(room: StatusRoom, asker: Asker, request: MetricsRequest) -> MetricsA
     del request
     room.admit_scraper(asker)
     families = Families()
-    status = gather(room, gaps=False, accounts=True)
+    # The web process asks for whoever can connect to it.
+    status = gather(room, gaps=False, accounts=room.is_operator(asker))
     _daemon(families, room, status)
     _journal(families, status)
     _sinks(families, status)
@@ -201,6 +202,12 @@ def _sinks(to: Families, status: StatusShowAnswer) -> None:
 
 
 def _clusters(to: Families, status: StatusShowAnswer) -> None:
+    to.counter(
+        "steward_missed_scripts",
+        "Jobs whose scripts left the spool before they were read.",
+        ("cluster",),
+        [((one.cluster,), one.missed_scripts) for one in status.clusters],
+    )
     looked = [one for one in status.clusters if one.looked_at is not None]
     to.gauge(
         "steward_slurm_info",
@@ -219,6 +226,12 @@ def _clusters(to: Families, status: StatusShowAnswer) -> None:
         "How long the last look at a cluster's queue took.",
         ("cluster",),
         [((one.cluster,), one.cost_s or 0) for one in looked],
+    )
+    to.gauge(
+        "steward_snapshot_interval_seconds",
+        "How long it is from that look to the next.",
+        ("cluster",),
+        [((one.cluster,), one.interval_s or 0) for one in looked],
     )
     to.gauge(
         "steward_snapshot_time_seconds",
@@ -254,6 +267,11 @@ def _bank(to: Families, bank: BankStandingAnswer) -> None:
         to.one("steward_gate_slowest_seconds", "The slowest answer.", tally.slowest_us / _MICRO)
     if bank.holds is not None:
         to.one("steward_gate_holds", "How many holds are open.", bank.holds)
+    to.moment(
+        "steward_remote_balance_time_seconds",
+        "When a myBRC server elsewhere said the oldest of the balances.",
+        bank.remote_at,
+    )
     to.one("steward_bank_notices_set_aside", "Notices that nobody took.", bank.notices)
     _reconciled(to, bank)
     _accounts(to, bank)

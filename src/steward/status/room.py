@@ -43,7 +43,7 @@ class StatusRoom:
         Raises:
             Refused: The asker is none, or not on every cluster.
         """
-        if not self._is_operator(asker):
+        if not self.is_operator(asker):
             raise Refused("how Steward itself stands is for operators to see")
 
     def admit_scraper(self, asker: Asker) -> None:
@@ -52,10 +52,11 @@ class StatusRoom:
         Raises:
             Refused: The asker is neither.
         """
-        if asker.uid != _uid_of(self.settings.web.user) and not self._is_operator(asker):
+        if asker.uid != _uid_of(self.settings.web.user) and not self.is_operator(asker):
             raise Refused("figures are for operators and for the user of Steward's web process")
 
-    def _is_operator(self, asker: Asker) -> bool:
+    def is_operator(self, asker: Asker) -> bool:
+        """Whether the asker is an operator on every cluster."""
         clusters = clusters_of(self.settings)
         return all(self._access.is_operator(asker, cluster) for cluster in clusters)
 

@@ -105,6 +105,8 @@ class ClusterLine(Shape, frozen=True, kw_only=True):
         jobs: How many jobs it showed.
         interval_s: How long it is from that look to the next, in seconds.
         remote: Whether another host's Steward looks.
+        missed_scripts: Jobs whose scripts left the spool before capture read them, as long as
+            jobs.db remembers.
     """
 
     cluster: str
@@ -116,6 +118,7 @@ class ClusterLine(Shape, frozen=True, kw_only=True):
     jobs: int | None = None
     interval_s: float | None = None
     remote: bool = False
+    missed_scripts: int = 0
 
 
 class DiskLine(Shape, frozen=True, kw_only=True):
@@ -154,6 +157,9 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
         bank: The bank, as bank.standing tells of it; None where there is none.
         clusters: The configuration's clusters.
         disks: What is written to.
+        unavailable: Keys of the configuration whose driver is not installed, with the command
+            that installs it.
+        refused: Addresses of agents whose batches were refused within half an hour, and why.
         unknown: What could not be told of these, by its name, and why.
     """
 
@@ -171,6 +177,8 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
     bank: BankStandingAnswer | None = None
     clusters: tuple[ClusterLine, ...] = ()
     disks: tuple[DiskLine, ...] = ()
+    unavailable: dict[str, str] = msgspec.field(default_factory=dict)
+    refused: dict[str, str] = msgspec.field(default_factory=dict)
     unknown: dict[str, str] = msgspec.field(default_factory=dict)
 
 

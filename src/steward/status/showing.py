@@ -9,16 +9,22 @@ import platform
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from steward import __version__
 from steward.access import Asker
 from steward.bank.asking_standing import BankStandingAnswer, BankStandingRequest
+from steward.capture.nodes.heard import refused_lately
+from steward.config import Settings
+from steward.drivers import needed_drivers
 from steward.errors import StewardError
+from steward.jobs import Jobs, database_path
 from steward.journal import ConsumerStatus, refill_command
 from steward.journal.reading import FILENAME
 from steward.looks import Looks
+from steward.sqlite import SqliteUnavailable
 from steward.status.parts import read
 from steward.status.room import StatusRoom
 from steward.status.shapes import (
@@ -78,6 +84,12 @@ def gather(room: StatusRoom, *, gaps: bool, accounts: bool = False) -> StatusSho
         lambda: room.ask("archive.sinks", SinksRequest()).sinks if has_books else (),
         (),
     )
+    none_missed: dict[str, int] = {}
+    missed = (
+        known("missed scripts", lambda: _missed(settings), none_missed)
+        if has_books
+        else none_missed
+    )
     return StatusShowAnswer(
         steward=(daemon.version if daemon is not None else "") or __version__,
         python=platform.python_version(),
@@ -91,8 +103,16 @@ def gather(room: StatusRoom, *, gaps: bool, accounts: bool = False) -> StatusSho
         dead_letters=sum(one.set_aside for one in consumers),
         gaps=known("gaps", lambda: _gaps(room), None) if gaps and has_books else None,
         bank=known("bank", lambda: _bank(room, accounts), None) if settings.bank.enabled else None,
-        clusters=tuple(_cluster(room, name) for name in settings.cluster),
+        clusters=tuple(_cluster(room, name, missed.get(name, 0)) for name in settings.cluster),
         disks=disks(room, unknown),
+        unavailable={
+            ".".join(key): driver.missing
+            for key, driver in needed_drivers(settings)
+            if not driver.is_installed
+        },
+        refused={one.address: one.why for one in refused_lately(settings.state_dir, room.now())}
+        if settings.nodes.listen
+        else {},
         unknown=unknown,
     )
 
@@ -151,11 +171,21 @@ def _bank(room: StatusRoom, accounts: bool) -> BankStandingAnswer:
     return answer
 
 
-def _cluster(room: StatusRoom, name: str) -> ClusterLine:
+def _missed(settings: Settings) -> dict[str, int]:
+    """How many jobs of each cluster capture missed."""
+    try:
+        jobs = Jobs(database_path(settings.state_dir))
+    except SqliteUnavailable:
+        return {}  # it is not made yet
+    with closing(jobs):
+        return {name: jobs.count_missed(name) for name in settings.cluster}
+
+
+def _cluster(room: StatusRoom, name: str, missed: int) -> ClusterLine:
     of = room.settings.cluster[name]
     look = Looks(room.settings.state_dir).get(name)
     if look is None:
-        return ClusterLine(cluster=name, remote=of.remote)
+        return ClusterLine(cluster=name, remote=of.remote, missed_scripts=missed)
     return ClusterLine(
         cluster=name,
         slurm=look.version,
@@ -166,6 +196,7 @@ def _cluster(room: StatusRoom, name: str) -> ClusterLine:
         jobs=look.jobs if look.up else None,
         interval_s=look.interval_s,
         remote=of.remote,
+        missed_scripts=missed,
     )
 
 

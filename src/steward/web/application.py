@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Sequence
 from typing import Any, Final
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote_to_bytes
 
 from litestar import Litestar, Request, Response, Router
 from litestar.config.compression import CompressionConfig
@@ -16,12 +16,13 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from steward.config_web import WebSettings
 from steward.credentials.errors import NotKnown
+from steward.daemon.protocol import LONGEST_REQUEST
 from steward.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
 from steward.munge.requests import SCHEME
 from steward.web.api import ROUTES as API
 from steward.web.api.problems import problem
 from steward.web.desk import Desk
-from steward.web.errors import LoginNeeded, NoSuchPage, TooMany, WrongMedia, WrongRequest
+from steward.web.errors import LoginNeeded, NoSuchPage, TooLarge, TooMany, WrongMedia, WrongRequest
 from steward.web.known_nodes import KnownNodes
 from steward.web.limiting import Rate
 from steward.web.pages import ROUTES as PAGES
@@ -31,7 +32,7 @@ from steward.web.visit import Doorkeeper, Visit
 log = logging.getLogger(__name__)
 
 API_PATH: Final = "/api/"
-_LARGEST: Final = 2 << 20
+_LARGEST: Final = LONGEST_REQUEST
 _LARGEST_FORM: Final = 64 << 10
 _LONGEST_PART: Final = 255
 """Of a path, in bytes: a file's name has no more."""
@@ -50,7 +51,7 @@ def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIA
         desk: Where the daemon is asked.
         more: Further handlers.
     """
-    prefix = urlsplit(web.url).path.rstrip("/")
+    prefix = web.path
     pages = Renderer(prefix)
     known_nodes = KnownNodes()
     rate = Rate(web.requests_per_minute)
@@ -158,6 +159,7 @@ def status_of(error: StewardError) -> int:
         (Conflict, 409),
         (Refused, 403),
         (Unavailable, 503),
+        (TooLarge, 413),
         (WrongMedia, 415),
         (UsageError, 400),
     )

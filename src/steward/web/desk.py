@@ -7,6 +7,7 @@ is asked again, which only what reads can bear.
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, TypeVar
@@ -14,14 +15,15 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from steward.actions import Action
-from steward.credentials.scopes import scope_of
-from steward.daemon.protocol import Reply, address, ask_line, error_of, read_reply
+from steward.credentials.scopes import READS, scope_of
+from steward.daemon.protocol import LONGEST_REQUEST, Reply, address, ask_line, error_of, read_reply
 from steward.daemon.rooms import ACTIONS
 from steward.errors import Unavailable
-from steward.web.errors import WebError
+from steward.web.errors import TooLarge, WebError
 from steward.web.places import PlacesOfEach, take
 
 _CONNECT_S: Final = 5.0
+_QUEUE_S: Final = 0.005
 _SILENCE_S: Final = 60.0
 _LONGEST_S: Final = 310.0
 """A little longer than the daemon lets an action be silent: for what is not a page's."""
@@ -39,7 +41,6 @@ _LONGEST_LINE: Final = 64 << 20
 Decoded = TypeVar("Decoded")
 
 VOUCH: Final = "credentials.vouch"
-_READS: Final = frozenset({"read", "scripts"})
 
 
 class DaemonAway(Unavailable):
@@ -114,7 +115,7 @@ class Desk:
     ) -> AsyncGenerator[Any, None]:
         """The items of a stream and at last its answer; raises as :meth:`ask`."""
         action = ACTIONS[name]
-        keeps = (action.only_reads or scope_of(name) in _READS) and not action.stream
+        keeps = (action.only_reads or scope_of(name) in READS) and not action.stream
         async with contextlib.AsyncExitStack() as places:
             for place in self._places(action, keeps, who or auth):
                 await take(places, place)
@@ -158,6 +159,8 @@ class Desk:
     ) -> tuple[_Line, Reply]:
         """Ask, over a kept connection where one is still good; the first line of the answer."""
         words = ask_line(action.name, request, auth=auth, keep=keeps, key=key)
+        if len(words) > LONGEST_REQUEST:
+            raise TooLarge(f"a request has at most {LONGEST_REQUEST} bytes as the daemon reads it")
         while keeps and self._kept:
             line = self._kept.pop()
             if not line.is_good():
@@ -192,7 +195,10 @@ class Desk:
         try:
             with address(self._path) as name:
                 async with asyncio.timeout(_CONNECT_S):
-                    reader, writer = await asyncio.open_unix_connection(name, limit=_LONGEST_LINE)
+                    connection = await _connected(name)
+                    reader, writer = await asyncio.open_unix_connection(
+                        sock=connection, limit=_LONGEST_LINE
+                    )
         except (OSError, TimeoutError) as error:
             raise DaemonAway(
                 f"Steward's daemon does not answer ({error}): try again in a moment", self._path
@@ -210,6 +216,26 @@ class Desk:
         except asyncio.LimitOverrunError as error:
             raise WebError("the answer is longer than a page may be: ask for less") from error
         return _decoded(read_reply, read)
+
+
+async def _connected(name: str) -> socket.socket:
+    """A connection to a Unix socket, as soon as its queue has a place.
+
+    asyncio's own takes a full queue for a connection that is on its way.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setblocking(False)
+    try:
+        while True:
+            try:
+                connection.connect(name)
+            except BlockingIOError:
+                await asyncio.sleep(_QUEUE_S)
+            else:
+                return connection
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _decoded(decode: Callable[[Any], Decoded], data: Any) -> Decoded:

@@ -36,5 +36,9 @@ class WrongRequest(UsageError):
     """A request to the API is not of its shape."""
 
 
+class TooLarge(UsageError):
+    """A request holds more than the daemon takes."""
+
+
 class WrongMedia(UsageError):
     """A request's body is of a kind that is not read."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from steward.config_web import WebSettings
 from steward.credentials.shapes import SettingsAnswer, SettingsRequest
+from steward.processes import refuse_core_dumps
 from steward.serving import Served, listen, serve
 from steward.waiting import Backoff, Stop
 from steward.web.application import application
@@ -29,6 +30,7 @@ def run(socket: str, *, change: Callable[[WebSettings], WebSettings] = lambda we
         WebError: [web] says that there are no pages.
         StewardError: The daemon does not let this user serve, or the address is taken.
     """
+    refuse_core_dumps()
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -46,6 +48,7 @@ def run(socket: str, *, change: Callable[[WebSettings], WebSettings] = lambda we
         listen=web.listen,
         certificate_file=web.certificate_file,
         key_file=web.key_file,
+        shared=(*web.trusted_proxies, *web.shared_from),
     )
     pages = application(web, Desk(socket))
     # What was imported stays: else it is gone through again whenever a page has made thousands

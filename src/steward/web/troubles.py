@@ -52,7 +52,8 @@ def _troubles(answer: StatusShowAnswer) -> Iterator[Trouble]:
         yield Trouble("wrong" if bank.gate == "away" else "warning", "gate", says)
     if bank is not None and bank.notices:
         yield Trouble("warning", "notices", f"{bank.notices} were set aside")
-    for what, why in answer.unknown.items():
+    refused = {f"agent {address}": f"refused: {why}" for address, why in answer.refused.items()}
+    for what, why in (refused | answer.unknown).items():
         yield Trouble("warning", what, why)
 
 

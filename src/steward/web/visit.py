@@ -22,20 +22,22 @@ from steward.credentials.shapes import (
     OpenAnswer,
     OpenRequest,
 )
+from steward.listening import host_of, is_within
 from steward.munge.requests import SCHEME
 from steward.web.desk import Desk
 from steward.web.errors import Forged, LoginNeeded
 from steward.web.limiting import Rate
 from steward.web.vouching import Vouching, peer
 
-COOKIE: Final = "steward_session"
 CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "x-csrf-token"
 _MASK_BYTES: Final = 16
 _KNOWN_S: Final = 10.0
 _MOST_KNOWN: Final = 4096
-_RENEW: Final = 0.5
-"""Part of a proxy's session's life after which another is opened."""
+_MOST_UIDS: Final = 20_000
+"""Secrets whose user is remembered, to count requests by; it lasts longer than what is known."""
+_OF_SHARED: Final = 10
+"""So many times as often an address that many share may ask without a user."""
 
 Ask = Request[Any, Any, Any]
 How = Literal["cookie", "token", "proxy", "munge"]
@@ -107,6 +109,13 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
         return await self.desk.ask(name, request, self.secret, key=key, who=self.who)
 
 
+def _authorized(request: Ask, scheme: str) -> str:
+    """What a request shows under this scheme; "" for nothing."""
+    shown, _, secret = request.headers.get("authorization", "").partition(" ")
+    # Without a secret the daemon would take the question for our own.
+    return secret.strip() if shown.lower() == scheme.lower() else ""
+
+
 def _csrf(secret: str) -> bytes:
     return hashlib.sha256(b"steward csrf\0" + secret.encode()).digest()[:_MASK_BYTES]
 
@@ -138,7 +147,9 @@ class Doorkeeper:
         self._desk = desk
         self._rate = rate
         self._vouching = Vouching(web, desk, rate)
+        self._shared = Rate(web.requests_per_minute * _OF_SHARED)
         self._known: dict[str, tuple[float, MeAnswer]] = {}
+        self._uids: dict[str, int] = {}
         self._by_proxy: dict[str, tuple[float, str]] = {}
 
     def bearer(self, request: Ask) -> tuple[How, str]:
@@ -147,23 +158,26 @@ class Doorkeeper:
         Raises:
             LoginNeeded: It does not say.
         """
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        # Without a secret the daemon would take the question for our own.
-        token = token.strip()
-        if scheme.lower() == "bearer" and token:
+        token = self.token(request)
+        if token:
             return "token", token
-        if scheme.lower() == SCHEME.lower() and token:
-            return "munge", token
+        credential = _authorized(request, SCHEME)
+        if credential:
+            return "munge", credential
         named = self._named_by_proxy(request)
         if named:
             return "proxy", named
-        secret = request.cookies.get(COOKIE, "")
+        secret = request.cookies.get(self._web.cookie, "")
         if secret:
             return "cookie", secret
         raise LoginNeeded(
             "log in first: run 'steward login' on a login node (programs bring a token of "
             "'steward token create')"
         )
+
+    def token(self, request: Ask) -> str:
+        """The token that a request brings; "" for none."""
+        return _authorized(request, "Bearer")
 
     def count(self, request: Ask, *, is_asked_who: bool) -> None:
         """Let a request pass, if whoever it is from has not asked too often.
@@ -187,8 +201,12 @@ class Doorkeeper:
         uid = self.met(secret)
         if how == "proxy":
             self._rate.take(f"user:{secret}")
+        elif uid is not None:
+            self._rate.take(f"uid:{uid}")
         else:
-            self._rate.take(f"address:{peer(request)}" if uid is None else f"uid:{uid}")
+            address = self._address(request)
+            is_shared = is_within(address, self._web.shared_from)
+            (self._shared if is_shared else self._rate).take(f"address:{host_of(address)}")
 
     async def visit(self, request: Ask) -> Visit:
         """Who a request is from.
@@ -214,12 +232,21 @@ class Doorkeeper:
 
     def met(self, secret: str) -> int | None:
         """The uid of whoever brings a secret that the daemon has known before; else None."""
-        found = self._known.get(secret)
-        return None if found is None else found[1].uid
+        return self._uids.get(secret)
 
     def forget(self, secret: str) -> None:
         """A session has ended."""
         self._known.pop(secret, None)
+        self._uids.pop(secret, None)
+
+    def _address(self, request: Ask) -> str:
+        """The address that a request is from: of one that a trusted proxy passes on, as it says."""
+        address = peer(request)
+        if address in self._web.trusted_proxies:
+            # The last is the proxy's own word; those before it the client's.
+            said = ",".join(request.headers.getall("x-forwarded-for", [])).rpartition(",")[2]
+            return said.strip() or address
+        return address
 
     async def _me(self, secret: str) -> MeAnswer:
         now = time.monotonic()
@@ -234,6 +261,9 @@ class Doorkeeper:
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known[secret] = (now + _KNOWN_S, me)
+        if len(self._uids) >= _MOST_UIDS:
+            self._uids.pop(next(iter(self._uids)))
+        self._uids[secret] = me.uid
         return me
 
     def _named_by_proxy(self, request: Ask) -> str:
@@ -265,7 +295,8 @@ class Doorkeeper:
         answer: OpenAnswer = await self._desk.ask("credentials.open", OpenRequest(user=user))
         if len(self._by_proxy) >= _MOST_KNOWN:
             self._by_proxy.clear()
-        self._by_proxy[user] = (now + self._web.session_s * _RENEW, answer.secret)
+        # It is renewed by use: as long as it is known here somebody uses it.
+        self._by_proxy[user] = (now + self._web.session_s, answer.secret)
         return answer.secret
 
     async def _check_form(self, request: Ask, secret: str) -> None:

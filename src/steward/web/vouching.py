@@ -18,7 +18,7 @@ from steward.munge.requests import digest, is_credential
 from steward.web.desk import VOUCH, Desk
 from steward.web.errors import TooMany
 from steward.web.limiting import Rate
-from steward.web.places import PlacesOfEach, take
+from steward.web.places import Places, PlacesOfEach, take
 
 _OF_ONE: Final = 2
 """Credentials of one address that are looked at at once; of all it is twice that."""
@@ -52,7 +52,7 @@ class Vouching:
         # Apart from it, so that who sends nonsense keeps no neighbour's page from loading.
         self._strays = Rate(web.requests_per_minute)
         self._of_one = PlacesOfEach(_OF_ONE)
-        self._noisy = asyncio.Semaphore(1)
+        self._noisy = Places(1)
         self._large = asyncio.Semaphore(_LARGE)
         self._large_of_one = PlacesOfEach(_LARGE_OF_ONE)
 

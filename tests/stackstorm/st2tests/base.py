@@ -2,7 +2,14 @@
 
 import logging
 import unittest
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class KeyValuePair(NamedTuple):
+    """A value in the datastore; the name has the sensor's before it."""
+
+    name: str
+    value: str
 
 
 class SensorService:
@@ -21,7 +28,20 @@ class SensorService:
         self.dispatched.append({"trigger": trigger, "payload": payload})
 
     def get_value(self, name: str, local: bool = True) -> str | None:
-        return self.values.get(name)
+        """As StackStorm's: None for a key that is not there, and where reading fails."""
+        try:
+            (found,) = self.list_values(local, name)
+        except Exception:
+            return None
+        return found.value
+
+    def list_values(self, local: bool = True, prefix: str | None = None) -> list[KeyValuePair]:
+        """As StackStorm's: raises where reading fails."""
+        return [
+            KeyValuePair(f"slurm.TriggerSensor:{name}", value)
+            for name, value in self.values.items()
+            if name.startswith(prefix or "")
+        ]
 
     def set_value(self, name: str, value: str, ttl: int | None = None, local: bool = True) -> None:
         assert isinstance(value, str), "the datastore keeps texts"

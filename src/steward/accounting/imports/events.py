@@ -28,10 +28,41 @@ class _Last(msgspec.Struct, frozen=True):
     """The run of a job id that was told of last."""
 
     submit: datetime
-    end: datetime
+    end: datetime | None
     uid: int | None
     restarts: int
     state: str
+
+
+class RunCounter:
+    """Counts the runs of jobs, told in the order of time: sacct shows restarts since 23.02 only."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, _Last] = {}
+
+    def counted(self, record: JobRecord) -> JobRecord:
+        """The record of a run, with its restart count."""
+        submit = record.submit
+        if submit is None:
+            return record
+        last = self._last.get(record.job_id)
+        restarts = record.restarts
+        if not restarts and last is not None and last.uid == record.uid:
+            if submit == last.submit:
+                restarts = last.restarts
+            elif submit > last.submit and (
+                last.state == "REQUEUED"
+                or (last.end is not None and abs(submit - last.end) <= _AT_ONCE)
+            ):
+                restarts = last.restarts + 1
+        if len(self._last) >= _MOST_REMEMBERED:
+            # Whoever is told of again soon is told of by the newer half.
+            for job_id in list(self._last)[: _MOST_REMEMBERED // 2]:
+                del self._last[job_id]
+        self._last.pop(record.job_id, None)
+        state = base_state(record.state)
+        self._last[record.job_id] = _Last(submit, record.end, record.uid, restarts, state)
+        return msgspec.structs.replace(record, restarts=restarts)
 
 
 class Maker:
@@ -52,17 +83,16 @@ class Maker:
         self._cluster = cluster
         self._redact = redact
         self._now = now
-        self._last: dict[int, _Last] = {}
+        self._runs = RunCounter()
 
     def run(self, record: JobRecord) -> Event | None:
         """The event of a run; None of one that is not over, which its own cluster tells of."""
         submit, end = record.submit, record.end
         if submit is None or end is None or base_state(record.state) not in _ENDS:
             return None
-        restarts = self._restarts(record, submit, end)
-        record = self._redact(msgspec.structs.replace(record, restarts=restarts))
+        record = self._redact(self._runs.counted(record))
         submit_s = micros(submit) // 1_000_000
-        key = f"accounted:{record.job_id}:{submit_s}:{restarts}"
+        key = f"accounted:{record.job_id}:{submit_s}:{record.restarts}"
         return self._event(JOB_END, key, end, JobFacts(record=record))
 
     def step(self, record: JobRecord, line: Line) -> Event | None:
@@ -77,26 +107,6 @@ class Maker:
         body = StepAccounted(job_id=record.job_id, submit=record.submit, line=line)
         key = f"accounted:{record.job_id}.{line.step}:{submit_s}"
         return self._event(STEP_ACCOUNTED, key, record.end, body)
-
-    def _restarts(self, record: JobRecord, submit: datetime, end: datetime) -> int:
-        """A run's restart count, which sacct shows since 23.02 only."""
-        last = self._last.get(record.job_id)
-        restarts = record.restarts
-        if not restarts and last is not None and last.uid == record.uid:
-            if submit == last.submit:
-                restarts = last.restarts
-            elif submit > last.submit and (
-                last.state == "REQUEUED" or abs(submit - last.end) <= _AT_ONCE
-            ):
-                restarts = last.restarts + 1
-        if len(self._last) >= _MOST_REMEMBERED:
-            # Whoever is told of again soon is told of by the newer half.
-            for job_id in list(self._last)[: _MOST_REMEMBERED // 2]:
-                del self._last[job_id]
-        self._last.pop(record.job_id, None)
-        state = base_state(record.state)
-        self._last[record.job_id] = _Last(submit, end, record.uid, restarts, state)
-        return restarts
 
     def _event(self, kind: str, key: str, at: datetime, body: msgspec.Struct) -> Event:
         return Event(

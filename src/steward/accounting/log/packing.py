@@ -12,10 +12,12 @@ from typing import Final, get_type_hints
 import msgspec
 
 from steward.accounting.log.blanking import Blanking, blanked_lines
+from steward.accounting.log.errors import LogUnavailable
 from steward.accounting.log.keeping import Keeping
 from steward.accounting.log.places import LATE, NEW, OPEN, PACKED, PARQUET
 from steward.accounting.log.reading import Source, lines_of_unit
 from steward.accounting.log.working import MODE, created, stop_with_parent, sync
+from steward.drivers import PARQUET as PARQUET_DRIVER
 from steward.errors import StewardError
 from steward.jobs.lines import rank_of
 from steward.lines import FIELDS, Line
@@ -61,8 +63,14 @@ def write_parquet(lines: Iterable[Line], path: str) -> None:
     Args:
         lines: The lines.
         path: The file; what is beside it under the same name and ``.lines`` is ours, too.
+
+    Raises:
+        LogUnavailable: DuckDB is not installed.
     """
-    import duckdb
+    try:
+        import duckdb
+    except ImportError as error:
+        raise LogUnavailable(PARQUET_DRIVER.missing, PARQUET_DRIVER.part) from error
 
     between = f"{path}.lines{NEW}"
     try:

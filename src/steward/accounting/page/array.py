@@ -98,6 +98,8 @@ def _by_failure(member: _Member) -> tuple[int, int]:
 
 
 def _failure(line: Line) -> str:
+    if line.exit_signal == formulas.UNOPENED:
+        return "output not opened"
     if line.exit_signal:
         return formulas.signal_name(line.exit_signal)
     if line.state == "FAILED" and line.exit_code:

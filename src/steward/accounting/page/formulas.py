@@ -238,6 +238,10 @@ def outcome(status: int) -> tuple[int, int, bool]:
     return 0, number, bool(status & 0x80)
 
 
+# Slurm writes 0:53 for a script that it could not begin, since its output did not open.
+UNOPENED: Final = 53
+
+
 def signal_name(number: int) -> str:
     """``SIGKILL`` for 9; ``signal 99`` for what has no name."""
     try:

@@ -8,15 +8,17 @@ less because a node's report was lost.
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from steward.accounting.page.formulas import doubtful, signal_name
+from steward.accounting.page.formulas import UNOPENED, doubtful, signal_name
 from steward.accounting.page.shapes import Efficiency, Note, StepPart
 from steward.config import NotesSettings
 from steward.lines import Line
 
 _SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
-_EARLY: Final = frozenset({"FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"})
+_EARLY: Final = frozenset({"FAILED", "OUT_OF_MEMORY"})
 _WHOLE: Final = frozenset({"COMPLETED", "TIMEOUT"})
 """States of runs that had the time to use what they asked for."""
+_BUSY: Final = 0.5
+"""CPUs in use on average, from which a run computed: with fewer it waited or slept."""
 _ONE_CPU: Final = 1.1
 """CPUs in use on average, up to which a run was serial: beside it the batch script works."""
 
@@ -63,7 +65,13 @@ def _ending(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iter
             kind="node-fail",
             words=f"A node failed{which}: that was not the job's fault. It can be submitted again.",
         )
-    if state in _EARLY and elapsed is not None and elapsed < settings.failed_within_s:
+    if line.exit_signal == UNOPENED:
+        yield Note(
+            kind="failed-early",
+            words="Its output could not be opened, so there is none: look at --output and "
+            "--error, whether their directory exists and the user may write there.",
+        )
+    elif state in _EARLY and elapsed is not None and elapsed < settings.failed_within_s:
         yield Note(
             kind="failed-early",
             words=f"It failed {_after(elapsed)}{_how(line)}: the end of its output tells more "
@@ -106,7 +114,7 @@ def _on_cpus(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Ite
     if share is None or used is None or not elapsed or efficiency.at_least:
         return
     busy = used / elapsed
-    if line.cpus >= settings.serial_cpus and busy <= _ONE_CPU:
+    if line.cpus >= settings.serial_cpus and _BUSY <= busy <= _ONE_CPU:
         yield Note(
             kind="serial",
             words=f"It was serial on {line.cpus} CPUs: {busy:.1f} of them worked on average. Ask "

@@ -14,7 +14,7 @@ from steward.accounting.pending import Limit, Reason, explain
 from steward.moments import micros
 from steward.records import JobRecord
 from steward.slurm import WAITING, Outlook, Pending, SlurmError
-from steward.slurm.changing import told
+from steward.slurm.changing import read_comment
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def _why_held(record: JobRecord, pending: Pending | None) -> str:
             return pending.why_held(record.job_id).rstrip(".")
         except SlurmError as error:
             log.info("job %d: %s", record.job_id, error)
-    return told(record.system_comment, record.admin_comment).rstrip(".")
+    return read_comment(record.admin_comment).rstrip(".")
 
 
 def gone_on(answer: PageAnswer, now: Outlook) -> PageAnswer:

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from steward.accounting.page.formulas import signal_name
+from steward.accounting.page.formulas import UNOPENED, signal_name
 from steward.accounting.page.notes import duration, ran, size
 from steward.accounting.page.shapes import Efficiency, PageAnswer, RunPart, StepPart
 from steward.accounting.pending import explain
@@ -42,6 +42,8 @@ def end_words(answer: PageAnswer) -> str:
             return " before it started"
         reason = explain(record.reason)
         return f" before it started. {reason.words} ({reason.code})"
+    if record.exit_signal == UNOPENED:
+        return ", its output could not be opened"
     if record.exit_signal:
         return f", ended by {signal_name(record.exit_signal)}"
     return f", exit code {record.exit_code}" if record.exit_code else ""

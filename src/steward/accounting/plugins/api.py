@@ -147,6 +147,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         task: In ``slurmd_jobacct_task_exit`` the task's id within the step; else None.
         end: In ``slurmd_jobacct_jobstep_terminated`` what the node told of the whole step;
             None where that was lost.
+        smgr_status: In ``slurmd_jobacct_jobstep_terminated`` the raw wait status of the
+            session manager's tasks on the node: the highest of those that a signal ended, else
+            the highest; None where no task's is known.
         correction: Whether all hooks of the step are called again, with what is known better.
         withdrawn: In ``slurmd_jobacct_jobstep_terminated``, which alone is called then,
             whether the step turned out to be none of this run's: what the hooks were told
@@ -172,6 +175,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     array_task: str = ""
     task: int | None = None
     end: StepEnd | None = None
+    smgr_status: int | None = None
     correction: bool = False
     withdrawn: bool = False
 
@@ -220,7 +224,7 @@ class JobAcctPlugin:
     """How :meth:`send` goes, set while a hook is called for an event."""
 
     def slurmctld_jobacct_init(self, location: str, parameters: str) -> None:
-        """Called first, at start and again at every reload.
+        """Called first: at start, at every reload, and when slurmctld started or reconfigured.
 
         Args:
             location: JobAcctLoc: where to write, if it writes.

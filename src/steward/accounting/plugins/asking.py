@@ -6,7 +6,7 @@ import msgspec
 
 from steward.access import Asker
 from steward.accounting.plugins.loading import known_types, third_parties, types_of
-from steward.accounting.plugins.state import Failure, failures_of
+from steward.accounting.plugins.state import Failure, Health, read_health
 from steward.accounting.room import AccountingRoom
 from steward.actions import Action
 from steward.errors import Refused
@@ -29,6 +29,7 @@ class PluginLine(msgspec.Struct, frozen=True, kw_only=True):
         package: Name and version of the package that it is in; "" where it is not installed.
         where: Its class, ``module:name``.
         used: Whether the configuration names it.
+        refusal: Why it does not run though it is used; "" when it runs, or has not begun.
         failures: What went wrong in its hooks, the latest first.
     """
 
@@ -36,6 +37,7 @@ class PluginLine(msgspec.Struct, frozen=True, kw_only=True):
     package: str = ""
     where: str = ""
     used: bool = False
+    refusal: str = ""
     failures: tuple[Failure, ...] = ()
 
 
@@ -58,23 +60,25 @@ def plugins(room: AccountingRoom, asker: Asker, _: PluginsRequest) -> PluginsAns
     for name in sorted({*known, *used}):
         entry = known.get(name)
         package = entry.dist if entry else None
+        health = _health(room, name) if name in failing else Health()
         lines.append(
             PluginLine(
                 type=name,
                 package=f"{package.name} {package.version}" if package else "",
                 where=entry.value if entry else "",
                 used=name in used,
-                failures=_failures(room, name) if name in failing else (),
+                refusal=health.refusal,
+                failures=health.failures,
             )
         )
     return PluginsAnswer(plugins=tuple(lines))
 
 
-def _failures(room: AccountingRoom, plugin_type: str) -> tuple[Failure, ...]:
+def _health(room: AccountingRoom, plugin_type: str) -> Health:
     try:
-        return tuple(failures_of(room.settings.state_dir, plugin_type))
+        return read_health(room.settings.state_dir, plugin_type)
     except SqliteUnavailable:
-        return ()
+        return Health()
 
 
 PLUGINS: Final = Action(

@@ -1,11 +1,11 @@
 """Which hooks an event stands for, and what they are given.
 
 What nodes tell reaches no hook as it is, for a node may tell anything: hooks of
-slurmd's side stand for ``step.usage``, which the books say of a launch when it is
-over and known to be of a run.
+slurmd's side stand for ``step.launch`` and ``step.usage``, which the consumer ``jobs``
+says of a launch that is known to be of a run.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,15 +14,18 @@ from steward.accounting.plugins.api import Job, JobAcctPlugin, Message, Rusage, 
 from steward.accounting.plugins.guard import Guard
 from steward.accounting.plugins.sending import Sending
 from steward.events import (
+    CONTROLLER_STATE,
     PLUGIN_MESSAGE,
     RUN_END,
     RUN_START,
     RUN_SUSPEND,
+    STEP_LAUNCH,
     STEP_USAGE,
+    ControllerState,
     Event,
 )
 from steward.moments import moment
-from steward.usage import PluginMessage, RunFact, StepUsage
+from steward.usage import PluginMessage, RunFact, StepUsage, TaskUsage
 
 _JOB_HOOKS: Final = {
     RUN_START: "slurmctld_jobacct_job_start",
@@ -37,10 +40,24 @@ _OF_START: Final = (
     *("uid", "gid", "tasks", "cpus", "memory_bytes", "name"),
     *("array_job_id", "array_task"),
 )
+_SIGNAL: Final = 0x7F
+"""The bits of a wait status that hold a signal."""
 _MESSAGE: Final = "slurm_jobacct_process_message"
 
 Call = tuple[str, str, str, tuple[Any, ...]]
 """A hook, what makes it differ from the event's other calls, its node, its arguments."""
+
+
+InitCalls = Sequence[tuple[str, tuple[str, ...]]]
+"""The hooks of a start, and their arguments."""
+
+
+def init_calls(location: str, parameters: str) -> InitCalls:
+    """The hooks of a start of Steward or slurmctld, in order, with their arguments."""
+    return (
+        ("slurmctld_jobacct_init", (location, parameters)),
+        ("slurmd_jobacct_init", (parameters,)),
+    )
 
 
 class Caller:
@@ -52,6 +69,7 @@ class Caller:
         guard: Calls it.
         sending: Sends its messages.
         overridden: The hooks that do something.
+        starting: What is called when slurmctld starts, or reads its configuration.
     """
 
     def __init__(
@@ -61,15 +79,19 @@ class Caller:
         guard: Guard,
         sending: Sending,
         overridden: Collection[str],
+        starting: InitCalls,
     ) -> None:
         self._type = plugin_type
         self._plugin = plugin
         self._guard = guard
         self._sending = sending
         self._overridden = frozenset(overridden)
+        self._starting = starting
         self._passed: set[tuple[int, str, str]] = set()
         self._by_kind: dict[str, Callable[[Event], Iterator[Call]]] = {
             **dict.fromkeys(_JOB_HOOKS, self._of_run),
+            CONTROLLER_STATE: self._of_controller,
+            STEP_LAUNCH: self._of_launch,
             STEP_USAGE: self._of_usage,
             PLUGIN_MESSAGE: self._of_message,
         }
@@ -122,18 +144,34 @@ class Caller:
         usage: StepUsage = event.body
         step = _step_of(event, usage)
         node = usage.node
-        if usage.start is not None:
-            yield _LAUNCHED, "", node, (_named(step, "launched", usage.launched_us),)
-            # Nodes tell of the session manager by the launch: it starts the tasks.
-            yield _SMGR, "", node, (_named(step, "smgr", usage.launched_us),)
+        if usage.start is not None and not usage.announced:
+            yield from _begin(step, usage)
         for task in usage.tasks:
             which = str(task.task)
             of_task = msgspec.structs.replace(_named(step, which, task.ended_us), task=task.task)
             yield _TASK, which, node, (of_task, task.pid, task.status, Rusage.of(task))
         over = msgspec.structs.replace(
-            _named(step, "terminated", usage.ended_us), end=usage.end, withdrawn=usage.withdrawn
+            _named(step, "terminated", usage.ended_us),
+            end=usage.end,
+            smgr_status=_status_of(usage.tasks),
+            withdrawn=usage.withdrawn,
         )
         yield _TERMINATED, "", node, (over,)
+
+    def _of_launch(self, event: Event) -> Iterator[Call]:
+        usage: StepUsage = event.body
+        step = _step_of(event, usage)
+        if usage.withdrawn:
+            gone = msgspec.structs.replace(_named(step, "terminated", None), withdrawn=True)
+            yield _TERMINATED, "", usage.node, (gone,)
+        else:
+            yield from _begin(step, usage)
+
+    def _of_controller(self, event: Event) -> Iterator[Call]:
+        state: ControllerState = event.body
+        if state.daemon == "slurmctld" and state.up:
+            for hook, args in self._starting:
+                yield hook, "", "", args
 
     def _of_message(self, event: Event) -> Iterator[Call]:
         body: PluginMessage = event.body
@@ -148,6 +186,19 @@ class Caller:
             at=event.at,
         )
         yield _MESSAGE, "", "" if body.to == "controller" else body.to, (message,)
+
+
+def _begin(step: Step, usage: StepUsage) -> Iterator[Call]:
+    yield _LAUNCHED, "", usage.node, (_named(step, "launched", usage.launched_us),)
+    # Nodes tell of the session manager by the launch: it starts the tasks.
+    yield _SMGR, "", usage.node, (_named(step, "smgr", usage.launched_us),)
+
+
+def _status_of(tasks: Iterable[TaskUsage]) -> int | None:
+    """The status of a step's tasks together: as slurmstepd's, a signal goes before an exit code."""
+    statuses = [task.status for task in tasks]
+    by_signal = [status for status in statuses if status & _SIGNAL]
+    return max(by_signal or statuses, default=None)
 
 
 def _step_of(event: Event, usage: StepUsage) -> Step:

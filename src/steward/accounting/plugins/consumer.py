@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from steward.accounting.plugins.api import JobAcctPlugin, PluginError
-from steward.accounting.plugins.calls import Caller
+from steward.accounting.plugins.calls import Caller, init_calls
 from steward.accounting.plugins.guard import Guard
 from steward.accounting.plugins.loading import class_of
 from steward.accounting.plugins.sending import Sending
@@ -20,10 +20,12 @@ from steward.config import Settings
 from steward.consumers import Append
 from steward.errors import Unavailable
 from steward.events import (
+    CONTROLLER_STATE,
     PLUGIN_MESSAGE,
     RUN_END,
     RUN_START,
     RUN_SUSPEND,
+    STEP_LAUNCH,
     STEP_USAGE,
     Event,
 )
@@ -35,14 +37,16 @@ _MOST_TRIES: Final = 3
 _FINI_S: Final = 3.0
 _BATCH: Final = 200
 _HOOKS: Final = {
+    "slurmctld_jobacct_init": {CONTROLLER_STATE},
+    "slurmd_jobacct_init": {CONTROLLER_STATE},
     "slurmctld_jobacct_job_start": {RUN_START},
     "slurmctld_jobacct_job_complete": {RUN_END},
     "slurmctld_jobacct_job_suspend": {RUN_SUSPEND},
     "slurm_jobacct_process_message": {PLUGIN_MESSAGE},
-    "slurmd_jobacct_jobstep_launched": {STEP_USAGE},
-    "slurmd_jobacct_smgr": {STEP_USAGE},
+    "slurmd_jobacct_jobstep_launched": {STEP_LAUNCH, STEP_USAGE},
+    "slurmd_jobacct_smgr": {STEP_LAUNCH, STEP_USAGE},
     "slurmd_jobacct_task_exit": {STEP_USAGE},
-    "slurmd_jobacct_jobstep_terminated": {STEP_USAGE},
+    "slurmd_jobacct_jobstep_terminated": {STEP_LAUNCH, STEP_USAGE},
 }
 
 
@@ -105,19 +109,23 @@ class PluginConsumer:
             try:
                 self._start(class_of(self._type)())
             except PluginError as error:
-                raise PluginAway(str(error), self._type) from error
+                raise self._refused(str(error)) from error
             except BaseException as error:
                 # Whatever its class does when it is made, it does it to the plugin alone.
                 what = f"{self._type} cannot be started: {type(error).__name__}: {error}"
-                raise PluginAway(what, self._type) from error
+                raise self._refused(what) from error
+            self._state.note_refusal("")
         return 3600.0
+
+    def _refused(self, why: str) -> PluginAway:
+        """Note why the plugin does not run, for ``steward accounting plugins``."""
+        self._state.note_refusal(why)
+        return PluginAway(why, self._type)
 
     def _start(self, plugin: JobAcctPlugin) -> None:
         guard = Guard(self._type, plugin, self._of.hook_timeout_s, self._around.beat)
-        for hook, args in (
-            ("slurmctld_jobacct_init", (self._location, self._of.parameters)),
-            ("slurmd_jobacct_init", (self._of.parameters,)),
-        ):
+        starting = init_calls(self._location, self._of.parameters)
+        for hook, args in starting:
             if not guard.call(hook, *args):
                 (failure, *_) = guard.counted()
                 raise PluginError(
@@ -128,7 +136,7 @@ class PluginConsumer:
         around = self._around
         sending = Sending(self._type, self._of.parameters, around.append, around.stop, around.beat)
         self._guard = guard
-        self._caller = Caller(self._type, plugin, guard, sending, overridden)
+        self._caller = Caller(self._type, plugin, guard, sending, overridden, starting)
         log.info("%s runs: %s", self._type, plugin.plugin_name)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - likewise

@@ -42,6 +42,7 @@ MIGRATIONS: Final = (
     """,
     # Launches are told of as a whole now.
     "DROP TABLE launch;",
+    "ALTER TABLE cursor ADD COLUMN refusal TEXT NOT NULL DEFAULT '';",
 )
 
 
@@ -103,6 +104,11 @@ class PluginState:
             )
         return int(self._row("SELECT tries FROM cursor")[0])
 
+    def note_refusal(self, why: str) -> None:
+        """Note why the plugin does not run; "" when it runs."""
+        with transaction(self._connection, self._path) as connection:
+            connection.execute("UPDATE cursor SET refusal = ? WHERE refusal <> ?", (why, why))
+
     def give_up(self) -> None:
         """What was tried is tried again later, and it was not the plugin's fault."""
         with transaction(self._connection, self._path) as connection:
@@ -137,8 +143,20 @@ class PluginState:
         self._connection.close()
 
 
-def failures_of(state_dir: str, plugin_type: str) -> list[Failure]:
-    """What went wrong in a plugin's hooks, the latest first.
+class Health(msgspec.Struct, frozen=True):
+    """What a plugin's process noted of it.
+
+    Attributes:
+        refusal: Why it does not run; "" when it runs.
+        failures: What went wrong in its hooks, the latest first.
+    """
+
+    refusal: str = ""
+    failures: tuple[Failure, ...] = ()
+
+
+def read_health(state_dir: str, plugin_type: str) -> Health:
+    """Read what a plugin's process noted.
 
     Raises:
         SqliteUnavailable: It has not run yet, or its database cannot be read now.
@@ -148,6 +166,7 @@ def failures_of(state_dir: str, plugin_type: str) -> list[Failure]:
     try:
         with translated(path):
             rows = connection.execute("SELECT * FROM failure ORDER BY last_s DESC").fetchall()
+            (refusal,) = connection.execute("SELECT refusal FROM cursor").fetchone()
     finally:
         connection.close()
-    return [Failure(*row) for row in rows]
+    return Health(refusal, tuple(Failure(*row) for row in rows))

@@ -60,6 +60,14 @@ def _maximum(what: str, column: str, widths: tuple[int, int, int], how: str) -> 
     )
 
 
+def _path(column: str) -> str:
+    """The expression of a path whose patterns may be replaced by the job's values."""
+    return (
+        f"path({{{column}}}, {{job_id}}, {{array_job_id}}, {{array_task}}, {{name}}, {{user}}, "
+        "{nodelist})"
+    )
+
+
 def _summed(name: str, how: str) -> Field:
     """CPU time: a run's is the sum of its steps, which is nothing where there are none."""
     return Field(name, 10, "text", f"cpu_time({how} or 0)", f"cpu_time({how})")
@@ -105,7 +113,7 @@ SLURMS: Final = (
     _both("ElapsedRaw", 10, _ELAPSED, "whole"),
     Field("Eligible", 19, "date", "date({eligible_us})", "date({start_us})"),
     _both("End", 19, "date({end_us})", "date"),
-    _run("Exclusive", 9),
+    _run("Exclusive", 9, "exclusive_text({oversubscribe})", few=True),
     _both("ExitCode", 8, "exit_text({exit_code}, {exit_signal})", few=True),
     _run("Extra", 14, "text({extra})"),
     _run("FailedNode", 8, "text({failed_node})"),
@@ -140,7 +148,7 @@ SLURMS: Final = (
     Field("NodeList", 15, "text", "text({nodelist}) or 'None assigned'", "text({nodelist})"),
     _step("NTasks", 8, "{tasks}", "whole"),
     _run("OriginalSLUID", 14, "text({original_sluid})"),
-    _run("OverSubscribe", 13),
+    _run("OverSubscribe", 13, "shares_text({oversubscribe})", few=True),
     _run("Partition", 10, "text({partition})", few=True),
     _run("Planned", 10, f"clock({_PLANNED})", "whole"),
     _run("PlannedCPU", 10, f"clock({_PLANNED} * {{requested_cpus}})", "whole"),
@@ -173,9 +181,9 @@ SLURMS: Final = (
         "date({start_us})",
     ),
     _both("State", 10, "state_text({state}, {cancelled_by})", few=True),
-    _run("StdErr", 20, "text({stderr})"),
-    _run("StdIn", 20, "text({stdin})"),
-    _run("StdOut", 20, "text({stdout})"),
+    _run("StdErr", 20, _path("stderr")),
+    _run("StdIn", 20, _path("stdin")),
+    _run("StdOut", 20, _path("stdout")),
     Field("Submit", 19, "date", "date({submit_us})", "date({start_us})"),
     _both("SubmitLine", 20, "text({submit_line})"),
     _both("Suspended", 10, "clock({suspended_s})", "whole"),

@@ -2,7 +2,9 @@
 
 from typing import Final
 
+from steward.accounting.pending import EXPLANATIONS
 from steward.accounting.sacct.fields import OURS, SLURMS
+from steward.slurm.states import NAMES
 
 USAGE: Final = "Usage: steward sacct [-S TIME] [-E TIME] [-j JOB,…] [-o FIELD,…] [OPTIONS]\n"
 
@@ -14,6 +16,7 @@ List jobs and steps with what they used, as Slurm's sacct does.
 Which jobs:
   -a, --allusers            Of all users, as far as you may see them.
   -A, --accounts=NAME,…     Charged to these accounts.
+      --array               Taken and without effect.
   -C, --constraints=NAME,…  That asked for all of these features.
   -D, --duplicates          Former runs of requeued jobs, too.
   -E, --endtime=TIME        Until then; now if left out.
@@ -45,6 +48,7 @@ What is printed:
   -c, --completion          What a job completion record has, one line a job.
       --delimiter=TEXT      Stands between fields with -p and -P; '|' if left out.
   -e, --helpformat          The fields that there are.
+      --expand-patterns     Patterns in StdIn, StdOut and StdErr, such as %j, as values.
   -l, --long                Many fields.
   -n, --noheader            No heading.
       --noconvert           Sizes in the unit that they came in.
@@ -66,7 +70,10 @@ Where from:
   -f, --file=FILE           A job log, a directory of it, or Parquet.
       --socket=PATH         The socket of a daemon to ask.
 
+      --autocomplete=TEXT   The long options that begin with this.
   -h, --help                This page.
+      --helpreason          The reasons that -R knows; others are taken.
+      --helpstate           The states that -s knows.
   -U, --usage               One line of it.
   -v, --verbose             Say which window of time is looked at.
   -V, --version             The version.
@@ -78,6 +85,19 @@ SACCT_FORMAT, SACCT_FEDERATION, SACCT_LOCAL, SLURM_TIME_FORMAT and TZ are heeded
 
 def field_list() -> str:
     """The fields that there are, four a line, Slurm's first."""
-    names = [field.name for field in (*SLURMS, *OURS)]
-    rows = [names[at : at + 4] for at in range(0, len(names), 4)]
-    return "".join(" ".join(f"{name:<19}" for name in row) + "\n" for row in rows)
+    return _columns([field.name for field in (*SLURMS, *OURS)], 4, 19)
+
+
+def state_list() -> str:
+    """Return the states of jobs, four a line."""
+    return _columns(sorted(NAMES), 4, 19)
+
+
+def reason_list() -> str:
+    """Return the reasons that Steward explains, two a line."""
+    return _columns(sorted(EXPLANATIONS), 2, 39)
+
+
+def _columns(names: list[str], count: int, width: int) -> str:
+    rows = [names[at : at + count] for at in range(0, len(names), count)]
+    return "".join(" ".join(f"{name:<{width}}" for name in row) + "\n" for row in rows)

@@ -22,7 +22,9 @@ _LONG: Final[dict[str, str]] = {
     "allclusters": "L",
     "allocations": "X",
     "allusers": "a",
+    "array": "array",
     "associations=": "x",
+    "autocomplete=": "autocomplete",
     "batch-script": "B",
     "brief": "b",
     "cluster=": "M",
@@ -34,6 +36,7 @@ _LONG: Final[dict[str, str]] = {
     "duplicates": "D",
     "endtime=": "E",
     "env-vars": "env-vars",
+    "expand-patterns": "expand-patterns",
     "federation": "L",
     "fields=": "o",
     "file=": "f",
@@ -44,6 +47,8 @@ _LONG: Final[dict[str, str]] = {
     "help": "h",
     "help-fields": "e",
     "helpformat": "e",
+    "helpreason": "helpreason",
+    "helpstate": "helpstate",
     "jobs=": "j",
     "json": "json",
     "local": "local",
@@ -119,6 +124,7 @@ _SWITCHES: Final[dict[str, dict[str, Any]]] = {
     "T": {"truncate": True},
     "X": {"allocations": True},
     "a": {"all_users": True},
+    "expand-patterns": {"expand_patterns": True},
     "local": {"all_clusters": False},
     "noconvert": {"noconvert": True},
     "p": {"style": "parsable"},
@@ -126,10 +132,18 @@ _SWITCHES: Final[dict[str, dict[str, Any]]] = {
     "use-local-uid": {"use_local_uid": True},
 }
 _OUTPUTS: Final = {"B": "script", "env-vars": "environment", "json": "json", "yaml": "yaml"}
-_TOLD: Final = {"U": "usage", "V": "version", "e": "fields", "h": "help"}
+_TOLD: Final = {
+    "U": "usage",
+    "V": "version",
+    "autocomplete": "completions",
+    "e": "fields",
+    "h": "help",
+    "helpreason": "reasons",
+    "helpstate": "states",
+}
 
 Output = Literal["text", "json", "yaml", "parquet", "script", "environment"]
-Told = Literal["", "usage", "version", "fields", "help"]
+Told = Literal["", "usage", "version", "fields", "help", "states", "reasons", "completions"]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +153,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         request: Which lines, and how they are formatted.
         output: What comes out.
         tell: What is to be told instead of any line.
+        prefix: Beginning of the options to list, without dashes, where completions are told.
         header: Whether a heading is printed.
         file: A job log to read; "" for what the Steward here knows.
         parquet: The file to write, where the output is that.
@@ -150,6 +165,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     request: SacctRequest
     output: Output = "text"
     tell: Told = ""
+    prefix: str = ""
     header: bool = True
     file: str = ""
     parquet: str = ""
@@ -237,7 +253,7 @@ class _Found:
         elif name in _OUTPUTS:
             self.plain["output"] = _OUTPUTS[name]
         elif name in _TOLD:
-            self.plain["tell"] = _TOLD[name]
+            self.plain |= {"tell": _TOLD[name], "prefix": value}
         elif name == "x":
             raise AccountingUsage(
                 "--associations takes numbers of slurmdbd's own, which Steward does not know: "
@@ -312,3 +328,9 @@ def _said(error: msgspec.ValidationError) -> str:
     """What is wrong with a value, without the program's own words for it."""
     text, _, where = str(error).partition(" - at ")
     return f"{where.strip('`$.') or 'an option'}: {text[:1].lower()}{text[1:]}"
+
+
+def completions(prefix: str) -> str:
+    """Return the long options that begin with a prefix, one a line, with ``=`` before a value."""
+    names = sorted(name for name in _LONG if name.startswith(prefix))
+    return "".join(f"--{name}\n" for name in names)

@@ -197,10 +197,13 @@ def _namespace(request: SacctRequest, clock: Clock, now: datetime) -> dict[str, 
         "megabytes": lambda count: values.megabytes(count, units),
         "memory": lambda text: values.memory_of(text, units),
         "number": _number,
+        "path": _expanded_path if request.expand_patterns else _path,
         "planned": planned,
         "seconds": _seconds,
         "size": lambda number: values.size(number, units),
         "state_text": values.state_text,
+        "shares_text": values.shares_text,
+        "exclusive_text": values.exclusive_text,
         "text": _text,
         "total": _total,
         "tres": lru_cache(maxsize=4096)(lambda text: _text(values.tres(text, units))),
@@ -213,6 +216,14 @@ def _text(value: str | None) -> str:
     if not value:
         return ""
     return value if value.isascii() and value.isprintable() else safe(value)
+
+
+def _path(value: str | None, *_of_job: Any) -> str:
+    return _text(value)
+
+
+def _expanded_path(value: str | None, *of_job: Any) -> str:
+    return _text(values.expand_path(value or "", *of_job))
 
 
 def _number(value: int | None) -> str:

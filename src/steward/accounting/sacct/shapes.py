@@ -84,6 +84,7 @@ class SacctRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     allocations: bool = False
     truncate: bool = False
     use_local_uid: bool = False
+    expand_patterns: bool = False
     form: Literal["text", "json", "lines"] = "text"
     format: Annotated[str, msgspec.Meta(max_length=16384)] = ""
     style: Literal["table", "parsable", "parsable2"] = "table"

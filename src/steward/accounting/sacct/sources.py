@@ -14,6 +14,7 @@ import msgspec
 
 from steward.accounting.errors import AccountingError, AccountingUnavailable
 from steward.accounting.room import AccountingRoom
+from steward.drivers import PARQUET
 from steward.jobs import database_path
 from steward.jobs.line_queries import (
     EXPRESSION,
@@ -152,9 +153,14 @@ class Parquet:
 
         Raises:
             AccountingError: A file is no Parquet, or not one of ours.
-            AccountingUnavailable: A file cannot be read now.
+            AccountingUnavailable: A file cannot be read now, or DuckDB is not installed.
         """
-        import duckdb
+        try:
+            import duckdb
+        except ImportError as error:
+            raise AccountingUnavailable(
+                f"{self._paths[0]} cannot be read: {PARQUET.missing}", self._paths[0]
+            ) from error
 
         try:
             with duckdb.connect(config={"memory_limit": _MEMORY, "threads": 1}) as connection:
@@ -344,23 +350,24 @@ def closed_days(directory: str, since_us: int, before_us: int) -> list[str]:
         directory: Of the job log.
         since_us: µs since the epoch.
         before_us: Likewise.
+
+    Raises:
+        AccountingUnavailable: They cannot be read now, or DuckDB is not installed.
     """
+    from steward.accounting.log.places import days_in
     from steward.moments import moment
 
     # A day's name is that of the cluster's zone: a day more on either side holds any zone's.
     first = str(moment(max(0, since_us - _DAY_US)).date())
     last = str(moment(before_us + _DAY_US).date())
-    try:
-        names = sorted(os.listdir(directory))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise AccountingUnavailable(f"{directory}: {error.strerror}", directory) from error
-    return [
-        os.path.join(directory, name)
-        for name in names
-        if name.endswith(".parquet") and len(name) == 18 and first <= name[:10] <= last
-    ]
+    days = [day for day in days_in(directory) if first <= day.day <= last]
+    if days and not PARQUET.is_installed:
+        raise AccountingUnavailable(
+            f"{directory}: the closed days {days[0].day} to {days[-1].day} cannot be read: "
+            f"{PARQUET.missing}",
+            directory,
+        )
+    return [day.parquet for day in days if day.parquet]
 
 
 def file_source(path: str) -> Source:

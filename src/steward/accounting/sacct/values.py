@@ -6,12 +6,14 @@ from datetime import UTC, datetime, tzinfo
 from typing import Final
 
 from steward.accounting.errors import AccountingUsage
+from steward.slurm.states import PENDING
 from steward.slurm.times import relative_form
 
 _STANDARD: Final = "%Y-%m-%dT%H:%M:%S"
 _DIRECTIVE: Final = re.compile(r"%[-_0^#]?[EO]?[A-Za-z%]|[^%]")
 _TRES: Final = re.compile(r"([0-9.]+)([KMGTPE]?)n?")
 _UNITS: Final = " KMGTP"
+_PATTERN: Final = re.compile(r"%(\d{0,3})([%AabJjNnstux])")
 _MOST_KNOWN: Final = 50_000
 
 
@@ -124,10 +126,73 @@ def exit_text(code: int | None, signal: int | None) -> str:
 
 
 def state_text(state: str | None, cancelled_by: int | None) -> str:
-    """A state, with the uid of whoever cancelled it."""
+    """A state as sacct(1) has it: without flags of pending runs, with who cancelled it."""
+    if state in PENDING:
+        return "PENDING"
     if state == "CANCELLED" and cancelled_by is not None:
         return f"CANCELLED by {cancelled_by}"
     return state or ""
+
+
+def shares_text(oversubscribe: str | None) -> str:
+    """Whether CPUs may be shared, as sacct has it from 26.05 on: YES or NO; "" where not known."""
+    return "YES" if oversubscribe == "YES" else "NO" if oversubscribe else ""
+
+
+def exclusive_text(oversubscribe: str | None) -> str:
+    """What a run has to itself, as sacct has it from 26.05 on: NODE, USER, MCS … or NO."""
+    if oversubscribe in ("OK", "YES"):
+        return "NO"
+    return "NODE" if oversubscribe == "NO" else oversubscribe or ""
+
+
+def expand_path(
+    path: str,
+    job_id: int,
+    array_job_id: int | None,
+    array_task: str | None,
+    name: str | None,
+    user: str | None,
+    nodelist: str | None,
+) -> str:
+    """Replace the patterns of a path, see sbatch(1) under "filename pattern".
+
+    As with ``sacct --expand-patterns``, ranges stand for their first value: %n, %s and %t are 0.
+    """
+    if "\\" in path:
+        return path.replace("\\", "")  # a backslash switches patterns off
+    task = array_task if array_task and array_task.isdigit() else "0"
+    known: dict[str, Callable[[], str]] = {
+        "%": lambda: "%",
+        "A": lambda: str(array_job_id or job_id),
+        "a": lambda: task,
+        "b": lambda: str(int(task) % 10),
+        "J": lambda: f"{job_id}.0",
+        "j": lambda: str(job_id),
+        "N": lambda: _first_node(nodelist or ""),
+        "n": lambda: "0",
+        "s": lambda: "0",
+        "t": lambda: "0",
+        "u": lambda: user or "",
+        "x": lambda: name or "",
+    }
+
+    def value(match: re.Match[str]) -> str:
+        digits, letter = match.groups()
+        text = known[letter]()
+        return text.zfill(min(int(digits), 10)) if digits and text.isdigit() else text
+
+    return _PATTERN.sub(value, path)
+
+
+def _first_node(nodelist: str) -> str:
+    from steward.slurm.nodelists import NodeListError, expand
+
+    try:
+        names = expand(nodelist)
+    except NodeListError:
+        return ""  # it never had nodes
+    return names[0] if names else ""
 
 
 def limit_text(seconds: int | None, *, started: bool) -> str:

@@ -5,6 +5,7 @@ step that finds its work done passes on.
 """
 
 import functools
+import logging
 from collections.abc import Callable
 
 import msgspec
@@ -39,6 +40,8 @@ from steward.archive.files.tree import Entry, Tree
 from steward.config import Settings
 from steward.events import JOB_IDENTITY, Event, JobIdentity, JobScript
 from steward.records import JobRecord
+
+log = logging.getLogger(__name__)
 
 _encoder = msgspec.json.Encoder()
 _body_decoder = msgspec.json.Decoder(JobScript)
@@ -298,6 +301,7 @@ class Filing:
         source: str,
     ) -> None:
         number = self._records.number(place.directory)
+        log.debug("job %d: filed in %r", row.job_id, f"{self._tree.root}/{place.directory}")
         fresh = (row.cluster, row.key) in self._pending.fresh
         script, environment, old = self._sources.of(row, body, fresh=fresh and not row.directory)
         claimed: Callable[[str], bool] = functools.partial(self._pending.claimed, row, number)

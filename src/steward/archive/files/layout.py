@@ -9,7 +9,7 @@ under ``unverified/`` when its layout has a place for the user.
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -51,6 +51,7 @@ FIELDS: Final = (
 )
 _FROM_IDENTITY = frozenset({"user", "account", "partition"})
 _FIELD = re.compile(r"\{([^{}]*)\}")
+_OTHERS: Final = frozenset({"job_archive", "sarchive"})
 _REMEMBERED = 1024
 _QUARTER_NS = 900 * 10**9
 
@@ -115,10 +116,10 @@ def _date_parts(quarter: int, zone_name: str) -> tuple[str, str, str, str]:
 class _Template:
     """One compiled template: literal pieces and fields, directory and stem apart."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, is_plain: bool) -> None:
         head, _, tail = text.rpartition("/")
-        self.directory = _compile(head)
-        self.stem = _compile(tail)
+        self.directory = _compile(head, is_plain=is_plain)
+        self.stem = _compile(tail, is_plain=is_plain)
         # Most directories are those of scripts before: one look-up instead of a rendering.
         self._rendered: dict[tuple[str, ...], str] = {}
         self.directory_fields = frozenset(_FIELD.findall(head))
@@ -160,28 +161,38 @@ def _slice(subject: Subject, place: int) -> str:
 
 
 _RENDER: dict[str, Callable[[Subject, _Dates], str]] = {
-    "cluster": lambda subject, _: encode_name(subject.cluster),
     "user": lambda subject, _: subject.user_directory,
     "year": lambda _, dates: dates[0],
     "month": lambda _, dates: dates[1],
     "day": lambda _, dates: dates[2],
     "hour": lambda _, dates: dates[3],
     "job_id": lambda subject, _: str(subject.job_id),
-    "name": lambda subject, _: encode_name(subject.name),
-    # A job without a name gives "123", not "123-", as job_archive has it.
-    "-name": lambda subject, _: "-" + encode_name(subject.name) if subject.name else "",
     "slice1": lambda subject, _: _slice(subject, 0),
     "slice2": lambda subject, _: _slice(subject, 1),
-    "account": lambda subject, _: encode_name(subject.account) or "none",
-    "partition": lambda subject, _: encode_name(subject.partition) or "none",
 }
 
+_NAMES: dict[str, Callable[[Subject, Callable[[str], str]], str]] = {
+    "cluster": lambda subject, encode: encode(subject.cluster),
+    "name": lambda subject, encode: encode(subject.name),
+    # A job without a name gives "123", not "123-", as job_archive has it.
+    "-name": lambda subject, encode: "-" + encode(subject.name) if subject.name else "",
+    "account": lambda subject, encode: encode(subject.account) or "none",
+    "partition": lambda subject, encode: encode(subject.partition) or "none",
+}
+"""Those that somebody has chosen."""
 
-def _compile(text: str) -> tuple[_Part, ...]:
+
+def _compile(text: str, *, is_plain: bool) -> tuple[_Part, ...]:
+    encode = partial(encode_name, is_plain=is_plain)
+
+    def named(field: str) -> _Part:
+        render = _NAMES[field]
+        return lambda subject, _: render(subject, encode)
+
     parts: list[_Part] = []
     for index, piece in enumerate(_FIELD.split(text.replace("-{name}", "{-name}"))):
         if index % 2:
-            parts.append(_RENDER[piece])
+            parts.append(_RENDER[piece] if piece in _RENDER else named(piece))
         elif piece:
             parts.append(piece)
     return tuple(parts)
@@ -200,6 +211,7 @@ class Layout:
         manifests: Whether its directories carry a manifest.
         suffixes: What follows the stem of a script and of an environment.
         shares: Whether identical files of one user may be one, by link.
+        is_plain: Whether names stand in its paths as job_archive and SArchive have them.
         user_depth: Number of directories down to the user's own, itself included; 0
             where no directory is one user's.
     """
@@ -223,8 +235,9 @@ class Layout:
         # Without a manifest a file's own time is all that says when its job came, and
         # without a directory of its owner's each file's ACL is its own.
         self.shares = manifests and self.user_depth > 0
-        self._template = _Template(template)
-        self._unverified = _Template(_UNVERIFIED)
+        self.is_plain = name in _OTHERS
+        self._template = _Template(template, is_plain=self.is_plain)
+        self._unverified = _Template(_UNVERIFIED, is_plain=self.is_plain)
 
     def place(self, subject: Subject, zone_name: str = "") -> Place:
         """Where a script belongs whose identity is known (or not needed)."""

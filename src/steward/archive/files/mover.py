@@ -84,7 +84,7 @@ class Mover:
         self._there = Tree(self._sink.move_to)
         self._records = Records(settings, name, moved=True)
         self._here_records = Records(settings, name)
-        self._owners = Owners(self._records)
+        self._owners = Owners(self._records, is_plain=self._layout.is_plain)
         self._lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock")
         self._here_manifests = Manifests(self._here)
         self._manifests = Manifests(self._there)
@@ -267,6 +267,7 @@ class Mover:
         for copy in done:
             row = copy.row
             path = self._records.directory(row.directory)
+            log.debug("job %d: moved on to %r", row.job_id, f"{self._there.root}/{path}")
             for name in (row.script_name, row.env_name):
                 if name:
                     self._here.unlink(path, name)

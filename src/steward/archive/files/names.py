@@ -2,7 +2,9 @@
 
 The encoding is one-to-one: two different names never give the same text, and
 :func:`decode_name` gives the name back (but for names cut for their length).
-A byte that may not stand in a path is written ``%XX``, as in a URL.
+A byte that may not stand in a path is written ``%XX``, as in a URL. Steward's own layouts
+keep letters of ASCII, digits and ``._+-``, so that no shell reads anything into a name; the
+layouts of job_archive and SArchive keep whatever a path can hold, as those programs do.
 """
 
 import hashlib
@@ -15,10 +17,12 @@ LONGEST = 200
 RESERVED = frozenset({"unverified"})
 """Directories that Steward itself makes where a user's or cluster's could stand."""
 
+_STRICT = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*", re.ASCII)
 _PLAIN = re.compile(r"[A-Za-z0-9_+=@,][A-Za-z0-9_+=@,.:-]*")
 _ENCODED = re.compile(rb"%([0-9A-F]{2})")
 # "/" and NUL cannot stand in a name; "%" marks our encoding and "~" our suffixes.
 _NEVER = frozenset("/%~\\")
+_KEPT = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._+-")
 
 
 def _byte_text(character: str) -> str:
@@ -38,22 +42,29 @@ def _cut(encoded: str, original: str, longest: int) -> str:
 
 
 @lru_cache(maxsize=4096)
-def encode_name(name: str) -> str:
+def encode_name(name: str, *, is_plain: bool = False) -> str:
     """A job's, user's or cluster's name as a part of a path.
 
     Args:
         name: Any text at all, surrogates for bytes that are not UTF-8 included.
+        is_plain: Whether it keeps blanks, quotes and other letters that a path can hold, as
+            job_archive and SArchive do.
 
     Returns:
         At most :data:`LONGEST` bytes without "/", NUL, control or invisible
         characters; no leading "." or "-"; "" for an empty name.
     """
-    if _PLAIN.fullmatch(name) and len(name) <= LONGEST and name not in RESERVED:
+    usual = _PLAIN if is_plain else _STRICT
+    if usual.fullmatch(name) and len(name) <= LONGEST and name not in RESERVED:
         return name
     parts = []
     for index, character in enumerate(name):
         first = index == 0 and (character in ".- " or name in RESERVED)
-        if first or character in _NEVER or not character.isprintable():
+        if is_plain:
+            is_kept = character not in _NEVER and character.isprintable()
+        else:
+            is_kept = character in _KEPT
+        if first or not is_kept:
             parts.append(_byte_text(character))
         else:
             parts.append(character)
@@ -64,9 +75,9 @@ def encode_name(name: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def encode_user(name: str) -> str:
+def encode_user(name: str, *, is_plain: bool = False) -> str:
     """A user's name as a part of a path; one of digits alone is never taken for a uid."""
-    encoded = encode_name(name)
+    encoded = encode_name(name, is_plain=is_plain)
     if encoded.isdecimal():
         return _byte_text(encoded[0]) + encoded[1:]
     return encoded

@@ -42,9 +42,17 @@ class Owners:
     Args:
         records: The sink's database.
         resolve: What a uid's name is now.
+        is_plain: Whether the tree's layout is another program's, see :func:`encode_user`.
     """
 
-    def __init__(self, records: Records, resolve: Callable[[int], str] = user_name) -> None:
+    def __init__(
+        self,
+        records: Records,
+        resolve: Callable[[int], str] = user_name,
+        *,
+        is_plain: bool = False,
+    ) -> None:
+        self._is_plain = is_plain
         self._records = records
         self._resolve = resolve
         self._directories: dict[Owner, str] = {}
@@ -84,14 +92,15 @@ class Owners:
 
     def _choose(self, owner: Owner, foreign: Callable[[str], bool]) -> str:
         scope, uid, user = owner
-        for name in _candidates(uid, user):
+        first = encode_user(user, is_plain=self._is_plain) if user else str(uid)
+        for name in _candidates(uid, first):
             sql = "SELECT 1 FROM owner WHERE scope = ? AND directory = ?"
             taken = self._records.query(sql, scope, name) or any(
                 (scope, name) == (other[0], directory) for other, directory in self._new.items()
             )
             if not taken and not foreign(name):
                 self._new[owner] = name
-                if user and name != encode_user(user):
+                if user and name != first:
                     log.warning(
                         "user %r was another uid before: uid %d gets the directory %s",
                         user,
@@ -222,8 +231,7 @@ class Owners:
         self._new.clear()
 
 
-def _candidates(uid: int, user: str) -> Iterator[str]:
-    first = encode_user(user) if user else str(uid)
+def _candidates(uid: int, first: str) -> Iterator[str]:
     yield first
     yield f"{first}.{uid}"
     number = 2

@@ -69,7 +69,7 @@ class FilesSink:
         self._layout = compile_layout(self._settings.layout, self._settings.period)
         self._tree = Tree(settings.sink_path(name))
         self._records = Records(settings, name)
-        self._owners = Owners(self._records)
+        self._owners = Owners(self._records, is_plain=self._layout.is_plain)
         self._lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock")
         self._keeper = Keeper(settings.state_dir, self._tree.root)
         self._manifests = Manifests(self._tree)

@@ -18,6 +18,7 @@ from steward.archive.errors import ArchiveError, ArchiveUnavailable
 from steward.archive.files import acl
 from steward.archive.files.acl import Readers
 from steward.archive.files.copying import appear
+from steward.files import UnsafePath, open_directory
 from steward.filesystems import sync_filesystem
 from steward.incoming import MARKER
 
@@ -98,7 +99,7 @@ class Tree:
             if not marker:
                 self._make_root()
             try:
-                self._fd = os.open(self.root, _DIRECTORY & ~os.O_NOFOLLOW)
+                self._fd = self._opened_root()
             except FileNotFoundError:
                 raise self._gone() from None
             self.acls = acl.supported(self._fd)
@@ -125,6 +126,19 @@ class Tree:
         """
         self.close()
         self._fd = os.open(self.root, _DIRECTORY & ~os.O_NOFOLLOW)
+
+    def _opened_root(self) -> int:
+        """The root, opened to write below it: as root without following links.
+
+        Raises:
+            UnsafePath: A link is on the way, or anybody may replace what is in it.
+        """
+        fd = open_directory(self.root, checks=False)
+        found = os.fstat(fd).st_mode
+        if os.geteuid() == 0 and found & stat.S_IWOTH and not found & stat.S_ISVTX:
+            os.close(fd)
+            raise UnsafePath("can be written to by everybody: run 'chmod o-w' on it", self.root)
+        return fd
 
     def _gone(self) -> ArchiveUnavailable:
         return ArchiveUnavailable(

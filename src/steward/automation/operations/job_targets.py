@@ -9,6 +9,7 @@ from steward.automation.errors import DoneInPart
 from steward.automation.operation import Doing
 from steward.automation.operations.jobs import checked
 from steward.automation.reasons import ours
+from steward.bank.errors import BankRefused
 from steward.jobs.names import JobName, parse
 from steward.records import JobRecord
 from steward.slurm import WAITING, SlurmError, UnknownJob
@@ -153,9 +154,9 @@ def changed(
 
 def said_of(record: JobRecord) -> str:
     """What Steward says of a job to its user, the bank or an action of ours; "" for nothing."""
-    from steward.slurm.changing import told
+    from steward.slurm.changing import read_comment
 
-    return told(record.system_comment, record.admin_comment)
+    return read_comment(record.admin_comment)
 
 
 def why_text(doing: Doing, reason: str) -> str:
@@ -189,8 +190,26 @@ def _done(doing: Doing, target: Target, change: Callable[[Target], bool]) -> str
     doing.begin()
     try:
         return "" if change(target) else _GONE
-    except SlurmError as error:
+    except (SlurmError, BankRefused) as error:
         return str(error)
+
+
+def grant(doing: Doing, target: Target, *, released: bool, is_requeue: bool = False) -> None:
+    """Have the gate decide on what a change of these jobs may cost, as the asker's.
+
+    Args:
+        doing: What is done, and for whom.
+        target: The jobs.
+        released: Whether the change lets them start.
+        is_requeue: Whether it is for their next run.
+
+    Raises:
+        BankRefused: The gate rejects it.
+    """
+    record = target.records[0]
+    restarts = max(one.restarts for one in target.records) + is_requeue
+    job_id = record.array_job_id or record.job_id
+    doing.grant(target.name, job_id, restarts=restarts, released=released)
 
 
 def _states(records: Iterable[JobRecord]) -> str:

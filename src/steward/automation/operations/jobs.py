@@ -19,6 +19,8 @@ JobIds = Annotated[
 _PAGE: Final = 1000
 _MOST_LOOKED_AT: Final = 20_000
 """Of so many jobs, the newest first, it is looked which nodes they had."""
+_DEPENDENCY_BYTES: Final = 2048
+"""Longest dependency that is read of every job: squeue pads each to as many bytes."""
 
 
 class JobFind(Parameters, frozen=True, kw_only=True):
@@ -50,26 +52,30 @@ class NodeJobs(Parameters, frozen=True, kw_only=True):
 
 def find(doing: Doing, asked: JobFind) -> list[int]:
     """Ids of the jobs that match."""
+    from steward.slurm import job_details
+
     if not asked.criterias:
         raise WrongParameters("slurm.job.find: criterias is empty: say what to look for")
-    records = doing.machine.all_job_details()
-    unknown = _unknown(records, asked)
-    if unknown:
-        # Some fields only scontrol shows, for which slurmctld takes much longer.
-        records = doing.machine.all_job_details(full=True)
-        unknown = _unknown(records, asked)
-    if unknown and records:
-        raise WrongParameters(f"slurm.job.find: no job has a field {unknown[0]!r}", unknown[0])
+    known = job_details.fields()
+    for name in asked.criterias:
+        if name not in known:
+            raise WrongParameters(f"slurm.job.find: no job has a field {name!r}", name)
+    is_full = not job_details.OF_SCONTROL.isdisjoint(asked.criterias)
+    # One byte more than is looked for tells a longer one from it.
+    dependency = str(asked.criterias.get("dependency", ""))
+    dependency_bytes = max(512, len(dependency.encode()) + 1)
+    if dependency_bytes > _DEPENDENCY_BYTES:
+        raise WrongParameters(
+            f"slurm.job.find: the dependency has more than {_DEPENDENCY_BYTES - 1} letters: "
+            "look for another field",
+            "dependency",
+        )
+    records = doing.machine.all_job_details(full=is_full, dependency_bytes=dependency_bytes)
     return [
         record["job_id"]
         for record in records
         if _may_see(doing, record) and _matches(record, asked.criterias)
     ]
-
-
-def _unknown(records: list[dict[str, Any]], asked: JobFind) -> list[str]:
-    known = {name for record in records for name in record}
-    return [name for name in asked.criterias if name not in known]
 
 
 def get(doing: Doing, asked: JobGet) -> dict[str, list[dict[str, Any]]]:

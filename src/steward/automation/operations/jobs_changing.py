@@ -18,6 +18,7 @@ from steward.automation.operations import jobs_requeue
 from steward.automation.operations.job_targets import (
     Target,
     changed,
+    grant,
     jobs_asked,
     records_of,
     said_of,
@@ -83,11 +84,7 @@ def release(doing: Doing, asked: JobsChange) -> dict[str, Any]:
     for name, found in left.items():
         if found:
             _need_releasable(doing, name, jobs[name])
-    return changed(
-        *(doing, jobs, left),
-        # What is said of them still is ours, or overridden.
-        lambda one: doing.jobs.release(one.name, is_told=any(map(said_of, one.records))),
-    )
+    return changed(doing, jobs, left, lambda target: _release(doing, target))
 
 
 def suspend(doing: Doing, asked: JobsChange) -> dict[str, Any]:
@@ -97,7 +94,7 @@ def suspend(doing: Doing, asked: JobsChange) -> dict[str, Any]:
 
 def resume(doing: Doing, asked: JobsChange) -> dict[str, Any]:
     """Let suspended jobs go on."""
-    return _in_state(doing, asked, "SUSPENDED", lambda target: doing.jobs.resume(target.name))
+    return _in_state(doing, asked, "SUSPENDED", lambda target: _resume(doing, target))
 
 
 def _in_state(
@@ -109,6 +106,17 @@ def _in_state(
         for name, records in jobs.items()
     }
     return changed(doing, jobs, left, change)
+
+
+def _release(doing: Doing, target: Target) -> bool:
+    grant(doing, target, released=True)
+    # What is said of them still is ours, or overridden.
+    return doing.jobs.release(target.name, is_told=any(map(said_of, target.records)))
+
+
+def _resume(doing: Doing, target: Target) -> bool:
+    grant(doing, target, released=False)
+    return doing.jobs.resume(target.name)
 
 
 def _need_no_admins(target: Target) -> None:

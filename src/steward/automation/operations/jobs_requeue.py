@@ -19,6 +19,7 @@ from steward.automation.operation import Doing, Operation, Parameters
 from steward.automation.operations.job_targets import (
     Target,
     changed,
+    grant,
     jobs_asked,
     records_of,
     said_of,
@@ -56,7 +57,9 @@ def _has_to(doing: Doing, record: JobRecord, excluded: Sequence[str]) -> bool:
 
 
 def _again(doing: Doing, target: Target, excluded: Sequence[str]) -> bool:
-    if all(record.state in WAITING for record in target.records):
+    is_waiting = all(record.state in WAITING for record in target.records)
+    grant(doing, target, released=True, is_requeue=not is_waiting)
+    if is_waiting:
         done = not excluded or doing.jobs.exclude(target.name, excluded)
         is_ours = any(_is_half(doing, record) for record in target.records)
         return (not is_ours or _release(doing, target, is_marked=True)) and done

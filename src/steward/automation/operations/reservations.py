@@ -11,6 +11,7 @@ from steward.automation.operations.nodes import NodeList
 from steward.slurm import UnknownReservation
 
 Name = Annotated[str, msgspec.Meta(description="The reservation's name.")]
+_NAME: Final = "steward"
 _ALL: Final = ("MAINT", "IGNORE_JOBS", "OVERLAP")
 
 
@@ -38,7 +39,7 @@ class Reserve(Parameters, frozen=True, kw_only=True):
     """slurm.node.reserve."""
 
     nodes: NodeList
-    reservation_name: Name
+    reservation_name: Name = _NAME
     props: Annotated[
         Props,
         msgspec.Meta(description="What it is like if it is made now; else the nodes are added."),
@@ -49,7 +50,7 @@ class Unreserve(Parameters, frozen=True, kw_only=True):
     """slurm.node.unreserve."""
 
     nodes: NodeList
-    reservation_name: Name
+    reservation_name: Name = _NAME
 
 
 def reserve(doing: Doing, asked: Reserve) -> dict[str, Any]:

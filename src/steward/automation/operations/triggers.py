@@ -104,7 +104,11 @@ def unset(doing: Doing, asked: TriggerUnset) -> dict[str, Any]:
 
 
 def _event(asked: TriggerSet, job: str) -> str:
-    """The event that is meant; of a job without one it is its time limit, as strigger has it."""
+    """The event that is meant.
+
+    Raises:
+        WrongParameters: Nothing names an event; strigger would take a job's time limit.
+    """
     if asked.fini:
         if asked.event not in ("", "fini"):
             raise WrongParameters(f"fini and event={asked.event} are two events: name one of them")
@@ -112,7 +116,10 @@ def _event(asked: TriggerSet, job: str) -> str:
     if asked.event:
         return asked.event
     if job:
-        return "time"
+        raise WrongParameters(
+            f"slurm.trigger.set jobid={job} names no event: add fini=true for the job's end, or "
+            "event=time for its time limit. slurmctld has no trigger for a job's start"
+        )
     raise WrongParameters("slurm.trigger.set needs event=…, or a job: jobid=… fini=true")
 
 

@@ -26,7 +26,9 @@ from steward.slurm.times import parse_time, zone_called
 from steward.sqlite import SqliteUnavailable
 
 if TYPE_CHECKING:
-    from steward.automation.rules.book import Book, Signature
+    from collections.abc import Iterable, Sequence
+
+    from steward.automation.rules.book import Book, Signature, Trouble
     from steward.automation.rules.model import Rule
     from steward.automation.rules.store import Store
 
@@ -93,7 +95,20 @@ def check(room: RulesRoom, asker: Asker, request: CheckRequest) -> CheckAnswer: 
     """
     room.need_operator(asker)
     rules = room.book()
-    return CheckAnswer(rules=len(rules.rules), troubles=_troubles(rules))
+    return checked(list(rules.rules.values()), rules.troubles)
+
+
+def checked(rules: "Sequence[Rule]", troubles: "Iterable[Trouble]") -> CheckAnswer:
+    """What there is to say of rules that are right, and of files that are wrong."""
+    from steward.automation.rules.checking import differences
+
+    return CheckAnswer(
+        rules=len(rules),
+        troubles=tuple(TroubleLine(path=one.path, what=one.what) for one in troubles),
+        differences=tuple(
+            TroubleLine(path=rule.path, what=what) for rule in rules for what in differences(rule)
+        ),
+    )
 
 
 def list_(room: RulesRoom, asker: Asker, request: ListRequest) -> ListAnswer:  # noqa: ARG001 - an action's shape

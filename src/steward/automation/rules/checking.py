@@ -25,6 +25,35 @@ def problems(rule: Rule) -> Iterator[str]:
         yield f"{where}: {rule.action} takes no nodes away"
 
 
+def differences(rule: Rule) -> Iterator[str]:
+    """What StackStorm, given the same file, lacks or does otherwise, each with file, line and key.
+
+    The rule is right for Steward.
+    """
+    dispatched = TYPES[rule.trigger].dispatched
+    if not dispatched:
+        yield f"{rule.at('trigger', 'type')}: the slurm pack has no trigger {rule.trigger}"
+    if rule.wanted:
+        where = rule.at("trigger", "parameters")
+        yield f"{where}: StackStorm never fires such a rule: compare the fields in criteria"
+    for criterion in rule.criteria:
+        for field in criterion.path[:1] if dispatched else ():
+            if field not in dispatched:
+                yield _undispatched(rule, str(field), ("criteria", criterion.key))
+    for key, text in _templates(rule.parameters, ("action", "parameters")):
+        for field in sorted(rendering.fields_of(text) - dispatched if dispatched else ()):
+            yield _undispatched(rule, field, key)
+    if not rule.action.startswith("slurm."):
+        yield f"{rule.at('action', 'ref')}: StackStorm calls it slurm.{rule.action}"
+    for key in rule.lines:
+        if key[:2] == ("context", "steward") and len(key) == 3:
+            yield f"{rule.at(*key)}: StackStorm passes over it"
+
+
+def _undispatched(rule: Rule, field: str, key: Key) -> str:
+    return f"{rule.at(*key)}: the slurm pack's {rule.trigger} has no field {field!r}"
+
+
 def _parameters(rule: Rule) -> Iterator[str]:
     called = operation(rule.action)
     known = {one.name: one for one in parameters_of(called)}

@@ -31,10 +31,12 @@ class CheckAnswer(Answer, frozen=True, kw_only=True):
     Attributes:
         rules: How many rules are right.
         troubles: What is wrong with the others.
+        differences: What StackStorm lacks or does otherwise, of those that are right.
     """
 
     rules: int
     troubles: tuple[TroubleLine, ...] = ()
+    differences: tuple[TroubleLine, ...] = ()
 
 
 class ListRequest(Request, frozen=True, kw_only=True):

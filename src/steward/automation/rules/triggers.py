@@ -44,12 +44,15 @@ class TriggerType(msgspec.Struct, frozen=True, kw_only=True):
         help: When it comes, for people.
         fields: What its payload holds.
         subject: Which of them say what it is about: what de-duplication goes by.
+        dispatched: Those that the slurm pack's sensor tells StackStorm; none if it has no such
+            trigger.
     """
 
     name: str
     help: str
     fields: frozenset[str]
     subject: tuple[str, ...]
+    dispatched: frozenset[str] = frozenset()
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +68,12 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _type(
-    name: str, about: str, body: type[msgspec.Struct], subject: tuple[str, ...], *more: str
+    name: str,
+    about: str,
+    body: type[msgspec.Struct],
+    subject: tuple[str, ...],
+    *more: str,
+    dispatched: frozenset[str] = frozenset(),
 ) -> TriggerType:
     fields = {field.name for field in msgspec.structs.fields(body)}
     return TriggerType(
@@ -73,6 +81,7 @@ def _type(
         help=about,
         fields=frozenset({*fields, *more, "cluster", "at"}),
         subject=("cluster", *subject),
+        dispatched=dispatched,
     )
 
 
@@ -85,6 +94,12 @@ TYPES: Final[dict[str, TriggerType]] = {
             NodeState,
             ("node",),
             *("base", "flags", "drained", *(name for name, _ in WINDOWS)),
+            dispatched=frozenset(
+                {
+                    *("cluster", "node", "state", "old_state", "reason", "reason_uid", "source"),
+                    *("at", "failed", "partitions"),
+                }
+            ),
         ),
         _type(
             "slurm.job.state",
@@ -104,7 +119,8 @@ TYPES: Final[dict[str, TriggerType]] = {
         ),
         _type(
             "slurm.controller.state",
-            "slurmctld or slurmdbd ceased to answer, answers again, or was started anew.",
+            "slurmctld or slurmdbd ceased to answer, answers again, was started anew, or "
+            "slurmctld read its configuration again.",
             ControllerState,
             ("daemon",),
         ),

@@ -54,6 +54,9 @@ def description_of(record: JobRecord) -> Description:
         held=record.reason in _HELD,
         het=bool(record.het_job_id),
         licenses=record.licenses,
+        burst_buffers=",".join(
+            f"{name}={amount}M" for name, amount in asked.items() if name.startswith("bb/")
+        ),
         tres_per_job=_together(record, asked, counted, has=bool(has)),
         tres_per_node="" if has else without(record.tres_per_node, counted),
         tres_per_socket="" if has else without(record.tres_per_socket, counted),

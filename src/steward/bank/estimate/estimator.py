@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from steward.bank.errors import NoEstimate
-from steward.bank.estimate.bounds import choices, refuse_endless
+from steward.bank.estimate.bounds import UNLIMITED, Budget, choices, refuse_endless
 from steward.bank.estimate.sites import Priced, Site
 from steward.bank.estimate.sizes import size_of
 from steward.bank.estimate.tasks import tasks_of
@@ -31,6 +31,9 @@ _MOST_KEPT: Final = 10_000
 _YEAR_MIN: Final = 365 * 1440
 _NORMAL: Final = "normal"
 """The QOS that slurmdbd gives where an association names no default."""
+
+_Choice = tuple[Site, Priced, str, dict[str, int]]
+"""A partition, its rate, a QOS, and what the job may be given there."""
 
 
 class Estimator:
@@ -53,34 +56,40 @@ class Estimator:
         self._sites: dict[str, Site] = {}
         self._priced: dict[tuple[str, str], Priced] = {}
 
-    def quote(self, job: Description, now: datetime, *, lines: bool = False) -> Quote:
+    def quote(
+        self,
+        job: Description,
+        now: datetime,
+        *,
+        lines: bool = False,
+        budget: Budget = UNLIMITED,
+    ) -> Quote:
         """What a job may cost at the most.
 
         Args:
             job: What it asks for.
             now: When it is, or was first, submitted: that decides on the rate.
             lines: Whether to say how it came about.
+            budget: CPU time that it may take.
 
         Raises:
             NoRate: Nothing says what one of its partitions costs.
-            NoEstimate: One of its partitions is not known, or its array makes no sense.
+            NoEstimate: One of its partitions is not known, its array makes no sense, or the
+                budget is spent before all of its partitions and QOS are priced.
         """
-        refuse_endless(job)
         account = self.account_of(job)
+        found = self._choices(job, account, now, budget)
         tasks, at_once = (1, 1) if not job.array else tasks_of(job.array)
-        best: tuple[int, Site, Priced, str, int, dict[str, int]] | None = None
-        for name in self._partitions(job):
-            site = self._site(name)
-            seconds = self.time_s(job, site)
-            for qos in self._qos(job, account):
-                priced = self._price(site, qos, now)
-                size = size_of(job, site, priced)
-                amount = priced.amount(size, seconds, qos)
-                if best is None or amount > best[0]:
-                    best = amount, site, priced, qos, seconds, size
+        best: tuple[int, _Choice] | None = None
+        for choice in found:
+            site, priced, qos, size = choice
+            amount = priced.amount(size, self.time_s(job.time_limit_min, site), qos)
+            if best is None or amount > best[0]:
+                best = amount, choice
         if best is None:
             raise NoEstimate("the job names no partition, and the cluster has no default one", job)
-        amount, site, priced, qos, seconds, size = best
+        amount, (site, priced, qos, size) = best
+        seconds = self.time_s(job.time_limit_min, site)
         if tasks * amount > MOST:
             raise NoEstimate("the job would cost more than any account can hold", job)
         quote = Quote(
@@ -97,30 +106,65 @@ class Estimator:
         )
         return self._explained(quote, priced.rate) if lines else quote
 
-    def longest(self, job: Description, available: int, now: datetime) -> int | None:
+    def longest(
+        self,
+        job: Description,
+        available: int,
+        now: datetime,
+        *,
+        tasks: int = 1,
+        budget: Budget = UNLIMITED,
+    ) -> int | None:
         """The longest time limit, in minutes, with which a job would cost no more than an amount.
 
         Args:
             job: What it asks for.
             available: The amount, micro-SU.
             now: When it is, or was first, submitted.
+            tasks: How many tasks its array has, as its quote says.
+            budget: CPU time that it may take.
 
         Returns:
-            Minutes, a year's at the most; None if not even one of them can be had.
+            Minutes, a year's at the most; None if not even one of them can be had, or the
+            budget is spent first.
 
         Raises:
             NoRate: As :meth:`quote`.
             NoEstimate: As :meth:`quote`.
         """
+        found = self._choices(job, self.account_of(job), now, budget)
+        most = available // max(1, tasks)
         low, high = 0, _YEAR_MIN
         # Rounding and minimum charges bend the line, but a longer limit never costs less.
         while low < high:
+            if budget.is_spent():
+                return None
             middle = (low + high + 1) // 2
-            if self.quote(_with_limit(job, middle), now).amount <= available:
+            if all(
+                priced.amount(size, self.time_s(middle, site), qos) <= most
+                for site, priced, qos, size in found
+            ):
                 low = middle
             else:
                 high = middle - 1
         return low or None
+
+    def _choices(
+        self, job: Description, account: str, now: datetime, budget: Budget
+    ) -> list[_Choice]:
+        """All partitions and QOS that a job may run in, with what it may be given there."""
+        refuse_endless(job, budget)
+        found: list[_Choice] = []
+        for name in self._partitions(job):
+            site = self._site(name)
+            for qos in self._qos(job, account):
+                if found and budget.is_spent():
+                    raise NoEstimate(
+                        "--partition and --qos name too many to price in time: name fewer", name
+                    )
+                priced = self._price(site, qos, now)
+                found.append((site, priced, qos, size_of(job, site, priced)))
+        return found
 
     def account_of(self, job: Description) -> str:
         """The account that is to pay, in lower case as Slurm has it; "" where none is known."""
@@ -133,10 +177,9 @@ class Estimator:
         """The name of a user that slurmdbd knows; "" for others."""
         return self.picture.users.get(uid, "")
 
-    def time_s(self, job: Description, site: Site) -> int:
-        """How long a job may hold what it was given, in seconds."""
+    def time_s(self, limit: int | None, site: Site) -> int:
+        """How long a job of this limit, in minutes, may hold what it was given, in seconds."""
         part = site.part
-        limit = job.time_limit_min
         seconds: int | None
         if limit is None:
             seconds = part.default_time_s if part.default_time_s is not None else part.max_time_s
@@ -195,7 +238,3 @@ class Estimator:
         if quote.tasks > 1:
             lines.append(PriceLine(what=f"x {quote.tasks:,} array tasks", amount=quote.amount))
         return msgspec.structs.replace(quote, lines=tuple(lines))
-
-
-def _with_limit(job: Description, minutes: int) -> Description:
-    return msgspec.structs.replace(job, time_limit_min=minutes)

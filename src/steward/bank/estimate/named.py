@@ -1,20 +1,28 @@
 """How many nodes a job's own list names: bounded before anything of it is written out.
 
-The list is what a user typed, and the gate decides on all jobs in turn: what is
-read here takes a time that grows with the text alone, whatever numbers stand in it.
+The list is what a user typed, and the gate decides on all jobs in turn: it is read once,
+in a time that grows with the text alone, whatever numbers stand in it.
 """
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Final
 
+from steward.bank.estimate.bounds import LONGEST_NODELIST
+
 _PART: Final = re.compile(r"[^\[\],\s]*(?:\[[0-9,-]*\][^\[\],\s]*)*")
 _PIECE: Final = re.compile(r"\[([0-9,-]*)\]|([^\[\]]+)")
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
-_LONGEST: Final = 64 * 1024
-"""Slurm's own bound of such a list, in characters."""
+_LONGEST_FOLDED: Final = 4096
+"""Of a list with brackets, which is read piece by piece, in characters."""
+_MOST_FOLDED: Final = 256
+"""Of the pairs of brackets in it."""
+_MOST_WRITTEN: Final = 1024
+"""Names that are written out of brackets to be told apart; of more each counts as another."""
+_BROKEN: Final = re.compile(r"[\]\s]")
 _LONGEST_NAME: Final = 255
 
 _Ranges = list[tuple[int, int, int]]
@@ -27,26 +35,38 @@ def nodes_named(nodelist: str, most: int) -> int:
         nodelist: As ``--nodelist`` takes it: ``n[1-3,7],gpu1``.
         most: More than so many a job cannot have.
     """
-    if len(nodelist) > _LONGEST:
+    if len(nodelist) > LONGEST_NODELIST:
         return most
-    names: set[str] = set()
+    count = _counted(nodelist)
+    return most if count is None else min(count, most)
+
+
+@lru_cache(maxsize=16)  # the same list is read for each partition and QOS of a job
+def _counted(nodelist: str) -> int | None:
+    if "[" not in nodelist:
+        names = set(nodelist.split(","))
+        names.discard("")
+        return None if _BROKEN.search(nodelist) else len(names)
+    if len(nodelist) > _LONGEST_FOLDED or nodelist.count("[") > _MOST_FOLDED:
+        return None
+    parts: list[list[str | _Ranges]] = []
     total, at = 0, 0
     while at < len(nodelist):
         found = _PART.match(nodelist, at)
         end = at if found is None else found.end()
         if found is None or (end < len(nodelist) and nodelist[end] != ","):
-            return most
+            return None
         at = end + 1
         if not found[0]:
             continue
         pieces = _pieces(found[0])
         if pieces is None:
-            return most
+            return None
         total += prod(_many(piece) for piece in pieces if not isinstance(piece, str))
-        if total > most:
-            return most
-        names.update(map("".join, product(*map(_written, pieces))))
-    return len(names)
+        parts.append(pieces)
+    if total > _MOST_WRITTEN:
+        return total
+    return len({"".join(name) for pieces in parts for name in product(*map(_written, pieces))})
 
 
 def _pieces(part: str) -> list[str | _Ranges] | None:

@@ -1,27 +1,53 @@
-"""sbatch's options, of 22.05 to 26.05: which take a value, and which a quote depends on.
+"""sbatch's options, of 22.05 to 26.05: which take a value, and which are other names.
 
-Source: sbatch(1) and src/common/slurm_opt.c of each version.
+Source: sbatch(1), and what sbatch of each version says of its own options:
+tests/integration/test_estimate_billing.py compares both.
 """
 
 from typing import Final
 
 VALUED: Final = frozenset(
     {
-        *("account", "acctg-freq", "admin-comment", "array", "batch", "bb", "bbf", "begin"),
-        *("bcast", "chdir", "cluster-constraint", "clusters", "comment", "constraint"),
-        *("consolidate-segments", "container", "container-id", "core-spec", "cores-per-socket"),
+        *("account", "acctg-freq", "autocomplete", "array", "batch", "bb", "bbf", "begin"),
+        *("chdir", "cluster-constraint", "clusters", "comment", "constraint"),
+        *(
+            "container",
+            "container-id",
+            "container-type",
+            "context",
+            "core-spec",
+            "cores-per-socket",
+        ),
         *("cpu-freq", "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot", "dependency"),
         *("distribution", "error", "exclude", "export-file", "extra", "extra-node-info", "gid"),
         *("gpu-bind", "gpu-freq", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"),
-        *("gres", "gres-flags", "hint", "input", "job-name", "licenses", "mail-type"),
-        *("mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus"),
+        *(
+            "gres",
+            "gres-flags",
+            "hint",
+            "input",
+            "job-name",
+            "kill-on-invalid-dep",
+            "licenses",
+            "mail-type",
+        ),
+        *(
+            "mail-user",
+            "mcs-label",
+            "mem",
+            "mem-bind",
+            "mem-per-cpu",
+            "mem-per-gpu",
+            "mem-update",
+            "mincpus",
+        ),
         *("network", "nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core"),
         *("ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket", "open-mode", "output"),
-        *("partition", "power", "prefer", "priority", "profile", "qos", "reservation"),
-        *("resv-ports", "segment", "signal", "sockets-per-node", "stepmgr", "switches"),
+        *("partition", "power", "prefer", "priority", "profile", "qos", "reservation", "resources"),
+        *("segment", "signal", "sockets-per-node", "switches"),
         *("thread-spec", "threads-per-core", "time", "time-min", "tmp", "tres-bind"),
-        *("tres-per-task", "uid", "wait-all-nodes", "wckey", "wrap", "oom-kill-step"),
-        *("export", "nodes-file"),
+        *("tres-per-task", "uid", "wait-all-nodes", "wckey", "wrap"),
+        "export",
     }
 )
 """Options that take a value."""
@@ -29,17 +55,17 @@ VALUED: Final = frozenset(
 FLAGS: Final = frozenset(
     {
         *(
+            "consolidate-segments",
             "contiguous",
-            "disable-stdout-job-state",
             "help",
             "hold",
             "ignore-pbs",
-            "kill-on-invalid-dep",
         ),
-        *("no-requeue", "oversubscribe", "overcommit", "parsable", "quiet", "reboot", "requeue"),
+        *("no-requeue", "oversubscribe", "overcommit", "parsable", "quiet", "reboot"),
         *(
-            "share",
             "spread-job",
+            "spread-segments",
+            "stepmgr",
             "test-only",
             "usage",
             "use-min-nodes",
@@ -47,13 +73,16 @@ FLAGS: Final = frozenset(
             "version",
             "wait",
         ),
-        *("external", "hetjob", "packjob"),
+        *("external",),
     }
 )
 """Options that take none."""
 
 OPTIONAL: Final = frozenset(
-    {"exclusive", "get-user-env", "nice", "no-kill", "propagate", "kill-on-invalid-dep"}
+    {
+        *("exclusive", "get-user-env", "nice", "no-kill", "oom-kill-step", "propagate"),
+        *("requeue", "resv-ports"),
+    }
 )
 """Options whose value, if they have one, stands behind ``=``."""
 
@@ -65,7 +94,6 @@ SHORT: Final = {
     "F": "nodefile",
     "G": "gpus",
     "H": "hold",
-    "I": "immediate",
     "J": "job-name",
     "L": "licenses",
     "M": "clusters",
@@ -96,4 +124,11 @@ SHORT: Final = {
 }
 """The letters that some of them have."""
 
-ALL: Final = VALUED | FLAGS | OPTIONAL
+ALIASES: Final = {
+    "cluster": "clusters",
+    "ntasks-per-tres": "ntasks-per-gpu",
+    "tasks-per-node": "ntasks-per-node",
+}
+"""Other names of options."""
+
+ALL: Final = VALUED | FLAGS | OPTIONAL | ALIASES.keys()

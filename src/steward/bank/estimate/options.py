@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from steward.bank.errors import BankUsage
-from steward.bank.estimate.option_table import ALL, SHORT, VALUED
+from steward.bank.estimate.option_table import ALIASES, ALL, SHORT, VALUED
 from steward.bank.records import Description
 
 Options = dict[str, str]
@@ -137,12 +137,12 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str, int]]:
             yield "", "", at
         elif word.startswith("--") and word != "--":
             name, equals, value = word[2:].partition("=")
-            name = _full(name)
+            name = full_name(name)
             if name in VALUED and not equals:
                 value, at = _next(words, at, word), at + 1
             yield name, value, at
         elif word.startswith("-") and word not in ("-", "--"):
-            for name, attached in _letters(word):
+            for name, attached in letters(word):
                 if attached is None:
                     attached, at = _next(words, at, word), at + 1  # noqa: PLW2901 # its value
                 yield name, attached, at
@@ -150,7 +150,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str, int]]:
             return
 
 
-def _letters(word: str) -> Iterator[tuple[str, str | None]]:
+def letters(word: str) -> Iterator[tuple[str, str | None]]:
     """The options of a word such as ``-Hn4``; None for a value that is the next word."""
     rest = word[1:]
     while rest:
@@ -169,14 +169,15 @@ def _next(words: Sequence[str], at: int, word: str) -> str:
     return words[at]
 
 
-def _full(name: str) -> str:
+def full_name(name: str) -> str:
     """An option's whole name; getopt takes any beginning of it that no other has."""
-    if name in ALL:
-        return name
-    found = [of for of in ALL if of.startswith(name)]
-    if len(found) != 1:
-        raise BankUsage(f"--{name} is no option of sbatch that is known here", name)
-    return found[0]
+    found = {name} if name in ALL else {of for of in ALL if of.startswith(name)}
+    found = {ALIASES.get(of, of) for of in found}
+    if not found:
+        raise BankUsage(f"sbatch has no option --{name}", name)
+    if len(found) > 1:
+        raise BankUsage(f"--{name} is ambiguous: write one of --{', --'.join(sorted(found))}", name)
+    return found.pop()
 
 
 def _description(options: Options, uid: int, *, is_het: bool) -> Description:
@@ -234,7 +235,7 @@ def _description(options: Options, uid: int, *, is_het: bool) -> Description:
         het=is_het,
         req_nodes=get("nodelist", ""),
         features=get("constraint", ""),
-        licenses=get("licenses", ""),
+        licenses=",".join(filter(None, (get("licenses", ""), get("resources", "")))),
         tres_per_job=_tres("gpu", get("gpus", "")),
         tres_per_node=",".join(
             filter(None, (_gres(get("gres", "")), _tres("gpu", get("gpus-per-node", ""))))

@@ -1,5 +1,6 @@
 """What a partition and a rate settle before any job is known: worked out once, asked often."""
 
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Final
 
@@ -7,6 +8,7 @@ from steward.bank.factors import WHOLE, dearest
 from steward.bank.prices import HOUR_S, amount_of, amount_per_second, dearest_end, weighted
 from steward.bank.records import Rate
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+from steward.slurm.tres import is_size
 
 _SOCKET: Final = "cr_socket"
 _CPU: Final = "cr_cpu"
@@ -90,13 +92,14 @@ class Priced:
         self._factor = dearest(rate.factors)
         # Of a GiB's weight a MiB has the 1024th part, and so all others are made as much larger.
         self._weights = [
-            (name, weight if name == "mem" else weight * _GIB)
+            (name, weight if is_size(name) else weight * _GIB)
             for name, weight in rate.weights.items()
         ]
         self.dearest_type: dict[str, str] = {}
         for name, types in site.types.items():
-            if types and any(of in rate.weights for of in types):
-                self.dearest_type[name] = max(types, key=self._cost)
+            billed = site.billing if self.bills else {}
+            if any(of in rate.weights or of in billed for of in types):
+                self.dearest_type[name] = max(types, key=lambda of: self._cost(of, billed))
 
     def amount(self, size: dict[str, int], seconds: int, qos: str) -> int:
         """What these TRES cost for so long at the most.
@@ -116,9 +119,10 @@ class Priced:
         whole = max(exact_of, least) * self.end_permille
         return (2 * whole + _SCALE * WHOLE) // (2 * _SCALE * WHOLE)
 
-    def _cost(self, typed: str) -> Fraction:
+    def _cost(self, typed: str, billed: Mapping[str, Fraction]) -> Fraction:
         one = {typed: 1, typed.partition(":")[0]: 1}
-        return sum((cost for _, _, cost in weighted(one, self.rate)), Fraction(0))
+        by_billing = billed.get(typed, Fraction(0)) * self.rate.weights.get("billing", 0)
+        return sum((cost for _, _, cost in weighted(one, self.rate)), by_billing)
 
 
 def _unit(shape: NodeShape, selects: str) -> int:

@@ -10,7 +10,6 @@ in tests/integration/test_estimate_allocations.py.
 
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil
 from typing import Final
 
 from steward.bank.estimate.named import nodes_named
@@ -49,6 +48,8 @@ def size_of(job: Description, site: Site, priced: Priced) -> dict[str, int]:
         found |= _licenses(job.licenses)
     if asked.licenses:
         found |= asked.licenses
+    if job.burst_buffers:
+        found |= tres.parse(job.burst_buffers)
     if priced.bills:
         found["billing"] = _billing(found, site)
     return found
@@ -406,11 +407,17 @@ def _add_gres(found: dict[str, int], name: str, amount: int, priced: Priced) -> 
 
 
 def _billing(found: dict[str, int], site: Site) -> int:
-    """Slurm's own billing of these TRES (TRESBillingWeights), rounded up."""
+    """Compute Slurm's own billing of these TRES (TRESBillingWeights), cut to a whole number."""
     if not site.billing:
         return found["cpu"]
-    parts = [found.get(name, 0) * weight for name, weight in site.billing.items()]
-    return ceil(max(parts) if site.billing_max else sum(parts))
+    dearest, rest = Fraction(0), Fraction(0)
+    for name, weight in site.billing.items():
+        amount = found.get(name, 0) * weight
+        if name.partition("/")[0] in site.billing_max:
+            dearest = max(dearest, amount)
+        else:
+            rest += amount
+    return int(dearest + rest)
 
 
 def _gpus(amounts: dict[str, int]) -> int:

@@ -1,11 +1,14 @@
 """Answers the submit plugin: by a decision where the gate may decide, by the policy where not."""
 
 import logging
+import os
 import time
 from typing import Final
 
 import msgspec
 
+from steward.bank.estimate.bounds import OPTIONS
+from steward.bank.gate.cpu_limits import CpuLimits
 from steward.bank.gate.keeper import Keeper, Overdrawn
 from steward.bank.gate.names import Names
 from steward.bank.gate.shapes import VERSION, Said, Submit, Tally
@@ -23,6 +26,13 @@ _NO_CHANGES: Final = (
 _STRANGE: Final = (
     "Steward: the bank cannot tell what this job may cost: ask for it in other words, or tell "
     "those who run the cluster"
+)
+_TOO_LONG: Final = (
+    "Steward: {} is longer than any that Slurm takes, and cannot be priced: shorten it"
+)
+_TOO_OFTEN: Final = (
+    "Steward: your jobs take too much of the bank's time: submit fewer at once, or with shorter "
+    "lists, and try again in a second"
 )
 _SAY_AGAIN_S: Final = 60.0
 
@@ -130,6 +140,7 @@ class Answering:
         self._keeper = keeper
         self._right = right
         self._names = Names()
+        self._limits = CpuLimits()
         self.counting = Counting()
         self._said: dict[str, float] = {}
 
@@ -137,7 +148,58 @@ class Answering:
         """A user's name, by the cluster's picture or by this host."""
         return self._keeper.ground.user_of(cluster, uid) or self._names.user(uid)
 
-    def answer(self, ask: Submit, now_us: int) -> Said:
+    def answer(self, ask: Submit, now_us: int, read_ns: int = 0) -> Said:
+        """Decide within a transaction of the store, and within the asker's CPU time.
+
+        Args:
+            ask: The question.
+            now_us: The time, µs since the epoch.
+            read_ns: CPU time that reading it took.
+
+        Raises:
+            SqliteUnavailable: As :meth:`_answer`.
+            SqliteError: As :meth:`_answer`.
+        """
+        uid, is_het = ask.by, ask.job.het
+        is_exceeded = self._limits.is_exceeded(uid) and not self._is_slurms(uid)
+        began_ns = time.thread_time_ns()
+        try:
+            if ask.oversize:
+                return self._too_long(ask)
+            if is_exceeded:
+                self._say_exceeded(ask.cluster, uid)
+                return self._refused(ask, _TOO_OFTEN)
+            with self._keeper.ground.limited(self._limits.budget(uid, is_het=is_het)):
+                return self._answer(ask, now_us)
+        finally:
+            self._limits.add(uid, read_ns + time.thread_time_ns() - began_ns, is_het=is_het)
+
+    def _is_slurms(self, uid: int) -> bool:
+        """Whether a question comes from root or SlurmUser, who work for all users, or nobody."""
+        return uid in (-1, 0, os.geteuid())
+
+    def _say_exceeded(self, cluster: str, uid: int) -> None:
+        if self._is_news(f"cpu {uid}"):
+            log.warning(
+                "cluster %s: uid %d takes more than a tenth of the gate, and is refused until "
+                "the next second",
+                *(cluster, uid),
+            )
+
+    def _too_long(self, ask: Submit) -> Said:
+        """Refuse a question whose texts the plugin had to cut, whatever the policy."""
+        if ask.by == 0:
+            return Said(v=VERSION, ok=True, id=ask.id)
+        what = OPTIONS.get(ask.oversize, ask.oversize[:80])
+        said = self._refused(ask, _TOO_LONG.format(what))
+        if not said.ok:
+            log.warning(
+                "cluster %s: refused a %s by uid %d (job %d): %s is too long",
+                *(ask.cluster, ask.op, ask.by, ask.job.job_id, what),
+            )
+        return said
+
+    def _answer(self, ask: Submit, now_us: int) -> Said:
         """Decide, within a transaction of the store.
 
         A user wrote the request: whatever it breaks that nobody has thought of, it is
@@ -173,12 +235,13 @@ class Answering:
             failed = error
         if store.changes != before:
             raise SqliteError(f"a request failed half way: {failed!r}", store.path) from failed
-        return self._refused(ask)
+        return self._refused(ask, _STRANGE)
 
     def _decided(self, ask: Submit, now_us: int, *, is_lenient: bool) -> Said:
         if ask.op == "modify":
             self._name(ask)
-            return self._keeper.modify(ask, now_us, is_lenient=is_lenient)
+            sender = self.user(ask.cluster, ask.by) if ask.by > 0 else ""
+            return self._keeper.modify(ask, sender, now_us, is_lenient=is_lenient)
         user = self.user(ask.cluster, ask.job.uid)
         return self._keeper.submit(ask, user, now_us, is_lenient=is_lenient)
 
@@ -188,13 +251,13 @@ class Answering:
         if hold is not None and not hold.user and hold.uid >= 0:
             hold.user = self.user(ask.cluster, hold.uid)
 
-    def _refused(self, ask: Submit) -> Said:
+    def _refused(self, ask: Submit, say: str) -> Said:
         """What is wrong with one request is no reason to let it in."""
         ground, job = self._keeper.ground, ask.job
         partition, account, user = self._about(ask)
         mode = ground.mode(ask.cluster, partition, account)
         is_ok = mode != "gate" or ground.is_exempt(ask.cluster, job.uid, user)
-        return Said(v=VERSION, ok=is_ok, say="" if is_ok else _STRANGE, id=ask.id)
+        return Said(v=VERSION, ok=is_ok, say="" if is_ok else say, id=ask.id)
 
     def say_strange(self, cluster: str, error: BaseException) -> None:
         """Log once in a while that there are requests that nobody can decide on."""
@@ -213,6 +276,8 @@ class Answering:
 
     def by_policy(self, ask: Submit) -> Said:
         """What the site wants where nobody can decide."""
+        if ask.oversize:
+            return self._too_long(ask)
         self.counting.by_policy += 1
         ground = self._keeper.ground
         if ask.op == "submit":

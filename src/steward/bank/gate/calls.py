@@ -7,19 +7,24 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.bank.gate import token
+from steward.bank.estimate.bounds import Budget
+from steward.bank.gate import plugin_conf, token
 from steward.bank.gate.answering import Answering, Right
+from steward.bank.gate.cpu_limits import QUESTION_NS
 from steward.bank.gate.keeper import Keeper
 from steward.bank.gate.questions import Questions
 from steward.bank.gate.shapes import (
     VERSION,
+    Allowance,
     Asked,
     Call,
     Claim,
     GateState,
+    Granted,
     Leased,
     Looked,
     Released,
+    RemoteMeans,
     Reserved,
     Result,
     Seen,
@@ -72,6 +77,10 @@ class Calls:
         self._leased = leased
         self._ops: Final[dict[str, tuple[Any, Do]]] = {
             "books": (Books, self._books),
+            "remote_means": (
+                dict[str, RemoteMeans],
+                lambda means, _now_us: keeper.purses.remote.update(means),
+            ),
             "rules": (Rules, self._rules),
             "picture": (Picture, self._picture),
             "state": (None, lambda _, _now_us: self.state()),
@@ -99,6 +108,8 @@ class Calls:
             "on_allocation": (int, lambda number, _now_us: upkeep.moving.on_allocation(number)),
             "facts": (tuple[int, int], lambda of, _now_us: keeper.store.facts(*of)),
             "lease": (Leased, self._lease),
+            "grant": (Granted, self._grant),
+            "allow": (Allowance, lambda allowance, _now_us: keeper.allow(allowance)),
         }
 
     def answer(self, line: bytes) -> bytes:
@@ -157,6 +168,7 @@ class Calls:
             books_at_us=right.books_at_us,
             asked_at_us=max(right.asked_at_us, self._keeper.store.number("asked_us")),
             tally=self._answering.counting.tally(),
+            remote_at_us=min((one.at_us for one in purses.remote.values()), default=0),
         )
 
     def _books(self, books: Books, now_us: int) -> int:
@@ -170,6 +182,8 @@ class Calls:
         if known != rules:
             self._keeper.ground.put_rules(rules)
             self._keeper.store.put_rules(rules)
+            ground = self._keeper.ground
+            plugin_conf.write(ground.settings, is_enforced=ground.is_enforced)
 
     def _picture(self, picture: Picture, _now_us: int) -> None:
         known = self._keeper.ground.pictures.get(picture.cluster)
@@ -190,7 +204,8 @@ class Calls:
 
     def _quote(self, asked: Asked, now_us: int) -> Any:
         user = self._user(asked.cluster, asked.description.uid)
-        return self._questions.quote(asked.cluster, asked.description, user, now_us)
+        with self._keeper.ground.limited(Budget(QUESTION_NS)):
+            return self._questions.quote(asked.cluster, asked.description, user, now_us)
 
     def _would(self, asked: Asked, now_us: int) -> Any:
         user = asked.user or self._user(asked.cluster, asked.description.uid)
@@ -198,7 +213,11 @@ class Calls:
             return self._questions.afford(
                 asked.cluster, asked.description, user, asked.cost, now_us
             )
-        return self._questions.would(asked.cluster, asked.description, user, now_us)
+        with self._keeper.ground.limited(Budget(QUESTION_NS)):
+            return self._questions.would(asked.cluster, asked.description, user, now_us)
+
+    def _grant(self, granted: Granted, now_us: int) -> Any:
+        return self._keeper.grant(granted.ask, granted.user, granted.restarts, now_us)
 
     def _lease(self, leased: Leased, _now_us: int) -> str:
         if leased.secret and leased.secret != self._keeper.secret.hex():

@@ -49,8 +49,8 @@ class Short(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         needed: What the job needs, beyond what is held for it already, micro-SU.
         free: What it could have, micro-SU.
         what: Whose means are short: of the ``account``, of the ``user`` in it, the
-            ``share`` of it that one user's jobs may take, or what of it may be held for those
-            that are ``unseen`` yet.
+            ``share`` of it that one user's jobs may take, what of it may be held for those
+            that are ``unseen`` yet; or ``unknown`` where a myBRC server elsewhere should say.
         wait_s: After how many seconds it can be tried again; 0 where that is not known.
     """
 

@@ -115,11 +115,19 @@ class Deciding:
         )
         if case.mode == "off":
             return _let_in(case)
-        stranger = self.stranger(case)
-        if stranger is not None:
-            return refused(case, stranger) if stranger else _let_in(case)
         decision = self.cover(case)
         placing = decision.placing
+        is_less = (
+            placing is not None
+            and not placing.amount
+            and placing.quote.amount <= covered
+            and case.account == hold.account
+            and not (job.released or job.begin_us)
+        )
+        # What makes a job no dearer passes, also where its account is closed by now.
+        stranger = None if is_less else self.stranger(case)
+        if stranger is not None:
+            return refused(case, stranger) if stranger else _let_in(case)
         if placing is None or placing.needed or placing.quote.amount <= covered:
             return decision
         # It holds nothing yet; what nobody could pay when it begins is refused now.
@@ -138,7 +146,8 @@ class Deciding:
         """
         known = self.case(cluster, job, user, now_us)
         is_exempt = self._ground.is_exempt(cluster, job.uid, user)
-        case = msgspec.structs.replace(known, mode="gate", free_pass=is_exempt)
+        is_lenient = self._is_lenient(known.account, now_us)
+        case = msgspec.structs.replace(known, mode="gate", free_pass=is_exempt or is_lenient)
         why = self._objection(case)
         if why is not None:
             return refused(case, why) if why else _let_in(case)
@@ -160,10 +169,24 @@ class Deciding:
             mode=mode,
             now_us=now_us,
             free_pass=(
-                is_lenient or mode != "gate" or self._ground.is_exempt(cluster, job.uid, user)
+                is_lenient
+                or mode != "gate"
+                or self._ground.is_exempt(cluster, job.uid, user)
+                or self._is_lenient(account, now_us)
             ),
             first_submit_us=now_us,
         )
+
+    def _is_lenient(self, account: str, now_us: int) -> bool:
+        """Whether the policy lets jobs in since nobody knows what the account has."""
+        return self._ground.settings.gate.policy == "allow" and self._is_unknown(account, now_us)
+
+    def _is_unknown(self, account: str, now_us: int) -> bool:
+        """Whether the myBRC server elsewhere said too long ago what an account has."""
+        remote = self._ground.bank.remote
+        if not remote.balances:
+            return False
+        return now_us - self._purses.remote_at_us(account) > remote.balance_age_s * 1e6
 
     def cover(self, case: Case) -> Decision:
         """Decide on what a job needs beyond what it has."""
@@ -233,7 +256,9 @@ class Deciding:
             return f"Steward: account {account} is closed: give another with --account"
         if known.only_listed and (not user or self._purses.user_books(account, user) is None):
             return f"Steward: {user or 'this user'} may not charge account {account}"
-        if not user and any(one.limit is not None for one in known.users):
+        remote = self._purses.remote.get(account)
+        has_limits = any(one.limit is not None for one in known.users)
+        if not user and (has_limits or (remote is not None and remote.limits)):
             return (
                 f"Steward: the name of user {case.job.uid} cannot be looked up now, and account "
                 f"{account} has limits for its users: try again in a few seconds"
@@ -317,13 +342,15 @@ class Deciding:
     def _short(self, case: Case, payer: str, needed: int) -> Short | None:
         """What is missing; None if all is there."""
         purses = self._purses
+        if self._is_unknown(payer, case.now_us):
+            return Short(needed=needed, free=0, what="unknown")
         available = purses.available(payer, case.now_us)
         if available < needed:
             return Short(needed=needed, free=available)
         account, uid = case.account, case.job.uid
-        own = purses.user_books(account, case.user) if case.user else None
-        if own is not None and own[0] is not None:
-            left = own[0] - own[1] - purses.user_held(account, uid)
+        limit, spent = purses.user_limit(account, case.user) if case.user else (None, 0)
+        if limit is not None:
+            left = limit - spent - purses.user_held(account, uid)
             if left < needed:
                 return Short(needed=needed, free=left, what="user")
         share = self._ground.bank.hold_share

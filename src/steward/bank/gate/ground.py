@@ -3,13 +3,15 @@
 All of it is pushed to it; nothing here asks anybody.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, tzinfo
 from typing import Final
 
 from steward.access import Standing
 from steward.bank.estimate import Estimator
-from steward.bank.estimate.bounds import LONGEST
+from steward.bank.estimate.bounds import LONGEST, UNLIMITED, Budget
 from steward.bank.money import Unit
 from steward.bank.records import Description, Mode, ModeRule, Quote, Rules
 from steward.config import Settings
@@ -45,6 +47,20 @@ class Ground:
             (*settings.bank.exempt, *settings.access.operators, *settings.gate.plugin_users)
         )
         self._admins: dict[str, frozenset[str]] = {}
+        self._coordinators: dict[str, dict[str, frozenset[str]]] = {}
+        self.slurm_uids = frozenset({0, os.geteuid()})
+        """Uids that slurmctld and Steward run as."""
+        self.budget = UNLIMITED
+        """CPU time that is left for the question that is being answered."""
+
+    @contextmanager
+    def limited(self, budget: Budget) -> Iterator[None]:
+        """Answer one question within a budget of CPU time."""
+        self.budget = budget
+        try:
+            yield
+        finally:
+            self.budget = UNLIMITED
 
     def put_rules(self, rules: Rules) -> None:
         """Decide by other modes and rates from now on."""
@@ -60,6 +76,7 @@ class Ground:
     def put_standing(self, cluster: str, standing: Standing | None) -> None:
         """Who a cluster's administrators are now."""
         self._admins[cluster] = standing.admins if standing else frozenset()
+        self._coordinators[cluster] = standing.coordinators if standing else {}
 
     def _made(self, picture: Picture) -> Estimator:
         rates = self.rules.rates if self.rules else ()
@@ -77,18 +94,19 @@ class Ground:
             NoEstimate: It cannot be told.
             KeyError: There is no picture of the cluster; see :meth:`estimator`.
         """
-        return self._estimators[cluster].quote(job, moment(first_submit_us))
+        estimator = self._estimators[cluster]
+        return estimator.quote(job, moment(first_submit_us), budget=self.budget)
 
     def mode(self, cluster: str, partitions: str, account: str) -> Mode:
         """How much is enforced; of several partitions the strictest counts."""
-        partitions = partitions[:LONGEST]
+        if len(partitions) > LONGEST or partitions.count(",") >= _MOST_PARTITIONS:
+            # Of more partitions than these no estimate is made: any may be among them.
+            return self.strictest(cluster, account)
         key = (cluster, partitions, account)
         known: Mode | None = self._modes.get(key)
         if known is None:
             names = partitions or self.default_partition(cluster)
-            # Of more partitions than these no estimate is made.
-            few = names.split(",", _MOST_PARTITIONS)[:_MOST_PARTITIONS]
-            modes = {self._mode(cluster, name, account) for name in few}
+            modes = {self._mode(cluster, name, account) for name in names.split(",")}
             strictest: Mode = next(mode for mode in _STRICT if mode in modes)
             if len(self._modes) >= _MOST_MODES:
                 # Names are the users' to choose.
@@ -97,6 +115,22 @@ class Ground:
             if len(partitions) + len(account) <= _LONGEST_KEPT:
                 self._modes[key] = known
         return known
+
+    def strictest(self, cluster: str, account: str) -> Mode:
+        """How much is enforced in the strictest of all partitions."""
+        rules = self.rules.modes if self.rules else ()
+        names = {"", *(rule.partition for rule in rules if rule.cluster in ("", cluster))}
+        modes = {self._mode(cluster, name, account) for name in names}
+        return next(mode for mode in _STRICT if mode in modes)
+
+    @property
+    def is_enforced(self) -> bool:
+        """Whether the mode of any job is ``gate``, or may be while the rules are not known."""
+        if self.rules is None:
+            return True
+        rules = self.rules.modes
+        usual = (self._mode(cluster, "", "") for cluster in self.settings.cluster)
+        return any(mode == "gate" for mode in (*usual, *(rule.mode for rule in rules)))
 
     def _mode(self, cluster: str, partition: str, account: str) -> Mode:
         modes = self.rules.modes if self.rules else ()
@@ -125,6 +159,27 @@ class Ground:
         """A user's name as far as the picture shows it; "" otherwise."""
         picture = self.pictures.get(cluster)
         return picture.users.get(uid, "") if picture else ""
+
+    def is_slurms(self, uid: int) -> bool:
+        """Whether a uid is one that slurmctld or Steward runs as: SlurmUser, or root."""
+        return uid in self.slurm_uids
+
+    def may_change(self, cluster: str, owner: int, account: str, uid: int, user: str) -> bool:
+        """Whether Slurm lets a uid change a job, by the roles that it last reported.
+
+        Args:
+            cluster: The cluster's name.
+            owner: Whose job it is; negative where nobody knows.
+            account: Its account.
+            uid: Who wants to change it; -1 where the plugin does not say.
+            user: That uid's name.
+        """
+        if uid in (-1, owner) or self.is_slurms(uid):
+            return True
+        if not user:
+            return False
+        coordinators = self._coordinators.get(cluster, {}).get(account, ())
+        return user in self._exempt or user in self._admins.get(cluster, ()) or user in coordinators
 
     def is_member(self, cluster: str, account: str, user: str) -> bool:
         """Whether Slurm lets a user's jobs be in an account, as far as that is known."""

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+import msgspec
+
 from steward.bank.errors import BankError
 from steward.bank.estimate.bounds import LONGEST
 from steward.bank.gate import token
@@ -17,7 +19,7 @@ from steward.bank.gate.deciding import Deciding
 from steward.bank.gate.doubts import Doubts
 from steward.bank.gate.ground import Ground, moment
 from steward.bank.gate.purses import Open, Purses
-from steward.bank.gate.shapes import VERSION, GateFact, Said, Submit
+from steward.bank.gate.shapes import VERSION, Allowance, GateFact, Said, Submit
 from steward.bank.gate.store import Store
 from steward.bank.ledger import Refusal
 from steward.bank.money import show
@@ -36,6 +38,12 @@ _UNSEEN: Final = (
     "Steward: job {} has just been submitted, and is not seen yet by the bank: "
     "change it in a few seconds"
 )
+_STRANGER: Final = "Steward: permission denied: this job is not yours to change"
+"""All that is told to a sender who has no rights on a job: slurmctld asks before it looks."""
+GRANT_US: Final = 10_000_000
+"""How long a grant waits for slurmctld's question, in µs."""
+ROOTS_US: Final = 15 * 60_000_000
+"""How long a change of root's waits for the poll that shows it, in µs."""
 _TORN: Final = (
     "Steward: an array is paid by one account: {} cannot be moved to another one by itself"
 )
@@ -44,6 +52,26 @@ CONFIRMED: Final = "hold.confirmed"
 SETTLED: Final = "hold.settled"
 RELEASED: Final = "hold.released"
 REFUSAL: Final = "refusal"
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """A change that Steward is about to send for a user.
+
+    Attributes:
+        jobs: How the command names the jobs.
+        job: What is to change.
+        until_us: Until when slurmctld's question may consume it, µs since the epoch.
+        is_started: Whether the job had started.
+        restarts: How often the job was requeued before the run that the change is for.
+        extra: Id of the hold that was placed for it; "" for none.
+    """
+
+    jobs: str
+    job: Description
+    until_us: int
+    is_started: bool
+    restarts: int
+    extra: str
 
 
 class Overdrawn(BankError):
@@ -71,6 +99,8 @@ class Keeper:
         self.settled = 0
         self.changed_us: dict[str, int] = {}
         self._extra: dict[str, str] = {}
+        self._grants: dict[tuple[str, int], Grant] = {}
+        self._allowances: dict[tuple[str, int], Allowance] = {}
         self.load()
 
     def load(self) -> None:
@@ -87,6 +117,8 @@ class Keeper:
             self.ground.put_picture(picture)
         for hold in self.store.holds():
             self.purses.add(hold)
+        self._grants.clear()
+        self._allowances = {(one.cluster, one.job_id): one for one in self.store.allowances()}
 
     # Decisions
 
@@ -119,20 +151,34 @@ class Keeper:
             id=ask.id,
         )
 
-    def modify(self, ask: Submit, now_us: int, *, is_lenient: bool) -> Said:
-        """Decide on a change to a job; of one without a hold the queue's next look sees it."""
-        hold = self.purses.by_job.get((ask.cluster, _job_id(ask)))
+    def modify(self, ask: Submit, user: str, now_us: int, *, is_lenient: bool) -> Said:
+        """Decide on a change to a job, whoever sends it.
+
+        The next poll prices a job that has no hold.
+
+        Args:
+            ask: The change, and the uid that sends it.
+            user: That uid's name; "" where nobody knows it.
+            now_us: The time, µs since the epoch.
+            is_lenient: As in :meth:`Deciding.submit`.
+        """
+        key = (ask.cluster, _job_id(ask))
+        if self._consume_grant(key, ask, now_us):
+            return Said(v=VERSION, ok=True, id=ask.id)
+        hold = self.purses.by_job.get(key)
         quote, before = self.store.covered(hold) if hold is not None else (None, None)
         if hold is None or before is None:
-            is_new = hold is None and not is_lenient and self._may_be_new(ask)
+            is_new = hold is None and not is_lenient and self._may_be_new(ask, user)
             say = _UNSEEN.format(ask.jobs or ask.job.job_id) if is_new else ""
             return Said(v=VERSION, ok=not is_new, say=say, id=ask.id)
-        if ask.by not in (-1, hold.uid):
-            if ask.by == 0:
-                self.changed_us[hold.id] = now_us
-            # Slurm has yet to say whether they may; if so, the queue's next look shows it.
-            return Said(v=VERSION, ok=True, id=ask.id)
-        if self._is_torn(ask, hold, quote):
+        if not self.ground.may_change(hold.cluster, hold.uid, hold.account, ask.by, user):
+            partition = quote.partition if quote else ""
+            is_enforced = self.ground.mode(hold.cluster, partition, hold.account) == "gate"
+            say = _STRANGER if is_enforced else ""
+            return Said(v=VERSION, ok=not is_enforced, say=say, id=ask.id)
+        passed = self._pass(key, ask.by, now_us)
+        is_lenient = is_lenient or bool(passed)
+        if not passed and self._is_torn(ask, hold, quote):
             return Said(v=VERSION, ok=False, say=_TORN.format(ask.jobs), id=ask.id)
         covered = quote.amount if quote is not None else 0
         with self.without_extra(hold) as extra:
@@ -158,8 +204,111 @@ class Keeper:
             and placing.quote.amount >= covered
         ):
             self.store.describe(hold, placing.quote, placing.job)
-        self._note(ask, decision, now_us)
+        self._note(ask, decision, now_us, passed=passed)
         return Said(v=VERSION, ok=decision.ok, say=decision.say, id=ask.id)
+
+    def _pass(self, key: tuple[str, int], by: int, now_us: int) -> str:
+        """Why a change passes whatever the account has; "" where it does not.
+
+        What root changes passes at the next poll, too.
+        """
+        if by == 0:
+            until_us = now_us + ROOTS_US
+            self.allow(
+                Allowance(cluster=key[0], job_id=key[1], by="root", until_us=until_us, is_once=True)
+            )
+            return "passed for root"
+        allowance = self.allowance(key, now_us)
+        if allowance is None or allowance.is_once:
+            return ""
+        return f"allowed by {allowance.by}"
+
+    def grant(self, ask: Submit, user: str, restarts: int, now_us: int) -> Said:
+        """Decide on a change that Steward is about to send for a user.
+
+        The hold is placed now. slurmctld's question about the same change, which comes from
+        SlurmUser, consumes the grant; one that stays unconsumed gives its hold back.
+
+        Args:
+            ask: The change, as from the user.
+            user: The user's name; "" where nobody knows it.
+            restarts: How often the job was requeued before the run that the change is for.
+            now_us: The time, µs since the epoch.
+        """
+        said = self.modify(ask, user, now_us, is_lenient=False)
+        key = (ask.cluster, _job_id(ask))
+        hold = self.purses.by_job.get(key)
+        if said.ok and hold is not None:
+            extra = self._extra.get(hold.id, "")
+            until_us = now_us + GRANT_US
+            self._grants[key] = Grant(
+                ask.jobs, ask.job, until_us, hold.started, restarts=restarts, extra=extra
+            )
+        return said
+
+    def expire_grant(self, key: tuple[str, int], restarts: int, now_us: int) -> None:
+        """Give back what the grant of a job holds if Slurm shows a later run than it is for.
+
+        An array's tasks share the grant: a later run of any of them ends it, and slurmctld's
+        question is decided on anew.
+        """
+        grant = self._grants.get(key)
+        if grant is not None and restarts > grant.restarts:
+            self._drop_grant(key, now_us, why="its grant was for an earlier run")
+
+    def expire_grants(self, now_us: int) -> None:
+        """Give back what grants hold that nobody consumed, and drop allowances that ended."""
+        for key, grant in list(self._grants.items()):
+            if grant.until_us <= now_us:
+                self._drop_grant(key, now_us, why="its grant was not consumed")
+        for key, allowance in list(self._allowances.items()):
+            if allowance.until_us <= now_us:
+                self._forget_allowance(key)
+
+    def _drop_grant(self, key: tuple[str, int], now_us: int, *, why: str) -> None:
+        extra = self.purses.holds.get(self._grants.pop(key).extra)
+        if extra is not None:
+            self.give_back(extra, now_us, why=why)
+
+    def _consume_grant(self, key: tuple[str, int], ask: Submit, now_us: int) -> bool:
+        """Whether SlurmUser sends a change that was granted; it is granted once."""
+        grant = self._grants.get(key)
+        hold = self.purses.by_job.get(key)
+        if (
+            grant is None
+            or hold is None
+            or not self.ground.is_slurms(ask.by)
+            or grant.until_us <= now_us
+            or (grant.jobs, grant.job, grant.is_started) != (ask.jobs, ask.job, hold.started)
+        ):
+            return False
+        del self._grants[key]
+        self.changed_us[hold.id] = now_us
+        return True
+
+    def allow(self, allowance: Allowance) -> None:
+        """Let a job pass until a time, whatever its account has: it is charged all the same."""
+        key = (allowance.cluster, allowance.job_id)
+        before = self._allowances.get(key)
+        if before is not None and allowance.is_once and not before.is_once:
+            return  # an operator's lasts longer than a change of root's
+        self._allowances[key] = allowance
+        self.store.put_allowance(allowance)
+        if not allowance.is_once:
+            log.warning(
+                "cluster %s: %s lets job %d pass until %s: %s",
+                *(allowance.cluster, allowance.by, allowance.job_id),
+                *(moment(allowance.until_us).isoformat(timespec="seconds"), allowance.reason),
+            )
+
+    def allowance(self, key: tuple[str, int], now_us: int) -> Allowance | None:
+        """The allowance of a job by cluster and id; None where it has none, or it ended."""
+        found = self._allowances.get(key)
+        return found if found is not None and found.until_us > now_us else None
+
+    def _forget_allowance(self, key: tuple[str, int]) -> None:
+        if self._allowances.pop(key, None) is not None:
+            self.store.drop_allowance(*key)
 
     def _is_torn(self, ask: Submit, hold: Open, quote: Quote | None) -> bool:
         """Whether a single task of an array is to be paid by another account than the others."""
@@ -200,15 +349,17 @@ class Keeper:
         self._place(extra, decision, now_us, why="changed by its user")
         self._extra[hold.id] = extra.id
 
-    def _may_be_new(self, ask: Submit) -> bool:
-        """Whether the job may be one that this user has just submitted, not yet seen in Slurm.
+    def _may_be_new(self, ask: Submit, user: str) -> bool:
+        """Whether the job may be one that has just been submitted, and is the sender's to change.
 
         What it was let in with is not known by its number, so no change can be judged.
         """
         if ask.by <= 0:
             return False
         for hold in self.purses.unconfirmed.values():
-            if hold.uid == ask.by and hold.cluster == ask.cluster:
+            if hold.cluster == ask.cluster and self.ground.may_change(
+                hold.cluster, hold.uid, hold.account, ask.by, user
+            ):
                 quote = self.store.covered(hold)[0]
                 partition = quote.partition if quote else ""
                 if self.ground.mode(
@@ -245,11 +396,18 @@ class Keeper:
         )
         return f"{token.without(job.admin_comment)} {made}".lstrip()
 
-    def _note(self, ask: Submit, decision: Decision, now_us: int) -> None:
-        """Keep what was refused, or would have been; say it aloud where a rate is missing."""
+    def _note(self, ask: Submit, decision: Decision, now_us: int, *, passed: str = "") -> None:
+        """Keep what was refused, or would have been; say it aloud where a rate is missing.
+
+        Args:
+            ask: The request.
+            decision: What was decided.
+            now_us: The time, µs since the epoch.
+            passed: Why it passed although it would have been refused; "" otherwise.
+        """
         if decision.is_alarming:
             log.error("cluster %s: %s", ask.cluster, decision.short)
-        is_told = decision.mode == "observe" or not decision.ok
+        is_told = decision.mode == "observe" or not decision.ok or bool(passed)
         if not decision.short or not (is_told or decision.qos or decision.partition):
             return
         seq = self.store.fact_seq + 1
@@ -265,7 +423,7 @@ class Keeper:
             partition=(quote.partition if quote else "") or ask.job.partition[:LONGEST],
             job_id=ask.job.job_id,
             amount=quote.amount if quote else 0,
-            why=decision.short,
+            why=f"{passed}: {decision.short}" if passed else decision.short,
         )
         self.store.put_fact(
             GateFact(seq=seq, kind=REFUSAL, at_us=now_us, cluster=ask.cluster, refusal=refusal)
@@ -356,6 +514,9 @@ class Keeper:
         self.purses.drop(hold)
         self.changed_us.pop(hold.id, None)
         self._extra.pop(hold.id, None)
+        if hold.job_id:
+            self._grants.pop((hold.cluster, hold.job_id), None)
+            self._forget_allowance((hold.cluster, hold.job_id))
         self.store.delete(hold)
         hold.remaining = 0
         self.tell(kind, hold, remained if amount is None else amount, now_us, why=why)

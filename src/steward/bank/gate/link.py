@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -26,22 +26,27 @@ from steward.bank.gate.shapes import (
     CONTROL_SOCKET,
     LONGEST_CALL,
     VERSION,
+    Allowance,
     Asked,
     Call,
     Claim,
     Covered,
     GateFact,
     GateState,
+    Granted,
     Held,
     Leased,
     Looked,
     Means,
     Released,
+    RemoteMeans,
     Reserved,
     Result,
+    Said,
     Seen,
     Settled,
     Stood,
+    Submit,
     Verdict,
     Wanted,
 )
@@ -78,6 +83,10 @@ class GateLink:
     def books(self, books: Books) -> int:
         """Tell it the ledger's news; the position that it knows then. Also says: I am here."""
         return int(self._ask("books", books, int))
+
+    def remote_means(self, means: dict[str, RemoteMeans]) -> None:
+        """Tell it which accounts have what a myBRC server elsewhere said, by name."""
+        self._ask("remote_means", means, None)
 
     def rules(self, rules: Rules) -> None:
         """Tell it modes and rates."""
@@ -219,6 +228,24 @@ class GateLink:
         """
         leased = Leased(fence=fence, valid_s=valid_s, secret=secret)
         return str(self._ask("lease", leased, str))
+
+    def grant(self, ask: Submit, user: str, restarts: int) -> Said:
+        """Have it decide on a change that Steward is about to send for a user; holds for it.
+
+        Args:
+            ask: The change, as from the user.
+            user: The user's name.
+            restarts: How often the job was requeued before the run that the change is for.
+
+        Raises:
+            NoEstimate: Nobody can tell what the job would cost.
+        """
+        granted = Granted(ask=ask, user=user, restarts=restarts)
+        return cast("Said", self._ask("grant", granted, Said))
+
+    def allow(self, allowance: Allowance) -> None:
+        """Let a job pass until a time, whatever its account has."""
+        self._ask("allow", allowance, None)
 
     def _ask(self, op: str, body: Any, gives: Any) -> Any:
         call = Call(v=VERSION, op=op, body=msgspec.Raw(_encode(body)))

@@ -10,13 +10,14 @@ import stat
 from typing import Final
 
 from steward.config import Settings
+from steward.files import replacing
 
 log = logging.getLogger(__name__)
 
 _HEAD: Final = "# Written by 'steward serve' from its configuration: change that.\n"
 
 
-def lines_of(settings: Settings) -> str:
+def lines_of(settings: Settings, *, is_enforced: bool) -> str:
     """What the file holds."""
     gate = settings.gate
     lines = [
@@ -25,6 +26,7 @@ def lines_of(settings: Settings) -> str:
         f"timeout_ms {gate.timeout_ms}",
         f"quiet_s {gate.quiet_s:g}",
         f"policy {gate.policy}",
+        f"enforced {'yes' if is_enforced else 'no'}",
     ]
     lines += [
         f"partition {name} {of.policy}"
@@ -34,16 +36,20 @@ def lines_of(settings: Settings) -> str:
     return _HEAD + "".join(f"{line}\n" for line in lines)
 
 
-def write(settings: Settings) -> bool:
+def write(settings: Settings, *, is_enforced: bool) -> bool:
     """Write the file, whole or not at all; whether it could be.
 
     It is for everybody to read: slurmctld runs as a user of its own.
+
+    Args:
+        settings: The configuration.
+        is_enforced: Whether the mode of any job is ``gate``: where none is, the plugin lets texts
+            pass that are too long, also while the gate is away.
     """
     path = settings.gate.plugin_conf
     if not path:
         return False
-    text = lines_of(settings)
-    fresh = f"{path}.{os.getpid()}"
+    text = lines_of(settings, is_enforced=is_enforced)
     try:
         try:
             with open(path, encoding="utf-8") as file:
@@ -52,10 +58,8 @@ def write(settings: Settings) -> bool:
         except FileNotFoundError:
             log.info("%s is made", path)
         open_directory(os.path.dirname(path) or ".")
-        with open(fresh, "w", encoding="utf-8") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), 0o644)
-        os.replace(fresh, path)
+        with replacing(path, 0o644) as file:
+            file.write(text.encode())
     except OSError as error:
         # The plugin goes on with what it read last, or with what is built into it.
         log.error("cannot write %s for the submit plugin: %s", path, error.strerror)

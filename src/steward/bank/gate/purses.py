@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from steward.bank.gate.shapes import Means
+from steward.bank.gate.shapes import Means, RemoteMeans
 from steward.bank.records import AccountBooks, AllocationBooks, Books, Origin, Share
 
 NOWHERE: Final = 0
@@ -66,6 +66,8 @@ class Purses:
     def __init__(self) -> None:
         self.position = 0
         self.accounts: dict[str, AccountBooks] = {}
+        self.remote: dict[str, RemoteMeans] = {}
+        """Of the accounts that have what a myBRC server elsewhere says."""
         self.holds: dict[str, Open] = {}
         self.by_job: dict[tuple[str, int], Open] = {}
         self.unconfirmed: dict[str, Open] = {}
@@ -105,6 +107,7 @@ class Purses:
                 self._list(name, {})
                 del self.accounts[name], self._users[name], self._drawn[name]
                 self._date(name, ())
+                self.remote.pop(name, None)
                 changed.append(name)
         self.position = max(self.position, books.seq)
         if self._is_dated_anew:
@@ -153,6 +156,24 @@ class Purses:
     def user_books(self, account: str, user: str) -> tuple[int | None, int] | None:
         """A user's limit and what they have spent; None for one that is not listed."""
         return self._users.get(account, {}).get(user)
+
+    def user_limit(self, account: str, user: str) -> tuple[int | None, int]:
+        """What a user may spend of an account, None for no limit, and what they have spent."""
+        limit, spent = self.user_books(account, user) or (None, 0)
+        remote = self.remote.get(account)
+        bound = remote.limits.get(user) if remote is not None else None
+        if bound is not None and (limit is None or bound < limit):
+            limit = bound
+        return limit, spent
+
+    def remote_at_us(self, account: str) -> int:
+        """When a myBRC server elsewhere said what an account has, µs since the epoch; 0 for never.
+
+        Args:
+            account: The account; its payer's balance counts.
+        """
+        remote = self.remote.get(self.payer_of(account))
+        return remote.at_us if remote is not None else 0
 
     def accounts_of(self, user: str) -> list[str]:
         """Names of the accounts that a user is listed in, or has spent of."""
@@ -209,7 +230,7 @@ class Purses:
     def means(self, account: str, user: str, uid: int, now_us: int) -> Means:
         """How an account stands."""
         payer = self.payer_of(account)
-        limit, spent = self.user_books(account, user) or (None, 0)
+        limit, spent = self.user_limit(account, user)
         balance = sum(one.balance for one in self.active(payer, now_us))
         available = self.available(payer, now_us)
         credit = self.credit(payer)
@@ -223,6 +244,7 @@ class Purses:
             user_limit=limit,
             user_spent=spent,
             user_held=self.user_held(account, uid),
+            at_us=self.remote_at_us(account),
         )
 
     def user_held(self, account: str, uid: int) -> int:

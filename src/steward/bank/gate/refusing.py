@@ -1,6 +1,7 @@
 """What users are told whose job is refused: what it may cost, what there is, what would fit."""
 
 from typing import Final
+from urllib.parse import urlsplit
 
 from steward.bank.errors import NoEstimate
 from steward.bank.gate.case import Case, Short
@@ -10,6 +11,7 @@ from steward.bank.money import show
 from steward.bank.records import Quote
 
 _MINUTES_A_DAY: Final = 1440
+_LONG_S: Final = 120
 _MOST_OTHERS: Final = 3
 """Of accounts and of people that are named."""
 
@@ -17,13 +19,17 @@ _MOST_OTHERS: Final = 3
 def text_of(purses: Purses, ground: Ground, case: Case, quote: Quote, short: Short) -> str:
     """The lines that a user is shown."""
     lines = [_first(ground, case, quote, short)]
+    if short.what == "unknown":
+        return "\n".join([*lines, _asked(purses, ground, case)])
     lines += _standing(purses, ground, case, short)
     lines += _assumed(ground, case, quote)
+    if ground.budget.is_spent():
+        return "\n".join(lines)  # slurmctld waits: what would fit is not looked for
     fits = _fitting(ground, case, quote, short)
     if fits:
         lines.append(f"  What would fit: {fits}.")
     elif short.what not in ("share", "unseen"):
-        lines += _elsewhere(purses, case, quote)
+        lines += _elsewhere(purses, ground, case, quote)
     return "\n".join(lines)
 
 
@@ -38,6 +44,8 @@ def _first(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
         return (
             f"Steward: {what}, but user {case.user} has {free} left to spend in account {account}"
         )
+    if short.what == "unknown":
+        return f"Steward: {what}, but what account {account} has is not known just now"
     if short.what == "share":
         return (
             f"Steward: {what}, but only {free} more of account {account} may be held for one "
@@ -72,6 +80,8 @@ def _standing(purses: Purses, ground: Ground, case: Case, short: Short) -> list[
             f"  Account {account}{paid}: {spent}balance {show(means.balance, unit)}, "
             f"{show(means.held, unit)} held for other jobs{owed}."
         )
+    if means.at_us:
+        lines.append(_asked(purses, ground, case))
     following = purses.next_allocation(means.payer, case.now_us)
     if following and short.what == "account":
         begins = moment(following.begin_us).astimezone(ground.zone(case.cluster))
@@ -80,6 +90,18 @@ def _standing(purses: Purses, ground: Ground, case: Case, short: Short) -> list[
             f"begins on {begins:%Y-%m-%d at %H:%M}."
         )
     return lines
+
+
+def _asked(purses: Purses, ground: Ground, case: Case) -> str:
+    """When the server elsewhere said what the account has."""
+    host = urlsplit(ground.bank.remote.url).hostname
+    at_us = purses.remote_at_us(case.account)
+    if not at_us:
+        return f"  {host} was not asked yet: try again in a minute."
+    at = moment(at_us).astimezone(ground.zone(case.cluster))
+    age_s = max(0, case.now_us - at_us) // 1_000_000
+    age = f"{age_s // 60} min" if age_s >= _LONG_S else f"{age_s} s"
+    return f"  {host} said what it has on {at:%Y-%m-%d at %H:%M:%S}, {age} ago."
 
 
 def _assumed(ground: Ground, case: Case, quote: Quote) -> list[str]:
@@ -97,10 +119,12 @@ def _assumed(ground: Ground, case: Case, quote: Quote) -> list[str]:
     return [f"  It gives no time limit, so {clock} are reckoned with: a shorter --time costs less."]
 
 
-def _elsewhere(purses: Purses, case: Case, quote: Quote) -> list[str]:
+def _elsewhere(purses: Purses, ground: Ground, case: Case, quote: Quote) -> list[str]:
     """Where nothing smaller can be paid: which account of the user's can, and whom to ask."""
     lines = []
     for name in purses.accounts_of(case.user) if case.user else ():
+        if ground.budget.is_spent():
+            break
         books = purses.accounts[name]
         if name == case.account or books.closed:
             continue
@@ -134,7 +158,13 @@ def _fitting(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
         return ""
     ways = []
     try:
-        minutes = estimator.longest(case.job, free, moment(case.first_submit_us))
+        minutes = estimator.longest(
+            case.job,
+            free,
+            moment(case.first_submit_us),
+            tasks=quote.tasks,
+            budget=ground.budget,
+        )
     except NoEstimate:
         minutes = None  # with another limit it would cost more than can be told
     if minutes is not None and minutes > 0:

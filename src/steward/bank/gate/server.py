@@ -83,8 +83,10 @@ class GateServer:
         self._peers: dict[int, Peer] = {}
         self._listeners: dict[int, tuple[socket.socket, Callable[[socket.socket], None]]] = {}
         self._control: set[int] = set()
-        self._asked: list[tuple[Peer, Submit]] = []
+        self._asked: list[tuple[Peer, Submit, int]] = []
+        """Who asks, the question, and the CPU time that reading it took, in ns."""
         self._plugin_uids = _uids(settings)
+        self._ground.slurm_uids = self._plugin_uids
         self._said_at, self._turned_away = -_SAY_AGAIN_S, 0
         self._clusters = Clusters(settings.cluster)
         self._asking: Asking | None = None
@@ -103,7 +105,7 @@ class GateServer:
         Raises:
             GateUnavailable: A socket cannot be made.
         """
-        plugin_conf.write(self._settings)
+        plugin_conf.write(self._settings, is_enforced=self._keeper.ground.is_enforced)
         self._checkpoints.start()
         with ExitStack() as sockets:
             path = os.path.join(self._settings.state_dir, CONTROL_SOCKET)
@@ -245,11 +247,13 @@ class GateServer:
                 if peer.fd in self._control:
                     self._send(peer, self._calls.answer(line))
                     continue
+                began_ns = time.thread_time_ns()
                 ask = read(line)
                 if ask is None:
                     peer.is_over = True
                     break
-                self._asked.append((peer, self._clusters.named(ask)))
+                read_ns = time.thread_time_ns() - began_ns
+                self._asked.append((peer, self._clusters.named(ask), read_ns))
         if peer.is_over and peer.fd in self._peers:
             self._drop(peer)
 
@@ -279,7 +283,7 @@ class GateServer:
         if is_news:
             self._right.asked_at_us = now_us
         if self._asking is not None and not self._right.has_lease:
-            for peer, ask in asked:
+            for peer, ask, _ in asked:
                 self._asking.pass_on(peer, ask)
             return
         answer = self._answering.answer
@@ -290,13 +294,13 @@ class GateServer:
                 if now_us >= self._upkeep.turn_us:
                     # Holds go to the next allocation before anybody else can have it.
                     self._upkeep.tick(now_us)
-                said = [answer(ask, now_us) for _, ask in asked]
+                said = [answer(ask, now_us, read_ns) for _, ask, read_ns in asked]
         except (SqliteUnavailable, SqliteError) as error:
             # slurmctld waits, and the state must be what is written down.
             log.error("the gate cannot decide, the policy does: %s", error)
             self._keeper.load()
-            said = [self._answering.by_policy(ask) for _, ask in asked]
-        for (peer, _), one in zip(asked, said, strict=True):
+            said = [self._answering.by_policy(ask) for _, ask, _ in asked]
+        for (peer, _, _), one in zip(asked, said, strict=True):
             if not peer.is_over:
                 self._send(peer, written(one))
         took_us = int((time.monotonic() - self._store.asked_at) * 1e6)

@@ -17,7 +17,7 @@ VERSION: Final = 1
 CONTROL_SOCKET: Final = "gate.sock"
 """Of Steward's own processes, in the state directory."""
 LONGEST_REQUEST: Final = 1 << 20
-"""Of the plugin's, in bytes: an array's task expression may be long."""
+"""Of the plugin's, in bytes: the most that ``LONGEST_TEXTS`` can become in JSON."""
 LONGEST_CALL: Final = 64 << 20
 """Of Steward's own, in bytes: all accounts at once."""
 
@@ -33,6 +33,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         id: Tells the answers of one connection apart; 0 where there is one answer only.
         jobs: How a command named the jobs that it changes (``2_3``).
         by: The uid that submits or changes; -1 where that is not said.
+        oversize: The first text that is longer than the plugin sends, by its field; what
+            was sent of it is its beginning. "" where all is sent.
     """
 
     v: int
@@ -42,6 +44,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     id: int = 0
     jobs: str = ""
     by: int = -1
+    oversize: str = ""
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,6 +95,41 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     say: str = ""
 
 
+class Allowance(Noun, frozen=True):
+    """Leave for one job to pass whatever its account has.
+
+    Attributes:
+        cluster: The cluster's name.
+        job_id: The raw id; an array's for each of its tasks.
+        by: Who allowed it.
+        until_us: When it ends, µs since the epoch.
+        reason: Why, for the log.
+        is_once: Whether it is for a change of root's alone, which the next poll shows: changes
+            that others send later are decided on.
+    """
+
+    cluster: str
+    job_id: int
+    by: str
+    until_us: int
+    reason: str = ""
+    is_once: bool = False
+
+
+class Granted(Noun, frozen=True):
+    """A change that Steward is about to send for a user.
+
+    Attributes:
+        ask: The change, from the user's uid.
+        user: The user's name.
+        restarts: How often the job was requeued before the run that the change is for.
+    """
+
+    ask: Submit
+    user: str
+    restarts: int = 0
+
+
 class Seen(Noun, frozen=True):
     """A job that Slurm shows.
 
@@ -101,6 +139,7 @@ class Seen(Noun, frozen=True):
         uid: Whose it is, by Slurm's word.
         admin_comment: May carry a token.
         started: Whether it has started.
+        restarts: How often it was requeued.
     """
 
     cluster: str
@@ -108,6 +147,7 @@ class Seen(Noun, frozen=True):
     uid: int
     admin_comment: str = ""
     started: bool = False
+    restarts: int = 0
 
 
 class Claim(Noun, frozen=True):
@@ -179,6 +219,8 @@ class Means(Noun, frozen=True):
         user_limit: What the user may spend of the account; None for no limit.
         user_spent: What the user has spent of it.
         user_held: What is held for the user's jobs.
+        at_us: When a myBRC server elsewhere said what the account has, µs since the epoch; 0
+            where none did.
     """
 
     account: str
@@ -190,6 +232,20 @@ class Means(Noun, frozen=True):
     user_limit: int | None = None
     user_spent: int = 0
     user_held: int = 0
+    at_us: int = 0
+
+
+class RemoteMeans(Noun, frozen=True):
+    """How far an account's balance is that of a myBRC server elsewhere.
+
+    Attributes:
+        at_us: When the server said it, µs since the epoch.
+        limits: What users may spend of the account by the server's word, what they have spent
+            included: micro-SU by name. Of the others the account's means are the bound.
+    """
+
+    at_us: int
+    limits: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Tally(Noun, frozen=True):
@@ -241,6 +297,8 @@ class GateState(Noun, frozen=True):
         books_at_us: When the ledger last said anything; 0 for never.
         asked_at_us: When a submit plugin asked last, to the minute; 0 for never.
         tally: What it answered since it began.
+        remote_at_us: Where balances are those of a myBRC server elsewhere, the oldest of the
+            times at which it said them; 0 for none.
     """
 
     position: int = 0
@@ -256,6 +314,7 @@ class GateState(Noun, frozen=True):
     books_at_us: int = 0
     asked_at_us: int = 0
     tally: Tally = Tally()
+    remote_at_us: int = 0
 
 
 class GateFact(Noun, frozen=True):

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from steward.bank.gate.purses import Open
-from steward.bank.gate.shapes import GateFact
+from steward.bank.gate.shapes import Allowance, GateFact
 from steward.bank.records import AccountBooks, Books, Description, Hold, Quote, Rules
 from steward.slurm.picture import Picture
 from steward.sqlite import Connection, open_database, transaction
@@ -247,6 +247,19 @@ class Store:
     def put_picture(self, picture: Picture) -> None:
         """Write a picture down."""
         self._set_note(f"picture:{picture.cluster}", _encode(picture))
+
+    def allowances(self) -> list[Allowance]:
+        """The jobs that are allowed to pass."""
+        rows = self._db.execute("SELECT body FROM note WHERE name GLOB 'allowance:*'")
+        return [msgspec.json.decode(row[0], type=Allowance) for row in rows]
+
+    def put_allowance(self, allowance: Allowance) -> None:
+        """Write an allowance down, in place of the job's former one."""
+        self._set_note(f"allowance:{allowance.cluster}:{allowance.job_id}", _encode(allowance))
+
+    def drop_allowance(self, cluster: str, job_id: int) -> None:
+        """Forget a job's allowance."""
+        self._db.execute("DELETE FROM note WHERE name=?", (f"allowance:{cluster}:{job_id}",))
 
     def number(self, name: str) -> int:
         """A number that was written down; 0 where it was not."""

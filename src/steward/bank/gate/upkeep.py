@@ -11,7 +11,7 @@ import msgspec
 
 from steward.bank.errors import BankRefused, BankUsage, NoEstimate
 from steward.bank.gate import token
-from steward.bank.gate.case import Placing
+from steward.bank.gate.case import Case, Placing
 from steward.bank.gate.doubts import LOOK_S
 from steward.bank.gate.keeper import CONFIRMED, SETTLED, Keeper
 from steward.bank.gate.moving import Moving
@@ -84,6 +84,7 @@ class Upkeep:
         ]
         for hold in late:
             self._keeper.give_back(hold, now_us, why="it was never confirmed")
+        self._keeper.expire_grants(now_us)
 
     # Jobs
 
@@ -93,9 +94,11 @@ class Upkeep:
 
     def _confirmed(self, seen: Seen, now_us: int) -> Hold | None:
         keeper = self._keeper
-        hold = self._of_token(seen) or keeper.purses.by_job.get((seen.cluster, seen.job_id))
+        key = (seen.cluster, seen.job_id)
+        hold = self._of_token(seen) or keeper.purses.by_job.get(key)
         if hold is None or hold.uid != seen.uid:
             return None
+        keeper.expire_grant(key, seen.restarts, now_us)
         is_news = not hold.confirmed or (seen.started and not hold.started)
         if not hold.confirmed:
             keeper.purses.confirm(hold, seen.job_id)
@@ -162,9 +165,11 @@ class Upkeep:
         if hold is not None and claim.starts is not None:
             is_paid = self.moving.part(hold, claim.starts, now_us)
             return self._covered(hold, is_paid=is_paid, why="" if is_paid else _ENDED)
+        allowance = keeper.allowance((claim.cluster, claim.job_id), now_us)
+        is_lenient = claim.mode_credit or allowance is not None
         case = msgspec.structs.replace(
             keeper.deciding.case(
-                claim.cluster, claim.description, user, now_us, is_lenient=claim.mode_credit
+                claim.cluster, claim.description, user, now_us, is_lenient=is_lenient
             ),
             first_submit_us=claim.first_submit_us or now_us,
             is_started=claim.started,
@@ -182,6 +187,8 @@ class Upkeep:
         if extra is not None and placing is not None and placing.amount:
             keeper.give_back(extra, now_us, why="the queue shows the change")
         if placing is None:
+            if hold is None and not decision.ok and not claim.started:
+                hold = self._describe_unpaid(claim, case, now_us)
             return self._covered(hold, is_paid=decision.ok, why=decision.short)
         if hold is None:
             hold = keeper.place_decided(
@@ -202,6 +209,25 @@ class Upkeep:
             self._start(hold, now_us)
             keeper.store.update(hold)
         return self._covered(hold, is_paid=True, why="")
+
+    def _describe_unpaid(self, claim: Claim, case: Case, now_us: int) -> Open | None:
+        """Hold nothing for a job that cannot be paid, but know what it asks for.
+
+        So that the gate decides on its release, whoever sends that.
+        """
+        keeper = self._keeper
+        held = msgspec.structs.replace(case.job, held=True)
+        decision = keeper.deciding.cover(msgspec.structs.replace(case, job=held))
+        if decision.placing is None:
+            return None
+        return keeper.place_decided(
+            claim.cluster,
+            decision,
+            now_us,
+            job_id=claim.job_id,
+            is_started=False,
+            first_submit_us=claim.first_submit_us,
+        )
 
     def _shrink(self, hold: Open, placing: Placing, now_us: int, *, is_started: bool) -> None:
         """Hold no more than the queue shows that a job needs."""

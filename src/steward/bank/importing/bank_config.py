@@ -48,6 +48,12 @@ def read(text: str, cluster: str) -> Plan:
     plan = Plan()
     for partition, value in prices.items():
         plan.rates.append(_rate(cluster, named(partition, "a partition"), value, qos))
+    if "Enable" in found:
+        switches = ", ".join(f"{name} = {value}" for name, value in _table(found, "Enable").items())
+        plan.remarks.append(
+            f"[Enable] is not taken over ({switches[:_SHOWN]}): 'steward bank enforce' says "
+            "whether jobs are refused, and charges are on where [bank] enabled is"
+        )
     if "API" in found:
         plan.remarks.append(
             "[API] is not taken over: [bank.remote] passes charges on to a myBRC server"

@@ -18,7 +18,7 @@ from steward.bank.ledger import Account, By, Member
 from steward.bank.ledger.records import Rollover, Transfer
 from steward.bank.money import show
 from steward.bank.records import Rate
-from steward.bank.weighing import check_rate, doubts
+from steward.bank.weighing import check_rate, doubts, worded
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Transaction
@@ -289,9 +289,9 @@ def _rate(t: "Transaction", wanted: Rate, by: By) -> Change:
     name = f"{wanted.cluster} {wanted.partition}"
     for one in t.rates.all(wanted.cluster):
         if _same(one, wanted):
-            return Change(what="rate", name=name, how="keep")
+            return Change(what="rate", name=name, how="keep", detail=worded(wanted))
     t.rates.add(wanted, By(who=by.who, why=by.why, at=by.at))
-    return Change(what="rate", name=name, how="create", detail="free" if wanted.free else "")
+    return Change(what="rate", name=name, how="create", detail=worded(wanted))
 
 
 def _same(one: Rate, other: Rate) -> bool:

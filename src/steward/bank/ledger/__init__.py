@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from steward.bank.ledger.asides import Lease, OutboxItem, Refusal, Token, ToldJob
+from steward.bank.ledger.asides import Lease, OutboxItem, Refusal, Token, ToldJob, ToldTotals
 from steward.bank.ledger.records import (
     NO_ACCOUNT,
     Account,
@@ -57,6 +57,7 @@ __all__ = [
     "StatementLine",
     "Token",
     "ToldJob",
+    "ToldTotals",
     "Transfer",
     "UsageRow",
     "open_ledger",

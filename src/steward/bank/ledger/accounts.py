@@ -170,9 +170,20 @@ class Accounts:
         chosen = select(account).where(account.c.parent == clean(name.lower()))
         return [_account(row) for row in self._session.rows(chosen.order_by(account.c.name))]
 
-    def owned_by(self, user: str) -> list[str]:
-        """Names of the accounts that a user may look after."""
-        return [each.name for each in self.all() if user in each.owners]
+    def led_by(self, user: str, coordinated: frozenset[str]) -> frozenset[str]:
+        """The accounts that a user owns or coordinates, and all below these."""
+        accounts = self.all(unknown=True)
+        below: dict[str, list[str]] = {}
+        for each in accounts:
+            below.setdefault(each.parent, []).append(each.name)
+        led: set[str] = set()
+        waiting = [*coordinated, *(each.name for each in accounts if user in each.owners)]
+        while waiting:
+            name = waiting.pop()
+            if name not in led:
+                led.add(name)
+                waiting += below.get(name, ())
+        return frozenset(led)
 
     def payer(self, name: str) -> str:
         """The account that pays for one: itself, or the nearest above that has money of its own.

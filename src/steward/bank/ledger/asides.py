@@ -94,6 +94,7 @@ class ToldJob(Noun, frozen=True):
         submitted: When it was submitted.
         started: When it started.
         ended: When it ended.
+        cpu_hours: Hours of CPU that it had, as last told.
         body: All that was told, for the API alone to read.
     """
 
@@ -107,7 +108,22 @@ class ToldJob(Noun, frozen=True):
     submitted: datetime | None = None
     started: datetime | None = None
     ended: datetime | None = None
+    cpu_hours: float = 0.0
     body: bytes = b""
+
+
+class ToldTotals(Noun, frozen=True):
+    """Sums over the jobs that a list is of.
+
+    Attributes:
+        jobs: How many there are.
+        amount: What they cost, micro-SU.
+        cpu_hours: Hours of CPU that they had.
+    """
+
+    jobs: int
+    amount: int
+    cpu_hours: float
 
 
 class Lease(Noun, frozen=True):

@@ -26,6 +26,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from steward.bank.errors import BankError, LedgerUnavailable
 from steward.config import Settings
+from steward.drivers import POSTGRESQL
 from steward.errors import Unavailable
 from steward.sqlite import open_database
 
@@ -223,7 +224,13 @@ def _begun_in_turn(connection: Any) -> bool:
 
 
 def _postgresql_engine(url: URL) -> Engine:
-    from steward.bank.ledger.patient import connect
+    try:
+        from steward.bank.ledger.patient import connect
+    except ImportError as error:
+        shown = url.render_as_string(hide_password=True)
+        raise LedgerUnavailable(
+            f"the ledger {shown}: {POSTGRESQL.missing}", POSTGRESQL.part
+        ) from error
 
     words = url.translate_connect_args(username="user", database="dbname") | dict(url.query)
     options = f"{_OPTIONS} {words.pop('options', '')}".rstrip()

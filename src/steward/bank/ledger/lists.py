@@ -1,14 +1,14 @@
-"""Lists that the bank keeps beside the money: tokens, refusals, jobs told by myBRC clients."""
+"""Lists beside the money: tokens, refusals, jobs of myBRC clients, holds at a myBRC server."""
 
 from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import Row, delete, func, select
 
-from steward.bank.ledger.asides import Refusal, Token, ToldJob
+from steward.bank.ledger.asides import Refusal, Token, ToldJob, ToldTotals
 from steward.bank.ledger.queues import put
 from steward.bank.ledger.session import Session, clean
-from steward.bank.ledger.tables import refusal, token, told
+from steward.bank.ledger.tables import refusal, remote_hold, token, told
 from steward.moments import micros, moment
 
 A_DAY: Final = 500
@@ -136,6 +136,42 @@ class Refusals:
         return [_refusal(row) for row in self._session.rows(ordered)]
 
 
+class RemoteHolds:
+    """Holds that a myBRC server elsewhere counts as used, until it is told what a job cost.
+
+    Args:
+        session: The transaction.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def put(self, cluster: str, job_id: int, account: str, uid: int, amount: int) -> None:
+        """Note that the server has taken a job's hold."""
+        values = {
+            "cluster": clean(cluster),
+            "job_id": job_id,
+            "account": clean(account),
+            "uid": uid,
+            "amount": amount,
+        }
+        put(self._session, remote_hold, values, replace=True)
+
+    def drop(self, cluster: str, job_id: int) -> None:
+        """Note that the server counts what the job cost, and no hold any more."""
+        where = (remote_hold.c.cluster == clean(cluster), remote_hold.c.job_id == job_id)
+        self._session.run(delete(remote_hold).where(*where))
+
+    def by_user(self, account: str) -> dict[int, int]:
+        """What the server counts of an account as held, micro-SU by uid."""
+        chosen = (
+            select(remote_hold.c.uid, func.sum(remote_hold.c.amount).label("amount"))
+            .where(remote_hold.c.account == clean(account))
+            .group_by(remote_hold.c.uid)
+        )
+        return {row.uid: int(row.amount) for row in self._session.rows(chosen)}
+
+
 class Told:
     """Jobs that clients of the myBRC API told of.
 
@@ -159,6 +195,7 @@ class Told:
             "submitted_us": _us(new.submitted),
             "started_us": _us(new.started),
             "ended_us": _us(new.ended),
+            "cpu_hours": new.cpu_hours,
             "body": new.body,
         }
         put(self._session, told, values, replace=True)
@@ -182,8 +219,8 @@ class Told:
         end: datetime | None = None,
         offset: int = 0,
         limit: int = 100,
-    ) -> tuple[int, list[ToldJob]]:
-        """How many there are, and a page of them, by their start.
+    ) -> tuple[ToldTotals, list[ToldJob]]:
+        """The sums of all that are meant, and a page of them, by their start.
 
         Args:
             user: Of this user alone.
@@ -212,10 +249,13 @@ class Told:
             where.append(told.c.started_us >= micros(begin))
         if end is not None:
             where.append(told.c.started_us <= micros(end))
-        total = self._session.value(select(func.count()).select_from(told).where(*where))
+        sums = (func.count(), func.sum(told.c.amount), func.sum(told.c.cpu_hours))
+        chosen = select(*sums).select_from(told).where(*where)
+        jobs, amount, cpu_hours = tuple(self._session.rows(chosen)[0])
+        totals = ToldTotals(jobs=jobs, amount=int(amount or 0), cpu_hours=float(cpu_hours or 0))
         order = (told.c.started_us.is_(None), told.c.started_us, told.c.jobslurmid)
         page = select(told).where(*where).order_by(*order).offset(offset).limit(limit)
-        return int(total), [_told(row) for row in self._session.rows(page)]
+        return totals, [_told(row) for row in self._session.rows(page)]
 
 
 def _day(new: Refusal) -> tuple[int, int]:
@@ -270,5 +310,6 @@ def _told(row: "Row[Any]") -> ToldJob:
         submitted=_moment(row.submitted_us),
         started=_moment(row.started_us),
         ended=_moment(row.ended_us),
+        cpu_hours=row.cpu_hours,
         body=bytes(row.body),
     )

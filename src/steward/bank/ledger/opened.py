@@ -14,7 +14,7 @@ from steward.bank.ledger.checking import check
 from steward.bank.ledger.course import Course
 from steward.bank.ledger.engine import Database, url_of
 from steward.bank.ledger.leases import Leases
-from steward.bank.ledger.lists import Refusals, Tokens, Told
+from steward.bank.ledger.lists import Refusals, RemoteHolds, Tokens, Told
 from steward.bank.ledger.moving import Moves
 from steward.bank.ledger.queues import Outbox, Places, Settlements, Thresholds
 from steward.bank.ledger.rates import Modes, Rates, rules
@@ -51,6 +51,7 @@ class Transaction:
         self.tokens = Tokens(session)
         self.refusals = Refusals(session)
         self.told = Told(session)
+        self.remote_holds = RemoteHolds(session)
 
     @property
     def seq(self) -> int:

@@ -1,6 +1,6 @@
 """What people ask of the ledger: balances, statements, and what was used by whom."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Final
 
@@ -122,6 +122,7 @@ class Reading:
         *,
         accounts: Sequence[str] | None = None,
         users: Sequence[str] | None = None,
+        seen_by: tuple[str, Collection[str]] | None = None,
         begin: datetime | None = None,
         end: datetime | None = None,
         zone: tzinfo = UTC,
@@ -132,6 +133,7 @@ class Reading:
             by: What to group by.
             accounts: Of these accounts alone.
             users: Of these users alone.
+            seen_by: What this user may see alone: their own, and all of the accounts they lead.
             begin: Of runs that began then or later.
             end: Of runs that began before.
             zone: The zone that months and days are cut in.
@@ -147,6 +149,10 @@ class Reading:
             conditions.append(charge.c.account.in_([clean(each.lower()) for each in accounts]))
         if users is not None:
             conditions.append(charge.c.user_name.in_([clean(each) for each in users]))
+        if seen_by is not None:
+            user, led = seen_by
+            own = charge.c.user_name == clean(user)
+            conditions.append(or_(own, charge.c.account.in_([clean(each) for each in led])))
         if begin is not None:
             conditions.append(charge.c.begin_us >= micros(begin))
         if end is not None:

@@ -12,12 +12,12 @@ from sqlalchemy import Connection
 from steward.bank.errors import BankError
 from steward.bank.ledger.engine import Database
 
-NEWEST: Final = "0002"
+NEWEST: Final = "0004"
 """The revision that this Steward works with."""
 
 MIGRATIONS: Final = Path(__file__).with_name("migrations")
 
-_KNOWN: Final = frozenset({"", "0001", NEWEST})
+_KNOWN: Final = frozenset({"", "0001", "0002", NEWEST})
 _ADVISORY_LOCK: Final = 0x57E3A2D
 
 

@@ -8,10 +8,12 @@ entries, so that nobody has to add them up to know what is left.
 
 from typing import Any, Final
 
+import sqlalchemy
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    Double,
     ForeignKey,
     Index,
     LargeBinary,
@@ -273,7 +275,19 @@ told = Table(
     _int("started_us", nullable=True),
     _int("ended_us", nullable=True),
     Column("body", LargeBinary, nullable=False),
+    Column("cpu_hours", Double, nullable=False, server_default=sqlalchemy.text("0")),
     Index("told_started", "started_us", "jobslurmid"),
+)
+
+remote_hold = Table(
+    "remote_hold",
+    metadata,
+    _text("cluster", primary_key=True),
+    _int("job_id", primary_key=True, autoincrement=False),
+    _text("account"),
+    _int("uid"),
+    _int("amount"),
+    Index("remote_hold_account", "account"),
 )
 
 lease = Table(

@@ -6,12 +6,15 @@ old plugins would do: they let everything pass.
 """
 
 import re
+import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 from steward.bank.errors import BankUsage, LedgerUnavailable
-from steward.bank.gate.ground import chosen_mode
-from steward.bank.ledger import Account, Member
-from steward.bank.money import Unit, show
+from steward.bank.gate.deciding import Deciding
+from steward.bank.gate.doubts import Doubts
+from steward.bank.gate.ground import Ground
+from steward.bank.gate.purses import Purses
 from steward.bank.mybrc import amounts
 from steward.bank.mybrc.errors import ApiError
 from steward.bank.mybrc.shapes import PLAIN, Answer
@@ -46,7 +49,13 @@ class Affording:
         self._ledger = ledger
         self._link = link
         self._people = people
-        self._unit = Unit(settings.bank.unit, settings.bank.decimals)
+        # The gate's rule, without its holds: for while it does not answer.
+        self._purses = Purses()
+        self._ground = Ground(settings)
+        doubts = Doubts(settings.bank.unseen_share)
+        self._deciding = Deciding(self._purses, self._ground, doubts)
+        # Questions come from several threads.
+        self._lock = threading.Lock()
 
     def answer(self, job_cost: str, user_id: str, account_id: str) -> Answer:
         """Whether a job can be submitted.
@@ -73,67 +82,42 @@ class Affording:
         try:
             verdict = self._link.would(self._cluster, asked, user, cost=cost)
         except StewardError as gone:
-            return self._by_ledger(cost, user or str(uid), account_id, gone)
+            return self._by_ledger(cost, asked, user, gone)
         return _answered("" if verdict.ok else verdict.say, verdict.chosen)
 
-    def _by_ledger(self, cost: int, user: str, account_id: str, gone: StewardError) -> Answer:
+    def _by_ledger(self, cost: int, asked: Description, user: str, gone: StewardError) -> Answer:
         """What can be said while the gate does not answer, or knows no such account yet.
+
+        The gate's own rule decides by what the ledger knows: neither holds nor slurmdbd's
+        associations.
 
         Raises:
             ApiError: There is no such account.
             LedgerUnavailable: The ledger does not answer either, and the gate's policy is to
                 allow: the client then does what it does where there is no answer.
         """
-        name = account_id.strip().lower()
         is_strict = self._settings.gate.policy == "deny"
+        now_us = time.time_ns() // 1000
         try:
-            with self._ledger.reading() as t:
-                account = t.accounts.get(name)
-                if account is None or not account.known:
-                    return self._unknown(account_id)
-                members = {member.user: member for member in t.accounts.users(name)}
-                modes = t.rules().modes
-                credit = t.accounts.need(t.accounts.payer(name)).credit
-                left = t.reading.balance(name) + credit
+            with self._lock, self._ledger.reading() as t:
+                self._purses.put(t.books(self._purses.position))
+                self._ground.put_rules(t.rules())
+                decision = self._deciding.afford(self._cluster, asked, user, cost, now_us)
         except LedgerUnavailable:
             if not is_strict:
                 raise
             return Answer(success=False, message=f"What is left is not known just now: {gone}")
-        why = self._objection(cost, user, account, members.get(user), left)
+        if asked.account not in self._purses.accounts:
+            return self._unknown(asked.account)
+        why = "" if decision.ok else decision.say
         if not why and is_strict:
             why = f"What is held is not known just now: {gone}"
-        return _answered(why, chosen_mode(modes, self._cluster, "", name))
+        return _answered(why, self._ground.chosen(self._cluster, asked.account))
 
-    def _unknown(self, account_id: str) -> Answer:
+    def _unknown(self, account: str) -> Answer:
         if self._settings.bank.unknown_accounts == "allow":
-            return Answer(success=True, message=f"The bank does not know account {account_id}.")
-        raise ApiError(400, f"No account exists with account_id {account_id}.")
-
-    def _objection(
-        self, cost: int, user: str, account: Account, member: Member | None, left: int
-    ) -> str:
-        """What the books alone say against it; "" for nothing."""
-        if account.closed:
-            return f"Account {account.name} is closed."
-        if account.only_listed and not (member and member.listed):
-            return f"User {user} is not a member of account {account.name}."
-        if cost > left:
-            return (
-                f"A job that may cost {self._show(cost)} is more than the "
-                f"{self._show(max(0, left))} that are left."
-            )
-        if member is not None and member.limit is not None:
-            left = member.limit - member.spent
-            if cost > left:
-                return (
-                    f"A job that may cost {self._show(cost)} is more than user {user} may spend "
-                    f"of account {account.name}: {self._show(max(0, left))} of "
-                    f"{self._show(member.limit)} is left."
-                )
-        return ""
-
-    def _show(self, amount: int) -> str:
-        return show(amount, self._unit)
+            return Answer(success=True, message=f"The bank does not know account {account}.")
+        raise ApiError(400, f"No account exists with account_id {account}.")
 
 
 def _answered(why: str, mode: Mode | None) -> Answer:

@@ -103,7 +103,7 @@ def application(office: Office) -> Litestar:
         type="apiKey", name="Authorization", security_scheme_in="header", description="Token …"
     )
     return Litestar(
-        route_handlers=routers,
+        route_handlers=[swagger, *routers],
         state=State({"office": office}),
         openapi_config=OpenAPIConfig(
             title="myBRC REST API",
@@ -135,6 +135,16 @@ def _options(path: str, methods: str) -> HTTPRouteHandler:
         return Response(None, status_code=204, headers={"Allow": methods})
 
     return options
+
+
+@get(
+    ["/swagger.json", *(f"{prefix}/swagger.json" for prefix in PREFIXES)],
+    include_in_schema=False,
+    sync_to_thread=False,
+)
+def swagger(request: Ask) -> dict[str, Any]:
+    """The description, where the reference server has its own; it is of OpenAPI 3.1."""
+    return request.app.openapi_schema.to_schema()
 
 
 async def _admit(request: Ask) -> None:
@@ -226,7 +236,8 @@ def jobs_create(request: Ask, state: State, body: RawBody) -> Job:
     "/jobs/{jobslurmid:str}",
     sync_to_thread=True,
     operation_class=described.SendsJob,
-    responses=described.USUAL,
+    # A job's id with a slash in it is no part of a path.
+    responses={**described.USUAL, **described.NOT_FOUND},
 )
 def jobs_update(request: Ask, state: State, jobslurmid: FromPath[str], body: RawBody) -> Job:
     """Take in a job, new or not, and charge the difference."""

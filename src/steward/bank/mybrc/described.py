@@ -62,6 +62,7 @@ def only(*statuses: int) -> dict[int, ResponseSpec]:
 
 
 def _text(most: int, *, least: int = 0, nullable: bool = True, pattern: str = PLAIN) -> Schema:
+    # Whole numbers, and numbers as texts, are taken as the reference server takes them.
     kinds = [OpenAPIType.STRING, OpenAPIType.NULL] if nullable else OpenAPIType.STRING
     return Schema(type=kinds, min_length=least or None, max_length=most, pattern=pattern)
 

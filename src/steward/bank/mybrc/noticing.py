@@ -40,15 +40,16 @@ class Noticing:
     Args:
         settings: The whole configuration.
         ledger: What is read, and where the outbox is.
+        owners: Whose jobs are.
 
     Raises:
         LedgerUnavailable: The ledger's database is away.
     """
 
-    def __init__(self, settings: Settings, ledger: "Ledger") -> None:
+    def __init__(self, settings: Settings, ledger: "Ledger", owners: "Owners") -> None:
         self._ledger = ledger
         self._clusters = frozenset(settings.cluster)
-        self._owners = Owners(settings.state_dir)
+        self._owners = owners
         self._name = f"{cursor_name(settings)}.corrections"
         with ledger.transaction() as t:
             known = t.mark(self._name)
@@ -82,10 +83,6 @@ class Noticing:
             if len(found) < _ACTS:
                 return
 
-    def close(self) -> None:
-        """Let go of jobs.db."""
-        self._owners.close()
-
     def _to_tell(
         self, t: "Transaction", rows: Iterable[ChargeRow], began: datetime
     ) -> Iterator[Told]:
@@ -105,14 +102,7 @@ class Noticing:
             ]
             last = max(own, key=_order)
             uid = self._owners.uid(last)
-            if uid is None:
-                log.warning(
-                    "cluster %s: what was corrected of job %d is not told elsewhere: "
-                    "the uid of %r is not known",
-                    *(cluster, job_id, last.user),
-                )
-                continue
-            told = _told(last, uid)
+            told = _told(last, -1 if uid is None else uid)
             # Last whom it belongs to: that is how the job stands.
             for account in sorted(accounts, key=lambda name: (name == last.account, name)):
                 yield msgspec.structs.replace(told, account=account)

@@ -24,7 +24,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         job_id: The raw job id, which is its name there.
         first_submit: When it was first submitted.
         account: Who pays.
-        uid: Whose it is.
+        uid: Whose it is; -1 where nobody knew when it was queued, and it is asked again.
         partition: Where it is to run, or ran.
         qos: Its QOS.
         state: Its state, in Slurm's word.
@@ -50,9 +50,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing to tell.
 
     Attributes:
-        op: ``hold``, a job that may come to cost something; ``change``, what it does cost its
-            account so far, which is read from the ledger when it is told: the last word then
-            is the right one, whatever the order.
+        op: ``hold``, a running job and its hold; ``change``, the job's cost for its account so
+            far, which is read from the ledger when it is sent: the last message is the right
+            one, whatever the order.
         told: The job.
         amount: Of a hold, micro-SU.
     """
@@ -63,20 +63,25 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def told_hold(t: "Transaction", told: Told, amount: int) -> None:
-    """Have a hold told, once for each job; not that of an array, whose tasks are told instead.
+    """Queue the hold of a running job, once for each job; array tasks have no hold of their own.
+
+    A server stores a job without a start time and counts no usage for it. The final
+    PUT then subtracts an amount that the server never added. So a job needs a start time.
 
     Args:
         t: The transaction.
-        told: The job.
+        told: The job, which has a start time.
         amount: What is held, micro-SU.
     """
+    if told.start is None:
+        return
     first = int(told.first_submit.timestamp())
     key = f"hold/{told.cluster}/{told.job_id}/{first}"
     _put(t, Message(op="hold", told=told, amount=amount), key)
 
 
 def told_change(t: "Transaction", told: Told) -> None:
-    """Have told what a job costs so far: it was charged, or its hold given back.
+    """Queue the cost of a job so far: it was charged, or its hold released.
 
     Args:
         t: The transaction, after the charge in it.
@@ -86,6 +91,6 @@ def told_change(t: "Transaction", told: Told) -> None:
 
 
 def _put(t: "Transaction", message: Message, key: str) -> None:
-    if message.told.uid < 0 or not message.told.account:
-        return  # the API knows no job without a user and an account
+    if not message.told.account:
+        return  # the API knows no job without one
     t.outbox.put(KIND, msgspec.json.encode(message), key=key)

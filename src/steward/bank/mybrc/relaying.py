@@ -1,21 +1,24 @@
-"""What of the bank's events a myBRC server elsewhere is told of: holds, and ends of runs.
+"""What of the bank's events a myBRC server elsewhere is told of: running jobs, and ends of runs.
+
+The hold of a pending job is not sent: the server counts jobs from their start time on.
 
 Of a run that the bank does not charge, since it ended before there was a bank or
 another's books tell of it, nothing is said: the server may know what it cost. Nor of
 one that nothing says the price of yet: its hold stays there until it is charged.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from steward.bank.claims import has_started
 from steward.bank.mybrc.outgoing import Told, told_change, told_hold
 from steward.bank.reconciling import own_charges
 from steward.bank.records import Hold
-from steward.bank.settling import REVOKED, charged_before, is_charged, leader_of
-from steward.events import QUEUE_LOOKED, RUN_END, Event
+from steward.bank.settling import REVOKED, charged_before, is_charged
+from steward.events import QUEUE_LOOKED, RUN_END, RUN_START, Event
 from steward.records import JobRecord
 from steward.slurm.states import base_state
 from steward.usage import RunFact
@@ -26,29 +29,26 @@ if TYPE_CHECKING:
 
 def relay(
     t: "Transaction",
-    events: Iterable[Event],
-    holds: Mapping[tuple[str, int], Hold],
+    events: Iterable[tuple[Event, Hold | None]],
     began: datetime,
 ) -> None:
     """Put into the outbox what events mean for the server elsewhere.
 
     Args:
         t: The transaction that charges them.
-        events: The events.
-        holds: The open holds, by cluster and the id that each is kept under.
+        events: The events, each with its job's open hold.
         began: When the bank was first started.
     """
-    for event in events:
+    for event, hold in events:
         if event.kind == QUEUE_LOOKED or not _is_ours(event, began):
             continue
         told = _told(event)
         if told is None:
             continue
         record: JobRecord = event.body.record
-        hold = holds.get((event.cluster, leader_of(record)))
         if event.kind == RUN_END:
             _end(t, event.cluster, event.body, told)
-        elif hold is not None and not record.array_job_id:
+        elif hold is not None and not record.array_job_id and _is_running(event):
             told_hold(t, told, hold.amount)
 
 
@@ -60,6 +60,11 @@ def _end(t: "Transaction", cluster: str, fact: RunFact, told: Told) -> None:
     charge = charged_before(fact, own_charges(t, cluster, fact.job_id))
     if charge is not None:
         told_change(t, msgspec.structs.replace(told, first_submit=charge.first_submit))
+
+
+def _is_running(event: Event) -> bool:
+    # Slurm gives pending jobs a start time, too: the one that it expects.
+    return event.kind == RUN_START or has_started(event.body.record)
 
 
 def _is_ours(event: Event, began: datetime) -> bool:

@@ -1,17 +1,22 @@
 """What goes over the wire of the myBRC API, and how what comes is read.
 
-Bodies are JSON, or the form data that the scripts around the old plugins send.
+Bodies are JSON, or form data of either kind, as the scripts around the old plugins send them.
 """
 
+import io
 import itertools
+import math
 import re
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import cache
 from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
+import msgspec.inspect
 from msgspec import UNSET, Meta, UnsetType
+from multipart import MultipartError, MultipartParser, parse_options_header
 
 from steward.bank.errors import BankUsage
 from steward.bank.mybrc import amounts
@@ -21,9 +26,13 @@ PLAIN: Final = r"^[^\x00-\x1f\x7f]*$"
 """No control characters: names end up in logs, tables and PostgreSQL."""
 _INT: Final = 2**31
 _FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}", re.ASCII)
+_TIME: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}([Tt ][0-9]{2}:[0-9]{2}(:[0-9]{2}.{0,20}|[Zz+-].{0,9})?)?", re.ASCII
+)
+_WHOLE: Final = re.compile(rb"[0-9]{1,20}")
 _MOST_FIELDS: Final = 200
 _COUNTS: Final = ("num_cpus", "num_req_nodes", "num_alloc_nodes")
+_HOURS: Final = ("raw_time", "cpu_time")
 
 S = TypeVar("S", bound=msgspec.Struct)
 Id = Annotated[str, Meta(min_length=1, max_length=150, pattern=PLAIN)]
@@ -100,9 +109,11 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A hundred jobs, and where the others are."""
+    """A hundred jobs, where the others are, and the sums of all."""
 
     count: int
+    total_amount: float = 0.0
+    total_cpu_time: float = 0.0
     next: str | None = None
     previous: str | None = None
     results: tuple[Job, ...] = ()
@@ -186,6 +197,10 @@ def merged(sent: JobSent, before: Job | None) -> tuple[Job, int]:
     for name in _COUNTS:
         if isinstance(sent_fields[name], float):
             sent_fields[name] = int(sent_fields[name])
+    for name in _HOURS:
+        # A form can say "nan" and "inf"; JSON has neither, so no answer could tell them.
+        if isinstance(sent_fields[name], float) and not math.isfinite(sent_fields[name]):
+            raise ApiError(400, f"{name} is {sent_fields[name]}, which is no number of hours")
     fields.update({name: value for name, value in sent_fields.items() if value is not UNSET})
     try:
         told = Decimal(fields.get("amount", "0")) if given is UNSET else given
@@ -199,23 +214,60 @@ def merged(sent: JobSent, before: Job | None) -> tuple[Job, int]:
 
 
 def _read(body: bytes, content_type: str, kind: type[S]) -> S:
-    is_form = content_type.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
+    media_type, options = parse_options_header(content_type)
     try:
-        if not is_form:
-            return msgspec.json.decode(body, type=kind)
-        pairs = parse_qsl(
-            body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict"
-        )
+        if media_type == "multipart/form-data":
+            pairs = _parts(body, options.get("boundary", ""))
+        elif media_type == "application/x-www-form-urlencoded":
+            pairs = parse_qsl(
+                body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict"
+            )
+        else:
+            return msgspec.json.decode(_quoted(body, kind), type=kind, strict=False)
         # What a form leaves empty is not known; lists of nodes cannot be told in one.
         given = {name: value for name, value in pairs if value and name != "nodes"}
         return msgspec.convert(given, kind, strict=False)
-    except (msgspec.DecodeError, UnicodeError, ValueError, RecursionError) as error:
+    except (
+        *(msgspec.DecodeError, UnicodeError, ValueError, RecursionError, MultipartError),
+    ) as error:
         raise ApiError(400, f"the body cannot be read: {error}") from error
+
+
+def _parts(body: bytes, boundary: str) -> list[tuple[str, str]]:
+    """The fields of a body in parts, of which none is a file."""
+    parser = MultipartParser(
+        io.BytesIO(body),
+        boundary,
+        content_length=len(body),
+        part_limit=_MOST_FIELDS,
+        spool_limit=len(body),
+        memory_limit=len(body),
+        disk_limit=0,
+    )
+    return [(part.name, part.raw.decode()) for part in parser if not part.filename]
+
+
+def _quoted(body: bytes, kind: type[msgspec.Struct]) -> bytes:
+    """A JSON object whose whole numbers are texts where the field is one, as clients write ids."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    texts = {field.name for field in msgspec.structs.fields(kind) if _is_text(field.type)}
+    for name in texts & fields.keys():
+        if _WHOLE.fullmatch(bytes(fields[name])):
+            fields[name] = msgspec.Raw(b'"' + bytes(fields[name]) + b'"')
+    return msgspec.json.encode(fields)
+
+
+@cache
+def _is_text(kind: Any) -> bool:
+    """Whether a field takes text, whatever else it takes."""
+    types = msgspec.inspect.type_info(kind)
+    among = types.types if isinstance(types, msgspec.inspect.UnionType) else (types,)
+    return any(isinstance(one, msgspec.inspect.StrType) for one in among)
 
 
 def _time(name: str, text: str) -> datetime:
     what = f"{name} {text[:60]!r} is no time since 1970: write 2026-01-31T12:00:00+00:00"
-    if not _TIME.match(text):
+    if not _TIME.fullmatch(text):
         raise ApiError(400, what)
     try:
         at = datetime.fromisoformat(text)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 PAGE: Final = 100
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
+_MOST_HOURS: Final = 1e12
+"""Clients may tell any number; a sum of them has to stay one that JSON can say."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -103,7 +105,7 @@ class Teller:
         if not 1 <= number <= 10**9:
             raise ApiError(404, "Invalid page.")
         with self._ledger.reading() as t:
-            count, found = t.told.find(
+            totals, found = t.told.find(
                 user=filters.user,
                 account=filters.account.lower(),
                 status=filters.jobstatus,
@@ -117,7 +119,12 @@ class Teller:
             )
         if number > 1 and not found:
             raise ApiError(404, "Invalid page.")
-        return JobPage(count=count, results=tuple(shown(told) for told in found))
+        return JobPage(
+            count=totals.jobs,
+            total_amount=float(amounts.show(totals.amount)),
+            total_cpu_time=totals.cpu_hours,
+            results=tuple(shown(told) for told in found),
+        )
 
     def _put(self, t: "Transaction", sent: JobSent, told: ToldJob | None, caller: str) -> Job:
         account = _account(t, sent.accountid)
@@ -143,6 +150,7 @@ class Teller:
                 submitted=job.submitdate,
                 started=job.startdate,
                 ended=job.enddate,
+                cpu_hours=max(-_MOST_HOURS, min(job.cpu_time or 0.0, _MOST_HOURS)),
                 body=msgspec.json.encode(job),
             )
         )

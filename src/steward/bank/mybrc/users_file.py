@@ -2,11 +2,11 @@
 
 import os
 import re
-import tempfile
 from typing import Final
 
 from steward.bank.errors import BankError, BankUsage
 from steward.bank.mybrc.passwords import hashed
+from steward.files import replacing
 
 _USER: Final = re.compile(r"[^\s:#][^\s:]{0,149}")
 _SHORTEST: Final = 8
@@ -68,22 +68,13 @@ def _lines(path: str) -> list[str]:
 
 def _write(path: str, lines: list[str]) -> None:
     """Put a new file in place of the old one, with its owner; nobody sees half of it."""
-    directory = os.path.dirname(os.path.abspath(path))
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", dir=directory, prefix=".users.", encoding="utf-8", delete=False
-        ) as file:
-            try:
-                file.writelines(f"{line}\n" for line in lines)
-                file.flush()
-                os.fsync(file.fileno())
-                if os.path.exists(path):
-                    old = os.stat(path)
-                    os.fchown(file.fileno(), old.st_uid, old.st_gid)
-                    os.fchmod(file.fileno(), old.st_mode & 0o7777)
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        mode, owner, trusted = 0o600, None, frozenset[int]()
+        if os.path.exists(path):
+            old = os.stat(path)
+            mode, owner = old.st_mode & 0o7777, (old.st_uid, old.st_gid)
+            trusted = frozenset({old.st_uid})
+        with replacing(path, mode, owner=owner, trusted=trusted) as file:
+            file.writelines(f"{line}\n".encode() for line in lines)
     except OSError as error:
         raise BankError(f"{path} cannot be written: {error.strerror}", path) from error

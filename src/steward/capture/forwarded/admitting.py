@@ -22,9 +22,11 @@ from steward.errors import StewardError
 from steward.events import (
     CONTROLLER_STATE,
     JOB_END,
+    JOB_MISSED,
     JOB_SCRIPT,
     JOB_SEEN,
     JOB_STATE,
+    MOST_MISSED,
     NODE_STATE,
     PARTITION_STATE,
     QUEUE_LOOKED,
@@ -33,6 +35,7 @@ from steward.events import (
     EventError,
     JobFacts,
     JobScript,
+    JobsMissed,
     Kept,
     QueueLooked,
     decode,
@@ -46,7 +49,7 @@ from steward.state_facts import NodeState, ReservationState
 
 KINDS: Final = folding.KINDS | {
     *(JOB_SCRIPT, JOB_SEEN, JOB_STATE, JOB_END, CONTROLLER_STATE, QUEUE_LOOKED),
-    *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE),
+    *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE, JOB_MISSED),
 }
 """What is forwarded."""
 SOURCES: Final = frozenset(
@@ -134,6 +137,8 @@ class Admitting:
             raise NotAdmitted(f"its key is not that of a {row.kind}")
         elif isinstance(event.body, JobFacts):
             _check_facts(event.key, row.kind, event.body)
+        elif isinstance(event.body, JobsMissed):
+            _check_missed(event.body)
         return event
 
 
@@ -166,6 +171,13 @@ def _check_facts(key: str, kind: str, body: JobFacts) -> None:
         raise NotAdmitted("its job id is none")
     if not key.startswith(f"{kind}:{body.record.job_id}:"):
         raise NotAdmitted("its key is not that of its job")
+
+
+def _check_missed(body: JobsMissed) -> None:
+    if not 0 < len(body.job_ids) <= MOST_MISSED:
+        raise NotAdmitted(f"it names {len(body.job_ids)} jobs: 1 to {MOST_MISSED} are taken")
+    if not all(0 < job_id <= MAX_JOB_ID for job_id in body.job_ids):
+        raise NotAdmitted("its job id is none")
 
 
 def _check_script(key: str, body: JobScript, row: Row) -> None:

@@ -14,6 +14,7 @@ from steward.capture.forwarded.wire import (
 )
 from steward.config import ClusterSettings, Settings
 from steward.errors import Refused
+from steward.listening import is_ipv6
 from steward.munge.munged import Munge
 
 
@@ -95,12 +96,13 @@ class Peers:
         """The clusters that anybody may report for."""
         return self._clusters
 
-    def witness(self, cluster: str, names: frozenset[str]) -> Witness | Unwitnessed:
+    def witness(self, cluster: str, names: frozenset[str], address: str) -> Witness | Unwitnessed:
         """What is to answer for the messages of one who wants to report for a cluster.
 
         Args:
             cluster: As the controller says it.
             names: The names that its certificate holds.
+            address: Where its connection comes from.
 
         Raises:
             Refused: Nobody may report for this cluster, or not with this certificate.
@@ -115,6 +117,12 @@ class Peers:
                     f"which is none of the 'controllers' of cluster {cluster!r}"
                 )
             return Unwitnessed()
+        if is_ipv6(address):
+            raise Refused(
+                f"the connection comes from {address}, and a MUNGE credential names addresses of "
+                "IPv4 alone: over IPv6 controllers show a certificate ('client_ca_file' of "
+                "[receive])"
+            )
         addresses = _addresses_of(of)
         return Witness(Munge(of.munge_socket), FROM_RECEIVER, self._uids, addresses)
 

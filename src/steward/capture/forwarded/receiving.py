@@ -209,7 +209,7 @@ class Receiver:
             raise wire.WireError(f"{peer} has a nonce of {len(hello.nonce)} bytes")
         nonces = nonce + hello.nonce
         try:
-            witness = self._witness(hello, names, nonces, frame)
+            witness = self._witness(hello, names, nonces, frame, connection.address)
             self._enter(connection, hello.cluster)
         except (Refused, Unavailable) as error:
             # Not signed: it moves nothing, so whoever made it up would only cost time.
@@ -237,12 +237,17 @@ class Receiver:
             connection.cluster = cluster
 
     def _witness(
-        self, hello: wire.Hello, names: frozenset[str], nonces: bytes, frame: wire.Frame
+        self,
+        hello: wire.Hello,
+        names: frozenset[str],
+        nonces: bytes,
+        frame: wire.Frame,
+        address: str,
     ) -> Witness | Unwitnessed:
         """Who answers for a controller's messages, once its hello was answered for."""
         if hello.version != wire.VERSION:
             raise Refused(f"it speaks version {hello.version}, we speak {wire.VERSION}")
-        witness = self._peers.witness(hello.cluster, names)
+        witness = self._peers.witness(hello.cluster, names, address)
         witness.check(nonces, 0, frame)
         return witness
 

@@ -74,14 +74,12 @@ class _Line(msgspec.Struct, frozen=True):
     alloc_node: str = ""
     work_dir: str = ""
     admin_comment: str = ""
-    comment: str = ""
     std_in: str = ""
     std_out: str = ""
     std_err: str = ""
     features: str = ""
     licenses: str = ""
     container: str = ""
-    extra: str = ""
     curr_dependency: str = ""
 
 
@@ -213,7 +211,6 @@ def _record(said: _Line, state: str, submit: datetime, people: People) -> JobRec
         stdin=_file(said.std_in),
         stdout=_file(said.std_out),
         stderr=_file(said.std_err),
-        comment=said.comment,
         admin_comment=said.admin_comment,
         # Of a piece they are those of nobody yet.
         exit_code=None if is_piece else code,
@@ -228,7 +225,6 @@ def _record(said: _Line, state: str, submit: datetime, people: People) -> JobRec
         licenses=said.licenses,
         container=said.container,
         batch_host=said.batch_host,
-        extra=said.extra,
         federation_origin=said.origin_cluster,
     )
 

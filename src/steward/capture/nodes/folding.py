@@ -7,7 +7,7 @@ other tasks, which together say the same.
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -54,7 +54,13 @@ class Folded(msgspec.Struct, frozen=True):
     lost: int
 
 
-def fold(cluster: str, node: str, body: bytes, now: datetime) -> Folded:
+def fold(
+    cluster: str,
+    node: str,
+    body: bytes,
+    now: datetime,
+    redact_name: Callable[[str], str] = str,
+) -> Folded:
     """The events of a batch of lines.
 
     Args:
@@ -62,6 +68,7 @@ def fold(cluster: str, node: str, body: bytes, now: datetime) -> Folded:
         node: NodeName of the sender: lines of others are garbled ones.
         body: The lines.
         now: Time of day.
+        redact_name: Takes secrets out of a step's name, which is its user's to choose.
     """
     latest_us = micros(now + _AHEAD)
     starts: list[Event] = []
@@ -86,7 +93,7 @@ def fold(cluster: str, node: str, body: bytes, now: datetime) -> Folded:
         elif line.kind == "end":
             ends.append(_event(cluster, STEP_END, line, _end_of(line), now))
         elif line.kind == "start":
-            starts.append(_event(cluster, STEP_START, line, _start_of(line), now))
+            starts.append(_event(cluster, STEP_START, line, _start_of(line, redact_name), now))
         elif line.kind != "smgr":  # that all tasks of a step were begun: its start said how many
             kind = NODE_PROLOG if line.kind == "prolog" else NODE_EPILOG
             starts.append(_event(cluster, kind, line, _job_of(line), now))
@@ -189,7 +196,7 @@ def _event(cluster: str, kind: str, line: NodeLine, body: Any, now: datetime) ->
     )
 
 
-def _start_of(line: NodeLine) -> StepStart:
+def _start_of(line: NodeLine, redact_name: Callable[[str], str]) -> StepStart:
     return StepStart(
         job_id=line.job,
         step=line.step,
@@ -200,7 +207,7 @@ def _start_of(line: NodeLine) -> StepStart:
         tasks=line.tasks,
         cpus=line.cpus,
         memory_bytes=line.memory_bytes,
-        name=line.name,
+        name=redact_name(line.name),
         restarts=line.restarts,
         array_job_id=line.array_job,
         array_task=line.array_task,

@@ -8,15 +8,22 @@ of it at a crash is heard again.
 import os
 import threading
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
 
+from steward.events import utc_now
+from steward.leaving import leave, left
 from steward.moments import micros, moment
 from steward.sqlite import Connection, open_database, open_reader, transaction, translated
 
 FILE: Final = "nodes.db"
+_REFUSALS: Final = "nodes-refused.json"
+_MOST_REFUSALS: Final = 64
+_MOST_TOLD: Final = 8
+LATELY: Final = timedelta(minutes=30)
+"""How long agents may be silent, and for how long it is told that one was refused."""
 _MIGRATIONS: Final = (
     """
     CREATE TABLE node (
@@ -141,6 +148,71 @@ class Hearing:
     def close(self) -> None:
         """Let go of the database."""
         self._database.close()
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent whose batch was refused.
+
+    Attributes:
+        address: Where its connection came from.
+        at: When that was, last.
+        why: The reason, as the agent was told it.
+    """
+
+    address: str
+    at: datetime
+    why: str
+
+
+class Refusals:
+    """The last refusal of each address that was not accepted since; for many threads.
+
+    Args:
+        state_dir: The state directory.
+    """
+
+    def __init__(self, state_dir: str) -> None:
+        self._path = os.path.join(state_dir, _REFUSALS)
+        self._lock = threading.Lock()
+        self._refusals = {one.address: one for one in refusals_in(state_dir)}
+        self._is_new = False
+
+    def add(self, address: str, why: str) -> None:
+        """Note a refusal; of very many addresses the latest are kept."""
+        with self._lock:
+            self._refusals.pop(address, None)
+            self._refusals[address] = Refusal(address=address, at=utc_now(), why=why)
+            while len(self._refusals) > _MOST_REFUSALS:
+                del self._refusals[next(iter(self._refusals))]
+            self._is_new = True
+
+    def drop(self, address: str) -> None:
+        """Forget an address whose batch was accepted."""
+        with self._lock:
+            if self._refusals.pop(address, None) is not None:
+                self._is_new = True
+
+    def write(self) -> None:
+        """Write the status file, if anything is new.
+
+        Raises:
+            NotLeft: It cannot be written now.
+        """
+        with self._lock:
+            if self._is_new:
+                leave(self._path, list(self._refusals.values()))
+                self._is_new = False
+
+
+def refusals_in(state_dir: str) -> list[Refusal]:
+    """The refusals in a state directory's status file, oldest first."""
+    found = left(os.path.join(state_dir, _REFUSALS), list[Refusal])
+    return [] if found is None else found[0]
+
+
+def refused_lately(state_dir: str, now: datetime) -> list[Refusal]:
+    """The latest refusals of the last half hour, oldest first; some, if there are many."""
+    return [one for one in refusals_in(state_dir) if one.at >= now - LATELY][-_MOST_TOLD:]
 
 
 def _row(heard: NodeHeard) -> tuple[str, str, int, int, str, str, int]:

@@ -21,6 +21,7 @@ from steward.capture.forwarded.peers import plain
 from steward.capture.nodes.requests import RequestError
 from steward.config import ClusterSettings, Settings
 from steward.errors import Refused
+from steward.listening import is_ipv6
 from steward.munge.munged import Munge
 from steward.slurm import SlurmError, SlurmUnavailable
 from steward.slurm.nodes import NodePlace, places, slurmd_uid
@@ -164,6 +165,11 @@ class Senders:
                     f"not for {' or '.join(sorted(wanted))}"
                 )
             return Sender(cluster.name, head, None, None)
+        if is_ipv6(address):
+            raise Refused(
+                f"the connection comes from {address}, and a MUNGE credential names addresses of "
+                "IPv4 alone: over IPv6 nodes show a certificate ('client_ca_file' of [nodes])"
+            )
         if _CREDENTIAL.fullmatch(credential) is None:
             raise Refused("there is no MUNGE credential")
         claim = cluster.munge.decode(credential)

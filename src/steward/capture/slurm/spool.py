@@ -21,7 +21,7 @@ from inotify_simple import INotify, flags
 
 from steward.capture.scheduler import Spool, SpoolPlan, Taken
 from steward.capture.slurm.files import Grabbed
-from steward.capture.taking import NO_DESCRIPTOR, OPEN, is_written
+from steward.capture.taking import FOREIGN, NO_DESCRIPTOR, OPEN, is_written
 from steward.filesystems import network_kind
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class _Pending(msgspec.Struct):
     name: str
     script_fd: int = -1
     environment_fd: int = -1
+    unopened: str = ""
     size: int = -1
     since: float = 0.0
 
@@ -63,6 +64,7 @@ class _Pending(msgspec.Struct):
             if fd >= 0:
                 os.close(fd)
         self.script_fd = self.environment_fd = -1
+        self.unopened = ""
 
 
 class SlurmSpool:
@@ -87,7 +89,7 @@ class SlurmSpool:
     ) -> None:
         self.root = root
         self.ready: deque[Taken] = deque()
-        self.vanished = 0
+        self.vanished: list[int] = []
         self._share = share
         self._of = of
         self._known = known
@@ -100,6 +102,8 @@ class SlurmSpool:
         self._pending: dict[str, _Pending] = {}
         self._unsure: dict[str, _Pending] = {}
         self._recent: dict[int, int] = {}
+        self._unread: dict[str, int] = {}
+        """Directories with a script that could not be taken yet, and their hash numbers."""
         self._scanned: deque[tuple[int, str]] = deque()
         self._rescan_wanted = False
         self._attach_at = self._rescan_at = 0.0
@@ -193,9 +197,20 @@ class SlurmSpool:
             log.error("%s", what)
             self._complaint = reason or what
 
+    def holds(self, job_id: int, mtime_ns: int) -> bool:
+        """Whether a script lies in the spool; True where that cannot be known now."""
+        try:
+            path = f"{self.root}/hash.{job_id % 10}/job.{job_id}/script"
+            return os.stat(path, follow_symlinks=False).st_mtime_ns == mtime_ns
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+
     def rescan(self) -> None:
         """Have the next :meth:`look` compare the whole spool with what was captured."""
-        self._recent.clear()
+        # The ids stay: a job that was taken and is gone was not missed.
+        self._recent = dict.fromkeys(self._recent, -1)
         self._rescan_wanted = True
 
     def _rescan(self) -> None:
@@ -228,6 +243,7 @@ class SlurmSpool:
                 self._hash_fds[number] = os.open(path, opened)
             with os.scandir(path) as entries:
                 found = [entry.name for entry in entries]
+            self._miss_unread(number, found)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
@@ -280,7 +296,7 @@ class SlurmSpool:
         _, name = self._job_wds.pop(wd)
         waiting = self._pending.pop(name, None)
         if waiting is not None:
-            self.vanished += 1
+            self._miss(int(name[4:]))
             waiting.close()
         self._unsure.pop(name, None)
 
@@ -299,9 +315,9 @@ class SlurmSpool:
             wd = self._inotify.add_watch(f"{self.root}/hash.{number}/{name}", _JOB_MASK)
         except OSError as error:
             waiting.close()
-            if error.errno in (errno.ENOENT, errno.ENOTDIR):
-                self.vanished += error.errno == errno.ENOENT
-            else:
+            if error.errno == errno.ENOENT:
+                self._miss(job_id)
+            elif error.errno != errno.ENOTDIR:
                 self._cannot_watch(f"{self.root}/hash.{number}/{name}", error)
             return
         # Only now: what happened between the first look and the watch would be missed.
@@ -310,6 +326,18 @@ class SlurmSpool:
             return
         self._job_wds[wd] = (number, name)
         self._pending[name] = waiting
+
+    def _miss(self, job_id: int) -> None:
+        """A job's directory is gone; its script is lost unless a scan had taken it before."""
+        if job_id not in self._recent:
+            self.vanished.append(job_id)
+
+    def _miss_unread(self, number: int, found: list[str]) -> None:
+        """Tell of the scripts that could not be taken, and are not in their directory any more."""
+        here = [name for name, hash_number in self._unread.items() if hash_number == number]
+        for name in set(here).difference(found):
+            del self._unread[name]
+            self._miss(int(name[4:]))
 
     def _is_known(self, number: int, name: str, job_id: int) -> bool:
         try:
@@ -342,21 +370,33 @@ class SlurmSpool:
         directory = self._hash_fds.get(waiting.hash_number, -1)
         if directory < 0:
             return True
-        if waiting.script_fd < 0:
-            try:
-                waiting.script_fd = os.open(f"{waiting.name}/script", OPEN, dir_fd=directory)
-            except FileNotFoundError:
-                return False
-            except OSError as error:
-                if error.errno in NO_DESCRIPTOR:
-                    self._cannot_watch(waiting.name, error)
-                    return True
-                # A symlink (ELOOP), a socket, a file where a directory is meant: foreign.
+        try:
+            is_over = self._take(waiting, directory, job_id, closed=closed)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            waiting.close()
+            if error.errno in FOREIGN:
                 log.debug("passing over %s: %s", waiting.name, error)
                 return True
+            self._cannot_watch(waiting.name, error)
+            self._unread[waiting.name] = waiting.hash_number
+            return True
+        if is_over:
+            self._unread.pop(waiting.name, None)
+        return is_over
+
+    def _take(self, waiting: _Pending, directory: int, job_id: int, *, closed: bool) -> bool:
+        """Take the script if it is complete; whether nothing is left to wait for.
+
+        Raises:
+            FileNotFoundError: There is no script yet.
+            OSError: It is foreign, or cannot be taken now.
+        """
+        if waiting.script_fd < 0:
+            waiting.script_fd = os.open(f"{waiting.name}/script", OPEN, dir_fd=directory)
             # Written before the script: held from now on, too, whatever is removed.
-            if not self._hold_environment(waiting, directory):
-                return True
+            self._hold_environment(waiting, directory)
         fd = waiting.script_fd
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -369,25 +409,34 @@ class SlurmSpool:
         if self._recent.get(job_id) == status.st_mtime_ns:
             waiting.close()
             return True
-        if waiting.environment_fd < 0 and not self._hold_environment(waiting, directory):
-            return True
+        if waiting.environment_fd < 0:
+            self._hold_environment(waiting, directory)
         self._recent[job_id] = status.st_mtime_ns
         if len(self._recent) > _REMEMBERED:
             del self._recent[next(iter(self._recent))]
-        self.ready.append(Grabbed(job_id, status.st_mtime_ns, fd, waiting.environment_fd))
+        self.ready.append(
+            Grabbed(job_id, status.st_mtime_ns, fd, waiting.environment_fd, waiting.unopened)
+        )
         return True
 
-    def _hold_environment(self, waiting: _Pending, directory: int) -> bool:
-        """Open the environment, if there is one; False where no descriptor is left for it."""
+    def _hold_environment(self, waiting: _Pending, directory: int) -> None:
+        """Open the environment, if there is one.
+
+        Raises:
+            OSError: No descriptor is left for it.
+        """
+        waiting.unopened = ""
+        name = f"{waiting.name}/environment"
         try:
-            waiting.environment_fd = os.open(f"{waiting.name}/environment", OPEN, dir_fd=directory)
+            waiting.environment_fd = os.open(name, OPEN, dir_fd=directory)
+        except FileNotFoundError:
+            return  # a burst-buffer plugin links the script alone; the event says so
         except OSError as error:
             if error.errno in NO_DESCRIPTOR:
-                waiting.close()
-                self._cannot_watch(waiting.name, error)
-                return False
-            # A burst-buffer plugin links the script alone; the event says that there was none.
-        return True
+                raise
+            if error.errno not in FOREIGN:
+                # The script is held meanwhile, and whoever reads it opens this one again.
+                waiting.unopened = f"{self.root}/hash.{waiting.hash_number}/{name}"
 
     def _is_closed(self, waiting: _Pending, status: os.stat_result) -> bool:
         """Whether no writer has the script open, as far as can be known."""
@@ -400,7 +449,10 @@ class SlurmSpool:
             waiting.size, waiting.since = status.st_size, now
             self._unsure[waiting.name] = waiting
             return False
-        ended = status.st_size and os.pread(waiting.script_fd, 1, status.st_size - 1) == b"\0"
+        try:
+            ended = status.st_size and os.pread(waiting.script_fd, 1, status.st_size - 1) == b"\0"
+        except OSError:
+            ended = False  # whoever reads all of it tries again
         settled_s = now - waiting.since
         if settled_s < (_SETTLE_S if ended else _WITHOUT_NUL_S):
             self._unsure[waiting.name] = waiting

@@ -7,13 +7,13 @@ use is no news, but for the jobs that nodes have.
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from functools import lru_cache
 from typing import Final, TypeVar
 
 import msgspec
 
 from steward.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE
 from steward.slurm.node_states import (
+    FLAGS_OF_USE,
     UNKNOWN,
     is_available,
     is_failing,
@@ -21,17 +21,12 @@ from steward.slurm.node_states import (
     is_taken,
     parse,
     saves_power,
+    without_use,
 )
 from steward.state_facts import NodeState, Noticed, PartitionState, ReservationState
 
 REMOVED: Final = "REMOVED"
 """The state of what is not there any more."""
-
-_FREE: Final = "IDLE"
-_USED: Final = ("ALLOCATED", "MIXED")
-_COMPLETING: Final = "COMPLETING"
-_OF_USE: Final = frozenset({_COMPLETING, "PLANNED", "BLOCKED"})
-_LEAVES: Final = frozenset({"DRAIN", "FAIL"})
 
 
 class NodeShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -204,7 +199,7 @@ def _has_news(old: NodeShown | None, new: NodeShown, usage: bool) -> bool:
         return True
     if old.state == new.state:
         return False
-    return usage or _without_use(old.state) != _without_use(new.state)
+    return usage or without_use(old.state) != without_use(new.state)
 
 
 def _is_not_known_yet(old: Shown | None, new: Shown) -> bool:
@@ -214,7 +209,7 @@ def _is_not_known_yet(old: Shown | None, new: Shown) -> bool:
     base, flags = parse(new.state)
     return (
         base == UNKNOWN
-        and frozenset(flags) - _OF_USE == _without_use(old.state)[1]
+        and frozenset(flags) - FLAGS_OF_USE == without_use(old.state)[1]
         and (old.reason, old.reason_user) == (new.reason, new.reason_user)
     )
 
@@ -246,19 +241,6 @@ def _is_resuming(old: NodeShown, new: NodeShown) -> bool:
     if is_silent(old.state):
         return old.is_resuming
     return is_taken(old.state) or is_failing(old.state)
-
-
-@lru_cache(maxsize=1024)
-def _without_use(state: str) -> tuple[str, frozenset[str]]:
-    """A state but for what the jobs on a node make of it.
-
-    Of one that is drained it matters whether there are still any.
-    """
-    base, flags = parse(state)
-    if base in _USED or base == _FREE:
-        is_used = base in _USED or _COMPLETING in flags
-        base = _USED[0] if is_used and not _LEAVES.isdisjoint(flags) else _FREE
-    return base, frozenset(flags) - _OF_USE
 
 
 def _has_failed(old: NodeShown | None, new: NodeShown) -> bool:

@@ -55,6 +55,18 @@ class Daemons:
         )
         return restarted
 
+    def tell_reconfigured(self) -> None:
+        """Tell that slurmctld has read slurm.conf again.
+
+        Raises:
+            SqliteUnavailable: It cannot be written down now.
+        """
+        seen = self._store.daemons.get(SLURMCTLD)
+        if seen is not None:
+            message = "slurmctld has read its configuration again"
+            told = ControllerState(up=True, message=message, reconfigured=True)
+            self._store.see(SLURMCTLD, seen, told)
+
     def slurmdbd(self, pings: Iterable[Ping], *, silent: bool = False) -> None:
         """See whether slurmdbd answers; nothing is told where there is none.
 

@@ -2,32 +2,40 @@
 
 A look is taken by the clock, and at once when slurmctld's triggers wake us. Either
 way it is the look that counts: a trigger may be late (slurmctld works on them every
-15 s), lost or forged, and what it would have told is seen all the same. A look is
-never more than a twentieth of the time, whoever asked for it.
+15 s) or lost, and what it would have told is seen all the same. A look is
+never more than a twentieth of the time, whoever asked for it. What a trigger reports of a node is
+told also where the state is gone by the next look.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Final, Protocol
 
-from steward.capture.snapshots import COST_FACTOR
+import msgspec
+
 from steward.capture.states.comparing import (
     NodeShown,
     PartitionShown,
     Picture,
     ReservationShown,
+    Shown,
     boundaries,
     compare,
 )
 from steward.capture.states.daemons import Daemons
 from steward.capture.states.store import StateStore
+from steward.capture.states.wakeups import Wake
 from steward.consumers import Append
 from steward.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE, utc_now
+from steward.looks import COST_FACTOR
 from steward.slurm import SlurmError, tres
 from steward.slurm.machine import Ping
 from steward.slurm.machine_rows import NodeRecord, PartitionRecord, ReservationRecord
+from steward.slurm.node_states import parse, shown
+from steward.slurm.nodelists import NodeListError, expand
 from steward.state_facts import Noticed
 from steward.waiting import Backoff
 
@@ -45,6 +53,9 @@ off when its slurmd has answered."""
 _EARLY: Final = timedelta(seconds=1)
 """Slurm's times have whole seconds; a look in the same second may still show the old state."""
 _TRIGGERS_S: Final = 60.0
+_LATE_S: Final = 60.0
+"""Seconds that a trigger may come after what it reports was seen; slurmctld takes 15, and more
+on a busy host."""
 _GPU: Final = "gres/gpu"
 RECONFIG: Final = "reconfig"
 """The trigger of a configuration that was read anew, or of a node that was changed by hand."""
@@ -125,20 +136,22 @@ class Sensor:
         self._began = float("-inf")
         self._due = 0.0
         self._whole_due = 0.0
-        self._wakes: set[str] = set()
+        self._wakes: set[Wake] = set()
+        self._reported = Reported()
         self._said = ""
         self._backoff = Backoff(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
 
-    def wake(self, events: Iterable[str]) -> None:
+    def wake(self, wakes: Iterable[Wake]) -> None:
         """Have a look taken soon: slurmctld says that something happened.
 
         Args:
-            events: The triggers that went off.
+            wakes: The triggers that went off.
         """
-        fresh = set(events) - self._wakes
-        if not fresh:
+        new = set(wakes) - self._wakes
+        if not new:
             return
-        self._wakes |= fresh
+        self._wakes |= new
+        fresh = {wake.event for wake in new}
         gap_s = max(_AFTER_WAKE_S, COST_FACTOR * self.cost_s)
         self._due = min(self._due, self._began + gap_s)
         if not all(map(_is_of_nodes, fresh)) or RECONFIG in fresh:
@@ -180,32 +193,42 @@ class Sensor:
             self._away(str(error))
             return
         self.cost_s = time.monotonic() - began
+        events = {wake.event for wake in wakes}
+        if RECONFIG in events and not self._is_standing_by:
+            self._daemons.tell_reconfigured()
         self._is_away = False
         self._backoff.reset()
         if self._said:
             log.info("cluster %s: the sensor sees again", self._cluster)
             self._said = ""
+        nodes = picture[NODE_STATE]
+        passed = self._reported.passed(wakes, self._store.picture[NODE_STATE], nodes, began)
+        if passed:
+            self._tell({NODE_STATE: passed}, "trigger", at)
+        self._tell(picture, self._source(events, is_anew=is_anew), at)
+        self._is_first = False
+        self._set_due(began, at, is_whole=is_whole)
+
+    def _tell(self, picture: Picture, source: Noticed, at: datetime) -> None:
         changes = compare(
             self._store.picture,
             picture,
-            source=self._source(wakes, is_anew=is_anew),
+            source=source,
             at=at,
             since=self._since(),
             usage=self._usage,
         )
         self._store.keep(changes, at, silent=self._is_standing_by)
-        self._is_first = False
-        self._set_due(began, at, is_whole=is_whole)
 
     def _since(self) -> datetime | None:
         looked_at = self._store.looked_at
         return None if looked_at is None else looked_at - _EARLY
 
-    def _source(self, wakes: set[str], *, is_anew: bool) -> Noticed:
+    def _source(self, events: set[str], *, is_anew: bool) -> Noticed:
         """What made us look; a slurmctld that was away or is another tells nothing by itself."""
         if self._is_first:
             return "start"
-        return "trigger" if any(map(_is_of_nodes, wakes)) and not is_anew else "reconcile"
+        return "trigger" if any(map(_is_of_nodes, events)) and not is_anew else "reconcile"
 
     def _picture(self, *, is_whole: bool) -> Picture:
         picture: dict[str, dict[str, NodeShown | PartitionShown | ReservationShown]] = {
@@ -264,6 +287,7 @@ class Sensor:
         if message != self._said:
             self._said = message
             log.warning("cluster %s: the sensor sees nothing: %s", self._cluster, message)
+        self._store.keep_silence()
 
     def _keep_triggers(self) -> None:
         now = time.monotonic()
@@ -272,6 +296,113 @@ class Sensor:
         self._triggers_due = now + _TRIGGERS_S
         if not self._is_standing_by:
             self._triggers.keep()
+
+
+class Reported:
+    """What triggers report of nodes, and which of it no look has shown.
+
+    slurmctld reports a state once, when it begins. Where a look showed it too, the two are the
+    same, whichever came first; a report that has no such look within a minute is of a state that
+    passed between two looks.
+    """
+
+    def __init__(self) -> None:
+        self._shown_s: dict[tuple[str, str], float] = {}
+        self._first_s: float | None = None
+
+    def passed(
+        self,
+        wakes: Iterable[Wake],
+        before: Mapping[str, Shown],
+        now: Mapping[str, Shown],
+        now_s: float,
+    ) -> dict[str, NodeShown]:
+        """All nodes as they were before, those with the states that were reported and have passed.
+
+        Args:
+            wakes: The triggers that went off since the last look.
+            before: The nodes as they were told last.
+            now: The nodes as this look shows them.
+            now_s: The monotonic time of this look.
+
+        Returns:
+            The nodes by name; {} where no state has passed unseen.
+        """
+        if self._first_s is None:
+            self._first_s = now_s
+        for name, present in now.items():
+            for event in _begun(before.get(name), present):
+                self._shown_s[event, name] = now_s
+        nodes = {name: one for name, one in before.items() if isinstance(one, NodeShown)}
+        # Where a node was drained and down, it is down that matters.
+        unseen = sorted(self._unseen(wakes, now_s), reverse=True)
+        states = {
+            name: _REPORTED[event](nodes[name].state)
+            for event, name in unseen
+            if name in nodes
+            and name in now
+            and event not in _events_of(nodes[name].state)
+            and event not in _events_of(now[name].state)
+        }
+        # What was shown before Steward started is not known.
+        if not states or now_s - self._first_s < _LATE_S:
+            return {}
+        for name, state in states.items():
+            nodes[name] = msgspec.structs.replace(nodes[name], state=state)
+        return nodes
+
+    def _unseen(self, wakes: Iterable[Wake], now_s: float) -> Iterator[tuple[str, str]]:
+        for key in [key for key, at_s in self._shown_s.items() if now_s - at_s > _LATE_S]:
+            del self._shown_s[key]
+        for wake in wakes:
+            try:
+                names = expand(wake.nodes) if wake.event in _REPORTED and wake.nodes else ()
+            except NodeListError as error:
+                log.debug("a trigger's nodes are not understood: %s", error)
+                continue
+            yield from ((wake.event, name) for name in names if self._takes(wake.event, name))
+
+    def _takes(self, event: str, name: str) -> bool:
+        """Whether no look has shown what is reported; one that has is of one report alone."""
+        return self._shown_s.pop((event, name), None) is None
+
+
+def _begun(before: Shown | None, now: Shown) -> Iterator[str]:
+    """The events of the states that a node is in now, and was not in before."""
+    was = frozenset() if before is None else frozenset(_events_of(before.state))
+    return (event for event in _events_of(now.state) if event not in was)
+
+
+@lru_cache(maxsize=1024)
+def _events_of(state: str) -> tuple[str, ...]:
+    """The triggers that go off when a node comes into a state."""
+    base, flags = parse(state)
+    is_used = base in ("ALLOCATED", "MIXED") or "COMPLETING" in flags
+    found = ["down"] if base == "DOWN" else []
+    if "DRAIN" in flags:
+        found.append("draining" if is_used else "drained")
+    return (*found, "fail") if "FAIL" in flags else tuple(found)
+
+
+def _flagged(flag: str, *, used: bool | None = None) -> Callable[[str], str]:
+    def state_of(state: str) -> str:
+        base, flags = parse(state)
+        is_used = base in ("ALLOCATED", "MIXED")
+        if used is not None and is_used != used:
+            base = "ALLOCATED" if used else "IDLE"
+        kept = flags if used is not False else [one for one in flags if one != "COMPLETING"]
+        return shown(base, sorted({*kept, flag}))
+
+    return state_of
+
+
+_REPORTED: Final[Mapping[str, Callable[[str], str]]] = {
+    "down": lambda _state: "DOWN",
+    "drained": _flagged("DRAIN", used=False),
+    "draining": _flagged("DRAIN", used=True),
+    "fail": _flagged("FAIL"),
+}
+"""The state that a trigger reports, by its event and the state before."""
 
 
 def _is_of_nodes(wake: str) -> bool:

@@ -15,8 +15,18 @@ import msgspec
 
 from steward.capture.states.comparing import SHOWN, Change, Shown
 from steward.consumers import Append
-from steward.events import CONTROLLER_STATE, ControllerState, Event, decode, encode, utc_now
+from steward.events import (
+    CONTROLLER_STATE,
+    NODE_STATE,
+    ControllerState,
+    Event,
+    decode,
+    encode,
+    utc_now,
+)
+from steward.leaving import leave, left
 from steward.sqlite import open_database, transaction, translated
+from steward.state_facts import NodesNow, nodes_now_path
 
 SOURCE: Final = "sensor"
 """The source of the events."""
@@ -68,6 +78,8 @@ class StateStore:
 
     def __init__(self, state_dir: str, cluster: str) -> None:
         self._cluster = cluster
+        self._now_path = nodes_now_path(state_dir, cluster)
+        self._is_now_stale = True
         self._path = os.path.join(state_dir, f"states-{cluster}.db")
         self._database = open_database(self._path, _MIGRATIONS)
         with translated(self._path):
@@ -95,6 +107,7 @@ class StateStore:
 
         Raises:
             SqliteUnavailable: The database cannot be written now; nothing has changed.
+            NotLeft: The file of the states now cannot be written.
         """
         told = [change for change in changes if change.body is not None]
         if told or self.looked_at is None:
@@ -105,6 +118,32 @@ class StateStore:
             else:
                 self.picture[change.kind][change.name] = change.shown
         self.looked_at = at
+        if self._is_now_stale or any(change.kind == NODE_STATE for change in changes):
+            self._is_now_stale = True
+            self._leave_now()
+
+    def keep_silence(self) -> None:
+        """Leave with the states of the last poll that slurmctld has not answered since.
+
+        Raises:
+            NotLeft: The file of the states now cannot be written.
+        """
+        found = left(self._now_path, NodesNow)
+        if found is None or found[0].silent_since is not None:
+            return
+        # After a start what was told last is older than the file, which each change makes anew.
+        written_at = datetime.fromtimestamp(found[1], UTC)
+        polled_at = max(written_at, self.looked_at or written_at)
+        leave(self._now_path, msgspec.structs.replace(found[0], silent_since=polled_at))
+        self._is_now_stale = True
+
+    def _leave_now(self) -> None:
+        states: dict[str, list[str]] = {}
+        for name, shown in self.picture[NODE_STATE].items():
+            states.setdefault(shown.state, []).append(name)
+        now = NodesNow(states={state: tuple(names) for state, names in states.items()})
+        leave(self._now_path, now)
+        self._is_now_stale = False
 
     def _write(self, told: Sequence[Change], at: datetime, *, silent: bool) -> None:
         """Write down what was news; of the rest the next look after a start knows again."""

@@ -16,9 +16,11 @@ import stat
 import struct
 import threading
 import time
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
+
+from steward.listening import unix_listener_at
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +32,12 @@ _HEARS_S: Final = 5.0
 _LONGEST: Final = 16384
 _SHORTEST_SECRET: Final = 16
 _SAY_AGAIN_S: Final = 60.0
+_MOST_WAKES: Final = 4096
 _TAKEN: Final = b"ok\n"
 _REFUSED: Final = b"no\n"
 
 
-class _Wake(msgspec.Struct, frozen=True, kw_only=True):
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
     """What the helper says."""
 
     version: int
@@ -44,7 +47,19 @@ class _Wake(msgspec.Struct, frozen=True, kw_only=True):
     nodes: str = ""
 
 
-_decode: Final = msgspec.json.Decoder(_Wake).decode
+class Wake(NamedTuple):
+    """One trigger that went off.
+
+    Attributes:
+        event: Its event (``drained``).
+        nodes: The list of nodes that it is about; "" for none, or for one of a daemon.
+    """
+
+    event: str
+    nodes: str = ""
+
+
+_decode: Final = msgspec.json.Decoder(_Said).decode
 
 
 class _Peer:
@@ -69,7 +84,8 @@ class Wakeups:
         self._path = path
         self._secret_file = secret_file
         self._cluster = cluster
-        self._events: set[str] = set()
+        self._wakes: set[Wake] = set()
+        self._is_full = False
         self._lock = threading.Lock()
         # Both ends of each: one that says there is news, and one that ends the thread.
         self.fd, self._news_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -83,17 +99,18 @@ class Wakeups:
         Raises:
             OSError: The socket cannot be made.
         """
-        listener = _listening(self._path)
+        listener = unix_listener_at(self._path, _BACKLOG, self._believed())
         self._thread = threading.Thread(target=self._hear, args=(listener,), name="wakeups")
         self._thread.start()
 
-    def take(self) -> frozenset[str]:
-        """The events that were told of since the last call; ``fd`` can be read if there are."""
+    def take(self) -> frozenset[Wake]:
+        """The triggers that went off since the last call; ``fd`` can be read if there are."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4096)
         with self._lock:
-            events, self._events = self._events, set()
-        return frozenset(events)
+            wakes, self._wakes = self._wakes, set()
+            self._is_full = False
+        return frozenset(wakes)
 
     def close(self) -> None:
         """Listen no more."""
@@ -181,7 +198,18 @@ class Wakeups:
             self._say(f"a wake-up is of cluster {wake.cluster[:64]!r}, this is {self._cluster}")
             return False
         with self._lock:
-            self._events.add(wake.event[:64])
+            taken = Wake(wake.event[:64], wake.nodes)
+            has_room = len(self._wakes) < _MOST_WAKES or taken in self._wakes
+            is_first_lost = not has_room and not self._is_full
+            self._is_full = self._is_full or not has_room
+            if has_room:
+                self._wakes.add(taken)
+        if is_first_lost:
+            log.warning(
+                "cluster %s: %d wake-ups wait for a look at the nodes: a state that passes before "
+                "it is not told where its wake-up comes later (%s was the first)",
+                *(self._cluster, _MOST_WAKES, taken.event),
+            )
         with contextlib.suppress(BlockingIOError):
             os.write(self._news_fd, b"!")  # a full pipe can be read, which is all it is for
         return True
@@ -216,23 +244,3 @@ def _answer(connection: socket.socket, answer: bytes) -> None:
     # Whoever does not read the answer has told us all the same.
     with contextlib.suppress(OSError):
         connection.send(answer)
-
-
-def _listening(path: str) -> socket.socket:
-    directory = os.path.dirname(path)
-    if not os.path.isdir(directory):
-        os.makedirs(directory, exist_ok=True)
-        os.chmod(directory, 0o755)  # noqa: S103 - SlurmUser's helper has to come through
-    with contextlib.suppress(FileNotFoundError):
-        # What one that was killed has left; the helper tries again if it comes just now.
-        os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(path)
-        os.chmod(path, 0o666)  # noqa: S103 - anyone may knock: who it is, the kernel tells
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
-    return listener

@@ -12,11 +12,13 @@ from typing import Final
 
 import msgspec
 
-from steward.capture.scheduler import Contents
+from steward.capture.scheduler import Contents, EnvironmentUnreadable
 from steward.capture.taking import (
     ENVIRONMENT_MISSING,
     ENVIRONMENT_TOO_LARGE,
+    ENVIRONMENT_UNREADABLE,
     SCRIPT_TOO_LARGE,
+    is_unlinked,
     read_whole,
 )
 from steward.capture.torque.environment import is_too_large, read_variables
@@ -54,6 +56,11 @@ class TorqueScript(msgspec.Struct, frozen=True):
     script_fd: int
     record_fd: int
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether pbs_server has removed the script."""
+        return is_unlinked(self.script_fd)
+
     def read(self, redactor: Redactor) -> Contents:
         """The script byte for byte, and of the job file the environment and the claims."""
         script = read_whole(self.script_fd)
@@ -63,7 +70,11 @@ class TorqueScript(msgspec.Struct, frozen=True):
         flags: tuple[str, ...] = ()
         if len(script) % PIECE_BYTES == 0:
             flags = (MAYBE_CUT,)
-        job = self._job()
+        try:
+            job = self._job()
+        except OSError as error:
+            odd = (*flags, RECORD_UNREADABLE, ENVIRONMENT_UNREADABLE)
+            raise EnvironmentUnreadable(error, Contents(script, None, odd)) from error
         if job is None:
             return Contents(script, None, (*flags, RECORD_UNREADABLE, ENVIRONMENT_MISSING))
         environment, odd = _environment(job, redactor)
@@ -116,6 +127,11 @@ class TorqueNews(msgspec.Struct, frozen=True):
     def mtime_ns(self) -> int:
         """No script comes with it."""
         return 0
+
+    @property
+    def is_removed(self) -> bool:
+        """It has no script to be removed."""
+        return False
 
     def read(self, redactor: Redactor) -> Contents:
         """The events that follow, without secrets."""

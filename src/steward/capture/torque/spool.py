@@ -62,13 +62,14 @@ class TorqueSpool:
 
     def __init__(self, plan: SpoolPlan, subdirs: bool | None = None) -> None:
         self.ready: deque[Taken] = deque()
+        self.vanished: list[int] = []
         self._plan = plan
         self._subdirs = subdirs
         self._inotify = INotify(nonblocking=True)
         self._root = ""
         self._root_wd = -1
         self._wds: dict[int, str] = {}
-        self._taking = TorqueTaking(plan, self.ready)
+        self._taking = TorqueTaking(plan, self.ready, self.vanished)
         self._unsure: set[Key] = set()
         self._scanned: deque[Key] = deque()
         self._rescan_wanted = self._network = False
@@ -138,6 +139,10 @@ class TorqueSpool:
             self._is_first_scan = False
             if self._is_whole and not self._complaint:
                 self._taking.end_the_lost(self._plan.unfinished())
+
+    def holds(self, job_id: int, mtime_ns: int) -> bool:
+        """Whether a script lies in the spool; True where that cannot be known now."""
+        return self._taking.holds(job_id, mtime_ns)
 
     def rescan(self) -> None:
         """Have the next :meth:`look` compare the whole spool with what was captured."""

@@ -5,7 +5,6 @@ it open and its size is no multiple of qsub's pieces, or nothing more came for a
 What waits is held open, so that a purge cannot take it.
 """
 
-import errno
 import logging
 import os
 import re
@@ -17,7 +16,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from steward.capture.scheduler import SpoolPlan, Taken
-from steward.capture.taking import OPEN, is_written, read_whole
+from steward.capture.taking import FOREIGN, OPEN, is_written, read_whole
 from steward.capture.torque.files import PIECE_BYTES, TorqueNews, TorqueScript, settled_part
 from steward.capture.torque.records import TorqueJob, element_id, read_job
 from steward.capture.torque.xml import MOST_BYTES, TorqueRecordError
@@ -66,6 +65,7 @@ class _Job:
         size: Of the script at the last look, in bytes.
         since: Since when (monotonic) it has had that size.
         gone_since: Since when there has been no job file.
+        is_unread: Whether its script could not be taken at the last look.
     """
 
     __slots__ = (
@@ -73,6 +73,7 @@ class _Job:
         "gone_since",
         "is_element",
         "is_readable",
+        "is_unread",
         "job_id",
         "name",
         "record_fd",
@@ -96,7 +97,7 @@ class _Job:
         self.said = b""
         self.settled = 0
         self.record_id: tuple[int, int, int] = (0, 0, 0)
-        self.is_readable = False
+        self.is_readable = self.is_unread = False
         self.record_fd = self.script_fd = -1
         self.script_ns = 0
         self.size = -1
@@ -116,21 +117,37 @@ class TorqueTaking:
     Args:
         plan: What is watched.
         ready: Where what was taken is put.
+        vanished: Where the ids of jobs are put whose scripts were removed before that.
     """
 
-    def __init__(self, plan: SpoolPlan, ready: deque[Taken]) -> None:
+    def __init__(self, plan: SpoolPlan, ready: deque[Taken], vanished: list[int]) -> None:
         self.directories: dict[str, str] = {}
         """The watched directories, each with its path."""
         self.is_remote = False
         """Whether they are on a network file system."""
         self._plan = plan
         self._ready = ready
+        self._vanished = vanished
         self._jobs: dict[Key, _Job] = {}
         self._people = People()
 
     def known_keys(self) -> Collection[Key]:
         """The jobs that are known."""
         return self._jobs.keys()
+
+    def holds(self, job_id: int, mtime_ns: int) -> bool:
+        """Whether a script lies in the spool; True where that cannot be known now."""
+        for job in self._jobs.values():
+            if job.job_id == job_id and not job.is_element and job.directory in self.directories:
+                try:
+                    status = os.lstat(self._path(job, ".SC"))
+                except FileNotFoundError:
+                    continue
+                except OSError:
+                    return True
+                if status.st_mtime_ns == mtime_ns:
+                    return True
+        return False
 
     def forget(self) -> None:
         """Take everything anew that was not captured."""
@@ -155,11 +172,22 @@ class TorqueTaking:
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = _Job(*key)
-        record_fd = self._open_record(job)
-        if record_fd >= 0:
-            job.gone_since = 0.0
-            self._read_record(job, record_fd)
-        is_sure = job.is_element or self._take_script(job)
+        failure: OSError | None = None
+        record_fd = -1
+        try:
+            record_fd = self._open_record(job)
+            if record_fd >= 0:
+                job.gone_since = 0.0
+                self._read_record(job, record_fd)
+        except OSError as error:
+            failure = error  # its script is held all the same
+        try:
+            is_sure = job.is_element or self._take_script(job)
+        except OSError:
+            job.is_unread = job.script_fd < 0 and not job.script_ns
+            raise
+        if failure is not None:
+            raise failure
         if record_fd < 0:
             is_sure &= self._is_surely_gone(job)
         return is_sure
@@ -179,40 +207,51 @@ class TorqueTaking:
         except FileNotFoundError:
             return -1
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):
-                return -1  # a symbolic link or a socket: foreign
+            if error.errno in FOREIGN:
+                return -1
             raise
-        status = os.fstat(fd)
-        if stat.S_ISREG(status.st_mode) and status.st_size:
-            return fd
-        os.close(fd)
-        return -1
+        is_ours = False
+        try:
+            status = os.fstat(fd)
+            is_ours = stat.S_ISREG(status.st_mode) and status.st_size > 0
+        finally:
+            if not is_ours:
+                os.close(fd)
+        return fd if is_ours else -1
 
     def _path(self, job: _Job, suffix: str) -> str:
         return os.path.join(self.directories[job.directory], job.name + suffix)
 
     def _read_record(self, job: _Job, fd: int) -> None:
-        """Take in a job file, unless it is the one that was read last; owns the descriptor."""
-        status = os.fstat(fd)
-        record_id = (status.st_ino, status.st_mtime_ns, status.st_size)
-        if record_id == job.record_id:
-            os.close(fd)
-            return
-        job.record_id = record_id
+        """Take in a job file, unless it is the one that was read last; owns the descriptor.
+
+        Raises:
+            OSError: It cannot be read now.
+        """
+        is_held = False
         try:
-            is_held = self._tell(job, read_whole(fd, MOST_BYTES))
+            status = os.fstat(fd)
+            record_id = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if record_id == job.record_id:
+                return
+            # Whoever reads the script tries to read this again.
+            is_held = True
+            data = read_whole(fd, MOST_BYTES)
+            job.record_id = record_id
+            is_held = self._tell(job, data)
             job.is_readable = True
         except TorqueRecordError as error:
             # Its script is kept all the same, and no other job waits for it.
             job.is_readable = is_held = False
             log.error("job file of %s is passed over: %s", job.name, error)
-        if not is_held or job.is_element or job.script_ns:
-            os.close(fd)
-            return
-        # Until the script is taken: it may be the last that is seen of the environment.
-        if job.record_fd >= 0:
-            os.close(job.record_fd)
-        job.record_fd = fd
+        finally:
+            if not is_held or job.is_element or job.script_ns:
+                os.close(fd)
+            else:
+                # Until the script is taken: it may be the last that is seen of the environment.
+                if job.record_fd >= 0:
+                    os.close(job.record_fd)
+                job.record_fd = fd
 
     def _tell(self, job: _Job, data: bytes | None) -> bool:
         """Make news of a job file that tells of something new; whether a script belongs to it.
@@ -243,6 +282,7 @@ class TorqueTaking:
             if job.script_fd >= 0:
                 os.close(job.script_fd)
             job.script_fd = fd
+            job.is_unread = False
         if job.script_fd < 0:
             return True
         status = os.fstat(job.script_fd)
@@ -299,6 +339,8 @@ class TorqueTaking:
             return False
         del self._jobs[job.directory, job.name]
         job.let_go()
+        if job.is_unread:
+            self._vanished.append(job.job_id)
         if job.said and not self._is_elsewhere(job):
             self._end(msgspec.msgpack.decode(job.said, type=JobRecord))
         return True

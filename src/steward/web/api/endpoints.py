@@ -139,6 +139,7 @@ _BANK: Final = (
     _post("/accounts/{account}/withdrawals", "bank.withdraw"),
     _post("/accounts/{account}/adjustments", "bank.adjust"),
     _post("/refunds", "bank.refund"),
+    _post("/allowances", "bank.allow"),
     _post("/transfers", "bank.transfer"),
     _get("/balances", "bank.balance", "Show what is left in all accounts."),
     _get("/holds", "bank.holds", "List what is held for jobs."),

@@ -5,6 +5,7 @@ mistake would let all through.
 """
 
 import functools
+import operator
 import re
 import types
 from collections.abc import Iterator
@@ -65,7 +66,10 @@ def _parameters(endpoint: Endpoint) -> Iterator[Parameter]:
             kind=kind,
             many=many,
             required=field.required,
-            default=None if field.default is msgspec.NODEFAULT else field.default,
+            default=None
+            if field.default is msgspec.NODEFAULT
+            or (get_origin(kind) is Literal and not field.default)
+            else field.default,
         )
 
 
@@ -80,6 +84,9 @@ def _kind(kind: Any) -> tuple[Any, bool]:
         return _kind(inner)
     if origin is tuple:
         return get_args(kind)[0], True
+    if origin is Literal and "" in get_args(kind):
+        # What is not wanted is left out of a query: "" is no choice there.
+        return operator.getitem(Literal, tuple(filter(None, get_args(kind)))), False
     return kind, False
 
 

@@ -8,6 +8,7 @@ from litestar import Response, get
 
 from steward.accounting.listing.shapes import JobsAnswer, JobsRequest
 from steward.bank.asking_views import BalanceAnswer, BalanceRequest
+from steward.config_web import HEALTH, HEALTHY
 from steward.credentials.errors import NotKnown
 from steward.errors import StewardError
 from steward.history.shapes import NodeCountsAnswer, NodeCountsRequest
@@ -53,6 +54,8 @@ async def home(visit: Visit, pages: Renderer) -> Response[Any]:
         accounts=balance.accounts[:_ACCOUNTS] if balance else (),
         more=len(balance.accounts) - _ACCOUNTS if balance else 0,
         clusters=[(name, _counted(nodes, name)) for name in sees],
+        silent_since=nodes.silent_since if nodes else {},
+        zones={role.cluster: role.zone for role in visit.me.clusters},
         is_caretaker=is_caretaker,
         standing=status,
         troubles=troubles(status) if status else (),
@@ -78,10 +81,10 @@ async def _asked(visit: Visit, name: str, request: Any, *, wanted: bool) -> Any:
         return None
 
 
-@get("/healthz", include_in_schema=False, sync_to_thread=False, media_type="text/plain")
+@get(HEALTH, include_in_schema=False, sync_to_thread=False, media_type="text/plain")
 def healthz() -> str:
     """That this process answers; of the daemon it says nothing."""
-    return "ok\n"
+    return HEALTHY.decode()
 
 
 ROUTES: Final = (home, healthz)

@@ -22,7 +22,7 @@ from steward.automation.actions import RunAnswer, RunRequest
 from steward.errors import UsageError
 from steward.moments import moment
 from steward.printable import safe
-from steward.slurm.changing import told
+from steward.slurm.changing import read_comment
 from steward.web import query
 from steward.web.errors import NoSuchPage
 from steward.web.events import rows_of
@@ -85,7 +85,7 @@ async def job_page(
         record=facts.page.record,
         zone=facts.page.zone,
         base=address(cluster, facts.name),
-        said=told(facts.page.record.system_comment, facts.page.record.admin_comment),
+        said=read_comment(facts.page.record.admin_comment),
         verbs=facts.verbs(visit),
         done=_DONE.get(str(request.query_params.get("done", "")), ""),
         script=highlighted(script) if script is not None else None,

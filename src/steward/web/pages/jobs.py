@@ -7,7 +7,7 @@ from litestar import Request, Response, get
 from steward.accounting.listing.shapes import JobsAnswer, JobStatesAnswer
 from steward.archive.answers import SearchAnswer
 from steward.bank.asking_charged import ChargedAnswer, ChargedJob, ChargedRequest
-from steward.slurm.states import SHORT
+from steward.slurm.states import NAMES, SHORT
 from steward.web.highlighting import marked
 from steward.web.job_columns import COLUMNS, Column, Shown
 from steward.web.job_views import MOST_ROWS, ROWS, View
@@ -115,7 +115,7 @@ def _rows_before(request: Ask) -> int:
 
 def _offered(view: View) -> list[str]:
     others = [one for one in view.states if one.upper() not in _STATES]
-    known = [one for one in others if SHORT.get(one.upper(), one.upper()) in SHORT.values()]
+    known = [one for one in others if SHORT.get(one.upper(), one.upper()) in NAMES]
     return [*_STATES, *known]
 
 

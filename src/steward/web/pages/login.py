@@ -17,7 +17,7 @@ from steward.credentials.shapes import (
 from steward.web.desk import Desk
 from steward.web.errors import Forged
 from steward.web.rendering import Renderer
-from steward.web.visit import COOKIE, Doorkeeper, Visit
+from steward.web.visit import Doorkeeper, Visit
 
 Ask = Request[Any, Any, Any]
 _LARGEST: Final = 4 << 10
@@ -67,12 +67,12 @@ async def log_out(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
 
 def _cookie(web: WebSettings, pages: Renderer, value: str, max_age_s: int) -> Cookie:
     return Cookie(
-        key=COOKIE,
+        key=web.cookie,
         value=value,
         path=pages.prefix or "/",
         max_age=max_age_s,
         httponly=True,
-        secure=bool(web.certificate_file) or web.url.startswith("https:"),
+        secure=web.is_secure,
         samesite="lax",
     )
 

@@ -17,7 +17,7 @@ from steward.status.shapes import (
 from steward.web.desk import Desk
 from steward.web.rendering import Renderer
 from steward.web.troubles import troubles
-from steward.web.visit import Visit
+from steward.web.visit import Doorkeeper, Visit
 
 Ask = Request[Any, Any, Any]
 _MOST_LETTERS: Final = 200
@@ -87,15 +87,22 @@ async def replay(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
 
 @get("/metrics", include_in_schema=False)
 async def metrics(request: Ask) -> Response[str]:
-    """Figures for Prometheus, for the addresses that may read them."""
+    """Figures for Prometheus: with an operator's token all, else for certain addresses.
+
+    Without a token they show nothing about users or accounts.
+    """
     web: WebSettings = request.app.state.web
     desk: Desk = request.app.state.desk
+    doorkeeper: Doorkeeper = request.app.state.doorkeeper
+    token = doorkeeper.token(request)
     peer = request.client.host if request.client else ""
     # A proxy's address says nothing of whom it asks for.
     is_passed_on = any(name in request.headers for name in (*_PASSED_ON, web.proxy_header) if name)
-    if peer not in web.metrics_from or is_passed_on:
-        raise Refused("figures are for the addresses in [web] metrics_from")
-    answer: MetricsAnswer = await desk.ask("status.metrics", MetricsRequest())
+    if not token and (peer not in web.metrics_from or is_passed_on):
+        raise Refused(
+            "figures are for the addresses in [web] metrics_from, and for an operator's token"
+        )
+    answer: MetricsAnswer = await desk.ask("status.metrics", MetricsRequest(), token)
     return Response(
         answer.text,
         media_type=answer.content_type,

@@ -9,6 +9,7 @@ import re
 from typing import Any, Final
 
 from steward.config import KafkaSettings
+from steward.drivers import KAFKA
 from steward.errors import Unavailable
 
 log = logging.getLogger("steward.kafka")
@@ -56,10 +57,7 @@ class Reached:
         try:
             import confluent_kafka
         except ImportError as error:
-            raise KafkaUnavailable(
-                "the Python package confluent-kafka is not installed: pip install -e '.[kafka]' "
-                "in Steward's clone brings it"
-            ) from error
+            raise KafkaUnavailable(KAFKA.missing, KAFKA.part) from error
         self.lib: Any = confluent_kafka
         self.settings = settings
         self._name = name

@@ -11,11 +11,11 @@ from steward.archive.remote.search.wire import (
     REQUESTS_AT_ONCE,
     Reply,
     innermost,
-    missing,
     no_answer,
     tls_failed,
     too_slow,
 )
+from steward.drivers import ELASTICSEARCH
 
 
 class ElasticWire:
@@ -35,7 +35,7 @@ class ElasticWire:
             import elastic_transport
             import elasticsearch
         except ImportError as error:
-            raise missing("elasticsearch") from error
+            raise ArchiveUnavailable(ELASTICSEARCH.missing, ELASTICSEARCH.part) from error
 
         class Bytes(elastic_transport.Serializer):
             """Passes bodies on as they are."""

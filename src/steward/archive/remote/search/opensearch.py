@@ -3,17 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from steward.archive.errors import ArchiveUnavailable
 from steward.archive.remote.search.bounded import BoundedPool
 from steward.archive.remote.search.credentials import Context
 from steward.archive.remote.search.wire import (
     REQUESTS_AT_ONCE,
     Reply,
     innermost,
-    missing,
     no_answer,
     tls_failed,
     too_slow,
 )
+from steward.drivers import OPENSEARCH
 
 
 class OpenSearchWire:
@@ -32,7 +33,7 @@ class OpenSearchWire:
         try:
             import opensearchpy
         except ImportError as error:
-            raise missing("opensearch") from error
+            raise ArchiveUnavailable(OPENSEARCH.missing, OPENSEARCH.part) from error
 
         class Replying(opensearchpy.Urllib3HttpConnection):
             """Gives out every reply with its status, as bytes, and no more of it than is sound."""

@@ -75,16 +75,6 @@ def tls_failed(urls: str, what: str) -> ArchiveUnavailable:
     return no_answer(urls, f"TLS failed ({what})", advice)
 
 
-def missing(extra: str) -> ArchiveUnavailable:
-    """The error for a client that is not installed."""
-    package = "opensearch-py" if extra == "opensearch" else extra
-    return ArchiveUnavailable(
-        f"the Python package {package} is not installed: pip install -e '.[{extra}]' in Steward's "
-        "clone brings it",
-        extra,
-    )
-
-
 def cleaned(text: str, longest: int = 300) -> str:
     """What a server said, as one line of a log or a table: printable, and not endless."""
     text = text[: 4 * longest]

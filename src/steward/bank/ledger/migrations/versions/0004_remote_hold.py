@@ -1,0 +1,26 @@
+"""Holds that a myBRC server elsewhere counts, so that its balances can be read.
+
+Revision ID: 0004
+Revises: 0003
+"""
+
+import sqlalchemy
+from alembic import op
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Nothing is known of what it was told before: its balances are right once those jobs end."""
+    op.create_table(
+        "remote_hold",
+        sqlalchemy.Column("cluster", sqlalchemy.Text, primary_key=True),
+        sqlalchemy.Column("job_id", sqlalchemy.BigInteger, primary_key=True, autoincrement=False),
+        sqlalchemy.Column("account", sqlalchemy.Text, nullable=False),
+        sqlalchemy.Column("uid", sqlalchemy.BigInteger, nullable=False),
+        sqlalchemy.Column("amount", sqlalchemy.BigInteger, nullable=False),
+    )
+    op.create_index("remote_hold_account", "remote_hold", ["account"])

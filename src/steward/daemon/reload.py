@@ -1,0 +1,167 @@
+"""Asks a running daemon to read its configuration again, and tells what came of it.
+
+The supervisor listens on a Unix socket beside the daemon's own: ``SOCKET.reload``. Whoever
+connects asks for a reload. The answer is one line of JSON, sent when the parts of the
+new configuration run, or as soon as that is refused.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+from typing import Final
+
+import msgspec
+
+from steward.daemon.protocol import address, make_directory
+from steward.errors import StewardError, Unavailable
+
+log = logging.getLogger(__name__)
+
+_BACKLOG: Final = 8
+_SEND_S: Final = 1.0
+_LONGEST: Final = 1 << 20
+
+
+class ReloadError(StewardError):
+    """The daemon keeps its present configuration."""
+
+
+class ReloadUnavailable(Unavailable):
+    """No daemon answers."""
+
+
+class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
+    """A daemon's answer to a request for a reload.
+
+    Attributes:
+        error: Why the new configuration was refused; "" if it was applied.
+        waiting: Parts of the new configuration that did not begin to work in time.
+    """
+
+    error: str = ""
+    waiting: tuple[str, ...] = ()
+
+
+class ReloadListener:
+    """The supervisor's end: collects requests until they are answered together."""
+
+    def __init__(self) -> None:
+        self._path = ""
+        self._listener: socket.socket | None = None
+        self._asking: list[socket.socket] = []
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that can be read when somebody asks."""
+        return () if self._listener is None else (self._listener.fileno(),)
+
+    def open(self, path: str) -> None:
+        """Listen beside a daemon's socket; where that fails, only SIGHUP reloads.
+
+        Args:
+            path: The daemon's socket; "" for none.
+        """
+        if path == self._path:
+            return
+        self._close_listener()
+        if not path:
+            return
+        place = f"{path}.reload"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            make_directory(os.path.dirname(place))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(place)
+            umask = os.umask(0o177)
+            try:
+                with address(place) as name:
+                    listener.bind(name)
+            finally:
+                os.umask(umask)
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            log.warning("cannot listen on %s, so 'steward reload' fails: %s", place, error.strerror)
+            return
+        listener.setblocking(False)
+        self._path, self._listener = path, listener
+
+    def accept(self) -> bool:
+        """Take requests that have come; whether any has."""
+        if self._listener is None:
+            return False
+        before = len(self._asking)
+        with contextlib.suppress(BlockingIOError):
+            while len(self._asking) < _BACKLOG:
+                self._asking.append(self._listener.accept()[0])
+        return len(self._asking) > before
+
+    def answer(self, reloaded: Reloaded) -> None:
+        """Answer all requests that were taken."""
+        for connection in self._asking:
+            with connection, contextlib.suppress(OSError):  # whoever asked may have gone
+                connection.settimeout(_SEND_S)
+                connection.sendall(msgspec.json.encode(reloaded) + b"\n")
+        self._asking.clear()
+
+    def forget(self) -> None:
+        """In a forked process: close the supervisor's connections, and leave them alone."""
+        for connection in self._asking:
+            connection.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    def close(self) -> None:
+        """Stop listening; unanswered requests end without an answer."""
+        for connection in self._asking:
+            connection.close()
+        self._asking.clear()
+        self._close_listener()
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._path}.reload")
+        self._path, self._listener = "", None
+
+
+def ask_reload(path: str, timeout_s: float) -> Reloaded:
+    """Have a daemon read its configuration again.
+
+    Args:
+        path: The daemon's socket.
+        timeout_s: Longest time to wait for the answer, in seconds.
+
+    Raises:
+        ReloadError: The daemon refuses the configuration, and keeps the present one.
+        ReloadUnavailable: No daemon answers.
+    """
+    place = f"{path}.reload"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            with address(place) as name:
+                connection.connect(name)
+            with connection.makefile("rb") as file:
+                line = file.readline(_LONGEST)
+        except TimeoutError as error:
+            raise ReloadUnavailable(
+                f"the daemon at {place} did not answer in {timeout_s:g} s: see its log", place
+            ) from error
+        except OSError as error:
+            raise ReloadUnavailable(
+                f"cannot reach a daemon at {place}: {error.strerror}. Does it run, and are you "
+                "root or its user? Another daemon's socket is named by --socket",
+                place,
+            ) from error
+    if not line.endswith(b"\n"):
+        raise ReloadUnavailable(f"the daemon at {place} ended without an answer", place)
+    try:
+        reloaded = msgspec.json.decode(line, type=Reloaded)
+    except msgspec.MsgspecError as error:
+        raise ReloadUnavailable(f"the answer of {place} cannot be read: {error}", place) from error
+    if reloaded.error:
+        raise ReloadError(f"{reloaded.error}; the daemon keeps its present configuration", path)
+    return reloaded

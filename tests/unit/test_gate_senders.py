@@ -1,0 +1,197 @@
+"""Changes of jobs by others than their owner: priced whoever sends them, and granted once."""
+
+from pathlib import Path
+
+import pytest
+from gate_site import CLUSTER, Site, account, job, now_us
+
+from steward.access import Standing
+from steward.bank.gate.shapes import Allowance, Claim, Said, Seen, Submit
+from steward.bank.records import Description
+
+OWNER, COORDINATOR, OPERATOR, STRANGER, SLURM = 1000, 1001, 1002, 1003, 64030
+NAMES = {OWNER: "alice", COORDINATOR: "bob", OPERATOR: "op", STRANGER: "mallory", SLURM: "slurm"}
+RUN = 2
+"""How often the job was requeued before the run that changes are granted for."""
+RELEASE = Description(uid=-1, job_id=5, released=True)
+DENIED = "Steward: permission denied: this job is not yours to change"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """Ten SU, a job of 10 that its owner holds, and who may what."""
+    site = Site(tmp_path, account("chem", 10))
+    site.ground.slurm_uids = frozenset({0, SLURM})
+    standing = Standing(admins=frozenset({"op"}), coordinators={"chem": frozenset({"bob"})})
+    site.ground.put_standing(CLUSTER, standing)
+    queued(site, job(9, held=True))
+    return site
+
+
+def queued(site: Site, what: Description, number: int = 5) -> None:
+    said = site.submit(what)
+    assert said.ok, said.say
+    with site.store.transaction():
+        seen = Seen(cluster=CLUSTER, job_id=number, uid=OWNER, admin_comment=said.admin_comment)
+        site.upkeep.confirm([seen], now_us())
+
+
+def changed(site: Site, what: Description, by: int, *, grant: bool = False) -> Said:
+    ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what, jobs=str(what.job_id), by=by)
+    with site.store.transaction():
+        if grant:
+            return site.keeper.grant(ask, NAMES[by], RUN, now_us())
+        return site.keeper.modify(ask, NAMES.get(by, ""), now_us(), is_lenient=False)
+
+
+@pytest.mark.parametrize("by", [OWNER, COORDINATOR, OPERATOR, SLURM])
+@pytest.mark.parametrize(
+    "change",
+    [
+        RELEASE,
+        Description(uid=-1, job_id=5, time_limit_min=3000),
+        Description(uid=-1, job_id=5, released=True, num_tasks=8, min_cpus=8),
+        Description(uid=-1, job_id=5, released=True, account="phys"),
+    ],
+)
+def test_a_change_is_priced_whoever_sends_it(site: Site, by: int, change: Description) -> None:
+    site.tell(account("chem", 9), account("phys", 9, number=2))
+    said = changed(site, change, by)
+    assert not said.ok
+    assert said.say
+    assert (site.free(), site.free("phys")) == (9, 9)
+
+
+@pytest.mark.parametrize("by", [OWNER, COORDINATOR, OPERATOR, SLURM])
+def test_a_change_that_can_be_paid_is_held_for_once(site: Site, by: int) -> None:
+    assert changed(site, RELEASE, by).ok
+    assert site.free() == 0
+    assert changed(site, RELEASE, by).ok, "Slurm asks once for each of an array's records"
+    assert site.free() == 0
+
+
+@pytest.mark.parametrize("means", [9, 10])
+def test_a_stranger_learns_and_changes_nothing(site: Site, means: int) -> None:
+    site.tell(account("chem", means))
+    before = site.store.changes
+    for change in (RELEASE, Description(uid=-1, job_id=5, time_limit_min=1)):
+        said = changed(site, change, STRANGER)
+        assert (said.ok, said.say) == (False, DENIED)
+    assert site.store.changes == before
+    assert site.free() == means
+
+
+def test_a_stranger_is_left_to_slurm_where_nothing_is_enforced(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 10), mode="observe")
+    queued(site, job(9))
+    assert changed(site, RELEASE, STRANGER).ok
+
+
+def test_root_passes_and_is_held_for_and_marked(site: Site) -> None:
+    site.tell(account("chem", 9))
+    assert changed(site, RELEASE, 0).ok
+    assert site.free() == -1, "further jobs are refused"
+    assert "passed for root" in site.store.facts(0, 100)[-1].refusal.why  # type: ignore[union-attr]
+    claim = Claim(cluster=CLUSTER, job_id=5, description=job(9))
+    with site.store.transaction():
+        assert site.upkeep.cover(claim, "alice", now_us()).is_paid, "the poll lets it be, too"
+    assert site.free() == -1
+    longer = Description(uid=-1, job_id=5, time_limit_min=3000)
+    assert not changed(site, longer, OWNER).ok, "what root let pass is no leave for its owner"
+
+
+def test_an_operator_allows_one_job_until_a_time(site: Site) -> None:
+    site.tell(account("chem", 9))
+    until_us = now_us() + 60_000_000
+    with site.store.transaction():
+        site.keeper.allow(Allowance(cluster=CLUSTER, job_id=5, by="op", until_us=until_us))
+    site.keeper.load()
+    assert changed(site, RELEASE, OWNER).ok
+    assert site.free() == -1
+    assert "allowed by op" in site.store.facts(0, 100)[-1].refusal.why  # type: ignore[union-attr]
+    with site.store.transaction():
+        site.upkeep.tick(until_us)
+    assert not changed(site, Description(uid=-1, job_id=5, time_limit_min=3000), OWNER).ok
+    assert list(site.store.allowances()) == []
+
+
+def test_what_makes_a_job_no_dearer_passes_also_without_means(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 10))
+    queued(site, job(9))
+    site.tell(account("chem", 0, closed=True))
+    for by in (OWNER, COORDINATOR, SLURM):
+        site.ground.put_standing(CLUSTER, Standing(coordinators={"chem": frozenset({"bob"})}))
+        site.ground.slurm_uids = frozenset({0, SLURM})
+        assert changed(site, Description(uid=-1, job_id=5, time_limit_min=5), by).ok
+    assert not changed(site, Description(uid=-1, job_id=5, time_limit_min=50), OWNER).ok
+
+
+def test_a_grant_is_consumed_once_by_slurmuser(site: Site) -> None:
+    assert changed(site, RELEASE, OWNER, grant=True).ok
+    assert site.free() == 0
+    site.tell(account("chem", 5))
+    assert changed(site, RELEASE, SLURM).ok, "it is granted"
+    assert not changed(site, RELEASE, SLURM).ok, "once"
+
+
+def test_a_grant_is_for_its_change_alone(site: Site) -> None:
+    assert changed(site, RELEASE, OWNER, grant=True).ok
+    site.tell(account("chem", 5))
+    assert not changed(site, Description(uid=-1, job_id=5, time_limit_min=3000), SLURM).ok
+    assert not changed(site, RELEASE, COORDINATOR).ok, "it is Steward that sends it"
+
+
+def test_an_unconsumed_grant_gives_its_hold_back(site: Site) -> None:
+    assert changed(site, RELEASE, OWNER, grant=True).ok
+    assert site.free() == 0
+    with site.store.transaction():
+        site.upkeep.tick(now_us() + 11_000_000)
+    assert site.free() == 10
+    site.tell(account("chem", 5))
+    assert not changed(site, RELEASE, SLURM).ok
+
+
+@pytest.mark.parametrize("restarts", [0, RUN, RUN + 1])
+def test_a_grant_is_for_its_run_alone(site: Site, restarts: int) -> None:
+    assert changed(site, RELEASE, OWNER, grant=True).ok
+    assert site.free() == 0
+    with site.store.transaction():
+        seen = Seen(cluster=CLUSTER, job_id=5, uid=OWNER, restarts=restarts)
+        site.upkeep.confirm([seen], now_us())
+    is_over = restarts > RUN
+    assert site.free() == (10 if is_over else 0), "an earlier poll may be told late"
+    site.tell(account("chem", 5))
+    assert changed(site, RELEASE, SLURM).ok != is_over
+
+
+@pytest.mark.parametrize("by", [OWNER, STRANGER])
+def test_what_cannot_be_paid_is_not_granted(site: Site, by: int) -> None:
+    site.tell(account("chem", 9))
+    said = changed(site, RELEASE, by, grant=True)
+    assert not said.ok
+    assert said.say
+    assert not changed(site, RELEASE, SLURM).ok
+
+
+@pytest.mark.parametrize("by", [COORDINATOR, OPERATOR])
+def test_a_job_that_was_just_submitted_is_not_changed_unseen(site: Site, by: int) -> None:
+    assert not site.submit(job(90)).ok
+    site.tell(account("chem", 100))
+    assert site.submit(job(20)).ok
+    said = changed(site, Description(uid=-1, job_id=6, time_limit_min=3000), by)
+    assert "is not seen yet by the bank" in said.say
+    assert changed(site, Description(uid=-1, job_id=6, time_limit_min=3000), STRANGER).ok
+
+
+def test_a_queued_job_that_cannot_be_paid_is_not_released_by_anybody(tmp_path: Path) -> None:
+    site = Site(tmp_path, account("chem", 5))
+    site.ground.slurm_uids = frozenset({0, SLURM})
+    site.ground.put_standing(CLUSTER, Standing(admins=frozenset({"op"})))
+    claim = Claim(cluster=CLUSTER, job_id=5, description=job(9))
+    with site.store.transaction():
+        assert not site.upkeep.cover(claim, "alice", now_us()).is_paid
+    assert site.free() == 5
+    for by in (OWNER, OPERATOR, SLURM):
+        assert not changed(site, RELEASE, by).ok
+    site.tell(account("chem", 10))
+    assert changed(site, RELEASE, SLURM).ok

@@ -1,0 +1,71 @@
+"""Over IPv6 nobody is known by MUNGE, whose credentials name addresses of IPv4 alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from steward.capture.forwarded.peers import Peers, Unwitnessed
+from steward.capture.nodes.senders import Head, Senders
+from steward.config import ClusterSettings, ReceiveSettings, Settings
+from steward.config_accounting import NodesSettings
+from steward.config_web import WebSettings
+from steward.credentials.room import who_asked
+from steward.credentials.shapes import VouchRequest
+from steward.errors import Refused, Unavailable
+from steward.munge.requests import digest
+
+NOBODY: frozenset[str] = frozenset()
+
+
+def settings(**more: Any) -> Settings:
+    cluster = ClusterSettings(
+        remote=True, controllers=("localhost",), munge_socket="/nowhere/munge"
+    )
+    return Settings(cluster={"box": cluster}, **more)
+
+
+def node(address: str, **more: Any) -> object:
+    head = Head(v=1, node="localhost", sequence=1, place="p", boot="b")
+    behind = settings(nodes=NodesSettings(behind_nat=True, **more))
+    return Senders(behind).sender(head, b"MUNGE:AwQDAAA:", NOBODY, address)
+
+
+def controller(address: str, **more: Any) -> object:
+    return Peers(settings(receive=ReceiveSettings(**more))).witness("box", NOBODY, address)
+
+
+def program(address: str) -> object:
+    shown = VouchRequest(
+        credential="MUNGE:AwQDAAA:",
+        method="GET",
+        target="/api/v1/me",
+        digest=digest(b""),
+        peer=address,
+    )
+    return who_asked(WebSettings(munge_socket="/nowhere/munge", trusted_proxies=()), shown)
+
+
+@pytest.mark.parametrize("ask", [node, controller, program])
+@pytest.mark.parametrize("address", ["::1", "2001:db8::7", "fe80::1%eth0"])
+def test_munge_is_not_believed_over_ipv6(ask: Callable[[str], object], address: str) -> None:
+    with pytest.raises(Refused, match="IPv4 alone"):
+        ask(address)
+
+
+@pytest.mark.parametrize("ask", [node, program])
+@pytest.mark.parametrize("address", ["127.0.0.1", "::ffff:127.0.0.1"])
+def test_munge_is_asked_over_ipv4(ask: Callable[[str], object], address: str) -> None:
+    with pytest.raises(Unavailable):
+        ask(address)
+
+
+def test_a_certificate_is_enough_over_ipv6() -> None:
+    names = frozenset({"localhost"})
+    by_certificate = settings(
+        nodes=NodesSettings(client_ca_file="/ca"), receive=ReceiveSettings(client_ca_file="/ca")
+    )
+    head = Head(v=1, node="localhost", sequence=1, place="p", boot="b")
+    assert Senders(by_certificate).sender(head, b"", names, "2001:db8::7").cluster == "box"
+    witness = Peers(by_certificate).witness("box", names, "2001:db8::7")
+    assert isinstance(witness, Unwitnessed)

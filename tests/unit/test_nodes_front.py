@@ -1,0 +1,103 @@
+"""The listener for nodes with a daemon that has no room for it."""
+
+import contextlib
+import os
+import pwd
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from steward.capture.nodes import front
+from steward.capture.nodes.connections import Connection, Connections
+from steward.config import NodesSettings, Settings
+from steward.waiting import Stop
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be other users")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    # Others come as far as the socket.
+    for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        directory.chmod(0o755)
+    nodes = NodesSettings(listen="127.0.0.1:0", listener="nobody", most_connections=1)
+    return Settings(socket=str(tmp_path / "steward.sock"), nodes=nodes)
+
+
+@contextlib.contextmanager
+def busy(settings: Settings) -> Iterator[threading.Event]:
+    """A daemon whose one place a node keeps, until the event is set."""
+    told, stop = threading.Event(), Stop()
+    heard = front.Front(settings)
+
+    def serve(connection: Connection) -> None:
+        with contextlib.suppress(Exception):
+            if heard.welcome(connection) is not None:
+                connection.is_known = True
+                told.wait(60)
+
+    connections = Connections(heard.listener, 1, (), serve, heard.send_away)
+
+    def take() -> None:
+        while not stop.is_set():
+            connections.take(stop)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        yield told
+    finally:
+        told.set()
+        stop.set()
+        thread.join()
+        connections.close()
+
+
+def test_a_listener_outlives_a_daemon_without_room(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(front, "_ASK_S", 0.5)
+    stop = Stop()
+    with busy(settings) as told:
+        listener = front.NodeListener(settings.nodes, front.socket_of(settings))
+        thread = threading.Thread(target=listener.run, args=(stop,))
+        thread.start()
+        url = "http://{}:{}/v1/events".format(*listener.address)
+        with socket.create_connection(listener.address, 60) as first:
+            first.sendall(b"POST /v1/events HTTP/1.1\r\nContent-Length: 5\r\n\r\n")
+            deadline = time.monotonic() + 60
+            while "no more nodes" not in caplog.text:
+                assert time.monotonic() < deadline
+                assert thread.is_alive()
+                time.sleep(0.1)
+            answer = httpx.post(url, content=b"hello", timeout=60)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert thread.is_alive()
+        told.set()
+        stop.set()
+        thread.join()
+
+
+def test_only_the_listener_reaches_its_socket(settings: Settings) -> None:
+    path = front.socket_of(settings)
+    with contextlib.closing(front.Front(settings).listener):
+        assert [_can_connect(path, uid) for uid in (pwd.getpwnam("nobody").pw_uid, 4001)] == [
+            True,
+            False,
+        ]
+
+
+def _can_connect(path: str, uid: int) -> bool:
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.setuid(uid)
+            socket.socket(socket.AF_UNIX).connect(path)
+            os._exit(0)
+        os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,101 @@
+"""A refused agent is told by doctor and status with the reason, and not in the log alone."""
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from doctor_site import ROOT, Site, only, site
+from nodes_site import Hearing, line
+
+from servers.authority import Authority
+from steward.capture.nodes.heard import Refusals, refusals_in
+from steward.config import NodesSettings
+from steward.daemon.rooms import registry
+from steward.doctor import books
+from steward.status.shapes import StatusShowRequest
+from steward.web.troubles import Trouble, troubles
+
+__all__ = ["site"]
+
+
+@pytest.fixture
+def hearing(tmp_path: Path) -> Iterator[Hearing]:
+    hearing = Hearing(tmp_path, Authority(tmp_path / "authority"))
+    yield hearing
+    hearing.close()
+
+
+def test_a_refusal_is_noted_until_that_host_is_heard(hearing: Hearing, tmp_path: Path) -> None:
+    state = hearing.settings.state_dir
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    (spool / "n1.log").write_bytes(line("start") + line("end"))
+
+    def wait_for(count: int) -> None:
+        end = time.monotonic() + 60
+        while len(refusals_in(state)) != count:
+            assert time.monotonic() < end, refusals_in(state)
+            time.sleep(0.05)
+
+    assert hearing.run_agent(spool, name="n2") == 1
+    wait_for(1)
+    (refusal,) = refusals_in(state)
+    assert refusal.address == "127.0.0.1"
+    assert "the certificate is for n2, not for n1" in refusal.why
+    assert hearing.run_agent(spool) == 0
+    wait_for(0)
+
+
+def test_doctor_and_status_tell_refusals(site: Site) -> None:
+    state = site.root / "state"
+    state.mkdir(mode=0o700)
+    site.settings = msgspec.structs.replace(
+        site.settings, nodes=NodesSettings(listen="127.0.0.1:6826")
+    )
+    refusals = Refusals(str(state))
+    refusals.add(
+        "10.0.0.7", "the MUNGE credential was made on 127.0.1.1, and node n7 is at 10.0.0.7"
+    )
+    refusals.add("10.0.0.8", "cluster c1 has no node 'n8'")
+    refusals.write()
+    found = {one.of: one for one in books.nodes(site.ground())}
+    assert {one.status for one in found.values()} == {"warning"}
+    assert "was made on 127.0.1.1" in found["10.0.0.7"].what
+    assert any("--origin" in line for line in found["10.0.0.7"].mend)
+    assert any("docs/nodes.md" in line for line in found["10.0.0.8"].mend)
+    assert set(found) == {"10.0.0.7", "10.0.0.8"}, "not that the timer should be enabled"
+    room = registry(site.settings)
+    shown = room.call("status.show", ROOT, StatusShowRequest())
+    assert shown.refused.keys() == {"10.0.0.7", "10.0.0.8"}
+    assert Trouble("warning", "agent 10.0.0.8", "refused: cluster c1 has no node 'n8'") in troubles(
+        shown
+    )
+    # Another daemon goes on with what the one before knew.
+    again = Refusals(str(state))
+    again.drop("10.0.0.7")
+    again.write()
+    assert [one.address for one in refusals_in(str(state))] == ["10.0.0.8"]
+
+
+def test_addresses_without_end_are_not_kept(tmp_path: Path) -> None:
+    refusals = Refusals(str(tmp_path))
+    for number in range(200):
+        refusals.add(f"10.0.0.{number}", "no")
+    refusals.write()
+    kept = [one.address for one in refusals_in(str(tmp_path))]
+    assert len(kept) == 64
+    assert kept[-1] == "10.0.0.199"
+
+
+def test_a_listener_that_is_away_is_a_finding(site: Site) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listen = f"127.0.0.1:{server.getsockname()[1]}"
+        nodes = NodesSettings(listen=listen, listener="steward-listen")
+        site.settings = msgspec.structs.replace(site.settings, nodes=nodes)
+        assert "ever heard" in only(books.nodes(site.ground())).what
+    found = only(books.nodes(site.ground()))
+    assert (found.status, found.of) == ("wrong", "listener")
+    assert "systemctl enable --now steward-listen" in found.mend

@@ -1,0 +1,127 @@
+"""SubmitLine, parted again into sbatch's words, whatever its user put there."""
+
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.archive.resubmitting import options, submit_again
+from steward.archive.submit_lines import read_submit_line
+from steward.bank.estimate.option_table import ALL
+from steward.events import utc_now
+from steward.jobs import Job
+from steward.records import JobRecord
+from steward.redact import REDACTED
+
+SCRIPT = b"#!/bin/sh\ntrue\n"
+WRAPPED = b"#!/bin/sh\n# This script was created by sbatch --wrap.\n\n%s\n\n"
+HOLE = REDACTED.decode()
+
+
+def words(line: str, script: bytes = SCRIPT, **fields: Any) -> list[str]:
+    read = read_submit_line(line, JobRecord(job_id=1, **fields), script)
+    assert read is not None
+    components = [[option.word for option in given] for given in read.components]
+    found = components[0]
+    for more in components[1:]:
+        found += [":", *more]
+    return [*found, "|", *read.arguments, *(f"?{doubt}" for doubt in read.doubts)]
+
+
+@pytest.mark.parametrize(
+    ("line", "fields", "expected"),
+    [
+        ("sbatch", {}, "|"),
+        ("/usr/bin/sbatch -n4 -c 2 --mem=1G", {}, "--ntasks=4 --cpus-per-task=2 --mem=1G |"),
+        ("sbatch -Hn 4 --tasks-per-node 2", {}, "--hold --ntasks=4 --ntasks-per-node=2 |"),
+        ("sbatch --exclusive --requeue x.sh", {}, "--exclusive --requeue | ?script"),
+        ("sbatch -n1 x.sh -n 4", {"command": "/home/x.sh -n 4"}, "--ntasks=1 | -n 4"),
+        ("sbatch -n1 ./x.sh -n 4", {"command": "/home/x.sh -n 4"}, "--ntasks=1 | -n 4"),
+        ("sbatch -n1 : -n 2 x.sh", {"command": "/x.sh"}, "--ntasks=1 : --ntasks=2 |"),
+        (f"sbatch --export=A={HOLE} -n1", {}, f"'--export=A={HOLE}' --ntasks=1 |"),
+        ("sbatch --comment=a b -n1", {"comment": "a b"}, "'--comment=a b' --ntasks=1 |"),
+        ("sbatch -J a -n 4 -n1", {"name": "a -n 4"}, "'--job-name=a -n 4' --ntasks=1 |"),
+        (
+            "sbatch -Ja  b -n1 x",
+            {"name": "a  b", "command": "/x"},
+            "'--job-name=a  b' --ntasks=1 |",
+        ),
+        (
+            "sbatch --export ALL,A=x y z -n 1 x.sh",
+            {"command": "/x.sh"},
+            "'--export=ALL,A=x y z' --ntasks=1 | ?--export",
+        ),
+    ],
+)
+def test_a_line_is_parted_by_the_table_and_the_record(
+    line: str, fields: dict[str, Any], expected: str
+) -> None:
+    assert words(line, **fields) == shlex.split(expected)
+
+
+def test_a_wrapped_command_is_no_script_and_no_option() -> None:
+    script = WRAPPED % b"srun -n 4 a; true --x"
+    line = "sbatch --wrap srun -n 4 a; true --x -n2"
+    assert words(line, script) == ["--wrap=srun -n 4 a; true --x", "--ntasks=2", "|"]
+
+
+@pytest.mark.parametrize(
+    "line", ["", "srun -n4 a", "sbatch --no-such x", "sbatch -Y", "sbatch -n", "sbatch --mem"]
+)
+def test_a_line_that_cannot_be_read_is_none(line: str) -> None:
+    assert read_submit_line(line, JobRecord(job_id=1), SCRIPT) is None
+
+
+@given(st.text(max_size=200), st.text(max_size=50), st.text(max_size=20))
+def test_any_line_is_read_or_is_none(line: str, command: str, name: str) -> None:
+    record = JobRecord(job_id=1, command=command, name=name, comment=name)
+    for text in (line, f"sbatch {line}", f"sbatch -J {name} {line} {command}"):
+        read_submit_line(text, record, SCRIPT)
+
+
+def job_of(record: JobRecord) -> Job:
+    return Job(
+        number=1, cluster="c1", job_id=1, first_submit=utc_now(), verified=True, record=record
+    )
+
+
+def test_without_a_line_every_option_that_slurm_shows_is_given() -> None:
+    record = JobRecord(
+        job_id=1,
+        tasks=2,
+        cpus=8,
+        requested_cpus=2,
+        nodes=2,
+        tres_requested="cpu=2,mem=600M,node=2,gres/gpu=4",
+        tres_per_node="gres/gpu:a100:2,gres:shard:1",
+        tres_per_task="gres/gpu=1",
+        constraints="fast&big",
+        licenses="matlab:2",
+        oversubscribe="USER",
+        wckey="key",
+    )
+    found = options(job_of(record))
+    assert {option.name for option in found} <= ALL
+    assert {option.word for option in found} == {
+        *("--cpus-per-task=1", "--ntasks=2", "--nodes=2", "--mem=300M"),
+        *("--gres=gpu:a100:2,shard:1", "--gpus-per-task=1"),
+        *("--constraint=fast&big", "--licenses=matlab:2", "--exclusive=user", "--wckey=key"),
+    }
+
+
+def test_variables_of_sbatch_are_those_of_the_submission() -> None:
+    entries = [
+        *(b"SBATCH_TIMELIMIT=5", b"SBATCH_COMMENT=a'b; touch owned", b"HOME=/home/ada"),
+        *(b"SBATCH_x'y=1", b"SBATCH_WCKEY=" + REDACTED, b"SBATCH_EXTRA=\xff"),
+    ]
+    environment = b"\4\0\0\0" + b"".join(entry + b"\0" for entry in entries)
+    text = submit_again(job_of(JobRecord(job_id=1)), SCRIPT, (), environment)
+    exported = [shlex.split(line) for line in text.splitlines() if line.startswith("export")]
+    assert exported == [
+        ["export", "SBATCH_TIMELIMIT=5"],
+        ["export", "SBATCH_COMMENT=a'b; touch owned"],
+    ]
+    assert "set SBATCH_WCKEY as it was" in text
+    assert "SBATCH_EXTRA is not UTF-8" in text

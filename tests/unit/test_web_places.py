@@ -1,0 +1,33 @@
+"""Nobody who asks for more than they get keeps the requests of others from being served."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from steward.web.places import Crowded, PlacesOfEach, take
+
+
+def test_only_so_many_wait_for_the_places_of_one() -> None:
+    async def run() -> None:
+        places = PlacesOfEach(2)
+        async with contextlib.AsyncExitStack() as until:
+            for _ in range(2):
+                await take(until, places.of("a"))
+            waiting = [asyncio.create_task(take(until, places.of("a"))) for _ in range(64)]
+            await asyncio.sleep(0)
+            with pytest.raises(Crowded):
+                await asyncio.wait_for(take(until, places.of("a")), 10)
+            # Another one waits for nobody of these.
+            await take(until, places.of("b"))
+            for one in waiting[:32]:
+                one.cancel()
+            await asyncio.wait(waiting[:32])
+            again = asyncio.create_task(take(until, places.of("a")))
+            await asyncio.sleep(0)
+            assert not again.done(), "whoever went makes room to wait"
+            for one in (again, *waiting):
+                one.cancel()
+            await asyncio.wait([again, *waiting])
+
+    asyncio.run(run())
