@@ -1,5 +1,6 @@
 """The commands of ``steward bank``: what people and programs are shown, and what is refused."""
 
+import contextlib
 import csv
 import io
 import json
@@ -25,6 +26,12 @@ from steward.bank.weighing import worded
 from steward.cli.bank_rate_options import factors_of, permille, times, weights
 from steward.errors import UsageError
 from steward.printable import no_formula
+
+TYPED_RATES = st.from_regex(
+    r"\A(cpu|mem|gres/gpu|mon|sat-sun|fri,mon)(/[0-9]{1,2}(:[0-9]{2})?-[0-9]{1,2})?=-?[0-9]{1,4}"
+    r"(\.[0-9]{1,4})?\Z"
+)
+"""Text that looks like a weight or a factor; most of it is none."""
 
 
 @pytest.fixture
@@ -248,13 +255,18 @@ def test_factors_by_time() -> None:
             times([bad])
 
 
-@given(st.text(max_size=30))
-def test_rates_that_are_typed_wrong_are_refused(text: str) -> None:
-    for read in (lambda: weights([text]), lambda: factors_of([text], "x"), lambda: times([text])):
-        try:
-            read()
-        except UsageError:
-            continue  # that is the other thing that may come of it
+@given(st.one_of(st.text(max_size=30), TYPED_RATES))
+def test_rates_are_refused_or_within_their_bounds(text: str) -> None:
+    with contextlib.suppress(UsageError):
+        assert all(f"{name}=" in text for name in weights([text]))
+    with contextlib.suppress(UsageError):
+        assert all(permille >= 0 for permille in factors_of([text], "x").values())
+    with contextlib.suppress(UsageError):
+        for factor in times([text]):
+            assert set(factor.days) <= set(range(7))
+            # The bank refuses a time that ends before it begins.
+            assert {factor.begin_min, factor.end_min} <= set(range(24 * 60 + 1))
+            assert factor.permille >= 0
 
 
 @given(st.integers(0, 10_000_000))

@@ -2,6 +2,7 @@
 
 import fnmatch
 import re
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -141,8 +142,28 @@ def test_the_first_that_does_not_hold_is_told() -> None:
 
 
 @given(PLAIN, st.lists(st.text(max_size=3) | st.integers(-5, 5), max_size=4))
-def test_looking_up_finds_something_or_nothing(payload: Any, path: list[str | int]) -> None:
-    look_up(payload, path)
+def test_any_path_leads_to_a_value_of_the_payload_or_to_none(
+    payload: Any, path: list[str | int]
+) -> None:
+    value = look_up(payload, path)
+    assert value is None or any(value is inner for _, inner in walk_values(payload))
+
+
+@given(PLAIN)
+def test_every_value_is_found_by_its_path(payload: Any) -> None:
+    for path, value in walk_values(payload):
+        assert look_up(payload, path) is value
+
+
+def walk_values(payload: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield a payload and all values inside it, each with its path."""
+    yield path, payload
+    if isinstance(payload, list):
+        inner: Iterable[tuple[Any, Any]] = enumerate(payload)
+    else:
+        inner = payload.items() if isinstance(payload, dict) else ()
+    for step, value in inner:
+        yield from walk_values(value, (*path, step))
 
 
 def test_looking_up() -> None:
