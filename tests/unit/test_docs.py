@@ -14,7 +14,8 @@ from steward.cli.app import app
 from steward.settings.file import load
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = docs.pages()
+RECORDS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+PAGES = [*docs.pages(), *RECORDS]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`]+)`")
 LINK = re.compile(r"\]\(([^)#]*)(#[^)]*)?\)")
@@ -219,8 +220,24 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
     reached = {target for target, _ in LINK.findall((ROOT / "README.md").read_text())}
-    for page in PAGES[1:]:
+    for page in docs.pages()[1:]:
         assert f"docs/{page.name}" in reached
+
+
+def test_develop_lists_every_decision_record_under_its_title() -> None:
+    text = (ROOT / "docs" / "develop.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d{4}) \| \[(.+)\]\(decisions/(.+)\) \|$", text, re.MULTILINE)
+    listed = [(f"# {int(number)}. {title}", f"{number}-", name) for number, title, name in rows]
+    first_lines = {page: page.read_text(encoding="utf-8").splitlines()[0] for page in RECORDS}
+    assert listed == [(first_lines[page], page.name[:5], page.name) for page in RECORDS]
+    assert [int(number) for number, _, _ in rows] == list(range(1, len(RECORDS) + 1))
+
+
+@pytest.mark.parametrize("page", RECORDS, ids=lambda page: page.name)
+def test_a_decision_record_has_status_context_decision_and_consequences(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert HEADING.findall(text)[1:] == ["Context", "Decision", "Consequences"]
+    assert re.search(r"^Status: \w.*\.$", text, re.MULTILINE)
 
 
 def test_every_block_of_output_says_who_types_it() -> None:
