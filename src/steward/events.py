@@ -13,6 +13,7 @@ import msgspec
 
 from steward.bank_facts import BankThreshold, HoldFact
 from steward.errors import StewardError
+from steward.moments import micros
 from steward.records import JobRecord
 from steward.state_facts import NodeState, PartitionState, ReservationState, RuleExecution
 from steward.usage import (
@@ -310,7 +311,7 @@ def missed_event(cluster: str, source: str, job_ids: Sequence[int]) -> Event:
     return Event(
         kind=JOB_MISSED,
         cluster=cluster,
-        key=f"{JOB_MISSED}:{job_ids[0]}:{int(now.timestamp() * 1e6)}",
+        key=f"{JOB_MISSED}:{job_ids[0]}:{micros(now)}",
         at=now,
         seen_at=now,
         source=source,

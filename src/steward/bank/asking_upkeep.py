@@ -17,6 +17,7 @@ from steward.bank.room import BankAnswer, BankRoom
 from steward.bank.settling import leader_of
 from steward.bank.uncounted import not_counted
 from steward.errors import Unavailable
+from steward.moments import micros
 
 if TYPE_CHECKING:
     from steward.records import JobRecord
@@ -359,7 +360,7 @@ def holds_and_jobs(room: BankRoom, holds: list[Hold]) -> list[Finding]:
                 where=f"{cluster}/{job_id}",
             )
             for job_id, one in own.items()
-            if job_id not in ids and one.created_us < before.timestamp() * 1e6
+            if job_id not in ids and one.created_us < micros(before)
         ]
         found += [
             Finding(

@@ -30,6 +30,7 @@ from steward.events import (
 )
 from steward.leaving import NotLeft
 from steward.looks import COST_FACTOR, LONG_INTERVAL_S, Look
+from steward.moments import micros
 from steward.records import JobRecord
 from steward.slurm import MOST_WHOLE, Queue, Slurm, SlurmDown, SlurmError
 from steward.waiting import Backoff
@@ -264,7 +265,7 @@ class Snapshots:
         looked = Event(
             kind=QUEUE_LOOKED,
             cluster=self._cluster,
-            key=f"{QUEUE_LOOKED}:{int(began.timestamp() * 1e6)}",
+            key=f"{QUEUE_LOOKED}:{micros(began)}",
             at=began,
             seen_at=utc_now(),
             source="snapshot",

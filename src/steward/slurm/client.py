@@ -10,6 +10,7 @@ from typing import Final
 from steward.access import Standing
 from steward.config import ClusterSettings
 from steward.events import utc_now
+from steward.moments import micros
 from steward.records import JobRecord
 from steward.slurm import queue, values, whole
 from steward.slurm.accounting import Accounting, Associations, StoredScript
@@ -246,7 +247,7 @@ class Slurm:
         """
         from steward.slurm import picture_rows
 
-        taken_us = int(utc_now().timestamp() * 1_000_000)
+        taken_us = micros(utc_now())
         config = self.config()
         partitions = self._commands.run("scontrol", *ASK_PARTITIONS)
         nodes = self._commands.run("scontrol", *ASK_NODES)

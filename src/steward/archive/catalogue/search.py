@@ -15,7 +15,8 @@ from steward.archive.answers import HitLine
 from steward.archive.catalogue.generations import Generations
 from steward.archive.catalogue.matching import Matcher, SearchError
 from steward.archive.catalogue.month import MonthReader, Use, month_of, month_path, months_in
-from steward.archive.catalogue.walking import Place, Wanted, microseconds, proposed
+from steward.archive.catalogue.walking import Place, Wanted, proposed
+from steward.moments import micros
 from steward.sqlite import SqliteUnavailable
 
 _MOST_OPEN: Final = 24
@@ -173,8 +174,8 @@ class Searcher:
         months = months_in(directory) if directory else []
         latest = month_of(after[0]) if after else "9999-99"
         if wanted.until is not None:
-            latest = min(latest, month_of(microseconds(wanted.until)))
-        earliest = month_of(microseconds(wanted.since)) if wanted.since else ""
+            latest = min(latest, month_of(micros(wanted.until)))
+        earliest = month_of(micros(wanted.since)) if wanted.since else ""
         return [month for month in reversed(months) if earliest <= month <= latest]
 
     def _reader(self, month: str) -> MonthReader:

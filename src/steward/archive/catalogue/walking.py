@@ -15,6 +15,7 @@ import msgspec
 
 from steward.archive.catalogue.matching import Matcher
 from steward.archive.catalogue.month import USE_COLUMNS, MonthReader, Use
+from steward.moments import micros
 
 _FEW_SCRIPTS: Final = 2000
 _FEW_USES: Final = 20_000
@@ -85,11 +86,6 @@ def proposed(
         yield use
     if seen == _LOOK_FIRST:
         yield from _by_index(reader, _short(reader, matcher.short_part()), wanted, after)
-
-
-def microseconds(moment: datetime) -> int:
-    """Microseconds since the epoch."""
-    return int(moment.replace(microsecond=0).timestamp()) * 10**6 + moment.microsecond
 
 
 def _by_index(
@@ -185,9 +181,9 @@ def _conditions(wanted: Wanted, after: Place | None) -> tuple[str, list[Any]]:
         globs = [name.replace("[!", "[^") for name in wanted.names]
         add("EXISTS (SELECT 1 FROM json_each(?) WHERE use.name GLOB value)", _listed(globs))
     if wanted.since is not None:
-        add("use.at >= ?", microseconds(wanted.since))
+        add("use.at >= ?", micros(wanted.since))
     if wanted.until is not None:
-        add("use.at < ?", microseconds(wanted.until))
+        add("use.at < ?", micros(wanted.until))
     if after is not None:
         add("(use.at, use.key, use.cluster) < (?, ?, ?)", *after)
     return " AND ".join(found), values

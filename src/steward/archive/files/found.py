@@ -17,6 +17,7 @@ from steward.archive.files.manifest import NAME, Fact, facts
 from steward.archive.files.names import decode_name
 from steward.archive.files.tree import Tree
 from steward.events import script_key
+from steward.moments import micros_or_0
 from steward.records import JobRecord
 
 _ID_AND_NAME = re.compile(r"([0-9]{1,10})(?:-(.*?))?(?:~([0-9]+))?\.(sh|env)(\.zst)?", re.DOTALL)
@@ -160,7 +161,7 @@ def _time_in(fact: Fact) -> int:
     last = fact.key.rpartition(":")[2]
     if last.isdecimal() and len(last) < 20:
         return int(last)
-    return int(fact.spool_mtime.timestamp() * 1e6) * 1000 if fact.spool_mtime else 0
+    return micros_or_0(fact.spool_mtime) * 1000
 
 
 class _Name(msgspec.Struct, frozen=True):

@@ -43,6 +43,7 @@ from steward.events import (
     Resent,
 )
 from steward.incoming import Stores
+from steward.moments import micros
 
 log = logging.getLogger(__name__)
 
@@ -346,7 +347,7 @@ def _changed(
     if known is None:
         known = Row(*ref, state=SENT, version=0, event=0, since_ns=0)
     # Grows even where this database was lost; the same when the event comes again.
-    told_us = int(event.seen_at.timestamp() * 1e6)
+    told_us = micros(event.seen_at)
     return msgspec.structs.replace(
         known,
         state=state,

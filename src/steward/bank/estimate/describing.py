@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 from steward.bank.records import Description
+from steward.moments import micros_or_0
 from steward.records import JobRecord
 from steward.slurm import tres
 from steward.slurm.requests import asked_for, kind_of, without
@@ -50,7 +51,7 @@ def description_of(record: JobRecord) -> Description:
         pn_min_memory_mib=None if memory is None else -(-memory // nodes),
         exclusive=record.oversubscribe == "NO",
         array=_array(record),
-        begin_us=0 if record.eligible is None else int(record.eligible.timestamp() * 1_000_000),
+        begin_us=micros_or_0(record.eligible),
         held=record.reason in _HELD,
         het=bool(record.het_job_id),
         licenses=record.licenses,

@@ -35,6 +35,7 @@ from steward.bank.gate.shapes import (
 from steward.bank.gate.upkeep import Upkeep
 from steward.bank.records import Books, Rules
 from steward.errors import StewardError
+from steward.moments import micros
 from steward.slurm.picture import Picture
 from steward.sqlite import SqliteError, SqliteUnavailable
 
@@ -192,7 +193,7 @@ class Calls:
             self._keeper.store.put_picture(picture)
 
     def _looked(self, looked: Looked, now_us: int) -> int:
-        began_us = int(looked.began.timestamp() * 1e6)
+        began_us = micros(looked.began)
         return self._upkeep.looked(looked.cluster, began_us, now_us)
 
     def _cover(self, claim: Claim, now_us: int) -> Any:

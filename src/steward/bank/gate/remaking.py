@@ -17,6 +17,7 @@ from steward.bank.gate.keeper import Keeper
 from steward.bank.gate.purses import Open
 from steward.config import Settings
 from steward.errors import StewardError
+from steward.moments import micros
 from steward.records import JobRecord
 from steward.slurm import Slurm
 from steward.slurm.states import FINISHED, WAITING
@@ -83,7 +84,7 @@ def _place(
         shares=keeper.purses.draw(payer, found.amount, now_us),
         confirmed=not is_over,
         started=record.state not in WAITING,
-        created_us=int(record.submit.timestamp() * 1e6) if record.submit else now_us,
+        created_us=micros(record.submit) if record.submit else now_us,
         expires_us=now_us + _OVER_US if is_over else 0,
     )
     description = description_of(msgspec.structs.replace(record, admin_comment=""))

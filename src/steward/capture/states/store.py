@@ -25,6 +25,7 @@ from steward.events import (
     utc_now,
 )
 from steward.leaving import leave, left
+from steward.moments import micros
 from steward.sqlite import open_database, transaction, translated
 from steward.state_facts import NodesNow, nodes_now_path
 
@@ -164,7 +165,7 @@ class StateStore:
                     # An event's key must be printable whatever a thing is called.
                     key = f"{change.kind}:{_safe(change.name)}:{self._name}.{number}"
                     self._put(number, self._event(change.kind, key, change.at, change.body))
-            database.execute("UPDATE store SET number = ?, looked_us = ?", (number, _micros(at)))
+            database.execute("UPDATE store SET number = ?, looked_us = ?", (number, micros(at)))
 
     def see(
         self, daemon: str, seen: DaemonSeen, told: ControllerState | None, key: str = ""
@@ -183,7 +184,7 @@ class StateStore:
         if seen == self.daemons.get(daemon) and told is None:
             return
         with transaction(self._database, self._path) as database:
-            started_us = None if seen.started_at is None else _micros(seen.started_at)
+            started_us = None if seen.started_at is None else micros(seen.started_at)
             database.execute(
                 "INSERT OR REPLACE INTO daemon VALUES (?, ?, ?)", (daemon, seen.up, started_us)
             )
@@ -241,10 +242,6 @@ class StateStore:
 def _safe(name: str) -> str:
     plain = "".join(c if c.isascii() and c.isprintable() and c not in " :" else "_" for c in name)
     return plain[:128]
-
-
-def _micros(at: datetime) -> int:
-    return int(at.timestamp() * 1_000_000)
 
 
 def _moment(at_us: int | None) -> datetime | None:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from steward.archive.catalogue.matching import Matcher
-from steward.archive.catalogue.walking import Owner, Place, Wanted, microseconds
+from steward.archive.catalogue.walking import Owner, Place, Wanted
 from steward.errors import UsageError
+from steward.moments import micros
 
 _LETTERS: Final = re.compile(r"[a-z]+")
 _DIGITS: Final = re.compile(r"[0-9]+")
@@ -62,9 +63,9 @@ def wanted_uses(wanted: Wanted) -> list[Query]:
         found.append({"terms": {"key": sorted({key for _, key in wanted.keys})}})
     times = {}
     if wanted.since is not None:
-        times["gte"] = microseconds(wanted.since) * 1000
+        times["gte"] = micros(wanted.since) * 1000
     if wanted.until is not None:
-        times["lt"] = microseconds(wanted.until) * 1000
+        times["lt"] = micros(wanted.until) * 1000
     if times:
         found.append({"range": {"spool_mtime_ns": times}})
     return found
