@@ -86,10 +86,18 @@ def by_sacct(site: BankSite) -> list[Ran]:
         if before is not None and is_first and before.end < ran.end:
             ran = before
         found[ran.job, submit, ran.start] = ran
-    # A slurmctld that was killed took with it what it had not told slurmdbd yet.
+    # A slurmctld that was killed took with it what it had not told slurmdbd yet: a resized run
+    # has no row of its first size, or one with the end of the whole run beside that of its last.
+    last = {
+        (job, start): submit for job, submit, start in sorted(found, key=lambda key: int(key[1]))
+    }
+    cut = {key for key in found if last[key[0], key[2]] != key[1]}
+    told -= {(job, submit) for job, submit, _ in cut}
+    found = {key: ran for key, ran in found.items() if key not in cut}
     pieces += [
         ran for ran in lines if ran.state == "RESIZING" and (ran.job, ran.submit) not in told
     ]
+    told |= {(job, submit) for job, submit, _ in cut}
     untold = [ran for key, ran in first.items() if key not in told]
     return [*_without([*found.values(), *untold, *_again(lines, first)], pieces)]
 
@@ -115,7 +123,8 @@ def _again(lines: Iterable[Ran], first: Mapping[tuple[int, str], Ran]) -> Iterat
         is_ended = before is not None and before.state in (*_ENDED, "NODE_FAIL")
         if before is None or not is_ended or ran.state not in (*_ENDED, "NODE_FAIL"):
             continue
-        if before.end <= int(ran.start) < ran.end and (ran.job, ran.start) not in begun:
+        is_anew = ran.start != before.start and before.end <= int(ran.start) < ran.end
+        if is_anew and (ran.job, ran.start) not in begun:
             begun.add((ran.job, ran.start))
             yield ran
 

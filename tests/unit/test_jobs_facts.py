@@ -252,6 +252,15 @@ def test_both_times_of_a_run_are_kept_however_they_ended(former: str, latter: st
         assert sorted(times) == [(at(10), at(30), former), (at(50), at(90), latter)]
 
 
+def test_a_requeue_of_a_run_that_ended_in_its_first_second_is_no_time_of_its_own() -> None:
+    end = record(7, 0, "COMPLETED", seen=10, end=10, start=at(10), nodelist="n1")
+    requeue = record(7, 0, "REQUEUED", seen=16, end=16, start=at(10), nodelist="n1")
+    for order in permutations([end, requeue]):
+        run = run_of(*order)
+        assert (run.merged().state, run.end_us) == ("COMPLETED", micros(at(10)))
+        assert not run.again
+
+
 def test_what_began_anew_after_its_end_is_told_beside_that() -> None:
     """slurmctld was killed, had forgotten the end, and ran the job twice more."""
     first = record(7, 0, "COMPLETED", seen=30, end=30, start=at(10), nodelist="n1")

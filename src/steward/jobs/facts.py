@@ -417,10 +417,13 @@ def _is_refused(record: JobRecord) -> bool:
 
 
 def _is_apart(one: JobRecord, other: JobRecord) -> bool:
-    """Whether two ends are of different times; an end without times is apart from none."""
+    """Whether two ends are of different times; an end without times is apart from none.
+
+    A run has one start, also where it ended in that second: what is told of it later is no other.
+    """
     if one.start is None or one.end is None or other.start is None or other.end is None:
         return False
-    return one.end <= other.start or other.end <= one.start
+    return one.start != other.start and (one.end <= other.start or other.end <= one.start)
 
 
 def _is_final(kind: str, record: JobRecord) -> bool:
