@@ -1,5 +1,6 @@
 """Slurm in a sandbox is the one that was asked for: its versions, options and daemons."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from sandboxes import directory, need_users, own
 from submitting import state_of, submit_to, wait_until
 
-from steward.sandbox import Sandbox, SandboxError, SandboxSpec
+from steward.sandbox import Sandbox, SandboxError, SandboxSpec, roots
 
 __all__ = ["directory", "own"]
 
@@ -49,6 +50,18 @@ def test_jobs_are_in_slurms_own_books(booked_sandbox: Sandbox) -> None:
     assert f"{job}.0||physics|COMPLETED|0:0" in lines
     coordinators = ["sacctmgr", "-n", "-P", "show", "account", "withcoord", "format=account,coord"]
     assert f"physics|{user}" in booked_sandbox.run(coordinators).stdout.splitlines()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a root directory")
+def test_a_root_directory_that_cannot_be_fetched_says_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEWARD_ROOTS", str(tmp_path))
+    monkeypatch.setenv("STEWARD_DEBIAN_MIRROR", "http://127.0.0.1:1/debian")
+    with pytest.raises(SandboxError, match=r"debootstrap of trixie from http://127\.0\.0\.1:1"):
+        roots.ensure("24.11", print)
+    assert [path.name for path in tmp_path.iterdir()] == ["24.11.lock"]
 
 
 @pytest.mark.long

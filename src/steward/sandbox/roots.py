@@ -157,7 +157,7 @@ def _debootstrap(work: str, suite: str, say: Callable[[str], None]) -> None:
         "DEBIAN_FRONTEND": "noninteractive",
     }
     env |= {k: v for k, v in os.environ.items() if k.lower().endswith("_proxy")}
-    process = subprocess.Popen(
+    with subprocess.Popen(
         argv,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -165,14 +165,13 @@ def _debootstrap(work: str, suite: str, say: Callable[[str], None]) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-    )
-    try:
-        last = _follow(process, say)
-        code = process.wait(60)
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
+    ) as process:
+        try:
+            last = _follow(process, say)
+            code = process.wait(60)
+        except BaseException:
+            process.kill()
+            raise
     if code:
         raise SandboxError(f"debootstrap of {suite} from {mirror} failed: {last}", suite)
 
