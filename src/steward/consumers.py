@@ -105,7 +105,6 @@ class Link(Protocol):
 
 
 _TRIES = 3
-_LONGEST_NAP_S = 5.0
 _NO_NEWS = sys.maxsize
 _NUMBER = re.compile(r"[0-9]+")
 """Numbers change in what is the same trouble: "(after 307ms in state CONNECT)"."""
@@ -159,6 +158,8 @@ class Feed:
         reader: The journal, for reading.
         link: The way to the journal's writer.
         registered: Whether the journal waits for this consumer before it trims.
+        longest_nap_s: Longest time until the next turn, in seconds.
+        clock: Seconds, growing.
     """
 
     def __init__(
@@ -168,11 +169,15 @@ class Feed:
         link: Link,
         *,
         registered: bool = True,
+        longest_nap_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.consumer = consumer
         self._reader = reader
         self._link = link
         self._registered = registered
+        self._longest_nap_s = longest_nap_s
+        self._clock = clock
         self._holding = consumer if isinstance(consumer, Holding) else None
         self._told = -1
         self._rejected: list[Rejected] = []
@@ -183,7 +188,7 @@ class Feed:
         self._again_at = 0.0
         self._tick_at = 0.0
         self._waiting_for = ""
-        self._pace = Pace()
+        self._pace = Pace(clock)
         self._error = ""
         self._error_at = 0
         self._tell("running", "")
@@ -194,7 +199,7 @@ class Feed:
         Returns:
             Whether there was something to do: call again at once.
         """
-        now = time.monotonic()
+        now = self._clock()
         if now < self._again_at:
             return False
         try:
@@ -226,7 +231,7 @@ class Feed:
     def due_s(self) -> float:
         """Seconds until :meth:`turn` is to be called even if nothing is appended."""
         due = self._again_at or self._tick_at
-        return max(0.0, min(due - time.monotonic(), _LONGEST_NAP_S))
+        return max(0.0, min(due - self._clock(), self._longest_nap_s))
 
     def _tick(self) -> float:
         while self._rejected:
@@ -351,7 +356,7 @@ class Feed:
 
     def _wait_for(self, error: Unavailable) -> None:
         wait_s = self._backoff.next_s()
-        self._again_at = time.monotonic() + wait_s
+        self._again_at = self._clock() + wait_s
         if _NUMBER.sub("0", str(error)) != _NUMBER.sub("0", self._waiting_for):
             self._waiting_for = str(error)
             log.error("%s waits: %s", self.consumer.name, error)

@@ -1,12 +1,15 @@
 """A journal, what reads it, and the events that tests put in it."""
 
 import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import script_event
+from pysqlite3 import dbapi2
 
-from steward import sqlite
 from steward.config import ArchiveSettings, FilesSinkSettings, KafkaSinkSettings, Settings
 from steward.events import (
     JOB_SEEN,
@@ -64,5 +67,12 @@ def fill(journal: Journal, megabytes: int) -> None:
             for number in range(first, min(first + 256, count))
         ]
         journal.append(rows)
-    with sqlite.transaction(journal._db, journal.path) as db:
+    with tables(journal) as db:
         db.execute("DELETE FROM event")
+
+
+@contextmanager
+def tables(journal: Journal) -> Iterator[Any]:
+    """The tables of a journal's file, in one transaction of another connection."""
+    with closing(dbapi2.connect(journal.path)) as db, db:
+        yield db

@@ -157,11 +157,13 @@ def test_what_a_backup_holds_is_let_in() -> None:
 
 
 @pytest.fixture
-def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr("steward.journal.server._TRIM_EVERY_S", 0.1)
+def writer(tmp_path: Path) -> Iterator[str]:
     stop = Stop()
     server = JournalServer(
-        str(tmp_path), JournalSettings(keep_s=0.0), stores_of(Settings(state_dir=str(tmp_path)))
+        str(tmp_path),
+        JournalSettings(keep_s=0.0),
+        stores_of(Settings(state_dir=str(tmp_path))),
+        trim_every_s=0.1,
     )
     thread = threading.Thread(target=server.run, args=(stop,))
     thread.start()

@@ -45,11 +45,13 @@ class Scene:
         self.journal = Journal(str(state_dir))
         self.reader = JournalReader(str(state_dir))
         self.tally = Tally()
-        self.feed = Feed(self.tally, self.reader, DirectLink(self.journal))
+        self.now = 0.0
+        link = DirectLink(self.journal)
+        self.feed = Feed(self.tally, self.reader, link, clock=lambda: self.now)
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
-            self.feed._again_at = 0.0  # the back-off is over
+            self.now += 20.0  # the longest back-off is over
             self.feed.turn()
 
     def submit(self, *job_ids: int) -> None:

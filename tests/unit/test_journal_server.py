@@ -32,6 +32,10 @@ from steward.waiting import Stop
 MakeLink = Callable[..., JournalLink]
 
 
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing that catches errors may catch it."""
+
+
 class Running:
     """A server in a thread of the test's process."""
 
@@ -39,13 +43,33 @@ class Running:
         self.state_dir = str(state_dir)
         self.start()
 
-    def start(self) -> None:
+    def start(self, **timing: float) -> None:
         server = JournalServer(
-            self.state_dir, JournalSettings(), stores_of(Settings(state_dir=self.state_dir))
+            self.state_dir,
+            JournalSettings(),
+            stores_of(Settings(state_dir=self.state_dir)),
+            **timing,
         )
         self.halt = Stop()
-        self.thread = threading.Thread(target=server.run, args=(self.halt,))
+        self.is_killed = False
+        self.thread = threading.Thread(target=self._run, args=(server,))
         self.thread.start()
+
+    def _run(self, server: JournalServer) -> None:
+        try:
+            server.run(self.halt, self._beat)
+        except Killed:
+            server.close()
+
+    def _beat(self) -> None:
+        if self.is_killed:
+            raise Killed
+
+    def kill(self) -> None:
+        """End it as SIGKILL would, at its next beat."""
+        self.is_killed = True
+        self.thread.join(10)
+        assert not self.thread.is_alive()
 
     def end(self) -> None:
         self.halt.set()
@@ -149,14 +173,11 @@ class Picky:
         pass
 
 
-def test_a_replay_wakes_the_consumer(
-    running: Running, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("steward.consumers._LONGEST_NAP_S", 3600.0)
+def test_a_replay_wakes_the_consumer(running: Running, make_link: MakeLink) -> None:
     stop, picky, reader = Stop(), Picky(), JournalReader(running.state_dir)
     make_link().append([script_event(1)])
     link = make_link(stop, subscribe=True)
-    feeds = [Feed(picky, JournalReader(running.state_dir), link)]
+    feeds = [Feed(picky, JournalReader(running.state_dir), link, longest_nap_s=3600.0)]
     thread = threading.Thread(target=feed_all, args=(feeds, link, stop, lambda: None))
     thread.start()
     try:
@@ -233,13 +254,16 @@ def test_standings_and_dead_letters_travel(running: Running, make_link: MakeLink
 
 
 def test_a_standing_that_a_writer_took_with_it_is_told_to_the_next(
-    running: Running, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
+    running: Running, make_link: MakeLink
 ) -> None:
+    running.end()
+    running.start(trim_every_s=0.1, flush_every_s=3600.0)
     link = make_link(subscribe=True)
-    with monkeypatch.context() as killed:
-        killed.setattr(JournalServer, "_flush_standings", lambda _: None)
-        link.tell("passed", "a", 0, "running", "")
-        running.end()
+    link.ask("standings")  # the first one it is told is written at once
+    link.tell("passed", "a", 0, "running", "")
+    link.ask("hold", 0.0)  # it has taken in what it was told before
+    running.kill()
+    assert JournalReader(running.state_dir).consumers() == []
     running.start()
     assert link.wait(0, 5.0) == 1, "it looks again when the connection has ended"
     link.ask("standings")

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from builders import script_event
-from journal_site import append, fill, journal, reader, seen_event, two_sinks
+from journal_site import append, fill, journal, reader, seen_event, tables, two_sinks
 
 from steward import sqlite
 from steward.config import Settings
@@ -151,7 +151,8 @@ def test_the_last_error_is_remembered_and_a_rate_only_for_a_while(
     journal.passed("a", 0, "running", "", 7.0)
     (status,) = reader.consumers()
     assert (status.error, status.error_at, status.rate) == ("mount gone", 1_700_000_000, 7.0)
-    journal._db.execute("UPDATE consumer SET told = told - 120")
+    with tables(journal) as db:
+        db.execute("UPDATE consumer SET told = told - 120")
     assert reader.consumers()[0].rate == 0, "nothing was told for a minute: nothing is done"
 
 
@@ -246,13 +247,19 @@ def test_the_file_stays_as_it_is_for_a_reader(journal: Journal, reader: JournalR
 
 
 def test_keys_are_forgotten_some_at_a_time(journal: Journal) -> None:
-    with sqlite.transaction(journal._db, journal.path) as db:
+    with tables(journal) as db:
         db.executemany(
             "INSERT INTO remembered (cluster, key, trimmed_at) VALUES ('c1', ?, ?)",
             [(f"key:{number}", number) for number in range(15_000)],
         )
-    count = "SELECT count(*), min(trimmed_at) FROM remembered"
     assert journal.forget_remembered(14_000)
-    assert journal._db.execute(count).fetchone() == (5000, 10_000)
+    assert remembered(journal) == (5000, 10_000)
     assert not journal.forget_remembered(14_000)
-    assert journal._db.execute(count).fetchone() == (1000, 14_000)
+    assert remembered(journal) == (1000, 14_000)
+
+
+def remembered(journal: Journal) -> tuple[int, int]:
+    """How many keys are remembered, and when the oldest of their events was trimmed."""
+    with tables(journal) as db:
+        count, oldest = db.execute("SELECT count(*), min(trimmed_at) FROM remembered").fetchone()
+    return count, oldest

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 64
 _BATCH_EVENTS = 500
 _LONGEST_HOLD_S = 3600.0
-_TRIM_EVERY_S = 5.0
-_FLUSH_EVERY_S = 0.5
 
 
 class _Peer:
@@ -50,12 +48,24 @@ class JournalServer:
         state_dir: The directory that holds the journal.
         settings: When to trim and to detach.
         stores: Where kept bytes lie, to unlink them when their event is trimmed.
+        trim_every_s: Time between two trims, in seconds.
+        flush_every_s: Time between two writes of the consumers' positions, in seconds.
     """
 
-    def __init__(self, state_dir: str, settings: JournalSettings, stores: Stores) -> None:
+    def __init__(
+        self,
+        state_dir: str,
+        settings: JournalSettings,
+        stores: Stores,
+        *,
+        trim_every_s: float = 5.0,
+        flush_every_s: float = 0.5,
+    ) -> None:
         self._state_dir = state_dir
         self._settings = settings
         self._stores = stores
+        self._trim_every_s = trim_every_s
+        self._flush_every_s = flush_every_s
         self._peers: dict[int, _Peer] = {}
         self._selector = selectors.DefaultSelector()
         self._waiting: list[tuple[_Peer, int, list[Row]]] = []
@@ -112,7 +122,7 @@ class JournalServer:
         if self._standings and now >= self._flush_at:
             self._flush_standings()
         if stop is not None and now >= self._trim_at:
-            self._trim_at = now + _TRIM_EVERY_S
+            self._trim_at = now + self._trim_every_s
             self._housekeeping()
 
     def _accept(self) -> None:
@@ -255,7 +265,7 @@ class JournalServer:
             peer.socket.close()
 
     def _flush_standings(self) -> None:
-        self._flush_at = time.monotonic() + _FLUSH_EVERY_S
+        self._flush_at = time.monotonic() + self._flush_every_s
         standings, self._standings = self._standings, {}
         try:
             for name, standing in standings.items():
