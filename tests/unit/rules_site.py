@@ -20,6 +20,7 @@ from steward.events import NODE_STATE, Event
 from steward.state_facts import NodeState
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
+SOON_S = 0.1
 
 DRAIN = """
 name: drain
@@ -90,6 +91,8 @@ class World:
         """Each time that something was done: the rule, the action, its parameters."""
         self.acted: list[tuple[str, str]] = []
         """The same by rule and event."""
+        self.over: set[tuple[int, int]] = set()
+        """Executions whose action is over, by id and try."""
         self.ran: Callable[[Execution], Ran | None] = lambda _one: None
         self.checked: Callable[[Execution], bool | None] = lambda _one: None
         self.found: Callable[[Execution], Found] = lambda _one: Found(traces="unseen")
@@ -118,14 +121,17 @@ class WorldsHand:
             )
 
     def run(self, one: Execution, timeout_s: float | None) -> Ran:
-        told = self._world.ran(one)
-        with self._world.lock:
-            if told is None and not one.dry_run:
-                self._world.done.append((one.rule, one.action, one.parameters))
-                self._world.acted.append((one.rule, one.event))
-                if one.action == "slurm.node.drain":
-                    self._world.drained |= set(one.parameters["nodes"].split(","))
-        return told or ran(one)
+        try:
+            told = self._world.ran(one)
+            with self._world.lock:
+                if told is None and not one.dry_run:
+                    self._world.done.append((one.rule, one.action, one.parameters))
+                    self._world.acted.append((one.rule, one.event))
+                    if one.action == "slurm.node.drain":
+                        self._world.drained |= set(one.parameters["nodes"].split(","))
+            return told or ran(one)
+        finally:
+            self._world.over.add((one.id, one.tries))
 
     def check(self, one: Execution) -> bool | None:
         return self._world.checked(one)
@@ -166,8 +172,10 @@ class RulesSite:
         self.start()
 
     def start(self) -> None:
+        self.store = Store(self.settings.state_dir)
         self.consumer = RulesConsumer(
-            self.settings, lambda: WorldsHand(self.world, self._clock), self._clock
+            *(self.settings, lambda: WorldsHand(self.world, self._clock), self._clock),
+            store=self.store,
         )
 
     def _clock(self) -> datetime:
@@ -175,16 +183,19 @@ class RulesSite:
 
     def restart(self) -> None:
         """As after SIGKILL: nothing is said goodbye to."""
-        self.consumer._store.close()
+        self.store.close()
         self.start()
 
     def kill(self) -> None:
         """As SIGKILL, when actions are over and nobody has heard of it; and start again."""
-        executing = self.consumer._executing
         until = time.monotonic() + 60
-        while len(executing._tasks) > executing._back.qsize() and time.monotonic() < until:
+        while self.is_acting() and time.monotonic() < until:
             time.sleep(0.001)
         self.restart()
+
+    def is_acting(self) -> bool:
+        started = {(one.id, one.tries) for one in self.store.open_("started")}
+        return not started <= self.world.over
 
     def append(self, events: Sequence[Event]) -> None:
         self.appended += events
@@ -201,11 +212,8 @@ class RulesSite:
         """Turn until nothing is under way, or due now."""
         until = time.monotonic() + 60
         while time.monotonic() < until:
-            self.consumer.tick(self.append)
-            executing = self.consumer._executing
-            lost = [due for _, due in executing._lost.values() if due <= self.now]
-            due = self.consumer._store.due(self.now, ())
-            if not executing.is_busy and not lost and not due:
+            # It asks to be called soon while anything is under way or due.
+            if self.consumer.tick(self.append) > SOON_S:
                 return
             time.sleep(0.002)
         left = self.open_()

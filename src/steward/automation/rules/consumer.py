@@ -39,6 +39,7 @@ class RulesConsumer:
         settings: The whole configuration.
         make_hand: Makes what actions are done with, for one thread at a time.
         clock: Tells the present moment.
+        store: The database of rules; opened in the state directory if None.
 
     Raises:
         SqliteUnavailable: The database cannot be used now.
@@ -53,10 +54,12 @@ class RulesConsumer:
         settings: Settings,
         make_hand: MakeHand,
         clock: Callable[[], datetime] = utc_now,
+        *,
+        store: Store | None = None,
     ) -> None:
         self._settings = settings.rules
         self._clock = clock
-        self._store = Store(settings.state_dir)
+        self._store = store or Store(settings.state_dir)
         self._began = self._store.began(clock())
         self._telling = Telling(self._store)
         self._deciding = Deciding(self._store, dry_run=settings.rules.dry_run)

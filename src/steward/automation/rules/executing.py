@@ -127,11 +127,6 @@ class Executing:
         while self._tasks and time.monotonic() < until:
             self._take_in(_POLL_S, starts=False)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether anything is under way."""
-        return bool(self._tasks)
-
     # -- what comes back
 
     def _take_in(self, wait_s: float = 0.0, *, starts: bool = True) -> None:
