@@ -6,6 +6,7 @@ import os
 import resource
 import shlex
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from steward.access import Asker
 from steward.actions import Action, Registry
 from steward.config import ClusterSettings
 from steward.daemon.answering import Knows, Limits, Service
-from steward.daemon.socket import SocketServer
+from steward.daemon.socket import SocketServer, peer_uid
 from steward.doctor.apart import run_apart
 from steward.doctor.findings import Finding
 from steward.errors import Refused
@@ -180,6 +181,7 @@ def serving(
     keeps: bool = False,
     asked: Registry | None = None,
     knows: Knows | None = None,
+    uid_of: Callable[[socket.socket], int] = peer_uid,
 ) -> Iterator[int]:
     """A server in a process of its own; its process id."""
     ready, tell = os.pipe()
@@ -201,7 +203,7 @@ def serving(
                 beaten.append(1)
 
             service = Service(asked or registry(), limits, knows)
-            server = SocketServer(path, service, is_kept=lambda _: keeps)
+            server = SocketServer(path, service, is_kept=lambda _: keeps, uid_of=uid_of)
             server.run(stop, beat)
             code = 0
         finally:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import os
 import pwd
 import select
@@ -21,11 +22,10 @@ from hypothesis import strategies as st
 from served import LIMITS, Done, Question, Step, Told, registry, serving
 from submitting import wait_until
 
-from steward.actions import Registry
 from steward.client.sockets import remote
-from steward.daemon.answering import Limits, Service
+from steward.daemon.answering import Limits
 from steward.daemon.protocol import LONGEST_REQUEST, Busy, Reply, ask_line, error_of, read_reply
-from steward.daemon.socket import SocketError, SocketServer, listening
+from steward.daemon.socket import SocketError, listening
 from steward.errors import Refused
 
 
@@ -503,17 +503,21 @@ def test_requests_that_never_end_make_room_for_others(place: str) -> None:
 
 
 def test_who_is_turned_away_does_not_fill_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
 ) -> None:
-    server = SocketServer(str(tmp_path / "s.sock"), Service(Registry(), Limits(per_user=0)))
-    uids = iter([54321] * 99 + [54322])
-    monkeypatch.setattr("steward.daemon.socket._peer_uid", lambda _connection: next(uids))
-    for _ in range(100):
-        near, far = socket.socketpair()
-        with near, far:
-            server._take(near, near)
-            assert b"too many requests" in far.recv(4096)
-    said = [record.getMessage() for record in caplog.records]
+    path, uids = str(tmp_path / "s.sock"), iter([54321] * 99 + [54322])
+    log = logging.FileHandler(tmp_path / "log")
+    logging.getLogger("steward").addHandler(log)
+    try:
+        with serving(path, Limits(per_user=0), uid_of=lambda _connection: next(uids)):
+            for _ in range(100):
+                (reply,) = ask(path, "echo")
+                assert "too many requests" in reply.error
+    finally:
+        logging.getLogger("steward").removeHandler(log)
+        log.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    said = [line for line in lines if line.startswith("turned away")]
     assert len(said) == 2, said
     assert "54321" in said[0]
     assert "54322" in said[1]

@@ -15,7 +15,7 @@ import pytest
 
 from steward.config import BankSettings, Settings
 from steward.daemon.parts import parts_of
-from steward.daemon.supervise import Beat, Part, Supervisor
+from steward.daemon.supervise import Beat, Part, Supervisor, Timing
 from steward.errors import StewardError
 from steward.waiting import Stop
 
@@ -70,8 +70,12 @@ Start = Callable[..., Daemon]
 def start(tmp_path: Path) -> Iterator[Start]:
     daemons = []
 
-    def begin(parts: Sequence[Part], reload: Callable[[], Sequence[Part]] | None = None) -> Daemon:
-        daemons.append(Daemon(lambda: Supervisor(parts, reload), tmp_path / "log"))
+    def begin(
+        parts: Sequence[Part],
+        reload: Callable[[], Sequence[Part]] | None = None,
+        timing: Timing | None = None,
+    ) -> Daemon:
+        daemons.append(Daemon(lambda: Supervisor(parts, reload, timing=timing), tmp_path / "log"))
         return daemons[-1]
 
     yield begin
@@ -103,11 +107,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_parts_run_and_are_stopped_the_last_one_last(
-    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("_AFTER_S", "_STOP_S"):  # a busy machine may take longer than the daemon waits
-        monkeypatch.setattr(f"steward.daemon.supervise.{name}", 60.0)
+def test_parts_run_and_are_stopped_the_last_one_last(tmp_path: Path, start: Start) -> None:
     order = tmp_path / "order"
 
     def run(name: str) -> Callable[[Stop, Beat], None]:
@@ -126,7 +126,8 @@ def test_parts_run_and_are_stopped_the_last_one_last(
         Part(name="sink", run=run("sink"), after=("journal",)),
         Part(name="capture", run=run("capture"), after=("sink",)),
     ]
-    daemon = start(parts)
+    # A busy machine may take longer than the daemon waits.
+    daemon = start(parts, timing=Timing(after_s=60.0, stop_s=60.0))
     until(lambda: len(lines(order)) == 3)
     assert lines(order) == ["+journal", "+sink", "+capture"]
     assert daemon.end() == 0
@@ -232,10 +233,7 @@ def test_a_part_starts_though_the_output_cannot_be_flushed(
     assert daemon.end() == 0
 
 
-def test_a_part_that_hangs_is_ended_and_started_again(
-    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("steward.daemon.supervise._TICK_S", 0.1)
+def test_a_part_that_hangs_is_ended_and_started_again(tmp_path: Path, start: Start) -> None:
     pids = tmp_path / "pids"
 
     def hang(stop: Stop, beat: Beat) -> None:
@@ -245,7 +243,7 @@ def test_a_part_that_hangs_is_ended_and_started_again(
         time.sleep(3600)
 
     parts = [Part(name="stuck", run=hang, hang_s=2.0)]  # a busy machine may need one to fork
-    daemon = start(parts)
+    daemon = start(parts, timing=Timing(tick_s=0.1))
     until(lambda: len(lines(pids)) >= 2)
     daemon.end(signal.SIGKILL)
     assert "part stuck has not moved" in daemon.log.read_text()
@@ -275,10 +273,7 @@ def test_killing_the_supervisor_ends_its_parts(tmp_path: Path, start: Start) -> 
     until(lambda: not alive(int(lines(pids)[0])))
 
 
-def test_a_deaf_part_does_not_hold_up_the_end(
-    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("steward.daemon.supervise._STOP_S", 0.5)
+def test_a_deaf_part_does_not_hold_up_the_end(tmp_path: Path, start: Start) -> None:
     pids = tmp_path / "pids"
 
     def deaf(stop: Stop, beat: Beat) -> None:
@@ -288,7 +283,7 @@ def test_a_deaf_part_does_not_hold_up_the_end(
             out.write(f"{os.getpid()}\n")
         time.sleep(3600)
 
-    daemon = start([Part(name="deaf", run=deaf)])
+    daemon = start([Part(name="deaf", run=deaf)], timing=Timing(stop_s=0.5))
     until(lambda: bool(lines(pids)))
     assert daemon.end() == 0
     assert not alive(int(lines(pids)[0]))

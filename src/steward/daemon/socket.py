@@ -44,6 +44,13 @@ class SocketError(StewardError):
     """The socket cannot be made."""
 
 
+def peer_uid(connection: socket.socket) -> int:
+    """The user at the other end of a Unix socket, as the kernel knows them."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+    uid: int = _PEERCRED.unpack(raw)[1]
+    return uid
+
+
 class _Waiting:
     """A connection whose request is not whole yet."""
 
@@ -84,15 +91,22 @@ class SocketServer:
         path: Where the socket is made.
         service: Answers, in a process for each connection.
         is_kept: Whether a uid may ask several things on a connection: the pages' process.
+        uid_of: The user at the other end of a connection.
     """
 
     def __init__(
-        self, path: str, service: Service, is_kept: Callable[[int], bool] = lambda _: False
+        self,
+        path: str,
+        service: Service,
+        is_kept: Callable[[int], bool] = lambda _: False,
+        *,
+        uid_of: Callable[[socket.socket], int] = peer_uid,
     ) -> None:
         self._path = path
         self._service = service
         self._limits = service.limits
         self._is_kept = is_kept
+        self._uid_of = uid_of
         self._serving: dict[int, int] = {}
         self._waiting: dict[int, _Waiting] = {}
         self._watched = select.epoll()
@@ -148,7 +162,7 @@ class SocketServer:
     def _take(self, connection: socket.socket, listener: socket.socket) -> None:
         """Read a new connection's request as far as it has come."""
         connection.setblocking(False)
-        uid = _peer_uid(connection)
+        uid = self._uid_of(connection)
         busy = self._busy(uid)
         if busy:
             self._turn_away(connection, uid, busy)
@@ -301,12 +315,6 @@ def _say_last(connection: socket.socket, error: StewardError) -> None:
     """Tell a peer why it is not served, and let it go; also where it does not read that."""
     with connection, contextlib.suppress(OSError):
         connection.send(error_line(error))
-
-
-def _peer_uid(connection: socket.socket) -> int:
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-    uid: int = _PEERCRED.unpack(raw)[1]
-    return uid
 
 
 def _become_expendable(parent: int) -> None:

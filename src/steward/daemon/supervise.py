@@ -40,11 +40,8 @@ _SAID = struct.Struct("=H510s")
 """What a part said as it failed: its length, and the text."""
 _HELD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _STABLE_S = 30.0
-_STOP_S = 4.0
 _STOP_LAST_S = 0.7
-_AFTER_S = 2.0
 _READY_S = 20.0
-_TICK_S = 1.0
 
 Beat = Callable[[], None]
 
@@ -65,6 +62,20 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     after: tuple[str, ...] = ()
     last: bool = False
     hang_s: float = 60.0
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a supervisor waits.
+
+    Attributes:
+        tick_s: Longest time between two looks at the parts, in seconds.
+        after_s: Longest wait of a part for those that it starts after, in seconds.
+        stop_s: Longest wait for parts to end before they are killed, in seconds.
+    """
+
+    tick_s: float = 1.0
+    after_s: float = 2.0
+    stop_s: float = 4.0
 
 
 class _Child:
@@ -107,6 +118,7 @@ class Supervisor:
             or raises StewardError to keep the present ones.
         tell: Is told how the parts stand whenever that has changed.
         listener: Takes requests for a reload.
+        timing: How long to wait; None for the usual times.
     """
 
     def __init__(
@@ -115,10 +127,13 @@ class Supervisor:
         reload: Callable[[], Sequence[Part]] | None = None,
         tell: Tell = lambda _: None,
         listener: ReloadListener | None = None,
+        *,
+        timing: Timing | None = None,
     ) -> None:
         self._listener = listener or ReloadListener()
         self._reload = reload
         self._tell = tell
+        self._timing = timing or Timing()
         self._told: list[PartLine] = []
         self._untold: list[PartLine] = []
         self._stop = Stop()
@@ -149,7 +164,8 @@ class Supervisor:
                 self._hangup = False
                 self._reload_parts()
             fds = self._listener.fds if self._announced else ()
-            if self._stop.wait(_TICK_S if self._announced else 0.05, self._wake_read, *fds):
+            wait_s = self._timing.tick_s if self._announced else 0.05
+            if self._stop.wait(wait_s, self._wake_read, *fds):
                 with suppress(BlockingIOError):
                     os.read(self._wake_read, 512)
                 # A request that comes while parts begin waits until these are answered for.
@@ -197,7 +213,7 @@ class Supervisor:
             if child.pid or now < child.start_at:
                 continue
             waits_for = set(child.part.after) - beaten
-            if waits_for and now - self._began < _AFTER_S:
+            if waits_for and now - self._began < self._timing.after_s:
                 continue
             self._start(child)
 
@@ -380,7 +396,7 @@ class Supervisor:
         """End the parts, the last ones last; the names of those that cannot be ended."""
         early = [child for child in self._children if not child.part.last]
         late = [child for child in self._children if child.part.last]
-        self._end(early, _STOP_S)
+        self._end(early, self._timing.stop_s)
         self._end(late, _STOP_LAST_S)
         end_below(os.getpid())
         for child in self._children:
