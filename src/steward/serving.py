@@ -1,7 +1,6 @@
 """Serves HTTP: uvicorn, with an end to everything that a client may draw out.
 
-A connection that does not come to its point is closed: ten seconds for the head
-of a request, thirty for all of it, and a minute to read on in an answer. How long
+A connection that does not come to its point is closed, see :class:`Timeouts`. How long
 an answer takes is the application's business. Only so many are served at once, the
 others are told to come again; and of one address only so many are open that have not
 asked, are not encrypted yet, or do not read.
@@ -25,9 +24,6 @@ from steward.waiting import Stop
 
 log = logging.getLogger(__name__)
 
-_HEAD_S: Final = 10.0
-_REQUEST_S: Final = 30.0
-_READ_S: Final = 60.0
 _KEEP_S: Final = 5
 _GRACE_S: Final = 3
 _AT_ONCE: Final = 512
@@ -41,10 +37,25 @@ _LONGEST_HEAD: Final = 16 << 10
 Receive = Callable[[], Any]
 
 
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a client may take, in seconds.
+
+    Attributes:
+        head_s: Longest time until the head of a request is whole.
+        request_s: Longest time from there until its body is whole.
+        read_s: Longest pause in reading an answer.
+    """
+
+    head_s: float = 10.0
+    request_s: float = 30.0
+    read_s: float = 60.0
+
+
 class TimedProtocol(H11Protocol):
     """HTTP/1.1, but the head of a request has to be there in time, and answers are to be read."""
 
     crowd: Crowd
+    timeouts: Timeouts
     _descriptor: int = -1
     _head: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -81,7 +92,7 @@ class TimedProtocol(H11Protocol):
         """A client reads no more of what it asked for."""
         super().pause_writing()
         if self._unread is None:
-            self._unread = self.loop.call_later(_READ_S, self._too_slow)
+            self._unread = self.loop.call_later(self.timeouts.read_s, self._too_slow)
         self._count()
 
     def resume_writing(self) -> None:
@@ -111,7 +122,7 @@ class TimedProtocol(H11Protocol):
         if cycle is not None and not cycle.response_complete:
             self._unwatch()
         elif self._head is None:
-            self._head = self.loop.call_later(_HEAD_S, self._too_slow)
+            self._head = self.loop.call_later(self.timeouts.head_s, self._too_slow)
 
     def _unwatch(self) -> None:
         if self._head is not None:
@@ -142,14 +153,14 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter) or self._stop.is_set()
 
 
-def timed(app: Any) -> Any:
-    """An application that gives up on bodies that do not come in time."""
+def timed(app: Any, request_s: float) -> Any:
+    """An application that gives up on bodies that do not come within so many seconds."""
 
     async def within(scope: Any, receive: Receive, send: Any) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        until = asyncio.get_running_loop().time() + _REQUEST_S
+        until = asyncio.get_running_loop().time() + request_s
         has_all = False
 
         async def receive_in_time() -> Any:
@@ -236,6 +247,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         certificate_file: Its certificate; without one, no encryption.
         key_file: The key of that certificate.
         shared: Networks whose addresses many share, see :class:`steward.listening.Crowd`.
+        timeouts: How long a client may take.
     """
 
     name: str
@@ -244,6 +256,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     certificate_file: str = ""
     key_file: str = ""
     shared: tuple[str, ...] = ()
+    timeouts: Timeouts = Timeouts()
 
 
 class ServingError(StewardError):
@@ -282,9 +295,10 @@ def serve(
 
     class Protocol(TimedProtocol):
         crowd = bounds
+        timeouts = served.timeouts
 
     config = uvicorn.Config(
-        headed(limited(timed(app))),
+        headed(limited(timed(app, served.timeouts.request_s))),
         http=Protocol,
         ws="none",
         lifespan="off",

@@ -20,11 +20,13 @@ from ledger.money import MoneyCases
 from ledger.site import BY, account, charge, clock, ledger, settings_for
 from servers.postgresql import PostgreSQL
 from steward.bank.errors import LedgerUnavailable
-from steward.bank.ledger import engine, open_ledger
+from steward.bank.ledger import open_ledger
+from steward.bank.ledger.engine import Database, url_of
 from steward.bank.ledger.leases import LeaseLost
 from steward.bank.ledger.opened import Ledger
 from steward.bank.ledger.tables import metadata
 from steward.config import Settings
+from steward.events import utc_now
 
 __all__ = ["clock", "ledger"]
 
@@ -131,11 +133,8 @@ def test_nothing_is_lost_or_doubled_when_the_server_is_killed(
         proved(ledger, 0)
 
 
-def test_a_server_that_stands_still_is_given_up(
-    place: Settings, postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "_PATIENCE_S", 4.0)
-    ledger = open_ledger(place)
+def test_a_server_that_stands_still_is_given_up(place: Settings, postgresql: PostgreSQL) -> None:
+    ledger = Ledger(Database(url_of(place), patience_s=4.0), utc_now)
     with ledger.transaction() as t:
         account(t, "phys", 10)
     postgresql.pause()

@@ -15,7 +15,7 @@ from running import new_schema_seed
 
 from servers.mybrc import BY, balance, client_of, job, mybrc_settings, serving, token_of, with_money
 from steward.bank.ledger import open_ledger
-from steward.bank.mybrc import doorkeeper
+from steward.bank.mybrc.doorkeeper import Failures
 from steward.bank.records import Rate
 from steward.config import Settings
 
@@ -64,7 +64,7 @@ def site(tmp_path: Path) -> Settings:
 @pytest.fixture
 def url(site: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     # Wrong tokens are tried again and again; how they are made to wait is tested elsewhere.
-    monkeypatch.setattr(doorkeeper, "_FAILURES", 10**9)
+    monkeypatch.setattr(Failures, "check", lambda _self, _address: None)
     with serving(site) as where:
         yield where
 

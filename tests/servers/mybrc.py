@@ -15,6 +15,7 @@ from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.mybrc.passwords import hashed
 from steward.config import BankSettings, ClusterSettings, GateSettings, MybrcSettings, Settings
 from steward.daemon.mybrc import run_mybrc
+from steward.serving import Timeouts
 from steward.waiting import Stop
 
 SU = 1_000_000
@@ -54,14 +55,19 @@ def with_money(settings: Settings, *accounts: str, amount: int = 1000 * SU) -> N
 
 
 @contextmanager
-def serving(settings: Settings, verify: ssl.SSLContext | bool = True) -> Iterator[str]:
+def serving(
+    settings: Settings,
+    verify: ssl.SSLContext | bool = True,
+    *,
+    timeouts: Timeouts | None = None,
+) -> Iterator[str]:
     """The server, in a thread; where it is."""
     stop = Stop()
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            run_mybrc(settings, stop, lambda: None)
+            run_mybrc(settings, stop, lambda: None, timeouts=timeouts)
         except BaseException as error:
             failed.append(error)
             raise

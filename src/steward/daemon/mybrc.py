@@ -15,6 +15,7 @@ from steward.waiting import Stop
 if TYPE_CHECKING:
     from steward.bank.gate.link import GateLink
     from steward.bank.ledger.opened import Ledger
+    from steward.serving import Timeouts
 
 log = logging.getLogger(__name__)
 
@@ -64,15 +65,24 @@ class Pusher:
             log.warning("the gate cannot be told what was charged: %s", error)
 
 
-def run_mybrc(settings: Settings, stop: Stop, beat: Beat) -> None:
-    """Serve the myBRC API."""
+def run_mybrc(
+    settings: Settings, stop: Stop, beat: Beat, *, timeouts: "Timeouts | None" = None
+) -> None:
+    """Serve the myBRC API until the Stop is raised.
+
+    Args:
+        settings: The configuration.
+        stop: Ends it.
+        beat: Called some times a second.
+        timeouts: How long a client may take; None for the usual times.
+    """
     from steward.bank.gate.link import GateLink
     from steward.bank.ledger import open_ledger
     from steward.bank.mybrc.affording import Affording
     from steward.bank.mybrc.application import Office, application
     from steward.bank.mybrc.doorkeeper import Doorkeeper, UsersFile
     from steward.bank.mybrc.telling import Teller
-    from steward.serving import Served, listen, serve
+    from steward.serving import Served, Timeouts, listen, serve
     from steward.slurm.people import People
 
     ledger = patiently(lambda: open_ledger(settings), stop, beat)
@@ -82,6 +92,7 @@ def run_mybrc(settings: Settings, stop: Stop, beat: Beat) -> None:
         listen=settings.mybrc.listen,
         certificate_file=settings.mybrc.certificate_file,
         key_file=settings.mybrc.key_file,
+        timeouts=timeouts or Timeouts(),
     )
     listener = patiently(lambda: listen(served), stop, beat)
     cluster = settings.mybrc.cluster or next(iter(settings.cluster), "")

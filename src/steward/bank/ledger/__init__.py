@@ -76,6 +76,7 @@ def open_ledger(settings: Settings, now: Callable[[], datetime] = utc_now) -> "L
         BankError: The setting names no database, or a newer Steward made this one.
         SqliteError: The file cannot be used as it is.
     """
+    from steward.bank.ledger.engine import Database, url_of
     from steward.bank.ledger.opened import Ledger
 
-    return Ledger(settings, now)
+    return Ledger(Database(url_of(settings)), now)

@@ -34,7 +34,6 @@ _CONNECT_S: Final = 5
 _LOCK_S: Final = 10
 _STATEMENT_S: Final = 20
 _LOOK_AGAIN_S: Final = 0.002
-_PATIENCE_S: Final = _STATEMENT_S + 5.0
 _WRITES: Final = {"steward_writes": True}
 _READS: Final = {"steward_writes": False}
 _LOOK: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -99,14 +98,18 @@ class Database:
 
     Args:
         url: Where it is.
+        patience_s: Longest wait for an answer of PostgreSQL, in seconds.
     """
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, *, patience_s: float = _STATEMENT_S + 5.0) -> None:
         self.is_sqlite = url.get_backend_name() == "sqlite"
         self.shown = url.render_as_string(hide_password=True)
         self.path = url.database or "" if self.is_sqlite else ""
         with self._translated():
-            self._engine = _sqlite_engine(self.path) if self.is_sqlite else _postgresql_engine(url)
+            if self.is_sqlite:
+                self._engine = _sqlite_engine(self.path)
+            else:
+                self._engine = _postgresql_engine(url, patience_s)
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
@@ -223,7 +226,7 @@ def _begun_in_turn(connection: Any) -> bool:
         connection.execute(f"PRAGMA busy_timeout={_LOCK_S * 1000}")
 
 
-def _postgresql_engine(url: URL) -> Engine:
+def _postgresql_engine(url: URL, patience_s: float) -> Engine:
     try:
         from steward.bank.ledger.patient import connect
     except ImportError as error:
@@ -237,7 +240,7 @@ def _postgresql_engine(url: URL) -> Engine:
     return sqlalchemy.create_engine(
         url,
         creator=lambda: connect(
-            _PATIENCE_S,
+            patience_s,
             **_CONNECT | words,
             options=options,
         ),

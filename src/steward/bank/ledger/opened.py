@@ -12,7 +12,7 @@ from steward.bank.ledger.books import books
 from steward.bank.ledger.charges import Charges
 from steward.bank.ledger.checking import check
 from steward.bank.ledger.course import Course
-from steward.bank.ledger.engine import Database, url_of
+from steward.bank.ledger.engine import Database
 from steward.bank.ledger.leases import Leases
 from steward.bank.ledger.lists import Refusals, RemoteHolds, Tokens, Told
 from steward.bank.ledger.moving import Moves
@@ -24,7 +24,6 @@ from steward.bank.ledger.schema import bring_up_to_date
 from steward.bank.ledger.session import Session
 from steward.bank.ledger.transfers import Transfers
 from steward.bank.records import Books, Rules
-from steward.config import Settings
 
 
 class Transaction:
@@ -93,17 +92,17 @@ class Ledger:
     A process that forks opens one of its own afterwards.
 
     Args:
-        settings: The configuration.
+        database: Where it is; closed with the ledger.
         now: The clock.
 
     Raises:
         LedgerUnavailable: Its database cannot be used now.
-        BankError: The setting names no database, or a newer Steward made this one.
+        BankError: A newer Steward made it.
         SqliteError: The file cannot be used as it is.
     """
 
-    def __init__(self, settings: Settings, now: Callable[[], datetime]) -> None:
-        self._database = Database(url_of(settings))
+    def __init__(self, database: Database, now: Callable[[], datetime]) -> None:
+        self._database = database
         self._now = now
         try:
             bring_up_to_date(self._database)
