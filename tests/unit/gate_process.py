@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +17,12 @@ import msgspec
 from gate_site import picture, rules
 
 from steward.bank.gate.link import GateLink, connect
+from steward.bank.gate.server import GateServer
 from steward.bank.gate.shapes import GateState
 from steward.bank.records import AccountBooks, Books, Description
 from steward.config import Settings
 from steward.errors import Unavailable
+from steward.waiting import Stop
 
 PATIENCE_S = 30.0
 _RUN = """
@@ -54,6 +57,9 @@ class RunningGate:
             self.process.wait(PATIENCE_S)
             self.process = None
 
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def state(self) -> GateState | None:
         try:
             return self.link.state()
@@ -75,8 +81,7 @@ class RunningGate:
     def wait(self, is_so: Any) -> None:
         until = time.monotonic() + PATIENCE_S
         while not is_so():
-            assert self.process is not None
-            assert self.process.poll() is None, "the gate has ended"
+            assert self.is_running(), "the gate has ended"
             assert time.monotonic() < until, "the gate does not come so far"
             time.sleep(0.01)
 
@@ -102,9 +107,54 @@ class RunningGate:
             return answer
 
 
+class GateThread(RunningGate):
+    """The same in a thread of this process: patches reach it, and it can be made to pause."""
+
+    def start(self) -> None:
+        self._end = Stop()
+        self._goes_on, self._pauses = threading.Event(), threading.Event()
+        self._goes_on.set()
+        server = GateServer(self.settings)
+        self._thread = threading.Thread(target=server.run, args=(self._end, self._beat))
+        self._thread.start()
+        self.wait(lambda: self.state() is not None)
+
+    def _beat(self) -> None:
+        if not self._goes_on.is_set():
+            self._pauses.set()
+            self._goes_on.wait(PATIENCE_S)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is asked within waits until the end, and is then decided on at once."""
+        self._pauses.clear()
+        self._goes_on.clear()
+        assert self._pauses.wait(PATIENCE_S), "the gate does not beat"
+        try:
+            yield
+        finally:
+            self._goes_on.set()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        self._end.set()
+        self._thread.join(PATIENCE_S)
+
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+
 @contextmanager
 def running(settings: Settings) -> Iterator[RunningGate]:
     gate = RunningGate(settings)
+    try:
+        yield gate
+    finally:
+        gate.kill()
+
+
+@contextmanager
+def running_here(settings: Settings) -> Iterator[GateThread]:
+    gate = GateThread(settings)
     try:
         yield gate
     finally:

@@ -114,7 +114,7 @@ def test_a_partition_that_is_named_often_is_one() -> None:
 def test_the_most_that_is_let_through_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from steward.bank.estimate import sizes
 
-    sizes._requested.cache_clear()
+    sizes.requested_gres.cache_clear()
     mark = random.Random(7).randrange(10**6)
     job = asking(
         partition=",".join(MANY.partitions),
@@ -122,7 +122,7 @@ def test_the_most_that_is_let_through_is_read_once(monkeypatch: pytest.MonkeyPat
         tres_per_job=",".join(f"gres/x{mark}y{number}:1" for number in range(60)),
     )
     assert estimator(picture=MANY).quote(job, NOW).amount > 0
-    assert sizes._requested.cache_info().misses < 10
+    assert sizes.requested_gres.cache_info().misses < 10
 
 
 def test_what_is_endless_is_not_kept(tmp_path: Path) -> None:

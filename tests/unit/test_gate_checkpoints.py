@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from steward.bank.gate import checkpoints
 from steward.bank.gate.checkpoints import Checkpoints
 from steward.bank.gate.store import Store
 
@@ -51,26 +50,20 @@ def test_the_one_that_decides_never_commits_first_after_a_checkpoint(store: Stor
     db.close()
 
 
-def test_nothing_is_done_while_plugins_ask_but_for_a_long_log(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_done_while_plugins_ask_but_for_a_long_log(store: Store) -> None:
     one, db = Checkpoints(store), store.connect()
     store.asked_at = NOBODY_ASKED
     write(store, 20)
     frames, _ = log_of(db)
     one.look(db, NOBODY_ASKED + 0.1)
     assert log_of(db) == (frames, 0)
-    monkeypatch.setattr(checkpoints, "_MOST_FRAMES", frames)
-    one.look(db, NOBODY_ASKED + 0.1)
+    Checkpoints(store, most_frames=frames).look(db, NOBODY_ASKED + 0.1)
     assert log_of(db)[0] < frames
     db.close()
 
 
-def test_the_log_stays_short_under_a_writer_that_never_rests(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoints, "_MOST_FRAMES", 50)
-    one, db = Checkpoints(store), store.connect()
+def test_the_log_stays_short_under_a_writer_that_never_rests(store: Store) -> None:
+    one, db = Checkpoints(store, most_frames=50), store.connect()
     stop = threading.Event()
 
     def writes() -> None:

@@ -44,10 +44,12 @@ class AskedSite(Site):
         )
         self.ground.put_rules(msgspec.structs.replace(rules(mode), rates=priced))
         self.ground.put_picture(many_partitions())
-        right = Right(self.settings)
-        right.is_ready = True
-        right.heard()
-        self.answering = Answering(self.keeper, right)
+        self.second = 0
+        self.right = Right(self.settings)
+        self.right.is_ready = True
+        self.right.heard()
+        self.limits = CpuLimits(lambda: self.second)
+        self.answering = Answering(self.keeper, self.right, limits=self.limits)
 
     def ask(self, job: Description, by: int = 1000, op: str = "submit", **more: object) -> Said:
         ask = Submit(v=1, op=op, cluster=CLUSTER, job=job, by=by, **more)  # type: ignore[arg-type]
@@ -58,9 +60,9 @@ class AskedSite(Site):
         """The CPU time of one question, the least of three, and its answer."""
         took = []
         for number in range(3):
-            # Another user each time: it is one question that is measured, not a user's share.
-            self.answering._limits = CpuLimits()
-            for cache in (sizes._requested, sizes._licenses, named._counted):
+            # Another second each time: it is one question that is measured, not a user's share.
+            self.second += 1
+            for cache in (sizes.requested_gres, sizes.licenses, named.count_nodes):
                 cache.cache_clear()
             asked = msgspec.structs.replace(job, job_id=number)
             began_ns = time.thread_time_ns()
@@ -214,14 +216,9 @@ def test_a_refusal_goes_out_without_advice_when_the_budget_is_spent(tmp_path: Pa
     assert "What would fit" in site.submit(usual_job(10_000, array="0-9")).say
 
 
-def test_a_user_who_takes_too_much_of_the_gate_is_refused_without_a_price(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_who_takes_too_much_of_the_gate_is_refused_without_a_price(tmp_path: Path) -> None:
     site = AskedSite(tmp_path, 10**9)
-    monkeypatch.setattr("steward.bank.gate.cpu_limits.time.monotonic", lambda: 5.0)
-    limits = site.answering._limits
-    limits.is_exceeded(1000)
-    limits.add(1000, USER_NS, is_het=False)
+    site.limits.add(1000, USER_NS, is_het=False)
     holds = len(site.keeper.purses.holds)
     said = site.ask(usual_job())
     assert not said.ok
@@ -229,18 +226,14 @@ def test_a_user_who_takes_too_much_of_the_gate_is_refused_without_a_price(
     assert len(site.keeper.purses.holds) == holds
     assert site.ask(usual_job(), by=0).ok, "root submits for its users"
     assert site.ask(usual_job(uid=1001), by=1001).ok
-    monkeypatch.setattr("steward.bank.gate.cpu_limits.time.monotonic", lambda: 6.0)
+    site.second += 1
     assert site.ask(usual_job()).ok
 
 
-def test_nobody_is_refused_for_cpu_time_where_nothing_is_enforced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("steward.bank.gate.cpu_limits.time.monotonic", lambda: 5.0)
+def test_nobody_is_refused_for_cpu_time_where_nothing_is_enforced(tmp_path: Path) -> None:
     for mode in ("observe", "off"):
         site = AskedSite(tmp_path / mode, 1, mode)
-        site.answering._limits.is_exceeded(1000)
-        site.answering._limits.add(1000, USER_NS, is_het=False)
+        site.limits.add(1000, USER_NS, is_het=False)
         assert site.ask(usual_job()).ok
 
 
@@ -248,14 +241,14 @@ def test_components_of_a_het_job_share_one_budget(tmp_path: Path) -> None:
     site = AskedSite(tmp_path, 10**9)
     usual = [site.ask(usual_job(het=True)) for _ in range(128)]
     assert all(said.ok for said in usual)
-    site.answering._limits = limits = CpuLimits()
+    site.second += 1
     long_list = counted("n{}", 60_000)
     began_ns = time.thread_time_ns()
     for number in range(128):
         site.ask(usual_job(het=True, req_nodes=f"m{number},{long_list}", partition="p01,p02"))
     took_ms = (time.thread_time_ns() - began_ns) / 1e6
     print(f"128 components with 60 KB of nodes each: {took_ms:.1f} ms")
-    assert limits.budget(1000, is_het=True).is_spent()
+    assert site.limits.budget(1000, is_het=True).is_spent()
     # Read in full each would take a millisecond and more.
     last = site.ask(usual_job(het=True, req_nodes=long_list))
     assert "takes too long to price" in last.say
@@ -273,7 +266,7 @@ def test_a_text_that_was_cut_is_refused_whatever_the_policy(
     assert f"refused a {op} by uid 1000" in caplog.text
     assert "--nodelist is too long" in caplog.text
     assert site.ask(cut, op=op, by=0, oversize="req_nodes").ok
-    site.answering._right.is_ready = False  # the policy holds, which is to allow
+    site.right.is_ready = False  # the policy holds, which is to allow
     assert site.ask(usual_job(), op=op).ok
     assert not site.ask(cut, op=op, oversize="req_nodes").ok
     for mode in ("observe", "off"):

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from gate_process import PATIENCE_S, running_here, state_dir
 from gate_site import settings_of
 
 from steward.bank.gate import peers
-from steward.bank.gate.server import GateServer
+from steward.bank.gate.link import connect
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root is others at will")
 STRANGER, SLURM, OTHER = 65534, 4711, 4712
@@ -70,14 +71,21 @@ def test_where_it_can_be_nobodys_anybody_may_connect(
 def test_who_is_turned_away_is_told_of_once_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = GateServer(settings_of(tmp_path))
-    server._checkpoints.start()
-    monkeypatch.setattr("steward.bank.gate.server.uid_of", lambda _: STRANGER)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(100):
-            ours, theirs = socket.socketpair()
-            server._requested(ours)
-            assert theirs.recv(1) == b""
-            theirs.close()
-    assert len(caplog.records) == 1
-    server.close()
+    settings = settings_of(state_dir(tmp_path))
+
+    def uid_of(connection: socket.socket) -> int:
+        is_plugins = os.path.basename(settings.gate.socket) in connection.getsockname()
+        return STRANGER if is_plugins else peers.uid_of(connection)
+
+    monkeypatch.setattr("steward.bank.gate.server.uid_of", uid_of)
+    with running_here(settings) as gate:
+        gate.tell()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            for _ in range(100):
+                with socket.socket(socket.AF_UNIX) as theirs:
+                    theirs.settimeout(PATIENCE_S)
+                    connect(theirs, settings.gate.socket)
+                    assert theirs.recv(1) == b""
+    (record,) = caplog.records
+    assert f"uid {STRANGER} may not ask" in record.getMessage()

@@ -1,23 +1,25 @@
 """Requests that nobody has thought of: each is its sender's trouble alone."""
 
 import socket
+import tracemalloc
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from gate_site import CLUSTER, Site, account, job, now_us, picture, rules
+from gate_process import PATIENCE_S, running_here, state_dir
+from gate_site import CLUSTER, Site, account, job, now_us, picture, rules, settings_of
 
 from steward.bank.errors import NoEstimate
 from steward.bank.estimate import Estimator
 from steward.bank.gate.answering import Answering, Right
 from steward.bank.gate.calls import Calls
+from steward.bank.gate.link import connect
 from steward.bank.gate.names import Names
-from steward.bank.gate.peers import Peer
-from steward.bank.gate.server import GateServer
 from steward.bank.gate.shapes import Asked as Question
 from steward.bank.gate.shapes import Call, Claim, Result, Said, Submit
+from steward.bank.gate.store import Store
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Quote, UserBooks
 from steward.config_bank import BankPartitionSettings
@@ -48,8 +50,10 @@ class Asked:
 
     def __init__(self, tmp_path: Path, site: Site) -> None:
         self.site = site
-        self.answering = Answering(site.keeper, Right(site.settings))
-        self.right = self.answering._right
+        self.right = Right(site.settings)
+        self.clock = 1000.0
+        names = Names(wait_s=30.0, clock=lambda: self.clock)
+        self.answering = Answering(site.keeper, self.right, names=names)
         self.right.heard()
         self.right.is_ready = True
 
@@ -127,36 +131,28 @@ def test_whatever_fails_in_a_decision_refuses_one_job(
 def test_a_decision_that_cannot_be_carried_out_does_not_let_others_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path, account("chem", 15))
-    site.store.close()
-    server = GateServer(site.settings)
-    server._checkpoints.start()
-    server._keeper.ground.put_rules(rules())
-    server._keeper.ground.put_picture(picture())
-    server._right.heard()
-    server._right.is_ready = True
-    insert = server._store.insert
+    insert = Store.insert
 
-    def failing(hold: Any, quote: Any, what: Description | None) -> None:
+    def failing(self: Store, hold: Any, quote: Any, what: Description | None) -> None:
         if what is not None and what.reservation:
             raise OverflowError("Python int too large to convert to SQLite INTEGER")
-        insert(hold, quote, what)
+        insert(self, hold, quote, what)
 
-    monkeypatch.setattr(server._store, "insert", failing)
-
+    monkeypatch.setattr(Store, "insert", failing)
     jobs = [job(9), job(9), job(1, reservation="x"), job(4)]
-    said: list[Said] = []
-    monkeypatch.setattr("steward.bank.gate.server.written", said.append)
-    with ExitStack() as sockets:
-        peers = [Peer(sockets.enter_context(socket.socket()), longest=1, within_s=1) for _ in jobs]
-        monkeypatch.setattr(server, "_send", lambda _peer, _line: None)
-        asks = [Submit(v=1, op="submit", cluster=CLUSTER, job=one) for one in jobs]
-        server._asked = [(peer, ask, 0) for peer, ask in zip(peers, asks, strict=True)]
-        server._decide()
-    assert [one.ok for one in said] == [True, False, False, True]
-    assert server._keeper.purses.available("chem", now_us()) == 0
-    assert sorted(hold.amount // MICRO for hold in server._store.holds()) == [5, 10]
-    server.close()
+    with running_here(settings_of(state_dir(tmp_path))) as gate, ExitStack() as sockets:
+        gate.tell(account("chem", 15))
+        with gate.paused():
+            asked = [sockets.enter_context(socket.socket(socket.AF_UNIX)) for _ in jobs]
+            for connection, one in zip(asked, jobs, strict=True):
+                connection.settimeout(PATIENCE_S)
+                connect(connection, gate.settings.gate.socket)
+                ask = Submit(v=1, op="submit", cluster=CLUSTER, job=one)
+                connection.sendall(msgspec.json.encode(ask) + b"\n")
+        said = [msgspec.json.decode(connection.recv(65536)) for connection in asked]
+        assert [one["ok"] for one in said] == [True, False, False, True]
+        assert gate.link.means("chem").available == 0
+        assert sorted(hold.remaining // MICRO for hold in gate.link.holds()) == [5, 10]
 
 
 def test_what_fails_half_way_is_undone_with_all_that_came_with_it(
@@ -169,7 +165,7 @@ def test_what_fails_half_way_is_undone_with_all_that_came_with_it(
     def failing(*_: Any) -> str:
         raise ValueError("nobody has thought of this")
 
-    monkeypatch.setattr(site.keeper, "_comment", failing)
+    monkeypatch.setattr("steward.bank.gate.token.make", failing)
     with pytest.raises(SqliteError, match="half way"):
         ask(job(9))
     site.keeper.load()
@@ -180,9 +176,12 @@ def test_what_fails_half_way_is_undone_with_all_that_came_with_it(
 def test_partitions_without_end_are_refused_soon(tmp_path: Path) -> None:
     site = Site(tmp_path, account("chem", 50))
     ask = Asked(tmp_path, site)
+    tracemalloc.start()
     assert not ask(job(1, partition="," * 500_000)).ok
     assert not ask(job(1, partition="main," * 100_000, account="a" * 100_000)).ok
-    assert not site.ground._modes
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 100_000
 
 
 def test_under_deny_changes_are_refused_while_nobody_can_decide(tmp_path: Path) -> None:
@@ -237,10 +236,8 @@ def test_a_name_that_does_not_resolve_is_asked_for_again_soon(
 ) -> None:
     clock = [1000.0]
     answers = ["", "ada", ""]
-    monkeypatch.setattr("steward.bank.gate.names.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("steward.bank.gate.names._WAIT_S", 30.0)
     monkeypatch.setattr(People, "user", lambda *_: answers.pop(0))
-    names = Names()
+    names = Names(wait_s=30.0, clock=lambda: clock[0])
     assert names.user(5) == ""
     assert names.user(5) == ""
     clock[0] += 6
@@ -262,9 +259,8 @@ def test_a_name_that_comes_later_counts_for_what_was_let_in_before(
     moved = job(9, uid=-1, job_id=5, account="chem")
     monkeypatch.setattr(People, "user", lambda *_: "")
     assert "cannot be looked up" in ask(moved, "modify", by=4242).say
-    ask.answering._names = Names()
-    monkeypatch.setattr("steward.bank.gate.names._WAIT_S", 30.0)
     monkeypatch.setattr(People, "user", lambda *_: "eve")
+    ask.clock += 6
     assert ask(moved, "modify", by=4242).ok
     longer = job(29, uid=-1, job_id=5, account="chem")
     assert "user eve has" in ask(longer, "modify", by=4242).say

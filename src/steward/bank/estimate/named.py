@@ -37,12 +37,13 @@ def nodes_named(nodelist: str, most: int) -> int:
     """
     if len(nodelist) > LONGEST_NODELIST:
         return most
-    count = _counted(nodelist)
+    count = count_nodes(nodelist)
     return most if count is None else min(count, most)
 
 
 @lru_cache(maxsize=16)  # the same list is read for each partition and QOS of a job
-def _counted(nodelist: str) -> int | None:
+def count_nodes(nodelist: str) -> int | None:
+    """How many nodes a list names; None where it cannot be read, or is too long to be."""
     if "[" not in nodelist:
         names = set(nodelist.split(","))
         names.discard("")

@@ -22,8 +22,8 @@ _GPU: Final = "gres/gpu"
 _NOTHING: Final[dict[str, int]] = {}
 
 # The same texts are read for each partition and QOS that a job names; nobody changes these.
-_requested: Final = lru_cache(maxsize=256)(tres.requested_gres)
-_licenses: Final = lru_cache(maxsize=256)(tres.licenses)
+requested_gres: Final = lru_cache(maxsize=256)(tres.requested_gres)
+licenses: Final = lru_cache(maxsize=256)(tres.licenses)
 
 
 def size_of(job: Description, site: Site, priced: Priced) -> dict[str, int]:
@@ -45,7 +45,7 @@ def size_of(job: Description, site: Site, priced: Priced) -> dict[str, int]:
         for name, amount in asked.gres.items():
             _add_gres(found, name, amount, priced)
     if job.licenses:
-        found |= _licenses(job.licenses)
+        found |= licenses(job.licenses)
     if asked.licenses:
         found |= asked.licenses
     if job.burst_buffers:
@@ -84,7 +84,7 @@ class _Asked:
             or job.tres_per_socket
         )
         if job.tres_per_task:
-            per_task = max(per_task, _requested(job.tres_per_task).get("cpu", 0))
+            per_task = max(per_task, requested_gres(job.tres_per_task).get("cpu", 0))
         min_cpus = job.min_cpus or 0
         limit = site.part.max_mem_per_cpu_mib
         if limit:
@@ -123,10 +123,10 @@ class _Asked:
     def _ask_gres(self, least: int) -> None:
         """GPUs and tasks, each of which may follow from the other."""
         job = self.job
-        self._per_job = _requested(job.tres_per_job)
-        self._per_node = _requested(job.tres_per_node)
-        self._per_task = _requested(job.tres_per_task)
-        self._per_socket = _requested(job.tres_per_socket)
+        self._per_job = requested_gres(job.tres_per_job)
+        self._per_node = requested_gres(job.tres_per_node)
+        self._per_task = requested_gres(job.tres_per_task)
+        self._per_socket = requested_gres(job.tres_per_socket)
         per_job, per_task = _gpus(self._per_job), _gpus(self._per_task)
         if job.num_tasks is None and per_job and per_task:
             self.tasks = max(self.tasks, -(-per_job // per_task))
@@ -315,7 +315,7 @@ class _Asked:
         if not self.site.counts_memory:
             return 0
         job, part, nodes = self.job, self.site.part, self.nodes
-        per_gpu = _gpus(_requested(job.mem_per_tres)) if job.mem_per_tres else 0
+        per_gpu = _gpus(requested_gres(job.mem_per_tres)) if job.mem_per_tres else 0
         if self.mem_per_cpu:
             return cpus * self.mem_per_cpu
         if job.pn_min_memory_mib:
@@ -339,7 +339,7 @@ class _Asked:
     def _cpus_per_gpu(self) -> int:
         """What the job itself asks for."""
         job = self.job
-        return _gpus(_requested(job.cpus_per_tres)) if job.cpus_per_tres else 0
+        return _gpus(requested_gres(job.cpus_per_tres)) if job.cpus_per_tres else 0
 
     def _gpus_with_memory(self) -> int:
         """GPUs that Slurm counts memory for.

@@ -134,13 +134,22 @@ class Answering:
     Args:
         keeper: The gate's state.
         right: Whether it may decide.
+        names: Users' names by uid; None for those that this host knows.
+        limits: CPU time that users took; None where nobody took any yet.
     """
 
-    def __init__(self, keeper: Keeper, right: Right) -> None:
+    def __init__(
+        self,
+        keeper: Keeper,
+        right: Right,
+        *,
+        names: Names | None = None,
+        limits: CpuLimits | None = None,
+    ) -> None:
         self._keeper = keeper
         self._right = right
-        self._names = Names()
-        self._limits = CpuLimits()
+        self._names = names or Names()
+        self._limits = limits or CpuLimits()
         self.counting = Counting()
         self._said: dict[str, float] = {}
 

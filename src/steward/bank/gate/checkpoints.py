@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 _LOOK_S: Final = 0.25
 _AT_MOST_EVERY_S: Final = 2.0
 _QUIET_S: Final = 1.0
-_MOST_FRAMES: Final = 16_384
-"""Of 4 KiB: at so long a log nothing quiet is waited for any more."""
 _CATCH_UP: Final = 5
 """So often it is tried to have written back all that is there, while more comes."""
 _BEGUN_ANEW: Final = "log"
@@ -35,11 +33,14 @@ class Checkpoints(threading.Thread):
 
     Args:
         store: Whose log it is; it is looked after by a connection of this thread's own.
+        most_frames: Length of the log, in frames of 4 KiB, at which no quiet moment is waited
+            for any more.
     """
 
-    def __init__(self, store: "Store") -> None:
+    def __init__(self, store: "Store", *, most_frames: int = 16_384) -> None:
         super().__init__(name="checkpoints", daemon=True)
         self._store = store
+        self._most_frames = most_frames
         self._end = threading.Event()
         self._own = 0
         self._after = 0.0
@@ -67,14 +68,14 @@ class Checkpoints(threading.Thread):
         frames, _ = _log_of(db)
         if frames <= self._own or now < self._after:
             return
-        if now - self._store.asked_at < _QUIET_S * (1 - frames / _MOST_FRAMES):
+        if now - self._store.asked_at < _QUIET_S * (1 - frames / self._most_frames):
             return
         self._after = now + _AT_MOST_EVERY_S
         for _ in range(_CATCH_UP):
             db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             if self._begin_anew(db):
                 return
-        if frames > _MOST_FRAMES:
+        if frames > self._most_frames:
             with self._store.writing:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                 self._commit(db)

@@ -5,6 +5,7 @@ together. A user who took ``USER_NS`` within a second is refused until the next 
 """
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 from steward.bank.estimate.bounds import Budget
@@ -15,16 +16,21 @@ USER_NS: Final = 100_000_000
 
 
 class CpuLimits:
-    """CPU time that each user took in the present second."""
+    """CPU time that each user took in the present second.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Seconds, growing.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._second = 0
         self._taken_ns: dict[int, int] = {}
         self._het_ns: dict[int, int] = {}
 
     def is_exceeded(self, uid: int) -> bool:
         """Whether a user took all that is theirs in this second."""
-        second = int(time.monotonic())
+        second = int(self._clock())
         if second != self._second:
             self._second = second
             self._taken_ns.clear()

@@ -7,11 +7,11 @@ waits for it only a moment. A name that comes later is there for the next job.
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from steward.slurm.people import People
 
-_WAIT_S: Final = 0.02
 _KNOWN_S: Final = 600.0
 _UNKNOWN_S: Final = 5.0
 """A directory service that is away for a moment is no reason to refuse somebody for long."""
@@ -19,9 +19,18 @@ _MOST: Final = 100_000
 
 
 class Names:
-    """Looks names up beside the thread that decides."""
+    """Looks names up beside the thread that decides.
 
-    def __init__(self) -> None:
+    Args:
+        wait_s: Longest wait of a decision for a name, in seconds.
+        clock: Seconds, growing.
+    """
+
+    def __init__(
+        self, *, wait_s: float = 0.02, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wait_s = wait_s
+        self._clock = clock
         self._known: dict[int, tuple[str, float]] = {}
         self._wanted: queue.SimpleQueue[tuple[int, threading.Event]] = queue.SimpleQueue()
         self._asked: dict[int, threading.Event] = {}
@@ -30,7 +39,7 @@ class Names:
     def user(self, uid: int) -> str:
         """The user's name; "" where it does not resolve, or not soon enough."""
         known = self._known.get(uid)
-        if known is not None and time.monotonic() < known[1]:
+        if known is not None and self._clock() < known[1]:
             return known[0]
         if self._thread is None:
             self._thread = threading.Thread(target=self._ask, name="names", daemon=True)
@@ -41,7 +50,7 @@ class Names:
                 self._known.clear()
             event = self._asked[uid] = threading.Event()
             self._wanted.put((uid, event))
-            event.wait(_WAIT_S)
+            event.wait(self._wait_s)
         found = self._known.get(uid)
         return found[0] if found is not None else ""
 
@@ -55,6 +64,6 @@ class Names:
             known = self._known.get(uid)
             if not name and known is not None:
                 name = known[0]  # nobody loses a name for as long as Steward runs
-            self._known[uid] = (name, time.monotonic() + lasts_s)
+            self._known[uid] = (name, self._clock() + lasts_s)
             self._asked.pop(uid, None)
             event.set()
