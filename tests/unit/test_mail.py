@@ -20,8 +20,8 @@ from page_site import answer_of, launch, run_line, run_of, task
 from steward.accounting.page.shapes import PageAnswer
 from steward.cli import mail
 from steward.cli.mail import addresses, is_whole
-from steward.cli.options import Place
 from steward.client import DaemonAway
+from steward.config import MailSettings, Settings
 from steward.errors import UsageError
 from steward.posting import Letter, NotSent, message, post
 from steward.printable import safe
@@ -257,12 +257,14 @@ def test_a_mailer_that_fails_is_told_of(mailer: Mailer) -> None:
 def test_a_longer_text_that_is_refused_goes_as_the_short_one(
     tmp_path: Path, mailer: Mailer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    text, refused = tmp_path / "text", tmp_path / "refused"
     program = mailer(
-        f"cat > {tmp_path}/x; grep -q page {tmp_path}/x && exit 1; mv {tmp_path}/x {tmp_path}/mail"
+        f"cat > {text}; if grep -q Efficiency {text}; then mv {text} {refused}; exit 1; fi"
     )
-    monkeypatch.setattr(mail, "_page", lambda *_: "the page")
-    mail._send(letter(program), Place(), 0.0, True)
-    assert (tmp_path / "mail").read_text() == "said"
+    over = run_of(run_line(10), launch(task(), peak_bytes=1))
+    send(monkeypatch, program, lambda: answer_of(over, hears_nodes=True))
+    assert refused.read_text().startswith("said\n")
+    assert text.read_text() == "said"
 
 
 def test_a_page_is_whole_when_nodes_have_reported() -> None:
@@ -276,16 +278,31 @@ def test_a_page_is_whole_when_nodes_have_reported() -> None:
     assert not is_whole(answer_of(lost, hears_nodes=True))
 
 
-def test_nobody_is_waited_for_where_no_steward_is_said_to_be() -> None:
+def test_nobody_is_waited_for_where_no_steward_is_said_to_be(
+    tmp_path: Path, mailer: Mailer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def ask() -> PageAnswer:
         asked.append(1)
         raise DaemonAway("no daemon answers", "")
 
-    with pytest.raises(DaemonAway):
-        mail._answer(ask, 1000.0, False)
+    program = mailer(keeps(tmp_path))
+    monkeypatch.setattr(mail, "settings_readable", lambda _place: None)
+    monkeypatch.setattr(mail, "CLIENT_PATH", str(tmp_path / "nobody's"))
+    send(monkeypatch, program, ask)
     assert len(asked) == 1
-    with pytest.raises(DaemonAway):
-        mail._answer(ask, 1.5, True)
-    assert len(asked) > 2
+    assert (tmp_path / "mail").read_text() == "said"
+    settings = Settings(mail=MailSettings(wait_s=1.5))
+    monkeypatch.setattr(mail, "settings_readable", lambda _place: settings)
+    send(monkeypatch, program, ask)
+    assert len(asked) > 3
+
+
+def send(monkeypatch: pytest.MonkeyPatch, program: str, ask: Callable[[], PageAnswer]) -> None:
+    """Send the mail of a job's end from this process; ``ask`` stands where the daemon is asked."""
+    monkeypatch.setenv("SLURM_JOB_MAIL_TYPE", "Ended")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(mail, "read_body", lambda: b"said")
+    monkeypatch.setattr(mail, "call", lambda *_: ask())
+    mail.mail("ada", "done", program, stay=True)
