@@ -11,7 +11,6 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-_REAP_S: Final = 5.0
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _ROUNDS: Final = 10
@@ -22,12 +21,13 @@ _libc: Final = ctypes.CDLL(None)
 Children = Callable[[int], Iterable[int]]
 
 
-def end_group(process: "subprocess.Popen[bytes]") -> None:
+def end_group(process: "subprocess.Popen[bytes]", *, reap_s: float = 5.0) -> None:
     """Leave nothing behind of a program, which leads a process group of its own.
 
     Args:
         process: The program. What hangs in the kernel, or became somebody else (sudo), is left
             behind: neither is waited for without end.
+        reap_s: Longest wait for its end, in seconds.
     """
     # It may have ended in this moment; of another user's, closed pipes tell it that we are gone.
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -37,7 +37,7 @@ def end_group(process: "subprocess.Popen[bytes]") -> None:
             with contextlib.suppress(BrokenPipeError):  # what was not yet written goes nowhere
                 pipe.close()
     try:
-        process.wait(_REAP_S)
+        process.wait(reap_s)
     except subprocess.TimeoutExpired:
         log.warning("pid %d (%s) cannot be ended: left behind", process.pid, process.args)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from steward import ending
 from steward.ending import end_below, end_group
 
 Program = subprocess.Popen[bytes]
@@ -95,17 +94,14 @@ def test_what_was_not_written_goes_nowhere(programs: list[Program]) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone becomes somebody else")
 def test_what_is_another_users_is_left_behind(
-    programs: list[Program],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    programs: list[Program], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As a sudo that stands before Slurm's commands: what went wrong is told nonetheless."""
-    monkeypatch.setattr(ending, "_REAP_S", 0.1)
     program = start(programs, "sleep 600")
     os.setresuid(65534, 65534, 0)
     try:
         with caplog.at_level(logging.WARNING):
-            end_group(program)
+            end_group(program, reap_s=0.1)
     finally:
         os.setresuid(0, 0, 0)
     assert is_running(program.pid)
@@ -134,8 +130,11 @@ def test_all_that_descends_from_a_process_ends_but_what_is_kept(
     *,
     is_listed: bool,
 ) -> None:
-    if not is_listed:
-        monkeypatch.setattr(ending, "_CHILDREN", "/nonexistent")
+    if not is_listed:  # as by a kernel without CONFIG_PROC_CHILDREN
+        exists = os.path.exists
+        monkeypatch.setattr(
+            os.path, "exists", lambda path: os.path.basename(path) != "children" and exists(path)
+        )
     tree = tmp_path / "tree.py"
     tree.write_text(TREE)
     program = start(programs, f"exec {sys.executable} {tree}")
