@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from asking_site import run
 from gate_process import running, state_dir
 from gate_site import job, settings_of
 from prometheus_client.exposition import generate_latest
@@ -16,13 +17,13 @@ from steward.access import Asker
 from steward.bank.asking_standing import BankStandingRequest
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
-from steward.cli.status import _rows
 from steward.config import Settings
 from steward.daemon.rooms import registry
 from steward.events import utc_now
 from steward.looks import Look, Looks
+from steward.settings.file import load
 from steward.status.metrics import Families
-from steward.status.shapes import MetricsRequest, StatusShowRequest
+from steward.status.shapes import MetricsRequest
 
 ROOT = Asker(uid=0, user="root")
 BY = By(who="root")
@@ -128,13 +129,21 @@ def test_no_label_ends_its_line() -> None:
 
 
 def test_an_interval_between_polls_of_over_a_minute_is_told(tmp_path: Path) -> None:
-    settings = banked(tmp_path)
+    config = tmp_path / "steward.toml"
+    config.write_text(
+        f'state_dir = "{state_dir(tmp_path)}"\n'
+        f'[cluster.c]\nslurm = false\nspool = "{tmp_path}/spool"\n[bank]\nenabled = true\n'
+        f'[gate]\nsocket = "{tmp_path}/plugin.sock"\nplugin_conf = "{tmp_path}/gate.conf"\n'
+        "plugin_users = []\n"
+    )
+    settings = load(str(config))
     (cluster,) = settings.cluster
     look = Look(at=utc_now(), up=True, version="22.05.8", cost_s=11.0, interval_s=220.0)
     Looks(settings.state_dir).put(cluster, look)
     with running(settings):
         found = scraped(settings)
         assert found["steward_snapshot_interval_seconds", (("cluster", cluster),)] == 220
-        answer = registry(settings).call("status.show", ROOT, StatusShowRequest())
-    (row,) = [row for row in _rows(answer) if row.what == f"cluster {cluster}"]
-    assert "asked in 11.00 s, and again only after 220 s since that takes long" in row.detail
+        code, out, _ = run("status", "--config", str(config), "-P")
+    assert code == 0
+    (row,) = [row for row in out.splitlines() if row.startswith(f"cluster {cluster}|up|")]
+    assert "asked in 11.00 s, and again only after 220 s since that takes long" in row
