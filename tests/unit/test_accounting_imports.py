@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given, settings
@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from steward.accounting.imports import Maker, is_table, take_days, take_table
 from steward.accounting.imports.place import Place, load, save
+from steward.config import ClusterSettings
 from steward.events import JOB_END, STEP_ACCOUNTED, Event
 from steward.records import JobRecord
 from steward.slurm import SlurmError
-from steward.slurm.history import _records, rows_of_file
+from steward.slurm.commands import Commands
+from steward.slurm.history import History, rows_of_file
 from steward.slurm.history_rows import Row, clock_us, job_of, size, step_of
 from steward.slurm.people import People
 
@@ -161,13 +163,31 @@ def test_a_file_that_is_none_of_sacct_is_refused() -> None:
         list(rows_of_file(io.BytesIO(b"\xff\x00" * 100)))
 
 
-@given(st.lists(st.text(max_size=20).filter(lambda text: "<#>" not in text), max_size=20))
+class Sacct(Commands):
+    """A sacct that knows three columns, and writes these rows."""
+
+    def __init__(self, rows: Sequence[Sequence[str]]) -> None:
+        super().__init__("c1", ClusterSettings())
+        self.rows = rows
+
+    def run(self, program: str, *arguments: str, **_: Any) -> bytes:
+        assert (program, arguments) == ("sacct", ("--helpformat",))
+        return b"DBIndex JobIDRaw JobName"
+
+    def run_into(self, file: BinaryIO, program: str, *arguments: str, **_: Any) -> None:
+        separator = arguments[arguments.index("--delimiter") + 1]
+        assert arguments[-2:] == ("-o", "JobIDRaw,JobName,DBIndex")
+        file.write("".join(f"{separator.join(parts)}\n" for parts in self.rows).encode())
+
+
+@given(st.lists(st.text(max_size=20), max_size=20))
 @settings(deadline=None)
 def test_texts_may_hold_anything_but_the_separator_that_nobody_knows(texts: list[str]) -> None:
     rows = [(str(number), text, str(number + 7)) for number, text in enumerate(texts)]
-    data = "".join(f"{'<#>'.join(parts)}\n" for parts in rows).encode()
-    found = list(_records(io.BytesIO(data), b"<#>", 3))
-    assert found == [[part.encode() for part in parts] for parts in rows]
+    history = History(Sacct(rows), "c1")
+    found = list(history.rows(DAY, DAY + timedelta(days=1)))
+    assert [(one["jobidraw"], one["jobname"], one["dbindex"]) for one in found] == rows
+    assert history.passed_over == 0
 
 
 @given(st.dictionaries(st.sampled_from([*row(1), "userCPU", "ntasks", "suspended"]), st.text()))

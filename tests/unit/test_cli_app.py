@@ -190,7 +190,7 @@ def test_an_unexpected_error_is_one_line_too(
     def broken(*_args: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("steward.cli.app._run", broken)
+    monkeypatch.setattr("typer.main.get_command", broken)
     assert run(["archive"]) == 1
     err = capsys.readouterr().err
     assert "ZeroDivisionError: oops" in err
@@ -201,7 +201,7 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("steward.cli.app._run", interrupted)
+    monkeypatch.setattr("typer.main.get_command", interrupted)
     assert run(["archive"]) == 130
 
 
