@@ -19,21 +19,24 @@ _SKEW_S: Final = 2.0
 _MUNGE_S: Final = 60.0
 """MUNGE takes a credential of 300 s; a clock that is off by a part of that will be by all of it."""
 _SHORT_MEMORY_S: Final = 60
-_PING_S: Final = 8.0
-"""Longest wait for ``scontrol ping``, in seconds: less than Slurm's shortest usual MessageTimeout
-of 10 s, after which it calls a daemon DOWN that only hangs."""
 _NEARLY_ALL: Final = 0.9
 
 
-def answers(ground: Ground) -> Iterator[Finding]:
-    """Whether Slurm's commands are there, and slurmctld answers them."""
+def answers(ground: Ground, *, ping_s: float = 8.0) -> Iterator[Finding]:
+    """Whether Slurm's commands are there, and slurmctld answers them.
+
+    Args:
+        ground: What may be looked at.
+        ping_s: Longest wait for ``scontrol ping``, in seconds: less than Slurm's shortest usual
+            MessageTimeout of 10 s, after which it calls a daemon DOWN that only hangs.
+    """
     if not ground.clusters:
         yield skipped("scontrol show config", "no cluster's Slurm is asked from here")
     for one in ground.clusters:
-        yield _answer(one)
+        yield _answer(one, ping_s)
 
 
-def _answer(one: Asked) -> Finding:
+def _answer(one: Asked, ping_s: float) -> Finding:
     looked_at = "squeue --version, scontrol show config"
     if one.version is None:
         return wrong(
@@ -44,7 +47,7 @@ def _answer(one: Asked) -> Finding:
         )
     version = f"{one.version[0]}.{one.version[1]:02d}.{one.version[2]}"
     if one.no_answer:
-        return _silent(one, f"{looked_at}, scontrol ping")
+        return _silent(one, f"{looked_at}, scontrol ping", ping_s)
     running = one.shown.get("SLURM_VERSION", version)
     if not _OLDEST <= one.version[:2] <= _NEWEST:
         return warning(
@@ -62,14 +65,14 @@ def _answer(one: Asked) -> Finding:
     return ok(looked_at, f"slurmctld {running} answers", of=one.name)
 
 
-def _silent(one: Asked, looked_at: str) -> Finding:
+def _silent(one: Asked, looked_at: str, ping_s: float) -> Finding:
     """Tell a slurmctld that does not run from a busy one: that answers a ping."""
     try:
-        pings = Machine(one.name, one.settings).controllers(timeout_s=_PING_S)
+        pings = Machine(one.name, one.settings).controllers(timeout_s=ping_s)
     except SlurmUnavailable:
         return wrong(
             looked_at,
-            f"slurmctld answers no ping within {_PING_S:g} s: it hangs, or its host is away: "
+            f"slurmctld answers no ping within {ping_s:g} s: it hangs, or its host is away: "
             f"{one.no_answer}",
             "systemctl status slurmctld",
             of=one.name,
