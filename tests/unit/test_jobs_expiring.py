@@ -1,5 +1,6 @@
 """What accounting.expire has forgotten does not come back with a fact that is late."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from job_lives import NOON, Books, at, record, script
 
 from steward.events import ACCOUNTING_EXPIRE, RUN_END, RUN_START, Event
 from steward.jobs import Jobs
+from steward.sqlite import open_reader
 from steward.usage import AccountingExpire
 
 
@@ -56,8 +58,8 @@ def test_a_late_end_brings_no_job_back(books: Books, has_script: bool) -> None:
     books.take(*lived(7))
     assert [kind for kind in kinds(books) if kind in (RUN_START, RUN_END)] == [RUN_START, RUN_END]
     assert len(Jobs(books.path).find("7")) == int(has_script)
-    lines = books.consumer._connection.execute("SELECT count(*) FROM line").fetchone()
-    assert lines == (0,)
+    with closing(open_reader(books.path)) as db:
+        assert db.execute("SELECT count(*) FROM line").fetchone() == (0,)
 
 
 def test_what_ended_later_or_is_known_is_taken_in(books: Books) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from books_site import ADA, BELA, ROOT, START, BooksSite
 
 from steward.accounting.listing.shapes import JobsAnswer
 from steward.errors import UsageError
-from steward.jobs import JobFilter
+from steward.jobs import JobFilter, Jobs
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ def test_a_list_of_a_person_is_found_by_their_index(queue: BooksSite) -> None:
 
 
 def test_few_are_looked_at_to_count_them(queue: BooksSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steward.jobs.listing._COUNTED", 4)
+    monkeypatch.setattr(Jobs, "states_of", partialmethod(Jobs.states_of, most=4))
     told = queue.ask("job_states", users=("ada",))
     assert (told.total, told.is_all) == (4, False)
     # Where an index tells all, all are counted.

@@ -1,6 +1,7 @@
 """Runs and steps become lines of the books, and events that say each once."""
 
 from collections import Counter
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -8,7 +9,6 @@ from books_of_steps import STEP, Clocked, books, done, lines, running
 from job_lives import NOON, at, purge, record, script
 from step_lives import ended, exited, launched, us
 
-from steward.config import Settings
 from steward.consumers import Rejected
 from steward.events import (
     ACCOUNTING_EXPIRE,
@@ -21,7 +21,9 @@ from steward.events import (
     Event,
 )
 from steward.jobs import Jobs
+from steward.jobs.tables import MIGRATIONS
 from steward.lines import Line
+from steward.sqlite import open_database
 from steward.usage import AccountingExpire, StepAccounted, StepUsage
 
 __all__ = ["books"]
@@ -317,10 +319,9 @@ def test_old_books_are_forgotten_and_scripts_are_not(books: Clocked) -> None:
 def test_runs_of_a_time_before_there_were_lines_get_theirs_in_silence(books: Clocked) -> None:
     books.take(running(), done(), running(8))
     books.consumer.close()
-    connection = books.consumer.__class__(Settings(state_dir=str(books.directory)))._connection
-    connection.execute("DELETE FROM line")
-    connection.execute("UPDATE run SET told = NULL")
-    connection.close()
+    with closing(open_database(books.path, MIGRATIONS)) as db:
+        db.execute("DELETE FROM line")
+        db.execute("UPDATE run SET told = NULL")
     again = Clocked(books.directory)
     again.tick(50)
     assert set(lines(again)) == {"0:"}
