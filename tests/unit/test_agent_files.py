@@ -1,10 +1,10 @@
 """The agent of compute nodes: its files, of which it loses no line, and its one file of code."""
 
-import argparse
 import ast
 import fcntl
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import time
@@ -24,8 +24,13 @@ from steward.cli.app import run
 SOURCE = Path(agent.__file__)
 
 
-def spool_in(directory: Path, rotate_bytes: int = 1 << 20, most_bytes: int = 64 << 20) -> Spool:
-    return Spool(str(directory), "n1", rotate_bytes, most_bytes)
+def spool_in(
+    directory: Path,
+    rotate_bytes: int = 1 << 20,
+    most_bytes: int = 64 << 20,
+    grace_s: float = 60.0,
+) -> Spool:
+    return Spool(str(directory), "n1", rotate_bytes, most_bytes, grace_s=grace_s)
 
 
 def write(directory: Path, *lines: str) -> None:
@@ -75,12 +80,16 @@ def test_it_runs_without_steward(tmp_path: Path) -> None:
     assert done.stderr.startswith("steward-agent: node n1: ")
 
 
-def test_the_command_has_the_same_options() -> None:
+def test_the_command_has_the_same_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     app = typer.Typer()
     app.command()(command.app)
     typed = {name for option in typer.main.get_command(app).params for name in option.opts}
-    parser = agent._parser("agent.py")
-    own = {name for action in parser._actions for name in action.option_strings}
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        agent.main(["--help"])
+    own = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", capsys.readouterr().out))
     assert typed - {"--write", "--install-completion", "--show-completion"} == own - {
         "-h",
         "--help",
@@ -163,28 +172,35 @@ def test_a_kill_between_renaming_and_writing_that_down(tmp_path: Path) -> None:
     assert take(spool_in(tmp_path)) == ["b"]
 
 
-def test_a_node_whose_file_was_just_renamed_is_not_forgotten(tmp_path: Path) -> None:
+def nodes_in(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The nodes whose lines an agent would send that is told none, and can send nothing."""
+    words = ["--spool", str(directory), "--to", "127.0.0.1:1", "--tls", "--limit", "0"]
+    assert agent.main([*words, "--certificate", str(directory / "none")]) == 1
+    return re.findall(r"node (\S+): 127", capsys.readouterr().err)
+
+
+def test_a_node_whose_file_was_just_renamed_is_not_forgotten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path, "a")
     os.rename(tmp_path / "n1.log", tmp_path / "n1.log.1")
     (tmp_path / "n2.place").touch()
     (tmp_path / "n3.lock").touch()
-    found = agent._nodes(argparse.Namespace(node=None, spool=str(tmp_path)))
-    assert found == ["n1", "n2"]
+    assert nodes_in(tmp_path, capsys) == ["n1", "n2"]
 
 
 def test_a_hosts_own_name_that_is_no_nodes_is_tried_no_more_once_a_file_names_the_node(
-    tmp_path: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = argparse.Namespace(node=None, spool=str(tmp_path))
-    (own,) = agent._nodes(arguments)
-    assert own == os.uname().nodename.partition(".")[0]
-    place = agent.Place(str(tmp_path / f"{own}.place"))
-    assert agent._nodes(arguments) == [own]
+    own = os.uname().nodename.partition(".")[0]
+    for _ in range(2):
+        assert nodes_in(tmp_path, capsys) == [own]
     write(tmp_path, "a")
-    assert agent._nodes(arguments) == ["n1"]
+    assert nodes_in(tmp_path, capsys) == ["n1"]
+    place = Place(str(tmp_path / f"{own}.place"))
     place.heard = 1.0
     place.save()
-    assert agent._nodes(arguments) == sorted(["n1", own])
+    assert nodes_in(tmp_path, capsys) == sorted(["n1", own])
 
 
 def test_what_is_too_much_is_given_up_from_the_oldest_on_and_counted(tmp_path: Path) -> None:
@@ -242,7 +258,7 @@ def test_what_was_sent_is_noted_in_place(tmp_path: Path) -> None:
     assert (after.st_size, after.st_ino) == (size, inode)
     kept = spool_in(tmp_path).place
     with (tmp_path / "n1.place").open("r+b") as file:
-        file.seek(kept.written % 2 * agent._HALF + 40)
+        file.seek(kept.written % 2 * (size // 2) + 40)
         file.write(b"torn")
     assert spool_in(tmp_path).place.id == kept.id
     assert take(spool_in(tmp_path)) == ["d"]
@@ -302,11 +318,8 @@ def write_steadily(
     end.send(number)
 
 
-def test_no_line_is_lost_by_rotation_under_writers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_line_is_lost_by_rotation_under_writers(tmp_path: Path) -> None:
     """Every few kilobytes, and with files removed as soon as the lease says that they may be."""
-    monkeypatch.setattr(agent, "_GRACE_S", 0.2)
     context = multiprocessing.get_context("fork")
     is_enough = context.Event()
     ends = [context.Pipe(duplex=False) for _ in range(3)]
@@ -319,7 +332,7 @@ def test_no_line_is_lost_by_rotation_under_writers(
     found: list[str] = []
     while True:
         over = not any(writer.is_alive() for writer in writers)
-        spool = spool_in(tmp_path, rotate_bytes=8000)
+        spool = spool_in(tmp_path, rotate_bytes=8000, grace_s=0.2)
         spool.tidy()
         found += take(spool)
         if spool.place.number > 20:

@@ -1,12 +1,15 @@
 """What takes in the word of nodes: real agents, and others who want to be taken for one."""
 
 import contextlib
+import io
+import os
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nodes_site import Hearing, line, task
@@ -65,16 +68,27 @@ def test_what_a_node_writes_becomes_events_once(hearing: Hearing, spool: Path) -
     assert found[-1].body.since is not None
 
 
+def boot(monkeypatch: pytest.MonkeyPatch, boot_id: str) -> None:
+    """Have the kernel say that this is another boot."""
+    really = open
+
+    def opened(path: Any, *more: Any, **named: Any) -> Any:
+        is_asked = path == "/proc/sys/kernel/random/boot_id"
+        return io.StringIO(f"{boot_id}\n") if is_asked else really(path, *more, **named)
+
+    monkeypatch.setattr("builtins.open", opened)
+
+
 def test_another_boot_with_another_place_was_a_reboot(
     hearing: Hearing, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert hearing.run_agent(spool) == 0
-    monkeypatch.setattr(agent, "_boot", lambda: "another-boot")
+    boot(monkeypatch, "another-boot")
     (spool / "n1.place").unlink()
     assert hearing.run_agent(spool) == 0
     (gap,) = hearing.events()
     assert gap.body.why == "reboot"
-    monkeypatch.setattr(agent, "_boot", lambda: "a-third-boot")
+    boot(monkeypatch, "a-third-boot")
     assert hearing.run_agent(spool) == 0
     assert len(kinds(hearing)) == 1  # the spool is on a disk: nothing went with the boot
 
@@ -312,14 +326,21 @@ def test_nodes_are_known_by_them(tmp_path: Path) -> None:
         hearing.close()
 
 
-def test_an_agent_says_where_only_one_side_has_tls(tmp_path: Path) -> None:
+def test_an_agent_says_where_only_one_side_has_tls(
+    tmp_path: Path,
+    spool: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    munge = tmp_path / "munge"
+    munge.write_text("#!/bin/sh\necho MUNGE:x:\n")  # the connection fails before it is looked at
+    munge.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
     def said(port: int, *words: str) -> str:
-        to = f"127.0.0.1:{port}"
-        sender = agent.Sender(agent._parser("a").parse_args(["--spool=/x", "--to", to, *words]))
-        sender._munge = None  # the connection fails before it would be looked at
-        with pytest.raises(agent.Later) as caught:
-            sender.send({"node": "n1", "cluster": "", "sequence": 0}, b"")
-        return str(caught.value)
+        to = ("--to", f"127.0.0.1:{port}", "--limit", "0")
+        assert agent.main(["--spool", str(spool), "--node", "n1", *to, *words]) == 1
+        return capsys.readouterr().err
 
     authority = Authority(tmp_path)
     hearing = Hearing(tmp_path, authority)

@@ -2,7 +2,9 @@
 
 import re
 import shlex
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,13 +58,17 @@ def test_both_daemons_hear_nodes_where_they_are_told_to(tmp_path: Path) -> None:
     assert "nodes" in [part.name for part in parts]
 
 
-def test_the_agents_unit_starts_what_there_is() -> None:
+def test_the_agents_unit_starts_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     unit = (PACKAGING / "steward-agent.service").read_text()
     line = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
     given = re.search(r'^# STEWARD_AGENT="(.*)"$', unit, re.MULTILINE)
     assert given is not None
     words = shlex.split(line.removeprefix("ExecStart=").replace("$STEWARD_AGENT", given[1]))
     assert words[:4] == ["/usr/bin/python3", "-I", "-S", "/usr/local/sbin/steward-agent"]
-    arguments = agent._parser("agent.py").parse_args(words[4:])
+    started: list[Any] = []
+    monkeypatch.setattr(agent, "run_once", started.append)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    assert agent.main(words[4:]) == 0
+    (arguments,) = started
     assert arguments.user == ["slurm"]
     assert f"ReadWritePaths={arguments.spool}\n" in unit

@@ -40,7 +40,6 @@ BATCH_BYTES = 1 << 20
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 LARGEST_LINE = 4096
 _FILE = re.compile(r"(.+)\.(log|log\.[0-9]+|place)")
-_GRACE_S = 60.0
 _COMMAND_S = 15.0
 _MOST_ANSWER = 1 << 16
 _LONGEST_WAIT_S = 600.0
@@ -187,14 +186,24 @@ class Spool:
         rotate_bytes: Size at which a file is renamed, so that it can be removed some time.
         most_bytes: Where more than this waits the oldest lines are given up, and counted.
             Both are less on a small file system, which would fill before.
+        grace_s: How long a renamed file stays at least, in seconds.
     """
 
-    def __init__(self, directory: str, node: str, rotate_bytes: int, most_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: str,
+        node: str,
+        rotate_bytes: int,
+        most_bytes: int,
+        *,
+        grace_s: float = 60.0,
+    ) -> None:
         self._log = os.path.join(directory, f"{node}.log")
         system = os.statvfs(directory)
         size = system.f_blocks * system.f_frsize or sys.maxsize
         self._rotate_bytes = min(rotate_bytes, size // 8)
         self._most_bytes = min(most_bytes, size // 2)
+        self._grace_s = grace_s
         self.place = Place(os.path.join(directory, f"{node}.place"))
         # A run that was killed between renaming a file and writing that down is continued. It
         # is written down at once: else the number would be given again when that file is gone.
@@ -286,7 +295,7 @@ class Spool:
         """Whether a renamed file was sent whole, and nobody can write to it any more."""
         with open(self._path(number), "rb", opener=_private) as file:
             state = os.fstat(file.fileno())
-            if time.time() - state.st_ctime < _GRACE_S or _has_writer(file.fileno(), state):
+            if time.time() - state.st_ctime < self._grace_s or _has_writer(file.fileno(), state):
                 return False
             return os.fstat(file.fileno()).st_size == self.place.offsets.get(number, 0)
 
