@@ -1,5 +1,6 @@
 """Lines of compute nodes become events: few, the same ones each time, and none of what is odd."""
 
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nodes_site import LAUNCHED_US, line, task
 
-from steward.capture.nodes import lines
 from steward.capture.nodes.folding import MOST_TASKS, flaw_of, fold
 from steward.capture.nodes.lines import LARGEST_LINE, OLDEST_US, read_line
 from steward.events import Event, decode, encode
@@ -118,9 +118,22 @@ def test_where_nothing_is_nothing_is_garbled() -> None:
     assert len(folded(b"\n\n" + task(0) + b"\n" + task(1))) == 1
 
 
-def test_a_flood_of_short_lines_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_decoded", lambda _: pytest.fail("it was"))
-    (gap,) = folded(b"a\n" * 1000 + b"{}\n" * 1000)
+def test_a_flood_of_short_lines_is_not_looked_at() -> None:
+    decoded = 0
+
+    def count(_frame: object, event: str, function: Any) -> None:
+        nonlocal decoded
+        of = getattr(function, "__self__", None)
+        decoded += event == "c_call" and isinstance(of, msgspec.json.Decoder)
+
+    sys.setprofile(count)
+    try:
+        folded(task(0) + task(1))
+        assert decoded == 2
+        (gap,) = folded(b"a\n" * 1000 + b"{}\n" * 1000)
+    finally:
+        sys.setprofile(None)
+    assert decoded == 2
     assert gap.body == NodeGap(node="n1", why="garbled", lines=2000)
 
 

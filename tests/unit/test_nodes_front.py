@@ -59,12 +59,11 @@ def busy(settings: Settings) -> Iterator[threading.Event]:
 
 
 def test_a_listener_outlives_a_daemon_without_room(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(front, "_ASK_S", 0.5)
     stop = Stop()
     with busy(settings) as told:
-        listener = front.NodeListener(settings.nodes, front.socket_of(settings))
+        listener = front.NodeListener(settings.nodes, front.socket_of(settings), ask_s=0.5)
         thread = threading.Thread(target=listener.run, args=(stop,))
         thread.start()
         url = "http://{}:{}/v1/events".format(*listener.address)

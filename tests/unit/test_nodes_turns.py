@@ -1,11 +1,9 @@
 """Whose turn it is: in the order of asking, and of a node one connection alone."""
 
 import threading
-import time
 
 import pytest
 
-from steward.capture.nodes import turns
 from steward.capture.nodes.turns import Turns, TurnUnavailable
 
 
@@ -46,8 +44,18 @@ def test_one_connection_may_be_several_nodes_in_turn() -> None:
     assert not one.is_shut
 
 
-def test_turns_come_in_the_order_of_asking() -> None:
-    these, came = Turns(), list[int]()
+def test_turns_come_in_the_order_of_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    these, came, waits = Turns(), list[int](), threading.Semaphore(0)
+
+    class Watched(threading.Event):
+        """Tells that somebody waits for it who does not wait for ever."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is not None:
+                waits.release()
+            return super().wait(timeout)
+
+    monkeypatch.setattr(threading, "Event", Watched)
 
     def ask(number: int) -> None:
         with these.turn():
@@ -55,20 +63,18 @@ def test_turns_come_in_the_order_of_asking() -> None:
 
     threads = []
     with these.turn():
+        assert waits.acquire(timeout=60)
         for number in range(10):
             threads.append(threading.Thread(target=ask, args=(number,)))
             threads[-1].start()
-            until = time.monotonic() + 60
-            while len(these._queue) < number + 2 and time.monotonic() < until:
-                time.sleep(0.001)
+            assert waits.acquire(timeout=60)
     for thread in threads:
         thread.join(60)
     assert came == list(range(10))
 
 
-def test_who_waits_too_long_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_PATIENCE_S", 0.05)
-    these = Turns()
+def test_who_waits_too_long_holds_up_nobody() -> None:
+    these = Turns(patience_s=0.05)
     with these.turn(), pytest.raises(TurnUnavailable, match="too many"), these.turn():
         pytest.fail("it was two's turn")
     with these.turn():

@@ -43,8 +43,6 @@ SEND_S: Final = 10.0
 LINGER_S: Final = 2.0
 _DAEMON_S: Final = 60.0
 """The daemon has answered within this time: it waits for turns and for the journal."""
-_ASK_S: Final = 10.0
-"""The daemon is asked so often whether [nodes] has changed."""
 _PEERCRED: Final = struct.Struct("3i")
 _LENGTH: Final = struct.Struct(">I")
 _MOST_FRAME: Final = 64 << 10
@@ -235,15 +233,17 @@ class NodeListener:
     Args:
         nodes: [nodes], from the daemon.
         path: The daemon's socket.
+        ask_s: Time between two questions to the daemon whether [nodes] has changed, in seconds.
 
     Raises:
         ListenUnavailable: The address cannot be listened at.
         TlsUnavailable: A certificate cannot be used.
     """
 
-    def __init__(self, nodes: NodesSettings, path: str) -> None:
+    def __init__(self, nodes: NodesSettings, path: str, *, ask_s: float = 10.0) -> None:
         self._nodes = nodes
         self._path = path
+        self._ask_s = ask_s
         self._said = ""
         self._context: Context | None = server_context(nodes) if nodes.certificate_file else None
         listener = listener_at(nodes.listen, BACKLOG)
@@ -262,7 +262,7 @@ class NodeListener:
         asked = time.monotonic()
         while not stop.is_set():
             self._connections.take(stop)
-            if time.monotonic() - asked >= _ASK_S:
+            if time.monotonic() - asked >= self._ask_s:
                 asked = time.monotonic()
                 if self._is_old():
                     log.info("[nodes] has changed")

@@ -8,12 +8,9 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Protocol
 
 from steward.errors import Unavailable
-
-_PATIENCE_S: Final = 25.0
-"""Less than an agent waits for its answer."""
 
 
 class TurnUnavailable(Unavailable):
@@ -28,9 +25,14 @@ class Holder(Protocol):
 
 
 class Turns:
-    """The turns of all nodes; for many threads."""
+    """The turns of all nodes; for many threads.
 
-    def __init__(self) -> None:
+    Args:
+        patience_s: Longest wait for a turn, in seconds: less than an agent's for its answer.
+    """
+
+    def __init__(self, *, patience_s: float = 25.0) -> None:
+        self._patience_s = patience_s
         self._lock = threading.Lock()
         self._holders: dict[tuple[str, str], Holder] = {}
         self._busy: set[Holder] = set()
@@ -84,7 +86,7 @@ class Turns:
         with self._lock:
             self._queue.append(mine)
             self._call()
-        has_come = mine.wait(_PATIENCE_S)
+        has_come = mine.wait(self._patience_s)
         try:
             if not has_come:
                 raise TurnUnavailable("too many nodes report just now")
