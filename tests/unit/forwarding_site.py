@@ -38,10 +38,15 @@ class Receiving:
         directory: Where all its files are.
         authority: Signs its certificate and those of the controllers.
         clusters: Its clusters, each with the hosts that may report for it.
+        limits: How many connections there may be.
     """
 
     def __init__(
-        self, directory: Path, authority: Authority, clusters: dict[str, tuple[str, ...]]
+        self,
+        directory: Path,
+        authority: Authority,
+        clusters: dict[str, tuple[str, ...]],
+        **limits: int,
     ) -> None:
         certificate, key = authority.certificate("IP:127.0.0.1", "DNS:localhost")
         state = directory / "state"
@@ -68,7 +73,7 @@ class Receiving:
         self._halt = Stop()
         self._link = JournalLink(str(state), self._halt)
         stores = stores_of(self.settings)
-        receiver = Receiver(self.settings, stores, self.reader.known, self._link)
+        receiver = Receiver(self.settings, stores, self.reader.known, self._link, **limits)
         self.port = receiver.address[1]
         self._receiver = threading.Thread(target=receiver.run, args=(self._halt, lambda: None))
         self._receiver.start()

@@ -11,7 +11,6 @@ import pytest
 from forwarding_site import Raw, Receiving, script_row
 
 from servers.authority import Authority
-from steward.capture.forwarded import receiving as module
 from steward.capture.forwarded import wire
 from steward.events import script_key
 
@@ -24,8 +23,15 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def receiver(tmp_path: Path, authority: Authority) -> Iterator[Receiving]:
-    site = Receiving(tmp_path, authority, {"c1": ("ctl1", "10.9.8.7"), "c2": ("ctl2",)})
+def limits() -> dict[str, int]:
+    """What a test wants the receiver's limits to be."""
+    return {}
+
+
+@pytest.fixture
+def receiver(tmp_path: Path, authority: Authority, limits: dict[str, int]) -> Iterator[Receiving]:
+    hosts = {"c1": ("ctl1", "10.9.8.7"), "c2": ("ctl2",)}
+    site = Receiving(tmp_path, authority, hosts, **limits)
     yield site
     site.close()
 
@@ -182,10 +188,8 @@ def test_without_a_certificate_nobody_is_heard(receiver: Receiving, authority: A
     assert receiver.keys() == []
 
 
-def test_who_says_nothing_makes_room_for_others(
-    receiver: Receiving, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_MOST_STRANGERS", 4)
+@pytest.mark.parametrize("limits", [{"most_strangers": 4}])
+def test_who_says_nothing_makes_room_for_others(receiver: Receiving, connect: Connect) -> None:
     known = connect()
     assert known.greet().verdict == "durable"
     silent = [socket.create_connection(("127.0.0.1", receiver.port), 10) for _ in range(12)]
@@ -198,10 +202,10 @@ def test_who_says_nothing_makes_room_for_others(
             one.close()
 
 
+@pytest.mark.parametrize("limits", [{"most_strangers": 8}])
 def test_a_flood_takes_no_more_threads_than_there_may_be(
-    receiver: Receiving, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiving, connect: Connect
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_STRANGERS", 8)
     before = threading.active_count()
     most = 0
     silent = []
@@ -217,10 +221,8 @@ def test_a_flood_takes_no_more_threads_than_there_may_be(
     assert most <= 12
 
 
-def test_one_cluster_takes_no_place_of_anothers(
-    receiver: Receiving, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_MOST_OF_CLUSTER", 3)
+@pytest.mark.parametrize("limits", [{"most_of_cluster": 3}])
+def test_one_cluster_takes_no_place_of_anothers(receiver: Receiving, connect: Connect) -> None:
     many = [connect() for _ in range(9)]
     for raw in many:
         assert raw.greet().verdict == "durable"

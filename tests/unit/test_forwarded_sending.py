@@ -15,7 +15,7 @@ from torque_player import Player
 from torque_site import Site as TorqueSite
 
 from servers.authority import Authority
-from steward.capture.forwarded import sending, wire
+from steward.capture.forwarded import wire
 from steward.capture.forwarded.sending import Forward
 from steward.config import ClusterSettings, ForwardSettings, Settings
 from steward.consumers import Rejected
@@ -145,12 +145,9 @@ def test_bytes_that_are_gone_set_one_event_aside(
     assert receiver.keys() == []
 
 
-def test_more_than_a_frame_holds_sets_one_event_aside(
-    tmp_path: Path, make: MakeForward, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sending, "_MOST_BYTES", 1000)
+def test_more_than_a_frame_holds_sets_one_event_aside(tmp_path: Path, make: MakeForward) -> None:
     with pytest.raises(Rejected, match="more than can be forwarded"):
-        make().apply([captured(tmp_path, 1, bytes(1001))], 1, nothing)
+        make().apply([captured(tmp_path, 1, bytes(wire.LARGEST_FRAME))], 1, nothing)
 
 
 def test_a_host_that_may_not_report_waits_and_says_why(

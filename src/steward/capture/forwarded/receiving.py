@@ -29,10 +29,7 @@ from steward.waiting import Stop
 
 log = logging.getLogger(__name__)
 
-_MOST_STRANGERS: Final = 64
-"""So many who have not said who they are: the least patient flood takes no more threads."""
-_MOST_OF_CLUSTER: Final = 8
-"""So many who report for one cluster: none of its hosts can take what others need."""
+_BACKLOG: Final = 64
 _END_S: Final = 0.5
 """How long a connection that was shut may take to end."""
 _HELLO_S: Final = 10.0
@@ -81,6 +78,10 @@ class Receiver:
         known: Whether an event of this cluster and key was ever appended; asked by one
             thread at a time.
         link: The way to the journal's writer.
+        most_strangers: Most connections that have not said who they are: the least patient flood
+            takes no more threads.
+        most_of_cluster: Most connections that report for one cluster: none of its hosts can take
+            what others need.
 
     Raises:
         ListenUnavailable: The address cannot be listened at.
@@ -94,8 +95,13 @@ class Receiver:
         stores: Stores,
         known: Callable[[str, str], bool],
         link: JournalLink,
+        *,
+        most_strangers: int = 64,
+        most_of_cluster: int = 8,
     ) -> None:
         self._peers = Peers(settings)
+        self._most_strangers = most_strangers
+        self._most_of_cluster = most_of_cluster
         self._stores = list(stores)
         self._known = known
         self._link = link
@@ -107,7 +113,7 @@ class Receiver:
         self._entering = threading.Lock()
         self._said: dict[str, str] = {}
         self._shut: dict[str, float] = {}
-        self._listener = listener_at(settings.receive.listen, _MOST_STRANGERS)
+        self._listener = listener_at(settings.receive.listen, _BACKLOG)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
@@ -140,7 +146,7 @@ class Receiver:
             log.debug("a connection could not be taken: %s", error)
             return
         connection = _Connection(plain, str(address[0]))
-        if not self._make_room("", _MOST_STRANGERS):
+        if not self._make_room("", self._most_strangers):
             plain.close()
             return
         self._connections.add(connection)
@@ -231,8 +237,9 @@ class Receiver:
             Crowded: There are too many, and none of them ends.
         """
         with self._entering:
-            if not self._make_room(cluster, _MOST_OF_CLUSTER):
-                raise Crowded(f"{_MOST_OF_CLUSTER} others report for cluster {cluster!r} just now")
+            most = self._most_of_cluster
+            if not self._make_room(cluster, most):
+                raise Crowded(f"{most} others report for cluster {cluster!r} just now")
             connection.since = time.monotonic()
             connection.cluster = cluster
 
@@ -324,7 +331,7 @@ class Receiver:
         if what and self._said.get(who) != what:
             log.warning("%s: %s", who, what)
         if what:
-            if len(self._said) >= _MOST_STRANGERS:
+            if len(self._said) >= self._most_strangers:
                 self._said.clear()
             self._said[who] = what
         else:
