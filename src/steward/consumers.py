@@ -158,8 +158,8 @@ class Feed:
         reader: The journal, for reading.
         link: The way to the journal's writer.
         registered: Whether the journal waits for this consumer before it trims.
-        longest_nap_s: Longest time until the next turn, in seconds.
         clock: Seconds, growing.
+        longest_nap_s: Longest time until the next turn, in seconds.
     """
 
     def __init__(
@@ -169,15 +169,15 @@ class Feed:
         link: Link,
         *,
         registered: bool = True,
-        longest_nap_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
+        longest_nap_s: float = 5.0,
     ) -> None:
         self.consumer = consumer
+        self._clock = clock
         self._reader = reader
         self._link = link
         self._registered = registered
         self._longest_nap_s = longest_nap_s
-        self._clock = clock
         self._holding = consumer if isinstance(consumer, Holding) else None
         self._told = -1
         self._rejected: list[Rejected] = []
