@@ -168,7 +168,7 @@ def test_a_list_of_a_person_is_found_by_their_index(queue: BooksSite) -> None:
 
 
 def test_few_are_looked_at_to_count_them(queue: BooksSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Jobs, "states_of", partialmethod(Jobs.states_of, most=4))
+    monkeypatch.setattr(Jobs, "states_of", partialmethod(Jobs.states_of, limit=4))
     told = queue.ask("job_states", users=("ada",))
     assert (told.total, told.is_all) == (4, False)
     # Where an index tells all, all are counted.

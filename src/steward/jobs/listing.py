@@ -131,12 +131,12 @@ class Listings(Accounts):
                 found[cluster, array_id][state or ""] += count(expression) - 1
         return found
 
-    def states_of(self, wanted: JobFilter, *, most: int = 20_000) -> tuple[dict[str, int], bool]:
+    def states_of(self, wanted: JobFilter, *, limit: int = 20_000) -> tuple[dict[str, int], bool]:
         """How many jobs are in each state, and whether all of them were counted.
 
         Args:
             wanted: Which jobs.
-            most: So many are counted at most where each has to be looked at by itself.
+            limit: Most jobs that are counted where each has to be looked at by itself.
 
         Raises:
             JobNameError: ``wanted.jobs`` holds a text that names no job.
@@ -145,13 +145,13 @@ class Listings(Accounts):
         # Without people and names the index alone tells all; else there may be far fewer.
         is_narrow = bool(wanted.users or wanted.accounts or wanted.names or wanted.jobs)
         is_narrow |= any(not scope.everything for scope in (wanted.scopes or {}).values())
-        some = f"(SELECT job.state FROM job WHERE {condition} LIMIT {most:d})"  # noqa: S608 -- values are bound
+        some = f"(SELECT job.state FROM job WHERE {condition} LIMIT {limit:d})"  # noqa: S608 -- values are bound
         whole = f"job WHERE {condition}"
         statement = f"SELECT state, count(*) FROM {some if is_narrow else whole} GROUP BY state"  # noqa: S608 -- values are bound
         with translated(self._path):
             rows = self._connection.execute(statement, values).fetchall()
         found = {state or "": jobs for state, jobs in rows}
-        return found, not is_narrow or sum(found.values()) < most
+        return found, not is_narrow or sum(found.values()) < limit
 
     def last_lines(self, jobs: Sequence[Job]) -> dict[int, Line]:
         """What sacct shows of the last run of jobs, by their rows; none of what never was."""
