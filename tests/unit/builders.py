@@ -11,6 +11,16 @@ from steward.events import JOB_SCRIPT, Event, JobScript, Kept
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
+class Clock:
+    """Seconds that go by as a test says, and no others."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 def script_event(
     job_id: int = 1, *, mtime_ns: int = 1_772_366_400_000_000_000, **body: Any
 ) -> Event:

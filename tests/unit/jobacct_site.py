@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pytest
+from builders import Clock
 
 from steward.accounting.log.files import LogFiles
 from steward.config import AccountingSettings, ClusterSettings, Settings
@@ -156,16 +157,17 @@ class Fed:
     def __init__(self, settings: Settings) -> None:
         self.journal = Journal(settings.state_dir)
         self.link = DirectLink(self.journal)
-        self._reader = JournalReader(settings.state_dir)
+        self.reader = JournalReader(settings.state_dir)
+        self.clock = Clock()
 
     def tell(self, *events: Event) -> None:
         self.journal.append(rows_of(events))
 
     def feed(self, consumer: Any, turns: int = 3) -> Feed:
         """Feed a consumer until it has nothing to do, or for some turns at least."""
-        feed = Feed(consumer, self._reader, self.link)
+        feed = Feed(consumer, self.reader, self.link, clock=self.clock)
         for _ in range(turns):
-            feed._again_at = 0.0  # the back-off is over
+            self.clock.now_s += 60.0  # the back-off is over
             while feed.turn():
                 pass
         return feed

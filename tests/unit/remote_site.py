@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from builders import environment_bytes
+from builders import Clock, environment_bytes
 
 from steward.archive.files.sink import FilesSink
 from steward.archive.remote.document import Document, Refusal
@@ -130,6 +130,7 @@ class RemoteSite:
         self.reader = JournalReader(self.settings.state_dir)
         FilesSink(self.settings, "files", self.stores).close()
         self.lines = Lines(directory / "there.jsonl")
+        self.clock = Clock()
         self.restart()
 
     def restart(self) -> None:
@@ -141,13 +142,12 @@ class RemoteSite:
             lambda: self.lines,
             batch_bytes=1 << 20,
         )
-        self.feed = Feed(self.sink, self.reader, DirectLink(self.journal))
+        self.feed = Feed(self.sink, self.reader, DirectLink(self.journal), clock=self.clock)
 
     def run(self, turns: int = 20) -> None:
         """Feed until nothing is left to do now."""
         for _ in range(turns):
-            self.feed._again_at = 0.0
-            self.feed._tick_at = 0.0
+            self.clock.now_s += 60.0  # every back-off is over, and every tick due
             self.feed.turn()
 
     def submit(
@@ -217,6 +217,10 @@ class RemoteSite:
         """Empty the store, as trimming does when all have passed."""
         store = self.stores.get(STATE_STORE)
         store.unlink([name.filename for name in store.names()])
+
+    def trim(self) -> None:
+        """Have the journal let go of all that it has for a sink by now."""
+        self.journal.trim(self.reader.read(0, self.sink.kinds, 1000)[0])
 
     def passed(self) -> int:
         """Up to where the journal may trim for this sink."""

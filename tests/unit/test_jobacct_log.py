@@ -255,7 +255,7 @@ def test_a_full_disk_loses_and_doubles_nothing(site: Site) -> None:
     size = (site.location / "2026-03-01.jsonl").stat().st_size
     site.fed.tell(run(2), run(3))
     consumer = LogConsumer(site.settings, now=lambda: site.now)
-    events = site.fed._reader.read(consumer.cursor(), consumer.kinds, 10)
+    events = site.fed.reader.read(consumer.cursor(), consumer.kinds, 10)
     # One that takes a few bytes before it is full; SQLite has less than that in its files.
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, hard))
     try:

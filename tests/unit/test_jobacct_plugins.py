@@ -177,7 +177,7 @@ def test_events_of_hooks_that_do_nothing_are_not_even_read(scene: Scene) -> None
 
 def _messages(scene: Scene) -> list[bytes]:
     """The messages that are in the journal."""
-    events, _ = scene.fed._reader.read(0, frozenset({PLUGIN_MESSAGE}), 100)
+    events, _ = scene.fed.reader.read(0, frozenset({PLUGIN_MESSAGE}), 100)
     return [one.body.data for one in events]
 
 
@@ -209,7 +209,7 @@ def test_messages_are_recorded_before_they_are_processed(scene: Scene) -> None:
     before = len(told)
     made = scene.make()
     made.tick(lambda _: None)
-    reader = scene.fed._reader
+    reader = scene.fed.reader
     events, upto = reader.read(0, made.kinds, 100)
     made.apply([one for one in events if one.kind != PLUGIN_MESSAGE], upto, lambda _: None)
     scene.fed.feed(made)

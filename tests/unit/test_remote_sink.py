@@ -1,6 +1,7 @@
 """The consumer behind sinks on other machines: what is sent, when, how often, in which version."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 from remote_site import ENVIRONMENT, NOON_NS, RemoteSite
 
+from steward.archive.remote.document import Document, Refusal
+from steward.archive.remote.records import Records
 from steward.errors import Unavailable
 
 Make = Callable[..., RemoteSite]
@@ -114,8 +117,9 @@ def test_a_refusal_that_the_journal_has_not_heard_of_is_said_again(make: Make) -
     site.lines.refuses = {1}
     site.identify(site.submit(1))
     site.run(2)
-    while not site.sink._records.refused():
+    while not site.lines.batches:
         site.feed.turn()
+    assert site.reader.dead() == []
     site.restart()
     site.run()
     assert [letter.error for letter in site.reader.dead()] == ["job 1 is not taken"]
@@ -200,10 +204,8 @@ def test_a_script_is_sent_again_when_it_is_asked_for(make: Make) -> None:
 
 def test_a_script_from_before_the_sink_was_there_is_not_corrected(make: Make) -> None:
     site = make()
-    script = site.submit(7)
-    site.journal.passed("archive.there", 1, "running", "")
-    site.sink._records._connection.execute("UPDATE cursor SET position = 1, made_ns = 9e18")
-    site.restart()
+    script = site.submit(7, mtime_ns=10**9)
+    site.trim()
     site.identify(script)
     site.run()
     assert site.lines.sent() == []
@@ -247,7 +249,6 @@ def test_retention_is_left_to_the_other_end(make: Make) -> None:
 def test_what_retention_has_dropped_does_not_come_back(make: Make) -> None:
     site = make(retention_days=10_000)
     script = site.submit(7)
-    site.sink._made_ns = 0
     old = site.submit(8, mtime_ns=10**9)
     site.identify(script)
     site.identify(old)
@@ -302,12 +303,18 @@ def test_a_purge_that_comes_with_a_refusal_is_not_forgotten(make: Make) -> None:
     script = site.submit(1)
     site.identify(script)
     site.run()
+    send = site.lines.send
+
+    def purge_meanwhile(documents: Sequence[Document]) -> list[Refusal]:
+        refusals = send(documents)
+        if refusals:
+            site.purge(script)
+            site.lines.refuses = set()
+        return refusals
+
+    site.lines.send = purge_meanwhile  # type: ignore[method-assign]
     site.lines.refuses = {1}
     site.identify(script, why="ended")
-    while not site.sink._told:
-        site.feed.turn()
-    site.purge(script)
-    site.lines.refuses = set()
     site.run()
     assert [sent.deleted for sent in site.lines.sent()] == [False, True]
 
@@ -318,7 +325,8 @@ def test_what_was_set_aside_keeps_its_owner_for_as_long_as_it_takes(make: Make) 
     site.identify(site.submit(1))
     site.identify(site.submit(2))
     site.run()
-    with site.sink._records.writing() as writer:
+    records = Records(f"{site.settings.state_dir}/archive-there.db")
+    with closing(records), records.writing() as writer:
         assert writer.forget(before_ns=2**62) == 1
     site.lines.refuses = set()
     site.journal.replay("archive.there")
