@@ -7,10 +7,9 @@ import msgspec
 import pytest
 from cli_site import SCRIPTS, fill_spool, on_terminal, steward
 
-from steward.archive.sink_answers import SinkLine
+from steward.archive.sink_answers import SinkLine, SinksAnswer
+from steward.cli import archive_sinks
 from steward.cli.app import run
-from steward.cli.archive_sinks import _COLUMNS
-from steward.cli.output import Style, print_table
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +55,15 @@ def test_sinks_are_told_to_programs(look: Any) -> None:
     assert msgspec.convert(line, SinkLine).kind == "files"
 
 
-def test_an_age_is_written_as_slurm_does(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_age_is_written_as_slurm_does(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ages = (None, 0.0, 187.4, 3600.0, 93784.0)
     lines = [SinkLine(name="a", kind="kafka", state="running", oldest_s=age) for age in ages]
-    print_table(_COLUMNS, lines, Style(header=False, columns=("oldest",)))
-    shown = [line.strip() for line in capfd.readouterr().out.splitlines()]
-    assert shown == ["", "00:00", "03:07", "01:00:00", "1-02:03:04"]
-    print_table(_COLUMNS, lines, Style(header=False, parsable=True, columns=("oldest",)))
-    assert capfd.readouterr().out == "\n0\n187\n3600\n93784\n"
+    monkeypatch.setattr(archive_sinks, "call", lambda *_: SinksAnswer(sinks=tuple(lines)))
+    out, _ = look("sinks", "-n", "-o", "oldest")
+    assert [line.strip() for line in out.splitlines()] == [
+        *("", "00:00", "03:07", "01:00:00", "1-02:03:04")
+    ]
+    assert look("sinks", "-n", "-P", "-o", "oldest")[0] == "\n0\n187\n3600\n93784\n"
 
 
 def test_resend_needs_the_daemon_and_a_sink_that_there_is(look: Any) -> None:

@@ -28,7 +28,7 @@ from steward.accounting.log.records import lines_of
 from steward.accounting.plugins.asking import PluginsRequest, plugins
 from steward.accounting.plugins.state import PluginState, state_path
 from steward.accounting.room import AccountingRoom
-from steward.cli import accounting_log, output
+from steward.cli import accounting_log
 from steward.config import AccessSettings, Settings
 from steward.errors import Refused
 from steward.events import RUN_START, Event
@@ -233,7 +233,7 @@ def test_plugins_are_listed_with_those_that_are_configured(tmp_path: Path) -> No
 
 
 def test_a_plugin_that_is_refused_says_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(tmp_path, type="jobacct/old")
     state = PluginState(state_path(site.settings.state_dir, "jobacct/old"))
@@ -242,7 +242,8 @@ def test_a_plugin_that_is_refused_says_why(
     answer = plugins(site.room, ROOT, PluginsRequest())
     (line,) = [one for one in answer.plugins if one.type == "jobacct/old"]
     assert line.refusal == "jobacct/old is written for version 9 of the plugin API"
-    output.print_table(accounting_log._COLUMNS, [line], output.Style(parsable=True))
+    monkeypatch.setattr(accounting_log, "call", lambda *_: answer)
+    accounting_log.plugins(parsable=True)
     assert "jobacct/old|refused|" in capsys.readouterr().out
 
 
