@@ -8,15 +8,20 @@ from catalogue_site import NOON, Site, anybody
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steward.archive.catalogue import walking
 from steward.archive.catalogue.matching import Matcher, SearchError
 from steward.archive.catalogue.month import Use
-from steward.archive.catalogue.walking import Owner, Place, Wanted
+from steward.archive.catalogue.search import Searcher
+from steward.archive.catalogue.walking import Owner, Place, SearchThresholds, Wanted
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
+
+
+def searching(site: Site, **thresholds: int) -> None:
+    """Have the site search with other thresholds."""
+    site.searcher = Searcher(str(site.directory), thresholds=SearchThresholds(**thresholds))
 
 
 def test_words_paths_and_modules_are_found_in_any_case_and_newest_first(site: Site) -> None:
@@ -63,15 +68,13 @@ def test_short_and_odd_terms_are_found(site: Site, term: str) -> None:
 
 
 def test_a_short_term_is_found_beyond_the_newest_uses(site: Site) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walking, "_LOOK_FIRST", 5)
-        patch.setattr(walking, "_GROUPS_AT_ONCE", 2)
-        for job_id in range(10, 30):
-            site.keep(job_id, f"nothing here but {job_id}")
-        for job_id in range(1, 6):
-            site.keep(job_id, f"qz{job_id} QZ qz {job_id}qz")
-        assert site.found("qz") == [5, 4, 3, 2, 1]
-        assert site.found("z") == [5, 4, 3, 2, 1]
+    searching(site, look_first=5, groups_at_once=2)
+    for job_id in range(10, 30):
+        site.keep(job_id, f"nothing here but {job_id}")
+    for job_id in range(1, 6):
+        site.keep(job_id, f"qz{job_id} QZ qz {job_id}qz")
+    assert site.found("qz") == [5, 4, 3, 2, 1]
+    assert site.found("z") == [5, 4, 3, 2, 1]
 
 
 def test_bytes_that_are_no_text_are_found_around(site: Site) -> None:
@@ -159,12 +162,7 @@ def test_filters_restrict(site: Site) -> None:
 
 @pytest.mark.parametrize("few", [0, 10**6])
 def test_pages_follow_each_other_without_gap_or_repeat(site: Site, few: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walking, "_FEW_SCRIPTS", few)
-        _check_pages(site)
-
-
-def _check_pages(site: Site) -> None:
+    searching(site, few_scripts=few)
     for job_id in range(1, 41):
         # Four at each moment, over two months, every fifth without a hit.
         at = NOON - timedelta(days=job_id // 4)
@@ -244,9 +242,8 @@ def test_the_index_misses_nothing(
         for job_id, text in enumerate(scripts, start=1)
         if all(holds(text, term) for term in terms)
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walking, "_LOOK_FIRST", look_first)
-        assert site.found(*terms, case=case) == expected[::-1]
+    searching(site, look_first=look_first)
+    assert site.found(*terms, case=case) == expected[::-1]
     site.searcher.close()
     site.catalogue.close()
 

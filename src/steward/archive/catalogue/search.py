@@ -15,7 +15,7 @@ from steward.archive.answers import HitLine
 from steward.archive.catalogue.generations import Generations
 from steward.archive.catalogue.matching import Matcher, SearchError
 from steward.archive.catalogue.month import MonthReader, Use, month_of, month_path, months_in
-from steward.archive.catalogue.walking import Place, Wanted, proposed
+from steward.archive.catalogue.walking import Place, SearchThresholds, Wanted, proposed
 from steward.moments import micros
 from steward.sqlite import SqliteUnavailable
 
@@ -94,9 +94,11 @@ class Searcher:
 
     Args:
         directory: ``state_dir/catalogue``.
+        thresholds: Sizes at which a month is read in another way; the defaults where None.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, *, thresholds: SearchThresholds | None = None) -> None:
+        self._thresholds = thresholds or SearchThresholds()
         self._generations = Generations(directory)
         self._directory = ""
         self._open: dict[str, MonthReader] = {}
@@ -156,7 +158,7 @@ class Searcher:
             # A script that many jobs ran is looked at once; its text is not kept for long.
             proved: dict[int, bool] = {}
             recent: tuple[int, str] = (0, "")
-            for use in proposed(reader, matcher, wanted, after):
+            for use in proposed(reader, matcher, wanted, after, self._thresholds):
                 if proved.get(use.script) is False or not allowed(use):
                     yield use, ""
                     continue

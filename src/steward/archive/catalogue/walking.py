@@ -17,15 +17,28 @@ from steward.archive.catalogue.matching import Matcher
 from steward.archive.catalogue.month import USE_COLUMNS, MonthReader, Use
 from steward.moments import micros
 
-_FEW_SCRIPTS: Final = 2000
-_FEW_USES: Final = 20_000
-_LOOK_FIRST: Final = 300
-_GROUPS_AT_ONCE: Final = 250
 _USES_OF: Final = "SELECT 1 FROM use WHERE script IN ({})"
 _NEWEST_FIRST: Final = "ORDER BY use.at DESC, use.key DESC, use.cluster DESC"
 
 Place = tuple[int, str, str]
 """Where a use stands in the order of all: time in microseconds, key, cluster."""
+
+
+class SearchThresholds(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes at which a search reads a month in another way; the hits stay the same.
+
+    Attributes:
+        look_first: Newest uses that are searched for a short term before the vocabulary is.
+        groups_at_once: Groups of three letters in one question to the index.
+        few_scripts: With fewer proposed scripts than this, their uses are sorted; with more,
+            uses are walked in the order of time.
+        few_uses: Likewise, with fewer uses of proposed scripts.
+    """
+
+    look_first: int = 300
+    groups_at_once: int = 250
+    few_scripts: int = 2000
+    few_uses: int = 20_000
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -65,7 +78,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def proposed(
-    reader: MonthReader, matcher: Matcher, wanted: Wanted, after: Place | None
+    reader: MonthReader,
+    matcher: Matcher,
+    wanted: Wanted,
+    after: Place | None,
+    thresholds: SearchThresholds,
 ) -> Iterator[Use]:
     """The uses of a month that may be hits, newest first.
 
@@ -74,30 +91,38 @@ def proposed(
         matcher: What is searched for.
         wanted: Which uses.
         after: Only what follows this one.
+        thresholds: Sizes at which it is read in another way.
     """
     groups = matcher.groups()
     if groups:
-        yield from _by_index(reader, [" AND ".join(map(_quoted, groups))], wanted, after)
+        question = " AND ".join(map(_quoted, groups))
+        yield from _by_index(reader, [question], wanted, after, thresholds)
         return
-    seen = 0
-    for use in _select(reader, f"use INDEXED BY {_order(wanted)}", wanted, after, _LOOK_FIRST):
+    seen, look_first = 0, thresholds.look_first
+    for use in _select(reader, f"use INDEXED BY {_order(wanted)}", wanted, after, look_first):
         seen += 1
         after = use.place
         yield use
-    if seen == _LOOK_FIRST:
-        yield from _by_index(reader, _short(reader, matcher.short_part()), wanted, after)
+    if seen == look_first:
+        questions = _short(reader, matcher.short_part(), thresholds.groups_at_once)
+        yield from _by_index(reader, questions, wanted, after, thresholds)
 
 
 def _by_index(
-    reader: MonthReader, questions: Sequence[str], wanted: Wanted, after: Place | None
+    reader: MonthReader,
+    questions: Sequence[str],
+    wanted: Wanted,
+    after: Place | None,
+    thresholds: SearchThresholds,
 ) -> Iterator[Use]:
     if not questions:
         return
     one = "SELECT rowid FROM words WHERE words MATCH ?"
     scripts = " UNION ALL ".join([one] * len(questions))
+    few_scripts, few_uses = thresholds.few_scripts, thresholds.few_uses
     is_few = (
-        _counted(reader, scripts, _FEW_SCRIPTS, questions) < _FEW_SCRIPTS
-        and _counted(reader, _USES_OF.format(scripts), _FEW_USES, questions) < _FEW_USES
+        _counted(reader, scripts, few_scripts, questions) < few_scripts
+        and _counted(reader, _USES_OF.format(scripts), few_uses, questions) < few_uses
     )
     index = "use_script" if is_few else _order(wanted)
     # The plus keeps SQLite from looking up scripts one by one where time is to lead.
@@ -139,13 +164,12 @@ def _order(wanted: Wanted) -> str:
     return "use_owner" if wanted.owner is not None and not wanted.owner.accounts else "use_at"
 
 
-def _short(reader: MonthReader, term: str) -> list[str]:
+def _short(reader: MonthReader, term: str, at_once: int) -> list[str]:
     """Questions for all groups of three letters that begin with a shorter term."""
     sql = "SELECT term FROM vocabulary WHERE term >= ? AND term < ?"
     groups = [_quoted(row[0]) for row in reader.rows(sql, (term, term + "\U0010ffff"))]
     return [
-        " OR ".join(groups[first : first + _GROUPS_AT_ONCE])
-        for first in range(0, len(groups), _GROUPS_AT_ONCE)
+        " OR ".join(groups[first : first + at_once]) for first in range(0, len(groups), at_once)
     ]
 
 
