@@ -24,8 +24,7 @@ def refuse(line: str) -> None:
 
 
 def test_no_slurm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr(programs, "_MORE_PLACES", ())
+    monkeypatch.setattr(shutil, "which", lambda *_args, **_kwargs: None)
     with pytest.raises(SlurmMissing, match="install slurmctld, slurmd"):
         programs.find("", refuse)
 

@@ -28,7 +28,6 @@ from steward.sandbox.spec import (
 
 UP_TIMEOUT_S: Final = 120.0
 DOWN_TIMEOUT_S: Final = 20.0
-_BEGINS_WITHIN_S: Final = 10.0
 # What a caller has set for another Slurm must not reach this one's commands.
 _FOREIGN: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_", "SALLOC_")
 
@@ -42,12 +41,23 @@ class Inside(subprocess.Popen[Any]):
 
     Signals go to the program itself, not to what stands between, and it ends
     by SIGKILL when the caller's side of it does.
+
+    Args:
+        argv: The command line that enters the sandbox, see :meth:`Sandbox.command`.
+        begins_within_s: Seconds after which a program that has not begun is taken for ended.
+        options: Those of subprocess.Popen.
     """
+
+    def __init__(
+        self, argv: Sequence[str], *, begins_within_s: float = 10.0, **options: Any
+    ) -> None:
+        self._begins_within_s = begins_within_s
+        super().__init__(argv, **options)
 
     @property
     def inner_pid(self) -> int:
         """Its process id as the caller's side sees it; 0 if it has not begun or has ended."""
-        deadline = time.monotonic() + _BEGINS_WITHIN_S
+        deadline = time.monotonic() + self._begins_within_s
         while self.poll() is None and time.monotonic() < deadline:
             children = _children(self.pid)
             if children:
