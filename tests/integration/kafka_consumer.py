@@ -15,6 +15,7 @@ from below import files_below
 from kafka_jobs import Topic
 from submitting import PATIENCE
 
+from steward.capture.kafka.anew import CHECK_EVERY_S
 from steward.capture.kafka.jobs import Taking
 from steward.capture.kafka.source import KafkaSource
 from steward.config import ConsumeSettings, RedactSettings
@@ -112,7 +113,15 @@ class Consumer:
 class Source:
     """A member of a group, in a thread of its own, that keeps its events in a list."""
 
-    def __init__(self, topic: Topic, group: str, directory: Path, *, own: str = "") -> None:
+    def __init__(
+        self,
+        topic: Topic,
+        group: str,
+        directory: Path,
+        *,
+        own: str = "",
+        check_every_s: float = CHECK_EVERY_S,
+    ) -> None:
         self.events: list[Event] = []
         self.stop = Stop()
         taking = Taking(
@@ -124,14 +133,15 @@ class Source:
             {own},
             Stores([Store("state", str(directory))]),
             taking,
-            self._append,
+            self.append,
+            check_every_s=check_every_s,
         )
         self._thread = threading.Thread(
             target=self.source.run, args=(self.stop, lambda: None), daemon=True
         )
         self._thread.start()
 
-    def _append(self, events: Sequence[Event]) -> None:
+    def append(self, events: Sequence[Event]) -> None:
         time.sleep(0.02)
         self.events += events
 

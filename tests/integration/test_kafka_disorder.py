@@ -13,7 +13,6 @@ from submitting import wait_until
 
 from servers.kafka import Kafka
 from steward.archive.remote.document import Document
-from steward.capture.kafka import anew
 from steward.events import JOB_SCRIPT, Event
 from steward.journal import JournalError
 from steward.messages import LARGEST_BYTES, encode
@@ -104,10 +103,10 @@ def test_a_message_of_much_in_little_does_not_stall_the_rest(
 class Refusing(Source):
     """A member whose journal never takes what is said of job 2."""
 
-    def _append(self, events: Sequence[Event]) -> None:
+    def append(self, events: Sequence[Event]) -> None:
         if any(event.key.startswith("script:2:") for event in events):
             raise JournalError("too large")
-        super()._append(events)
+        super().append(events)
 
 
 def test_a_message_that_the_journal_refuses_is_passed_over(topic: Topic, tmp_path: Path) -> None:
@@ -122,12 +121,9 @@ def test_a_message_that_the_journal_refuses_is_passed_over(topic: Topic, tmp_pat
     assert names == {"1", "3"}
 
 
-def test_a_topic_made_anew_is_taken_in_from_its_beginning(
-    topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(anew, "_EVERY_S", 0.5)
+def test_a_topic_made_anew_is_taken_in_from_its_beginning(topic: Topic, tmp_path: Path) -> None:
     send(topic, *(encode(document(job, b"old")) for job in range(1, 101)))
-    member = Source(topic, str(uuid.uuid4()), tmp_path)
+    member = Source(topic, str(uuid.uuid4()), tmp_path, check_every_s=0.5)
     wait_until(lambda: len(set(member.scripts())) == 100, 30.0)
     admin = topic.kafka.admin()
     admin.delete_topics([topic.name], operation_timeout=20)[topic.name].result(20)

@@ -16,7 +16,8 @@ from steward.archive.remote.kafka.client import KafkaUnavailable, Reached
 
 log = logging.getLogger(__name__)
 
-_EVERY_S: Final = 30.0
+CHECK_EVERY_S: Final = 30.0
+"""Seconds between two questions for the topic's id."""
 _ASK_S: Final = 10.0
 
 
@@ -25,10 +26,12 @@ class TopicId:
 
     Args:
         reached: The cluster and the topic.
+        every_s: Seconds between two questions for it.
     """
 
-    def __init__(self, reached: Reached) -> None:
+    def __init__(self, reached: Reached, every_s: float) -> None:
         self._reached = reached
+        self._every_s = every_s
         self._admin: Any = None
         self._answer: Any = None
         self._ask_at = 0.0
@@ -41,7 +44,7 @@ class TopicId:
         """
         now = time.monotonic()
         if self._answer is None and (wait_s or now >= self._ask_at):
-            self._ask_at = now + _EVERY_S
+            self._ask_at = now + self._every_s
             self._answer = self._ask()
         if self._answer is None or not (wait_s or self._answer.done()):
             return ""
@@ -72,12 +75,15 @@ class Anew:
     Args:
         name: Of what uses it, for the log.
         reached: The cluster and the topic.
+        check_every_s: Seconds between two questions for the topic's id.
     """
 
-    def __init__(self, name: str, reached: Reached) -> None:
+    def __init__(
+        self, name: str, reached: Reached, *, check_every_s: float = CHECK_EVERY_S
+    ) -> None:
         self._name = name
         self._reached = reached
-        self._topic_id = TopicId(reached)
+        self._topic_id = TopicId(reached, check_every_s)
         self._back: set[int] = set()
         self.id = ""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container
 from typing import Any, Final, NamedTuple
 
 from steward.archive.remote.kafka.client import KafkaUnavailable, Reached
-from steward.capture.kafka.anew import Anew
+from steward.capture.kafka.anew import CHECK_EVERY_S, Anew
 from steward.capture.kafka.jobs import Taking
 from steward.config import ConsumeSettings
 from steward.consumers import Append
@@ -51,6 +51,7 @@ class KafkaSource:
         taking: Turns messages into events.
         append: Appends events durably; may block.
         once: Whether it is only for what is in the topic now.
+        check_every_s: Seconds between two checks whether the topic was made anew.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class KafkaSource:
         append: Append,
         *,
         once: bool = False,
+        check_every_s: float = CHECK_EVERY_S,
     ) -> None:
         self.taken = 0
         self.refused = 0
@@ -73,6 +75,7 @@ class KafkaSource:
         self._taking = taking
         self._append = append
         self._once = once
+        self._check_every_s = check_every_s
         self._reached: Reached | None = None
         self._consumer: Any = None
         self._anew: Anew | None = None
@@ -309,7 +312,7 @@ class KafkaSource:
             return self._anew
         self._reached = Reached(self._settings.broker, f"consume.{self._name}")
         self._consumer = self._reached.make("Consumer", self._role())
-        self._anew = Anew(self._name, self._reached)
+        self._anew = Anew(self._name, self._reached, check_every_s=self._check_every_s)
         self._ended = set()
         self._consumer.subscribe(
             [self._settings.broker.topic],
