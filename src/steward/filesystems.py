@@ -11,7 +11,6 @@ import re
 from functools import lru_cache
 from typing import Literal
 
-_MOUNTS = "/proc/self/mountinfo"
 _NETWORK = {
     "9p": "9P",
     "afs": "AFS",
@@ -51,7 +50,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def network_kind(path: str) -> str:
+def network_kind(path: str, *, mounts: str = "/proc/self/mountinfo") -> str:
     """The name of the network file system that ``path`` is on, "" if it is a local one.
 
     A server that is dead stops nobody here: types are taken from the kernel's list of
@@ -62,10 +61,14 @@ def network_kind(path: str) -> str:
     (``fuseblk``); a mount that hides an earlier one counts only from its own mount point
     upwards. What does not exist counts as lying where it would be made.
 
+    Args:
+        path: What lies there.
+        mounts: The kernel's list of mounts.
+
     Raises:
         OSError: The kernel's list of mounts cannot be read.
     """
-    types = _mounted()
+    types = _mounted(mounts)
     here, ahead = "/", _parts(os.path.abspath(path))
     links = 0
     while True:
@@ -101,9 +104,9 @@ def _target(path: str) -> str:
         return ""
 
 
-def _mounted() -> dict[str, str]:
+def _mounted(mounts: str) -> dict[str, str]:
     """Types of file systems by mount point; of several at one point the topmost."""
-    with open(_MOUNTS, "rb") as lines:
+    with open(mounts, "rb") as lines:
         table = lines.read()
     types = {}
     for line in table.splitlines():
@@ -135,17 +138,23 @@ def sync_filesystem(fd: int) -> None:
 _RENAME_NOREPLACE = 1
 
 
-def rename_new(fd: int, old: str, new: str) -> None:
+def rename_new(fd: int, old: str, new: str, *, flag: int = _RENAME_NOREPLACE) -> None:
     """Rename a file within an open directory, if nothing has the new name (renameat2(2)).
 
     File systems that do not know RENAME_NOREPLACE (NFS, many of FUSE) are asked first and
     then renamed on: between the two another process could make a file of that name.
 
+    Args:
+        fd: The directory.
+        old: The name that the file has.
+        new: The name that it gets.
+        flag: Flag for renameat2(2). A file system that does not know it gets the plain rename.
+
     Raises:
         FileExistsError: Something has the new name.
         OSError: It cannot be renamed.
     """
-    arguments = (fd, os.fsencode(old), fd, os.fsencode(new), _RENAME_NOREPLACE)
+    arguments = (fd, os.fsencode(old), fd, os.fsencode(new), flag)
     if _libc().renameat2(*arguments) == 0:
         return
     number = ctypes.get_errno()

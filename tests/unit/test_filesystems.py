@@ -3,12 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from steward import filesystems
 from steward.filesystems import network_kind
 
 
 class Mounts:
-    """A list of mounts, and a record of the links that were looked at."""
+    """A list of mounts, what lies on them, and a record of the links that were looked at."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._path = path
@@ -20,13 +19,15 @@ class Mounts:
             self.touched.append(name)
             return really(name)
 
-        monkeypatch.setattr(filesystems, "_MOUNTS", str(path))
         monkeypatch.setattr(os, "readlink", readlink)
         self._write()
 
     def add(self, point: str, type_: str, optional: str = "shared:7 master:1 ") -> None:
         self._lines.append(f"40 27 0:50 / {point} rw,relatime {optional}- {type_} server:/x rw")
         self._write()
+
+    def kind(self, path: str) -> str:
+        return network_kind(path, mounts=str(self._path))
 
     def _write(self) -> None:
         self._path.write_text("\n".join(self._lines) + "\n")
@@ -52,28 +53,28 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounts:
 )
 def test_a_mount_tells_by_its_type(mounts: Mounts, type_: str, kind: str) -> None:
     mounts.add("/archive", type_)
-    assert network_kind("/archive/.incoming") == kind
+    assert mounts.kind("/archive/.incoming") == kind
 
 
 def test_what_lies_on_a_network_file_system_is_never_touched(mounts: Mounts) -> None:
     mounts.add("/srv/archive", "nfs4", optional="")
-    assert network_kind("/srv/archive") == "NFS"
-    assert network_kind("/srv/archive/a/../b//.incoming") == "NFS"
+    assert mounts.kind("/srv/archive") == "NFS"
+    assert mounts.kind("/srv/archive/a/../b//.incoming") == "NFS"
     assert set(mounts.touched) <= {"/srv"}
 
 
 def test_the_longest_mount_point_decides(mounts: Mounts) -> None:
     mounts.add("/data", "nfs")
     mounts.add("/data/local", "xfs")
-    assert network_kind("/data/locally") == "NFS"
-    assert network_kind("/data") == "NFS"
-    assert network_kind("/database") == ""
+    assert mounts.kind("/data/locally") == "NFS"
+    assert mounts.kind("/data") == "NFS"
+    assert mounts.kind("/database") == ""
 
 
 def test_of_two_mounts_at_one_point_the_later_is_on_top(mounts: Mounts) -> None:
     mounts.add("/data", "autofs")
     mounts.add("/data", "ext4")
-    assert network_kind("/data/x") == ""
+    assert mounts.kind("/data/x") == ""
 
 
 def test_a_link_is_followed_to_the_mount_and_no_further(mounts: Mounts, tmp_path: Path) -> None:
@@ -82,19 +83,19 @@ def test_a_link_is_followed_to_the_mount_and_no_further(mounts: Mounts, tmp_path
     os.symlink(tmp_path, tmp_path / "far" / "back")
     os.symlink("sub/../far", tmp_path / "link")
     (tmp_path / "sub").mkdir()
-    assert network_kind(f"{tmp_path}/link/back/x") == "NFS"
+    assert mounts.kind(f"{tmp_path}/link/back/x") == "NFS"
     assert not [name for name in mounts.touched if name.startswith(f"{tmp_path}/far")]
 
 
 def test_links_that_go_round_end(mounts: Mounts, tmp_path: Path) -> None:
     os.symlink("b", tmp_path / "a")
     os.symlink("a", tmp_path / "b")
-    assert network_kind(f"{tmp_path}/a/x") == ""
+    assert mounts.kind(f"{tmp_path}/a/x") == ""
 
 
 def test_a_mount_point_may_hold_blanks(mounts: Mounts) -> None:
     mounts.add(r"/my\040archive\134x", "nfs")
-    assert network_kind("/my archive\\x/y") == "NFS"
+    assert mounts.kind("/my archive\\x/y") == "NFS"
 
 
 def test_the_kernels_own_list_is_understood(tmp_path: Path) -> None:

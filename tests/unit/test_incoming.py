@@ -1,10 +1,12 @@
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from steward.config import ArchiveSettings, FilesSinkSettings, Settings
 from steward.events import Kept
+from steward.filesystems import network_kind
 from steward.incoming import (
     MARKER,
     Store,
@@ -132,7 +134,8 @@ def test_a_store_on_a_network_file_system_is_refused_without_touching_it(
         "27 1 254:0 / / rw - ext4 /dev/vda rw\n"
         f"40 27 0:50 / {root} rw shared:7 - nfs4 server:/x rw,hard\n"
     )
-    monkeypatch.setattr("steward.filesystems._MOUNTS", str(mounts))
+    listed = partial(network_kind, mounts=str(mounts))
+    monkeypatch.setattr("steward.incoming.network_kind", listed)
 
     def hang(name: str) -> object:
         def call(path: object, *args: object, **options: object) -> object:
