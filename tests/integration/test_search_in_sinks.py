@@ -4,7 +4,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -141,13 +141,14 @@ def test_what_may_not_be_read_is_not_even_fetched(
     theirs = document(2, b"secret\n", uid=4002, user="bela")
     site.send(document(1, b"secret\n"), theirs)
     fetched: list[str] = []
-    real = SinkSearcher._fetched
+    real = SearchClient.request
 
-    def watched(self: SinkSearcher, hits: Sequence[Any]) -> list[str]:
-        fetched.extend(hit.id for hit in hits)
-        return real(self, hits)
+    def watched(client: SearchClient, method: str, target: str, *more: Any) -> Reply:
+        if target.startswith("/_mget"):
+            fetched.extend(doc["_id"] for doc in msgspec.json.decode(more[0])["docs"])
+        return real(client, method, target, *more)
 
-    monkeypatch.setattr(SinkSearcher, "_fetched", watched)
+    monkeypatch.setattr(SearchClient, "request", watched)
     searcher = site.library.searcher_in("far")
 
     def allowed(use: Use) -> bool:
