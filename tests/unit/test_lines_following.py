@@ -31,7 +31,7 @@ class Reader:
     """Follows a file as the source does, and keeps what came of it."""
 
     def __init__(self, path: Path, place: Place | None = None, quiet_s: float = 0.0) -> None:
-        self.following = Following(str(path), place, quiet_s=quiet_s)
+        self.following = Following(str(path), place, quiet_s=quiet_s, reattach_s=0.0)
         _opened.append(self.following)
         self.place = place
         self.lines: list[bytes] = []
@@ -85,7 +85,6 @@ def test_a_directory_that_comes_late(tmp_path: Path) -> None:
     assert "later" in reader.following.away
     file.parent.mkdir()
     write(file, b"one")
-    reader.following._attach_at = 0.0  # as if the second were over
     assert reader.look() == [b"one"]
     assert reader.following.away == ""
 

@@ -41,7 +41,6 @@ _CHUNK: Final = 256 * 1024
 _QUIET_S: Final = 5.0
 _AGAIN_S: Final = 60.0
 _NETWORK_S: Final = 2.0
-_REATTACH_S: Final = 1.0
 _PACKED: Final = (".gz", ".xz", ".bz2", ".zst")
 
 
@@ -149,10 +148,19 @@ class Following:
         path: The file; neither it nor its directory need be there yet.
         place: Up to where it was put to use before; None for never.
         quiet_s: How long a renamed file is read on after its last line, in seconds.
+        reattach_s: Seconds between two tries to watch a directory that is not there.
     """
 
-    def __init__(self, path: str, place: Place | None, *, quiet_s: float = _QUIET_S) -> None:
+    def __init__(
+        self,
+        path: str,
+        place: Place | None,
+        *,
+        quiet_s: float = _QUIET_S,
+        reattach_s: float = 1.0,
+    ) -> None:
         self.path = path
+        self._reattach_s = reattach_s
         self._directory, self._name = os.path.split(path)
         self._quiet_s = quiet_s
         self._place = place
@@ -227,7 +235,7 @@ class Following:
             self._network = bool(network_kind(self._directory or "."))
         except OSError as error:
             self._wd = -1
-            self._attach_at = time.monotonic() + _REATTACH_S
+            self._attach_at = time.monotonic() + self._reattach_s
             self._complain(f"cannot watch {self._directory}: {error.strerror}")
             return
         if not self._files:
