@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import pytest
+from builders import Clock
 
 from steward.capture.snapshots import Snapshots
 from steward.config import ClusterSettings
@@ -75,8 +76,13 @@ def slurm() -> Scripted:
 
 
 @pytest.fixture
-def snapshots(slurm: Scripted) -> Snapshots:
-    return Snapshots("c1", ClusterSettings(snapshot_interval_s=0.0), slurm)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def snapshots(slurm: Scripted, clock: Clock) -> Snapshots:
+    return Snapshots("c1", ClusterSettings(snapshot_interval_s=0.0), slurm, clock=clock)
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import pytest
-from builders import script_event
-from snapshots_site import NOON, Scripted, journal, kinds, record, slurm, snapshots
+from builders import Clock, script_event
+from snapshots_site import NOON, Scripted, clock, journal, kinds, record, slurm, snapshots
 
 from steward.capture.snapshots import Allowance, Snapshots
 from steward.config import ClusterSettings
@@ -18,7 +18,7 @@ from steward.events import (
 )
 from steward.looks import Look
 
-__all__ = ["journal", "slurm", "snapshots"]
+__all__ = ["clock", "journal", "slurm", "snapshots"]
 
 
 def test_a_look_appends_what_is_new(
@@ -91,6 +91,7 @@ def test_slurm_being_away_is_said_once_and_nothing_is_raised(
     slurm: Scripted,
     snapshots: Snapshots,
     journal: list[Event],
+    clock: Clock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
@@ -98,11 +99,11 @@ def test_slurm_being_away_is_said_once_and_nothing_is_raised(
     snapshots.tick(journal.extend)
     slurm.away = True
     for _ in range(3):
-        snapshots._due = 0.0
+        clock.now_s += 60.0
         assert snapshots.tick(journal.extend) > 0.5, "it backs off"
         snapshots.apply([script_event(9)], 1, journal.extend)
     slurm.away = False
-    snapshots._due = 0.0
+    clock.now_s += 60.0
     snapshots.tick(journal.extend)
     states = [event.body.up for event in journal if event.kind == CONTROLLER_STATE]
     assert states == [True, False, True]
@@ -115,13 +116,13 @@ def test_slurm_being_away_is_said_once_and_nothing_is_raised(
 
 
 def test_who_is_not_there_is_asked_every_few_seconds_and_who_is_busy_seldom(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+    slurm: Scripted, snapshots: Snapshots, journal: list[Event], clock: Clock
 ) -> None:
     waits = {}
     for slurm.down in (True, False):
         slurm.away = not slurm.down
         for _ in range(8):
-            snapshots._due = 0.0
+            clock.now_s += 60.0
             waits[slurm.down] = snapshots.tick(journal.extend)
     assert waits[True] <= 5.0
     assert waits[False] > 50.0
@@ -138,15 +139,15 @@ def test_a_look_is_at_most_a_twentieth_of_the_time(
 
 
 def test_polls_that_take_long_are_told_once_and_when_they_are_over(
-    slurm: Scripted, journal: list[Event], caplog: pytest.LogCaptureFixture
+    slurm: Scripted, journal: list[Event], clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     looks: list[Look] = []
     settings = ClusterSettings(snapshot_interval_s=0.0)
-    snapshots = Snapshots("c1", settings, slurm, looked=looks.append)
+    snapshots = Snapshots("c1", settings, slurm, looked=looks.append, clock=clock)
     for cost_s in (11.0, 11.0, 0.0):
         slurm.cost_s = cost_s
-        snapshots._due = 0.0
+        clock.now_s += 220.0
         snapshots.tick(journal.extend)
     assert [round(look.interval_s) for look in looks] == [220, 220, 0]
     assert caplog.text.count("squeue took 11.0 s, so the next poll of the queue is in 220 s") == 1
@@ -169,15 +170,13 @@ def test_what_the_journal_did_not_take_is_said_again(
     assert JOB_END in kinds(journal)
 
 
-def test_an_allowance_comes_back_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    allowance = Allowance(most=2, per_s=1.0)
+def test_an_allowance_comes_back_with_time(clock: Clock) -> None:
+    allowance = Allowance(most=2, per_s=1.0, clock=clock)
     assert [allowance.take() for _ in range(3)] == [True, True, False]
-    now += 1.0
+    clock.now_s += 1.0
     assert not allowance.take(reserve=1.0)
     assert allowance.take()
-    now += 100.0
+    clock.now_s += 100.0
     assert [allowance.take() for _ in range(3)] == [True, True, False]
 
 

@@ -1,9 +1,8 @@
 """How jobs end that snapshots saw: by what Slurm shows, by jobcomp, by slurmdbd, or unseen."""
 
-import pytest
-from snapshots_site import NOON, Scripted, journal, kinds, record, slurm, snapshots
+from builders import Clock
+from snapshots_site import NOON, Scripted, clock, journal, kinds, record, slurm, snapshots
 
-from steward.capture.cancelled import Cancelled
 from steward.capture.lines.jobcomp import Told, end_event
 from steward.capture.snapshots import Snapshots
 from steward.config import ClusterSettings
@@ -13,7 +12,7 @@ from steward.events import (
 )
 from steward.records import JobRecord
 
-__all__ = ["journal", "slurm", "snapshots"]
+__all__ = ["clock", "journal", "slurm", "snapshots"]
 
 
 def test_a_job_that_went_without_an_end_is_ended(
@@ -73,13 +72,13 @@ OVER = record(5, state="COMPLETED", start=NOON, end=NOON, exit_code=0)
 
 
 def test_what_jobcomp_tells_is_asked_for_while_slurm_has_it(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event]
+    slurm: Scripted, journal: list[Event]
 ) -> None:
+    snapshots = Snapshots("c1", ClusterSettings(snapshot_interval_s=300.0), slurm)
     snapshots.tick(journal.extend)
     slurm.jobs[5] = OVER
     snapshots.apply([jobcomp(OVER)], 2, journal.extend)
     looks = slurm.looks
-    snapshots._due = 1e12  # no look at the queue meanwhile
     snapshots.tick(journal.extend)
     assert (slurm.asked, slurm.looks) == ([5], looks)
     assert [event.body.whole for event in journal if event.kind == JOB_END] == [True]
@@ -110,16 +109,14 @@ def test_a_run_whose_end_jobcomp_told_is_not_lost(
 
 
 def test_who_cancelled_a_job(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event], monkeypatch: pytest.MonkeyPatch
+    slurm: Scripted, snapshots: Snapshots, journal: list[Event], clock: Clock
 ) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(snapshots, "_cancelled", Cancelled("c1", lambda: clock[0]))
     cancelled = record(7, state="CANCELLED", start=NOON, end=NOON, exit_signal=15)
     slurm.jobs[7] = cancelled
     slurm.told = []
     snapshots.tick(journal.extend)
     journal.clear()
-    clock[0] += 5
+    clock.now_s += 5
     snapshots.tick(journal.extend)
     slurm.told = [
         record(7, state="CANCELLED", submit=NOON.replace(hour=1), cancelled_by=5),
@@ -127,25 +124,23 @@ def test_who_cancelled_a_job(
     ]
     snapshots.tick(journal.extend)
     assert kinds(journal) == [], "asked again later"
-    clock[0] += 60
+    clock.now_s += 60
     snapshots.tick(journal.extend)
     (event,) = journal
     told = event.body.record
     assert (event.kind, event.source, event.body.whole) == (JOB_END, "sacct", False)
     assert (told.cancelled_by, told.exit_code, told.exit_signal) == (1000, 0, 0)
     assert (told.end, told.submit) == (NOON, NOON)
-    clock[0] += 600
+    clock.now_s += 600
     snapshots.tick(journal.extend)
     assert len(journal) == 1
 
 
 def test_nobody_is_asked_who_cancelled_where_there_is_no_slurmdbd(
-    slurm: Scripted, snapshots: Snapshots, journal: list[Event], monkeypatch: pytest.MonkeyPatch
+    slurm: Scripted, snapshots: Snapshots, journal: list[Event], clock: Clock
 ) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(snapshots, "_cancelled", Cancelled("c1", lambda: clock[0]))
     slurm.jobs[7] = record(7, state="CANCELLED", end=NOON)
     snapshots.tick(journal.extend)
-    clock[0] += 60
+    clock.now_s += 60
     snapshots.tick(journal.extend)
     assert all(event.source != "sacct" for event in journal)

@@ -1,10 +1,10 @@
 """Whole looks at the queue are told to the bank, and come soon where a hold waits for one."""
 
-import time
 from datetime import datetime, timedelta
 
 import pytest
-from snapshots_site import NOON, Scripted, journal, record, slurm
+from builders import Clock
+from snapshots_site import NOON, Scripted, clock, journal, record, slurm
 
 from steward.bank_facts import HoldFact
 from steward.capture.snapshots import Snapshots
@@ -18,7 +18,7 @@ from steward.events import (
     utc_now,
 )
 
-__all__ = ["journal", "slurm"]
+__all__ = ["clock", "journal", "slurm"]
 
 
 def test_a_whole_look_is_told_behind_the_jobs_that_it_showed(
@@ -43,14 +43,6 @@ def test_a_look_that_was_not_whole_is_none(slurm: Scripted, journal: list[Event]
     assert QUEUE_LOOKED not in {event.kind for event in journal}
 
 
-class Clock:
-    """Time that goes by as a test says."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = time.monotonic()
-        monkeypatch.setattr("time.monotonic", lambda: self.now)
-
-
 def hold(kind: str, at: datetime, job_id: int = 0, name: str = "h") -> Event:
     return Event(
         kind=kind,
@@ -64,14 +56,14 @@ def hold(kind: str, at: datetime, job_id: int = 0, name: str = "h") -> Event:
 
 
 def test_the_queue_is_looked_at_soon_where_a_hold_waits_for_that(
-    slurm: Scripted, journal: list[Event], monkeypatch: pytest.MonkeyPatch
+    slurm: Scripted, journal: list[Event], clock: Clock
 ) -> None:
-    clock = Clock(monkeypatch)
-    telling = Snapshots("c1", ClusterSettings(snapshot_interval_s=300.0), slurm, tells_looks=True)
+    settings = ClusterSettings(snapshot_interval_s=300.0)
+    telling = Snapshots("c1", settings, slurm, tells_looks=True, clock=clock)
     assert telling.tick(journal.extend) == pytest.approx(300)
     telling.apply([hold(HOLD_PLACED, utc_now())], 1, journal.extend)
     assert telling.tick(journal.extend) == pytest.approx(6, abs=1)
-    clock.now += 6.1
+    clock.now_s += 6.1
     assert telling.tick(journal.extend) == pytest.approx(300)
     assert slurm.looks == 2
     assert sum(event.kind == QUEUE_LOOKED for event in journal) == 2
@@ -90,19 +82,19 @@ def test_the_queue_is_looked_at_soon_where_a_hold_waits_for_that(
 
 
 def test_a_hold_that_waits_does_not_burden_slurmctld(
-    slurm: Scripted, journal: list[Event], monkeypatch: pytest.MonkeyPatch
+    slurm: Scripted, journal: list[Event], clock: Clock
 ) -> None:
-    clock = Clock(monkeypatch)
     slurm.cost_s = 2.0
-    telling = Snapshots("c1", ClusterSettings(snapshot_interval_s=300.0), slurm, tells_looks=True)
+    settings = ClusterSettings(snapshot_interval_s=300.0)
+    telling = Snapshots("c1", settings, slurm, tells_looks=True, clock=clock)
     telling.tick(journal.extend)
     telling.apply([hold(HOLD_PLACED, utc_now())], 1, journal.extend)
     assert telling.tick(journal.extend) == pytest.approx(40, abs=1)
     slurm.passed_over = 1
-    clock.now += 41
+    clock.now_s += 41
     telling.tick(journal.extend)
     assert telling.tick(journal.extend) == pytest.approx(40, abs=1), "it was not seen whole"
-    silent = Snapshots("c1", ClusterSettings(snapshot_interval_s=300.0), slurm)
+    silent = Snapshots("c1", settings, slurm, clock=clock)
     silent.tick(journal.extend)
     silent.apply([hold(HOLD_PLACED, utc_now())], 1, journal.extend)
     assert silent.tick(journal.extend) == pytest.approx(300), "there is no bank to tell"

@@ -54,17 +54,25 @@ class Allowance:
     Args:
         most: How many may be asked at once.
         per_s: How many are given back in a second.
+        clock: Seconds, growing.
     """
 
-    def __init__(self, most: float = _FEW, per_s: float = _ASKS_PER_S) -> None:
+    def __init__(
+        self,
+        most: float = _FEW,
+        per_s: float = _ASKS_PER_S,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._most = most
         self._per_s = per_s
+        self._clock = clock
         self._left = most
-        self._at = time.monotonic()
+        self._at = clock()
 
     def take(self, reserve: float = 0.0) -> bool:
         """Take one, if more than ``reserve`` are left."""
-        now = time.monotonic()
+        now = self._clock()
         self._left = min(self._most, self._left + (now - self._at) * self._per_s)
         self._at = now
         if self._left < reserve + 1.0:
@@ -89,6 +97,7 @@ class Snapshots:
         redact: Takes secrets out of what users wrote into a record.
         tells_looks: Whether a look that saw the whole queue is told as queue.looked.
         looked: Is told how each look went.
+        clock: Seconds, growing.
     """
 
     kinds = frozenset({JOB_SCRIPT, JOB_END}) | KINDS
@@ -104,15 +113,17 @@ class Snapshots:
         *,
         tells_looks: bool = False,
         looked: Callable[[Look], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = f"snapshots.{cluster}"
         self.cost_s = 0.0
         """What the last look at the queue took, in seconds."""
         self._cluster = cluster
+        self._clock = clock
         self._interval_s = settings.snapshot_interval_s
         self._slurm = slurm or Slurm(cluster, settings)
         self._observed = Observed(cluster)
-        self._cancelled = Cancelled(cluster)
+        self._cancelled = Cancelled(cluster, clock)
         self._unfinished = unfinished
         self._redact = redact
         self._looked = looked
@@ -122,13 +133,13 @@ class Snapshots:
         self._folded: list[int] = []
         self._waiting: set[int] = set()
         self._position = 0
-        self._unshown = Unshown(cluster)
+        self._unshown = Unshown(cluster, clock)
         self._began = self._due = 0.0
         self._up: bool | None = None
         self._said = ""
         self._is_slow = False
         self._backoff = Backoff(max(1.0, self._interval_s), _LONGEST_BACKOFF_S)
-        self._allowance = Allowance()
+        self._allowance = Allowance(clock=clock)
 
     def cursor(self) -> int:
         """Position of the last script that was looked at, in memory only."""
@@ -161,7 +172,7 @@ class Snapshots:
         Raises:
             Unavailable: The journal does not take events now.
         """
-        if time.monotonic() >= self._next():
+        if self._clock() >= self._next():
             self._look(append)
         if self._up:
             self._ask_for_lost(append)
@@ -169,7 +180,7 @@ class Snapshots:
             self._ask_again(append)
             self._ask_for_wanted(append)
             self._ask_for_cancellers(append)
-        left_s = self._next() - time.monotonic()
+        left_s = self._next() - self._clock()
         if self._up and self._is_busy():
             left_s = min(left_s, 1.0)
         return max(0.0, left_s)
@@ -196,7 +207,7 @@ class Snapshots:
 
     def _look(self, append: Append) -> None:
         """Take a snapshot of the queue, and append what is new in it."""
-        began = self._began = time.monotonic()
+        began = self._began = self._clock()
         try:
             queue = self._slurm.queue(self._rows)
         except SlurmError as error:
@@ -204,7 +215,7 @@ class Snapshots:
             if isinstance(error, SlurmDown):
                 # Who is not there cannot be burdened: scripts wait for their owners meanwhile.
                 wait_s = min(wait_s, max(self._interval_s, _DOWN_S))
-            self._due = time.monotonic() + wait_s
+            self._due = self._clock() + wait_s
             self._leave_look(up=False, message=str(error))
             self._say(up=False, message=str(error), append=append)
             return
@@ -258,7 +269,7 @@ class Snapshots:
 
     def _tell_look(self, queue: Queue, append: Append) -> None:
         """Say that whoever is not among the jobs told until now was not in the queue."""
-        now = time.monotonic()
+        now = self._clock()
         if now < self._told_at + _TOLD_S:
             return
         began = queue.taken_at

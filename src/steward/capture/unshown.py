@@ -5,7 +5,7 @@ The bank holds money for whatever slurmctld asks, also for jobs that never come 
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from steward.events import HOLD_CONFIRMED, HOLD_PLACED, HOLD_RELEASED, HOLD_SETTLED, Event, utc_now
@@ -22,10 +22,12 @@ class Unshown:
 
     Args:
         cluster: Whose queue.
+        clock: Seconds, growing.
     """
 
-    def __init__(self, cluster: str) -> None:
+    def __init__(self, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
+        self._clock = clock
         self._due: dict[str, float] = {}
 
     def take(self, events: Iterable[Event]) -> None:
@@ -40,7 +42,7 @@ class Unshown:
             age_s = (now - event.at).total_seconds()
             # What is old was looked for long ago: events come again after a start.
             if not event.body.job_id and 0 <= age_s < _OLD_S:
-                self._due[event.body.hold] = time.monotonic() + max(0.0, _SHOWN_S - age_s)
+                self._due[event.body.hold] = self._clock() + max(0.0, _SHOWN_S - age_s)
 
     def looked(self, began: float) -> None:
         """The queue was seen whole: what was placed long enough before needs no further look.
