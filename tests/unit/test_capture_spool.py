@@ -10,9 +10,9 @@ import pytest
 from builders import environment_bytes, make_spool, submit
 from spool_site import Faults, faults, no_lease_signals
 
-from steward.capture import spool as spool_module
 from steward.capture.slurm.spool import SlurmSpool
-from steward.capture.spool import Capture, _Batch
+from steward.capture.spool import Capture, CaptureBatch, CaptureLimits, Committer
+from steward.capture.taking import MOST_SCRIPT_BYTES
 from steward.config import RedactSettings
 from steward.events import JOB_MISSED, Event, decode
 from steward.incoming import MARKER, Store, StoreUnavailable
@@ -44,21 +44,42 @@ class Bench:
         self.rows.extend(rows)
 
     def capture(
-        self, append: Callable[[Sequence[Row]], None] | None = None, **options: bool
+        self,
+        append: Callable[[Sequence[Row]], None] | None = None,
+        *,
+        environments: bool = True,
+        limits: CaptureLimits | None = None,
+        rescan_s: float = 2.0,
     ) -> Capture:
-        spool = SlurmSpool(str(self.spool), known=lambda job_id, mtime_ns: False)
+        self.watched = SlurmSpool(
+            str(self.spool), known=lambda job_id, mtime_ns: False, rescan_s=rescan_s
+        )
         return Capture(
             "c1",
-            spool,
+            self.watched,
             self.stores,
             Redactor(RedactSettings()),
             append or self.append,
-            **options,
+            environments=environments,
+            limits=limits,
         )
+
+    def is_held(self, job_id: int) -> bool:
+        """Whether a descriptor of a job's script is open, wherever the script is by now."""
+        return any(f"/job.{job_id}/script" in path for path in open_files())
 
     @property
     def events(self) -> list[Event]:
         return [decode(0, *row) for row in self.rows]
+
+
+def open_files() -> list[str]:
+    return [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+
+
+def unread(caplog: pytest.LogCaptureFixture) -> int:
+    """How many scripts were said to be unreadable."""
+    return caplog.text.count("cannot be read from the spool yet")
 
 
 def until(is_so: Callable[[], bool], turn: Callable[[], None]) -> None:
@@ -163,13 +184,10 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def test_scripts_are_held_while_nothing_can_be_written_and_kept_afterwards(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("steward.capture.spool._RETRY_STORE_S", 0.1)
+def test_scripts_are_held_while_nothing_can_be_written_and_kept_afterwards(bench: Bench) -> None:
     (bench.archive / MARKER).unlink()
     shutil.rmtree(bench.state)
-    stop, thread = run(bench.capture())
+    stop, thread = run(bench.capture(limits=CaptureLimits(retry_store_s=0.1)))
     directory = submit(bench.spool, 1, b"patience")
     time.sleep(0.5)
     shutil.rmtree(directory)
@@ -181,12 +199,9 @@ def test_scripts_are_held_while_nothing_can_be_written_and_kept_afterwards(
     thread.join(10)
 
 
-def test_the_archive_is_used_again_when_it_is_back(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("steward.capture.spool._RETRY_STORE_S", 0.05)
+def test_the_archive_is_used_again_when_it_is_back(bench: Bench) -> None:
     (bench.archive / MARKER).unlink()
-    stop, thread = run(bench.capture())
+    stop, thread = run(bench.capture(limits=CaptureLimits(retry_store_s=0.05)))
     submit(bench.spool, 1)
     wait_for(lambda: len(bench.rows) == 1)
     (bench.archive / MARKER).touch()
@@ -288,10 +303,7 @@ def test_stop_finishes_what_is_in_hand(bench: Bench) -> None:
     assert len(bench.rows) == 200
 
 
-def test_what_comes_while_the_journal_is_busy_gathers(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("steward.capture.spool._GATHER_S", 3600.0)
+def test_what_comes_while_the_journal_is_busy_gathers(bench: Bench) -> None:
     busy, entered = threading.Event(), threading.Event()
     batches: list[int] = []
 
@@ -300,7 +312,7 @@ def test_what_comes_while_the_journal_is_busy_gathers(
         entered.set()
         assert busy.wait(30)
 
-    capture = bench.capture(append)
+    capture = bench.capture(append, limits=CaptureLimits(gather_s=3600.0))
     submit(bench.spool, 1)
     capture.turn()
     assert entered.wait(30)
@@ -332,12 +344,12 @@ def test_capture_shows_that_it_lives_at_every_script(bench: Bench) -> None:
     assert sorted(set(beaten_at)) == list(range(41))
 
 
-def test_a_batch_goes_when_it_has_many_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steward.capture.spool._BATCH_BYTES", 100_000)
+def test_a_batch_goes_when_it_has_many_bytes(bench: Bench) -> None:
     for job_id in range(1, 9):
         submit(bench.spool, job_id, b"x" * 60_000)
     batches: list[int] = []
-    bench.capture(lambda rows: batches.append(len(rows))).run_once()
+    limits = CaptureLimits(batch_bytes=100_000)
+    bench.capture(lambda rows: batches.append(len(rows)), limits=limits).run_once()
     assert batches == [2, 2, 2, 2]
 
 
@@ -354,11 +366,9 @@ def test_an_environment_that_no_program_could_start_with_is_left_out(
     assert len(read(bench, usual, "environment")) > 99_000
 
 
-def test_a_script_too_large_to_be_kept_is_said_to_be(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("steward.capture.taking.read_whole.__defaults__", (100_000,))
-    submit(bench.spool, 1, b"x" * 100_000, environment_bytes(b"A=1"))
+def test_a_script_too_large_to_be_kept_is_said_to_be(bench: Bench) -> None:
+    directory = submit(bench.spool, 1, b"x", environment_bytes(b"A=1"))
+    os.truncate(directory / "script", MOST_SCRIPT_BYTES + 1)
     submit(bench.spool, 2, b"y" * 99_000, environment_bytes(b"A=1"))
     bench.capture().run_once()
     large, usual = sorted(bench.events, key=lambda event: event.body.job_id)
@@ -370,7 +380,7 @@ def test_a_script_too_large_to_be_kept_is_said_to_be(
 def test_a_store_that_cannot_sync_costs_no_descriptors_of_the_next(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    capture = bench.capture()
+    committer = Committer(bench.append)
     for store in bench.stores:
         store.write("c1.1.5.3.script", b"abc")
     first = bench.stores[0].directory
@@ -383,11 +393,11 @@ def test_a_store_that_cannot_sync_costs_no_descriptors_of_the_next(
 
     monkeypatch.setattr(os, "fsync", fsync)
     unsynced = [store.take_unsynced() for store in bench.stores]
-    capture._committer.put(_Batch([], [], unsynced))
-    assert not capture.finish(), "the batch has failed"
+    committer.put(CaptureBatch([], [], unsynced))
+    assert committer.finish(10.0)
+    assert not committer.failed.empty(), "the batch has failed"
     ours = tuple(store.directory for store in bench.stores)
-    open_files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-    assert not [path for path in open_files if path.startswith(ours) and path.endswith(".script")]
+    assert not [path for path in open_files() if path.startswith(ours) and path.endswith(".script")]
 
 
 def missed(bench: Bench) -> list[int]:
@@ -419,14 +429,12 @@ def test_a_read_that_fails_is_tried_again_also_of_what_was_removed(
     assert len(bench.events) == 20
 
 
-def test_what_cannot_be_read_for_long_is_found_by_a_rescan(
-    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spool_module, "_HOLD_UNREAD_S", 0.3)
-    monkeypatch.setattr(spool_module, "_RESCAN_S", (0.1, 0.2))
+def test_what_cannot_be_read_for_long_is_found_by_a_rescan(bench: Bench, faults: Faults) -> None:
     faults.error, faults.of = errno.EIO, ""
     before = len(os.listdir("/proc/self/fd"))
-    capture = bench.capture()
+    capture = bench.capture(
+        limits=CaptureLimits(hold_unread_s=0.3, first_rescan_s=0.1, longest_rescan_s=0.2)
+    )
     submit(bench.spool, 1)
     began = time.monotonic()
     until(lambda: time.monotonic() - began > 1.5, capture.turn)
@@ -438,11 +446,10 @@ def test_what_cannot_be_read_for_long_is_found_by_a_rescan(
 
 
 def test_a_script_whose_environment_cannot_be_read_is_kept_without_it(
-    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, faults: Faults
 ) -> None:
-    monkeypatch.setattr(spool_module, "_HOLD_UNREAD_S", 0.3)
     faults.error, faults.of = errno.EIO, "environment"
-    capture = bench.capture()
+    capture = bench.capture(limits=CaptureLimits(hold_unread_s=0.3))
     submit(bench.spool, 1)
     until(lambda: capture.captured == 1, capture.turn)
     assert capture.finish()
@@ -463,18 +470,20 @@ def test_a_pipe_in_place_of_an_environment_loses_no_script(bench: Bench) -> None
 
 
 def test_what_was_removed_is_held_as_long_as_it_cannot_be_read(
-    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No rescan finds it, and other scripts are rescanned for meanwhile."""
-    monkeypatch.setattr(spool_module, "_HOLD_UNREAD_S", 0.3)
-    monkeypatch.setattr(spool_module, "_RESCAN_S", (0.1, 0.2))
     faults.error, faults.of = errno.EIO, ""
-    capture = bench.capture()
+    capture = bench.capture(
+        limits=CaptureLimits(hold_unread_s=0.3, first_rescan_s=0.1, longest_rescan_s=0.2)
+    )
     removed = submit(bench.spool, 1)
-    until(lambda: len(capture._unread) == 1, capture.turn)
+    until(lambda: unread(caplog) == 1, capture.turn)
     shutil.rmtree(removed)
     submit(bench.spool, 2)
-    until(lambda: bool(capture._released), capture.turn)
+    until(lambda: unread(caplog) >= 2 and not bench.is_held(2), capture.turn)
+    until(lambda: bench.is_held(2), capture.turn)
+    assert bench.is_held(1)
     began = time.monotonic()
     until(lambda: time.monotonic() - began > 1.0, capture.turn)
     assert missed(bench) == []
@@ -484,16 +493,12 @@ def test_what_was_removed_is_held_as_long_as_it_cannot_be_read(
     assert missed(bench) == []
 
 
-def test_what_was_removed_and_held_no_more_is_told_to_be_lost(
-    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spool_module, "_MOST_UNREAD", 5)
-    monkeypatch.setattr(spool_module, "_MISSED_EVERY_S", 0.0)
+def test_what_was_removed_and_held_no_more_is_told_to_be_lost(bench: Bench, faults: Faults) -> None:
     faults.error, faults.of = errno.EIO, ""
-    capture = bench.capture()
+    capture = bench.capture(limits=CaptureLimits(most_unread=5, missed_every_s=0.0))
     directories = [submit(bench.spool, job_id) for job_id in range(1, 21)]
-    capture._spool.look()  # opens them
-    assert len(capture._spool.ready) == 20
+    bench.watched.look()  # opens them
+    assert len(bench.watched.ready) == 20
     for directory in directories:
         shutil.rmtree(directory)
     until(lambda: len(missed(bench)) == 15, capture.turn)
@@ -505,15 +510,15 @@ def test_what_was_removed_and_held_no_more_is_told_to_be_lost(
 
 
 def test_what_is_removed_before_a_rescan_finds_it_is_told_to_be_lost(
-    bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(spool_module, "_HOLD_UNREAD_S", 0.0)
-    monkeypatch.setattr(spool_module, "_RESCAN_S", (0.5, 0.5))
     faults.error, faults.of = errno.EIO, ""
-    capture = bench.capture()
+    capture = bench.capture(
+        limits=CaptureLimits(hold_unread_s=0.0, first_rescan_s=0.5, longest_rescan_s=0.5)
+    )
     gone = submit(bench.spool, 1)
     submit(bench.spool, 2)
-    until(lambda: len(capture._released) == 2, capture.turn)
+    until(lambda: unread(caplog) >= 2 and not bench.is_held(1), capture.turn)
     shutil.rmtree(gone)
     until(lambda: missed(bench) == [1], capture.turn)
     faults.error = 0
@@ -523,20 +528,23 @@ def test_what_is_removed_before_a_rescan_finds_it_is_told_to_be_lost(
 
 
 def test_what_was_removed_and_cannot_be_read_at_the_end_is_told_to_be_lost(
-    bench: Bench, faults: Faults
+    bench: Bench, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults.error, faults.of = errno.EIO, ""
     before = len(os.listdir("/proc/self/fd"))
     capture = bench.capture()
-    gone = submit(bench.spool, 1)
     submit(bench.spool, 2)
-    until(lambda: len(capture._unread) == 2, capture.turn)
+    until(lambda: faults.reads > 3, capture.turn)
+    gone = submit(bench.spool, 1)
+    until(lambda: unread(caplog) == 2, capture.turn)
     shutil.rmtree(gone)
-    # One is among the ready ones again: its descriptors are closed once.
-    until(lambda: all(one.at for one in capture._unread.values()), capture.turn)
-    capture._unread[next(iter(capture._unread))].at = 0.001
-    capture._take_unread()
-    capture._again_at = time.monotonic() + 60
+    # It can be read again, and not be kept: its descriptors, now among the ready ones, are
+    # closed once. The other waits for its next try.
+    (bench.archive / MARKER).unlink()
+    shutil.rmtree(bench.state)
+    faults.of = "job.2/script"
+    until(lambda: "captured bytes cannot go to" in caplog.text, capture.turn)
+    assert bench.watched.ready
     assert not capture.finish()
     assert missed(bench) == [1]
     assert len(os.listdir("/proc/self/fd")) <= before
@@ -546,10 +554,9 @@ def test_what_was_removed_and_cannot_be_read_at_the_end_is_told_to_be_lost(
 def test_an_environment_that_cannot_be_opened_costs_no_script(
     bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch, is_over: bool
 ) -> None:
-    monkeypatch.setattr(spool_module, "_HOLD_UNREAD_S", 60.0 if is_over else 0.3)
     faults.error, faults.of = errno.EIO, "/environment"
     faults.of_opens(monkeypatch)
-    capture = bench.capture()
+    capture = bench.capture(limits=CaptureLimits(hold_unread_s=60.0 if is_over else 0.3))
     submit(bench.spool, 1)
     until(lambda: faults.reads > 2, capture.turn)
     if is_over:
@@ -566,10 +573,9 @@ def test_an_environment_that_cannot_be_opened_costs_no_script(
 def test_a_script_that_cannot_be_opened_is_found_or_told_to_be_lost(
     bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch, error: int, call: str
 ) -> None:
-    monkeypatch.setattr("steward.capture.slurm.spool._NETWORK_RESCAN_S", 0.05)
     faults.error, faults.of = error, "job.1/script"
     getattr(faults, call)(monkeypatch)
-    capture = bench.capture()
+    capture = bench.capture(rescan_s=0.05)
     submit(bench.spool, 1)
     submit(bench.spool, 11)
     until(lambda: faults.reads > 2 and capture.captured == 1, capture.turn)

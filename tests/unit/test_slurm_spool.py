@@ -4,9 +4,11 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import make_spool, submit
+from inotify_simple import INotify
 from spool_site import Watch, contents, no_lease_signals, take, watch
 
 __all__ = ["no_lease_signals", "watch"]
@@ -45,14 +47,25 @@ def test_a_job_removed_before_its_script_came_is_counted(tmp_path: Path, watch: 
     assert contents(grabbed) == b"again\0"
 
 
-def test_a_job_that_a_scan_took_was_not_missed(tmp_path: Path, watch: Watch) -> None:
+def test_a_job_that_a_scan_took_was_not_missed(
+    tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spool = watch(make_spool(tmp_path))
     spool.look()
-    taken, missed = submit(tmp_path, 5, b"taken"), submit(tmp_path, 15, b"missed")
-    shutil.rmtree(missed)
-    # Before its event is read, as by a scan after an overflow of inotify's queue.
-    spool._consider(5, "job.5", scanned=True)
-    shutil.rmtree(taken)
+    really = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("hash.5"):
+            submit(tmp_path, 5, b"taken")
+            shutil.rmtree(submit(tmp_path, 15, b"missed"))
+        return really(path)
+
+    # They come while it scans: the events are read after what the scan has found.
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scandir)
+        spool.rescan()
+        spool.look()
+    shutil.rmtree(tmp_path / "hash.5/job.5")
     spool.rescan()
     (grabbed,) = take(spool)
     grabbed.close()
@@ -72,11 +85,9 @@ def test_the_spool_itself_may_appear_late_and_go_and_come_back(
     tmp_path: Path,
     watch: Watch,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("steward.capture.slurm.spool._REATTACH_S", 0.1)
     root = tmp_path / "spool"
-    spool = watch(root)
+    spool = watch(root, reattach_s=0.1)
     for _ in range(3):
         spool.look()
     assert caplog.text.count("is it slurmctld's spool?") == 1
@@ -191,7 +202,6 @@ def test_more_than_can_be_held_is_found_in_turns(tmp_path: Path, watch: Watch) -
 def test_a_script_is_not_passed_over_when_no_descriptor_is_left(
     tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steward.capture.slurm.spool._NETWORK_RESCAN_S", 0.05)
     make_spool(tmp_path)
     for job_id in range(1, 6):
         submit(tmp_path, job_id)
@@ -206,7 +216,7 @@ def test_a_script_is_not_passed_over_when_no_descriptor_is_left(
         return really(path, *args, **options)
 
     monkeypatch.setattr(os, "open", scarce)
-    found = take(watch(tmp_path), 5)
+    found = take(watch(tmp_path, rescan_s=0.05), 5)
     assert sorted(grabbed.job_id for grabbed in found) == [1, 2, 3, 4, 5]
     assert all(grabbed.environment_fd >= 0 for grabbed in found)
     for grabbed in found:
@@ -216,17 +226,16 @@ def test_a_script_is_not_passed_over_when_no_descriptor_is_left(
 def test_scanning_ends_when_watches_are_to_be_had_again(
     tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("steward.capture.slurm.spool._NETWORK_RESCAN_S", 0.0)
     caplog.set_level("INFO")
-    spool = watch(make_spool(tmp_path))
-    really, has_watches = spool._inotify.add_watch, False
+    spool = watch(make_spool(tmp_path), rescan_s=0.0)
+    really, has_watches = INotify.add_watch, False
 
-    def scarce(path: str, mask: int) -> int:
+    def scarce(inotify: INotify, path: str, mask: int) -> int:
         if not has_watches and path != str(tmp_path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return int(really(path, mask))
+        return int(really(inotify, path, mask))
 
-    monkeypatch.setattr(spool._inotify, "add_watch", scarce)
+    monkeypatch.setattr(INotify, "add_watch", scarce)
     for _ in range(3):
         spool.look()
     assert spool.due_s() == 0.0, "only scanning finds what is new"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from builders import make_spool, submit
+from inotify_simple import INotify
 from spool_site import Watch, contents, no_lease_signals, take, watch
 
 __all__ = ["no_lease_signals", "watch"]
@@ -129,17 +130,15 @@ def test_on_a_network_file_system_what_another_host_writes_is_found_by_scanning(
     tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("steward.capture.slurm.spool.network_kind", lambda path: "NFS")
-    monkeypatch.setattr("steward.capture.slurm.spool._NETWORK_RESCAN_S", 0.02)
-    monkeypatch.setattr("steward.capture.slurm.spool._WITHOUT_NUL_S", 60.0)
 
     def refuse(*_: object) -> int:
         raise OSError(errno.EINVAL, "no leases here")
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     make_spool(tmp_path)
-    spool = watch(tmp_path)
+    spool = watch(tmp_path, rescan_s=0.02, without_nul_s=60.0)
     # The kernel of this host is told nothing of it.
-    monkeypatch.setattr(spool._inotify, "read", lambda timeout: [])
+    monkeypatch.setattr(INotify, "read", lambda inotify, timeout: [])
     with caplog.at_level("INFO"):
         spool.look()
     told = f"{tmp_path} is on NFS, where only this host's writes are told of"

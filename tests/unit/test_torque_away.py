@@ -10,6 +10,8 @@ from spool_site import no_lease_signals
 from torque_site import Site, Spool, site, spool, wait_for
 
 from steward.capture.spool import SpoolUnavailable
+from steward.capture.taking import MOST_SCRIPT_BYTES
+from steward.capture.torque.taking import TorqueTiming
 from steward.events import JOB_END
 from steward.records import JobRecord
 
@@ -17,18 +19,15 @@ __all__ = ["no_lease_signals", "site", "spool"]
 
 
 @pytest.mark.parametrize("before", ["missing", "renamed", "replaced"])
-def test_jobs_that_is_not_there_is_waited_for(
-    tmp_path: Path, spool: Spool, before: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("_REATTACH_S", "_CHECK_S"):
-        monkeypatch.setattr(f"steward.capture.torque.spool.{name}", 0.05)
+def test_jobs_that_is_not_there_is_waited_for(tmp_path: Path, spool: Spool, before: str) -> None:
     root = spool.jobs.parent
     if before == "missing":
         root.rename(tmp_path / "away")
         root.mkdir()
     unfinished = JobRecord(job_id=9, submit=datetime(2026, 1, 1, tzinfo=UTC), state="RUNNING")
     here = [] if before != "missing" else [unfinished]
-    site = Site(tmp_path / "site", root, unfinished=lambda: here)
+    timing = TorqueTiming(reattach_s=0.05, check_s=0.05)
+    site = Site(tmp_path / "site", root, timing=timing, unfinished=lambda: here)
     site.capture.turn()
     if before == "renamed":
         spool.jobs.rename(root / "jobs.old")
@@ -43,8 +42,7 @@ def test_jobs_that_is_not_there_is_waited_for(
     spool.script("7.vm", b"echo\n")
     spool.save("7.vm")
     wait_for(site, lambda: site.capture.captured == 1)
-    monkeypatch.undo()
-    site.finish()
+    assert site.capture.finish()
     assert site.bytes_of(7) == b"echo\n"
 
 
@@ -57,23 +55,21 @@ def test_once_does_not_wait_for_jobs_that_is_not_there(tmp_path: Path, spool: Sp
 
 
 def test_what_a_late_directory_lacks_ends_when_it_had_time_to_be_filled(
-    tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, spool: Spool
 ) -> None:
-    module = "steward.capture.torque.spool"
-    for name, value_s in (("_REATTACH_S", 0.05), ("_CHECK_S", 0.05), ("_FILLED_S", 0.3)):
-        monkeypatch.setattr(f"{module}.{name}", value_s)
     submitted = datetime(2026, 1, 1, tzinfo=UTC)
     unfinished = [JobRecord(job_id=number, submit=submitted, state="RUNNING") for number in (7, 9)]
     spool.jobs.rename(tmp_path / "away")
-    site = Site(tmp_path / "site", spool.jobs.parent, unfinished=lambda: unfinished)
+    timing = TorqueTiming(reattach_s=0.05, check_s=0.05, filled_s=0.3)
+    root = spool.jobs.parent
+    site = Site(tmp_path / "site", root, timing=timing, unfinished=lambda: unfinished)
     site.capture.turn()
     spool.jobs.mkdir()
     wait_for(site, lambda: site.spool.due_s() == 0.05)
     assert site.events == []
     spool.save("7.vm")
     wait_for(site, lambda: any(event.kind == JOB_END for event in site.events))
-    monkeypatch.undo()
-    site.finish()
+    assert site.capture.finish()
     ended = [event.body.record.job_id for event in site.events if event.kind == JOB_END]
     assert ended == [9]
 
@@ -117,11 +113,11 @@ def test_on_a_network_only_what_has_changed_is_opened(
     tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steward.capture.torque.spool.network_kind", lambda path: "nfs")
-    monkeypatch.setattr("steward.capture.torque.spool._NETWORK_RESCAN_S", 0.0)
     for number in range(1, 20):
         spool.script(f"{number}.vm", b"echo\n")
         spool.save(f"{number}.vm")
-    site = Site(tmp_path / "site", spool.jobs.parent)
+    timing = TorqueTiming(rescan_s=0.0)
+    site = Site(tmp_path / "site", spool.jobs.parent, timing=timing)
     wait_for(site, lambda: site.capture.captured == 19)
     opened: list[str] = []
     really = os.open
@@ -138,15 +134,14 @@ def test_on_a_network_only_what_has_changed_is_opened(
     site.spool.look()
     assert opened
     assert {Path(path).stem for path in opened} == {"7.vm"}
-    monkeypatch.undo()
-    site.finish()
+    site.capture.turn()
+    assert site.capture.finish()
     assert site.jobs()["7"].record.state == "RUNNING"
 
 
-def test_a_look_ends_before_it_is_taken_for_hung(
-    site: Site, spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("steward.capture.torque.spool._LOOK_S", 0.0)
+def test_a_look_ends_before_it_is_taken_for_hung(tmp_path: Path, spool: Spool) -> None:
+    site = Site(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(look_s=0.0))
+    site.spool.look()
     for number in range(1, 10):
         spool.save(f"{number}.vm")
     site.spool.look()
@@ -156,11 +151,9 @@ def test_a_look_ends_before_it_is_taken_for_hung(
     assert len(site.jobs()) == 9
 
 
-def test_a_script_too_large_to_be_kept_is_said_to_be(
-    site: Site, spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("steward.capture.taking.read_whole.__defaults__", (100_000,))
-    spool.script("7.vm", b"x" * 100_001)
+def test_a_script_too_large_to_be_kept_is_said_to_be(site: Site, spool: Spool) -> None:
+    spool.script("7.vm", b"x")
+    os.truncate(spool.jobs / "7.vm.SC", MOST_SCRIPT_BYTES + 1)
     spool.script("8.vm", b"x" * 99_999)
     for number in (7, 8):
         spool.save(f"{number}.vm")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from spool_site import Faults, faults, no_lease_signals
-from torque_site import Site, Spool, site, spool, wait_for
+from torque_site import Site, Spool, spool, wait_for
 
-from steward.capture import spool as capture_spool
+from steward.capture.spool import CaptureLimits
+from steward.capture.torque.taking import TorqueTiming
 from steward.events import JOB_MISSED, JOB_SEEN
-from steward.waiting import Backoff
 
-__all__ = ["faults", "no_lease_signals", "site", "spool"]
+__all__ = ["faults", "no_lease_signals", "spool"]
 
 ERRORS = pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE, errno.ENOTCONN])
 
@@ -32,19 +32,32 @@ def missed(site: Site) -> list[int]:
     return sorted(job_id for job_ids in told for job_id in job_ids)
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steward.capture.torque.spool._NETWORK_RESCAN_S", 0.05)
+def watched(tmp_path: Path, spool: Spool, limits: CaptureLimits | None = None) -> Site:
+    """A site that scans often where watches do not tell all."""
+    timing = TorqueTiming(rescan_s=0.05)
+    site = Site(tmp_path / "site", spool.jobs.parent, timing=timing, limits=limits)
+    site.spool.look()
+    return site
+
+
+def unread(caplog: pytest.LogCaptureFixture) -> int:
+    """How many scripts were said to be unreadable."""
+    return caplog.text.count("cannot be read from the spool yet")
+
+
+@pytest.fixture
+def site(tmp_path: Path, spool: Spool) -> Site:
+    return watched(tmp_path, spool)
 
 
 @ERRORS
 def test_a_read_that_fails_is_tried_again_also_of_what_was_removed(
-    site: Site, spool: Spool, faults: Faults, error: int
+    site: Site, spool: Spool, faults: Faults, caplog: pytest.LogCaptureFixture, error: int
 ) -> None:
     faults.error, faults.of = error, ""
     for number in range(1, 11):
         submit(spool, number)
-    wait_for(site, lambda: len(site.capture._unread) == 10)
+    wait_for(site, lambda: unread(caplog) == 10)
     for number in range(1, 11):
         purge(spool, number)
     faults.error = 0
@@ -56,11 +69,11 @@ def test_a_read_that_fails_is_tried_again_also_of_what_was_removed(
 
 
 def test_a_job_file_that_could_not_be_read_is_read_later(
-    site: Site, spool: Spool, faults: Faults
+    site: Site, spool: Spool, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults.error, faults.of = errno.EIO, ".JB"
     submit(spool, 7)
-    wait_for(site, lambda: len(site.capture._unread) == 1)
+    wait_for(site, lambda: unread(caplog) == 1)
     faults.error = 0
     wait_for(site, lambda: any(event.kind == JOB_SEEN for event in site.events))
     wait_for(site, lambda: site.capture.captured == 1)
@@ -69,9 +82,9 @@ def test_a_job_file_that_could_not_be_read_is_read_later(
 
 
 def test_a_script_whose_job_file_cannot_be_read_is_kept_without_it(
-    site: Site, spool: Spool, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, spool: Spool, faults: Faults
 ) -> None:
-    monkeypatch.setattr(capture_spool, "_HOLD_UNREAD_S", 0.3)
+    site = watched(tmp_path, spool, CaptureLimits(hold_unread_s=0.3))
     faults.error, faults.of = errno.EIO, ".JB"
     submit(spool, 7)
     wait_for(site, lambda: site.capture.captured == 1)
@@ -81,14 +94,14 @@ def test_a_script_whose_job_file_cannot_be_read_is_kept_without_it(
 
 
 def test_what_is_removed_before_it_could_be_read_is_told_to_be_lost(
-    site: Site, spool: Spool, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, spool: Spool, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(capture_spool, "_HOLD_UNREAD_S", 0.0)
-    site.capture._rescans = Backoff(0.5, 0.5)
+    limits = CaptureLimits(hold_unread_s=0.0, first_rescan_s=0.5, longest_rescan_s=0.5)
+    site = watched(tmp_path, spool, limits)
     faults.error, faults.of = errno.EIO, ""
     submit(spool, 7)
     submit(spool, 8)
-    wait_for(site, lambda: len(site.capture._released) == 2)
+    wait_for(site, lambda: unread(caplog) >= 2)
     purge(spool, 7)
     wait_for(site, lambda: missed(site) == [7])
     faults.error = 0

@@ -13,6 +13,7 @@ from spool_site import no_lease_signals
 from torque_player import BIG, PIECE, Player, Step
 from torque_site import Site, Spool, site, spool, wait_for
 
+from steward.capture.torque.taking import TorqueTiming
 from steward.events import JOB_END, JOB_SCRIPT
 from steward.records import JobRecord
 from steward.redact import REDACTED
@@ -160,10 +161,8 @@ def test_a_script_waits_for_its_job_file(site: Site, spool: Spool) -> None:
     assert site.scripts()[7].body.claimed_dir == "/home/tester/data"
 
 
-def test_a_script_without_a_job_file_is_kept_in_the_end(
-    site: Site, spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("steward.capture.torque.taking._RECORD_S", 0.2)
+def test_a_script_without_a_job_file_is_kept_in_the_end(tmp_path: Path, spool: Spool) -> None:
+    site = Site(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(record_s=0.2))
     spool.script("7.vm", b"echo\n")
     spool.script("8.vm", b"echo\n")
     spool.save("8.vm", b"<job><jobid>8.vm</jobid>")
@@ -192,9 +191,10 @@ def test_pieces_that_come_late_are_waited_for(site: Site, spool: Spool) -> None:
 
 
 def test_a_script_of_whole_pieces_is_kept_after_a_while_and_again_when_it_grows(
-    site: Site, spool: Spool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, spool: Spool
 ) -> None:
-    monkeypatch.setattr("steward.capture.torque.taking._PIECES_S", 0.2)
+    site = Site(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(pieces_s=0.2))
+    site.spool.look()
     spool.save("7.vm")
     spool.script("7.vm", b"x" * PIECE)
     wait_for(site, lambda: site.capture.captured == 1)
@@ -303,11 +303,8 @@ def test_shares_meet_in_no_job(tmp_path: Path) -> None:
     assert keys[0] | keys[1] == {event.key for event in whole.events}
 
 
-def test_a_spool_that_comes_back_is_watched_again(
-    tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("steward.capture.torque.spool._REATTACH_S", 0.05)
-    site = Site(tmp_path / "site", spool.jobs.parent)
+def test_a_spool_that_comes_back_is_watched_again(tmp_path: Path, spool: Spool) -> None:
+    site = Site(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(reattach_s=0.05))
     site.capture.turn()
     shutil.rmtree(spool.jobs)
     site.capture.turn()

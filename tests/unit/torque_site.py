@@ -11,8 +11,9 @@ from job_lives import Books
 from torque_player import RECORDINGS, Player
 
 from steward.capture.scheduler import SpoolPlan
-from steward.capture.spool import Capture
+from steward.capture.spool import Capture, CaptureLimits
 from steward.capture.torque.spool import TorqueSpool
+from steward.capture.torque.taking import TorqueTiming
 from steward.config import RedactSettings
 from steward.events import JOB_SCRIPT, Event, decode
 from steward.incoming import Store
@@ -23,7 +24,15 @@ from steward.redact import Redactor
 class Site:
     """A capture of a Torque spool, whose bytes end in a store and its events in jobs.db."""
 
-    def __init__(self, directory: Path, root: Path, **plan: object) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        root: Path,
+        *,
+        timing: TorqueTiming | None = None,
+        limits: CaptureLimits | None = None,
+        **plan: object,
+    ) -> None:
         self.directory = directory
         directory.mkdir(parents=True)
         (directory / "kept").mkdir()
@@ -34,7 +43,8 @@ class Site:
                 cluster="c1",
                 root=str(root),
                 **{"known": lambda job_id, mtime_ns: False, **plan},  # type: ignore[arg-type]
-            )
+            ),
+            timing=timing,
         )
         self.capture = Capture(
             "c1",
@@ -42,6 +52,7 @@ class Site:
             [self.store],
             Redactor(RedactSettings()),
             lambda rows: self.events.extend(decode(0, *row) for row in rows),
+            limits=limits,
         )
 
     def finish(self) -> "Site":

@@ -38,24 +38,9 @@ log = logging.getLogger(__name__)
 _SLICE = 16
 """Scripts read between two looks at the spool: short-lived jobs must not wait for long ones."""
 _BATCH = 256
-_BATCH_BYTES = 32 << 20
-"""A batch goes when it has so many: what is written should not wait long to be durable."""
-_GATHER_S = 0.1
-_RETRY_STORE_S = 5.0
+"""A batch goes when it has so many scripts; see also ``CaptureLimits.batch_bytes``."""
 _LONGEST_NAP_S = 5.0
 _LAST_WORDS_S = 4.0
-
-_HOLD_UNREAD_S = 60.0
-"""Time that descriptors of a script that cannot be read are held, in seconds.
-
-After it a rescan opens the script anew. What was removed meanwhile is held on: it has no name."""
-_MOST_UNREAD = 500
-"""Scripts that cannot be read and whose descriptors are held at a time."""
-_RESCAN_S = (30.0, 600.0)
-"""Seconds until a rescan that looks for what could not be read: the first, and at the most."""
-
-_MISSED_EVERY_S = 1.0
-"""Time for which jobs that vanished are gathered, in seconds, so that a storm is few events."""
 _MOST_NAMED = 50
 
 _NO_ENVIRONMENT = Environment(data=b"")
@@ -67,8 +52,43 @@ class SpoolUnavailable(Unavailable):
     """There is no spool to be read now."""
 
 
-class _Batch(msgspec.Struct):
-    """What is written and not durable yet."""
+class CaptureLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Times and sizes of a capture.
+
+    Attributes:
+        batch_bytes: Bytes with which a batch goes: what is written should not wait long to be
+            durable.
+        gather_s: Seconds for which scripts gather while an earlier batch is under way.
+        retry_store_s: Seconds until a store that failed is tried again.
+        hold_unread_s: Seconds for which descriptors of a script that cannot be read are held.
+            After them a rescan opens the script anew. What was removed meanwhile is held on: it
+            has no name.
+        most_unread: Scripts that cannot be read and whose descriptors are held at a time.
+        first_rescan_s: Seconds until the first rescan that looks for what could not be read.
+        longest_rescan_s: Seconds between two of them at the most.
+        missed_every_s: Seconds between two reports of jobs that vanished, so that a storm is
+            few events.
+    """
+
+    batch_bytes: int = 32 << 20
+    gather_s: float = 0.1
+    retry_store_s: float = 5.0
+    hold_unread_s: float = 60.0
+    most_unread: int = 500
+    first_rescan_s: float = 30.0
+    longest_rescan_s: float = 600.0
+    missed_every_s: float = 1.0
+
+
+class CaptureBatch(msgspec.Struct):
+    """Scripts and events that are written and not durable yet.
+
+    Attributes:
+        rows: The events, encoded.
+        held: The scripts, which are held until their bytes are durable.
+        unsynced: The files that hold the bytes.
+        size: Bytes in them.
+    """
 
     rows: list[Row]
     held: list[Taken]
@@ -85,17 +105,13 @@ class _Unread(msgspec.Struct):
     at: float = 0.0
     is_removed: bool = False
 
-    def is_young(self) -> bool:
-        """Whether its descriptors are to be held, wherever its script is."""
-        return time.monotonic() - self.since < _HOLD_UNREAD_S
-
 
 class Committer:
     """The threads that wait: one makes batches durable, one appends their events, in order."""
 
     def __init__(self, append: AppendRows) -> None:
         self._append = append
-        self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[CaptureBatch | None] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[list[Taken]] = queue.SimpleQueue()
         self.kept: queue.SimpleQueue[list[Taken]] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -104,7 +120,7 @@ class Committer:
         self.complaint = ""
         self._ending = threading.Event()
         self._lock = threading.Lock()
-        self._durable: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._durable: queue.SimpleQueue[CaptureBatch | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for name, work in (("syncer", self._sync_all), ("committer", self._commit_all))
@@ -112,7 +128,7 @@ class Committer:
         for thread in self._threads:
             thread.start()
 
-    def put(self, batch: _Batch) -> None:
+    def put(self, batch: CaptureBatch) -> None:
         """Hand a batch over."""
         with self._lock:
             self.under_way += len(batch.held)
@@ -151,13 +167,13 @@ class Committer:
             if self._commit(batch):
                 self._done(batch)
 
-    def _done(self, batch: _Batch) -> None:
+    def _done(self, batch: CaptureBatch) -> None:
         with self._lock:
             self.under_way -= len(batch.held)
         # There is something to be taken back, or the next batch may come.
         os.eventfd_write(self.fd, 1)
 
-    def _sync(self, batch: _Batch) -> bool:
+    def _sync(self, batch: CaptureBatch) -> bool:
         done = True
         # All of them, whatever becomes of the first: each lets go of its descriptors.
         for unsynced in batch.unsynced:
@@ -168,7 +184,7 @@ class Committer:
                 done = False
         return done
 
-    def _commit(self, batch: _Batch) -> bool:
+    def _commit(self, batch: CaptureBatch) -> bool:
         backoff = Backoff(0.1, 5.0)
         while True:
             try:
@@ -180,7 +196,7 @@ class Committer:
             else:
                 return True
 
-    def _complain(self, batch: _Batch, error: StewardError) -> None:
+    def _complain(self, batch: CaptureBatch, error: StewardError) -> None:
         self.complaint = str(error)
         log.error("%d scripts could not be made durable yet: %s", len(batch.held), error)
 
@@ -195,6 +211,7 @@ class Capture:
         redactor: Takes secrets out of environments.
         append: Appends encoded events durably; may block.
         environments: Whether environments are kept.
+        limits: Times and sizes; the defaults where None.
     """
 
     def __init__(
@@ -206,6 +223,7 @@ class Capture:
         append: AppendRows,
         *,
         environments: bool = True,
+        limits: CaptureLimits | None = None,
     ) -> None:
         self.captured = 0
         self._cluster = cluster
@@ -215,7 +233,8 @@ class Capture:
         self._redactor = redactor
         self._committer = Committer(append)
         self._environments = environments
-        self._batch = _Batch([], [], [])
+        self._limits = limits or CaptureLimits()
+        self._batch = CaptureBatch([], [], [])
         self._gathering_since = 0.0
         self._touched: set[str] = set()
         self._backoff = Backoff(0.1, 5.0)
@@ -225,7 +244,7 @@ class Capture:
         self._unread: dict[tuple[int, int], _Unread] = {}
         self._released: set[tuple[int, int]] = set()
         """Scripts that could not be read, and that only a rescan finds."""
-        self._rescans = Backoff(*_RESCAN_S)
+        self._rescans = Backoff(self._limits.first_rescan_s, self._limits.longest_rescan_s)
         self._rescan_at = 0.0
         self._missed_at = 0.0
 
@@ -266,7 +285,11 @@ class Capture:
             raise StoreUnavailable(f"not all scripts could be made durable: {self._complaint()}")
 
     def _has_young(self) -> bool:
-        return any(unread.is_young() for unread in self._unread.values())
+        return any(map(self._is_young, self._unread.values()))
+
+    def _is_young(self, unread: _Unread) -> bool:
+        """Whether its descriptors are to be held, wherever its script is."""
+        return time.monotonic() - unread.since < self._limits.hold_unread_s
 
     def turn(self) -> None:
         """One look at the spool, and a slice of work."""
@@ -292,7 +315,7 @@ class Capture:
             else:
                 self._unread.pop((taken.job_id, taken.mtime_ns), None)
                 self._released.discard((taken.job_id, taken.mtime_ns))
-            if self._batch.size >= _BATCH_BYTES:
+            if self._batch.size >= self._limits.batch_bytes:
                 self._hand_over()
         else:
             self._again_at = 0.0
@@ -312,7 +335,9 @@ class Capture:
             return False
         waited_s = time.monotonic() - self._gathering_since
         committer = self._committer
-        return not committer.under_way or (waited_s > _GATHER_S and not committer.is_syncing)
+        return not committer.under_way or (
+            waited_s > self._limits.gather_s and not committer.is_syncing
+        )
 
     def finish(self) -> bool:
         """Write out and commit what is in hand; whether all of it is durable."""
@@ -345,7 +370,7 @@ class Capture:
         if self._spool.ready:
             return min(nap_s, max(0.01, self._again_at - time.monotonic()))
         if self._batch.held:
-            return min(nap_s, _GATHER_S)
+            return min(nap_s, self._limits.gather_s)
         if self._spool.vanished:
             return min(nap_s, max(0.01, self._missed_at - time.monotonic()))
         return nap_s
@@ -376,8 +401,8 @@ class Capture:
             self._released.discard(key)
         unread.is_removed = taken.is_removed
         is_alone = isinstance(error, EnvironmentUnreadable)
-        holds = unread.is_young() or (unread.is_removed and not is_alone)
-        if holds and len(self._unread) <= _MOST_UNREAD:
+        holds = self._is_young(unread) or (unread.is_removed and not is_alone)
+        if holds and len(self._unread) <= self._limits.most_unread:
             unread.at = now + unread.backoff.next_s()
             return
         del self._unread[key]
@@ -435,7 +460,7 @@ class Capture:
         missed, now = self._spool.vanished, time.monotonic()
         if not missed or (now < self._missed_at and not at_once):
             return
-        self._missed_at = now + _MISSED_EVERY_S
+        self._missed_at = now + self._limits.missed_every_s
         job_ids, missed[:] = list(dict.fromkeys(missed)), []
         more = f" and {len(job_ids) - _MOST_NAMED} more" if len(job_ids) > _MOST_NAMED else ""
         log.error(
@@ -447,7 +472,7 @@ class Capture:
         )
         for start in range(0, len(job_ids), MOST_MISSED):
             event = missed_event(self._cluster, "spool", job_ids[start : start + MOST_MISSED])
-            self._committer.put(_Batch(rows_of([event]), [], []))
+            self._committer.put(CaptureBatch(rows_of([event]), [], []))
 
     def _keep(self, taken: Taken, contents: Contents | None = None) -> None:
         contents = contents or taken.read(self._redactor)
@@ -525,7 +550,7 @@ class Capture:
         raise StoreUnavailable("; ".join(self._complaints.values()) or "no store is there")
 
     def _shut_out(self, store: Store, error: StewardError) -> None:
-        self._shut[store.name] = time.monotonic() + _RETRY_STORE_S
+        self._shut[store.name] = time.monotonic() + self._limits.retry_store_s
         if self._complaints.get(store.name) != str(error):
             self._complaints[store.name] = str(error)
             log.error("captured bytes cannot go to %s for now: %s", store.directory, error)
@@ -535,4 +560,4 @@ class Capture:
         self._batch.unsynced = [store.take_unsynced() for store in touched]
         self._touched.clear()
         self._committer.put(self._batch)
-        self._batch = _Batch([], [], [])
+        self._batch = CaptureBatch([], [], [])

@@ -37,9 +37,6 @@ _HASH_MASK = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR
 _JOB_MASK = flags.CREATE | flags.CLOSE_WRITE | flags.MOVED_TO | flags.ONLYDIR | flags.DONT_FOLLOW
 _REMEMBERED = 8192
 _SETTLE_S = 0.1
-_WITHOUT_NUL_S = 2.0
-_REATTACH_S = 1.0
-_NETWORK_RESCAN_S = 2.0
 
 
 def share_of(job_id: int, of: int) -> int:
@@ -76,6 +73,10 @@ class SlurmSpool:
         of: How many processes share the spool.
         known: Whether the script of a job id with this mtime (ns) was captured before.
         most_held: How many scripts may be held open before taking pauses.
+        without_nul_s: Seconds without news after which a script without a NUL at its end is
+            complete, where nothing tells whether a writer has it open.
+        reattach_s: Seconds between two tries to watch a root that is not there.
+        rescan_s: Seconds between two scans where watches do not tell all.
     """
 
     def __init__(
@@ -86,6 +87,9 @@ class SlurmSpool:
         of: int = 1,
         known: Callable[[int, int], bool],
         most_held: int = 4000,
+        without_nul_s: float = 2.0,
+        reattach_s: float = 1.0,
+        rescan_s: float = 2.0,
     ) -> None:
         self.root = root
         self.ready: deque[Taken] = deque()
@@ -94,6 +98,9 @@ class SlurmSpool:
         self._of = of
         self._known = known
         self._most_held = most_held
+        self._without_nul_s = without_nul_s
+        self._reattach_s = reattach_s
+        self._rescan_s = rescan_s
         self._inotify = INotify(nonblocking=True)
         self._root_wd = -1
         self._hash_wds: dict[int, int] = {}
@@ -129,7 +136,7 @@ class SlurmSpool:
             return 0.0
         if self._unsure:
             return _SETTLE_S
-        return _NETWORK_RESCAN_S if self._network else 60.0
+        return self._rescan_s if self._network else 60.0
 
     def look(self) -> None:
         """Take in what has happened; complete scripts are then in ``ready``."""
@@ -169,13 +176,13 @@ class SlurmSpool:
             kind = network_kind(self.root)
         except OSError as error:
             self._root_wd = -1
-            self._attach_at = time.monotonic() + _REATTACH_S
+            self._attach_at = time.monotonic() + self._reattach_s
             self._complain(f"cannot watch {self.root}: {error.strerror}; is it slurmctld's spool?")
             return
         self._network = self._is_remote = bool(kind)
         if kind:
             what = "%s is on %s, where only this host's writes are told of: scanning it every %g s"
-            log.info(what, self.root, kind, _NETWORK_RESCAN_S)
+            log.info(what, self.root, kind, self._rescan_s)
         elif self._complaint:
             log.info("watching %s", self.root)
         self._complaint = ""
@@ -214,7 +221,7 @@ class SlurmSpool:
         self._rescan_wanted = True
 
     def _rescan(self) -> None:
-        self._rescan_at = time.monotonic() + _NETWORK_RESCAN_S
+        self._rescan_at = time.monotonic() + self._rescan_s
         self._scanned.clear()
         try:
             with os.scandir(self.root) as entries:
@@ -282,7 +289,7 @@ class SlurmSpool:
         if mask & _ROOT_GONE:
             self._unwatch(self._root_wd)
             self._detach()
-            self._attach_at = time.monotonic() + _REATTACH_S
+            self._attach_at = time.monotonic() + self._reattach_s
             self._complain(f"{self.root} is gone; waiting for it")
         elif _HASH.fullmatch(name):
             # Our own descriptor would keep a removed directory, and the root above it, alive.
@@ -454,7 +461,7 @@ class SlurmSpool:
         except OSError:
             ended = False  # whoever reads all of it tries again
         settled_s = now - waiting.since
-        if settled_s < (_SETTLE_S if ended else _WITHOUT_NUL_S):
+        if settled_s < (_SETTLE_S if ended else self._without_nul_s):
             self._unsure[waiting.name] = waiting
             return False
         return True

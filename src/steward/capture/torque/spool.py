@@ -20,7 +20,7 @@ from typing import Final
 from inotify_simple import INotify, flags
 
 from steward.capture.scheduler import Spool, SpoolPlan, Taken
-from steward.capture.torque.taking import JOB_FILE, Key, TorqueTaking, share_of
+from steward.capture.torque.taking import JOB_FILE, Key, TorqueTaking, TorqueTiming, share_of
 from steward.filesystems import network_kind
 
 log = logging.getLogger(__name__)
@@ -40,13 +40,6 @@ _MASK = (
     | flags.ONLYDIR
 )
 _SETTLE_S = 0.1
-_LOOK_S = 1.0
-"""How long one look may go on: who waits for it must not be taken for hung."""
-_CHECK_S = 10.0
-_FILLED_S = 60.0
-"""A directory that was not there may be being filled: what it lacks before that is not lost."""
-_REATTACH_S = 1.0
-_NETWORK_RESCAN_S = 2.0
 
 _File = tuple[str, int, int, int]
 """Of a file its name, inode, modification time (ns) and size."""
@@ -58,18 +51,22 @@ class TorqueSpool:
     Args:
         plan: What to watch; its root is ``server_priv``, or ``jobs`` in it.
         subdirs: Whether jobs are in ``jobs/0`` to ``jobs/9``; None for wherever they are.
+        timing: Times; the defaults where None.
     """
 
-    def __init__(self, plan: SpoolPlan, subdirs: bool | None = None) -> None:
+    def __init__(
+        self, plan: SpoolPlan, subdirs: bool | None = None, *, timing: TorqueTiming | None = None
+    ) -> None:
         self.ready: deque[Taken] = deque()
         self.vanished: list[int] = []
         self._plan = plan
         self._subdirs = subdirs
+        self._timing = timing or TorqueTiming()
         self._inotify = INotify(nonblocking=True)
         self._root = ""
         self._root_wd = -1
         self._wds: dict[int, str] = {}
-        self._taking = TorqueTaking(plan, self.ready, self.vanished)
+        self._taking = TorqueTaking(plan, self.ready, self.vanished, self._timing)
         self._unsure: set[Key] = set()
         self._scanned: deque[Key] = deque()
         self._rescan_wanted = self._network = False
@@ -99,11 +96,11 @@ class TorqueSpool:
             return 0.0
         if self._unsure:
             return _SETTLE_S
-        return _NETWORK_RESCAN_S if self._network else _CHECK_S
+        return self._timing.rescan_s if self._network else self._timing.check_s
 
     def look(self) -> None:
         """Take in what has happened; what is complete is then in ``ready``."""
-        until = time.monotonic() + _LOOK_S
+        until = time.monotonic() + self._timing.look_s
         if not self._is_attached():
             return
         if len(self.ready) >= self._plan.most_held:
@@ -176,17 +173,17 @@ class TorqueSpool:
             kind = network_kind(self._root)
         except OSError as error:
             self._root_wd = -1
-            self._attach_at = time.monotonic() + _REATTACH_S
-            self._lost_at = self._attach_at + _FILLED_S
+            self._attach_at = time.monotonic() + self._timing.reattach_s
+            self._lost_at = self._attach_at + self._timing.filled_s
             self._complain(
                 f"cannot watch {self._root}: {error.strerror}; is it pbs_server's server_priv?"
             )
             return
-        self._check_at = time.monotonic() + _CHECK_S
+        self._check_at = time.monotonic() + self._timing.check_s
         self._network = self._taking.is_remote = bool(kind)
         if kind:
             what = "%s is on %s, where only this host's writes are told of: scanning it every %g s"
-            log.info(what, self._root, kind, _NETWORK_RESCAN_S)
+            log.info(what, self._root, kind, self._timing.rescan_s)
         elif self._complaint:
             log.info("watching %s", self._root)
         self._complaint = ""
@@ -198,7 +195,7 @@ class TorqueSpool:
 
     def _check_root(self) -> None:
         """See that what is watched is still what has that name: no watch tells of its parents."""
-        self._check_at = time.monotonic() + _CHECK_S
+        self._check_at = time.monotonic() + self._timing.check_s
         try:
             is_same = self._id_of_root() == self._root_id
         except OSError as error:
@@ -209,7 +206,7 @@ class TorqueSpool:
 
     def _lose_root(self) -> None:
         self._detach()
-        self._attach_at = time.monotonic() + _REATTACH_S
+        self._attach_at = time.monotonic() + self._timing.reattach_s
         self._complain(f"{self._root} is gone; waiting for it")
 
     def _detach(self) -> None:
@@ -235,7 +232,7 @@ class TorqueSpool:
             self._complaint = reason or what
 
     def _rescan(self) -> None:
-        self._rescan_at = time.monotonic() + _NETWORK_RESCAN_S
+        self._rescan_at = time.monotonic() + self._timing.rescan_s
         self._network = self._taking.is_remote
         found: dict[Key, list[_File]] = {}
         directories = ["", *"0123456789"] if self._subdirs is None else [""]

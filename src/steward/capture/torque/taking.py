@@ -34,10 +34,6 @@ JOB_FILE = re.compile(r"(([1-9][0-9]{0,7})(?:-([0-9]{1,7}))?(?:\..+)?)\.(?:SC|JB
 """Of a file's name: what it begins with, the job's number, an element's index."""
 
 _SETTLE_S = 0.1
-_PIECES_S = 5.0
-"""How long a script that may be cut waits for its next piece."""
-_RECORD_S = 5.0
-"""How long a script waits for its job file to be there and readable."""
 _GONE_S = 0.2
 """How long a job file must be away to be gone: a save takes it away for an instant."""
 
@@ -45,6 +41,29 @@ _GONE_S = 0.2
 def share_of(job_id: int, of: int) -> int:
     """Which of ``of`` processes a job falls to: the last digit of Torque's id decides."""
     return job_id % 10 % of
+
+
+class TorqueTiming(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of a Torque spool, in seconds.
+
+    Attributes:
+        pieces_s: How long a script that may be cut waits for its next piece.
+        record_s: How long a script waits for its job file to be there and readable.
+        look_s: How long one look may go on: who waits for it must not be taken for hung.
+        check_s: Time between two checks that the root is still the one that is watched.
+        filled_s: How long a directory that was not there may be being filled: what it lacks
+            before that is not lost.
+        reattach_s: Time between two tries to watch a root that is not there.
+        rescan_s: Time between two scans where watches do not tell all.
+    """
+
+    pieces_s: float = 5.0
+    record_s: float = 5.0
+    look_s: float = 1.0
+    check_s: float = 10.0
+    filled_s: float = 60.0
+    reattach_s: float = 1.0
+    rescan_s: float = 2.0
 
 
 class _Job:
@@ -118,9 +137,12 @@ class TorqueTaking:
         plan: What is watched.
         ready: Where what was taken is put.
         vanished: Where the ids of jobs are put whose scripts were removed before that.
+        timing: Times.
     """
 
-    def __init__(self, plan: SpoolPlan, ready: deque[Taken], vanished: list[int]) -> None:
+    def __init__(
+        self, plan: SpoolPlan, ready: deque[Taken], vanished: list[int], timing: TorqueTiming
+    ) -> None:
         self.directories: dict[str, str] = {}
         """The watched directories, each with its path."""
         self.is_remote = False
@@ -128,6 +150,7 @@ class TorqueTaking:
         self._plan = plan
         self._ready = ready
         self._vanished = vanished
+        self._timing = timing
         self._jobs: dict[Key, _Job] = {}
         self._people = People()
 
@@ -293,7 +316,7 @@ class TorqueTaking:
             return False
         if job.record_fd < 0 and job.is_readable:
             job.record_fd = self._open_record(job)  # of a script that grew after it was taken
-        if job.record_fd < 0 and time.monotonic() - job.since < _RECORD_S:
+        if job.record_fd < 0 and time.monotonic() - job.since < self._timing.record_s:
             return False
         # Not the time of the first look: its writer may have written and closed it since.
         job.script_ns = os.fstat(job.script_fd).st_mtime_ns
@@ -322,7 +345,7 @@ class TorqueTaking:
         if status.st_size % PIECE_BYTES == 0:
             # One that has been lying there gets nothing more; another host's clock may lie.
             age_s = 0.0 if self.is_remote else time.time() - status.st_mtime
-            return max(idle_s, age_s) >= _PIECES_S
+            return max(idle_s, age_s) >= self._timing.pieces_s
         return written is True or idle_s >= _SETTLE_S
 
     def _is_surely_gone(self, job: _Job) -> bool:
