@@ -3,11 +3,17 @@
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from builders import Clock
+
+from steward.archive.files import acl
 from steward.archive.files.manifest import facts
+from steward.archive.files.owners import user_name
+from steward.archive.files.records import Records
 from steward.archive.files.sink import FilesSink
 from steward.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
 from steward.events import (
@@ -32,7 +38,13 @@ class Site:
     """One sink called ``files`` on one cluster called ``alpha``."""
 
     def __init__(
-        self, directory: Path, *, slurm: bool = True, root: Path | None = None, **sink: Any
+        self,
+        directory: Path,
+        *,
+        slurm: bool = True,
+        root: Path | None = None,
+        page_rows: int = 200,
+        **sink: Any,
     ) -> None:
         self.directory = directory
         self.root = root or directory / "archive"
@@ -44,7 +56,11 @@ class Site:
             archive=ArchiveSettings(sink={"files": FilesSinkSettings(path=str(self.root), **sink)}),
         )
         self.stores: Stores = stores_of(self.settings)
-        self.sink = FilesSink(self.settings, "files", self.stores)
+        self.clock = Clock()
+        self.names: dict[int, str] | None = None
+        """Of uids, by now; the machine's own where None."""
+        self._page_rows = page_rows
+        self.reopen()
         self.appended: list[Event] = []
         self.position = 0
 
@@ -126,7 +142,31 @@ class Site:
 
     def reopen(self) -> None:
         """As after a crash: nothing is closed in order."""
-        self.sink = FilesSink(self.settings, "files", self.stores)
+        self.sink = FilesSink(
+            self.settings,
+            "files",
+            self.stores,
+            resolve=self._name_of,
+            clock=self.clock,
+            page_rows=self._page_rows,
+        )
+
+    def _name_of(self, uid: int) -> str:
+        return user_name(uid) if self.names is None else self.names.get(uid, "")
+
+    def rows(self, sql: str, sink: str = "files") -> list[Any]:
+        """What a statement finds in a sink's database."""
+        with closing(Records(self.settings, sink, reading=True)) as records:
+            return records.query(sql)
+
+    def has_acls(self) -> bool:
+        """Whether the tree can have POSIX ACLs."""
+        self.sink.prepare()
+        fd = os.open(self.root, os.O_RDONLY)
+        try:
+            return acl.supported(fd)
+        finally:
+            os.close(fd)
 
     def files(self) -> dict[str, bytes]:
         """Every archived file, its path below the root and its bytes; no manifests."""

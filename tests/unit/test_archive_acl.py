@@ -98,7 +98,6 @@ def test_groups_read_everything(
     groups.write_text("hpc-staff\n\nno-such-group\n")
     site = Site(open_path, groups_file=str(groups))
     known, unknown = site.script(7), site.script(8)
-    site.sink._settings = site.settings.files_sink("files")
     site.apply(known, unknown, site.identity(known, ADA), site.identity(unknown, None, ""))
     path = site.root / DAY / "7-run.sh"
     assert can_read(path, BELA, STAFF)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from steward.archive.files import pending
 from steward.archive.files.found import iter_files
 from steward.archive.files.layout import compile_layout
+from steward.archive.files.pending import Pending
 from steward.archive.files.places import FilesReader
 from steward.archive.files.verify import verify
 from steward.events import Event
+from steward.filesystems import rename_new
 
 DAY = "alpha/ada/2026/03/05"
 SCRIPT = b"#!/bin/sh\n" + b"hostname\n" * 50
@@ -28,11 +31,11 @@ class Killed(BaseException):
 def killed(monkeypatch: pytest.MonkeyPatch, site: Site, where: str, *events: Event) -> None:
     """Apply events, and be killed just before (``write``) or just after the commit."""
 
-    def kill(*_: object) -> None:
+    def kill(*_: object, **__: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(site.sink._pending, where, kill)
+        patch.setattr(Pending, where, kill)
         with pytest.raises(Killed):
             site.apply(*events) if events else site.sink.file_waiting()
 
@@ -52,7 +55,7 @@ def nothing_is_amiss(site: Site) -> bool:
         list(verify(site.settings, "files")) == []
         and sorted(paths) == sorted(site.files())
         and (not waiting.exists() or not os.listdir(waiting))
-        and site.sink._records.query("SELECT * FROM leaving") == []
+        and site.rows("SELECT * FROM leaving") == []
     )
 
 
@@ -182,8 +185,8 @@ def test_what_is_lost_keeps_its_row_and_can_be_had_again(
     site = restarted(site)
     site.apply(site.identity(script))
     assert set(site.files()) == {f"{DAY}/7-run.sh", f"{DAY}/7-run.env"}
-    (row,) = site.sink._records.select("1")
-    assert row.since_ns < 2**62
+    ((since_ns,),) = site.rows("SELECT since_ns FROM script")
+    assert since_ns < 2**62
     assert nothing_is_amiss(site)
 
 
@@ -213,7 +216,8 @@ def test_a_file_system_without_links(
 ) -> None:
     no_links(monkeypatch)
     if not knows_noreplace:
-        monkeypatch.setattr("steward.filesystems._RENAME_NOREPLACE", 1 << 20)
+        rename = partial(rename_new, flag=1 << 20)
+        monkeypatch.setattr("steward.archive.files.copying.rename_new", rename)
     site = Site(tmp_path, compress=compress)
     first, second = site.script(7, b"first"), site.script(7, b"second", mtime_ns=1772712001 * 10**9)
     site.apply(first, second)
@@ -231,7 +235,7 @@ def test_a_file_system_without_links(
 
 
 def waits(site: Site) -> bool:
-    return bool(site.sink._records.query("SELECT 1 FROM script WHERE state = 0"))
+    return bool(site.rows("SELECT 1 FROM script WHERE state = 0"))
 
 
 _STEPS = st.lists(

@@ -10,6 +10,7 @@ from archive_site import DAY, ENVIRONMENT, NOON, SCRIPT, Site, manifest
 
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.manifest import facts
+from steward.archive.files.pending import Pending
 from steward.archive.files.sink import FilesSink
 from steward.consumers import Rejected
 
@@ -118,7 +119,7 @@ def test_a_batch_may_come_again_after_a_crash(
         raise Crash
 
     # After the files and manifests, before the database.
-    monkeypatch.setattr(site.sink._pending, "write", crash)
+    monkeypatch.setattr(Pending, "write", crash)
     with pytest.raises(Crash):
         site.apply(*events)
     monkeypatch.undo()
@@ -140,7 +141,7 @@ def test_a_crash_after_a_move_is_completed(tmp_path: Path, monkeypatch: pytest.M
     def crash(*_: object) -> None:
         raise Crash
 
-    monkeypatch.setattr(site.sink._pending, "write", crash)
+    monkeypatch.setattr(Pending, "write", crash)
     with pytest.raises(Crash):
         site.apply(site.identity(script))
     monkeypatch.undo()

@@ -9,6 +9,7 @@ import pytest
 from archive_site import DAY, ENVIRONMENT, NOON, SCRIPT, Site, manifest
 
 from steward.archive.errors import ArchiveUnavailable
+from steward.archive.files.tree import Tree
 
 
 def test_purge_forgets_files_and_lines(tmp_path: Path) -> None:
@@ -65,10 +66,10 @@ def test_a_batch_that_comes_again_finds_what_it_purges(
     script = site.script(7)
     batch = (script, site.purge(script))
 
-    def full() -> None:
+    def full(_: Tree) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(site.sink._tree, "sync", full)
+    monkeypatch.setattr(Tree, "sync", full)
     with pytest.raises(ArchiveUnavailable):
         site.apply(*batch)
     monkeypatch.undo()

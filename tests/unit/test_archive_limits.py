@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from archive_site import Site
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steward.archive.files import fitting, retention
 from steward.archive.files.mover import Mover
 from steward.archive.files.records import Records
 from steward.archive.files.retention import Retention
@@ -32,20 +32,22 @@ def keep(site: Site, job_id: int, data: bytes, *, days: float = 0.0, **job: Any)
     return script
 
 
-def ask(site: Site) -> list[Event]:
+def ask(site: Site, *, page_rows: int = 200, at_once: int = 500) -> list[Event]:
     """What a new start of the sink orders, until it orders nothing more."""
     asked: list[Event] = []
-    asking = Retention(site.sink._records, "files", site.settings.archive.sink["files"])  # type: ignore[arg-type]
-    while True:
-        before = len(asked)
-        asking.ask(asked.extend)
-        if len(asked) == before:
-            return asked
+    with closing(Records(site.settings, "files", page_rows=page_rows)) as records:
+        sink = site.settings.files_sink("files")
+        asking = Retention(records, "files", sink, at_once=at_once)
+        while True:
+            before = len(asked)
+            asking.ask(asked.extend)
+            if len(asked) == before:
+                return asked
 
 
-def gone(site: Site) -> list[int]:
+def gone(site: Site, **pages: int) -> list[int]:
     """Ids of the jobs whose scripts are ordered to go, in that order."""
-    events = ask(site)
+    events = ask(site, **pages)
     assert all(event.kind == ARCHIVE_PURGE and event.body.sink == "files" for event in events)
     return [int(key.split(":")[1]) for event in events for key in event.body.script_keys]
 
@@ -171,7 +173,7 @@ def test_it_is_done_when_the_events_are_applied(tmp_path: Path) -> None:
         keep(site, number, b"%d" % number * 100, days=9 - number)
     site.apply(*ask(site))
     assert [path.rpartition("/")[2] for path in site.files()] == ["3-run.sh"]
-    assert site.sink._records.query("SELECT * FROM ordered") == []
+    assert site.rows("SELECT * FROM ordered") == []
     assert gone(site) == []
 
 
@@ -207,13 +209,13 @@ def test_what_was_moved_on_counts_and_goes_there(tmp_path: Path) -> None:
     assert ask(site) == []
     mover.run_once(Stop())
     assert [path.name for path in there.rglob("*.sh")] == ["2-run.sh"]
-    assert site.sink._records.query("SELECT bytes FROM holder") == [(100,)]
+    assert site.rows("SELECT bytes FROM holder") == [(100,)]
 
 
 def test_without_limits_there_is_no_index_to_keep(tmp_path: Path) -> None:
     def indexed(site: Site) -> bool:
         sql = "SELECT 1 FROM sqlite_master WHERE name = 'script_holder'"
-        return bool(site.sink._records.query(sql))
+        return bool(site.rows(sql))
 
     assert not indexed(Site(tmp_path))
     assert indexed(limited(tmp_path, days=1))
@@ -221,14 +223,16 @@ def test_without_limits_there_is_no_index_to_keep(tmp_path: Path) -> None:
 
 
 def test_many_are_ordered_in_turns_and_the_oldest_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(retention, "_AT_ONCE", 3)
-    monkeypatch.setattr(fitting, "_PAGE", 2)
+    caplog.set_level(logging.INFO, "steward.archive.files.retention")
     site = limited(tmp_path, max_bytes=10)
     for number in range(1, 9):
         keep(site, number, b"%d" % number * 10, days=20 - number, account=f"a{number % 3}")
-    assert gone(site) == [1, 2, 3, 4, 5, 6, 7]
+    assert gone(site, page_rows=2, at_once=3) == [1, 2, 3, 4, 5, 6, 7]
+    assert [record.getMessage().split()[:3] for record in caplog.records] == [
+        ["archive.files", "removes", str(scripts)] for scripts in (3, 3, 1)
+    ]
 
 
 def test_a_database_without_sums_gets_them(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from archive_site import Site
 from steward.archive.errors import ArchiveError, ArchiveUnavailable
 from steward.archive.files.mover import Mover
 from steward.archive.files.places import FilesReader
+from steward.archive.files.records import Records
+from steward.archive.files.tree import Tree
 from steward.archive.files.verify import Problem, verify
 from steward.waiting import Stop
 
@@ -64,17 +67,18 @@ def test_what_is_being_moved_is_not_unknown(
     site = TwoTrees(tmp_path)
     script = site.script(1)
     site.apply(script, site.identity(script))
-    real = Mover._settle
-    found: list[Problem] = []
+    sync = Tree.sync
+    found: list[list[Problem]] = []
 
-    def looked_at(mover: Mover, copied: Any) -> Any:
-        # The files are in both trees.
-        found.extend(verify(site.settings, "files"))
-        return real(mover, copied)
+    def looked_at(tree: Tree) -> None:
+        sync(tree)
+        if tree.root == str(site.common):
+            # The files are in both trees.
+            found.append(list(verify(site.settings, "files")))
 
-    monkeypatch.setattr(Mover, "_settle", looked_at)
+    monkeypatch.setattr(Tree, "sync", looked_at)
     Mover(site.settings, "files").run_once(stop)
-    assert found == []
+    assert found == [[]]
     (site.common / DAY / "stray").write_text("x")
     assert [problem.kind for problem in verify(site.settings, "files")] == ["unknown"]
 
@@ -94,14 +98,14 @@ def test_the_owner_reads_there_too(tmp_path: Path, stop: Stop) -> None:
     site = TwoTrees(tmp_path)
     script = site.script(1)
     site.apply(script, site.identity(script))
-    if not site.sink._tree.acls:
+    if not site.has_acls():
         pytest.skip("the file system has no POSIX ACLs")
     Mover(site.settings, "files").run_once(stop)
     for path in ("alpha/ada", f"{DAY}/1-run.sh", f"{DAY}/1-run.env"):
         fd = os.open(site.common / path, os.O_RDONLY)
         assert acl.readers_of(fd).uid == 4001
         os.close(fd)
-    site.sink._owners._resolve = lambda uid: "mallory"
+    site.names = {4001: "mallory"}
     site.tick()
     Mover(site.settings, "files").run_once(stop)
     fd = os.open(site.common / "alpha/ada", os.O_RDONLY)
@@ -128,7 +132,33 @@ def test_a_missing_target_stops_the_mover_not_the_sink(tmp_path: Path, stop: Sto
     assert len(site.moved()) == 4
 
 
-@pytest.mark.parametrize("step", ["_settle", "_there.sync", "_here.sync", "_records.writing"])
+class Crash(Exception):
+    """Nothing more is done."""
+
+
+def crash_at(step: str, site: TwoTrees, patch: pytest.MonkeyPatch) -> None:
+    """Have moving on end where files are ``copied``, ``synced``, ``removed`` here or ``gone``."""
+    sync, writing = Tree.sync, Records.writing
+
+    def crashing_sync(tree: Tree) -> None:
+        there = tree.root == str(site.common)
+        if step == ("copied" if there else "removed"):
+            raise Crash
+        sync(tree)
+        if there and step == "synced":
+            raise Crash
+
+    def crashing_writing(records: Records) -> Any:
+        # Only the last transaction: the files are gone here by then.
+        if step == "gone" and not site.files():
+            raise Crash
+        return writing(records)
+
+    patch.setattr(Tree, "sync", crashing_sync)
+    patch.setattr(Records, "writing", crashing_writing)
+
+
+@pytest.mark.parametrize("step", ["copied", "synced", "removed", "gone"])
 def test_a_crash_is_completed_by_the_next_run(
     tmp_path: Path, stop: Stop, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -136,32 +166,10 @@ def test_a_crash_is_completed_by_the_next_run(
     script = site.script(1)
     site.apply(script, site.identity(script))
     before = site.files()
-    mover = Mover(site.settings, "files")
-
-    class Crash(Exception):
-        pass
-
-    def crash(*_: object, **__: object) -> None:
-        raise Crash
-
-    owner: Any = mover
-    *path, name = step.split(".")
-    for part in path:
-        owner = getattr(owner, part)
-    if step == "_records.writing":
-        # Only the last transaction: the files are gone here by then.
-        def writing_after_removal() -> Any:
-            if not site.files():
-                raise Crash
-            return real()
-
-        real = owner.writing
-        monkeypatch.setattr(owner, name, writing_after_removal)
-    else:
-        monkeypatch.setattr(owner, name, crash)
-    with pytest.raises(Crash):
-        mover.run_once(stop)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        crash_at(step, site, patch)
+        with pytest.raises(Crash):
+            Mover(site.settings, "files").run_once(stop)
     # At every moment in between it can be read.
     assert FilesReader(site.settings, "files").read(script.key, "script")
     mover = Mover(site.settings, "files")
@@ -178,18 +186,17 @@ def test_what_is_purged_while_it_is_copied_is_gone_everywhere(
     site = TwoTrees(tmp_path)
     script, other = site.script(1), site.script(2)
     site.apply(script, other, site.identity(script, name="private"), site.identity(other))
-    mover = Mover(site.settings, "files")
-    real = mover._there.sync
+    sync = Tree.sync
     purged: list[bool] = []
 
-    def purge_meanwhile() -> None:
-        real()
-        if not purged:
+    def purge_meanwhile(tree: Tree) -> None:
+        sync(tree)
+        if tree.root == str(site.common) and not purged:
             purged.append(True)
             site.apply(site.purge(script))
 
-    monkeypatch.setattr(mover._there, "sync", purge_meanwhile)
-    mover.run_once(stop)
+    monkeypatch.setattr(Tree, "sync", purge_meanwhile)
+    Mover(site.settings, "files").run_once(stop)
     assert set(site.moved()) == {f"{DAY}/2-run.sh", f"{DAY}/2-run.env"}
     assert site.files() == {}
     for manifest in tmp_path.rglob("MANIFEST.jsonl"):
@@ -202,14 +209,10 @@ def test_what_is_purged_after_a_crash_is_gone_everywhere(
     site = TwoTrees(tmp_path)
     script = site.script(1)
     site.apply(script, site.identity(script, name="private"))
-    mover = Mover(site.settings, "files")
-
-    def crash(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(mover, "_settle", crash)
-    with pytest.raises(KeyboardInterrupt):
-        mover.run_once(stop)
+    with monkeypatch.context() as patch:
+        crash_at("synced", site, patch)
+        with pytest.raises(Crash):
+            Mover(site.settings, "files").run_once(stop)
     assert len(site.moved()) == 2
     site.apply(site.purge(script))
     Mover(site.settings, "files").run_once(stop)
@@ -239,6 +242,7 @@ def test_a_purge_that_meets_something_in_the_way_is_not_forgotten(
     tmp_path: Path,
     stop: Stop,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     where: str,
 ) -> None:
     site = TwoTrees(tmp_path)
@@ -253,26 +257,29 @@ def test_a_purge_that_meets_something_in_the_way_is_not_forgotten(
     else:
         there.write_text("in the way")
     site.apply(site.purge(script))
+    now_s = time.time()
+    monkeypatch.setattr("steward.archive.files.mover.time.time", lambda: now_s)
     for _ in range(3):
         mover.run_once(stop)
-        mover._records._connection.execute("UPDATE later SET due_s = 0")
+        now_s += 3600
     assert caplog.text.count("cannot finish") == 1
     assert FilesReader(site.settings, "files").locate(script.key) is not None
     # It is left alone for a while.
-    mover.run_once(stop)
-    assert mover._records.query("SELECT count(*) FROM later WHERE due_s > 0") == [(1,)]
+    for _ in range(2):
+        mover.run_once(stop)
+        assert site.rows("SELECT tries FROM later") == [(4,)]
     if where:
         there.rmdir()
     else:
         there.unlink()
     aside.rename(there)
-    mover._records._connection.execute("UPDATE later SET due_s = 0")
+    now_s += 3600
     mover.run_once(stop)
     assert set(site.moved()) == {f"{DAY}/2-run.sh", f"{DAY}/2-run.env"}
     assert FilesReader(site.settings, "files").locate(script.key) is None
     lines = (site.common / DAY / "MANIFEST.jsonl").read_text().splitlines()
     assert sum(script.key in each for each in lines) == 1
-    assert mover._records.query("SELECT count(*) FROM later") == [(0,)]
+    assert site.rows("SELECT count(*) FROM later") == [(0,)]
 
 
 def test_a_name_that_is_taken_there_keeps_both(tmp_path: Path, stop: Stop) -> None:

@@ -1,5 +1,6 @@
 import itertools
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,8 @@ import pytest
 from archive_site import Site
 
 from steward.archive.files import acl
-from steward.archive.files.owners import user_name
-
-
-def resolving(site: Site, names: dict[int, str]) -> None:
-    site.sink._owners._resolve = lambda uid: names.get(uid, "")
+from steward.archive.files.owners import Owners, user_name
+from steward.archive.files.records import Records
 
 
 def reader(site: Site, path: str) -> int | None:
@@ -44,8 +42,7 @@ def test_a_directory_of_another_uid_is_not_taken_over_without_the_database(
     tmp_path: Path,
 ) -> None:
     site = Site(tmp_path)
-    site.sink.prepare()
-    if not site.sink._tree.acls:
+    if not site.has_acls():
         pytest.skip("the file system has no POSIX ACLs")
     old = site.script(1)
     site.apply(old, site.identity(old, 4001, "ada"))
@@ -63,7 +60,7 @@ def test_an_unresolved_uid_is_kept_under_its_number_and_renamed(tmp_path: Path) 
     script = site.script(1)
     site.apply(script, site.identity(script, 4001, ""))
     assert "alpha/4001/2026/03/05/1-run.sh" in site.files()
-    if site.sink._tree.acls:
+    if site.has_acls():
         assert reader(site, "alpha/4001") is None
     site.apply(site.identity(script, 4001, "ada", why="renamed"))
     assert set(site.files()) == {
@@ -88,18 +85,17 @@ def test_a_reused_uid_loses_access_until_it_is_the_same_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, layout: str, path: str
 ) -> None:
     site = Site(tmp_path, layout=layout)
-    site.sink.prepare()
-    if not site.sink._tree.acls:
+    if not site.has_acls():
         pytest.skip("the file system has no POSIX ACLs")
     caplog.set_level("INFO")
     script = site.script(1)
     site.apply(script, site.identity(script, 4001, "ada"))
-    resolving(site, {4001: "ada"})
+    site.names = {4001: "ada"}
     site.tick()
     assert reader(site, path) == 4001
     for names, expected in (({4001: "mallory"}, None), ({}, None), ({4001: "ada"}, 4001)):
-        resolving(site, names)
-        site.sink._owners_at = 0.0
+        site.names = names
+        site.clock.now_s += 60.0
         site.tick()
         assert reader(site, path) == expected
         later = site.script(100)
@@ -109,20 +105,18 @@ def test_a_reused_uid_loses_access_until_it_is_the_same_again(
 
 
 def check(site: Site, names: dict[int, str]) -> None:
-    resolving(site, names)
-    site.sink._owners_at = 0.0
-    site.tick()
-    while site.sink._admission.waits():
-        site.tick()
+    site.names = names
+    site.clock.now_s += 60.0
+    while not site.tick():
+        pass
 
 
 def site_of(tmp_path: Path, *uids: int, **sink: Any) -> Site:
     """A site at which each uid has one script, its job's id, and is called u<uid>."""
     site = Site(tmp_path, **sink)
-    site.sink.prepare()
-    if not site.sink._tree.acls:
+    if not site.has_acls():
         pytest.skip("the file system has no POSIX ACLs")
-    resolving(site, {uid: f"u{uid}" for uid in uids})
+    site.names = {uid: f"u{uid}" for uid in uids}
     for uid in uids:
         script = site.script(uid)
         site.apply(script, site.identity(script, uid, f"u{uid}"))
@@ -165,10 +159,12 @@ def test_a_slow_name_service_is_asked_piece_by_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = site_of(tmp_path, 4001, 4002, 4003)
-    resolving(site, {4001: "mallory", 4002: "u4002", 4003: "u4003"})
+    names = {4001: "mallory", 4002: "u4002", 4003: "u4003"}
     ticking = itertools.count()
     monkeypatch.setattr("steward.archive.files.owners.time.monotonic", lambda: next(ticking))
-    found = [site.sink._owners.check() for _ in range(3)]
+    with closing(Records(site.settings, "files", reading=True)) as records:
+        owners = Owners(records, names.__getitem__)
+        found = [owners.check() for _ in range(3)]
     assert found == [None, None, [(4001, "u4001", True)]]
 
 
@@ -179,7 +175,7 @@ def test_a_job_of_a_uid_under_another_name_shuts_the_other_out_at_once(
     tmp_path: Path, layout: str, path: str
 ) -> None:
     site = site_of(tmp_path, 4001, layout=layout)
-    resolving(site, {4001: "new"})
+    site.names = {4001: "new"}
     script = site.script(7)
     site.apply(script, site.identity(script, 4001, "new"))
     assert reader(site, path) is None
@@ -195,13 +191,9 @@ def test_a_job_of_a_uid_under_another_name_shuts_the_other_out_at_once(
     assert [reader(site, each) for each in (path, mine, theirs)] == [None, 4001, None]
 
 
-def test_many_files_are_closed_page_by_page_and_after_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("steward.archive.files.admitting._PAGE", 2)
-    site = Site(tmp_path, layout="sarchive")
-    site.sink.prepare()
-    if not site.sink._tree.acls:
+def test_many_files_are_closed_page_by_page_and_after_a_restart(tmp_path: Path) -> None:
+    site = Site(tmp_path, layout="sarchive", page_rows=2)
+    if not site.has_acls():
         pytest.skip("the file system has no POSIX ACLs")
     scripts = [site.script(number) for number in range(1, 6)]
     site.apply(*scripts, *[site.identity(script) for script in scripts])
@@ -213,7 +205,7 @@ def test_many_files_are_closed_page_by_page_and_after_a_restart(
     def open_files() -> int:
         return sum(reader(site, f"2026/job.{each}_script") is not None for each in numbers)
 
-    resolving(site, {4001: "mallory"})
+    site.names = {4001: "mallory"}
     left = [open_files()]
     waits_s = []
     while left[-1]:
@@ -221,11 +213,10 @@ def test_many_files_are_closed_page_by_page_and_after_a_restart(
         left.append(open_files())
         # As after a crash: what is done is known from the disk alone.
         site.reopen()
-        resolving(site, {4001: "mallory"})
     assert left == [3, 2, 1, 0]
     assert waits_s[0] == 0.0
     assert reader(site, "2026/job.5_environment") is None
-    assert not site.sink._admission.waits()
+    assert site.tick() > 0.0, "nothing is left to do"
 
 
 def test_uids_resolve_to_names_or_nothing() -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from archive_site import ENVIRONMENT, Site
 
+from steward.archive.files.pending import Pending
 from steward.archive.files.sink import FilesSink
 from steward.archive.files.verify import verify
 from steward.config import ArchiveSettings, FilesSinkSettings
@@ -72,7 +73,7 @@ def test_a_new_sink_is_filled(tmp_path: Path, trimmed: bool, compress: str) -> N
     }
     assert list(verify(site.settings, "more")) == []
     assert os.listdir(tmp_path / "more/.waiting") == []
-    ((sum_,),) = site.more._records.query("SELECT bytes FROM holder")
+    ((sum_,),) = site.rows("SELECT bytes FROM holder", "more")
     assert sum_ == len(SCRIPT + ENVIRONMENT)
     inodes = {os.stat(tmp_path / "more" / path).st_ino for path in site.there()}
     assert len(inodes) == 2
@@ -102,7 +103,7 @@ def test_layouts_without_a_user(tmp_path: Path, layout: str) -> None:
     site = TwoSinks(tmp_path, layout=layout)
     site.resend(site.again(site.keep(7), **ADA))
     assert set(site.there().values()) == {SCRIPT, ENVIRONMENT}
-    assert site.more._records.query("SELECT uid FROM script") == [(4001,)]
+    assert site.rows("SELECT uid FROM script", "more") == [(4001,)]
 
 
 def test_what_is_nowhere_or_was_changed_is_set_aside_and_stops_no_other(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_a_crash_in_between_is_completed(tmp_path: Path, monkeypatch: pytest.Mon
     def crash(*_: object) -> None:
         raise Crash
 
-    monkeypatch.setattr(site.more._pending, "write", crash)
+    monkeypatch.setattr(Pending, "write", crash)
     with pytest.raises(Crash):
         site.resend(resent)
     monkeypatch.undo()

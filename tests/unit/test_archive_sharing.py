@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from steward.archive.files.acl import readers_of
 from steward.archive.files.copying import NO_LINK
 from steward.archive.files.mover import Mover
+from steward.archive.files.pending import Pending
 from steward.archive.files.verify import verify
 from steward.events import Event
 from steward.waiting import Stop
@@ -33,7 +34,7 @@ def keep(site: Site, job_id: int, data: bytes = SCRIPT, **job: Any) -> Event:
 
 
 def sizes(site: Site) -> dict[tuple[str, str], int]:
-    rows = site.sink._records.query("SELECT user, account, bytes FROM holder")
+    rows = site.rows("SELECT user, account, bytes FROM holder")
     return {(user, account): size for user, account, size in rows}
 
 
@@ -41,7 +42,7 @@ def true_sizes(site: Site) -> dict[tuple[str, str], int]:
     """The sums as they would be were they counted anew."""
     found: dict[tuple[str, str], int] = {}
     met = set()
-    rows = site.sink._records.query(
+    rows = site.rows(
         "SELECT script.user, account, holder, state = 3, shared, script_sha, script_length, "
         "env_sha, env_length FROM script JOIN holder ON holder.number = script.holder"
     )
@@ -108,7 +109,7 @@ def test_a_purge_leaves_what_others_share(tmp_path: Path) -> None:
     site.apply(site.purge(site.script(9)))
     assert site.files() == {}
     assert sizes(site) == {("ada", ""): 0}
-    assert site.sink._records.query("SELECT * FROM content") == []
+    assert site.rows("SELECT * FROM content") == []
 
 
 def test_damage_does_not_spread_to_the_next_job(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_who_gets_another_owner_gets_bytes_of_its_own(tmp_path: Path) -> None:
     assert inode(site, theirs) != inode(site, f"{DAY}/7-run.sh")
     for path, uid in ((theirs, 4002), (f"{DAY}/7-run.sh", 4001)):
         with open(site.root / path, "rb") as file:
-            assert readers_of(file.fileno()).uid in {uid, None if not site.sink._tree.acls else uid}
+            assert readers_of(file.fileno()).uid in {uid, None if not site.has_acls() else uid}
     assert sizes(site) == true_sizes(site)
 
 
@@ -176,7 +177,7 @@ def test_a_crash_between_link_and_database_is_completed(
     def crash(*_: object) -> None:
         raise Crash
 
-    monkeypatch.setattr(site.sink._pending, "write", crash)
+    monkeypatch.setattr(Pending, "write", crash)
     with pytest.raises(Crash):
         site.apply(script, site.identity(script))
     monkeypatch.undo()

@@ -15,8 +15,6 @@ from steward.sqlite import Connection
 
 log = logging.getLogger(__name__)
 
-_PAGE = 200
-
 
 def ask(connection: Connection, uid: int, user: str, *, shut: bool, moved: bool) -> None:
     """Write down, inside a transaction, that an owner's access changes.
@@ -99,12 +97,13 @@ class Admission:
     def _directories(
         self, owner: tuple[int, str], after: tuple[int, str, str], readers: Readers
     ) -> tuple[int, str, str] | None:
+        page_rows = self._records.page_rows
         found = self._records.query(
             "SELECT DISTINCT directory FROM script INDEXED BY script_owner "
             "WHERE uid = ? AND user = ? AND directory > ? ORDER BY directory LIMIT ?",
             *owner,
             after[0],
-            _PAGE,
+            page_rows,
         )
         depth = self._layout.user_depth
         paths = {
@@ -118,23 +117,24 @@ class Admission:
                 continue
             except InTheWay as error:
                 log.error("access to what uid %d has here is not changed: %s", owner[0], error)
-        return (found[-1][0], "", "") if len(found) == _PAGE else None
+        return (found[-1][0], "", "") if len(found) == page_rows else None
 
     def _files(
         self, owner: tuple[int, str], after: tuple[int, str, str], readers: Readers
     ) -> tuple[int, str, str] | None:
+        page_rows = self._records.page_rows
         rows = self._records.select(
             "uid = ? AND user = ? AND (directory, key, cluster) > (?, ?, ?) "
             "ORDER BY directory, key, cluster LIMIT ?",
             *owner,
             *after,
-            _PAGE,
+            page_rows,
         )
         first, last = self._records.states
         for row in rows:
             if first <= row.state <= last:
                 self._admit(row, readers)
-        if len(rows) < _PAGE:
+        if len(rows) < page_rows:
             return None
         return rows[-1].directory, rows[-1].key, rows[-1].cluster
 

@@ -21,7 +21,6 @@ import msgspec
 from steward.archive.files.counting import content
 from steward.archive.files.records import MOVED, Records
 
-_PAGE = 200
 _CHUNK = 400
 LAST_NS = 2**63 - 1
 
@@ -91,12 +90,12 @@ def oldest(records: Records, holders: Sequence[int], before_ns: int = LAST_NS) -
 def _oldest_of(records: Records, holder: int, before_ns: int) -> Iterator[Kept]:
     last: Position = (-1, "", "")
     while True:
-        page = records.query(_OF_HOLDER, holder, before_ns, *last, _PAGE)
+        page = records.query(_OF_HOLDER, holder, before_ns, *last, records.page_rows)
         for row in page:
             kept = Kept(*row)
             last = kept.position
             yield kept
-        if len(page) < _PAGE:
+        if len(page) < records.page_rows:
             return
 
 
@@ -175,7 +174,7 @@ class _Giver:
         rows = (
             kept for kept in oldest(self._records, self._holders) if not self._goes_anyway(kept)
         )
-        while page := list(itertools.islice(rows, _PAGE)):
+        while page := list(itertools.islice(rows, self._records.page_rows)):
             self._look_up(number for kept in page if kept.shared for number, _ in kept.contents())
             for kept in page:
                 freed = 0 if kept.shared else kept.length

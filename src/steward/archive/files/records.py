@@ -103,15 +103,23 @@ class Records:
         name: The sink's name.
         reading: Open it for reading only.
         moved: It is the tree that files are moved on to that is worked on.
+        page_rows: Rows that are read at once where there may be millions.
 
     Raises:
         SqliteUnavailable: It cannot be opened now.
     """
 
     def __init__(
-        self, settings: Settings, name: str, *, reading: bool = False, moved: bool = False
+        self,
+        settings: Settings,
+        name: str,
+        *,
+        reading: bool = False,
+        moved: bool = False,
+        page_rows: int = 200,
     ) -> None:
         self.moved = moved
+        self.page_rows = page_rows
         self.states = (MOVED, MOVED) if moved else (WAITING, PLACED)
         self.path = f"{settings.state_dir}/archive-{name}.db"
         self._connection: Connection = (

@@ -21,7 +21,6 @@ from steward.events import ARCHIVE_PURGE, ArchivePurge, Event
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 500
 _EVERY_S = 60.0
 _AGAIN_S = 3600
 _MOST_ORDERED = 5000
@@ -59,9 +58,13 @@ class Retention:
         records: The sink's database.
         sink: The sink's name.
         settings: Of the sink: ``retention_days`` and ``limit``.
+        at_once: Scripts that are ordered to go at once.
     """
 
-    def __init__(self, records: Records, sink: str, settings: FilesSinkSettings) -> None:
+    def __init__(
+        self, records: Records, sink: str, settings: FilesSinkSettings, *, at_once: int = 500
+    ) -> None:
+        self._at_once = at_once
         self._records = records
         self._sink = sink
         self._days = settings.retention_days
@@ -83,7 +86,7 @@ class Retention:
         if on_the_way[0][0] < _MOST_ORDERED:
             for kept, why in self._due(since_s):
                 orders.setdefault((kept.cluster, kept.key), (kept, why))
-                if len(orders) >= _AT_ONCE:
+                if len(orders) >= self._at_once:
                     break
         if not orders:
             self._next_at = now + _EVERY_S
@@ -131,7 +134,7 @@ class Retention:
 
     def _old(self, before_ns: int, since_s: int, days: int) -> Iterator[_Order]:
         """Of everybody's, also of what has no owner yet."""
-        for row in self._records.query(_OLDEST, before_ns, since_s, _AT_ONCE):
+        for row in self._records.query(_OLDEST, before_ns, since_s, self._at_once):
             yield Kept(*row), f"older than {days} days"
 
     def _large(

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -22,7 +22,7 @@ from steward.archive.files.keeping import Keeper
 from steward.archive.files.layout import compile_layout
 from steward.archive.files.locking import TreeLock
 from steward.archive.files.manifest import Manifests
-from steward.archive.files.owners import Change, Owners
+from steward.archive.files.owners import Change, Owners, user_name
 from steward.archive.files.pending import Pending, Sources
 from steward.archive.files.placing import Placer
 from steward.archive.files.purging import incoming_names, purge
@@ -53,6 +53,9 @@ class FilesSink:
         settings: The whole configuration.
         name: The sink's name in it.
         stores: Where incoming bytes are.
+        resolve: The name that a uid has now.
+        clock: Seconds, growing.
+        page_rows: Rows of the sink's database that are read at once.
 
     Raises:
         LayoutError: The layout cannot be used.
@@ -62,14 +65,24 @@ class FilesSink:
     kinds = frozenset({JOB_SCRIPT, JOB_IDENTITY, ARCHIVE_PURGE, ARCHIVE_RESEND})
     batch_events = 500
 
-    def __init__(self, settings: Settings, name: str, stores: Stores) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        stores: Stores,
+        *,
+        resolve: Callable[[int], str] = user_name,
+        clock: Callable[[], float] = time.monotonic,
+        page_rows: int = 200,
+    ) -> None:
         self.name = f"archive.{name}"
         self._sink_name = name
+        self._clock = clock
         self._settings = settings.files_sink(name)
         self._layout = compile_layout(self._settings.layout, self._settings.period)
         self._tree = Tree(settings.sink_path(name))
-        self._records = Records(settings, name)
-        self._owners = Owners(self._records, is_plain=self._layout.is_plain)
+        self._records = Records(settings, name, page_rows=page_rows)
+        self._owners = Owners(self._records, resolve, is_plain=self._layout.is_plain)
         self._lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock")
         self._keeper = Keeper(settings.state_dir, self._tree.root)
         self._manifests = Manifests(self._tree)
@@ -201,7 +214,7 @@ class FilesSink:
         if self._lost:
             (first, *more), self._lost = self._lost, []
             raise Rejected(str(first), first.event, more)
-        now = time.monotonic()
+        now = self._clock()
         due_s = self._overdue(self._settings.identity_wait_s)
         if now >= self._owners_at:
             changes = self._owners.check()
@@ -284,7 +297,7 @@ class FilesSink:
         self._keeper.hold(self._tree.fd)
         if not known:
             self._records.set_marker("root", found)
-        now = time.monotonic()
+        now = self._clock()
         if now >= self._groups_at:
             try:
                 self._filing.gids = group_ids(self._settings.groups, self._settings.groups_file)
