@@ -1,0 +1,3 @@
+#!/bin/sh
+export API_TOKEN=glpat-aaaaaaaaaaaaaaaaaaaaa
+sleep 600
