@@ -225,11 +225,11 @@ class Site:
 
 
 def own_host(files: Path) -> tuple[str, ...]:
-    """Words before a command that give it fixed users, groups and host name."""
+    """Words before a command that give it fixed users, groups, host name and zone."""
     etc = ("passwd", "group", "nsswitch.conf")
     binds = "".join(f"mount --bind {files}/etc/{name} /etc/{name} && " for name in etc)
     script = f'{binds}hostname login1 && exec "$@"'
-    return ("unshare", "--mount", "--uts", "sh", "-c", script, "sh")
+    return ("env", "TZ=UTC", "unshare", "--mount", "--uts", "sh", "-c", script, "sh")
 
 
 def _set_time(path: Path, when: datetime) -> None:

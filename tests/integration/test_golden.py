@@ -110,7 +110,6 @@ class Runner:
         environment = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": str(site.directory),
-            "TZ": "UTC",
             "COLUMNS": "100",
             "LINES": "500",
             "TERM": "xterm-256color",
