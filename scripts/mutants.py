@@ -2,7 +2,7 @@
 
 First record which test runs which line, then try mutants of one package::
 
-    pytest tests/unit --cov=src/steward --cov-branch --cov-context=test
+    coverage run -m pytest tests/unit
     python scripts/mutants.py bank --seed 15 --count 200
 
 A mutant is killed if a test that runs its line fails, or does not end. A mutant on a line that
@@ -163,7 +163,7 @@ def is_killed(mutant: Mutant, tests: list[str]) -> bool:
         source = Path(work) / "src"
         shutil.copytree(PACKAGE.parent, source, ignore=shutil.ignore_patterns("__pycache__"))
         write_mutant(mutant, source / mutant.path.relative_to(PACKAGE.parent))
-        words = ["pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:cov", *tests]
+        words = ["pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
         try:
             done = subprocess.run(
@@ -177,6 +177,12 @@ def is_killed(mutant: Mutant, tests: list[str]) -> bool:
         except subprocess.TimeoutExpired:
             return True
         return done.returncode != 0
+
+
+def test_id(context: str) -> str:
+    """Return the id of a test by the name that coverage gives it."""
+    module, *names = context.split(".")
+    return "::".join([f"tests/unit/{module}.py", *names])
 
 
 def print_coverage(data: coverage.Coverage) -> None:
@@ -216,7 +222,7 @@ def main() -> None:
     tests = []
     for mutant in drawn:
         lines = data.get_data().contexts_by_lineno(str(mutant.path))
-        names = {name.partition("|")[0] for name in lines.get(mutant.line, ()) if name}
+        names = {test_id(context) for context in lines.get(mutant.line, ()) if context}
         tests.append(draw.sample(sorted(names), min(MOST_TESTS, len(names))))
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         killed = list(
