@@ -106,6 +106,19 @@ def test_a_number_that_is_none_is_wrong_use_in_our_words(
         assert "--help')" in told
 
 
+WITH_LOG_LEVEL = [
+    words for words, command in ROOT if any("--log-level" in one.opts for one in command.params)
+]
+
+
+@pytest.mark.parametrize("words", WITH_LOG_LEVEL, ids=words_id)
+def test_a_log_level_that_does_not_exist_is_wrong_use(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*words, "--log-level", "loud"]) == 2
+    assert "'loud' is not one of" in capsys.readouterr().err
+
+
 def python(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *args], capture_output=True, text=True, timeout=60, check=False, **options

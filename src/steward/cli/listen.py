@@ -1,7 +1,7 @@
 """``steward listen``: listen for compute nodes in the daemon's place."""
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,7 +15,8 @@ def app(
         typer.Option("--socket", metavar="FILE", help="The daemon's socket for the listener."),
     ] = os.path.join(os.path.dirname(Settings().socket), LISTENER_SOCKET),
     log_level: Annotated[
-        str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+        Literal["debug", "info", "warning", "error"],
+        typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
     ] = "info",
 ) -> None:
     """Listen for compute nodes under a user of its own.

@@ -1,6 +1,6 @@
 """``steward web``: serve the pages and the API."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,7 +15,8 @@ def app(
         ),
     ] = Settings().socket,
     log_level: Annotated[
-        str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+        Literal["debug", "info", "warning", "error"],
+        typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
     ] = "info",
 ) -> None:
     """Serve the pages and the API.
