@@ -170,6 +170,16 @@ def test_allocations_end_after_they_begin(site: AskingSite) -> None:
         site.ask("allocation_change", number=999, note="x")
 
 
+def test_an_allocation_that_begins_now_is_created_once_by_a_key(site: AskingSite) -> None:
+    request = {"account": "optics", "amount": MICRO, "end": "2099-01-01", "key": "grant-4"}
+    first = site.ask("allocation_create", **request).allocations[0]
+    site.now += timedelta(minutes=1)
+    assert site.ask("allocation_create", **request).allocations[0] == first
+    with pytest.raises(BankUsage, match="was used for another request") as refusal:
+        site.ask("allocation_create", **request | {"amount": 2 * MICRO})
+    assert "[" not in str(refusal.value)
+
+
 def test_the_proof_says_that_holds_were_not_looked_at(site: AskingSite) -> None:
     site.charge(1)
     answer = site.ask("check")

@@ -323,11 +323,11 @@ def allocation_create(
     """
     if request.amount < 0:
         raise BankUsage("an allocation is not below zero", request.amount)
-    begin = room.moment(request.begin, request.zone) or room.now()
+    begin = room.moment(request.begin, request.zone)
     end = room.moment(request.end, request.zone)
     if end is None:
         raise BankUsage("an allocation has an --end; 'bank deposit' gives money that has none")
-    _in_order(begin, end)
+    _in_order(begin or room.now(), end)
     with room.ledger.transaction() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
         before = t.seq

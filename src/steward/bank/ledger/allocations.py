@@ -33,12 +33,21 @@ class Allocations:
         amount: int,
         by: By,
         *,
-        begin: datetime,
         end: datetime,
+        begin: datetime | None = None,
         rollover: Rollover = "none",
         note: str = "",
     ) -> Allocation:
         """Create an allocation, and deposit an amount in it.
+
+        Args:
+            account: The account's name.
+            amount: The deposit, micro-SU; 0 for none.
+            by: Who does it.
+            end: When it ends.
+            begin: When it begins; None for now, which is the same request at any time.
+            rollover: What becomes of its rest.
+            note: Text for people.
 
         Raises:
             BankUsage: There is no such account, or the times or the amount are none.
@@ -47,12 +56,13 @@ class Allocations:
         whose = takes_money(self._accounts.need(account))
         if amount:
             checked_amount(amount)
-        times = (micros(begin), micros(end))
+        times = (None if begin is None else micros(begin), micros(end))
         asked = asking("allocation.create", whose.name, amount, *times, rollover)
         done = session.done(by, asked)
         if done is not None:
             return self._made_by(done)
-        if times[0] >= times[1]:
+        begin_us = micros(begin or session.now(by))
+        if begin_us >= micros(end):
             raise BankUsage("an allocation ends after it begins", account)
         number = session.value(select(func.max(pot.c.number))) + 1
         made = session.act(
@@ -66,8 +76,8 @@ class Allocations:
             insert(pot).values(
                 number=number,
                 account=whose.name,
-                begin_us=times[0],
-                end_us=times[1],
+                begin_us=begin_us,
+                end_us=micros(end),
                 rollover=rollover,
                 note=clean(note),
                 balance=0,

@@ -92,7 +92,7 @@ class Session:
             return None
         if found.asked != asked:
             raise BankUsage(
-                f"the key {by.key!r} was used for something else ({found.asked}): take another",
+                f"the key {by.key!r} was used for another request: take another key",
                 by.key,
             )
         return int(found.number)
