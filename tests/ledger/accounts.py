@@ -123,7 +123,7 @@ class AccountCases:
         with ledger.transaction() as t:
             account(t, "phys")
         assert make(5) == make(5)
-        with pytest.raises(BankUsage, match="something else"):
+        with pytest.raises(BankUsage, match="another request"):
             make(6)
 
     def test_books_show_what_has_changed(self, ledger: Ledger) -> None:
