@@ -400,6 +400,24 @@ def test_a_store_that_cannot_sync_costs_no_descriptors_of_the_next(
     assert not [path for path in open_files() if path.startswith(ours) and path.endswith(".script")]
 
 
+def test_a_script_that_could_not_be_synced_is_not_taken_for_durable(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = tuple(store.directory for store in bench.stores)
+    really = os.fsync
+
+    def fsync(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(ours):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        really(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    submit(bench.spool, 1)
+    with pytest.raises(StoreUnavailable, match="not all scripts could be made durable"):
+        bench.capture().run_once()
+    assert bench.events == []
+
+
 def missed(bench: Bench) -> list[int]:
     """The jobs that were told to be lost."""
     told = [event.body.job_ids for event in bench.events if event.kind == JOB_MISSED]

@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -353,13 +353,14 @@ class Capture:
         self._report_missed(at_once=True)
         done = self._committer.finish(max(0.1, until - time.monotonic()))
         self._close_kept()
-        for taken in held:
+        failed = list(self._take_failed())
+        for taken in (*held, *failed):
             taken.close()
         left = len(unread) + len(self._released) + self._committer.under_way
         if left:
             log.warning("%d scripts are not captured yet; the next start finds them", left)
         self._spool.close()
-        return done and not left and self._committer.failed.empty()
+        return done and not left and not failed
 
     def _complaint(self) -> str:
         said = [*self._complaints.values(), self._committer.complaint]
@@ -378,13 +379,17 @@ class Capture:
     def _take_back(self) -> None:
         with suppress(BlockingIOError):  # nothing has failed since the last look
             os.eventfd_read(self._committer.fd)
-        while not self._committer.failed.empty():
-            failed = self._committer.failed.get()
+        failed = list(self._take_failed())
+        if failed:
             for taken in failed:
                 log.debug("job %d: script is written again", taken.job_id)
             self._spool.ready.extendleft(reversed(failed))
             self._again_at = time.monotonic() + self._backoff.next_s()
         self._close_kept()
+
+    def _take_failed(self) -> Iterator[Taken]:
+        while not self._committer.failed.empty():
+            yield from self._committer.failed.get()
 
     def _close_kept(self) -> None:
         while not self._committer.kept.empty():
