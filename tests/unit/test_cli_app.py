@@ -119,6 +119,13 @@ def test_a_log_level_that_does_not_exist_is_wrong_use(
     assert "'loud' is not one of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["web", "listen"])
+def test_a_log_level_is_taken_in_any_case(name: str) -> None:
+    command = load(next(entry for entry in Root.entries if entry.name == name))
+    parsed = command.make_context(name, ["--log-level", "INFO"])
+    assert parsed.params["log_level"] == "info"
+
+
 def python(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *args], capture_output=True, text=True, timeout=60, check=False, **options

@@ -16,7 +16,12 @@ def app(
     ] = os.path.join(os.path.dirname(Settings().socket), LISTENER_SOCKET),
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
+        typer.Option(
+            "--log-level",
+            metavar="LEVEL",
+            case_sensitive=False,
+            help="debug, info, warning or error.",
+        ),
     ] = "info",
 ) -> None:
     """Listen for compute nodes under a user of its own.

@@ -16,7 +16,12 @@ def app(
     ] = Settings().socket,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
+        typer.Option(
+            "--log-level",
+            metavar="LEVEL",
+            case_sensitive=False,
+            help="debug, info, warning or error.",
+        ),
     ] = "info",
 ) -> None:
     """Serve the pages and the API.
