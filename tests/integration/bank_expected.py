@@ -87,19 +87,28 @@ def by_sacct(site: BankSite) -> list[Ran]:
             ran = before
         found[ran.job, submit, ran.start] = ran
     # A slurmctld that was killed took with it what it had not told slurmdbd yet: a resized run
-    # has no row of its first size, or one with the end of the whole run beside that of its last.
+    # has fewer sizes there than in jobcomp, and its first row is missing or has the end of the
+    # whole run beside the last one.
     last = {
         (job, start): submit for job, submit, start in sorted(found, key=lambda key: int(key[1]))
     }
-    cut = {key for key in found if last[key[0], key[2]] != key[1]}
-    told -= {(job, submit) for job, submit, _ in cut}
-    found = {key: ran for key, ran in found.items() if key not in cut}
-    pieces += [
-        ran for ran in lines if ran.state == "RESIZING" and (ran.job, ran.submit) not in told
+    found = {key: ran for key, ran in found.items() if last[key[0], key[2]] == key[1]}
+    of_jobcomp = _by_run(ran for ran in lines if ran.state == "RESIZING")
+    for run, sizes in _by_run(pieces).items():
+        if len(sizes) >= len(of_jobcomp.get(run, ())):
+            of_jobcomp[run] = sizes
+    untold = [
+        ran for key, ran in first.items() if key not in told and (ran.job, ran.start) not in last
     ]
-    told |= {(job, submit) for job, submit, _ in cut}
-    untold = [ran for key, ran in first.items() if key not in told]
-    return [*_without([*found.values(), *untold, *_again(lines, first)], pieces)]
+    sizes = [size for sizes in of_jobcomp.values() for size in sizes]
+    return [*_without([*found.values(), *untold, *_again(lines, first)], sizes)]
+
+
+def _by_run(pieces: Iterable[Ran]) -> dict[tuple[int, str], list[Ran]]:
+    runs: dict[tuple[int, str], list[Ran]] = {}
+    for piece in pieces:
+        runs.setdefault((piece.job, piece.start), []).append(piece)
+    return runs
 
 
 def _first(lines: Iterable[Ran]) -> dict[tuple[int, str], Ran]:
