@@ -5,9 +5,10 @@ First record which test runs which line, then try mutants of one package::
     coverage run -m pytest tests/unit
     python scripts/mutants.py bank --seed 15 --count 200
 
-A mutant is killed if a test that runs its line fails, or does not end. A mutant on a line that
-no test runs survives. The same seed on the same commit draws the same mutants. ``--coverage``
-prints the branch coverage of each package in place of mutants.
+A mutant is killed if a test that runs its line fails, or hangs. A mutant on a line that no test
+runs survives. Tests that fail on an unchanged copy of the code are not counted. The same seed on
+the same commit draws the same mutants. ``--coverage`` prints the branch coverage of each package
+in place of mutants.
 """
 
 import argparse
@@ -157,12 +158,17 @@ def write_mutant(mutant: Mutant, target: Path) -> None:
     target.write_text(ast.unparse(ast.fix_missing_locations(tree)))
 
 
-def is_killed(mutant: Mutant, tests: list[str]) -> bool:
-    """Whether one of the tests fails, or hangs, on a copy of the code with the change."""
+def run_tests(tests: list[str], mutant: Mutant | None = None) -> str:
+    """Run tests on a copy of the code, with a change or without.
+
+    Returns:
+        "passed", "failed", "hung", or "broken" where pytest could not run them.
+    """
     with tempfile.TemporaryDirectory() as work:
         source = Path(work) / "src"
         shutil.copytree(PACKAGE.parent, source, ignore=shutil.ignore_patterns("__pycache__"))
-        write_mutant(mutant, source / mutant.path.relative_to(PACKAGE.parent))
+        if mutant is not None:
+            write_mutant(mutant, source / mutant.path.relative_to(PACKAGE.parent))
         words = ["pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
         try:
@@ -175,8 +181,18 @@ def is_killed(mutant: Mutant, tests: list[str]) -> bool:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return True
-        return done.returncode != 0
+            return "hung"
+    return {0: "passed", 1: "failed"}.get(done.returncode, "broken")
+
+
+def list_failing(tests: list[str]) -> set[str]:
+    """List the tests that fail on an unchanged copy of the code."""
+    if not tests or run_tests(tests) == "passed":
+        return set()
+    if len(tests) == 1:
+        return set(tests)
+    half = len(tests) // 2
+    return list_failing(tests[:half]) | list_failing(tests[half:])
 
 
 def test_id(context: str) -> str:
@@ -224,17 +240,26 @@ def main() -> None:
         lines = data.get_data().contexts_by_lineno(str(mutant.path))
         names = {test_id(context) for context in lines.get(mutant.line, ()) if context}
         tests.append(draw.sample(sorted(names), min(MOST_TESTS, len(names))))
+    failing = list_failing(sorted({name for few in tests for name in few}))
+    tests = [[name for name in few if name not in failing] for few in tests]
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        killed = list(
-            pool.map(lambda mutant, few: bool(few) and is_killed(mutant, few), drawn, tests)
+        results = list(
+            pool.map(
+                lambda mutant, few: run_tests(few, mutant) if few else "untested", drawn, tests
+            )
         )
-    survivors = [
-        f"{mutant.path.relative_to(PACKAGE)}:{mutant.line} {mutant.change}"
-        + ("" if few else " (no test runs it)")
-        for mutant, few, is_dead in zip(drawn, tests, killed, strict=True)
-        if not is_dead
+    described = [
+        f"{result}: {mutant.path.relative_to(PACKAGE)}:{mutant.line} {mutant.change}"
+        for mutant, result in zip(drawn, results, strict=True)
+        if result not in {"failed", "hung"}
     ]
-    figures = {"mutants": len(drawn), "killed": sum(killed), "survivors": sorted(survivors)}
+    figures = {
+        "mutants": len(drawn),
+        "killed": len(drawn) - len(described),
+        "hung": results.count("hung"),
+        "failing without a change": sorted(failing),
+        "survivors": sorted(described),
+    }
     print(json.dumps(figures, indent=2))
 
 
