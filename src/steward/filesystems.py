@@ -135,10 +135,11 @@ def sync_filesystem(fd: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-_RENAME_NOREPLACE = 1
+RENAME_NOREPLACE = 1
+"""Flag for renameat2(2)."""
 
 
-def rename_new(fd: int, old: str, new: str, *, flag: int = _RENAME_NOREPLACE) -> None:
+def rename_new(fd: int, old: str, new: str) -> None:
     """Rename a file within an open directory, if nothing has the new name (renameat2(2)).
 
     File systems that do not know RENAME_NOREPLACE (NFS, many of FUSE) are asked first and
@@ -148,13 +149,12 @@ def rename_new(fd: int, old: str, new: str, *, flag: int = _RENAME_NOREPLACE) ->
         fd: The directory.
         old: The name that the file has.
         new: The name that it gets.
-        flag: Flag for renameat2(2). A file system that does not know it gets the plain rename.
 
     Raises:
         FileExistsError: Something has the new name.
         OSError: It cannot be renamed.
     """
-    arguments = (fd, os.fsencode(old), fd, os.fsencode(new), flag)
+    arguments = (fd, os.fsencode(old), fd, os.fsencode(new), RENAME_NOREPLACE)
     if _libc().renameat2(*arguments) == 0:
         return
     number = ctypes.get_errno()

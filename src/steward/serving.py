@@ -32,6 +32,8 @@ _OPEN: Final = 256
 _OPEN_OF_ONE: Final = 32
 """… and of one address."""
 _BACKLOG: Final = 1024
+_READ_S: Final = 60.0
+"""Longest pause of a client in reading an answer."""
 _LONGEST_HEAD: Final = 16 << 10
 
 Receive = Callable[[], Any]
@@ -43,12 +45,10 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         head_s: Longest time until the head of a request is whole.
         request_s: Longest time from there until its body is whole.
-        read_s: Longest pause in reading an answer.
     """
 
     head_s: float = 10.0
     request_s: float = 30.0
-    read_s: float = 60.0
 
 
 class TimedProtocol(H11Protocol):
@@ -92,7 +92,7 @@ class TimedProtocol(H11Protocol):
         """A client reads no more of what it asked for."""
         super().pause_writing()
         if self._unread is None:
-            self._unread = self.loop.call_later(self.timeouts.read_s, self._too_slow)
+            self._unread = self.loop.call_later(_READ_S, self._too_slow)
         self._count()
 
     def resume_writing(self) -> None:

@@ -138,6 +138,7 @@ class GateThread(RunningGate):
     def kill(self, number: int = signal.SIGKILL) -> None:
         self._end.set()
         self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the gate goes on"
 
     def is_running(self) -> bool:
         return self._thread.is_alive()

@@ -2,7 +2,6 @@
 
 import errno
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from steward.archive.files.pending import Pending
 from steward.archive.files.places import FilesReader
 from steward.archive.files.verify import verify
 from steward.events import Event
-from steward.filesystems import rename_new
 
 DAY = "alpha/ada/2026/03/05"
 SCRIPT = b"#!/bin/sh\n" + b"hostname\n" * 50
@@ -216,8 +214,7 @@ def test_a_file_system_without_links(
 ) -> None:
     no_links(monkeypatch)
     if not knows_noreplace:
-        rename = partial(rename_new, flag=1 << 20)
-        monkeypatch.setattr("steward.archive.files.copying.rename_new", rename)
+        monkeypatch.setattr("steward.filesystems.RENAME_NOREPLACE", 1 << 20)
     site = Site(tmp_path, compress=compress)
     first, second = site.script(7, b"first"), site.script(7, b"second", mtime_ns=1772712001 * 10**9)
     site.apply(first, second)

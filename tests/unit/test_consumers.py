@@ -11,6 +11,9 @@ from steward.events import JOB_SCRIPT, Event
 from steward.journal import Journal, JournalReader
 from steward.journal.store import rows_of
 
+TICK_S = 60.0
+"""Longer than any back-off."""
+
 
 class Tally:
     """A consumer that remembers what it was given and can be told to fail."""
@@ -34,7 +37,7 @@ class Tally:
         self.position = upto
 
     def tick(self, append: Append) -> float:
-        return 60.0
+        return TICK_S
 
     def close(self) -> None:
         self.jobs.clear()
@@ -47,11 +50,14 @@ class Scene:
         self.tally = Tally()
         self.now = 0.0
         link = DirectLink(self.journal)
-        self.feed = Feed(self.tally, self.reader, link, clock=lambda: self.now)
+        self.feed = Feed(
+            self.tally, self.reader, link, clock=lambda: self.now, longest_nap_s=TICK_S
+        )
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
-            self.now += 20.0  # the longest back-off is over
+            if self.feed.due_s() < TICK_S:
+                self.now += self.feed.due_s()  # the back-off is over
             self.feed.turn()
 
     def submit(self, *job_ids: int) -> None:

@@ -171,6 +171,7 @@ def _debootstrap(work: str, suite: str, say: Callable[[str], None]) -> None:
             code = process.wait(60)
         except BaseException:
             process.kill()
+            process.wait()
             raise
     if code:
         raise SandboxError(f"debootstrap of {suite} from {mirror} failed: {last}", suite)

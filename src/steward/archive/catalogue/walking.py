@@ -18,6 +18,8 @@ from steward.archive.catalogue.month import USE_COLUMNS, MonthReader, Use
 from steward.moments import micros
 
 _USES_OF: Final = "SELECT 1 FROM use WHERE script IN ({})"
+_FEW_USES: Final = 20_000
+"""With fewer uses of proposed scripts than this, those are sorted; see SearchThresholds."""
 _NEWEST_FIRST: Final = "ORDER BY use.at DESC, use.key DESC, use.cluster DESC"
 
 Place = tuple[int, str, str]
@@ -32,13 +34,11 @@ class SearchThresholds(msgspec.Struct, frozen=True, kw_only=True):
         groups_at_once: Groups of three letters in one question to the index.
         few_scripts: With fewer proposed scripts than this, their uses are sorted; with more,
             uses are walked in the order of time.
-        few_uses: Likewise, with fewer uses of proposed scripts.
     """
 
     look_first: int = 300
     groups_at_once: int = 250
     few_scripts: int = 2000
-    few_uses: int = 20_000
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -119,10 +119,10 @@ def _by_index(
         return
     one = "SELECT rowid FROM words WHERE words MATCH ?"
     scripts = " UNION ALL ".join([one] * len(questions))
-    few_scripts, few_uses = thresholds.few_scripts, thresholds.few_uses
+    few_scripts = thresholds.few_scripts
     is_few = (
         _counted(reader, scripts, few_scripts, questions) < few_scripts
-        and _counted(reader, _USES_OF.format(scripts), few_uses, questions) < few_uses
+        and _counted(reader, _USES_OF.format(scripts), _FEW_USES, questions) < _FEW_USES
     )
     index = "use_script" if is_few else _order(wanted)
     # The plus keeps SQLite from looking up scripts one by one where time is to lead.

@@ -21,6 +21,9 @@ from steward.sqlite import Connection, open_database, open_reader, transaction, 
 WAITING, UNVERIFIED, PLACED, MOVED = 0, 1, 2, 3
 """States of a script: bytes in the store only; under unverified/; where it belongs; in move_to."""
 
+PAGE_ROWS = 200
+"""Rows that are read at once where there may be millions."""
+
 LOST_NS = 2**63 - 1
 """``since_ns`` of a script that waits and whose bytes were not found: it is not tried again."""
 
@@ -116,7 +119,7 @@ class Records:
         *,
         reading: bool = False,
         moved: bool = False,
-        page_rows: int = 200,
+        page_rows: int = PAGE_ROWS,
     ) -> None:
         self.moved = moved
         self.page_rows = page_rows

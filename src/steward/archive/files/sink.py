@@ -26,7 +26,7 @@ from steward.archive.files.owners import Change, Owners, user_name
 from steward.archive.files.pending import Pending, Sources
 from steward.archive.files.placing import Placer
 from steward.archive.files.purging import incoming_names, purge
-from steward.archive.files.records import LOST_NS, WAITING, Records, Ref, Row
+from steward.archive.files.records import LOST_NS, PAGE_ROWS, WAITING, Records, Ref, Row
 from steward.archive.files.refilling import Refilling
 from steward.archive.files.retention import Retention
 from steward.archive.files.sharing import Sharing, shareable
@@ -73,7 +73,7 @@ class FilesSink:
         *,
         resolve: Callable[[int], str] = user_name,
         clock: Callable[[], float] = time.monotonic,
-        page_rows: int = 200,
+        page_rows: int = PAGE_ROWS,
     ) -> None:
         self.name = f"archive.{name}"
         self._sink_name = name
