@@ -1,6 +1,6 @@
-"""Draws sentences of the documentation that state a behaviour, for a test of the tree's names.
+"""Draws sentences from the documentation, for a test of the file names under src/steward.
 
-Somebody who has seen the names of the files alone says for each which file does it::
+A reader who sees only the file names names for each sentence the file that implements it::
 
     python scripts/draw_behaviours.py --seed 15 --count 30
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 NO_BEHAVIOUR = frozenset({"develop.md", "install.md", "upgrade.md"})
-"""Pages that tell people what to do, or how Steward is built."""
+"""Pages of instructions, and of Steward's architecture."""
 
 NO_PROSE = re.compile(
     r"```.*?^```|<!--.*?-->|^\|.*?\|$|^#.*?$|^    .*?$|^\[.*?\]: .*?$",

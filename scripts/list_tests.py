@@ -1,7 +1,7 @@
-"""Lists the tests by file, with the number of cases where there are several.
+"""Lists the tests by file, with the number of cases if there are several.
 
-``python scripts/list_tests.py`` prints the list; ``--compare FILE`` prints how it differs from an
-earlier one, as a unified diff, and exits with 1 if it does.
+``python scripts/list_tests.py`` prints the list. ``--compare FILE`` prints a unified diff from
+an earlier list, and exits with 1 if the lists differ.
 """
 
 import argparse
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def list_tests() -> list[str]:
-    """List a line for each file, and below it one for each test."""
+    """List the test files, each followed by its tests."""
     words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests"]
     out = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     cases: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
@@ -31,7 +31,7 @@ def list_tests() -> list[str]:
 
 
 def main() -> None:
-    """Print the list, or how it differs."""
+    """Print the list, or its diff from an earlier list."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--compare", metavar="FILE", type=Path)
     earlier = parser.parse_args().compare

@@ -1,7 +1,7 @@
-"""Measures the size and the wording of the code base, as a Markdown table or as JSON.
+"""Measures the size of the code base and the wording of its names, as a table or as JSON.
 
-``python scripts/measure.py`` prints the table for people, ``--json`` prints the figures for
-programs. Every figure is computed from the tree alone, so two commits can be compared.
+``python scripts/measure.py`` prints a Markdown table, ``--json`` prints JSON. Every figure depends
+on the tree alone, so figures of two commits can be compared.
 """
 
 import argparse
@@ -19,23 +19,23 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "steward"
 
 ESTABLISHED = frozenset({"accounting", "billing", "pricing"})
-"""Nouns that end as participles do."""
+"""Established nouns that end like participles."""
 
 NO_PARTICIPLE = frozenset({"feed", "need", "seed", "speed", "shed", "string", "setting", "ring"})
-"""Words that end in -ed or -ing and are none."""
+"""Words that end in -ed or -ing but are no participles."""
 
 IRREGULAR = re.compile(
     "begun|bought|built|drawn|found|given|gone|got|held|kept|known|laid|led|left|lost|made|meant"
     "|met|named|paid|said|seen|sent|shown|spent|stood|taken|told|thought|understood|written"
 )
-"""Past participles that do not end in -ed and are no verbs as well, as "put" and "read" are."""
+"""Irregular past participles, except those that are also verbs, such as "put" and "read"."""
 
 DATABASE = re.compile(r"(?:^|/)([a-z_]+\.db)$")
 GENERATED = re.compile(
     r"```.*?^```$|<!-- (settings|actions) -->.*?<!-- end of \1 -->|<!--.*?-->|^\|.*?\|$",
     re.MULTILINE | re.DOTALL,
 )
-"""What of a page nobody wrote by hand: output blocks, commands, tables made of the code."""
+"""Parts of a page that are not hand-written: output blocks, commands and generated tables."""
 
 
 def source_files() -> list[Path]:
@@ -61,14 +61,14 @@ def count_code_lines(text: str) -> int:
 
 
 def is_participle(word: str) -> bool:
-    """Whether a word is a participle that STYLE does not allow as a name."""
+    """Return True if a word is a participle and no established noun."""
     if word in ESTABLISHED or word in NO_PARTICIPLE:
         return False
     return bool(IRREGULAR.fullmatch(word)) or (len(word) > 4 and word.endswith(("ing", "ed")))
 
 
 def is_past_participle(name: str) -> bool:
-    """Whether a function's name begins with a past participle in place of a verb."""
+    """Return True if a function's name begins with a past participle instead of a verb."""
     word = name.lstrip("_").partition("_")[0]
     if word in NO_PARTICIPLE:
         return False
@@ -76,7 +76,7 @@ def is_past_participle(name: str) -> bool:
 
 
 def is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function is a property: its name is a noun or an adjective."""
+    """Return True if a function is a property, whose name is a noun or an adjective."""
     return any("property" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
@@ -88,7 +88,7 @@ def walk_functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunc
 
 
 def only_copies(function: ast.AST) -> bool:
-    """Whether a function does nothing but build one value from fields of its arguments."""
+    """Return True if a function only builds one value from fields of its arguments."""
     body = [one for one in getattr(function, "body", []) if not _is_docstring(one)]
     if len(body) != 1 or not isinstance(body[0], ast.Return):
         return False
@@ -136,13 +136,13 @@ def count_settings() -> int:
 
 
 def count_words_of_docs() -> int:
-    """Count the words that somebody wrote in README and docs."""
+    """Count the hand-written words of README and docs."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return sum(len(GENERATED.sub(" ", page.read_text()).split()) for page in pages)
 
 
 def measure() -> dict[str, int]:
-    """Measure the tree; the names say what each figure counts."""
+    """Measure the tree and return the figures by name."""
     texts = {path: path.read_text() for path in source_files()}
     trees = {path: ast.parse(text) for path, text in texts.items()}
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
@@ -194,7 +194,7 @@ def measure() -> dict[str, int]:
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     figures = measure()
     if parser.parse_args().json:
         print(json.dumps(figures, indent=2))

@@ -1,6 +1,6 @@
-"""Changes the code in one place at a time, and counts the changes that the unit tests notice.
+"""Counts the mutants that the unit tests kill. A mutant is the code with one change.
 
-First record which test runs which line, then try mutants of one package::
+First record the lines that each test runs, then draw mutants of one package::
 
     coverage run -m pytest tests/unit
     python scripts/mutants.py bank --seed 15 --count 200
@@ -31,10 +31,10 @@ import coverage
 ROOT: Final = Path(__file__).parent.parent
 PACKAGE: Final = ROOT / "src" / "steward"
 MOST_TESTS: Final = 40
-"""Most tests that are run for one mutant, drawn among those that run its line."""
+"""Most tests run for one mutant, drawn from the tests that run its line."""
 
 TIMEOUT_S: Final = 180.0
-"""Time after which the tests of a mutant are taken for hanging."""
+"""Time after which the tests of a mutant count as hanging, in seconds."""
 
 COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE,
@@ -58,7 +58,7 @@ OPERATIONS: Final[dict[type[ast.operator], type[ast.operator]]] = {
 
 
 class Mutant(NamedTuple):
-    """One change: the file, the line, the number of the node in the file, and what changes."""
+    """One change: file, line, number of the node in the file, and description."""
 
     path: Path
     line: int
@@ -67,7 +67,7 @@ class Mutant(NamedTuple):
 
 
 def describe_change(node: ast.AST) -> str:
-    """Describe the one change that is made to a node; empty if none is."""
+    """Describe the change to a node; empty if the node is not changed."""
     match node:
         case ast.Compare(ops=[operator]) if type(operator) in COMPARISONS:
             return f"{type(operator).__name__} to {COMPARISONS[type(operator)].__name__}"
@@ -121,7 +121,7 @@ def change_node(node: ast.AST) -> None:
 
 
 def walk_code(tree: ast.Module) -> Iterator[tuple[int, ast.AST]]:
-    """Yield the nodes inside functions with their numbers; what types say is left out."""
+    """Yield the nodes inside functions with their numbers, without type annotations."""
     numbers = {id(node): number for number, node in enumerate(ast.walk(tree))}
     pending: list[tuple[ast.AST, bool]] = [(tree, False)]
     while pending:
@@ -196,13 +196,13 @@ def list_failing(tests: list[str]) -> set[str]:
 
 
 def test_id(context: str) -> str:
-    """Return the id of a test by the name that coverage gives it."""
+    """Return the pytest id of a test from its context in coverage."""
     module, *names = context.split(".")
     return "::".join([f"tests/unit/{module}.py", *names])
 
 
 def print_coverage(data: coverage.Coverage) -> None:
-    """Print the share of lines and branches that the tests run, by package, as JSON."""
+    """Print the percentage of lines and branches that the tests run, by package, as JSON."""
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         data.json_report(outfile=out.name)
         files = json.loads(Path(out.name).read_text())["files"]
@@ -219,7 +219,7 @@ def print_coverage(data: coverage.Coverage) -> None:
 
 
 def main() -> None:
-    """Print how many mutants were killed, and those that survived, as JSON."""
+    """Print the number of killed mutants and the list of survivors, as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("package", nargs="?", default="", help="a folder of src/steward")
     parser.add_argument("--seed", type=int, default=15)

@@ -114,7 +114,7 @@ class Pace:
     """How much was put to use of late, counted in slices of time.
 
     Args:
-        clock: Seconds, growing.
+        clock: Monotonic clock, in seconds.
     """
 
     _WINDOW_S = 60.0
@@ -158,7 +158,7 @@ class Feed:
         reader: The journal, for reading.
         link: The way to the journal's writer.
         registered: Whether the journal waits for this consumer before it trims.
-        clock: Seconds, growing.
+        clock: Monotonic clock, in seconds.
         longest_nap_s: Longest time until the next turn, in seconds.
     """
 

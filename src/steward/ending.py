@@ -27,7 +27,7 @@ def end_group(process: "subprocess.Popen[bytes]", *, reap_s: float = 5.0) -> Non
     Args:
         process: The program. What hangs in the kernel, or became somebody else (sudo), is left
             behind: neither is waited for without end.
-        reap_s: Longest wait for its end, in seconds.
+        reap_s: Longest wait for the end of the program, in seconds.
     """
     # It may have ended in this moment; of another user's, closed pipes tell it that we are gone.
     with contextlib.suppress(ProcessLookupError, PermissionError):

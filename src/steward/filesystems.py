@@ -62,8 +62,8 @@ def network_kind(path: str, *, mounts: str = "/proc/self/mountinfo") -> str:
     upwards. What does not exist counts as lying where it would be made.
 
     Args:
-        path: What lies there.
-        mounts: The kernel's list of mounts.
+        path: Any path; it need not exist.
+        mounts: File with the kernel's list of mounts.
 
     Raises:
         OSError: The kernel's list of mounts cannot be read.
@@ -146,9 +146,9 @@ def rename_new(fd: int, old: str, new: str) -> None:
     then renamed on: between the two another process could make a file of that name.
 
     Args:
-        fd: The directory.
-        old: The name that the file has.
-        new: The name that it gets.
+        fd: Descriptor of the directory.
+        old: Present name of the file.
+        new: New name of the file.
 
     Raises:
         FileExistsError: Something has the new name.

@@ -1,6 +1,6 @@
 """Serves HTTP: uvicorn, with an end to everything that a client may draw out.
 
-A connection that does not come to its point is closed, see :class:`Timeouts`. How long
+A client that exceeds one of the :class:`Timeouts` loses its connection. How long
 an answer takes is the application's business. Only so many are served at once, the
 others are told to come again; and of one address only so many are open that have not
 asked, are not encrypted yet, or do not read.
@@ -40,11 +40,11 @@ Receive = Callable[[], Any]
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a client may take, in seconds.
+    """Timeouts of clients, in seconds.
 
     Attributes:
-        head_s: Longest time until the head of a request is whole.
-        request_s: Longest time from there until its body is whole.
+        head_s: Longest time until the head of a request is complete.
+        request_s: Longest time from then until the body is complete.
     """
 
     head_s: float = 10.0
@@ -154,7 +154,7 @@ class _Server(uvicorn.Server):
 
 
 def timed(app: Any, request_s: float) -> Any:
-    """An application that gives up on bodies that do not come within so many seconds."""
+    """Wrap an application so that it abandons bodies that take longer than ``request_s``."""
 
     async def within(scope: Any, receive: Receive, send: Any) -> None:
         if scope["type"] != "http":
@@ -247,7 +247,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         certificate_file: Its certificate; without one, no encryption.
         key_file: The key of that certificate.
         shared: Networks whose addresses many share, see :class:`steward.listening.Crowd`.
-        timeouts: How long a client may take.
+        timeouts: Timeouts of clients.
     """
 
     name: str

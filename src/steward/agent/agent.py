@@ -186,7 +186,7 @@ class Spool:
         rotate_bytes: Size at which a file is renamed, so that it can be removed some time.
         most_bytes: Where more than this waits the oldest lines are given up, and counted.
             Both are less on a small file system, which would fill before.
-        grace_s: Shortest time that a renamed file is kept, in seconds.
+        grace_s: Shortest time before the agent removes a renamed file, in seconds.
     """
 
     def __init__(

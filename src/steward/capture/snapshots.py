@@ -54,7 +54,7 @@ class Allowance:
     Args:
         most: How many may be asked at once.
         per_s: How many are given back in a second.
-        clock: Seconds, growing.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Snapshots:
         redact: Takes secrets out of what users wrote into a record.
         tells_looks: Whether a look that saw the whole queue is told as queue.looked.
         looked: Is told how each look went.
-        clock: Seconds, growing.
+        clock: Monotonic clock, in seconds.
     """
 
     kinds = frozenset({JOB_SCRIPT, JOB_END}) | KINDS

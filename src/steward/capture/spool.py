@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _SLICE = 16
 """Scripts read between two looks at the spool: short-lived jobs must not wait for long ones."""
 _BATCH = 256
-"""A batch goes when it has so many scripts; see also ``CaptureLimits.batch_bytes``."""
+"""Scripts at which a batch is committed; see also ``CaptureLimits.batch_bytes``."""
 _LONGEST_NAP_S = 5.0
 _LAST_WORDS_S = 4.0
 _MOST_NAMED = 50
@@ -56,18 +56,18 @@ class CaptureLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Times and sizes of a capture.
 
     Attributes:
-        batch_bytes: Bytes with which a batch goes: what is written should not wait long to be
+        batch_bytes: Size at which a batch is committed, in bytes: written scripts should soon be
             durable.
-        gather_s: Seconds for which scripts gather while an earlier batch is under way.
-        retry_store_s: Seconds until a store that failed is tried again.
-        hold_unread_s: Seconds for which descriptors of a script that cannot be read are held.
-            After them a rescan opens the script anew. What was removed meanwhile is held on: it
-            has no name.
-        most_unread: Scripts that cannot be read and whose descriptors are held at a time.
-        first_rescan_s: Seconds until the first rescan that looks for what could not be read.
-        longest_rescan_s: Seconds between two of them at the most.
-        missed_every_s: Seconds between two reports of jobs that vanished, so that a storm is
-            few events.
+        gather_s: Time for which scripts gather while an earlier batch is in progress, in seconds.
+        retry_store_s: Time until Steward tries a failed store again, in seconds.
+        hold_unread_s: Time for which descriptors of an unreadable script stay open, in seconds.
+            After this time a rescan opens the script again. Descriptors of a removed script stay
+            open, because it no longer has a name.
+        most_unread: Most unreadable scripts with open descriptors at a time.
+        first_rescan_s: Time until the first rescan for unreadable scripts, in seconds.
+        longest_rescan_s: Longest time between two such rescans, in seconds.
+        missed_every_s: Time between two reports of vanished jobs, in seconds. It keeps the number
+            of events small in a storm of jobs.
     """
 
     batch_bytes: int = 32 << 20
@@ -81,13 +81,13 @@ class CaptureLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaptureBatch(msgspec.Struct):
-    """Scripts and events that are written and not durable yet.
+    """Scripts and events that are written but not durable yet.
 
     Attributes:
-        rows: The events, encoded.
-        held: The scripts, which are held until their bytes are durable.
-        unsynced: The files that hold the bytes.
-        size: Bytes in them.
+        rows: Encoded events.
+        held: Scripts with open descriptors, until their bytes are durable.
+        unsynced: Files with the bytes.
+        size: Total size of the bytes.
     """
 
     rows: list[Row]
@@ -211,7 +211,7 @@ class Capture:
         redactor: Takes secrets out of environments.
         append: Appends encoded events durably; may block.
         environments: Whether environments are kept.
-        limits: Times and sizes; the defaults where None.
+        limits: Times and sizes. Defaults if None.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class Capture:
         return any(map(self._is_young, self._unread.values()))
 
     def _is_young(self, unread: _Unread) -> bool:
-        """Whether its descriptors are to be held, wherever its script is."""
+        """Return True if a script's descriptors must stay open, removed or not."""
         return time.monotonic() - unread.since < self._limits.hold_unread_s
 
     def turn(self) -> None:

@@ -22,7 +22,7 @@ class Unshown:
 
     Args:
         cluster: Whose queue.
-        clock: Seconds, growing.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:

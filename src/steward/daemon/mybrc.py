@@ -72,9 +72,9 @@ def run_mybrc(
 
     Args:
         settings: The configuration.
-        stop: Ends it.
-        beat: Called some times a second.
-        timeouts: How long a client may take; None for the usual times.
+        stop: Ends the server when it is raised.
+        beat: Called several times a second.
+        timeouts: Timeouts of clients. Defaults if None.
     """
     from steward.bank.gate.link import GateLink
     from steward.bank.ledger import open_ledger

@@ -45,7 +45,7 @@ class SocketError(StewardError):
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The user at the other end of a Unix socket, as the kernel knows them."""
+    """Ask the kernel for the uid of a Unix socket's peer."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
     uid: int = _PEERCRED.unpack(raw)[1]
     return uid
@@ -91,7 +91,7 @@ class SocketServer:
         path: Where the socket is made.
         service: Answers, in a process for each connection.
         is_kept: Whether a uid may ask several things on a connection: the pages' process.
-        uid_of: The user at the other end of a connection.
+        uid_of: Returns the uid of a connection's peer.
     """
 
     def __init__(

@@ -65,12 +65,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a supervisor waits.
+    """Waiting times of a supervisor, in seconds.
 
     Attributes:
-        tick_s: Longest time between two looks at the parts, in seconds.
-        after_s: Longest wait of a part for those that it starts after, in seconds.
-        stop_s: Longest wait for parts to end before they are killed, in seconds.
+        tick_s: Longest time between two checks of the workers.
+        after_s: Longest time that a worker waits for the workers that it starts after.
+        stop_s: Longest time that workers may take to end before the supervisor kills them.
     """
 
     tick_s: float = 1.0
@@ -118,7 +118,7 @@ class Supervisor:
             or raises StewardError to keep the present ones.
         tell: Is told how the parts stand whenever that has changed.
         listener: Takes requests for a reload.
-        timing: How long to wait; None for the usual times.
+        timing: Waiting times. Defaults if None.
     """
 
     def __init__(

@@ -23,12 +23,12 @@ _NEARLY_ALL: Final = 0.9
 
 
 def answers(ground: Ground, *, ping_s: float = 8.0) -> Iterator[Finding]:
-    """Whether Slurm's commands are there, and slurmctld answers them.
+    """Check that Slurm's commands exist and slurmctld answers them.
 
     Args:
-        ground: What may be looked at.
-        ping_s: Longest wait for ``scontrol ping``, in seconds: less than Slurm's shortest usual
-            MessageTimeout of 10 s, after which it calls a daemon DOWN that only hangs.
+        ground: Input of the check.
+        ping_s: Longest wait for ``scontrol ping``, in seconds. Less than Slurm's shortest usual
+            MessageTimeout of 10 s, after which Slurm reports a hanging daemon as DOWN.
     """
     if not ground.clusters:
         yield skipped("scontrol show config", "no cluster's Slurm is asked from here")

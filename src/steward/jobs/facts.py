@@ -417,9 +417,9 @@ def _is_refused(record: JobRecord) -> bool:
 
 
 def _is_apart(one: JobRecord, other: JobRecord) -> bool:
-    """Whether two ends are of different times; an end without times is apart from none.
+    """Return True if two ends belong to different runs; an end without times belongs to any.
 
-    A run has one start, also where it ended in that second: what is told of it later is no other.
+    Two ends with one start belong to one run, even if it ended in the second of its start.
     """
     if one.start is None or one.end is None or other.start is None or other.end is None:
         return False

@@ -135,8 +135,8 @@ class Listings(Accounts):
         """How many jobs are in each state, and whether all of them were counted.
 
         Args:
-            wanted: Which jobs.
-            limit: Most jobs that are counted where each has to be looked at by itself.
+            wanted: Filter of the jobs.
+            limit: Most jobs to count if the filter must be applied to each job.
 
         Raises:
             JobNameError: ``wanted.jobs`` holds a text that names no job.

@@ -49,7 +49,7 @@ class JournalServer:
         settings: When to trim and to detach.
         stores: Where kept bytes lie, to unlink them when their event is trimmed.
         trim_every_s: Time between two trims, in seconds.
-        flush_every_s: Time between two writes of the consumers' positions, in seconds.
+        flush_every_s: Time between two writes of the consumers' cursors, in seconds.
     """
 
     def __init__(

@@ -43,9 +43,9 @@ class Inside(subprocess.Popen[Any]):
     by SIGKILL when the caller's side of it does.
 
     Args:
-        argv: The command line that enters the sandbox, see :meth:`Sandbox.command`.
-        begins_within_s: Seconds after which a program that has not begun is taken for ended.
-        options: Those of subprocess.Popen.
+        argv: Command line that enters the sandbox, see :meth:`Sandbox.command`.
+        begins_within_s: Time after which a program that has not begun counts as ended, in seconds.
+        options: Options of subprocess.Popen.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ class Searcher:
 
     Args:
         directory: ``state_dir/catalogue``.
-        thresholds: Sizes at which a month is read in another way; the defaults where None.
+        thresholds: Sizes that decide how a search reads a month. Defaults if None.
     """
 
     def __init__(self, directory: str, *, thresholds: SearchThresholds | None = None) -> None:

@@ -27,13 +27,13 @@ Place = tuple[int, str, str]
 
 
 class SearchThresholds(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes at which a search reads a month in another way; the hits stay the same.
+    """Sizes that decide how a search reads a month; they do not change the hits.
 
     Attributes:
-        look_first: Newest uses that are searched for a short term before the vocabulary is.
-        groups_at_once: Groups of three letters in one question to the index.
-        few_scripts: With fewer proposed scripts than this, their uses are sorted; with more,
-            uses are walked in the order of time.
+        look_first: Newest uses that a search for a short term reads before the vocabulary.
+        groups_at_once: Most groups of three letters in one query of the index.
+        few_scripts: Number of proposed scripts from which a search reads uses in order of time.
+            With fewer, it sorts the uses of these scripts.
     """
 
     look_first: int = 300
@@ -91,7 +91,7 @@ def proposed(
         matcher: What is searched for.
         wanted: Which uses.
         after: Only what follows this one.
-        thresholds: Sizes at which it is read in another way.
+        thresholds: Sizes that decide how the month is read.
     """
     groups = matcher.groups()
     if groups:

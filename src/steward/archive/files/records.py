@@ -106,7 +106,7 @@ class Records:
         name: The sink's name.
         reading: Open it for reading only.
         moved: It is the tree that files are moved on to that is worked on.
-        page_rows: Rows that are read at once where there may be millions.
+        page_rows: Most rows of one query where there may be millions.
 
     Raises:
         SqliteUnavailable: It cannot be opened now.

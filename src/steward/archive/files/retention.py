@@ -58,7 +58,7 @@ class Retention:
         records: The sink's database.
         sink: The sink's name.
         settings: Of the sink: ``retention_days`` and ``limit``.
-        at_once: Scripts that are ordered to go at once.
+        at_once: Most scripts in one batch of purge orders.
     """
 
     def __init__(

@@ -53,9 +53,9 @@ class FilesSink:
         settings: The whole configuration.
         name: The sink's name in it.
         stores: Where incoming bytes are.
-        resolve: The name that a uid has now.
-        clock: Seconds, growing.
-        page_rows: Rows of the sink's database that are read at once.
+        resolve: Returns the present name of a uid.
+        clock: Monotonic clock, in seconds.
+        page_rows: Most rows of one query of the sink's database.
 
     Raises:
         LayoutError: The layout cannot be used.

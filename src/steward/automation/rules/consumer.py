@@ -39,7 +39,7 @@ class RulesConsumer:
         settings: The whole configuration.
         make_hand: Makes what actions are done with, for one thread at a time.
         clock: Tells the present moment.
-        store: The database of rules; opened in the state directory if None.
+        store: Database of rules. If None, the consumer opens it in the state directory.
 
     Raises:
         SqliteUnavailable: The database cannot be used now.

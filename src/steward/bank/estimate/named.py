@@ -43,7 +43,7 @@ def nodes_named(nodelist: str, most: int) -> int:
 
 @lru_cache(maxsize=16)  # the same list is read for each partition and QOS of a job
 def count_nodes(nodelist: str) -> int | None:
-    """How many nodes a list names; None where it cannot be read, or is too long to be."""
+    """Count the nodes in a node list; return None if it is malformed or too long."""
     if "[" not in nodelist:
         names = set(nodelist.split(","))
         names.discard("")

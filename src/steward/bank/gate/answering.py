@@ -134,8 +134,8 @@ class Answering:
     Args:
         keeper: The gate's state.
         right: Whether it may decide.
-        names: Users' names by uid; None for those that this host knows.
-        limits: CPU time that users took; None where nobody took any yet.
+        names: User names by uid. If None, the gate resolves them on this host.
+        limits: CPU time that each user has taken. None if nobody has taken any yet.
     """
 
     def __init__(

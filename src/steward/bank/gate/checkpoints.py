@@ -33,8 +33,8 @@ class Checkpoints(threading.Thread):
 
     Args:
         store: Whose log it is; it is looked after by a connection of this thread's own.
-        most_frames: Length of the log, in frames of 4 KiB, at which no quiet moment is waited
-            for any more.
+        most_frames: Length of the log, in frames of 4 KiB, at which a checkpoint no longer waits
+            for a quiet moment.
     """
 
     def __init__(self, store: "Store", *, most_frames: int = 16_384) -> None:

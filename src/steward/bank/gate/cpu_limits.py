@@ -19,7 +19,7 @@ class CpuLimits:
     """CPU time that each user took in the present second.
 
     Args:
-        clock: Seconds, growing.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

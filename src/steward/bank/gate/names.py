@@ -19,11 +19,11 @@ _MOST: Final = 100_000
 
 
 class Names:
-    """Looks names up beside the thread that decides.
+    """User names by uid, resolved by a thread beside the deciding thread.
 
     Args:
-        wait_s: Longest wait of a decision for a name, in seconds.
-        clock: Seconds, growing.
+        wait_s: Longest time that a decision waits for a name, in seconds.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(

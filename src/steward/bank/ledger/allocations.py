@@ -41,13 +41,14 @@ class Allocations:
         """Create an allocation, and deposit an amount in it.
 
         Args:
-            account: The account's name.
-            amount: The deposit, micro-SU; 0 for none.
-            by: Who does it.
-            end: When it ends.
-            begin: When it begins; None for now, which is the same request at any time.
-            rollover: What becomes of its rest.
-            note: Text for people.
+            account: Name of the account.
+            amount: Deposit, in micro-SU; 0 for none.
+            by: Author, reason and idempotency key.
+            end: End of the allocation.
+            begin: Begin of the allocation; None for now. A later repeat with None is the same
+                request.
+            rollover: Use of the balance that is left at the end.
+            note: Free text.
 
         Raises:
             BankUsage: There is no such account, or the times or the amount are none.

@@ -98,7 +98,7 @@ class Database:
 
     Args:
         url: Where it is.
-        patience_s: Longest wait for an answer of PostgreSQL, in seconds.
+        patience_s: Longest wait for a reply of PostgreSQL, in seconds.
     """
 
     def __init__(self, url: URL, *, patience_s: float = _STATEMENT_S + 5.0) -> None:

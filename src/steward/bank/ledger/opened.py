@@ -92,12 +92,12 @@ class Ledger:
     A process that forks opens one of its own afterwards.
 
     Args:
-        database: Where it is; closed with the ledger.
+        database: The ledger's database. Closing the ledger closes it.
         now: The clock.
 
     Raises:
         LedgerUnavailable: Its database cannot be used now.
-        BankError: A newer Steward made it.
+        BankError: A newer Steward created the database.
         SqliteError: The file cannot be used as it is.
     """
 

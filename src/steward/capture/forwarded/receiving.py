@@ -78,10 +78,10 @@ class Receiver:
         known: Whether an event of this cluster and key was ever appended; asked by one
             thread at a time.
         link: The way to the journal's writer.
-        most_strangers: Most connections that have not said who they are: the least patient flood
-            takes no more threads.
-        most_of_cluster: Most connections that report for one cluster: none of its hosts can take
-            what others need.
+        most_strangers: Most connections that have not identified themselves. Bounds the threads
+            that a flood of connections can take.
+        most_of_cluster: Most connections that report for one cluster, so that its hosts cannot
+            take the connections of other clusters.
 
     Raises:
         ListenUnavailable: The address cannot be listened at.

@@ -17,7 +17,7 @@ from steward.archive.remote.kafka.client import KafkaUnavailable, Reached
 log = logging.getLogger(__name__)
 
 CHECK_EVERY_S: Final = 30.0
-"""Seconds between two questions for the topic's id."""
+"""Time between two requests for the topic's id, in seconds."""
 _ASK_S: Final = 10.0
 
 
@@ -26,7 +26,7 @@ class TopicId:
 
     Args:
         reached: The cluster and the topic.
-        every_s: Seconds between two questions for it.
+        every_s: Time between two requests for the topic's id, in seconds.
     """
 
     def __init__(self, reached: Reached, every_s: float) -> None:
@@ -75,7 +75,7 @@ class Anew:
     Args:
         name: Of what uses it, for the log.
         reached: The cluster and the topic.
-        check_every_s: Seconds between two questions for the topic's id.
+        check_every_s: Time between two requests for the topic's id, in seconds.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class KafkaSource:
         taking: Turns messages into events.
         append: Appends events durably; may block.
         once: Whether it is only for what is in the topic now.
-        check_every_s: Seconds between two checks whether the topic was made anew.
+        check_every_s: Time between two checks for a recreated topic, in seconds.
     """
 
     def __init__(

@@ -148,7 +148,7 @@ class Following:
         path: The file; neither it nor its directory need be there yet.
         place: Up to where it was put to use before; None for never.
         quiet_s: How long a renamed file is read on after its last line, in seconds.
-        reattach_s: Seconds between two tries to watch a directory that is not there.
+        reattach_s: Time between two attempts to watch a missing directory, in seconds.
     """
 
     def __init__(

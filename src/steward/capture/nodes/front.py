@@ -233,7 +233,7 @@ class NodeListener:
     Args:
         nodes: [nodes], from the daemon.
         path: The daemon's socket.
-        ask_s: Time between two questions to the daemon whether [nodes] has changed, in seconds.
+        ask_s: Time between two requests to the daemon for changes of [nodes], in seconds.
 
     Raises:
         ListenUnavailable: The address cannot be listened at.

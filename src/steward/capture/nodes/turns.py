@@ -25,10 +25,10 @@ class Holder(Protocol):
 
 
 class Turns:
-    """The turns of all nodes; for many threads.
+    """The turns of all nodes; safe for many threads.
 
     Args:
-        patience_s: Longest wait for a turn, in seconds: less than an agent's for its answer.
+        patience_s: Longest wait for a turn, in seconds. Less than an agent's wait for a reply.
     """
 
     def __init__(self, *, patience_s: float = 25.0) -> None:

@@ -73,10 +73,10 @@ class SlurmSpool:
         of: How many processes share the spool.
         known: Whether the script of a job id with this mtime (ns) was captured before.
         most_held: How many scripts may be held open before taking pauses.
-        without_nul_s: Seconds without news after which a script without a NUL at its end is
-            complete, where nothing tells whether a writer has it open.
-        reattach_s: Seconds between two tries to watch a root that is not there.
-        rescan_s: Seconds between two scans where watches do not tell all.
+        without_nul_s: Time without a change of size after which a script without a final NUL is
+            complete, in seconds. Applies only if Steward cannot detect writers of the file.
+        reattach_s: Time between two attempts to watch a missing root, in seconds.
+        rescan_s: Time between two scans if watches miss changes, in seconds.
     """
 
     def __init__(

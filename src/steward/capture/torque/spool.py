@@ -51,7 +51,7 @@ class TorqueSpool:
     Args:
         plan: What to watch; its root is ``server_priv``, or ``jobs`` in it.
         subdirs: Whether jobs are in ``jobs/0`` to ``jobs/9``; None for wherever they are.
-        timing: Times; the defaults where None.
+        timing: Times of the spool. Defaults if None.
     """
 
     def __init__(

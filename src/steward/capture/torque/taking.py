@@ -47,14 +47,15 @@ class TorqueTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Times of a Torque spool, in seconds.
 
     Attributes:
-        pieces_s: How long a script that may be cut waits for its next piece.
-        record_s: How long a script waits for its job file to be there and readable.
-        look_s: How long one look may go on: who waits for it must not be taken for hung.
-        check_s: Time between two checks that the root is still the one that is watched.
-        filled_s: How long a directory that was not there may be being filled: what it lacks
-            before that is not lost.
-        reattach_s: Time between two tries to watch a root that is not there.
-        rescan_s: Time between two scans where watches do not tell all.
+        pieces_s: Longest time that a possibly incomplete script waits for its next piece.
+        record_s: Longest time that a script waits for a readable job file.
+        look_s: Longest time of one poll of the spool, so that the supervisor does not take the
+            worker for hung.
+        check_s: Time between two checks that the root is still the watched directory.
+        filled_s: Time for which a new root may be incomplete. Until then, files missing there
+            do not count as lost.
+        reattach_s: Time between two attempts to watch a missing root.
+        rescan_s: Time between two scans if watches miss changes.
     """
 
     pieces_s: float = 5.0
@@ -137,7 +138,7 @@ class TorqueTaking:
         plan: What is watched.
         ready: Where what was taken is put.
         vanished: Where the ids of jobs are put whose scripts were removed before that.
-        timing: Times.
+        timing: Times of the spool.
     """
 
     def __init__(
