@@ -195,3 +195,37 @@ def test_every_file_says_why_it_exists_and_is_short() -> None:
         text = path.read_text()
         assert ast.get_docstring(tree_of(path)), f"{path} does not begin by saying why it exists"
         assert text.count("\n") <= LONGEST, f"{path} has {text.count(chr(10))} lines"
+
+
+PUBLIC = {"_asdict", "_exit", "_fields", "_make", "_replace", "_UNKNOWN_TOPIC"}
+"""Names of Python, and of a library, that have an underscore and are for everybody."""
+TESTS = sorted(Path(__file__).parents[1].rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.name)
+def test_tests_use_public_members_alone(path: Path) -> None:
+    private = [
+        f"{path}:{getattr(node, 'lineno', 0)}: {name}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in named_by(node)
+        if name.startswith("_") and not name.startswith("__") and name not in PUBLIC
+    ]
+    assert not private
+
+
+def named_by(node: ast.AST) -> Iterator[str]:
+    """The members of others that a node names: read, imported, or replaced by monkeypatch."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="self" | "cls")):
+            pass
+        case ast.Attribute(attr=name):
+            yield name
+        case ast.ImportFrom(module=str(module), names=aliases) if module.startswith("steward"):
+            yield from module.split(".")
+            yield from (alias.name for alias in aliases)
+        case ast.Call(
+            func=ast.Attribute(attr="setattr"), args=[_, ast.Constant(value=str(name)), *_]
+        ):
+            yield name
+        case ast.Constant(value=str(text)) if text.startswith("steward.") and " " not in text:
+            yield from text.split(".")
