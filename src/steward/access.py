@@ -25,7 +25,7 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
         how: ``socket``, ``local`` (the process itself), ``munge``, ``session`` or ``token``.
         by_munge: Whether MUNGE says so, or said so when their session was opened.
         by_proxy: Whether a proxy's word says so, or said so when their session was opened.
-        scopes: What their token was made for; None where no token bounds what they may do.
+        scopes: Scopes of their token; None without a token, which limits nothing.
         rank: How far the rights of an operator or administrator go, where they are one: ``full``;
             ``reads``, they see what operators see and change what users change; ``user``, they
             have none of them.

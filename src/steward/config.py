@@ -37,6 +37,7 @@ __all__ = [
     "KafkaSinkSettings",
     "Layout",
     "LimitSettings",
+    "LogLevel",
     "MailSettings",
     "MybrcSettings",
     "NodesSettings",
@@ -52,6 +53,7 @@ __all__ = [
     "as_builtins",
 ]
 
+LogLevel = Literal["debug", "info", "warning", "error"]
 Layout = str
 """A preset's name (``default``, ``job_archive``, ``sarchive``, ``sliced``) or a template."""
 
@@ -398,7 +400,7 @@ class Settings(Section, frozen=True, kw_only=True):
 
     state_dir: str = "/var/lib/steward"
     socket: str = "/run/steward/steward.sock"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: LogLevel = "info"
     log_format: Literal["logfmt", "json"] = "logfmt"
     log_file: str = ""
     capture_processes: int = 2

@@ -14,7 +14,13 @@ from steward.cli.progress import Bar
 from steward.cli.text import number, safe
 from steward.cli.times import local
 from steward.client.here import settings_here
-from steward.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.config import (
+    ArchiveSettings,
+    ClusterSettings,
+    FilesSinkSettings,
+    LogLevel,
+    Settings,
+)
 from steward.daemon.__main__ import become
 from steward.errors import UsageError
 
@@ -107,7 +113,7 @@ def watch(
         ),
     ] = 300.0,
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"] | None,
+        LogLevel | None,
         typer.Option(
             "--log-level",
             metavar="L",

@@ -1,10 +1,11 @@
 """``steward listen``: listen for compute nodes in the daemon's place."""
 
 import os
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from steward.cli.options import LogLevelOption
 from steward.config import Settings
 from steward.config_accounting import LISTENER_SOCKET
 
@@ -14,15 +15,7 @@ def app(
         str,
         typer.Option("--socket", metavar="FILE", help="The daemon's socket for the listener."),
     ] = os.path.join(os.path.dirname(Settings().socket), LISTENER_SOCKET),
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        typer.Option(
-            "--log-level",
-            metavar="LEVEL",
-            case_sensitive=False,
-            help="debug, info, warning or error.",
-        ),
-    ] = "info",
+    log_level: LogLevelOption = "info",
 ) -> None:
     """Listen for compute nodes under a user of its own.
 

@@ -5,14 +5,17 @@ Letters and words are those of Slurm's own commands: ``-u``, ``-A``, ``-j``,
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args
 
 import typer
 
 from steward.cli.output import Style
 from steward.cli.times import zone_to_ask_in
 from steward.client.place import Place as Place  # noqa: PLC0414 -- offered here, too
+from steward.config import LogLevel, Settings
 from steward.errors import UsageError
+
+DAEMON_SOCKET: Final = Settings().socket
 
 LAST: Final = 2**63 - 1
 """The last number that anything has: databases hold no larger one."""
@@ -63,6 +66,20 @@ Socket = Annotated[
         metavar="PATH",
         help="The socket of a daemon to ask.",
         callback=place_named,
+    ),
+]
+DaemonSocket = Annotated[
+    str,
+    typer.Option("--socket", envvar="STEWARD_SOCKET", metavar="FILE", help="The daemon's socket."),
+]
+"""Of commands that a daemon has to answer; :data:`Socket` is one of several places."""
+LogLevelOption = Annotated[
+    LogLevel,
+    typer.Option(
+        "--log-level",
+        metavar="LEVEL",
+        case_sensitive=False,
+        help=f"{', '.join(get_args(LogLevel)[:-1])} or {get_args(LogLevel)[-1]}.",
     ),
 ]
 Archive = Annotated[

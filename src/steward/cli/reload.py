@@ -1,22 +1,15 @@
 """``steward reload``: have the daemon read its configuration again, and say what came of it."""
 
-from typing import Annotated
-
 import typer
 
-from steward.config import Settings
+from steward.cli.options import DAEMON_SOCKET, DaemonSocket
 from steward.daemon.reload import ask_reload
 
 _TIMEOUT_S = 80.0
 
 
 def app(
-    socket: Annotated[
-        str,
-        typer.Option(
-            "--socket", envvar="STEWARD_SOCKET", metavar="FILE", help="The daemon's socket."
-        ),
-    ] = Settings().socket,
+    socket: DaemonSocket = DAEMON_SOCKET,
 ) -> None:
     """Have the daemon read its configuration again.
 

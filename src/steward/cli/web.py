@@ -1,28 +1,11 @@
 """``steward web``: serve the pages and the API."""
 
-from typing import Annotated, Literal
-
-import typer
-
-from steward.config import Settings
+from steward.cli.options import DAEMON_SOCKET, DaemonSocket, LogLevelOption
 
 
 def app(
-    socket: Annotated[
-        str,
-        typer.Option(
-            "--socket", envvar="STEWARD_SOCKET", metavar="FILE", help="The daemon's socket."
-        ),
-    ] = Settings().socket,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        typer.Option(
-            "--log-level",
-            metavar="LEVEL",
-            case_sensitive=False,
-            help="debug, info, warning or error.",
-        ),
-    ] = "info",
+    socket: DaemonSocket = DAEMON_SOCKET,
+    log_level: LogLevelOption = "info",
 ) -> None:
     """Serve the pages and the API.
 

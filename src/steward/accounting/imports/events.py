@@ -56,7 +56,7 @@ class RunCounter:
             ):
                 restarts = last.restarts + 1
         if len(self._last) >= _MOST_REMEMBERED:
-            # Whoever is told of again soon is told of by the newer half.
+            # The newer half holds the jobs that are likely to have more records.
             for job_id in list(self._last)[: _MOST_REMEMBERED // 2]:
                 del self._last[job_id]
         self._last.pop(record.job_id, None)

@@ -69,7 +69,7 @@ class Caller:
         guard: Calls it.
         sending: Sends its messages.
         overridden: The hooks that do something.
-        starting: What is called when slurmctld starts, or reads its configuration.
+        starting: Calls of `slurmctld_jobacct_init` when slurmctld starts or reconfigures.
     """
 
     def __init__(
