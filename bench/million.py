@@ -26,15 +26,15 @@ import msgspec
 
 from scale import scaled
 from search_bench import START, Bytes, asked, make_script
-from steward.archive.catalogue.consumer import Catalogue
-from steward.archive.catalogue.generations import Generations
-from steward.archive.catalogue.walking import Owner, Wanted
+from steward.archive.catalog.consumer import Catalogue
+from steward.archive.catalog.generations import Generations
+from steward.archive.catalog.walking import Owner, Wanted
 from steward.archive.contents import Contents
 from steward.archive.files.sink import FilesSink
-from steward.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
-from steward.events import Event, JobIdentity, JobScript, Kept
-from steward.incoming import kept_filename, stores_of
-from steward.records import JobRecord
+from steward.core.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.core.events import Event, JobIdentity, JobScript, Kept
+from steward.core.incoming import kept_filename, stores_of
+from steward.core.records import JobRecord
 
 USERS = 300
 A_YEAR = 1_000_000

@@ -31,9 +31,9 @@ from running import Daemon, children_of, settings_in
 from scale import scaled
 from servers.process import free_port
 from steward.agent import agent
-from steward.config import ArchiveSettings, ClusterSettings, NodesSettings, Settings
-from steward.journal import JournalReader
-from steward.munge.munged import Munge
+from steward.core.config import ArchiveSettings, ClusterSettings, NodesSettings, Settings
+from steward.core.journal import JournalReader
+from steward.core.munge.munged import Munge
 
 NODES, TASKS = scaled(5000, 8), 128
 SENDERS: Final = 4

@@ -18,7 +18,7 @@ import msgspec
 
 from scale import scaled
 from steward.capture.observed import Observed
-from steward.config import ClusterSettings
+from steward.core.config import ClusterSettings
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.slurm import Slurm
 from steward.slurm.commands import Commands

@@ -22,7 +22,7 @@ import msgspec
 
 import storm
 from scale import scaled
-from steward.redact import REDACTED
+from steward.core.redaction import REDACTED
 from watching import Watch
 
 BURST_JOBS = scaled(20_000, 20)

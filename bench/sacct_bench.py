@@ -26,20 +26,20 @@ from typing import Any
 import msgspec
 
 from scale import scaled
-from steward.access import Standing
-from steward.accounting.log.packing import write_parquet
-from steward.config import ClusterSettings, Settings
+from steward.core.access import Standing
+from steward.core.config import ClusterSettings, Settings
+from steward.core.lines import Line
+from steward.core.moments import moment
+from steward.core.sqlite import open_database, transaction
+from steward.core.standings import Standings
+from steward.core.waiting import Stop
 from steward.daemon.answering import Service
 from steward.daemon.rooms import registry
 from steward.daemon.socket import SocketServer
+from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
-from steward.lines import Line
-from steward.moments import moment
-from steward.sqlite import open_database, transaction
-from steward.standings import Standings
-from steward.waiting import Stop
 
 BEGIN_US = 1_790_000_000_000_000
 EVERY_US = 10_000_000

@@ -21,14 +21,14 @@ from pathlib import Path
 import msgspec
 
 from scale import scaled
-from steward.archive.catalogue.consumer import Catalogue
-from steward.archive.catalogue.generations import Generations
-from steward.archive.catalogue.matching import Matcher
-from steward.archive.catalogue.month import Use
-from steward.archive.catalogue.search import Searcher
-from steward.archive.catalogue.walking import Owner, Wanted
+from steward.archive.catalog.consumer import Catalogue
+from steward.archive.catalog.generations import Generations
+from steward.archive.catalog.matching import Matcher
+from steward.archive.catalog.month import Use
+from steward.archive.catalog.search import Searcher
+from steward.archive.catalog.walking import Owner, Wanted
 from steward.archive.contents import Contents
-from steward.events import (
+from steward.core.events import (
     JOB_IDENTITY,
     JOB_SCRIPT,
     Event,
@@ -36,8 +36,8 @@ from steward.events import (
     JobScript,
     Kept,
 )
-from steward.incoming import Stores
-from steward.records import JobRecord
+from steward.core.incoming import Stores
+from steward.core.records import JobRecord
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
 MODULES = (

@@ -16,7 +16,7 @@ from submitting import wait_until
 from scale import scaled
 from steward.capture.states.comparing import Shown, compare
 from steward.capture.states.source import shown_of
-from steward.events import NODE_STATE, utc_now
+from steward.core.events import NODE_STATE, utc_now
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.slurm import machine_rows
 from steward.slurm.people import People

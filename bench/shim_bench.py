@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 
 from scale import scaled
-from steward.native import building, installing
+from steward.admin.plugins import building, installing
 from steward.sandbox import Sandbox, SandboxSpec
 
 HARNESS = Path(__file__).parents[1] / "tests" / "native" / "harness.c"

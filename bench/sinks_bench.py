@@ -23,7 +23,7 @@ from scale import scaled
 from servers.kafka import Kafka
 from servers.process import Server
 from servers.search import Elasticsearch, OpenSearch, SearchServer
-from steward.config import (
+from steward.core.config import (
     AnySinkSettings,
     ArchiveSettings,
     ElasticsearchSinkSettings,
@@ -33,7 +33,7 @@ from steward.config import (
     OpenSearchSinkSettings,
     Settings,
 )
-from steward.environment import entries_of
+from steward.slurm.environment import entries_of
 
 NAME = "away"
 TOPIC = INDEX = "bench"

@@ -33,12 +33,12 @@ import msgspec
 from run import fresh_directory
 from scale import SCALE, scaled
 from servers.process import free_port
-from steward.config import AccessSettings, Settings
-from steward.config_bank import BankSettings, GateSettings
-from steward.config_web import WebSettings
-from steward.credentials.store import CredentialStore
-from steward.events import utc_now
-from steward.settings.file import Loaded, render
+from steward.admin.credentials.store import CredentialStore
+from steward.bank.settings import BankSettings, GateSettings
+from steward.core.config import AccessSettings, Settings
+from steward.core.config.file import Loaded, render
+from steward.core.events import utc_now
+from steward.web.settings import WebSettings
 from web_filling import CLUSTER, FIRST_JOB, READER, fill, settings_in
 
 OPERATOR, WEB = "daemon", "games"

@@ -17,10 +17,10 @@ import msgspec
 import web_money
 import web_nodes
 from search_bench import make_script
-from steward.access import Standing
 from steward.archive.files.sink import FilesSink
-from steward.config import ClusterSettings, Settings
-from steward.events import (
+from steward.core.access import Standing
+from steward.core.config import ClusterSettings, Settings
+from steward.core.events import (
     JOB_END,
     JOB_SCRIPT,
     JOB_SEEN,
@@ -31,11 +31,11 @@ from steward.events import (
     script_key,
     utc_now,
 )
-from steward.incoming import Store, kept_filename, stores_of
-from steward.journal.store import Journal, rows_of
-from steward.looks import Look, Looks
-from steward.records import JobRecord
-from steward.standings import Standings
+from steward.core.incoming import Store, kept_filename, stores_of
+from steward.core.journal.store import Journal, rows_of
+from steward.core.looks import Look, Looks
+from steward.core.records import JobRecord
+from steward.core.standings import Standings
 
 CLUSTER = "main"
 FIRST_JOB = 1000

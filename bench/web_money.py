@@ -13,9 +13,9 @@ from steward.bank.live import pricing_of
 from steward.bank.money import MICRO
 from steward.bank.records import Rate
 from steward.bank.settling import charge_of
-from steward.config import Settings
-from steward.records import JobRecord
-from steward.usage import RunFact
+from steward.core.config import Settings
+from steward.core.records import JobRecord
+from steward.core.usage import RunFact
 
 ACCOUNTS: Final = 12
 _GIVEN: Final = 50_000_000 * MICRO

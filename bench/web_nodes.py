@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.events import (
+from steward.core.events import (
     CONTROLLER_STATE,
     NODE_STATE,
     PARTITION_STATE,
@@ -19,7 +19,7 @@ from steward.events import (
     ControllerState,
     Event,
 )
-from steward.state_facts import NodeState, PartitionState, ReservationState
+from steward.core.state_facts import NodeState, PartitionState, ReservationState
 
 NODES: Final = 5000
 PARTITIONS: Final = ("batch", "gpu", "debug")

@@ -25,7 +25,7 @@ from steward.bank.gate.purses import Open
 from steward.bank.gate.store import Store
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
-from steward.config import (
+from steward.core.config import (
     AccountingSettings,
     ArchiveSettings,
     BankSettings,
@@ -35,9 +35,9 @@ from steward.config import (
     JournalSettings,
     Settings,
 )
-from steward.journal import JournalLink, JournalUnavailable
-from steward.settings.file import Loaded, render
-from steward.waiting import Stop
+from steward.core.config.file import Loaded, render
+from steward.core.journal import JournalLink, JournalUnavailable
+from steward.core.waiting import Stop
 
 WAIT_S = 60.0
 BY = By(who="root")

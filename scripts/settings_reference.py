@@ -1,4 +1,4 @@
-"""The tables of docs/configuration.md, made of what ``steward.config`` says of each key."""
+"""The tables of docs/configuration.md, made of what ``steward.core.config`` says of each key."""
 
 import inspect
 import re
@@ -7,7 +7,17 @@ from typing import Any
 
 import msgspec
 
-from steward.config import (
+from steward.automation.settings import ActionsSettings, RulesSettings, SensorSettings
+from steward.bank.settings import (
+    BankPartitionSettings,
+    BankSettings,
+    GateSettings,
+    MybrcSettings,
+    NotifySettings,
+    RefusalSettings,
+    RemoteBankSettings,
+)
+from steward.core.config import (
     AccessSettings,
     AccountingSettings,
     ArchiveSettings,
@@ -29,18 +39,8 @@ from steward.config import (
     Settings,
     SinkSettings,
 )
-from steward.config_automation import ActionsSettings, RulesSettings, SensorSettings
-from steward.config_bank import (
-    BankPartitionSettings,
-    BankSettings,
-    GateSettings,
-    MybrcSettings,
-    NotifySettings,
-    RefusalSettings,
-    RemoteBankSettings,
-)
-from steward.config_history import HistorySettings
-from steward.config_web import WebSettings
+from steward.reports.settings import HistorySettings
+from steward.web.settings import WebSettings
 
 _SECTIONS: tuple[type[Section], ...] = (
     Settings,

@@ -13,11 +13,11 @@ from steward_daemon import Daemon
 from submitting import wait_until
 
 from servers.answering import Quiet, answering
-from steward.config import AccessSettings
-from steward.config_accounting import MailSettings
-from steward.config_automation import ActionsSettings
+from steward.accounting.settings import MailSettings
+from steward.automation.settings import ActionsSettings
+from steward.core.config import AccessSettings
+from steward.core.config.file import Loaded, render
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.settings.file import Loaded, render
 
 USERS = ("ada", "bela", "olga", "carl")
 """An owner of jobs, another user, an operator and an administrator."""

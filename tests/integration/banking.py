@@ -15,21 +15,22 @@ import msgspec
 from steward_daemon import Daemon as InSandbox
 from submitting import submit_to, wait_until
 
+from steward import native
+from steward.admin.plugins import building
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.records import Charge, Hold, Mode, ModeRule, Rate
-from steward.config_bank import BankSettings, GateSettings
-from steward.events import utc_now
+from steward.bank.settings import BankSettings, GateSettings
+from steward.core.config.file import Loaded, render
+from steward.core.events import utc_now
+from steward.core.records import JobRecord
 from steward.jobs import Jobs, database_path
-from steward.native import building, installing
-from steward.records import JobRecord
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.programs import find
-from steward.settings.file import Loaded, render
 
-JOBCOMP: Final = Path(installing.__file__).parent / "jobcomp.lua"
+JOBCOMP: Final = Path(native.__file__).parent / "jobcomp.lua"
 CLUSTER: Final = "sandbox"
 ACCOUNTS: Final = ("physics", "chemistry")
 SHELL: Final = "#!/bin/sh\n"

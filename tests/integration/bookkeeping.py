@@ -12,14 +12,15 @@ from steward_daemon import Daemon as InSandbox
 from submitting import PATIENCE, submit_to, wait_until
 
 from servers.process import free_port
+from steward import native
+from steward.admin.plugins import building, installing
 from steward.agent import agent
-from steward.config import NodesSettings
-from steward.native import building, installing
+from steward.core.config import NodesSettings
+from steward.core.config.file import Loaded, render
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.cluster import Inside
-from steward.settings.file import Loaded, render
 
-JOBCOMP = Path(installing.__file__).parent / "jobcomp.lua"
+JOBCOMP = Path(native.__file__).parent / "jobcomp.lua"
 AGENT = [sys.executable, "-I", str(agent.__file__)]
 BIN = Path(__file__).parents[2] / "libexec/steward/bin"
 

@@ -10,7 +10,7 @@ import pytest
 from running import Daemon, ask
 from submitting import PATIENCE, wait_until
 
-from steward.config import (
+from steward.core.config import (
     ArchiveSettings,
     ClusterSettings,
     FilesSinkSettings,

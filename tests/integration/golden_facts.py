@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from golden_site import CLUSTER, GID, UIDS, Site, at
 
-from steward.events import (
+from steward.core.events import (
     BANK_THRESHOLD,
     CONTROLLER_STATE,
     HOLD_PLACED,
@@ -32,10 +32,10 @@ from steward.events import (
     JobsMissed,
     utc_now,
 )
-from steward.moments import micros
-from steward.records import JobRecord
-from steward.state_facts import NodeState, PartitionState, ReservationState
-from steward.usage import NodeGap, StepEnd, StepStart, TasksExited, TaskUsage
+from steward.core.moments import micros
+from steward.core.records import JobRecord
+from steward.core.state_facts import NodeState, PartitionState, ReservationState
+from steward.core.usage import NodeGap, StepEnd, StepStart, TasksExited, TaskUsage
 
 GIB: Final = 1 << 30
 _ENDED: Final[dict[str, Any]] = {

@@ -11,28 +11,28 @@ from typing import Final
 import msgspec
 from running import Daemon, ask
 
-from steward.access import Standing
+from steward.accounting.settings import AccountingSettings, MailSettings
+from steward.automation.settings import ActionsSettings, RulesSettings
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import OutboxItem, open_ledger
+from steward.bank.settings import BankSettings, GateSettings
 from steward.bank.statements import OUTBOX
-from steward.config import (
+from steward.core.access import Standing
+from steward.core.config import (
     ArchiveSettings,
     ClusterSettings,
     FilesSinkSettings,
     JournalSettings,
     Settings,
 )
-from steward.config_accounting import AccountingSettings, MailSettings
-from steward.config_automation import ActionsSettings, RulesSettings
-from steward.config_bank import BankSettings, GateSettings
-from steward.config_history import HistorySettings
-from steward.events import Event
-from steward.journal import JournalLink
-from steward.moments import micros
+from steward.core.events import Event
+from steward.core.journal import JournalLink
+from steward.core.moments import micros
+from steward.core.standings import Standings
+from steward.core.waiting import Stop
+from steward.reports.settings import HistorySettings
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
-from steward.standings import Standings
-from steward.waiting import Stop
 
 CLUSTER: Final = "hpc1"
 FILES: Final = Path(__file__).parents[1] / "golden" / "site"

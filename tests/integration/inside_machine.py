@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from steward.config import ClusterSettings
+from steward.core.config import ClusterSettings
 from steward.slurm import Machine, MachineChanging, SlurmError, Triggers
 from steward.slurm.changing import Changing
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from steward.capture.snapshots import Snapshots
-from steward.config import ClusterSettings
-from steward.events import Event
+from steward.core.config import ClusterSettings
+from steward.core.events import Event
 from steward.slurm import Slurm, SlurmError
 
 

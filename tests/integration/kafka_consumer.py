@@ -15,14 +15,14 @@ from below import files_below
 from kafka_jobs import Topic
 from submitting import PATIENCE
 
-from steward.capture.kafka.anew import CHECK_EVERY_S
-from steward.capture.kafka.jobs import Taking
-from steward.capture.kafka.source import KafkaSource
-from steward.config import ConsumeSettings, RedactSettings
-from steward.events import JOB_SCRIPT, Event
-from steward.incoming import Store, Stores
-from steward.redact import Redactor
-from steward.waiting import Stop
+from steward.core.config import ConsumeSettings, RedactSettings
+from steward.core.events import JOB_SCRIPT, Event
+from steward.core.incoming import Store, Stores
+from steward.core.redaction import Redactor
+from steward.core.waiting import Stop
+from steward.extensions.kafka.anew import CHECK_EVERY_S
+from steward.extensions.kafka.jobs import Taking
+from steward.extensions.kafka.source import KafkaSource
 
 _TIMEOUT_S = PATIENCE * 60
 

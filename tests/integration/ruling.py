@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 from sensing import Watching
 
+from steward.automation.settings import ActionsSettings, RulesSettings
 from steward.capture.states.comparing import NodeShown, compare
 from steward.capture.states.store import StateStore
-from steward.config import MailSettings
-from steward.config_automation import ActionsSettings, RulesSettings
-from steward.events import NODE_STATE, RULE_EXECUTION, Event
-from steward.journal import JournalLink
+from steward.core.config import MailSettings
+from steward.core.config.file import Loaded, render
+from steward.core.events import NODE_STATE, RULE_EXECUTION, Event
+from steward.core.journal import JournalLink
+from steward.core.waiting import Stop
 from steward.sandbox import Sandbox
-from steward.settings.file import Loaded, render
-from steward.waiting import Stop
 
 CLUSTER = "box"
 

@@ -12,18 +12,18 @@ from typing import Any, Self
 import msgspec
 from submitting import PATIENCE, wait_until
 
-from steward.config import (
+from steward.core.config import (
     ArchiveSettings,
     ClusterSettings,
     FilesSinkSettings,
     JournalSettings,
     Settings,
 )
-from steward.incoming import StoreUnavailable, stores_of
-from steward.journal import JournalReader
-from steward.redact import REDACTED
-from steward.settings.file import Loaded, render
-from steward.sqlite import Connection, open_reader
+from steward.core.config.file import Loaded, render
+from steward.core.incoming import StoreUnavailable, stores_of
+from steward.core.journal import JournalReader
+from steward.core.redaction import REDACTED
+from steward.core.sqlite import Connection, open_reader
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import storm

@@ -11,22 +11,22 @@ import msgspec
 from steward_daemon import STEWARD, Daemon
 from submitting import wait_until
 
+from steward.automation.settings import SensorSettings
 from steward.capture.states.place import HELPER_NAME
 from steward.capture.states.triggers import EVENTS
-from steward.config_automation import SensorSettings
-from steward.events import (
+from steward.core.config.file import Loaded, render
+from steward.core.events import (
     CONTROLLER_STATE,
     NODE_STATE,
     PARTITION_STATE,
     RESERVATION_STATE,
     Event,
 )
-from steward.journal import JournalReader
+from steward.core.journal import JournalReader
+from steward.core.sqlite import SqliteUnavailable
+from steward.core.state_facts import NodeState
 from steward.sandbox import Sandbox
-from steward.settings.file import Loaded, render
 from steward.slurm import node_states
-from steward.sqlite import SqliteUnavailable
-from steward.state_facts import NodeState
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 _NAMES = {NODE_STATE: "node", PARTITION_STATE: "partition", RESERVATION_STATE: "reservation"}

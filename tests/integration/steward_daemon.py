@@ -11,10 +11,10 @@ import msgspec
 from below import contents_below, files_below
 from submitting import PATIENCE, wait_until
 
-from steward.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.core.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.core.config.file import Loaded, render
 from steward.sandbox import Sandbox
 from steward.sandbox.cluster import Inside
-from steward.settings.file import Loaded, render
 
 STEWARD = str(Path(sys.executable).parent / "steward")
 

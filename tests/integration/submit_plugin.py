@@ -12,7 +12,7 @@ import msgspec
 from submitting import submit_to
 
 from servers.gate import AskedGate
-from steward.native import building, submitting
+from steward.admin.plugins import building, submitting
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.roots import SUITES, ensure
 

@@ -18,12 +18,12 @@ from running import chance_of
 from sandboxes import passable_directory
 from submitting import wait_until
 
-from steward.access import Access, Asker, Standing
 from steward.accounting.gaps import Finding, GapsRequest
 from steward.accounting.gaps import gaps as find_gaps
 from steward.accounting.room import AccountingRoom
-from steward.events import RUN_END, RUN_START, utc_now
-from steward.journal import JournalReader
+from steward.core.access import Access, Asker, Standing
+from steward.core.events import RUN_END, RUN_START, utc_now
+from steward.core.journal import JournalReader
 from steward.sandbox import Sandbox
 
 pytestmark = [

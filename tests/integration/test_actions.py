@@ -14,8 +14,8 @@ from steward_daemon import STEWARD, Daemon
 from submitting import PATIENCE, submit_to, wait_until
 
 from steward.automation.catalogue import operations
+from steward.core.config.file import Loaded, render
 from steward.sandbox import Sandbox
-from steward.settings.file import Loaded, render
 
 __all__ = ["healthy", "site"]
 

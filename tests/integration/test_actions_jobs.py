@@ -10,9 +10,9 @@ import pytest
 from acting import SLEEP, USERS, Site, site
 from submitting import state_of, submit_to, wait_until
 
-from steward.access import Access, Asker
-from steward.actions import Registry
 from steward.automation.running import Runner
+from steward.core.access import Access, Asker
+from steward.core.actions import Registry
 from steward.slurm.changing import Changing
 
 __all__ = ["site"]

@@ -29,8 +29,8 @@ from submitting import wait_until
 from servers.process import free_port
 from steward.agent import agent
 from steward.capture.nodes.heard import Heard
-from steward.config import ClusterSettings, NodesSettings, Settings
-from steward.events import TASK_EXIT, Event
+from steward.core.config import ClusterSettings, NodesSettings, Settings
+from steward.core.events import TASK_EXIT, Event
 
 __all__ = ["make_munged"]
 

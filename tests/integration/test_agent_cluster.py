@@ -12,15 +12,15 @@ from steward_daemon import Daemon as InSandbox
 from submitting import wait_until
 
 from servers.process import free_port
-from steward.config import AccountingSettings, NodesSettings
-from steward.events import TASK_EXIT
-from steward.native import building, installing
+from steward.admin.plugins import building, installing
+from steward.core.config import AccountingSettings, NodesSettings
+from steward.core.config.file import Loaded, render
+from steward.core.events import TASK_EXIT
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.settings.file import Loaded, render
 
 WATCHER = """
 import os
-from steward.accounting.plugins import JobAcctPlugin
+from steward.extensions.jobacct_plugins import JobAcctPlugin
 
 class Watcher(JobAcctPlugin):
     plugin_name = "writes down the hooks of steps"

@@ -23,8 +23,8 @@ from test_agent_trust import post
 
 from servers.process import free_port
 from steward.agent import agent
-from steward.munge.munged import Munge
-from steward.settings.file import Loaded, render
+from steward.core.config.file import Loaded, render
+from steward.core.munge.munged import Munge
 
 __all__ = ["make_munged"]
 
@@ -32,15 +32,15 @@ USER = "daemon"
 MOST_BODY = (1 << 20) + (64 << 10)
 ENCODE: Final = """
 import os, pwd, sys
-from steward.munge.munged import Munge
-from steward.settings.file import Loaded, render
+from steward.core.munge.munged import Munge
+from steward.core.config.file import Loaded, render
 os.setuid(pwd.getpwnam(sys.argv[2]).pw_uid)
 print(Munge(sys.argv[1]).encode(sys.argv[3].encode()).decode())
 """
 RUN: Final = """
 import os, pwd, sys
 from steward.capture.nodes.front import listen
-from steward.logs import set_up
+from steward.core.logs import set_up
 set_up("info", "listen")
 # Only now, since other users may not read where this Python is.
 who = pwd.getpwnam(sys.argv[2])

@@ -14,9 +14,9 @@ from running import Daemon
 from servers.answering import answering
 from servers.process import free_port
 from steward.agent import agent
-from steward.errors import Refused
-from steward.munge import library
-from steward.munge.munged import Claim, Munge, MungeUnavailable
+from steward.core.errors import Refused
+from steward.core.munge import library
+from steward.core.munge.munged import Claim, Munge, MungeUnavailable
 
 __all__ = ["make_munged"]
 

@@ -9,8 +9,8 @@ import pytest
 from steward_daemon import Daemon
 from submitting import Submit, state_of, submit_to, wait_until
 
-from steward.environment import entries_of
 from steward.sandbox import Sandbox, SandboxSpec
+from steward.slurm.environment import entries_of
 
 pytestmark = pytest.mark.matrix
 

@@ -155,7 +155,7 @@ sys.path.insert(0, {unit!r})
 from pathlib import Path
 import msgspec
 from archive_site import Site
-from steward.events import decode
+from steward.core.events import decode
 site = Site(Path({directory!r}), slurm={slurm})
 events = [decode(*entry) for entry in msgspec.msgpack.decode(sys.stdin.buffer.read())]
 print("ready", flush=True)
@@ -170,7 +170,7 @@ print("done", flush=True)
 def test_a_sink_killed_at_any_moment_keeps_every_script_once(tmp_path: Path, slurm: bool) -> None:
     import msgspec
 
-    from steward.events import encode
+    from steward.core.events import encode
 
     site = Site(tmp_path, slurm=slurm)
     scripts = [site.script(number, b"#!/bin/sh\n# %d\n" % number) for number in range(1, 301)]

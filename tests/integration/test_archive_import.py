@@ -13,8 +13,8 @@ from sandboxes import need_namespaces, passable_directory
 from steward_daemon import STEWARD, Daemon
 from submitting import submit_to, wait_until
 
-from steward.events import JOB_END
-from steward.journal import JournalReader
+from steward.core.events import JOB_END
+from steward.core.journal import JournalReader
 from steward.sandbox import Sandbox
 
 pytestmark = [pytest.mark.matrix, pytest.mark.database, pytest.mark.timeout(600)]

@@ -34,8 +34,8 @@ from running import (
 
 import storm
 from steward.archive.files.verify import verify
-from steward.config import FilesSinkSettings, JournalSettings, Settings
-from steward.settings.file import DEFAULT_PATH
+from steward.core.config import FilesSinkSettings, JournalSettings, Settings
+from steward.core.config.file import DEFAULT_PATH
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -12,7 +12,7 @@ from submitting import state_of, wait_until
 
 from steward.bank.ledger import By, open_ledger
 from steward.bank.money import MICRO, rounded
-from steward.events import utc_now
+from steward.core.events import utc_now
 
 pytestmark = [pytest.mark.matrix, pytest.mark.long, pytest.mark.timeout(1800)]
 

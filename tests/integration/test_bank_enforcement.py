@@ -14,7 +14,7 @@ from submitting import wait_until
 from steward.bank.ledger import open_ledger
 from steward.bank.money import MICRO
 from steward.bank.records import Rate
-from steward.events import utc_now
+from steward.core.events import utc_now
 
 pytestmark = [
     pytest.mark.matrix,

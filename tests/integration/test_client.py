@@ -14,11 +14,11 @@ from submitting import submit_to, wait_until
 from webbing import ADMINISTRATOR, OPERATOR, USERS, WebSite
 
 from servers.authority import Authority
+from steward.admin.credentials.errors import NotKnown
 from steward.archive.answers import ListAnswer
 from steward.client import Client, DaemonAway
-from steward.config import BankSettings
-from steward.credentials.errors import NotKnown
-from steward.errors import Missing, Refused, UsageError
+from steward.core.config import BankSettings
+from steward.core.errors import Missing, Refused, UsageError
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.wide

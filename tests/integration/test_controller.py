@@ -39,11 +39,11 @@ from submitting import PATIENCE, wait_until
 import storm
 from servers.authority import Authority
 from servers.process import free_port
-from steward.capture.forwarded import wire
-from steward.capture.forwarded.peers import Witness
-from steward.config import ClusterSettings, ForwardSettings, ReceiveSettings, Settings
-from steward.errors import Refused
-from steward.munge.munged import Munge, MungeUnavailable
+from steward.core.config import ClusterSettings, ForwardSettings, ReceiveSettings, Settings
+from steward.core.errors import Refused
+from steward.core.munge.munged import Munge, MungeUnavailable
+from steward.extensions.controllers import wire
+from steward.extensions.controllers.peers import Witness
 
 __all__ = ["make_munged"]
 

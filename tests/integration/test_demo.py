@@ -14,9 +14,9 @@ import pytest
 from submitting import PATIENCE, wait_until
 
 import write_docs
+from steward.core.drivers import DRIVERS
 from steward.demo import DemoError, Site, checks
 from steward.demo.cast import PASSWORD
-from steward.drivers import DRIVERS
 from steward.sandbox import Sandbox
 
 STEWARD = os.path.join(os.path.dirname(sys.executable), "steward")

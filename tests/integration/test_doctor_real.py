@@ -15,7 +15,8 @@ from steward_daemon import STEWARD, Daemon
 from submitting import submit_to, wait_until
 
 from servers.process import free_port
-from steward.config import (
+from steward.automation.settings import RulesSettings
+from steward.core.config import (
     AccessSettings,
     ArchiveSettings,
     BankSettings,
@@ -23,9 +24,8 @@ from steward.config import (
     GateSettings,
     OpenSearchSinkSettings,
 )
-from steward.config_automation import RulesSettings
+from steward.core.config.file import Loaded, render
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.settings.file import Loaded, render
 
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(900)]
 

@@ -15,9 +15,9 @@ from submitting import wait_until
 from steward.bank.estimate import Estimator, parse_options
 from steward.bank.prices import price
 from steward.bank.records import Rate
+from steward.bank.settings import BankSettings
 from steward.bank.using import use_of
-from steward.config_bank import BankSettings
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.sandbox import Sandbox
 from steward.slurm.picture import Picture
 from steward.slurm.requests import asked_for

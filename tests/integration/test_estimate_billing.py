@@ -16,14 +16,14 @@ import pytest
 from submitting import wait_until
 
 from steward.bank.estimate import Estimator, description_of, parse_options
-from steward.bank.estimate.option_table import ALIASES, ALL, FLAGS, OPTIONAL, VALUED
 from steward.bank.ledger import open_ledger
 from steward.bank.live import MARK_S, PICTURE_S, Pictures
 from steward.bank.records import Rate
-from steward.config import Settings
-from steward.config_bank import BankSettings
-from steward.records import JobRecord
+from steward.bank.settings import BankSettings
+from steward.core.config import Settings
+from steward.core.records import JobRecord
 from steward.sandbox import Sandbox, SandboxSpec
+from steward.slurm.option_table import ALIASES, ALL, FLAGS, OPTIONAL, VALUED
 from steward.slurm.picture import Picture
 from steward.slurm.tres import parse
 

@@ -21,7 +21,7 @@ from submitting import wait_until
 from servers.gate import AskedGate, hangs
 from servers.postgresql import PostgreSQL
 from steward.bank.money import MICRO
-from steward.config_bank import GateSettings
+from steward.bank.settings import GateSettings
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),

@@ -12,7 +12,7 @@ from sandboxes import passable_directory
 from sensing import Watching
 from submitting import state_of, submit_to, wait_until
 
-from steward.events import NODE_STATE
+from steward.core.events import NODE_STATE
 from steward.sandbox import Sandbox, SandboxError, SandboxSpec
 
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(600)]

@@ -21,20 +21,20 @@ from running import Daemon, chance_of, children_of, settings_in
 from steward_daemon import Daemon as ClusterDaemon
 from submitting import Submit, wait_until
 
-from steward.config import AccountingSettings, Settings
-from steward.events import RUN_END, RUN_START, STEP_USAGE, Event
-from steward.journal import JournalLink
-from steward.records import JobRecord
+from steward.core.config import AccountingSettings, Settings
+from steward.core.events import RUN_END, RUN_START, STEP_USAGE, Event
+from steward.core.journal import JournalLink
+from steward.core.records import JobRecord
+from steward.core.usage import RunFact, StepUsage, TaskUsage
+from steward.core.waiting import Stop
 from steward.sandbox import Sandbox
-from steward.usage import RunFact, StepUsage, TaskUsage
-from steward.waiting import Stop
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
 
 WILD = """
 import os, signal, sys, time
-from steward.accounting.plugins import JobAcctPlugin
+from steward.extensions.jobacct_plugins import JobAcctPlugin
 
 class Wild(JobAcctPlugin):
     plugin_name = "does what no plugin should"

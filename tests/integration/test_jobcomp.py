@@ -15,8 +15,8 @@ from submitting import state_of, submit_to, wait_until
 
 import steward
 from steward.capture.lines.jobcomp import Told, told
-from steward.events import JobFacts
-from steward.records import JobRecord
+from steward.core.events import JobFacts
+from steward.core.records import JobRecord
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.slurm.people import People
 

@@ -17,8 +17,8 @@ from running import Daemon, archived, chance_of, journalled, settings_in, submit
 from submitting import wait_until
 
 from servers.kafka import Kafka
-from steward.config import ArchiveSettings, ConsumeSettings, KafkaSinkSettings
-from steward.redact import REDACTED
+from steward.core.config import ArchiveSettings, ConsumeSettings, KafkaSinkSettings
+from steward.core.redaction import REDACTED
 
 pytestmark = pytest.mark.servers
 

@@ -12,10 +12,10 @@ from kafka_jobs import VERSION, Topic, document, ended, identity
 from submitting import wait_until
 
 from servers.kafka import Kafka
+from steward.archive.messages import LARGEST_BYTES, encode
 from steward.archive.remote.document import Document
-from steward.events import JOB_SCRIPT, Event
-from steward.journal import JournalError
-from steward.messages import LARGEST_BYTES, encode
+from steward.core.events import JOB_SCRIPT, Event
+from steward.core.journal import JournalError
 
 pytestmark = pytest.mark.servers
 

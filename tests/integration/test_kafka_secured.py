@@ -11,7 +11,7 @@ import pytest
 from kafka_jobs import Topic, document, ended
 
 from servers.kafka import Kafka
-from steward.archive.remote.kafka.client import KafkaUnavailable
+from steward.extensions.kafka.client import KafkaUnavailable
 
 pytestmark = pytest.mark.servers
 

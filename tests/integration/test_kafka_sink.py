@@ -14,10 +14,10 @@ from elsewhere import ids_of
 from kafka_jobs import MTIME_NS, VERSION, Topic, document
 
 from servers.kafka import Kafka
-from steward.archive.remote.kafka.destination import KafkaDestination
-from steward.config import KafkaSettings, KafkaSinkSettings
-from steward.errors import Unavailable
-from steward.messages import SCHEMA, SArchiveMessage, decode
+from steward.archive.messages import SCHEMA, SArchiveMessage, decode
+from steward.core.config import KafkaSettings, KafkaSinkSettings
+from steward.core.errors import Unavailable
+from steward.extensions.kafka.destination import KafkaDestination
 
 pytestmark = pytest.mark.servers
 

@@ -30,7 +30,7 @@ from submitting import PATIENCE, wait_until
 
 from steward.archive.files.manifest import NAME, facts
 from steward.archive.files.verify import verify
-from steward.config import JournalSettings, Settings
+from steward.core.config import JournalSettings, Settings
 from steward.sandbox import Sandbox
 
 _BURST = 20

@@ -25,8 +25,8 @@ from steward.bank.ledger.engine import Database, url_of
 from steward.bank.ledger.leases import LeaseLost
 from steward.bank.ledger.opened import Ledger
 from steward.bank.ledger.tables import metadata
-from steward.config import Settings
-from steward.events import utc_now
+from steward.core.config import Settings
+from steward.core.events import utc_now
 
 __all__ = ["clock", "ledger"]
 

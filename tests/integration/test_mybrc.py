@@ -26,8 +26,8 @@ from servers.mybrc import (
 )
 from steward.bank.ledger import By, open_ledger
 from steward.bank.records import ModeRule
-from steward.config import Settings
-from steward.serving import Timeouts
+from steward.core.config import Settings
+from steward.core.serving import Timeouts
 
 BY = By(who="tests")
 JOBCOMP = (

@@ -15,9 +15,9 @@ from running import new_schema_seed
 
 from servers.mybrc import BY, balance, client_of, job, mybrc_settings, serving, token_of, with_money
 from steward.bank.ledger import open_ledger
-from steward.bank.mybrc.doorkeeper import Failures
 from steward.bank.records import Rate
-from steward.config import Settings
+from steward.core.config import Settings
+from steward.extensions.mybrc.doorkeeper import Failures
 
 pytestmark = pytest.mark.long
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from running import Daemon, ask, assert_kept, forget, journalled, settings_in, stored, submit
 
-from steward.access import Asker
+from steward.admin.status.shapes import MetricsRequest
 from steward.archive.files.verify import verify
-from steward.config import ArchiveSettings, FilesSinkSettings, Settings
+from steward.core.access import Asker
+from steward.core.config import ArchiveSettings, FilesSinkSettings, Settings
 from steward.daemon.rooms import registry
-from steward.status.shapes import MetricsRequest
 
 pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="mounting file systems needs root"),

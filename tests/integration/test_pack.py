@@ -15,11 +15,11 @@ from steward_daemon import Daemon
 from submitting import PATIENCE, submit_to, wait_until
 
 from steward.automation.catalogue import operations
-from steward.config import AccessSettings
-from steward.config_automation import ActionsSettings, SensorSettings
+from steward.automation.settings import ActionsSettings, SensorSettings
+from steward.core.config import AccessSettings
+from steward.core.config.file import Loaded, render
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.cluster import Inside
-from steward.settings.file import Loaded, render
 
 pytestmark = [pytest.mark.matrix, pytest.mark.wide, pytest.mark.timeout(600)]
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from submitting import Submit, state_of, wait_until
 
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.sandbox import Sandbox
 
 pytestmark = pytest.mark.matrix

@@ -11,7 +11,7 @@ import pytest
 from sandboxes import passable_directory
 from submitting import PATIENCE, state_of, submit_to, wait_until
 
-from steward.events import CONTROLLER_STATE, JOB_END, JOB_SEEN, JOB_STATE, JobFacts
+from steward.core.events import CONTROLLER_STATE, JOB_END, JOB_SEEN, JOB_STATE, JobFacts
 from steward.sandbox import Sandbox, SandboxSpec
 
 # Above what a test waits for at most.

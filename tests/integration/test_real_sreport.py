@@ -19,17 +19,17 @@ from bookkeeping import Site, spec_of
 from sandboxes import passable_directory
 from submitting import state_of, wait_until
 
-from steward.access import Access, Asker
-from steward.config_automation import SensorSettings
-from steward.events import utc_now
-from steward.history.reading import HistoryReader
-from steward.moments import micros
+from steward.automation.settings import SensorSettings
+from steward.core.access import Access, Asker
+from steward.core.config.file import Loaded, render
+from steward.core.events import utc_now
+from steward.core.moments import micros
+from steward.core.sqlite import SqliteUnavailable
 from steward.reports.actions import ACTIONS
+from steward.reports.history.reading import HistoryReader
 from steward.reports.room import ReportsRoom
 from steward.reports.shapes import ClusterRow
 from steward.sandbox import Sandbox
-from steward.settings.file import Loaded, render
-from steward.sqlite import SqliteUnavailable
 
 pytestmark = [
     pytest.mark.matrix,

@@ -15,28 +15,28 @@ from running import Daemon, settings_in, submit
 from search_sinks import DAY, NOON, deletion, document, sink_on
 
 from servers.search import SearchServer
-from steward.access import Access, Asker, Standing
-from steward.actions import Registry
 from steward.archive.actions import ACTIONS
 from steward.archive.answers import SearchAnswer
-from steward.archive.catalogue.matching import Matcher, decode
-from steward.archive.catalogue.month import Use
-from steward.archive.catalogue.walking import Wanted
+from steward.archive.catalog.matching import Matcher, decode
+from steward.archive.catalog.month import Use
+from steward.archive.catalog.walking import Wanted
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.library import Library
 from steward.archive.remote.document import Document
-from steward.archive.remote.search.asking import SinkSearcher
-from steward.archive.remote.search.client import SearchClient
-from steward.archive.remote.search.destination import SearchDestination
-from steward.archive.remote.search.wire import Reply
-from steward.config import (
+from steward.core.access import Access, Asker, Standing
+from steward.core.actions import Registry
+from steward.core.config import (
     ArchiveSettings,
     ClusterSettings,
     FilesSinkSettings,
     Settings,
 )
-from steward.errors import UsageError
-from steward.events import JOB_SCRIPT, JOB_SEEN, Event, JobFacts
+from steward.core.errors import UsageError
+from steward.core.events import JOB_SCRIPT, JOB_SEEN, Event, JobFacts
+from steward.extensions.search_servers.asking import SinkSearcher
+from steward.extensions.search_servers.client import SearchClient
+from steward.extensions.search_servers.destination import SearchDestination
+from steward.extensions.search_servers.wire import Reply
 from steward.jobs import JobsConsumer
 
 ROOT = Asker(uid=0, user="root")

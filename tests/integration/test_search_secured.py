@@ -15,7 +15,7 @@ from servers.authority import Authority
 from servers.search import SearchServer
 from servers.tls_proxy import TlsProxy
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.search.destination import SearchDestination
+from steward.extensions.search_servers.destination import SearchDestination
 
 KEY = base64.b64encode(b"id:key").decode()
 Send = Callable[..., None]

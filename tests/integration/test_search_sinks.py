@@ -18,10 +18,10 @@ from search_sinks import DAY, NOON, correction, deletion, document, sink_on
 from servers.search import Elasticsearch, OpenSearch, SearchServer
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.remote.document import Document
-from steward.archive.remote.search.destination import SearchDestination
-from steward.archive.remote.search.encoding import environment_in, script_in
-from steward.archive.remote.search.mapping import template
-from steward.config import SearchSinkSettings
+from steward.core.config import SearchSinkSettings
+from steward.extensions.search_servers.destination import SearchDestination
+from steward.extensions.search_servers.encoding import environment_in, script_in
+from steward.extensions.search_servers.mapping import template
 
 KINDS = {"elasticsearch": Elasticsearch, "opensearch": OpenSearch}
 

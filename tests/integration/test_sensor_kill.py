@@ -17,7 +17,7 @@ from sandboxes import passable_directory
 from sensing import Watching
 from submitting import submit_to, wait_until
 
-from steward.events import CONTROLLER_STATE, NODE_STATE
+from steward.core.events import CONTROLLER_STATE, NODE_STATE
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.spec import SandboxError
 

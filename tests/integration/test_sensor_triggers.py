@@ -13,7 +13,7 @@ from sensor_cluster import MakeWatching, cluster, make, scontrol
 from submitting import wait_until
 
 from steward.capture.states.triggers import EVENTS
-from steward.events import CONTROLLER_STATE
+from steward.core.events import CONTROLLER_STATE
 from steward.sandbox import Sandbox
 
 __all__ = ["cluster", "make"]

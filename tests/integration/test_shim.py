@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 import pytest
 from submitting import PATIENCE, state_of, submit_to, wait_until
 
-from steward.native import building, checking, installing
+from steward.admin.plugins import building, checking, installing
 from steward.sandbox import Sandbox, SandboxSpec
 
 USED = Path(__file__).parents[1] / "native" / "used.c"

@@ -14,9 +14,9 @@ from running import Daemon, archived, forget, settings_in, submit
 
 import storm
 from steward.archive.files.verify import verify
-from steward.config import ArchiveSettings, FilesSinkSettings, JournalSettings, Settings
-from steward.journal import JournalReader
-from steward.redact import REDACTED
+from steward.core.config import ArchiveSettings, FilesSinkSettings, JournalSettings, Settings
+from steward.core.journal import JournalReader
+from steward.core.redaction import REDACTED
 
 pytestmark = pytest.mark.timeout(900)
 

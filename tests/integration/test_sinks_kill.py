@@ -25,7 +25,7 @@ from submitting import PATIENCE
 from servers.kafka import Kafka
 from servers.process import Server
 from servers.search import Elasticsearch, OpenSearch
-from steward.config import (
+from steward.core.config import (
     ArchiveSettings,
     ElasticsearchSinkSettings,
     FilesSinkSettings,

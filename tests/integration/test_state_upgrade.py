@@ -14,14 +14,20 @@ import pytest
 from pysqlite3 import dbapi2
 from running import Daemon, ask, settings_in, submit
 
-from steward.access import Asker
+from steward.admin.journal import ListRequest
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import open_ledger
 from steward.bank.money import MICRO
-from steward.config import AccountingSettings, BankSettings, ClusterSettings, GateSettings, Settings
+from steward.core.access import Asker
+from steward.core.config import (
+    AccountingSettings,
+    BankSettings,
+    ClusterSettings,
+    GateSettings,
+    Settings,
+)
 from steward.daemon.rooms import registry
-from steward.journal.actions import ListRequest
 
 pytestmark = pytest.mark.timeout(900)
 

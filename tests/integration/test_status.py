@@ -21,15 +21,15 @@ from steward_daemon import Daemon as DaemonInside
 from submitting import wait_until
 
 import write_dashboard
-from steward.access import Asker
+from steward.admin.status.shapes import MetricsRequest, StatusShowAnswer, StatusShowRequest
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import RemoteMeans
 from steward.bank.money import MICRO
+from steward.core.access import Asker
+from steward.core.config.file import Loaded, render
+from steward.core.errors import Refused
 from steward.daemon.rooms import registry
-from steward.errors import Refused
 from steward.sandbox import Sandbox
-from steward.settings.file import Loaded, render
-from steward.status.shapes import MetricsRequest, StatusShowAnswer, StatusShowRequest
 
 
 def told(daemon: Daemon | DaemonInside, home: Path, *words: str) -> str:

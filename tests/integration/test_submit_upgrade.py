@@ -10,7 +10,7 @@ from submit_plugin import AskingSite, headers
 from submitting import submit_to, wait_until
 
 from servers.gate import AskedGate
-from steward.native import building
+from steward.admin.plugins import building
 from steward.sandbox import Sandbox, SandboxError, SandboxSpec
 
 pytestmark = [

@@ -12,8 +12,8 @@ from bookkeeping import Site, spec_of
 from sandboxes import passable_directory
 from submitting import state_of, wait_until
 
-from steward.native import checking
-from steward.native.building import SlurmVersion
+from steward.admin.plugins import checking
+from steward.admin.plugins.building import SlurmVersion
 from steward.sandbox import Sandbox
 
 pytestmark = [

@@ -14,8 +14,8 @@ from webbing import OPERATOR, USERS, WebSite
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.records import Charge, Use
-from steward.config_bank import BankSettings, GateSettings
-from steward.events import utc_now
+from steward.bank.settings import BankSettings, GateSettings
+from steward.core.events import utc_now
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.wide

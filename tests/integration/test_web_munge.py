@@ -16,11 +16,11 @@ from steward_daemon import STEWARD
 from submitting import wait_until
 from webbing import OPERATOR, WEB_USER, WebSite
 
-from steward.config_web import WebSettings
-from steward.credentials.errors import NotKnown
-from steward.credentials.room import who_asked
-from steward.credentials.shapes import VouchRequest
-from steward.munge.requests import digest, statement
+from steward.admin.credentials.errors import NotKnown
+from steward.admin.credentials.room import who_asked
+from steward.admin.credentials.shapes import VouchRequest
+from steward.core.munge.requests import digest, statement
+from steward.web.settings import WebSettings
 
 pytestmark = pytest.mark.wide
 PLACES = 4

@@ -15,7 +15,7 @@ from munging import ME, credential, munge_site, origin, post
 from steward_daemon import STEWARD
 from webbing import OPERATOR, WEB_USER, WebSite
 
-from steward.munge.requests import digest, statement
+from steward.core.munge.requests import digest, statement
 
 pytestmark = pytest.mark.wide
 
@@ -62,7 +62,7 @@ def test_who_asks_too_often_keeps_neither_neighbours_nor_other_hosts_waiting(
 _VOUCH = """
 import json, sys
 from steward.client import Client
-from steward.errors import StewardError
+from steward.core.errors import StewardError
 try:
     answer = Client(socket=sys.argv[1]).ask("credentials.vouch", **json.loads(sys.argv[2]))
 except StewardError as error:

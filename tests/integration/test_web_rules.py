@@ -8,7 +8,7 @@ import pytest
 from submitting import wait_until
 from webbing import ADMINISTRATOR, OPERATOR, USERS, Visitor, WebSite
 
-from steward.config_automation import RulesSettings, SensorSettings
+from steward.automation.settings import RulesSettings, SensorSettings
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(600)]

@@ -27,8 +27,8 @@ from running import chance_of
 from submitting import wait_until
 
 from steward.bank.money import MICRO
-from steward.config import AccountingSettings, JournalSettings, LimitSettings
-from steward.settings.file import Loaded, render
+from steward.core.config import AccountingSettings, JournalSettings, LimitSettings
+from steward.core.config.file import Loaded, render
 
 SOAK_S: Final = float(os.environ.get("STEWARD_SOAK_S", "600"))
 ROUGH: Final = 0.4

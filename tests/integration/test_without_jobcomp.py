@@ -9,7 +9,7 @@ from sandboxes import passable_directory
 from steward_daemon import Daemon
 from submitting import state_of, submit_to, wait_until
 
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1200)]

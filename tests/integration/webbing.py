@@ -11,11 +11,11 @@ from steward_daemon import STEWARD, Daemon
 from submitting import PATIENCE, wait_until
 
 from servers.process import free_port
-from steward.config import AccessSettings
-from steward.config_web import WebSettings
+from steward.core.config import AccessSettings
+from steward.core.config.file import Loaded, render
 from steward.sandbox import Sandbox
 from steward.sandbox.cluster import Inside
-from steward.settings.file import Loaded, render
+from steward.web.settings import WebSettings
 
 ONCE = httpx.Limits(max_keepalive_connections=0)
 """A kept connection may be ended by the server in the moment in which it is used again."""

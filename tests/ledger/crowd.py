@@ -12,7 +12,7 @@ import msgspec
 from ledger.site import BY, account, charge, keyed
 from steward.bank.ledger import open_ledger
 from steward.bank.ledger.opened import Ledger
-from steward.config import Settings
+from steward.core.config import Settings
 
 PATIENCE_S = 60.0
 
@@ -20,7 +20,7 @@ _WRITER = """
 import sys
 import msgspec
 from ledger.crowd import WRITERS
-from steward.config import Settings
+from steward.core.config import Settings
 
 WRITERS[sys.argv[2]](msgspec.json.decode(sys.argv[1], type=Settings), int(sys.argv[3]))
 """

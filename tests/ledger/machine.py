@@ -20,7 +20,7 @@ from steward.bank.errors import BankRefused
 from steward.bank.ledger import open_ledger
 from steward.bank.ledger.opened import Ledger
 from steward.bank.records import Charge, Share
-from steward.config import Settings
+from steward.core.config import Settings
 
 NAMES = ("chem", "phys")
 CREDIT = {"chem": 0, "phys": 40}

@@ -12,11 +12,11 @@ import httpx
 
 from servers.process import free_port
 from steward.bank.ledger import Account, By, open_ledger
-from steward.bank.mybrc.passwords import hashed
-from steward.config import BankSettings, ClusterSettings, GateSettings, MybrcSettings, Settings
+from steward.core.config import BankSettings, ClusterSettings, GateSettings, MybrcSettings, Settings
+from steward.core.serving import Timeouts
+from steward.core.waiting import Stop
 from steward.daemon.mybrc import run_mybrc
-from steward.serving import Timeouts
-from steward.waiting import Stop
+from steward.extensions.mybrc.passwords import hashed
 
 SU = 1_000_000
 PASSWORD = "correct horse"

@@ -14,7 +14,7 @@ from typing import Any
 import schemathesis
 
 from servers.mybrc import PASSWORD
-from steward.bank.mybrc import amounts
+from steward.extensions.mybrc import amounts
 
 _UIDS = 2**32
 _FIRST = datetime(1970, 1, 1, tzinfo=UTC)

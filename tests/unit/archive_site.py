@@ -15,8 +15,8 @@ from steward.archive.files.manifest import facts
 from steward.archive.files.owners import user_name
 from steward.archive.files.records import Records
 from steward.archive.files.sink import FilesSink
-from steward.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
-from steward.events import (
+from steward.core.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.core.events import (
     ARCHIVE_PURGE,
     JOB_IDENTITY,
     JOB_SCRIPT,
@@ -25,8 +25,8 @@ from steward.events import (
     JobIdentity,
     JobScript,
 )
-from steward.incoming import Store, Stores, kept_filename, stores_of
-from steward.records import JobRecord
+from steward.core.incoming import Store, Stores, kept_filename, stores_of
+from steward.core.records import JobRecord
 
 NOON = int(datetime(2026, 3, 5, 12, 0, tzinfo=UTC).timestamp()) * 10**9
 ENVIRONMENT = b"\x01\0\0\0HOME=/home/ada\0"

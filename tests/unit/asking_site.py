@@ -10,14 +10,14 @@ from typing import Any
 from bank_site import BankSite
 from job_lives import NOON
 
-from steward.access import Access, Asker, Standing
-from steward.actions import Registry
 from steward.bank.actions import ACTIONS
 from steward.bank.ledger import Account, By
 from steward.bank.money import MICRO
 from steward.bank.records import Charge, Use
 from steward.bank.room import BankRoom
-from steward.config import AccessSettings
+from steward.core.access import Access, Asker, Standing
+from steward.core.actions import Registry
+from steward.core.config import AccessSettings
 
 ROOT = Asker(uid=0, user="root")
 OWNER = Asker(uid=4000, user="olga")

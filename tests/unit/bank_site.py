@@ -11,8 +11,8 @@ from job_lives import NOON, record
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.records import Rate
-from steward.config import BankSettings, ClusterSettings, Settings
-from steward.events import Event
+from steward.core.config import BankSettings, ClusterSettings, Settings
+from steward.core.events import Event
 from steward.jobs import Jobs, JobsConsumer, database_path
 
 BY = By(who="root")

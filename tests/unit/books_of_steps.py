@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from job_lives import Books, at, record
 from step_lives import ended, exited, launched, task
 
-from steward.config import Settings
-from steward.events import Event
+from steward.core.config import Settings
+from steward.core.events import Event
+from steward.core.lines import Line
 from steward.jobs import Jobs, JobsConsumer
-from steward.lines import Line
 
 
 class Clocked(Books):

@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from steward.access import Access, Asker, Standing
 from steward.accounting.actions import ACTIONS
 from steward.accounting.room import AccountingRoom
-from steward.actions import Registry
-from steward.config import ClusterSettings, NodesSettings, Settings
-from steward.events import (
+from steward.core.access import Access, Asker, Standing
+from steward.core.actions import Registry
+from steward.core.config import ClusterSettings, NodesSettings, Settings
+from steward.core.events import (
     JOB_END,
     JOB_SCRIPT,
     NODE_GAP,
@@ -21,9 +21,9 @@ from steward.events import (
     JobFacts,
     JobScript,
 )
+from steward.core.records import JobRecord
+from steward.core.usage import NodeGap, StepEnd, StepStart, TasksExited, TaskUsage
 from steward.jobs import JobsConsumer
-from steward.records import JobRecord
-from steward.usage import NodeGap, StepEnd, StepStart, TasksExited, TaskUsage
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 START = NOW - timedelta(hours=2)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from steward.events import JOB_SCRIPT, Event, JobScript, Kept
+from steward.core.events import JOB_SCRIPT, Event, JobScript, Kept
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from steward.archive.catalogue.consumer import Catalogue
-from steward.archive.catalogue.matching import Matcher
-from steward.archive.catalogue.month import Use
-from steward.archive.catalogue.search import Found, Searcher
-from steward.archive.catalogue.walking import Wanted
+from steward.archive.catalog.consumer import Catalogue
+from steward.archive.catalog.matching import Matcher
+from steward.archive.catalog.month import Use
+from steward.archive.catalog.search import Found, Searcher
+from steward.archive.catalog.walking import Wanted
 from steward.archive.contents import Contents
-from steward.events import (
+from steward.core.events import (
     ARCHIVE_PURGE,
     JOB_IDENTITY,
     JOB_SCRIPT,
@@ -20,8 +20,8 @@ from steward.events import (
     JobIdentity,
     JobScript,
 )
-from steward.incoming import Store, Stores, kept_filename
-from steward.records import JobRecord
+from steward.core.incoming import Store, Stores, kept_filename
+from steward.core.records import JobRecord
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

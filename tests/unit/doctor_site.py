@@ -9,16 +9,16 @@ import msgspec
 import pytest
 from machine_site import LINE, Stage
 
-from steward.access import Asker
-from steward.actions import Registry
-from steward.config import (
+from steward.admin.doctor.findings import Finding
+from steward.admin.doctor.ground import Ground, ground_of
+from steward.core.access import Asker
+from steward.core.actions import Registry
+from steward.core.config import (
     ArchiveSettings,
     ClusterSettings,
     FilesSinkSettings,
     Settings,
 )
-from steward.doctor.findings import Finding
-from steward.doctor.ground import Ground, ground_of
 
 ROOT = Asker(uid=0, user="root", how="local")
 HERE = os.uname().nodename.partition(".")[0]

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from steward.bank.estimate import Estimator, parse_options
 from steward.bank.records import Quote, Rate
-from steward.config_bank import BankSettings
+from steward.bank.settings import BankSettings
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
 
 SU = 1_000_000

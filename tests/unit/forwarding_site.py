@@ -12,9 +12,7 @@ import msgspec
 from builders import NOON
 
 from servers.authority import Authority
-from steward.capture.forwarded import wire
-from steward.capture.forwarded.receiving import Receiver
-from steward.config import (
+from steward.core.config import (
     ArchiveSettings,
     ClusterSettings,
     ForwardSettings,
@@ -22,11 +20,13 @@ from steward.config import (
     ReceiveSettings,
     Settings,
 )
-from steward.events import Event, JobScript, Kept, encode, script_key
-from steward.incoming import Store, Stores, kept_filename, stores_of
-from steward.journal import JournalLink, JournalReader
-from steward.journal.server import JournalServer
-from steward.waiting import Stop
+from steward.core.events import Event, JobScript, Kept, encode, script_key
+from steward.core.incoming import Store, Stores, kept_filename, stores_of
+from steward.core.journal import JournalLink, JournalReader
+from steward.core.journal.server import JournalServer
+from steward.core.waiting import Stop
+from steward.extensions.controllers import wire
+from steward.extensions.controllers.receiving import Receiver
 
 MTIME_NS = 1_772_366_400_000_000_000
 

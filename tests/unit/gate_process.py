@@ -20,17 +20,17 @@ from steward.bank.gate.link import GateLink, connect
 from steward.bank.gate.server import GateServer
 from steward.bank.gate.shapes import GateState
 from steward.bank.records import AccountBooks, Books, Description
-from steward.config import Settings
-from steward.errors import Unavailable
-from steward.waiting import Stop
+from steward.core.config import Settings
+from steward.core.errors import Unavailable
+from steward.core.waiting import Stop
 
 PATIENCE_S = 30.0
 _RUN = """
 import signal, sys
 import msgspec
-from steward.config import Settings
+from steward.core.config import Settings
 from steward.daemon.gate import run_gate
-from steward.waiting import Stop
+from steward.core.waiting import Stop
 stop = Stop()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 run_gate(msgspec.json.decode(sys.argv[1], type=Settings), stop, lambda: None)

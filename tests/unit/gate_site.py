@@ -22,7 +22,7 @@ from steward.bank.records import (
     Rate,
     Rules,
 )
-from steward.config import BankSettings, ClusterSettings, GateSettings, Settings
+from steward.core.config import BankSettings, ClusterSettings, GateSettings, Settings
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
 
 CLUSTER = "c"

@@ -7,21 +7,21 @@ from typing import Any
 
 import msgspec
 
-from steward.access import Access, Asker, Standing
-from steward.actions import Action
-from steward.config import ClusterSettings, Settings
-from steward.config_automation import SensorSettings
-from steward.events import NODE_STATE, RESERVATION_STATE, Event
-from steward.history.actions import ACTIONS
-from steward.history.consumer import HistoryConsumer
-from steward.history.room import HistoryRoom
+from steward.automation.settings import SensorSettings
+from steward.core.access import Access, Asker, Standing
+from steward.core.actions import Action
+from steward.core.config import ClusterSettings, Settings
+from steward.core.events import NODE_STATE, RESERVATION_STATE, Event
+from steward.core.lines import Line
+from steward.core.moments import micros
+from steward.core.sqlite import open_database, transaction
+from steward.core.state_facts import NodeState, ReservationState
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
-from steward.lines import Line
-from steward.moments import micros
-from steward.sqlite import open_database, transaction
-from steward.state_facts import NodeState, ReservationState
+from steward.reports.history.actions import ACTIONS
+from steward.reports.history.consumer import HistoryConsumer
+from steward.reports.history.room import HistoryRoom
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 ROOT = Asker(uid=0, user="root")

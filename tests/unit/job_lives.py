@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from steward.config import Settings
-from steward.events import (
+from steward.core.config import Settings
+from steward.core.events import (
     ARCHIVE_PURGE,
     JOB_END,
     JOB_IDENTITY,
@@ -20,8 +20,8 @@ from steward.events import (
     JobIdentity,
     JobScript,
 )
+from steward.core.records import JobRecord
 from steward.jobs import JobsConsumer
-from steward.records import JobRecord
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 OPEN_END = {"COMPLETED", "FAILED", "REQUEUED", "RESIZING", "UNKNOWN"}

@@ -6,11 +6,9 @@ from typing import Any, Final
 import pytest
 from builders import Clock
 
-from steward.accounting.log.files import LogFiles
-from steward.config import AccountingSettings, ClusterSettings, Settings
-from steward.consumers import Feed
-from steward.daemon.once import DirectLink
-from steward.events import (
+from steward.core.config import AccountingSettings, ClusterSettings, Settings
+from steward.core.consumers import Feed
+from steward.core.events import (
     RUN_END,
     RUN_START,
     STEP_END,
@@ -19,10 +17,12 @@ from steward.events import (
     TASK_EXIT,
     Event,
 )
-from steward.journal import Journal, JournalReader
-from steward.journal.store import rows_of
-from steward.records import JobRecord
-from steward.usage import RunFact, StepEnd, StepStart, StepUsage, TasksExited, TaskUsage
+from steward.core.journal import Journal, JournalReader
+from steward.core.journal.store import rows_of
+from steward.core.records import JobRecord
+from steward.core.usage import RunFact, StepEnd, StepStart, StepUsage, TasksExited, TaskUsage
+from steward.daemon.once import DirectLink
+from steward.extensions.jobacct_plugins.log.files import LogFiles
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

@@ -10,16 +10,16 @@ import pytest
 from builders import script_event
 from pysqlite3 import dbapi2
 
-from steward.config import ArchiveSettings, FilesSinkSettings, KafkaSinkSettings, Settings
-from steward.events import (
+from steward.core.config import ArchiveSettings, FilesSinkSettings, KafkaSinkSettings, Settings
+from steward.core.events import (
     JOB_SEEN,
     Event,
     JobFacts,
 )
-from steward.incoming import Stores, stores_of
-from steward.journal import Journal, JournalReader
-from steward.journal.store import rows_of
-from steward.records import JobRecord
+from steward.core.incoming import Stores, stores_of
+from steward.core.journal import Journal, JournalReader
+from steward.core.journal.store import rows_of
+from steward.core.records import JobRecord
 
 
 def seen_event(job_id: int) -> Event:

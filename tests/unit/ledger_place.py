@@ -7,7 +7,7 @@ import pytest
 
 from ledger.site import settings_for
 from steward.bank.ledger import open_ledger
-from steward.config import Settings
+from steward.core.config import Settings
 
 
 @pytest.fixture(scope="session")

@@ -5,20 +5,20 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from steward.access import Access, Asker, Standing
-from steward.actions import Registry
 from steward.archive.actions import ACTIONS
-from steward.archive.catalogue.consumer import Catalogue
+from steward.archive.catalog.consumer import Catalogue
 from steward.archive.contents import contents_of
 from steward.archive.files.sink import FilesSink
 from steward.archive.library import Library
-from steward.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
-from steward.consumers import Consumer
-from steward.events import JOB_SCRIPT, JOB_SEEN, Event, JobFacts, JobScript, Kept
-from steward.incoming import kept_filename, stores_of
+from steward.core.access import Access, Asker, Standing
+from steward.core.actions import Registry
+from steward.core.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.core.consumers import Consumer
+from steward.core.events import JOB_SCRIPT, JOB_SEEN, Event, JobFacts, JobScript, Kept
+from steward.core.incoming import kept_filename, stores_of
+from steward.core.records import JobRecord
+from steward.core.redaction import REDACTED
 from steward.jobs import JobsConsumer
-from steward.records import JobRecord
-from steward.redact import REDACTED
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 ENVIRONMENT = b"\x03\0\0\0HOME=/home/ada\0TEXT=a=b\nc\xff\0API_TOKEN=" + REDACTED + b"\0"

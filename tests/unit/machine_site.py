@@ -4,7 +4,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from steward.config import ClusterSettings
+from steward.core.config import ClusterSettings
 from steward.slurm import Machine
 
 LINE: Final = (

@@ -13,18 +13,18 @@ from steward.agent import agent
 from steward.capture.nodes.folding import KINDS
 from steward.capture.nodes.heard import Heard
 from steward.capture.nodes.receiving import NodeReceiver
-from steward.config import (
+from steward.core.config import (
     ArchiveSettings,
     ClusterSettings,
     JournalSettings,
     NodesSettings,
     Settings,
 )
-from steward.events import Event
-from steward.incoming import stores_of
-from steward.journal import JournalLink, JournalReader
-from steward.journal.server import JournalServer
-from steward.waiting import Stop
+from steward.core.events import Event
+from steward.core.incoming import stores_of
+from steward.core.journal import JournalLink, JournalReader
+from steward.core.journal.server import JournalServer
+from steward.core.waiting import Stop
 
 LAUNCHED_US = 1_772_366_400_000_000
 """Noon on the first of March 2026."""

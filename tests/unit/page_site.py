@@ -9,10 +9,10 @@ from steward.accounting.page.parts import run_part
 from steward.accounting.page.shapes import PageAnswer, RunPart
 from steward.cli.drawing import ASCII, Pens, plain
 from steward.cli.job import rows_of
-from steward.config import NotesSettings
-from steward.lines import Line
-from steward.records import JobRecord
-from steward.usage import StepEnd, StepStart, StepUsage, TaskUsage
+from steward.core.config import NotesSettings
+from steward.core.lines import Line
+from steward.core.records import JobRecord
+from steward.core.usage import StepEnd, StepStart, StepUsage, TaskUsage
 
 T = 1_790_000_000_000_000
 S = 1_000_000

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 from jobacct_site import Fed, settings_in
 
-from steward.accounting.plugins import (
+from steward.core.errors import Unavailable
+from steward.core.events import (
+    Event,
+)
+from steward.core.waiting import Stop
+from steward.extensions.jobacct_plugins import (
     Job,
     JobAcctPlugin,
     Message,
@@ -16,13 +21,8 @@ from steward.accounting.plugins import (
     Step,
     consumer,
 )
-from steward.accounting.plugins.consumer import Around, PluginConsumer
-from steward.accounting.plugins.state import read_health
-from steward.errors import Unavailable
-from steward.events import (
-    Event,
-)
-from steward.waiting import Stop
+from steward.extensions.jobacct_plugins.consumer import Around, PluginConsumer
+from steward.extensions.jobacct_plugins.state import read_health
 
 TYPE = "jobacct/mine"
 

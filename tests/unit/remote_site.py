@@ -12,7 +12,7 @@ from builders import Clock, environment_bytes
 from steward.archive.files.sink import FilesSink
 from steward.archive.remote.document import Document, Refusal
 from steward.archive.remote.sink import RemoteSink
-from steward.config import (
+from steward.core.config import (
     ArchiveSettings,
     ClusterSettings,
     FilesSinkSettings,
@@ -20,10 +20,9 @@ from steward.config import (
     KafkaSinkSettings,
     Settings,
 )
-from steward.consumers import Feed
-from steward.daemon.once import DirectLink
-from steward.errors import Unavailable
-from steward.events import (
+from steward.core.consumers import Feed
+from steward.core.errors import Unavailable
+from steward.core.events import (
     ARCHIVE_PURGE,
     ARCHIVE_RESEND,
     JOB_IDENTITY,
@@ -35,10 +34,11 @@ from steward.events import (
     Resent,
     script_event,
 )
-from steward.incoming import STATE_STORE, kept_filename, stores_of
-from steward.journal import Journal, JournalReader
-from steward.journal.store import rows_of
-from steward.records import JobRecord
+from steward.core.incoming import STATE_STORE, kept_filename, stores_of
+from steward.core.journal import Journal, JournalReader
+from steward.core.journal.store import rows_of
+from steward.core.records import JobRecord
+from steward.daemon.once import DirectLink
 
 NOON_NS = 1_795_262_400 * 10**9
 ENVIRONMENT = environment_bytes(b"HOME=/home/ada")

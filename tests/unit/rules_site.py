@@ -14,10 +14,10 @@ from steward.automation.rules.hand import Found, Look
 from steward.automation.rules.store import Store
 from steward.automation.rules.tables import Execution
 from steward.automation.running import Ran
-from steward.config import ClusterSettings, Settings
-from steward.config_automation import ActionsSettings, RulesSettings
-from steward.events import NODE_STATE, Event
-from steward.state_facts import NodeState
+from steward.automation.settings import ActionsSettings, RulesSettings
+from steward.core.config import ClusterSettings, Settings
+from steward.core.events import NODE_STATE, Event
+from steward.core.state_facts import NodeState
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 SOON_S = 0.1

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from steward.access import Asker
-from steward.accounting.log.packing import write_parquet
 from steward.accounting.sacct.listing import listed
 from steward.accounting.sacct.options import options
 from steward.accounting.sacct.selecting import line_filter, window
 from steward.accounting.sacct.shapes import SacctText
 from steward.accounting.sacct.sources import Both, Parquet, Source, scratch_of
-from steward.lines import Line
+from steward.core.access import Asker
+from steward.core.lines import Line
+from steward.extensions.jobacct_plugins.log.packing import write_parquet
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 ROOT = Asker(uid=0, user="root", how="local")

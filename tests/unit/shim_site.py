@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from steward.native.building import LIBRARY, SOURCES
+from steward.admin.plugins.building import LIBRARY, SOURCES
 
 HARNESS = Path(__file__).parents[1] / "native" / "harness.c"
 CC = shutil.which("cc") or ""

@@ -7,17 +7,17 @@ from typing import Any
 from library_site import ROOT
 from remote_site import NOON_NS, RemoteSite
 
-from steward.access import Access, Asker, Standing
-from steward.actions import Registry
 from steward.archive.actions import ACTIONS
 from steward.archive.files.sink import FilesSink
 from steward.archive.library import Library
 from steward.archive.sink_answers import ResendAnswer, SinkLine
-from steward.consumers import Consumer, Feed
+from steward.core.access import Access, Asker, Standing
+from steward.core.actions import Registry
+from steward.core.consumers import Consumer, Feed
+from steward.core.events import JOB_SEEN, Event, JobFacts
+from steward.core.records import JobRecord
 from steward.daemon.once import DirectLink
-from steward.events import JOB_SEEN, Event, JobFacts
 from steward.jobs import JobsConsumer
-from steward.records import JobRecord
 
 SUBMIT = datetime.fromtimestamp(NOON_NS // 10**9, UTC)
 

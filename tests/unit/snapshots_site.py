@@ -7,12 +7,12 @@ import pytest
 from builders import Clock
 
 from steward.capture.snapshots import Snapshots
-from steward.config import ClusterSettings
-from steward.events import (
+from steward.core.config import ClusterSettings
+from steward.core.events import (
     CONTROLLER_STATE,
     Event,
 )
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.slurm import Queue, Slurm, SlurmDown, SlurmUnavailable
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

@@ -10,17 +10,17 @@ import pytest
 from steward.capture.states.source import Sensor
 from steward.capture.states.store import StateStore
 from steward.capture.states.wakeups import Wake
-from steward.events import (
+from steward.core.events import (
     NODE_STATE,
     PARTITION_STATE,
     RESERVATION_STATE,
     Event,
 )
-from steward.journal.store import JournalUnavailable
+from steward.core.journal.store import JournalUnavailable
+from steward.core.state_facts import NodeState
 from steward.slurm import SlurmDown
 from steward.slurm.machine import Ping
 from steward.slurm.machine_rows import NodeRecord, PartitionRecord, ReservationRecord
-from steward.state_facts import NodeState
 
 BOOTED = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 SILENT = "IDLE+NOT_RESPONDING"

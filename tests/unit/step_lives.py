@@ -5,9 +5,9 @@ from typing import Any
 
 from job_lives import at
 
-from steward.events import STEP_END, STEP_START, TASK_EXIT, Event
-from steward.moments import micros
-from steward.usage import StepEnd, StepStart, TasksExited, TaskUsage
+from steward.core.events import STEP_END, STEP_START, TASK_EXIT, Event
+from steward.core.moments import micros
+from steward.core.usage import StepEnd, StepStart, TasksExited, TaskUsage
 
 
 def us(seconds: float) -> int:

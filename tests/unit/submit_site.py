@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from steward.admin.plugins import building
+from steward.admin.plugins.building import SOURCES, SUBMIT_LIBRARY
 from steward.bank.estimate.bounds import LONGEST, LONGEST_TEXTS
-from steward.native import building
-from steward.native.building import SOURCES, SUBMIT_LIBRARY
 
 HARNESS = Path(__file__).parents[1] / "native" / "gate_harness.c"
 VECTORS = json.loads((Path(__file__).parent / "gate_vectors.json").read_text())

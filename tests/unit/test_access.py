@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.access import Access, Asker, Scope, Standing
-from steward.config import AccessSettings
+from steward.core.access import Access, Asker, Scope, Standing
+from steward.core.config import AccessSettings
 
 OWN_UID = 900
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from steward.accounting.imports import Maker, is_table, take_days, take_table
 from steward.accounting.imports.place import Place, load, save
-from steward.config import ClusterSettings
-from steward.events import JOB_END, STEP_ACCOUNTED, Event
-from steward.records import JobRecord
+from steward.core.config import ClusterSettings
+from steward.core.events import JOB_END, STEP_ACCOUNTED, Event
+from steward.core.records import JobRecord
 from steward.slurm import SlurmError
 from steward.slurm.commands import Commands
 from steward.slurm.history import History, rows_of_file

@@ -10,9 +10,9 @@ from books_site import START, BooksSite
 
 from steward.accounting.errors import AccountingError
 from steward.accounting.imports import Maker, Taken, is_table, take_log
-from steward.accounting.log.records import lines_of
-from steward.events import RUN_END, STEP_USAGE
-from steward.lines import Line
+from steward.core.events import RUN_END, STEP_USAGE
+from steward.core.lines import Line
+from steward.extensions.jobacct_plugins.log.records import lines_of
 
 CLUSTER = "alpha"
 

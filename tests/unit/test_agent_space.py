@@ -16,7 +16,7 @@ from nodes_site import Hearing, task
 from servers.authority import Authority
 from steward.agent import agent
 from steward.agent.agent import Place, Spool
-from steward.events import NODE_GAP
+from steward.core.events import NODE_GAP
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.config_web import WebSettings
 from steward.daemon.rooms import ACTIONS
 from steward.web.api.describing import description
 from steward.web.api.endpoints import ASKS, ENDPOINTS, Endpoint
 from steward.web.api.reading import body_of, parameters
 from steward.web.application import application
 from steward.web.desk import Desk
+from steward.web.settings import WebSettings
 
 # How handlers name what they are given is to change in a Litestar that is not out yet.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Inferred dependency:DeprecationWarning")

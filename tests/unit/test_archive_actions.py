@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from library_site import ADA, BELA, ROOT, LibrarySite
 
-from steward.actions import ActionError, Registry
 from steward.archive.actions import ACTIONS
 from steward.archive.bulk_answers import ExportFile, SecretLine
 from steward.archive.errors import NotArchived
-from steward.errors import Refused, UsageError
-from steward.events import ArchivePurge
+from steward.core.actions import ActionError, Registry
+from steward.core.errors import Refused, UsageError
+from steward.core.events import ArchivePurge
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from steward.archive.files.layout import compile_layout
 from steward.archive.files.pending import Pending
 from steward.archive.files.places import FilesReader
 from steward.archive.files.verify import verify
-from steward.events import Event
+from steward.core.events import Event
 
 DAY = "alpha/ada/2026/03/05"
 SCRIPT = b"#!/bin/sh\n" + b"hostname\n" * 50
@@ -214,7 +214,7 @@ def test_a_file_system_without_links(
 ) -> None:
     no_links(monkeypatch)
     if not knows_noreplace:
-        monkeypatch.setattr("steward.filesystems.RENAME_NOREPLACE", 1 << 20)
+        monkeypatch.setattr("steward.core.filesystems.RENAME_NOREPLACE", 1 << 20)
     site = Site(tmp_path, compress=compress)
     first, second = site.script(7, b"first"), site.script(7, b"second", mtime_ns=1772712001 * 10**9)
     site.apply(first, second)

@@ -12,7 +12,7 @@ from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.manifest import facts
 from steward.archive.files.pending import Pending
 from steward.archive.files.sink import FilesSink
-from steward.consumers import Rejected
+from steward.core.consumers import Rejected
 
 
 def test_a_known_job_is_filed_by_user_and_day(tmp_path: Path) -> None:

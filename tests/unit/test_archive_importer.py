@@ -15,13 +15,13 @@ from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.acl import Readers, let_read
 from steward.archive.imported import from_job_archive, from_lines, from_sarchive, pack
 from steward.archive.importer import Submission, import_stored, import_tree
-from steward.config import RedactSettings
-from steward.environment import entries_of, read_environment
-from steward.events import Event, decode
-from steward.incoming import Store
-from steward.journal.store import rows_of
-from steward.records import JobRecord
-from steward.redact import Redactor
+from steward.core.config import RedactSettings
+from steward.core.events import Event, decode
+from steward.core.incoming import Store
+from steward.core.journal.store import rows_of
+from steward.core.records import JobRecord
+from steward.core.redaction import Redactor
+from steward.slurm.environment import entries_of, read_environment
 
 SECRET = b"hunter2hunter2"
 ENTRIES = [b"HOME=/home/ada", b"SLURM_JOB_NAME=run", b"DB_PASSWORD=" + SECRET, b"A=b=c"]

@@ -12,7 +12,7 @@ from cli_site import steward
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.keeping import KEEPER, Keeper
 from steward.archive.files.sink import FilesSink
-from steward.settings.file import load
+from steward.core.config.file import load
 
 
 def other_site(tmp_path: Path, root: Path) -> Site:

@@ -15,11 +15,11 @@ from steward.archive.files.mover import Mover
 from steward.archive.files.records import Records
 from steward.archive.files.retention import Retention
 from steward.archive.files.schema import MIGRATIONS
-from steward.config import LimitSettings, Settings
-from steward.events import ARCHIVE_PURGE, Event
-from steward.settings.checks import problems
-from steward.sqlite import open_database
-from steward.waiting import Stop
+from steward.core.config import LimitSettings, Settings
+from steward.core.config.checks import problems
+from steward.core.events import ARCHIVE_PURGE, Event
+from steward.core.sqlite import open_database
+from steward.core.waiting import Stop
 
 DAY_NS = 86400 * 10**9
 NOW_NS = time.time_ns()

@@ -14,7 +14,7 @@ from steward.archive.files.places import FilesReader
 from steward.archive.files.records import Records
 from steward.archive.files.tree import Tree
 from steward.archive.files.verify import Problem, verify
-from steward.waiting import Stop
+from steward.core.waiting import Stop
 
 DAY = "alpha/ada/2026/03/05"
 

@@ -13,7 +13,7 @@ from archive_site import ENVIRONMENT, NOON, Site
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.archive.catalogue.reindexing import Reindexing
+from steward.archive.catalog.reindexing import Reindexing
 from steward.archive.files.found import iter_files, named_scripts
 from steward.archive.files.layout import compile_layout
 from steward.archive.files.manifest import facts
@@ -21,8 +21,8 @@ from steward.archive.files.mover import Mover
 from steward.archive.files.packing import Damaged, blocks, pack, plain_digest, read_plain
 from steward.archive.files.places import FilesReader
 from steward.archive.files.verify import verify
-from steward.events import Event
-from steward.waiting import Stop
+from steward.core.events import Event
+from steward.core.waiting import Stop
 
 DAY = "alpha/ada/2026/03/05"
 SCRIPT = b"#!/bin/sh\n" + b"hostname\n" * 200

@@ -11,10 +11,10 @@ from archive_site import ENVIRONMENT, Site
 from steward.archive.files.pending import Pending
 from steward.archive.files.sink import FilesSink
 from steward.archive.files.verify import verify
-from steward.config import ArchiveSettings, FilesSinkSettings
-from steward.consumers import Rejected
-from steward.events import ARCHIVE_RESEND, ArchiveResend, Event, Resent
-from steward.incoming import stores_of
+from steward.core.config import ArchiveSettings, FilesSinkSettings
+from steward.core.consumers import Rejected
+from steward.core.events import ARCHIVE_RESEND, ArchiveResend, Event, Resent
+from steward.core.incoming import stores_of
 
 DAY = "alpha/ada/2026/03/05"
 SCRIPT = b"#!/bin/sh\nhostname\n"

@@ -14,8 +14,8 @@ from steward.archive.files.copying import NO_LINK
 from steward.archive.files.mover import Mover
 from steward.archive.files.pending import Pending
 from steward.archive.files.verify import verify
-from steward.events import Event
-from steward.waiting import Stop
+from steward.core.events import Event
+from steward.core.waiting import Stop
 
 DAY = "alpha/ada/2026/03/05"
 SCRIPT = b"#!/bin/sh\nhostname\n"

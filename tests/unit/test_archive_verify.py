@@ -12,7 +12,7 @@ from steward.archive.files.layout import compile_layout
 from steward.archive.files.pending import Pending
 from steward.archive.files.places import FilesReader
 from steward.archive.files.verify import Checked, Problem, verify
-from steward.sqlite import SqliteUnavailable
+from steward.core.sqlite import SqliteUnavailable
 
 DAY = "alpha/ada/2026/03/05"
 

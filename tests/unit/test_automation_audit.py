@@ -13,7 +13,7 @@ import pytest
 
 from steward.automation.audit import LONGEST_RESULT, Audit, AuditBegun
 from steward.automation.errors import AuditUnavailable
-from steward.sqlite import SqliteError, open_database, translated
+from steward.core.sqlite import SqliteError, open_database, translated
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOBODY = 65534

@@ -14,7 +14,7 @@ from steward.automation.describing import given as plain
 from steward.automation.errors import UnknownOperation, WrongParameters
 from steward.automation.operation import Operation, Parameters
 from steward.cli.action import parse
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 
 class Props(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

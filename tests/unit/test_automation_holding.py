@@ -13,7 +13,7 @@ from steward.automation.holding import (
 )
 from steward.automation.operations.job_targets import targets
 from steward.automation.reasons import ours
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 
 
 def job(**fields: Any) -> JobRecord:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.automation.reasons import LONGEST, is_ours, is_slurms, ours, parted, says, signed_by
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 
 def test_a_reason_is_signed() -> None:

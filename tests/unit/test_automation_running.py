@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from steward.access import Access, Asker, Standing
-from steward.actions import Registry
 from steward.automation.actions import ACTIONS
 from steward.automation.errors import (
     AuditUnavailable,
@@ -18,8 +16,10 @@ from steward.automation.errors import (
 )
 from steward.automation.room import AutomationRoom
 from steward.automation.running import Runner
-from steward.config import AccessSettings, ClusterSettings, Settings
-from steward.config_automation import ActionsSettings
+from steward.automation.settings import ActionsSettings
+from steward.core.access import Access, Asker, Standing
+from steward.core.actions import Registry
+from steward.core.config import AccessSettings, ClusterSettings, Settings
 
 ROOT = Asker(uid=0, user="root", how="local")
 ADA = Asker(uid=1001, user="ada")

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from builders import script_event
 
-from steward.backup.checking import is_safe
-from steward.backup.choosing import chosen, in_order, named_files
-from steward.backup.looking import Looks
-from steward.backup.manifest import BackupError
-from steward.config import BankSettings, ClusterSettings, JournalSettings, Settings
-from steward.config_automation import RulesSettings
-from steward.incoming import stores_of
-from steward.journal import Journal, JournalLink, JournalReader
-from steward.journal.server import JournalServer
-from steward.journal.store import put_back, rows_of
-from steward.sqlite import open_database, transaction
-from steward.waiting import Stop
+from steward.admin.backup.checking import is_safe
+from steward.admin.backup.choosing import chosen, in_order, named_files
+from steward.admin.backup.looking import Looks
+from steward.admin.backup.manifest import BackupError
+from steward.automation.settings import RulesSettings
+from steward.core.config import BankSettings, ClusterSettings, JournalSettings, Settings
+from steward.core.incoming import stores_of
+from steward.core.journal import Journal, JournalLink, JournalReader
+from steward.core.journal.server import JournalServer
+from steward.core.journal.store import put_back, rows_of
+from steward.core.sqlite import open_database, transaction
+from steward.core.waiting import Stop
 
 
 def test_each_stands_before_what_it_has_its_numbers_from() -> None:

@@ -9,20 +9,20 @@ import pytest
 from asking_site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
 from bank_site import NOON, record
 
-from steward.access import Asker
 from steward.bank.asking_views import UsageRequest, usage
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import By
 from steward.bank.money import MICRO
 from steward.bank.room import BankRoom
+from steward.core.access import Asker
+from steward.core.lines import Line
+from steward.core.moments import micros
+from steward.core.sqlite import open_database, transaction
 from steward.daemon import rooms
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
-from steward.lines import Line
-from steward.moments import micros
 from steward.slurm.times import zone_called
-from steward.sqlite import open_database, transaction
 
 
 @pytest.fixture
@@ -340,7 +340,7 @@ def test_without_a_bank_it_is_said(tmp_path: Path) -> None:
     import msgspec
 
     from steward.bank.room import BankRoom
-    from steward.config import BankSettings
+    from steward.core.config import BankSettings
 
     site = AskingSite(tmp_path)
     off = msgspec.structs.replace(site.settings, bank=BankSettings())

@@ -17,7 +17,7 @@ from steward.bank.errors import BankUsage
 from steward.bank.ledger import By, Refusal
 from steward.bank.money import MICRO
 from steward.bank.records import Factor, Hold, Rate
-from steward.events import utc_now
+from steward.core.events import utc_now
 from steward.slurm.picture import NodeShape, Picture
 
 

@@ -8,8 +8,8 @@ import pytest
 from asking_site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
 from job_lives import NOON
 
-from steward.access import Asker
 from steward.bank.money import MICRO
+from steward.core.access import Asker
 
 
 @pytest.fixture

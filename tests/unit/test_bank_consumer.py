@@ -19,8 +19,8 @@ from steward.bank.ledger import Account, Refusal
 from steward.bank.live import MARK_S, Pictures
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Hold, ModeRule
-from steward.config import BankSettings, GateSettings
-from steward.events import (
+from steward.core.config import BankSettings, GateSettings
+from steward.core.events import (
     CONTROLLER_STATE,
     HOLD_PLACED,
     JOB_SEEN,
@@ -31,10 +31,10 @@ from steward.events import (
     Event,
     QueueLooked,
 )
-from steward.looks import COST_FACTOR
+from steward.core.looks import COST_FACTOR
+from steward.core.waiting import Stop
 from steward.slurm.client import Slurm
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
-from steward.waiting import Stop
 
 SHAPE = NodeShape(nodes="n[1-64]", count=64, cpus=64, usable_cpus=64, cores=64, memory_mib=65536)
 

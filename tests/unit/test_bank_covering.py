@@ -8,8 +8,8 @@ from steward.bank.claims import claim_of
 from steward.bank.covering import grouped, is_too_large, needs
 from steward.bank.money import MICRO
 from steward.bank.records import Hold, Quote
+from steward.core.records import JobRecord
 from steward.jobs import Job
-from steward.records import JobRecord
 from steward.slurm.changing import name_of
 
 RECORD = JobRecord(

@@ -20,11 +20,11 @@ from steward.bank.settling import (
     is_piece_of,
     same_as,
 )
-from steward.config import BankSettings
-from steward.moments import micros
-from steward.records import JobRecord
+from steward.core.config import BankSettings
+from steward.core.moments import micros
+from steward.core.records import JobRecord
+from steward.core.usage import RunFact
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
-from steward.usage import RunFact
 
 PRICING = Pricing(
     settings=BankSettings(),

@@ -29,13 +29,13 @@ from steward.bank.notices import (
     send,
     threshold_notice,
 )
+from steward.bank.settings import NotifySettings
 from steward.bank.statements import OUTBOX, last_month, mail_due
 from steward.bank.upkeep import Upkeep
-from steward.bank_facts import BankThreshold
-from steward.config import BankSettings, MailSettings, Settings
-from steward.config_bank import NotifySettings
-from steward.logs import set_up
-from steward.posting import NotSent
+from steward.core.bank_facts import BankThreshold
+from steward.core.config import BankSettings, MailSettings, Settings
+from steward.core.logs import set_up
+from steward.core.posting import NotSent
 
 NOTICE = Notice(kind="bank.threshold", subject="[bank] x", text="hello\n", to=("olga",))
 

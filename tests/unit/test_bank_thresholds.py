@@ -9,7 +9,7 @@ from steward.bank.ledger.opened import Ledger, Transaction
 from steward.bank.money import MICRO
 from steward.bank.records import Charge
 from steward.bank.thresholds import tell, worst
-from steward.config import BankSettings, Settings
+from steward.core.config import BankSettings, Settings
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 BY = By(who="root")

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from steward.bank.estimate import description_of, parse_options
 from steward.bank.prices import price
 from steward.bank.records import Rate, Use
+from steward.bank.settings import BankPartitionSettings, BankSettings
 from steward.bank.using import untracked, use_of
-from steward.config_bank import BankPartitionSettings, BankSettings
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 
 HOUR = timedelta(hours=1)
 DONE = JobRecord(

@@ -13,13 +13,13 @@ from spool_site import Faults, faults, no_lease_signals
 from steward.capture.slurm.spool import SlurmSpool
 from steward.capture.spool import Capture, CaptureBatch, CaptureLimits, Committer
 from steward.capture.taking import MOST_SCRIPT_BYTES
-from steward.config import RedactSettings
-from steward.events import JOB_MISSED, Event, decode
-from steward.incoming import MARKER, Store, StoreUnavailable
-from steward.journal import JournalUnavailable
-from steward.journal.store import Row
-from steward.redact import Redactor
-from steward.waiting import Stop
+from steward.core.config import RedactSettings
+from steward.core.events import JOB_MISSED, Event, decode
+from steward.core.incoming import MARKER, Store, StoreUnavailable
+from steward.core.journal import JournalUnavailable
+from steward.core.journal.store import Row
+from steward.core.redaction import Redactor
+from steward.core.waiting import Stop
 
 __all__ = ["faults", "no_lease_signals"]
 

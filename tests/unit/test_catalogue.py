@@ -9,17 +9,17 @@ from catalogue_site import NOON, Site, anybody, everything_below
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steward.archive.catalogue.consumer import Catalogue, spool_time
-from steward.archive.catalogue.generations import Generations
-from steward.archive.catalogue.matching import Matcher
-from steward.archive.catalogue.month import CatalogueUnavailable, months_in
-from steward.archive.catalogue.walking import Wanted
+from steward.archive.catalog.consumer import Catalogue, spool_time
+from steward.archive.catalog.generations import Generations
+from steward.archive.catalog.matching import Matcher
+from steward.archive.catalog.month import CatalogueUnavailable, months_in
+from steward.archive.catalog.walking import Wanted
 from steward.archive.contents import Contents
 from steward.archive.errors import NotArchived
-from steward.consumers import Rejected
-from steward.errors import Unavailable
-from steward.events import Event
-from steward.incoming import Stores
+from steward.core.consumers import Rejected
+from steward.core.errors import Unavailable
+from steward.core.events import Event
+from steward.core.incoming import Stores
 
 
 @pytest.fixture

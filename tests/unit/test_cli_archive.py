@@ -12,7 +12,7 @@ from cli_site import ENVIRONMENTS, HOSTILE, SCRIPTS, on_terminal
 from kept_archive import archive, keep, look
 
 from steward.cli.app import run
-from steward.journal import Journal
+from steward.core.journal import Journal
 
 __all__ = ["archive", "look"]
 

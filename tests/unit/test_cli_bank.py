@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from steward.bank.ledger import Refusal
 from steward.bank.money import MICRO
-from steward.bank.mybrc.outgoing import Told, told_change
 from steward.bank.notices import Notice
 from steward.bank.records import Factor
 from steward.bank.statements import OUTBOX
 from steward.bank.weighing import worded
 from steward.cli.bank_rate_options import factors_of, permille, times, weights
-from steward.errors import UsageError
-from steward.printable import no_formula
+from steward.core.errors import UsageError
+from steward.core.printable import no_formula
+from steward.extensions.mybrc.outgoing import Told, told_change
 
 TYPED_RATES = st.from_regex(
     r"\A(cpu|mem|gres/gpu|mon|sat-sun|fri,mon)(/[0-9]{1,2}(:[0-9]{2})?-[0-9]{1,2})?=-?[0-9]{1,4}"

@@ -11,7 +11,7 @@ import pytest
 from cli_site import SCRIPTS, fill_spool, steward
 
 from steward.cli.app import run
-from steward.settings.file import load
+from steward.core.config.file import load
 
 
 @pytest.fixture

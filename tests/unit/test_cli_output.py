@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from steward.cli import options, output
 from steward.cli.output import Column, Style
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 COLUMNS = [
     Column("Name", lambda row: row[0]),

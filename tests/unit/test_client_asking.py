@@ -17,7 +17,7 @@ from steward.client.asking import choose
 from steward.client.here import local
 from steward.client.place import Place
 from steward.client.sockets import remote
-from steward.errors import Refused, StewardError, UsageError
+from steward.core.errors import Refused, StewardError, UsageError
 
 REGISTRY = registry()
 

@@ -9,7 +9,7 @@ from steward.client import Client, here
 from steward.client.asking import action, where
 from steward.client.place import Place, Web
 from steward.client.web import over_https, token_of
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 URL = "https://steward.example.org"
 

@@ -7,16 +7,16 @@ import pytest
 from job_lives import NOON
 from library_site import ADA, BELA, ROOT, LibrarySite
 
-from steward.access import Access, Asker, Standing
-from steward.actions import Registry
-from steward.config import AccessSettings
+from steward.admin.journal import StatusRequest
+from steward.core.access import Access, Asker, Standing
+from steward.core.actions import Registry
+from steward.core.config import AccessSettings
+from steward.core.errors import Refused
+from steward.core.events import JOB_SEEN, Event, JobFacts
+from steward.core.records import JobRecord
 from steward.daemon.rooms import registry
-from steward.errors import Refused
-from steward.events import JOB_SEEN, Event, JobFacts
 from steward.jobs import Jobs, database_path
 from steward.jobs.queries import clusters_of
-from steward.journal.actions import StatusRequest
-from steward.records import JobRecord
 
 OPERA = Asker(uid=4009, user="opera")
 

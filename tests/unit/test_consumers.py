@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 from builders import script_event
 
-from steward.consumers import Append, Feed, Pace, Rejected
+from steward.core.consumers import Append, Feed, Pace, Rejected
+from steward.core.errors import Unavailable
+from steward.core.events import JOB_SCRIPT, Event
+from steward.core.journal import Journal, JournalReader
+from steward.core.journal.store import rows_of
 from steward.daemon.once import DirectLink
-from steward.errors import Unavailable
-from steward.events import JOB_SCRIPT, Event
-from steward.journal import Journal, JournalReader
-from steward.journal.store import rows_of
 
 TICK_S = 60.0
 """Longer than any back-off."""

@@ -12,19 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.access import Access, Asker
-from steward.actions import Registry
-from steward.config import AccessSettings, ClusterSettings, Settings
-from steward.config_web import WebSettings
-from steward.credentials import actions, scopes, shapes
-from steward.credentials.errors import NoSuchCredential, NotInScope, NotKnown
-from steward.credentials.room import CredentialsRoom, who_asked
-from steward.credentials.store import CredentialStore, end_revived
-from steward.credentials.tickets import ticket
+from steward.admin.credentials import actions, shapes
+from steward.admin.credentials.errors import NoSuchCredential, NotInScope, NotKnown
+from steward.admin.credentials.room import CredentialsRoom, who_asked
+from steward.admin.credentials.store import CredentialStore, end_revived
+from steward.admin.credentials.tickets import ticket
+from steward.core import scopes
+from steward.core.access import Access, Asker
+from steward.core.actions import Registry
+from steward.core.config import AccessSettings, ClusterSettings, Settings
+from steward.core.errors import Refused, UsageError
+from steward.core.munge.munged import MungeUnavailable
+from steward.core.munge.requests import digest
 from steward.daemon.rooms import ACTIONS
-from steward.errors import Refused, UsageError
-from steward.munge.munged import MungeUnavailable
-from steward.munge.requests import digest
+from steward.web.settings import WebSettings
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NOBODY = pwd.getpwnam("nobody")

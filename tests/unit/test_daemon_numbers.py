@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from litestar.testing import RequestFactory
 from served import serving
 
-from steward.actions import LEAST, MOST, Action, ActionError, Registry, is_in_bounds
 from steward.client import Client
 from steward.client.sockets import remote
+from steward.core.actions import LEAST, MOST, Action, ActionError, Registry, is_in_bounds
+from steward.core.errors import UsageError
 from steward.daemon.rooms import ACTIONS
-from steward.errors import UsageError
 from steward.web.api.endpoints import ASKS
 from steward.web.api.reading import body
 

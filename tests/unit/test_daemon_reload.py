@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from cli_site import steward
 
+from steward.core.waiting import Stop
 from steward.daemon.reload import Reloaded, ReloadListener, ReloadUnavailable, ask_reload
-from steward.waiting import Stop
 
 CONFIG = """\
 state_dir = "{root}/state"

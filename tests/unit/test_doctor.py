@@ -19,24 +19,24 @@ from gate_process import running
 
 from servers.answering import Quiet, answering
 from servers.mybrc import mybrc_settings, serving, token_of
-from steward.access import Access, Asker
-from steward.actions import Action, Registry
+from steward.admin.doctor import bank
+from steward.admin.doctor.actions import run
+from steward.admin.doctor.apart import run_apart
+from steward.admin.doctor.findings import Finding, ok, worst
+from steward.admin.doctor.room import DoctorRequest, DoctorRoom
 from steward.bank.asking_upkeep import CheckAnswer, CheckRequest
 from steward.bank.gate.shapes import RemoteMeans
-from steward.config import (
+from steward.bank.settings import RemoteBankSettings
+from steward.core.access import Access, Asker
+from steward.core.actions import Action, Registry
+from steward.core.config import (
     AccessSettings,
     BankSettings,
     ClusterSettings,
     GateSettings,
     Settings,
 )
-from steward.config_bank import RemoteBankSettings
-from steward.doctor import bank
-from steward.doctor.actions import run
-from steward.doctor.apart import run_apart
-from steward.doctor.findings import Finding, ok, worst
-from steward.doctor.room import DoctorRequest, DoctorRoom
-from steward.errors import Refused, StewardError
+from steward.core.errors import Refused, StewardError
 
 __all__ = ["site"]
 

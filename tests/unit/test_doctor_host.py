@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from doctor_site import Site, only, site
 
-from steward.config import (
+from steward.admin.doctor import host, running
+from steward.core.config import (
     NodesSettings,
 )
-from steward.config_web import HEALTHY, WebSettings
-from steward.doctor import host, running
+from steward.web.settings import HEALTHY, WebSettings
 
 __all__ = ["site"]
 

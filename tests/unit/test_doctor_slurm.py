@@ -8,16 +8,16 @@ import pytest
 from doctor_site import HERE, ROOT, Site, only, site
 from machine_site import LINE
 
-from steward.actions import Registry
-from steward.config import (
+from steward.admin.doctor import controllers, plugins, slurmconf, spool
+from steward.admin.doctor.ground import ground_of
+from steward.automation.settings import SensorSettings
+from steward.core.actions import Registry
+from steward.core.config import (
     BankSettings,
     ClusterSettings,
     GateSettings,
     NodesSettings,
 )
-from steward.config_automation import SensorSettings
-from steward.doctor import controllers, plugins, slurmconf, spool
-from steward.doctor.ground import ground_of
 
 __all__ = ["site"]
 

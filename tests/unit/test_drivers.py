@@ -15,18 +15,18 @@ import pytest
 from cli_site import fill_spool
 from jobacct_site import NOON, Fed, run, settings_in
 
-from steward import drivers
-from steward.accounting.log.consumer import LogConsumer
-from steward.accounting.log.packing import write_parquet
 from steward.accounting.sacct.sources import Parquet, closed_days
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import open_ledger
-from steward.config import BankSettings, ClusterSettings, Settings
+from steward.core import drivers
+from steward.core.config import BankSettings, ClusterSettings, Settings
+from steward.core.config.file import load
+from steward.core.drivers import DRIVERS, Driver
+from steward.core.errors import Unavailable
 from steward.demo.configured import configuration
-from steward.drivers import DRIVERS, Driver
-from steward.errors import Unavailable
+from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
+from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs.line_queries import LineFilter
-from steward.settings.file import load
 
 CONFIG = """\
 state_dir = "{root}/state"

@@ -4,9 +4,9 @@ from builders import environment_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.config import RedactSettings
-from steward.environment import MISCOUNTED, SHORT, entries_of, read_environment
-from steward.redact import REDACTED, Redactor
+from steward.core.config import RedactSettings
+from steward.core.redaction import REDACTED, Redactor
+from steward.slurm.environment import MISCOUNTED, SHORT, entries_of, read_environment
 
 REDACTOR = Redactor(RedactSettings())
 

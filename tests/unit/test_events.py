@@ -4,7 +4,7 @@ from builders import NOON, script_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.events import (
+from steward.core.events import (
     BODIES,
     JOB_SEEN,
     Event,
@@ -13,7 +13,7 @@ from steward.events import (
     decode,
     encode,
 )
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 
 
 @given(st.text(), st.text(), st.integers(0, 2**63 - 1))

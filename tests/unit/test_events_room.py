@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from builders import NOON
 
-from steward.access import Access, Asker, Standing
-from steward.bank_facts import BankThreshold
-from steward.config import AccessSettings
-from steward.errors import UsageError
-from steward.events import (
+from steward.core.access import Access, Asker, Standing
+from steward.core.bank_facts import BankThreshold
+from steward.core.config import AccessSettings
+from steward.core.errors import UsageError
+from steward.core.events import (
     BANK_THRESHOLD,
     CONTROLLER_STATE,
     JOB_STATE,
@@ -23,12 +23,12 @@ from steward.events import (
     Event,
     JobFacts,
 )
-from steward.journal import Journal
-from steward.journal.store import rows_of
-from steward.journal.telling import ACTIONS, EventsAnswer, EventsRequest, EventsRoom, EventTold
-from steward.journal.wording import words
-from steward.records import JobRecord
-from steward.state_facts import NodeState, PartitionState, RuleExecution
+from steward.core.journal import Journal
+from steward.core.journal.store import rows_of
+from steward.core.records import JobRecord
+from steward.core.state_facts import NodeState, PartitionState, RuleExecution
+from steward.reports.descriptions import words
+from steward.reports.events import ACTIONS, EventsAnswer, EventsRequest, EventsRoom, EventTold
 
 ADA = Asker(uid=1000, user="ada")
 OPERATOR = Asker(uid=1001, user="op")

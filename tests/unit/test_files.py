@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from steward.admin.backup.manifest import BackupUnavailable
+from steward.admin.backup.writing import writing
+from steward.admin.plugins.installing import make_directory, replace
 from steward.archive.errors import ArchiveError
 from steward.archive.files.tree import Tree
-from steward.backup.manifest import BackupUnavailable
-from steward.backup.writing import writing
 from steward.cli.exporting import ExportError
 from steward.cli.unfinished import Unfinished
-from steward.files import UnsafePath, open_directory, replacing
-from steward.native.installing import make_directory, replace
+from steward.core.files import UnsafePath, open_directory, replacing
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root is led by others' links")
 MALLORY = 54321

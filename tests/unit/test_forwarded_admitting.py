@@ -12,13 +12,21 @@ from forwarding_site import MTIME_NS, row_of, script_row, store_in
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.capture.forwarded.admitting import KINDS, Admitting
-from steward.capture.forwarded.wire import Row
 from steward.capture.lines.source import JobcompLines, Places
-from steward.events import ControllerState, Event, JobFacts, JobsMissed, Kept, decode, missed_event
-from steward.incoming import parse_kept_filename
-from steward.records import JobRecord
-from steward.waiting import Stop
+from steward.core.events import (
+    ControllerState,
+    Event,
+    JobFacts,
+    JobsMissed,
+    Kept,
+    decode,
+    missed_event,
+)
+from steward.core.incoming import parse_kept_filename
+from steward.core.records import JobRecord
+from steward.core.waiting import Stop
+from steward.extensions.controllers.admitting import KINDS, Admitting
+from steward.extensions.controllers.wire import Row
 
 
 def seen(**changes: Any) -> Event:

@@ -11,8 +11,8 @@ import pytest
 from forwarding_site import Raw, Receiving, script_row
 
 from servers.authority import Authority
-from steward.capture.forwarded import wire
-from steward.events import script_key
+from steward.core.events import script_key
+from steward.extensions.controllers import wire
 
 Connect = Callable[..., Raw]
 

@@ -15,13 +15,13 @@ from torque_player import Player
 from torque_site import Site as TorqueSite
 
 from servers.authority import Authority
-from steward.capture.forwarded import wire
-from steward.capture.forwarded.sending import Forward
-from steward.config import ClusterSettings, ForwardSettings, Settings
-from steward.consumers import Rejected
-from steward.errors import Unavailable
-from steward.events import Event, decode
-from steward.incoming import Stores
+from steward.core.config import ClusterSettings, ForwardSettings, Settings
+from steward.core.consumers import Rejected
+from steward.core.errors import Unavailable
+from steward.core.events import Event, decode
+from steward.core.incoming import Stores
+from steward.extensions.controllers import wire
+from steward.extensions.controllers.sending import Forward
 
 __all__ = ["no_lease_signals"]
 

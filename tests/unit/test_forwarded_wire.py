@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.capture.forwarded import wire
-from steward.capture.forwarded.wire import Answer, Batch, Greeting, Hello, Row
+from steward.extensions.controllers import wire
+from steward.extensions.controllers.wire import Answer, Batch, Greeting, Hello, Row
 
 ROWS = st.builds(
     Row,

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from steward.config import Settings
+from steward.core.config import Settings
+from steward.core.config.file import ConfigError, load
+from steward.core.errors import UsageError
 from steward.daemon.controller import controller_parts
 from steward.daemon.parts import parts_of
-from steward.errors import UsageError
-from steward.settings.file import ConfigError, load
 
 REMOTE = '[cluster.c1]\nremote = true\ncontrollers = ["ctl1"]\n'
 LISTEN = '[receive]\nlisten = "0.0.0.0:6825"\n'

@@ -10,8 +10,8 @@ from books_site import ADA, NOW, START, BooksSite
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.gaps import GapsAnswer
 from steward.capture.nodes.heard import Hearing, NodeHeard
-from steward.errors import Refused
-from steward.events import JOB_MISSED, JobsMissed
+from steward.core.errors import Refused
+from steward.core.events import JOB_MISSED, JobsMissed
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from steward.bank.gate import token
 from steward.bank.gate.shapes import Claim, Seen, Submit
 from steward.bank.money import MICRO
 from steward.bank.records import AllocationBooks, Books, ModeRule, UserBooks
-from steward.config_bank import RefusalSettings
+from steward.bank.settings import RefusalSettings
 
 
 def test_where_nothing_fits_it_is_said_whom_to_ask_and_what_else_can_pay(tmp_path: Path) -> None:

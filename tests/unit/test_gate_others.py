@@ -13,7 +13,7 @@ from gate_site import account, job, settings_of
 
 from servers.authority import Authority
 from steward.bank.money import MICRO
-from steward.config import Settings
+from steward.core.config import Settings
 
 
 @pytest.fixture(scope="module")

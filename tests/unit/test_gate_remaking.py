@@ -12,7 +12,7 @@ from steward.bank.gate.remaking import remake
 from steward.bank.gate.shapes import Claim, Seen
 from steward.bank.money import MICRO
 from steward.bank.records import Settlement
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 
 
 def record(number: int, comment: str, **more: object) -> JobRecord:

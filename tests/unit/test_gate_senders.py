@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from gate_site import CLUSTER, Site, account, job, now_us
 
-from steward.access import Standing
 from steward.bank.gate.shapes import Allowance, Claim, Said, Seen, Submit
 from steward.bank.records import Description
+from steward.core.access import Standing
 
 OWNER, COORDINATOR, OPERATOR, STRANGER, SLURM = 1000, 1001, 1002, 1003, 64030
 NAMES = {OWNER: "alice", COORDINATOR: "bob", OPERATOR: "op", STRANGER: "mallory", SLURM: "slurm"}

@@ -17,9 +17,9 @@ from steward.bank.gate.link import GateLink, connect
 from steward.bank.gate.shapes import Claim, Seen
 from steward.bank.money import MICRO
 from steward.bank.records import Books, Settlement
-from steward.config import BankSettings
-from steward.config_bank import BankPartitionSettings
-from steward.events import utc_now
+from steward.bank.settings import BankPartitionSettings
+from steward.core.config import BankSettings
+from steward.core.events import utc_now
 
 
 def test_a_job_from_its_submit_to_its_settlement(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from steward.bank.gate.shapes import Call, Claim, Result, Said, Submit
 from steward.bank.gate.store import Store
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Quote, UserBooks
-from steward.config_bank import BankPartitionSettings
+from steward.bank.settings import BankPartitionSettings
+from steward.core.sqlite import SqliteError
 from steward.slurm.errors import SlurmError
 from steward.slurm.people import People
-from steward.sqlite import SqliteError
 
 STRANGE = ("node1,", "node1,,node2", "node[1-02]", "node[", "@all", "n[1-999999999]", ",")
 

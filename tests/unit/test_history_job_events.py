@@ -9,11 +9,11 @@ import pytest
 from books_site import ADA, BELA, NOW, ROOT, START, BooksSite
 from history_site import NOON, Told
 
-from steward.errors import StewardError
-from steward.history.actions import job_events
-from steward.history.consumer import HistoryConsumer
-from steward.history.room import HistoryRoom
-from steward.history.shapes import JobEventsRequest
+from steward.core.errors import StewardError
+from steward.reports.history.actions import job_events
+from steward.reports.history.consumer import HistoryConsumer
+from steward.reports.history.room import HistoryRoom
+from steward.reports.history.shapes import JobEventsRequest
 
 
 class Site:

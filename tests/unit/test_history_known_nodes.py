@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from history_site import ADA, Site
 
-from steward.access import Asker
-from steward.credentials.shapes import MeAnswer
-from steward.errors import Refused
-from steward.history.shapes import NodesAnswer, NodesRequest
+from steward.admin.credentials.shapes import MeAnswer
+from steward.core.access import Asker
+from steward.core.errors import Refused
+from steward.reports.history.shapes import NodesAnswer, NodesRequest
 from steward.web.desk import Desk
 from steward.web.known_nodes import KnownNodes
 from steward.web.visit import Visit

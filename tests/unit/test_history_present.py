@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from history_site import ADA, NOON, ROOT, Site, Told, at
 
-from steward.errors import Refused, UsageError
-from steward.events import PARTITION_STATE, encode
-from steward.history.consumer import database_path
-from steward.history.tables import MIGRATIONS
-from steward.leaving import leave
-from steward.sqlite import open_database, transaction
-from steward.state_facts import NodesNow, PartitionState, nodes_now_path
+from steward.core.errors import Refused, UsageError
+from steward.core.events import PARTITION_STATE, encode
+from steward.core.leaving import leave
+from steward.core.sqlite import open_database, transaction
+from steward.core.state_facts import NodesNow, PartitionState, nodes_now_path
+from steward.reports.history.consumer import database_path
+from steward.reports.history.tables import MIGRATIONS
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from history_site import ADA, BELA, COORDINATOR, NOON, ROOT, Site, at
 
-from steward.bank_facts import BankThreshold
-from steward.errors import Refused, UsageError
-from steward.events import (
+from steward.core.bank_facts import BankThreshold
+from steward.core.errors import Refused, UsageError
+from steward.core.events import (
     BANK_THRESHOLD,
     CONTROLLER_STATE,
     NODE_STATE,
     RULE_EXECUTION,
     ControllerState,
 )
-from steward.state_facts import RuleExecution
+from steward.core.state_facts import RuleExecution
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from history_site import Told, at, us
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.events import Event
-from steward.history.spans import (
+from steward.core.events import Event
+from steward.reports.history.spans import (
     OPEN_US,
     NodeSpan,
     active_span,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from history_site import Site, us
 
-from steward.history.reading import HistoryReader
-from steward.history.spans import REMOVED, NodeSpan
+from steward.reports.history.reading import HistoryReader
+from steward.reports.history.spans import REMOVED, NodeSpan
 
 NODES = [f"n{number}" for number in range(6)]
 STATES = ["IDLE", "DOWN", "IDLE+DRAIN", REMOVED]

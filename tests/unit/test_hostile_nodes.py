@@ -13,13 +13,13 @@ from nodes_site import LAUNCHED_US, line
 from nodes_site import task as task_line
 from step_lives import ended, exited, launched, task
 
-from steward.accounting.log.consumer import LogConsumer
-from steward.accounting.log.reading import read_lines
 from steward.capture.nodes.folding import flaw_of, fold
-from steward.events import STEP_USAGE
+from steward.core.events import STEP_USAGE
+from steward.core.lines import Line
+from steward.core.moments import moment
+from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
+from steward.extensions.jobacct_plugins.log.reading import read_lines
 from steward.jobs import Jobs
-from steward.lines import Line
-from steward.moments import moment
 
 HUGE = 2**63 - 1
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from steward.config import ArchiveSettings, FilesSinkSettings, Settings
-from steward.events import Kept
-from steward.filesystems import network_kind
-from steward.incoming import (
+from steward.core.config import ArchiveSettings, FilesSinkSettings, Settings
+from steward.core.events import Kept
+from steward.core.filesystems import network_kind
+from steward.core.incoming import (
     MARKER,
     Store,
     StoreError,
@@ -135,7 +135,7 @@ def test_a_store_on_a_network_file_system_is_refused_without_touching_it(
         f"40 27 0:50 / {root} rw shared:7 - nfs4 server:/x rw,hard\n"
     )
     listed = partial(network_kind, mounts=str(mounts))
-    monkeypatch.setattr("steward.incoming.network_kind", listed)
+    monkeypatch.setattr("steward.core.incoming.network_kind", listed)
 
     def hang(name: str) -> object:
         def call(path: object, *args: object, **options: object) -> object:

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from steward.capture.forwarded.peers import Peers, Unwitnessed
+from steward.accounting.settings import NodesSettings
+from steward.admin.credentials.room import who_asked
+from steward.admin.credentials.shapes import VouchRequest
 from steward.capture.nodes.senders import Head, Senders
-from steward.config import ClusterSettings, ReceiveSettings, Settings
-from steward.config_accounting import NodesSettings
-from steward.config_web import WebSettings
-from steward.credentials.room import who_asked
-from steward.credentials.shapes import VouchRequest
-from steward.errors import Refused, Unavailable
-from steward.munge.requests import digest
+from steward.core.config import ClusterSettings, ReceiveSettings, Settings
+from steward.core.errors import Refused, Unavailable
+from steward.core.munge.requests import digest
+from steward.extensions.controllers.peers import Peers, Unwitnessed
+from steward.web.settings import WebSettings
 
 NOBODY: frozenset[str] = frozenset()
 

@@ -15,8 +15,8 @@ from steward.accounting.page.parts import run_part, step_part
 from steward.accounting.page.shapes import PageAnswer, Waiting
 from steward.cli.drawing import ASCII, Pens, Span, line_of_time, plain, width_of
 from steward.cli.job import rows_of
-from steward.config import NotesSettings
-from steward.records import JobRecord
+from steward.core.config import NotesSettings
+from steward.core.records import JobRecord
 
 
 def test_a_job_that_ended_within_its_second_has_said_all() -> None:

@@ -13,7 +13,7 @@ from steward.accounting.page.gathering import NoSuchJob
 from steward.accounting.page.waiting import gone_on
 from steward.cli.drawing import ASCII, plain
 from steward.cli.job import rows_of
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 from steward.slurm import Outlook
 
 

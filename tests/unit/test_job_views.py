@@ -13,9 +13,9 @@ from page_site import answer_of, launch, run_line, run_of, task
 
 from steward.accounting.listing.shapes import JobRow
 from steward.archive.answers import DiffAnswer, HitLine
+from steward.archive.messages import Content
 from steward.archive.shapes import JobLine
-from steward.errors import UsageError
-from steward.messages import Content
+from steward.core.errors import UsageError
 from steward.web.comparing import diff_lines
 from steward.web.highlighting import MOST_LETTERS, MOST_LINES, beginning, highlighted, marked
 from steward.web.job_columns import COLUMNS, USUAL, Shown

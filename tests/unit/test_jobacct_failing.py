@@ -9,11 +9,11 @@ import pytest
 from jobacct_site import Fed, run
 from plugin_site import TYPE, Scene, scene
 
-from steward.accounting.plugins.state import read_health
-from steward.errors import Unavailable
-from steward.events import (
+from steward.core.errors import Unavailable
+from steward.core.events import (
     RUN_START,
 )
+from steward.extensions.jobacct_plugins.state import read_health
 
 __all__ = ["scene"]
 

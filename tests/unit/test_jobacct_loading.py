@@ -3,14 +3,19 @@
 import pytest
 from plugin_site import TYPE
 
-from steward.accounting.none import NonePlugin
-from steward.accounting.plugins import (
+from steward.extensions.jobacct_plugins import (
     JobAcctPlugin,
     PluginError,
     parse_parameters,
 )
-from steward.accounting.plugins.api import ParameterError, number_of
-from steward.accounting.plugins.loading import class_of, known_types, third_parties, types_of
+from steward.extensions.jobacct_plugins.api import ParameterError, number_of
+from steward.extensions.jobacct_plugins.loading import (
+    class_of,
+    known_types,
+    third_parties,
+    types_of,
+)
+from steward.extensions.jobacct_plugins.none import NonePlugin
 
 
 def test_what_does_nothing_does_nothing() -> None:
@@ -30,7 +35,7 @@ def test_types_are_found_among_entry_points() -> None:
 
 
 def test_what_is_no_plugin_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    from steward.accounting.plugins import loading
+    from steward.extensions.jobacct_plugins import loading
 
     class Entry:
         value = "m:C"

@@ -14,14 +14,8 @@ from typing import Any
 import pytest
 from jobacct_site import NOON, Fed, PowerCut, at, cut_power, event, run, settings_in, usage
 
-from steward.accounting.log.consumer import LogConsumer
-from steward.accounting.log.errors import LogUnavailable
-from steward.accounting.log.files import LogFiles
-from steward.accounting.log.keeping import Writer
-from steward.accounting.log.places import days_in
-from steward.accounting.log.reading import read_lines
-from steward.config import Settings
-from steward.events import (
+from steward.core.config import Settings
+from steward.core.events import (
     ACCOUNTING_EXPIRE,
     RUN_END,
     RUN_START,
@@ -29,8 +23,14 @@ from steward.events import (
     STEP_ACCOUNTED,
     Event,
 )
-from steward.lines import Line
-from steward.usage import AccountingExpire, StepAccounted
+from steward.core.lines import Line
+from steward.core.usage import AccountingExpire, StepAccounted
+from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
+from steward.extensions.jobacct_plugins.log.errors import LogUnavailable
+from steward.extensions.jobacct_plugins.log.files import LogFiles
+from steward.extensions.jobacct_plugins.log.keeping import Writer
+from steward.extensions.jobacct_plugins.log.places import days_in
+from steward.extensions.jobacct_plugins.log.reading import read_lines
 
 
 class Site:

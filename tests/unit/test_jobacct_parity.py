@@ -14,14 +14,14 @@ from jobacct_site import settings_in
 from step_lives import ended as ended_step
 from step_lives import exited, launched
 
-from steward.accounting.log.consumer import LogConsumer
-from steward.accounting.log.reading import read_lines
-from steward.events import STEP_USAGE, Event
+from steward.core.events import STEP_USAGE, Event
+from steward.core.lines import Line
+from steward.core.moments import micros
+from steward.core.sqlite import open_reader
+from steward.core.usage import StepUsage
+from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
+from steward.extensions.jobacct_plugins.log.reading import read_lines
 from steward.jobs.lines import COLUMNS, line_of
-from steward.lines import Line
-from steward.moments import micros
-from steward.sqlite import open_reader
-from steward.usage import StepUsage
 
 
 def ended(lines: list[Line]) -> list[Line]:

@@ -8,14 +8,8 @@ import pytest
 from jobacct_site import NOON, at, event, raw_events, run, usage
 from plugin_site import TYPE, Recording, Scene, scene
 
-from steward.accounting.plugins import (
-    Job,
-    JobAcctPlugin,
-    PluginError,
-)
-from steward.accounting.plugins.consumer import location_of
-from steward.errors import Unavailable
-from steward.events import (
+from steward.core.errors import Unavailable
+from steward.core.events import (
     CONTROLLER_STATE,
     PLUGIN_MESSAGE,
     RUN_END,
@@ -25,7 +19,13 @@ from steward.events import (
     ControllerState,
     Event,
 )
-from steward.usage import PluginMessage, StepUsage
+from steward.core.usage import PluginMessage, StepUsage
+from steward.extensions.jobacct_plugins import (
+    Job,
+    JobAcctPlugin,
+    PluginError,
+)
+from steward.extensions.jobacct_plugins.consumer import location_of
 
 __all__ = ["scene"]
 

@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 from jobacct_site import NOON, Fed, PowerCut, at, cut_power, event, run, settings_in, usage
 
-from steward.accounting.log.blanking import Blanking
-from steward.accounting.log.consumer import LogConsumer
-from steward.accounting.log.reading import read_lines
-from steward.events import (
+from steward.core.events import (
     ARCHIVE_PURGE,
     RUN_START,
     STEP_ACCOUNTED,
@@ -18,8 +15,11 @@ from steward.events import (
     Event,
     script_key,
 )
-from steward.lines import Line
-from steward.usage import StepAccounted
+from steward.core.lines import Line
+from steward.core.usage import StepAccounted
+from steward.extensions.jobacct_plugins.log.blanking import Blanking
+from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
+from steward.extensions.jobacct_plugins.log.reading import read_lines
 
 PRIVATE: dict[str, Any] = {
     "name": "zq-name",

@@ -11,9 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobacct_site import NOON, Fed, run, settings_in, usage
 
-from steward.access import Access, Asker
 from steward.accounting.errors import AccountingUsage
-from steward.accounting.log.asking import (
+from steward.accounting.room import AccountingRoom
+from steward.cli import accounting_log
+from steward.core.access import Access, Asker
+from steward.core.config import AccessSettings, Settings
+from steward.core.errors import Refused
+from steward.core.events import RUN_START, Event
+from steward.core.lines import Line
+from steward.extensions.jobacct_plugins.asking import PluginsRequest, plugins
+from steward.extensions.jobacct_plugins.log.asking import (
     DumpAnswer,
     DumpChunk,
     DumpRequest,
@@ -21,18 +28,11 @@ from steward.accounting.log.asking import (
     dump,
     expire,
 )
-from steward.accounting.log.consumer import LogConsumer
-from steward.accounting.log.errors import LogError
-from steward.accounting.log.reading import read_lines
-from steward.accounting.log.records import lines_of
-from steward.accounting.plugins.asking import PluginsRequest, plugins
-from steward.accounting.plugins.state import PluginState, state_path
-from steward.accounting.room import AccountingRoom
-from steward.cli import accounting_log
-from steward.config import AccessSettings, Settings
-from steward.errors import Refused
-from steward.events import RUN_START, Event
-from steward.lines import Line
+from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
+from steward.extensions.jobacct_plugins.log.errors import LogError
+from steward.extensions.jobacct_plugins.log.reading import read_lines
+from steward.extensions.jobacct_plugins.log.records import lines_of
+from steward.extensions.jobacct_plugins.state import PluginState, state_path
 
 ROOT = Asker(uid=0, user="root")
 ADA = Asker(uid=1000, user="ada")

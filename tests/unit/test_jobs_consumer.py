@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_lives import Books, Life, at, lives, record, script
 
-from steward.consumers import Rejected
-from steward.events import JOB_END, JOB_SCRIPT, RUN_END, RUN_START, Event, JobFacts
+from steward.core.consumers import Rejected
+from steward.core.events import JOB_END, JOB_SCRIPT, RUN_END, RUN_START, Event, JobFacts
+from steward.core.records import JobRecord
+from steward.core.sqlite import open_reader
 from steward.jobs import Jobs
-from steward.records import JobRecord
 from steward.slurm.states import FORGOTTEN
-from steward.sqlite import open_reader
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from job_lives import NOON, Books, at, record, script
 
-from steward.events import ACCOUNTING_EXPIRE, RUN_END, RUN_START, Event
+from steward.core.events import ACCOUNTING_EXPIRE, RUN_END, RUN_START, Event
+from steward.core.sqlite import open_reader
+from steward.core.usage import AccountingExpire
 from steward.jobs import Jobs
-from steward.sqlite import open_reader
-from steward.usage import AccountingExpire
 
 
 def expire(seconds: float) -> Event:

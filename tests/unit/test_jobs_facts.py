@@ -5,11 +5,11 @@ import msgspec
 import pytest
 from job_lives import at, record
 
-from steward.events import JOB_END, Event
+from steward.core.events import JOB_END, Event
+from steward.core.moments import micros, moment
+from steward.core.records import JobRecord
 from steward.jobs.facts import RunFacts, merge_runs
 from steward.jobs.seen import blanked
-from steward.moments import micros, moment
-from steward.records import JobRecord
 from steward.slurm.states import FORGOTTEN
 
 SUBMIT_US = micros(at(0))

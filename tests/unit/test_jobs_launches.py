@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from job_lives import Books, at, record
 from step_lives import ended, exited, launched, task, us
 
-from steward.events import (
+from steward.core.events import (
     NODE_GAP,
     RUN_END,
     RUN_START,
@@ -20,10 +20,10 @@ from steward.events import (
     STEP_USAGE,
     Event,
 )
+from steward.core.sqlite import open_reader
+from steward.core.usage import NodeGap, StepUsage
 from steward.jobs import Jobs
 from steward.slurm.states import LOST
-from steward.sqlite import open_reader
-from steward.usage import NodeGap, StepUsage
 
 __all__ = ["books"]
 

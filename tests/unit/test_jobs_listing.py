@@ -10,7 +10,7 @@ import pytest
 from books_site import ADA, BELA, ROOT, START, BooksSite
 
 from steward.accounting.listing.shapes import JobsAnswer
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 from steward.jobs import JobFilter, Jobs
 
 

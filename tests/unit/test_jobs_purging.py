@@ -5,7 +5,7 @@ import msgspec
 import pytest
 from job_lives import Books, at, purge, record, script
 
-from steward.events import ArchivePurge
+from steward.core.events import ArchivePurge
 from steward.jobs import Jobs
 
 PRIVATE: dict[str, Any] = {

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from job_lives import NOON, Books, at, record, script
 
-from steward.access import Scope
-from steward.errors import UsageError
+from steward.core.access import Scope
+from steward.core.errors import UsageError
+from steward.core.records import JobRecord
+from steward.core.sqlite import SqliteUnavailable
 from steward.jobs import Job, JobFilter, JobNameError, Jobs, Position
 from steward.jobs.conditions import name_patterns
-from steward.records import JobRecord
-from steward.sqlite import SqliteUnavailable
 
 DAY_S = 86_400
 

@@ -3,11 +3,11 @@ from typing import Any
 import msgspec
 from job_lives import at, record
 
-from steward.events import JOB_END, Event, JobFacts
+from steward.core.events import JOB_END, Event, JobFacts
+from steward.core.moments import micros
 from steward.jobs.facts import RunFacts
 from steward.jobs.resolve import KeptScript, Resolved, resolve
 from steward.jobs.runs import views
-from steward.moments import micros
 from steward.slurm.states import FORGOTTEN
 
 

@@ -9,8 +9,8 @@ from books_of_steps import STEP, Clocked, books, done, lines, running
 from job_lives import NOON, at, purge, record, script
 from step_lives import ended, exited, launched, us
 
-from steward.consumers import Rejected
-from steward.events import (
+from steward.core.consumers import Rejected
+from steward.core.events import (
     ACCOUNTING_EXPIRE,
     RUN_END,
     RUN_START,
@@ -20,11 +20,11 @@ from steward.events import (
     STEP_USAGE,
     Event,
 )
+from steward.core.lines import Line
+from steward.core.sqlite import open_database
+from steward.core.usage import AccountingExpire, StepAccounted, StepUsage
 from steward.jobs import Jobs
 from steward.jobs.tables import MIGRATIONS
-from steward.lines import Line
-from steward.sqlite import open_database
-from steward.usage import AccountingExpire, StepAccounted, StepUsage
 
 __all__ = ["books"]
 

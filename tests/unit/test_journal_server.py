@@ -12,12 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_site import fill
 
-from steward.config import JournalSettings, Settings
-from steward.consumers import Append, Feed, Rejected, feed_all
-from steward.events import JOB_SCRIPT, Event
-from steward.incoming import stores_of
-from steward.journal import Journal, JournalError, JournalLink, JournalReader, JournalUnavailable
-from steward.journal.link import (
+from steward.core.config import JournalSettings, Settings
+from steward.core.consumers import Append, Feed, Rejected, feed_all
+from steward.core.events import JOB_SCRIPT, Event
+from steward.core.incoming import stores_of
+from steward.core.journal import (
+    Journal,
+    JournalError,
+    JournalLink,
+    JournalReader,
+    JournalUnavailable,
+)
+from steward.core.journal.link import (
     FRAME_BYTES,
     LARGEST_FRAME,
     SOCKET,
@@ -25,9 +31,9 @@ from steward.journal.link import (
     frame,
     frames_of,
 )
-from steward.journal.lock import take_lock
-from steward.journal.server import JournalServer
-from steward.waiting import Stop
+from steward.core.journal.lock import take_lock
+from steward.core.journal.server import JournalServer
+from steward.core.waiting import Stop
 
 MakeLink = Callable[..., JournalLink]
 

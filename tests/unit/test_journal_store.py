@@ -10,9 +10,9 @@ import pytest
 from builders import script_event
 from journal_site import append, fill, journal, reader, seen_event, tables, two_sinks
 
-from steward import sqlite
-from steward.config import Settings
-from steward.events import (
+from steward.core import sqlite
+from steward.core.config import Settings
+from steward.core.events import (
     ARCHIVE_PURGE,
     ARCHIVE_RESEND,
     JOB_SCRIPT,
@@ -22,10 +22,10 @@ from steward.events import (
     Resent,
     Unreadable,
 )
-from steward.incoming import stores_of
-from steward.journal import Backlog, Journal, JournalError, JournalReader
-from steward.journal.trimming import trim
-from steward.sqlite import SqliteError, SqliteUnavailable
+from steward.core.incoming import stores_of
+from steward.core.journal import Backlog, Journal, JournalError, JournalReader
+from steward.core.journal.trimming import trim
+from steward.core.sqlite import SqliteError, SqliteUnavailable
 
 __all__ = ["journal", "reader"]
 

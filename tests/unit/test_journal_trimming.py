@@ -8,16 +8,16 @@ import pytest
 from builders import script_event
 from journal_site import append, journal, reader, seen_event, two_sinks
 
-from steward.config import ArchiveSettings, FilesSinkSettings, Settings
-from steward.events import (
+from steward.core.config import ArchiveSettings, FilesSinkSettings, Settings
+from steward.core.events import (
     ARCHIVE_PURGE,
     ArchivePurge,
     Kept,
     utc_now,
 )
-from steward.incoming import kept_filename, stores_of
-from steward.journal import Journal, JournalReader
-from steward.journal.trimming import bound, trim
+from steward.core.incoming import kept_filename, stores_of
+from steward.core.journal import Journal, JournalReader
+from steward.core.journal.trimming import bound, trim
 
 __all__ = ["journal", "reader"]
 

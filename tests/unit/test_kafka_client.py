@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from steward.archive.remote.kafka.client import KafkaUnavailable, Reached
-from steward.config import KafkaSettings
+from steward.core.config import KafkaSettings
+from steward.extensions.kafka.client import KafkaUnavailable, Reached
 
 PASSWORD = "correct horse"
 

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from builders import NOON, environment_bytes
 
+from steward.archive.messages import Message, decode
+from steward.archive.messages import encode as encode_message
 from steward.archive.remote.document import Document
-from steward.capture.kafka.jobs import Taking
-from steward.capture.kafka.purged import LatelyPurged
 from steward.capture.known import Known
-from steward.config import RedactSettings, Settings
-from steward.events import (
+from steward.core.config import RedactSettings, Settings
+from steward.core.events import (
     ARCHIVE_PURGE,
     JOB_END,
     JOB_IDENTITY,
@@ -29,14 +29,14 @@ from steward.events import (
     encode,
     script_key,
 )
-from steward.incoming import Store, Stores, StoreUnavailable
+from steward.core.incoming import Store, Stores, StoreUnavailable
+from steward.core.journal import Journal, JournalReader
+from steward.core.journal.store import rows_of
+from steward.core.records import JobRecord
+from steward.core.redaction import REDACTED, Redactor
+from steward.extensions.kafka.jobs import Taking
+from steward.extensions.kafka.purged import LatelyPurged
 from steward.jobs import JobsConsumer
-from steward.journal import Journal, JournalReader
-from steward.journal.store import rows_of
-from steward.messages import Message, decode
-from steward.messages import encode as encode_message
-from steward.records import JobRecord
-from steward.redact import REDACTED, Redactor
 
 MTIME_NS = 1_772_366_400_123_456_789
 VERSION = MTIME_NS // 1000

@@ -8,16 +8,16 @@ from builders import make_spool, script_event, submit
 from job_lives import Books, purge, record, script
 
 from steward.capture.known import Known
-from steward.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.core.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event, script_key, utc_now
+from steward.core.incoming import kept_filename, stores_of
+from steward.core.journal import Journal, JournalReader
+from steward.core.journal.store import rows_of
+from steward.core.journal.trimming import trim
 from steward.daemon.consuming import orphans_of_others
 from steward.daemon.once import run_once
 from steward.daemon.parts import orphans_of
-from steward.events import ARCHIVE_PURGE, ArchivePurge, Event, script_key, utc_now
-from steward.incoming import kept_filename, stores_of
 from steward.jobs import database_path
-from steward.journal import Journal, JournalReader
-from steward.journal.store import rows_of
-from steward.journal.trimming import trim
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from steward.bank.ledger.opened import Ledger
 from steward.bank.ledger.records import Account
 from steward.bank.money import MICRO
 from steward.bank.records import Charge
-from steward.config import Settings
+from steward.core.config import Settings
 
 __all__ = ["empty", "place"]
 

@@ -10,7 +10,7 @@ from ledger_place import empty
 
 from ledger.machine import SETTINGS, LedgerMachine
 from ledger.site import settings_for
-from steward.config import Settings
+from steward.core.config import Settings
 
 __all__ = ["empty"]
 

@@ -22,8 +22,8 @@ from steward.bank.ledger.engine import Database, url_of
 from steward.bank.ledger.opened import Ledger
 from steward.bank.ledger.schema import MIGRATIONS, NEWEST
 from steward.bank.ledger.tables import metadata
-from steward.config import BankSettings, Settings
-from steward.errors import StewardError
+from steward.core.config import BankSettings, Settings
+from steward.core.errors import StewardError
 
 __all__ = ["clock", "empty", "ledger", "place"]
 

@@ -12,9 +12,9 @@ import pytest
 
 from steward.capture.lines.following import Following, Place
 from steward.capture.lines.source import JobcompLines, Places
-from steward.errors import Unavailable
-from steward.events import JOB_END, NODE_GAP, Event
-from steward.waiting import Stop
+from steward.core.errors import Unavailable
+from steward.core.events import JOB_END, NODE_GAP, Event
+from steward.core.waiting import Stop
 
 _opened: list[Following | JobcompLines | Places] = []
 

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from library_site import ADA, BELA, NOW, ROOT, LibrarySite
 
-from steward.access import Asker
-from steward.actions import ActionError
 from steward.archive.library import NoSuchJob
 from steward.archive.selecting import PageError
-from steward.errors import UsageError
+from steward.core.access import Asker
+from steward.core.actions import ActionError
+from steward.core.errors import UsageError
 from steward.slurm.states import StateError
 from steward.slurm.times import TimeError
 

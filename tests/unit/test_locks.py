@@ -3,7 +3,7 @@
 import pytest
 
 from packages.wheels import PARTS, RUNTIME, TESTS, locked, locked_set, needed_by_parts
-from steward.drivers import DRIVERS
+from steward.core.drivers import DRIVERS
 
 
 @pytest.mark.parametrize("lock", [RUNTIME, PARTS])

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward import logs
+from steward.core import logs
 
 
 @pytest.fixture(autouse=True)

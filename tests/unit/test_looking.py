@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from steward.cli.app import run
-from steward.config import Settings
-from steward.settings.file import load
-from steward.settings.looking import doubts, mistakes
+from steward.core.config import Settings
+from steward.core.config.file import load
+from steward.core.config.looking import doubts, mistakes
 
 BEGIN = '[cluster.c]\nslurm = false\nspool = "/spool"\n'
 KAFKA = '[archive.sink.k]\nkind = "kafka"\n[archive.sink.k.broker]\nservers = ["k1:1"]\n'

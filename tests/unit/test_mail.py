@@ -21,10 +21,10 @@ from steward.accounting.page.shapes import PageAnswer
 from steward.cli import mail
 from steward.cli.mail import addresses, is_whole
 from steward.client import DaemonAway
-from steward.config import MailSettings, Settings
-from steward.errors import UsageError
-from steward.posting import Letter, NotSent, message, post
-from steward.printable import safe
+from steward.core.config import MailSettings, Settings
+from steward.core.errors import UsageError
+from steward.core.posting import Letter, NotSent, message, post
+from steward.core.printable import safe
 
 HOSTILE = "Slurm Job_id=7 Name=x\nBcc: all@example.org\n\nfree money"
 Mailer = Callable[[str], str]

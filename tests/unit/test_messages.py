@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import message_schema
-from steward.archive.remote.document import Document
-from steward.events import JobIdentity, JobScript, Kept, script_key
-from steward.messages import (
+from steward.archive.messages import (
     LARGEST_BYTES,
     SCHEMA,
     Content,
@@ -25,7 +23,9 @@ from steward.messages import (
     encode_sarchive,
     json_schema,
 )
-from steward.records import JobRecord
+from steward.archive.remote.document import Document
+from steward.core.events import JobIdentity, JobScript, Kept, script_key
+from steward.core.records import JobRecord
 
 MTIME_NS = 1_772_366_400_123_456_789
 

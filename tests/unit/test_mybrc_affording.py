@@ -14,11 +14,11 @@ from servers.mybrc import BY, SU, mybrc_settings, with_money
 from steward.bank.gate.ground import chosen_mode
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import Account, open_ledger
-from steward.bank.mybrc.affording import Affording
-from steward.bank.mybrc.errors import ApiError
 from steward.bank.records import ModeRule, UserBooks
-from steward.config import BankSettings, ClusterSettings, GateSettings, Settings
+from steward.core.config import BankSettings, ClusterSettings, GateSettings, Settings
 from steward.daemon.mybrc import Pusher
+from steward.extensions.mybrc.affording import Affording
+from steward.extensions.mybrc.errors import ApiError
 from steward.slurm.people import People
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.bank.errors import BankUsage
-from steward.bank.mybrc import amounts
+from steward.extensions.mybrc import amounts
 
 
 @given(st.integers(0, 10**11 - 1))

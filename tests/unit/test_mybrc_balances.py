@@ -17,16 +17,16 @@ from servers.mybrc import SU, mybrc_settings, serving, token_of, with_money
 from servers.mybrc_reference import ReferenceBank
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import Account
-from steward.bank.mybrc.balances import DEAREST, Balances
-from steward.bank.mybrc.passing import Passing
-from steward.bank.mybrc.relaying import relay
 from steward.bank.reconciling import reconcile
 from steward.bank.records import Hold
-from steward.config import BankSettings, GateSettings
-from steward.config_bank import RemoteBankSettings
+from steward.bank.settings import RemoteBankSettings
+from steward.core.config import BankSettings, GateSettings
+from steward.core.events import Event, utc_now
+from steward.core.waiting import Stop
 from steward.daemon.mybrc import Pusher
-from steward.events import Event, utc_now
-from steward.waiting import Stop
+from steward.extensions.mybrc.balances import DEAREST, Balances
+from steward.extensions.mybrc.passing import Passing
+from steward.extensions.mybrc.relaying import relay
 
 ALICE, BOB = "daemon", "bin"
 UIDS = {name: pwd.getpwnam(name).pw_uid for name in (ALICE, BOB)}

@@ -11,18 +11,18 @@ from bank_site import BY, HOUR, NOON, BankSite, rate
 from servers.mybrc import balance, client_of, mybrc_settings, serving, token_of, with_money
 from steward.bank.backfilling import backfill
 from steward.bank.ledger import Account
-from steward.bank.mybrc.noticing import Owners
-from steward.bank.mybrc.outgoing import KIND
-from steward.bank.mybrc.passing import Passing
-from steward.bank.mybrc.relaying import relay
 from steward.bank.reconciling import reconcile
 from steward.bank.records import Charge, Hold
-from steward.config import BankSettings, Settings
-from steward.config_bank import RemoteBankSettings
-from steward.events import RUN_END, Event
+from steward.bank.settings import RemoteBankSettings
+from steward.core.config import BankSettings, Settings
+from steward.core.events import RUN_END, Event
+from steward.core.waiting import Stop
+from steward.extensions.mybrc.noticing import Owners
+from steward.extensions.mybrc.outgoing import KIND
+from steward.extensions.mybrc.passing import Passing
+from steward.extensions.mybrc.relaying import relay
 from steward.jobs import Jobs
 from steward.slurm.people import People
-from steward.waiting import Stop
 
 FULL = 1000 * HOUR
 

@@ -10,14 +10,14 @@ import pytest
 from bank_site import NOON, BankSite, record
 
 from servers.mybrc_reference import ReferenceBank
-from steward.bank.mybrc.passing import Passing
-from steward.bank.mybrc.relaying import relay
 from steward.bank.reconciling import reconcile
 from steward.bank.records import Hold
-from steward.config import BankSettings
-from steward.config_bank import RemoteBankSettings
-from steward.events import Event
-from steward.waiting import Stop
+from steward.bank.settings import RemoteBankSettings
+from steward.core.config import BankSettings
+from steward.core.events import Event
+from steward.core.waiting import Stop
+from steward.extensions.mybrc.passing import Passing
+from steward.extensions.mybrc.relaying import relay
 
 HELD = 51_670_000
 BEGAN = NOON - timedelta(hours=1)

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from bank_site import NOON, BankSite, record
 
-from steward.bank.mybrc.outgoing import KIND, Message
-from steward.bank.mybrc.relaying import relay
 from steward.bank.reconciling import reconcile
 from steward.bank.records import Hold
-from steward.events import JOB_SEEN, RUN_END, RUN_START, Event
+from steward.core.events import JOB_SEEN, RUN_END, RUN_START, Event
+from steward.extensions.mybrc.outgoing import KIND, Message
+from steward.extensions.mybrc.relaying import relay
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from steward.admin.plugins import building, checking, installing, telling
+from steward.admin.plugins.building import Built, SlurmVersion
+from steward.admin.plugins.errors import BuildFailed, HeadersMissing, NativeError
 from steward.cli.app import run
-from steward.native import building, checking, installing, telling
-from steward.native.building import Built, SlurmVersion
-from steward.native.errors import BuildFailed, HeadersMissing, NativeError
 
 HEADERS = Path("/usr/include")
 

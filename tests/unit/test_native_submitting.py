@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from submit_site import needs_compiler
 
+from steward.admin.plugins import building, checking, submitting
+from steward.admin.plugins.building import SUBMIT_LIBRARY, Built, SlurmVersion
+from steward.admin.plugins.errors import NativeError
 from steward.cli.app import run
-from steward.native import building, checking, submitting
-from steward.native.building import SUBMIT_LIBRARY, Built, SlurmVersion
-from steward.native.errors import NativeError
 
 HEADERS = "/usr/include"
 

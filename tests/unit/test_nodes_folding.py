@@ -12,8 +12,8 @@ from nodes_site import LAUNCHED_US, line, task
 
 from steward.capture.nodes.folding import MOST_TASKS, flaw_of, fold
 from steward.capture.nodes.lines import LARGEST_LINE, OLDEST_US, read_line
-from steward.events import Event, decode, encode
-from steward.usage import NodeGap, StepEnd, StepStart, TasksExited
+from steward.core.events import Event, decode, encode
+from steward.core.usage import NodeGap, StepEnd, StepStart, TasksExited
 
 NOW = datetime.fromtimestamp(LAUNCHED_US / 1e6, UTC) + timedelta(minutes=5)
 START = line("start", tasks=128, cpus=128, mem=2**30, name="a.out", r=1, aj=6, at="3")

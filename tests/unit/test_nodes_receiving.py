@@ -15,13 +15,13 @@ import pytest
 from nodes_site import Hearing, line, task
 
 from servers.authority import Authority
+from steward.admin.certificates import Authority as OwnAuthority
+from steward.admin.certificates import CertificateError
 from steward.agent import agent
-from steward.agent.certificates import Authority as OwnAuthority
-from steward.agent.certificates import CertificateError
 from steward.capture.nodes.requests import MOST_BODY
-from steward.errors import UsageError
-from steward.events import NODE_GAP
-from steward.usage import NodeGap
+from steward.core.errors import UsageError
+from steward.core.events import NODE_GAP
+from steward.core.usage import NodeGap
 
 BATCH = line("start", tasks=3) + b"".join(map(task, range(3))) + line("end", tasks=3)
 

@@ -11,11 +11,11 @@ from doctor_site import ROOT, Site, only, site
 from nodes_site import Hearing, line
 
 from servers.authority import Authority
+from steward.admin.doctor import books
+from steward.admin.status.shapes import StatusShowRequest
 from steward.capture.nodes.heard import Refusals, refusals_in
-from steward.config import NodesSettings
+from steward.core.config import NodesSettings
 from steward.daemon.rooms import registry
-from steward.doctor import books
-from steward.status.shapes import StatusShowRequest
 from steward.web.troubles import Trouble, troubles
 
 __all__ = ["site"]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from steward.agent import agent
-from steward.config import Settings
+from steward.core.config import Settings
+from steward.core.config.file import ConfigError, load
 from steward.daemon.controller import controller_parts
 from steward.daemon.parts import parts_of
-from steward.settings.file import ConfigError, load
 
 LOCAL = '[cluster.c1]\nslurm = false\nspool = "/spool"\n'
 NODES = '[nodes]\nlisten = "0.0.0.0:6826"\n'

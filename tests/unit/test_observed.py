@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.capture.observed import Observed
-from steward.events import JOB_END, JOB_SEEN, JOB_STATE, Event
-from steward.records import JobRecord
+from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event
+from steward.core.records import JobRecord
 from steward.slurm.states import FORGOTTEN
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

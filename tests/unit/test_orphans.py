@@ -4,8 +4,8 @@ from pathlib import Path
 from builders import environment_bytes
 
 from steward.capture.orphans import recover
-from steward.incoming import Store, kept_filename
-from steward.redact import REDACTED
+from steward.core.incoming import Store, kept_filename
+from steward.core.redaction import REDACTED
 
 
 def never(job_id: int, mtime_ns: int) -> bool:

@@ -9,8 +9,8 @@ import pytest
 from steward.accounting.page.shapes import Waiting
 from steward.accounting.page.waiting import waiting
 from steward.accounting.pending import Limit, explain
-from steward.config import ClusterSettings
-from steward.records import JobRecord
+from steward.core.config import ClusterSettings
+from steward.core.records import JobRecord
 from steward.slurm import Pending
 from steward.slurm.pending import parse_limits
 

@@ -4,7 +4,7 @@ import ctypes
 import os
 import resource
 
-from steward.processes import refuse_core_dumps
+from steward.core.processes import refuse_core_dumps
 
 _PR_GET_DUMPABLE = 3
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.config import RedactSettings, Settings
-from steward.errors import UsageError
-from steward.records import JobRecord
-from steward.redact import REDACTED, Redactor, redactor_of
+from steward.core.config import RedactSettings, Settings
+from steward.core.errors import UsageError
+from steward.core.records import JobRecord
+from steward.core.redaction import REDACTED, Redactor, redactor_of
 
 REDACTOR = Redactor(RedactSettings())
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from steward.capture.torque.environment import read_variables
-from steward.config import RedactSettings
-from steward.redact import Redactor
+from steward.core.config import RedactSettings
+from steward.core.redaction import Redactor
+from steward.extensions.torque.environment import read_variables
 
 SMALL, LARGE = 1 << 13, 1 << 16
 MOST_TIMES = 3 * LARGE // SMALL

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from library_site import ADA, BELA, NOW, ROOT, LibrarySite
 
-from steward.access import Asker
 from steward.archive.bulk_answers import Progress, ReindexAnswer
-from steward.archive.catalogue.consumer import Catalogue
-from steward.archive.catalogue.generations import Generations
-from steward.archive.catalogue.month import CatalogueUnavailable
-from steward.archive.catalogue.reindexing import Reindexing
+from steward.archive.catalog.consumer import Catalogue
+from steward.archive.catalog.generations import Generations
+from steward.archive.catalog.month import CatalogueUnavailable
+from steward.archive.catalog.reindexing import Reindexing
 from steward.archive.contents import contents_of
 from steward.archive.files.acl import readers_of
-from steward.errors import Refused
-from steward.incoming import Stores
+from steward.core.access import Asker
+from steward.core.errors import Refused
+from steward.core.incoming import Stores
 
 
 @pytest.fixture

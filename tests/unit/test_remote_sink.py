@@ -11,7 +11,7 @@ from remote_site import ENVIRONMENT, NOON_NS, RemoteSite
 
 from steward.archive.remote.document import Document, Refusal
 from steward.archive.remote.records import Records
-from steward.errors import Unavailable
+from steward.core.errors import Unavailable
 
 Make = Callable[..., RemoteSite]
 

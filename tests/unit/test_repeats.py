@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from served import Question, registry
 
-from steward.access import Asker
+from steward.core.access import Asker
+from steward.core.errors import Conflict, Refused, StewardError, Unavailable, UsageError
+from steward.core.events import utc_now
 from steward.daemon.protocol import read_reply
 from steward.daemon.repeats import LONGEST_KEY, Repeats
-from steward.errors import Conflict, Refused, StewardError, Unavailable, UsageError
-from steward.events import utc_now
 
 ADA, GRACE = Asker(uid=1, user="ada"), Asker(uid=2, user="grace")
 ECHO = registry().get("test.echo")

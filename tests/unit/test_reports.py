@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from history_site import ADA, BELA, COORDINATOR, GIB, ROOT, Site, at
 
-from steward.errors import Refused, UsageError
+from steward.core.errors import Refused, UsageError
 from steward.reports.actions import ACTIONS
 from steward.reports.room import ReportsRoom
 from steward.reports.shapes import ClusterRow

@@ -9,7 +9,7 @@ from history_site import NOON, at, us
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 from steward.reports.hours import HOUR_S, Hours, hours
 from steward.reports.periods import asked, cut
 from steward.reports.runs import Periods, Piece

@@ -8,8 +8,6 @@ import msgspec
 import pytest
 from rules_site import DRAIN, MAIL, RulesSite, failure
 
-from steward.access import Access, Asker
-from steward.actions import Registry
 from steward.automation.errors import NotYours
 from steward.automation.rules import asking
 from steward.automation.rules.asking import RulesRoom
@@ -21,9 +19,11 @@ from steward.automation.rules.shapes import (
     TryRequest,
 )
 from steward.cli.app import run
-from steward.config import AccessSettings, Settings
-from steward.errors import UsageError
-from steward.settings.file import Loaded, render
+from steward.core.access import Access, Asker
+from steward.core.actions import Registry
+from steward.core.config import AccessSettings, Settings
+from steward.core.config.file import Loaded, render
+from steward.core.errors import UsageError
 
 OLGA = Asker(uid=4001, user="olga")
 CARL = Asker(uid=4002, user="carl")

@@ -14,7 +14,7 @@ from steward.automation.errors import NotYours
 from steward.automation.rules import caps
 from steward.automation.rules.hand import Found, Look
 from steward.automation.rules.tables import Execution
-from steward.events import Event
+from steward.core.events import Event
 
 
 def test_a_rate_is_not_exceeded(tmp_path: Path) -> None:

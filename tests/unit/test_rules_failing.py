@@ -13,7 +13,7 @@ from steward.automation.errors import NotYours
 from steward.automation.rules.hand import Found
 from steward.automation.rules.store import Store
 from steward.automation.rules.tables import Execution
-from steward.events import Event
+from steward.core.events import Event
 from steward.slurm import SlurmUnavailable
 
 

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from rules_site import NOON, failure
 
-from steward.actions import Registry
 from steward.automation.audit import Audit, AuditBegun
 from steward.automation.errors import WrongParameters
 from steward.automation.rules.hand import RunnersHand, message_of
 from steward.automation.rules.tables import Execution
-from steward.config import AccessSettings, ClusterSettings, MailSettings, Settings
-from steward.events import utc_now
-from steward.standings import access_of
+from steward.core.actions import Registry
+from steward.core.config import AccessSettings, ClusterSettings, MailSettings, Settings
+from steward.core.events import utc_now
+from steward.core.standings import access_of
 
 BEGIN = """
 import sys, msgspec

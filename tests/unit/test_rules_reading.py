@@ -16,7 +16,7 @@ from steward.automation.rules import book
 from steward.automation.rules.checking import differences, problems
 from steward.automation.rules.model import Rate
 from steward.automation.rules.reading import read
-from steward.config_automation import RulesSettings
+from steward.automation.settings import RulesSettings
 
 WHOLE = """\
 ---

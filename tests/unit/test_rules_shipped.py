@@ -12,11 +12,11 @@ from rules_site import NOON, RulesSite, failure
 from steward.automation.catalogue import operation
 from steward.automation.describing import read as read_parameters
 from steward.automation.rules import book
-from steward.bank_facts import BankThreshold
-from steward.config_automation import RulesSettings
-from steward.events import BANK_THRESHOLD, RUN_END, Event
-from steward.records import JobRecord
-from steward.usage import RunFact
+from steward.automation.settings import RulesSettings
+from steward.core.bank_facts import BankThreshold
+from steward.core.events import BANK_THRESHOLD, RUN_END, Event
+from steward.core.records import JobRecord
+from steward.core.usage import RunFact
 
 SHIPPED = sorted(Path(book.SHIPPED).glob("*.yaml"))
 

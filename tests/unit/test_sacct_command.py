@@ -11,11 +11,11 @@ import yaml
 
 from steward.cli import app
 from steward.cli.sacct import run
+from steward.core.lines import Line
+from steward.core.sqlite import open_database, transaction
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
-from steward.lines import Line
-from steward.sqlite import open_database, transaction
 
 US = 1_795_000_000_000_000
 LINE: dict[str, Any] = {

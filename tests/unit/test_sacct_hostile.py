@@ -13,7 +13,7 @@ from steward.accounting.sacct.options import options
 from steward.accounting.sacct.selecting import line_filter, named_jobs, window
 from steward.accounting.sacct.shapes import SacctText
 from steward.accounting.sacct.sources import Parquet, Source, scratch_of
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 from steward.jobs.line_queries import LineFilter, statement
 
 __all__ = ["closed", "mixed", "source"]

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from sacct_site import ADA, JOBS, NOW, asked, closed, ids, mixed, run, source, us
 
-from steward.accounting.log.packing import write_parquet
 from steward.accounting.sacct.listing import sacct_of_file
 from steward.accounting.sacct.options import options
 from steward.accounting.sacct.selecting import limit_s, window
 from steward.accounting.sacct.shapes import SacctAnswer, SacctText
 from steward.accounting.sacct.sources import Source, scratch_of
-from steward.lines import Line
+from steward.core.lines import Line
+from steward.extensions.jobacct_plugins.log.packing import write_parquet
 
 __all__ = ["closed", "mixed", "source"]
 

@@ -11,7 +11,7 @@ from steward.accounting.errors import AccountingUsage
 from steward.accounting.sacct.fields import BRIEF, COMPLETION, DEFAULT, LONG, SLURMS, chosen
 from steward.accounting.sacct.help import HELP, field_list, reason_list, state_list
 from steward.accounting.sacct.options import Options, completions, options
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 
 def read(line: str, environment: dict[str, str] | None = None, zone: str = "") -> Options:

@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacct_site import ADA, JOBS, NOW, ROOT, asked, parquet_of, run, step
 
-from steward.access import Access, Asker, Standing
-from steward.accounting.log.packing import write_parquet
 from steward.accounting.room import AccountingRoom
 from steward.accounting.sacct.listing import sacct
 from steward.accounting.sacct.options import options
 from steward.accounting.sacct.shapes import SacctRequest, SacctText
 from steward.accounting.sacct.sources import Both, scratch_of
-from steward.config import AccessSettings, ClusterSettings, Settings
+from steward.core.access import Access, Asker, Standing
+from steward.core.config import AccessSettings, ClusterSettings, Settings
+from steward.core.lines import Line
+from steward.core.sqlite import open_database, transaction
+from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs import database_path
 from steward.jobs.expiring import expire
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
-from steward.lines import Line
-from steward.sqlite import open_database, transaction
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from catalogue_site import NOON, Site, anybody
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steward.archive.catalogue.matching import Matcher, SearchError
-from steward.archive.catalogue.month import Use
-from steward.archive.catalogue.search import Searcher
-from steward.archive.catalogue.walking import Owner, Place, SearchThresholds, Wanted
+from steward.archive.catalog.matching import Matcher, SearchError
+from steward.archive.catalog.month import Use
+from steward.archive.catalog.search import Searcher
+from steward.archive.catalog.walking import Owner, Place, SearchThresholds, Wanted
 
 
 @pytest.fixture

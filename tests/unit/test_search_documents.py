@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.archive.remote.document import Document
-from steward.archive.remote.search.encoding import (
+from steward.core.config import (
+    ElasticsearchSinkSettings,
+    OpenSearchSinkSettings,
+    SearchSinkSettings,
+)
+from steward.core.events import JobIdentity, JobScript
+from steward.core.records import JobRecord
+from steward.extensions.search_servers.encoding import (
     LONGEST_NAME,
     LONGEST_VALUE,
     MOST_VARIABLES,
@@ -20,10 +27,7 @@ from steward.archive.remote.search.encoding import (
     script_in,
     source_of,
 )
-from steward.archive.remote.search.mapping import mapping, template
-from steward.config import ElasticsearchSinkSettings, OpenSearchSinkSettings, SearchSinkSettings
-from steward.events import JobIdentity, JobScript
-from steward.records import JobRecord
+from steward.extensions.search_servers.mapping import mapping, template
 
 WHEN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 KEY = "script:7:1795262400000000001"

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.archive.catalogue.matching import LONGEST_TERM, Matcher
-from steward.archive.catalogue.walking import Owner, Wanted
-from steward.archive.remote.search.query import after_of, candidates, wanted_uses
+from steward.archive.catalog.matching import LONGEST_TERM, Matcher
+from steward.archive.catalog.walking import Owner, Wanted
 from steward.archive.searching_elsewhere import sink_called
-from steward.config import (
+from steward.core.config import (
     AnySinkSettings,
     ArchiveSettings,
     ElasticsearchSinkSettings,
@@ -21,7 +20,8 @@ from steward.config import (
     KafkaSinkSettings,
     Settings,
 )
-from steward.errors import UsageError
+from steward.core.errors import UsageError
+from steward.extensions.search_servers.query import after_of, candidates, wanted_uses
 
 
 def asked(*terms: str, words: bool = False) -> list[tuple[str, Any]]:

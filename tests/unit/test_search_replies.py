@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.remote.document import Document
-from steward.archive.remote.search.bulk import Bulk, Operation, Pace, delete, index
-from steward.archive.remote.search.client import SearchClient
-from steward.archive.remote.search.replies import BulkReply, Outcome, unavailable
-from steward.archive.remote.search.wire import Reply, cleaned, tls_failed
-from steward.config import ElasticsearchSinkSettings
+from steward.core.config import ElasticsearchSinkSettings
+from steward.extensions.search_servers.bulk import Bulk, Operation, Pace, delete, index
+from steward.extensions.search_servers.client import SearchClient
+from steward.extensions.search_servers.replies import BulkReply, Outcome, unavailable
+from steward.extensions.search_servers.wire import Reply, cleaned, tls_failed
 
 TOO_LONG = (
     b'{"status":400,"error":{"type":"document_parsing_exception","reason":"[1:26] failed to parse '

@@ -11,14 +11,14 @@ from urllib.parse import quote
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from steward.archive.messages import encode as message_of
+from steward.archive.messages import encode_sarchive
 from steward.archive.remote.document import Document
-from steward.archive.remote.search.encoding import encoded, source_of
-from steward.config import RedactSettings
-from steward.environment import read_environment
-from steward.events import JobScript, Kept, encode, script_event
-from steward.messages import encode as message_of
-from steward.messages import encode_sarchive
-from steward.redact import Redactor
+from steward.core.config import RedactSettings
+from steward.core.events import JobScript, Kept, encode, script_event
+from steward.core.redaction import Redactor
+from steward.extensions.search_servers.encoding import encoded, source_of
+from steward.slurm.environment import read_environment
 
 NOON_NS = 1_795_262_400 * 10**9
 REDACTOR = Redactor(RedactSettings())

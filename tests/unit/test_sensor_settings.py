@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from steward.automation.settings import SensorSettings
 from steward.capture.states.place import program_of, wake_socket
-from steward.config import ClusterSettings, Settings
-from steward.config_automation import SensorSettings
+from steward.core.config import ClusterSettings, Settings
+from steward.core.config.file import ConfigError, load
 from steward.daemon.controller import controller_parts
 from steward.daemon.parts import parts_of
-from steward.settings.file import ConfigError, load
 
 CLUSTER = "[cluster.c1]\n"
 SINK = '[archive.sink.files]\nkind = "files"\npath = "/archive"\n'

@@ -15,12 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
-from steward.config_web import WebSettings
-from steward.credentials.shapes import MeAnswer
-from steward.serving import Served, headed, limited, listen, serve
-from steward.waiting import Stop
+from steward.admin.credentials.shapes import MeAnswer
+from steward.core.serving import Served, headed, limited, listen, serve
+from steward.core.waiting import Stop
 from steward.web.application import application
 from steward.web.desk import Desk
+from steward.web.settings import WebSettings
 
 # How handlers name what they are given is to change in a Litestar that is not out yet.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Inferred dependency:DeprecationWarning")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from steward.config import Settings
+from steward.core.config import Settings
+from steward.core.config.file import ConfigError, load
 from steward.daemon.bookkeeping import accounting_parts
-from steward.settings.file import ConfigError, load
 
 BASE = '[cluster.main]\nspool = "/var/spool/slurmctld"\n[accounting]\n'
 

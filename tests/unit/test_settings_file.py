@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.config import (
+from steward.core.config import (
     AccessSettings,
     ArchiveSettings,
     ClusterSettings,
@@ -20,8 +20,8 @@ from steward.config import (
     KafkaSinkSettings,
     Settings,
 )
-from steward.settings.file import ConfigError, Loaded, load, load_with_lines, render
-from steward.settings.toml_lines import key_lines
+from steward.core.config.file import ConfigError, Loaded, load, load_with_lines, render
+from steward.core.config.toml_lines import key_lines
 
 GOOD = """\
 # A comment with [brackets] and = signs.

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from steward.config import ClusterSettings, Settings
-from steward.config_automation import RulesSettings
-from steward.settings.rule_checks import rule_problems
+from steward.automation.settings import RulesSettings
+from steward.core.config import ClusterSettings, Settings
+from steward.core.config.rule_checks import rule_problems
 
 
 @pytest.mark.parametrize(

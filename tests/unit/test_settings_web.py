@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from steward.config import Settings
-from steward.config_web import WebSettings
-from steward.settings.web_checks import web_problems
+from steward.core.config import Settings
+from steward.core.config.web_checks import web_problems
+from steward.web.settings import WebSettings
 
 
 def said(tmp_path: Path, **web: Any) -> list[str]:

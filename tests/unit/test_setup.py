@@ -15,15 +15,15 @@ import pytest
 from cli_site import steward
 from machine_site import Stage
 
-from steward.config import FilesSinkSettings
-from steward.filesystems import network_kind
-from steward.settings.file import ConfigError, load
-from steward.setup import making
-from steward.setup.configuration import text_of
-from steward.setup.errors import SetupError
-from steward.setup.making import make
-from steward.setup.steps import steps
-from steward.setup.wishes import Site, Wishes, site_of
+from steward.admin.init import making
+from steward.admin.init.configuration import text_of
+from steward.admin.init.errors import SetupError
+from steward.admin.init.making import make
+from steward.admin.init.steps import steps
+from steward.admin.init.wishes import Site, Wishes, site_of
+from steward.core.config import FilesSinkSettings
+from steward.core.config.file import ConfigError, load
+from steward.core.filesystems import network_kind
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 SHOWN = {

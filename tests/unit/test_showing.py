@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from library_site import ADA, BELA, NOW, ROOT, LibrarySite
 
-from steward.access import Asker
 from steward.archive.errors import ArchiveError, NotArchived
 from steward.archive.library import NotYours
 from steward.archive.resubmitting import options
-from steward.config import ClusterSettings
-from steward.errors import Refused, UsageError
-from steward.redact import REDACTED
+from steward.core.access import Asker
+from steward.core.config import ClusterSettings
+from steward.core.errors import Refused, UsageError
+from steward.core.redaction import REDACTED
 
 
 @pytest.fixture

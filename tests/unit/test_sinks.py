@@ -10,16 +10,16 @@ from library_site import ADA
 from remote_site import ENVIRONMENT
 from sinks_site import SUBMIT, SinksSite
 
-from steward.config import ArchiveSettings
-from steward.errors import Refused, UsageError
-from steward.events import (
+from steward.core.config import ArchiveSettings
+from steward.core.errors import Refused, UsageError
+from steward.core.events import (
     ARCHIVE_PURGE,
     ARCHIVE_RESEND,
     JOB_IDENTITY,
     JOB_SEEN,
     Event,
 )
-from steward.journal.trimming import bound
+from steward.core.journal.trimming import bound
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from slurm_rows import squeue_row
 
-from steward.access import Standing
-from steward.config import ClusterSettings
-from steward.records import JobRecord
+from steward.core.access import Standing
+from steward.core.config import ClusterSettings
+from steward.core.records import JobRecord
 from steward.slurm import MOST_WHOLE, Slurm, SlurmError, SlurmUnavailable, StoredScript
 from steward.slurm.people import People
 from steward.slurm.queue import QueueFormat

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from steward.config import ClusterSettings
-from steward.errors import Refused, Unavailable
+from steward.core.config import ClusterSettings
+from steward.core.errors import Refused, Unavailable
 from steward.slurm.commands import Commands
 from steward.slurm.errors import (
     SlurmDown,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.slurm.job_details import details, extras, named, segments
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"

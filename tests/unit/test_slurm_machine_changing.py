@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_site import LINE, Stage
 
-from steward.config import ClusterSettings
+from steward.core.config import ClusterSettings
 from steward.slurm import (
     MachineChanging,
     SlurmError,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_rows import squeue_row
 
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.slurm.people import People
 from steward.slurm.queue import QueueFormat, parse
 

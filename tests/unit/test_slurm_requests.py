@@ -8,7 +8,7 @@ from steward.bank.estimate import description_of
 from steward.bank.records import Rate
 from steward.bank.uncounted import uncounted
 from steward.bank.using import use_of
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.slurm.requests import asked_for, without
 
 GPU = Rate(number=3, weights={"gres/gpu": SU})

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_site import Stage
 
-from steward.config import ClusterSettings
+from steward.core.config import ClusterSettings
 from steward.slurm import (
     EventNeverFires,
     SlurmError,

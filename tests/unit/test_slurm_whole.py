@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.slurm import whole
 from steward.slurm.errors import SlurmError
 from steward.slurm.people import People

@@ -7,16 +7,16 @@ from builders import Clock, script_event
 from snapshots_site import NOON, Scripted, clock, journal, kinds, record, slurm, snapshots
 
 from steward.capture.snapshots import Allowance, Snapshots
-from steward.config import ClusterSettings
-from steward.errors import Unavailable
-from steward.events import (
+from steward.core.config import ClusterSettings
+from steward.core.errors import Unavailable
+from steward.core.events import (
     CONTROLLER_STATE,
     JOB_END,
     JOB_SEEN,
     JOB_STATE,
     Event,
 )
-from steward.looks import Look
+from steward.core.looks import Look
 
 __all__ = ["clock", "journal", "slurm", "snapshots"]
 

@@ -6,10 +6,10 @@ import pytest
 from builders import Clock
 from snapshots_site import NOON, Scripted, clock, journal, record, slurm
 
-from steward.bank_facts import HoldFact
 from steward.capture.snapshots import Snapshots
-from steward.config import ClusterSettings
-from steward.events import (
+from steward.core.bank_facts import HoldFact
+from steward.core.config import ClusterSettings
+from steward.core.events import (
     HOLD_CONFIRMED,
     HOLD_PLACED,
     JOB_SEEN,

@@ -23,10 +23,10 @@ from served import LIMITS, Done, Question, Step, Told, registry, serving
 from submitting import wait_until
 
 from steward.client.sockets import remote
+from steward.core.errors import Refused
 from steward.daemon.answering import Limits
 from steward.daemon.protocol import LONGEST_REQUEST, Busy, Reply, ask_line, error_of, read_reply
 from steward.daemon.socket import SocketError, listening
-from steward.errors import Refused
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.sqlite import (
+from steward.core.sqlite import (
     SqliteError,
     SqliteUnavailable,
     open_database,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from steward.access import Standing
 from steward.capture.standings import StandingSource
-from steward.errors import StewardError, Unavailable
-from steward.standings import OLDEST_S, Standings
+from steward.core.access import Standing
+from steward.core.errors import StewardError, Unavailable
+from steward.core.standings import OLDEST_S, Standings
 
 SOME = Standing(
     private_data=frozenset({"jobs"}),

@@ -11,15 +11,15 @@ from states_site import BOOTED, SILENT, Site, site
 
 from steward.capture.states import source
 from steward.capture.states.daemons import stands_by
-from steward.events import (
+from steward.core.events import (
     CONTROLLER_STATE,
     NODE_STATE,
     ControllerState,
 )
-from steward.journal.store import JournalUnavailable
-from steward.leaving import left
+from steward.core.journal.store import JournalUnavailable
+from steward.core.leaving import left
+from steward.core.state_facts import NodesNow, nodes_now_path
 from steward.slurm.machine import Ping
-from steward.state_facts import NodesNow, nodes_now_path
 
 __all__ = ["site"]
 

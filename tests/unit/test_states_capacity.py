@@ -8,9 +8,9 @@ import pytest
 from steward.automation.rules.triggers import trigger_of
 from steward.capture.states.comparing import Change, NodeShown, compare
 from steward.capture.states.source import shown_of
-from steward.events import NODE_STATE, Event
+from steward.core.events import NODE_STATE, Event
+from steward.core.state_facts import NodeState
 from steward.slurm.machine_rows import NodeRecord, powered_down
-from steward.state_facts import NodeState
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from states_site import Shown, Told
 
-from steward.capture.forwarded.admitting import Admitting
-from steward.capture.forwarded.wire import Row
 from steward.capture.states.source import Sensor
 from steward.capture.states.store import StateStore
-from steward.events import NODE_STATE, Event, encode
+from steward.core.events import NODE_STATE, Event, encode
+from steward.core.state_facts import NodeState
+from steward.extensions.controllers.admitting import Admitting
+from steward.extensions.controllers.wire import Row
 from steward.slurm.machine_rows import ReservationRecord
-from steward.state_facts import NodeState
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

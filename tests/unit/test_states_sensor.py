@@ -6,7 +6,7 @@ from pathlib import Path
 from states_site import BOOTED, SILENT, Patch, Site, site
 
 from steward.capture.states import source
-from steward.events import (
+from steward.core.events import (
     NODE_STATE,
     PARTITION_STATE,
     RESERVATION_STATE,

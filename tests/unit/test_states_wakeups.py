@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from steward.admin.plugins import waking
+from steward.admin.plugins.errors import NativeError
 from steward.capture.states import helper
 from steward.capture.states.wakeups import Wakeups
-from steward.native import waking
-from steward.native.errors import NativeError
 
 SECRET = "s" * 43
 

@@ -13,17 +13,17 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
-from steward.access import Asker
+from steward.admin.status.metrics import Families
+from steward.admin.status.shapes import MetricsRequest
 from steward.bank.asking_standing import BankStandingRequest
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
-from steward.config import Settings
+from steward.core.access import Asker
+from steward.core.config import Settings
+from steward.core.config.file import load
+from steward.core.events import utc_now
+from steward.core.looks import Look, Looks
 from steward.daemon.rooms import registry
-from steward.events import utc_now
-from steward.looks import Look, Looks
-from steward.settings.file import load
-from steward.status.metrics import Families
-from steward.status.shapes import MetricsRequest
 
 ROOT = Asker(uid=0, user="root")
 BY = By(who="root")

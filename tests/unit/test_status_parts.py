@@ -13,18 +13,18 @@ import pytest
 from doctor_site import ROOT
 from submitting import wait_until
 
-from steward.config import ClusterSettings, Settings
+from steward.admin.doctor.ground import ground_of
+from steward.admin.doctor.running import parts
+from steward.admin.status.parts import DaemonStanding, PartLine, read
+from steward.admin.status.shapes import StatusShowRequest
+from steward.core.config import ClusterSettings, Settings
+from steward.core.leaving import leave
 from steward.daemon.rooms import registry
-from steward.doctor.ground import ground_of
-from steward.doctor.running import parts
-from steward.leaving import leave
-from steward.status.parts import DaemonStanding, PartLine, read
-from steward.status.shapes import StatusShowRequest
 
 SUPERVISOR = """
 import os, resource, sys, time
-from steward.leaving import NotLeft
-from steward.status.parts import Leaving, PartLine, read
+from steward.core.leaving import NotLeft
+from steward.admin.status.parts import Leaving, PartLine, read
 
 place = sys.argv[1]
 _, most = resource.getrlimit(resource.RLIMIT_FSIZE)

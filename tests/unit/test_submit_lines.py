@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from steward.archive.resubmitting import options, submit_again
 from steward.archive.submit_lines import read_submit_line
-from steward.bank.estimate.option_table import ALL
-from steward.events import utc_now
+from steward.core.events import utc_now
+from steward.core.records import JobRecord
+from steward.core.redaction import REDACTED
 from steward.jobs import Job
-from steward.records import JobRecord
-from steward.redact import REDACTED
+from steward.slurm.option_table import ALL
 
 SCRIPT = b"#!/bin/sh\ntrue\n"
 WRAPPED = b"#!/bin/sh\n# This script was created by sbatch --wrap.\n\n%s\n\n"

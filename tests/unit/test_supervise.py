@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from steward.config import BankSettings, Settings
+from steward.core.config import BankSettings, Settings
+from steward.core.errors import StewardError
+from steward.core.waiting import Stop
 from steward.daemon.parts import parts_of
 from steward.daemon.supervise import Beat, Part, Supervisor, Timing
-from steward.errors import StewardError
-from steward.waiting import Stop
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:

@@ -11,9 +11,9 @@ from torque_site import Site, Spool, site, spool, wait_for
 
 from steward.capture.spool import SpoolUnavailable
 from steward.capture.taking import MOST_SCRIPT_BYTES
-from steward.capture.torque.taking import TorqueTiming
-from steward.events import JOB_END
-from steward.records import JobRecord
+from steward.core.events import JOB_END
+from steward.core.records import JobRecord
+from steward.extensions.torque.taking import TorqueTiming
 
 __all__ = ["no_lease_signals", "site", "spool"]
 
@@ -112,7 +112,7 @@ def test_jobs_without_a_script_hold_no_descriptor(tmp_path: Path, site: Site, sp
 def test_on_a_network_only_what_has_changed_is_opened(
     tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steward.capture.torque.spool.network_kind", lambda path: "nfs")
+    monkeypatch.setattr("steward.extensions.torque.spool.network_kind", lambda path: "nfs")
     for number in range(1, 20):
         spool.script(f"{number}.vm", b"echo\n")
         spool.save(f"{number}.vm")

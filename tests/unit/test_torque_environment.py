@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from steward.capture.torque.environment import is_too_large, read_variables
-from steward.config import RedactSettings
-from steward.environment import Environment, entries_of
-from steward.redact import REDACTED, Redactor
+from steward.core.config import RedactSettings
+from steward.core.redaction import REDACTED, Redactor
+from steward.extensions.torque.environment import is_too_large, read_variables
+from steward.slurm.environment import Environment, entries_of
 
 REDACTOR = Redactor(RedactSettings())
 

@@ -9,8 +9,8 @@ from spool_site import Faults, faults, no_lease_signals
 from torque_site import Site, Spool, spool, wait_for
 
 from steward.capture.spool import CaptureLimits
-from steward.capture.torque.taking import TorqueTiming
-from steward.events import JOB_MISSED, JOB_SEEN
+from steward.core.events import JOB_MISSED, JOB_SEEN
+from steward.extensions.torque.taking import TorqueTiming
 
 __all__ = ["faults", "no_lease_signals", "spool"]
 

@@ -13,10 +13,10 @@ from spool_site import no_lease_signals
 from torque_player import BIG, PIECE, Player, Step
 from torque_site import Site, Spool, site, spool, wait_for
 
-from steward.capture.torque.taking import TorqueTiming
-from steward.events import JOB_END, JOB_SCRIPT
-from steward.records import JobRecord
-from steward.redact import REDACTED
+from steward.core.events import JOB_END, JOB_SCRIPT
+from steward.core.records import JobRecord
+from steward.core.redaction import REDACTED
+from steward.extensions.torque.taking import TorqueTiming
 
 __all__ = ["no_lease_signals", "site", "spool"]
 
@@ -317,7 +317,7 @@ def test_a_spool_that_comes_back_is_watched_again(tmp_path: Path, spool: Spool) 
 def test_scripts_are_taken_where_leases_do_not_work(
     site: Site, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steward.capture.torque.taking.is_written", lambda fd, remote: None)
+    monkeypatch.setattr("steward.extensions.torque.taking.is_written", lambda fd, remote: None)
     spool.script("7.vm", b"echo\n")
     spool.save("7.vm")
     site.finish()

@@ -8,7 +8,7 @@ import pytest
 from steward.automation.errors import WrongParameters
 from steward.automation.operations import triggers
 from steward.automation.operations.triggers import TriggerSet, set_
-from steward.config import Settings
+from steward.core.config import Settings
 
 
 @pytest.fixture(autouse=True)

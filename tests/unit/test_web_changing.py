@@ -4,11 +4,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from steward.admin.credentials.shapes import ClusterRole
+from steward.admin.status.shapes import ConsumerLine, DiskLine, StatusShowAnswer
 from steward.automation.catalogue import operations
 from steward.automation.describing import read
-from steward.credentials.shapes import ClusterRole
-from steward.errors import UsageError
-from steward.status.shapes import ConsumerLine, DiskLine, StatusShowAnswer
+from steward.core.errors import UsageError
 from steward.web.changing import VERBS, lines_of, run_request, verbs_of
 from steward.web.showing import pretty
 from steward.web.troubles import troubles

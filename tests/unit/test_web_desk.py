@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from served import LIMITS, Done, Question, Step, Told, registry, serving
 
+from steward.core.errors import Refused
 from steward.daemon.protocol import answer_line
-from steward.errors import Refused
 from steward.web import desk as desks
 from steward.web.desk import DaemonAway, Desk
 from steward.web.errors import WebError

@@ -3,7 +3,7 @@
 import pytest
 from litestar.testing import RequestFactory
 
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 from steward.web import query
 from steward.web.query import Ask
 

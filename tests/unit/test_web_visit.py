@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from litestar.testing import RequestFactory
 
-from steward.config_web import WebSettings
-from steward.credentials.shapes import MeAnswer
+from steward.admin.credentials.shapes import MeAnswer
 from steward.web.desk import Desk
 from steward.web.errors import LoginNeeded, TooMany
 from steward.web.limiting import Rate
+from steward.web.settings import WebSettings
 from steward.web.visit import Doorkeeper, Visit, is_ours
 
 HEX = "0123456789abcdef"

@@ -10,15 +10,15 @@ import httpx
 import pytest
 from served import serving
 
-from steward.access import Asker
-from steward.actions import Action, Registry
-from steward.config_web import WebSettings
-from steward.credentials.errors import NotKnown
-from steward.credentials.shapes import MeAnswer, MeRequest, VouchAnswer, VouchRequest
+from steward.admin.credentials.errors import NotKnown
+from steward.admin.credentials.shapes import MeAnswer, MeRequest, VouchAnswer, VouchRequest
+from steward.core.access import Asker
+from steward.core.actions import Action, Registry
+from steward.core.munge.requests import digest
 from steward.daemon.answering import Limits
-from steward.munge.requests import digest
 from steward.web.application import application
 from steward.web.desk import Desk
+from steward.web.settings import WebSettings
 
 # How handlers name what they are given is to change in a Litestar that is not out yet.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Inferred dependency:DeprecationWarning")

@@ -12,13 +12,13 @@ from torque_player import RECORDINGS, Player
 
 from steward.capture.scheduler import SpoolPlan
 from steward.capture.spool import Capture, CaptureLimits
-from steward.capture.torque.spool import TorqueSpool
-from steward.capture.torque.taking import TorqueTiming
-from steward.config import RedactSettings
-from steward.events import JOB_SCRIPT, Event, decode
-from steward.incoming import Store
+from steward.core.config import RedactSettings
+from steward.core.events import JOB_SCRIPT, Event, decode
+from steward.core.incoming import Store
+from steward.core.redaction import Redactor
+from steward.extensions.torque.spool import TorqueSpool
+from steward.extensions.torque.taking import TorqueTiming
 from steward.jobs import Job, JobFilter, Jobs
-from steward.redact import Redactor
 
 
 class Site:

@@ -11,7 +11,7 @@ from st2common.runners.base_action import Action
 from steward.automation.actions import RunAnswer, RunRequest
 from steward.client.asking import action, call
 from steward.client.place import Place
-from steward.errors import StewardError
+from steward.core.errors import StewardError
 
 _OWN = ("cluster", "dry_run", "force")
 _TEXTS = ("jobid", "nodes")

@@ -27,9 +27,9 @@ from listening import Heard, Listener
 
 from steward.client.asking import action, call
 from steward.client.place import Place
-from steward.events import NODE_STATE
-from steward.history.shapes import NodesAnswer, NodesRequest, NodeThen
-from steward.journal.telling import EventsAnswer, EventsRequest
+from steward.core.events import NODE_STATE
+from steward.reports.events import EventsAnswer, EventsRequest
+from steward.reports.history.shapes import NodesAnswer, NodesRequest, NodeThen
 from steward.slurm.node_states import without_use
 from steward.slurm.nodelists import expand, fold
 

@@ -1,6 +1,6 @@
 """The family of accounting's errors."""
 
-from steward.errors import StewardError, Unavailable, UsageError
+from steward.core.errors import StewardError, Unavailable, UsageError
 
 
 class AccountingError(StewardError):

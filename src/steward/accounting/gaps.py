@@ -13,15 +13,15 @@ from typing import Final, Literal
 
 import msgspec
 
-from steward.access import Asker
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.page.parts import moment
 from steward.accounting.room import AccountingRoom
-from steward.actions import Action, Answer, Request, Shape
 from steward.capture.nodes.heard import Heard
-from steward.errors import Refused, Unavailable
+from steward.core.access import Asker
+from steward.core.actions import Action, Answer, Request, Shape
+from steward.core.errors import Refused, Unavailable
+from steward.core.lines import Line
 from steward.jobs import KeptLaunch
-from steward.lines import Line
 from steward.slurm.times import TimeError, parse_time, zone_called
 
 log = logging.getLogger(__name__)

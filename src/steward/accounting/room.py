@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from steward.access import Access, Asker, Scope
 from steward.accounting.errors import AccountingUsage
-from steward.config import Settings
-from steward.events import Event, utc_now
+from steward.core.access import Access, Asker, Scope
+from steward.core.config import Settings
+from steward.core.events import Event, utc_now
 
 if TYPE_CHECKING:
     from steward.jobs import Jobs

@@ -5,7 +5,6 @@ Their context is a :class:`steward.archive.library.Library`.
 
 from typing import Final
 
-from steward.actions import Action
 from steward.archive import exporting, listing, resending, showing, sink_status, upkeep
 from steward.archive.answers import (
     DiffAnswer,
@@ -41,6 +40,7 @@ from steward.archive.sink_answers import (
     SinksAnswer,
     SinksRequest,
 )
+from steward.core.actions import Action
 
 ACTIONS: Final = (
     Action(

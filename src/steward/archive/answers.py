@@ -10,10 +10,10 @@ from datetime import datetime
 
 import msgspec
 
-from steward.actions import Answer, Request, Shape
+from steward.archive.messages import Content
 from steward.archive.shapes import JobLine, RunLine, ScriptLine, Selection
-from steward.messages import Content
-from steward.records import JobRecord
+from steward.core.actions import Answer, Request, Shape
+from steward.core.records import JobRecord
 
 # ---------------------------------------------------------------- list
 

@@ -6,8 +6,8 @@ with its kind under ``item``, and one answer at the end.
 
 from datetime import datetime
 
-from steward.actions import Answer, Request, Shape
 from steward.archive.shapes import JobLine, ScriptLine, Selection
+from steward.core.actions import Answer, Request, Shape
 
 # ---------------------------------------------------------------- export
 

@@ -5,9 +5,9 @@ from typing import Protocol
 
 from steward.archive.errors import NotArchived
 from steward.archive.files.places import FilesReader, Placed, Which
-from steward.config import Settings
-from steward.events import JobScript
-from steward.incoming import StoreError, Stores
+from steward.core.config import Settings
+from steward.core.events import JobScript
+from steward.core.incoming import StoreError, Stores
 
 
 class Reader(Protocol):

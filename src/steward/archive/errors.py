@@ -2,7 +2,7 @@
 
 import errno
 
-from steward.errors import StewardError, Unavailable, UsageError
+from steward.core.errors import StewardError, Unavailable, UsageError
 
 
 class ArchiveError(StewardError):

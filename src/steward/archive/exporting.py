@@ -4,7 +4,6 @@ import hashlib
 import logging
 from collections.abc import Iterator
 
-from steward.access import Asker
 from steward.archive.bulk_answers import (
     ExportAnswer,
     ExportFile,
@@ -20,9 +19,10 @@ from steward.archive.library import Library, spooled
 from steward.archive.met import Met
 from steward.archive.selecting import every_job, job_filter, span
 from steward.archive.shapes import Selection
-from steward.errors import StewardError, UsageError
+from steward.core.access import Asker
+from steward.core.errors import StewardError, UsageError
+from steward.core.redaction import Finding, Redactor
 from steward.jobs import Job, JobFilter, Script
-from steward.redact import Finding, Redactor
 
 log = logging.getLogger(__name__)
 

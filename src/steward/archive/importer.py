@@ -27,8 +27,8 @@ from steward.archive.files.packing import LONGEST as _LARGEST
 from steward.archive.files.packing import Damaged, read_plain
 from steward.archive.files.tree import Tree
 from steward.archive.imported import from_job_archive, from_lines, from_sarchive
-from steward.consumers import Append
-from steward.events import (
+from steward.core.consumers import Append
+from steward.core.events import (
     JOB_SCRIPT,
     JOB_SEEN,
     Event,
@@ -37,9 +37,9 @@ from steward.events import (
     Kept,
     script_key,
 )
-from steward.incoming import Store, kept_filename
+from steward.core.incoming import Store, kept_filename
+from steward.core.records import JobRecord
 from steward.jobs.purging import leader_of
-from steward.records import JobRecord
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _READERS = {"job_archive": from_job_archive, "sarchive": from_sarchive}
 
 
 class Redacted(Protocol):
-    """An environment as it may be kept: ``steward.environment.Environment`` is one."""
+    """An environment as it may be kept: ``steward.slurm.environment.Environment`` is one."""
 
     @property
     def data(self) -> bytes:

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from steward.access import Access, Asker, Scope
-from steward.archive.catalogue.month import moment
-from steward.archive.catalogue.search import Searcher
+from steward.archive.catalog.month import moment
+from steward.archive.catalog.search import Searcher
 from steward.archive.contents import Reader
 from steward.archive.errors import ArchiveError, ArchiveUnavailable, NotArchived
 from steward.archive.files.places import FilesReader, Placed, Which
 from steward.archive.searching_elsewhere import searcher_of
 from steward.archive.shapes import JobLine, RunLine, ScriptLine
-from steward.config import Settings
-from steward.errors import Missing, Refused, Unavailable, UsageError
-from steward.events import Event, utc_now
-from steward.incoming import StoreError, stores_of
+from steward.core.access import Access, Asker, Scope
+from steward.core.config import Settings
+from steward.core.errors import Missing, Refused, Unavailable, UsageError
+from steward.core.events import Event, utc_now
+from steward.core.incoming import StoreError, stores_of
 from steward.jobs import Job, Jobs, Run, Script
 from steward.jobs.queries import clusters_of
 
 if TYPE_CHECKING:
-    from steward.archive.remote.search.asking import SinkSearcher
+    from steward.extensions.search_servers.asking import SinkSearcher
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Library:
         known = self.settings.cluster.get(job.cluster)
         if job.record.submit_line or known is None or not known.slurm or known.remote:
             return job
-        from steward.redact import redactor_of
+        from steward.core.redaction import redactor_of
         from steward.slurm import Slurm, SlurmError
 
         try:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from steward.access import Asker
 from steward.archive.answers import (
     Hit,
     ListAnswer,
@@ -13,9 +12,9 @@ from steward.archive.answers import (
     SearchAnswer,
     SearchRequest,
 )
-from steward.archive.catalogue.matching import Matcher
-from steward.archive.catalogue.month import Use
-from steward.archive.catalogue.search import Found
+from steward.archive.catalog.matching import Matcher
+from steward.archive.catalog.month import Use
+from steward.archive.catalog.search import Found
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.library import Library
 from steward.archive.searching_elsewhere import sink_called
@@ -30,9 +29,10 @@ from steward.archive.selecting import (
     uses_wanted,
 )
 from steward.archive.shapes import JobLine
-from steward.errors import StewardError
+from steward.core.access import Asker
+from steward.core.errors import StewardError
+from steward.core.journal import JournalReader
 from steward.jobs import Job, Script
-from steward.journal import JournalReader
 
 log = logging.getLogger(__name__)
 

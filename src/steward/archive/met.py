@@ -3,7 +3,7 @@
 from types import TracebackType
 from typing import Self
 
-from steward.sqlite import open_scratch, translated
+from steward.core.sqlite import open_scratch, translated
 
 _TABLE = "CREATE TABLE met (name TEXT PRIMARY KEY) WITHOUT ROWID;"
 

@@ -7,7 +7,6 @@ script back.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from steward.access import Asker
 from steward.archive.bulk_answers import Progress
 from steward.archive.exporting import scripts_of
 from steward.archive.files.places import FilesReader
@@ -23,8 +22,9 @@ from steward.archive.upkeep import (
     sinks_called,
     tell_refilled,
 )
-from steward.errors import Unavailable, UsageError
-from steward.events import (
+from steward.core.access import Asker
+from steward.core.errors import Unavailable, UsageError
+from steward.core.events import (
     ARCHIVE_PURGE,
     ARCHIVE_RESEND,
     ArchivePurge,
@@ -32,9 +32,9 @@ from steward.events import (
     Event,
     Resent,
 )
+from steward.core.journal import JournalReader
+from steward.core.sqlite import SqliteUnavailable
 from steward.jobs import Job, JobFilter, Script, identity_of
-from steward.journal import JournalReader
-from steward.sqlite import SqliteUnavailable
 
 _SCRIPTS_AN_EVENT = 200
 _PURGES_AT_ONCE = 100

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from steward.archive.submit_lines import Option, SubmitLine, read_submit_line
-from steward.environment import entries_of
+from steward.core.records import JobRecord
+from steward.core.redaction import REDACTED
 from steward.jobs import Job
-from steward.records import JobRecord
-from steward.redact import REDACTED
 from steward.slurm import tres
+from steward.slurm.environment import entries_of
 
 _MARK = "END_OF_SCRIPT"
 _REDACTED = REDACTED.decode()

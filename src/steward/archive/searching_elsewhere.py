@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from steward.config import SearchSinkSettings, Settings
-from steward.errors import UsageError
+from steward.core.config import SearchSinkSettings, Settings
+from steward.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from steward.archive.remote.search.asking import SinkSearcher
+    from steward.extensions.search_servers.asking import SinkSearcher
 
 
 def sink_called(settings: Settings, name: str) -> str:
@@ -36,7 +36,7 @@ def sink_called(settings: Settings, name: str) -> str:
 
 def searcher_of(settings: Settings, name: str) -> "SinkSearcher":
     """What searches in the sink of this name, which :func:`sink_called` gave."""
-    from steward.archive.remote.search.asking import SinkSearcher
+    from steward.extensions.search_servers.asking import SinkSearcher
 
     of = settings.archive.sink[name]
     assert isinstance(of, SearchSinkSettings), "sink_called gives no other"

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from steward.access import Asker, Scope
-from steward.archive.catalogue.walking import Owner, Wanted
+from steward.archive.catalog.walking import Owner, Wanted
 from steward.archive.library import Library
 from steward.archive.shapes import Selection
-from steward.errors import UsageError
+from steward.core.access import Asker, Scope
+from steward.core.errors import UsageError
 from steward.jobs import Job, JobFilter, Position
 from steward.jobs.conditions import name_patterns
 from steward.slurm.states import selected_states

@@ -7,7 +7,7 @@ the same promise: fields are only ever added, with defaults.
 from datetime import datetime
 from typing import Literal
 
-from steward.actions import Request, Shape
+from steward.core.actions import Request, Shape
 
 
 class Selection(Request, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ class ScriptLine(Shape, frozen=True, kw_only=True):
         environment_length: Of the environment in bytes, redacted; None where it is not kept.
         environment_sha256: Of the redacted environment.
         redacted: Names of the variables whose values were redacted.
-        flags: What was odd about the spool entry, see :class:`steward.events.JobScript`.
+        flags: What was odd about the spool entry, see :class:`steward.core.events.JobScript`.
         path: Where the script lies; only operators and its owner are told.
         environment_path: Where the environment lies, likewise.
     """

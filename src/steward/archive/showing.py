@@ -4,7 +4,6 @@ import difflib
 import fnmatch
 import re
 
-from steward.access import Asker
 from steward.archive.answers import (
     DiffAnswer,
     DiffRequest,
@@ -16,12 +15,13 @@ from steward.archive.answers import (
 )
 from steward.archive.errors import NotArchived
 from steward.archive.library import Library, run_line
+from steward.archive.messages import Content
 from steward.archive.resubmitting import submit_again
-from steward.environment import entries_of
-from steward.errors import UsageError
+from steward.core.access import Asker
+from steward.core.errors import UsageError
+from steward.core.redaction import REDACTED
 from steward.jobs import Job, Script, parse
-from steward.messages import Content
-from steward.redact import REDACTED
+from steward.slurm.environment import entries_of
 
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _MOST_CONTEXT = 1000

@@ -6,8 +6,8 @@ The same promise as in ``answers.py``.
 from datetime import datetime
 from typing import Literal
 
-from steward.actions import Answer, Request, Shape
 from steward.archive.shapes import Selection
+from steward.core.actions import Answer, Request, Shape
 
 State = Literal["running", "waiting", "detached", "new", "removed"]
 """How a sink is, see :class:`SinkLine`."""

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from steward.access import Asker
 from steward.archive.files.records import WAITING
 from steward.archive.files.records import Records as FilesRecords
 from steward.archive.library import Library
@@ -15,9 +14,10 @@ from steward.archive.remote.records import Records as RemoteRecords
 from steward.archive.remote.sink import RemoteSink
 from steward.archive.sink_answers import SinkLine, SinksAnswer, SinksRequest, State
 from steward.archive.upkeep import only_operators
-from steward.config import FilesSinkSettings, Settings
-from steward.errors import Unavailable
-from steward.journal import ConsumerStatus, JournalReader, refill_command
+from steward.core.access import Asker
+from steward.core.config import FilesSinkSettings, Settings
+from steward.core.errors import Unavailable
+from steward.core.journal import ConsumerStatus, JournalReader, refill_command
 
 _PREFIX = "archive."
 

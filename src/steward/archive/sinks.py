@@ -6,13 +6,13 @@ from steward.archive.errors import ArchiveError
 from steward.archive.files.sink import FilesSink
 from steward.archive.remote.document import Destination
 from steward.archive.remote.sink import RemoteSink
-from steward.config import (
+from steward.core.config import (
     FilesSinkSettings,
     KafkaSinkSettings,
     SearchSinkSettings,
     Settings,
 )
-from steward.incoming import stores_of
+from steward.core.incoming import stores_of
 
 Sink = FilesSink | RemoteSink
 """What archives scripts somewhere."""
@@ -47,11 +47,11 @@ def _destination(settings: Settings, name: str) -> Destination:
     """The other end of a sink; raises Unavailable while it cannot be made."""
     of = settings.archive.sink[name]
     if isinstance(of, KafkaSinkSettings):
-        from steward.archive.remote.kafka.destination import KafkaDestination
+        from steward.extensions.kafka.destination import KafkaDestination
 
         return KafkaDestination(of, name)
     if isinstance(of, SearchSinkSettings):
-        from steward.archive.remote.search.destination import SearchDestination
+        from steward.extensions.search_servers.destination import SearchDestination
 
         return SearchDestination(of)
     raise ArchiveError(f"sink {name!r} is on no other machine", name)

@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from steward.errors import UsageError
-from steward.records import JobRecord
-from steward.redact import REDACTED
+from steward.core.errors import UsageError
+from steward.core.records import JobRecord
+from steward.core.redaction import REDACTED
 
 _WORD: Final = re.compile(rf"(?:{re.escape(REDACTED.decode())}|[^ ])+")
 _WRAPPED: Final = b"# This script was created by sbatch --wrap.\n\n"
@@ -121,8 +121,8 @@ class _Reading:
 
     def _option(self, at: int, end: int) -> int:
         """Read the options of one word; returns the place of the next."""
-        from steward.bank.estimate.option_table import VALUED
         from steward.bank.estimate.options import full_name, letters
+        from steward.slurm.option_table import VALUED
 
         match = self._words[at]
         word, after = match[0], at + 1

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from steward.access import Asker
 from steward.archive.bulk_answers import (
     ProblemLine,
     Progress,
@@ -18,15 +17,16 @@ from steward.archive.bulk_answers import (
     VerifyAnswer,
     VerifyRequest,
 )
-from steward.archive.catalogue.reindexing import Reindexing
+from steward.archive.catalog.reindexing import Reindexing
 from steward.archive.exporting import scripts_of
 from steward.archive.files.verify import Checked, trees_to_verify
 from steward.archive.library import Library
 from steward.archive.selecting import job_filter, span
-from steward.errors import Refused, StewardError, Unavailable, UsageError
-from steward.events import ARCHIVE_PURGE, ArchivePurge, ArchiveResend, Event
+from steward.core.access import Asker
+from steward.core.errors import Refused, StewardError, Unavailable, UsageError
+from steward.core.events import ARCHIVE_PURGE, ArchivePurge, ArchiveResend, Event
+from steward.core.journal import JournalReader
 from steward.jobs import Job, Script
-from steward.journal import JournalReader
 
 log = logging.getLogger(__name__)
 

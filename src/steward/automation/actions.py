@@ -10,15 +10,15 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from steward.access import Asker
-from steward.actions import Action, Answer, Request, Shape
 from steward.automation.audit import Audit, AuditRow, Ending
 from steward.automation.catalogue import operation, operations
 from steward.automation.describing import ParameterDescription, parameters_of
 from steward.automation.errors import AuditUnavailable, NotYours
 from steward.automation.operation import Operation, Right
 from steward.automation.room import AutomationRoom
-from steward.events import utc_now
+from steward.core.access import Asker
+from steward.core.actions import Action, Answer, Request, Shape
+from steward.core.events import utc_now
 from steward.slurm.times import parse_time, zone_called
 
 

@@ -15,8 +15,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from steward.automation.errors import AuditUnavailable
-from steward.moments import micros, moment
-from steward.sqlite import (
+from steward.core.moments import micros, moment
+from steward.core.sqlite import (
     Connection,
     SqliteUnavailable,
     make_for_owner,

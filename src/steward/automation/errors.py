@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from steward.errors import Missing, Refused, StewardError, Unavailable, UsageError
+from steward.core.errors import Missing, Refused, StewardError, Unavailable, UsageError
 
 
 class AutomationError(StewardError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from steward.automation.errors import NotYours
 from steward.automation.operation import Doing
 from steward.automation.reasons import is_ours, is_slurms, ours, parted, says, signed_by
-from steward.printable import safe
+from steward.core.printable import safe
 
 if TYPE_CHECKING:
     from steward.slurm.machine_rows import NodeRecord

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from steward.automation.reasons import is_ours
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.slurm import WAITING
 
 _BY_ADMIN: Final = "jobheldadmin"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from steward.access import Access, Asker
-from steward.config import ClusterSettings, Settings
+from steward.core.access import Access, Asker
+from steward.core.config import ClusterSettings, Settings
 
 if TYPE_CHECKING:
     from steward.slurm import Slurm

@@ -5,7 +5,7 @@ import stat
 from typing import Final
 
 from steward.automation.errors import NotYours
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 _LONGEST: Final = 1024 * 1024
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH

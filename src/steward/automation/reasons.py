@@ -8,7 +8,7 @@ replace what a rule said, and rules what another rule said.
 import re
 from typing import Final
 
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 from steward.slurm.machine_changing import reason_text
 
 _SIGNED: Final = re.compile(r"\(steward: ([^()]*)\)\s*\Z")

@@ -1,9 +1,9 @@
 """What automation's actions work with."""
 
-from steward.access import Access
-from steward.actions import Registry
 from steward.automation.running import Runner
-from steward.config import Settings
+from steward.core.access import Access
+from steward.core.actions import Registry
+from steward.core.config import Settings
 
 
 class AutomationRoom:

@@ -11,17 +11,17 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.access import Access, Asker
-from steward.actions import Registry
 from steward.automation.audit import Audit, AuditBegun, Ending
 from steward.automation.catalogue import operation as operation_called
 from steward.automation.describing import given, plain, read
 from steward.automation.errors import DoneInPart, NotYours, OutOfTime, WrongParameters
 from steward.automation.operation import Operation, Parameters
 from steward.automation.work import Work
-from steward.config import Settings
-from steward.errors import StewardError
-from steward.events import utc_now
+from steward.core.access import Access, Asker
+from steward.core.actions import Registry
+from steward.core.config import Settings
+from steward.core.errors import StewardError
+from steward.core.events import utc_now
 from steward.slurm import SlurmUnavailable
 
 log = logging.getLogger(__name__)

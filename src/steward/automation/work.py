@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from steward.access import Access, Asker
-from steward.actions import Registry
 from steward.automation.errors import NotYours, OutOfTime
 from steward.automation.operation import Right
-from steward.config import ClusterSettings, Settings
+from steward.core.access import Access, Asker
+from steward.core.actions import Registry
+from steward.core.config import ClusterSettings, Settings
 
 if TYPE_CHECKING:
     from steward.slurm import Slurm

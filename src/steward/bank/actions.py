@@ -5,7 +5,6 @@ Their context is a :class:`steward.bank.room.BankRoom`.
 
 from typing import Final
 
-from steward.actions import Action
 from steward.bank.asking_accounts import ACTIONS as ACCOUNTS
 from steward.bank.asking_charged import ACTIONS as CHARGED
 from steward.bank.asking_course import ACTIONS as COURSE
@@ -16,6 +15,7 @@ from steward.bank.asking_rates import ACTIONS as RATES
 from steward.bank.asking_standing import ACTIONS as STANDING
 from steward.bank.asking_upkeep import ACTIONS as UPKEEP
 from steward.bank.asking_views import ACTIONS as VIEWS
+from steward.core.actions import Action
 
 ACTIONS: Final[tuple[Action, ...]] = (
     *(*VIEWS, *JOBS, *CHARGED, *MONEY, *ACCOUNTS, *RATES, *UPKEEP, *NOTICES, *STANDING, *COURSE),

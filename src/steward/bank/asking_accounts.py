@@ -3,11 +3,11 @@
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from steward.access import Asker
-from steward.actions import Action, Request
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import Account, Allocation, Member
 from steward.bank.room import BankAnswer, BankRoom
+from steward.core.access import Asker
+from steward.core.actions import Action, Request
 
 _OPERATORS: Final = "create or change accounts and allocations"
 

@@ -5,9 +5,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from steward.access import Asker
-from steward.actions import Action, Request, Shape
 from steward.bank.room import BankAnswer, BankRoom
+from steward.core.access import Asker
+from steward.core.actions import Action, Request, Shape
 
 MOST: Final = 1000
 

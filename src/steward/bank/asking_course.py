@@ -3,11 +3,11 @@
 from datetime import datetime, timedelta
 from typing import Final
 
-from steward.access import Asker
-from steward.actions import Action, Request
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import CourseDay
 from steward.bank.room import BankAnswer, BankRoom
+from steward.core.access import Asker
+from steward.core.actions import Action, Request
 from steward.slurm.times import zone_called
 
 _MOST_DAYS: Final = 3700

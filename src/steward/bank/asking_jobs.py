@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from steward.access import Asker
-from steward.actions import Action, Request
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.gate.shapes import Allowance
 from steward.bank.jobs_named import NotCharged, charges_of, names_of, why_uncharged
 from steward.bank.records import Charge, Description, PriceLine, Quote, Rate
 from steward.bank.room import BankAnswer, BankRoom
+from steward.core.access import Asker
+from steward.core.actions import Action, Request
+from steward.core.moments import micros
 from steward.jobs.names import JobNameError, parse
-from steward.moments import micros
 from steward.slurm.times import zone_called
 
 if TYPE_CHECKING:

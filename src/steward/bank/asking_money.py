@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from steward.access import Asker
-from steward.actions import Action, Request
 from steward.bank.errors import BankUsage, GateUnavailable
 from steward.bank.ledger import By, Transfer
 from steward.bank.room import BankAnswer, BankRoom
+from steward.core.access import Asker
+from steward.core.actions import Action, Request
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Transaction

@@ -5,15 +5,15 @@ from typing import Final
 
 import msgspec
 
-from steward.access import Asker
-from steward.actions import Action, Request, Shape
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import OutboxItem
-from steward.bank.mybrc.outgoing import KIND as MYBRC
-from steward.bank.mybrc.outgoing import Message
 from steward.bank.notices import Notice
 from steward.bank.room import BankAnswer, BankRoom
 from steward.bank.statements import OUTBOX as NOTICE
+from steward.core.access import Asker
+from steward.core.actions import Action, Request, Shape
+from steward.extensions.mybrc.outgoing import KIND as MYBRC
+from steward.extensions.mybrc.outgoing import Message
 
 KINDS: Final = (NOTICE, MYBRC)
 _OPERATORS: Final = "look after what waits to be told"

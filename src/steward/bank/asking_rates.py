@@ -5,13 +5,13 @@ from typing import Final
 
 import msgspec
 
-from steward.access import Asker
-from steward.actions import Action, Request
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import Refusal
 from steward.bank.records import Mode, ModeRule, Rate
 from steward.bank.room import BankAnswer, BankRoom
 from steward.bank.weighing import check_rate, doubts
+from steward.core.access import Asker
+from steward.core.actions import Action, Request
 
 _OPERATORS: Final = "set rates and modes"
 _MOST_REFUSALS: Final = 10_000

@@ -6,14 +6,14 @@ from typing import Final, Literal
 
 import msgspec
 
-from steward.access import Asker
-from steward.actions import Action, Request, Shape
 from steward.bank.asking_notices import KINDS
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.shapes import Held, Tally
 from steward.bank.records import AccountBooks
 from steward.bank.room import BankAnswer, BankRoom
-from steward.moments import micros, moment
+from steward.core.access import Asker
+from steward.core.actions import Action, Request, Shape
+from steward.core.moments import micros, moment
 
 log = logging.getLogger(__name__)
 

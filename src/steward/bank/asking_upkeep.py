@@ -4,8 +4,6 @@ import logging
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from steward.access import Asker
-from steward.actions import Action, Request, Shape
 from steward.bank.asking_views import all_holds
 from steward.bank.errors import BankUsage, GateUnavailable, NoRate
 from steward.bank.importing.plan import Change, Plan, carry_out
@@ -16,11 +14,13 @@ from steward.bank.records import Hold, Rate
 from steward.bank.room import BankAnswer, BankRoom
 from steward.bank.settling import leader_of
 from steward.bank.uncounted import not_counted
-from steward.errors import Unavailable
-from steward.moments import micros
+from steward.core.access import Asker
+from steward.core.actions import Action, Request, Shape
+from steward.core.errors import Unavailable
+from steward.core.moments import micros
 
 if TYPE_CHECKING:
-    from steward.records import JobRecord
+    from steward.core.records import JobRecord
 
 log = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from steward.access import Asker
-from steward.actions import Action, Request, Shape
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.jobs_named import names_of
 from steward.bank.ledger import Account, Allocation, Statement, UsageRow
 from steward.bank.records import Hold
 from steward.bank.room import BankAnswer, BankRoom, Rights
-from steward.moments import moment
+from steward.core.access import Asker
+from steward.core.actions import Action, Request, Shape
+from steward.core.moments import moment
 from steward.slurm.times import zone_called
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import msgspec
 from steward.bank.live import pricing_of
 from steward.bank.reckoning import Reckoning
 from steward.bank.reconciling import Difference, charges, settle
-from steward.config import Settings
+from steward.core.config import Settings
 from steward.jobs import Jobs, database_path
 from steward.slurm.client import Slurm
 

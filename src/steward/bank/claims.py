@@ -8,9 +8,9 @@ import msgspec
 from steward.bank.estimate import description_of
 from steward.bank.gate.shapes import Claim
 from steward.bank.records import Description
+from steward.core.moments import micros, micros_or_0
+from steward.core.records import JobRecord
 from steward.jobs import Job
-from steward.moments import micros, micros_or_0
-from steward.records import JobRecord
 from steward.slurm.arrays import without
 from steward.slurm.states import base_state
 

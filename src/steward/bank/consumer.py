@@ -17,7 +17,6 @@ from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import Seen
 from steward.bank.ledger import By, open_ledger
 from steward.bank.live import Live
-from steward.bank.mybrc.matching import SOURCE, take_back
 from steward.bank.reconciling import Reconciling, mark_unpriced
 from steward.bank.records import Hold
 from steward.bank.settling import (
@@ -33,9 +32,9 @@ from steward.bank.settling import (
 )
 from steward.bank.unpaid import Unpaid
 from steward.bank.upkeep import BANK, Upkeep
-from steward.config import Settings
-from steward.consumers import Append
-from steward.events import (
+from steward.core.config import Settings
+from steward.core.consumers import Append
+from steward.core.events import (
     CONTROLLER_STATE,
     JOB_SEEN,
     JOB_STATE,
@@ -45,10 +44,11 @@ from steward.events import (
     Event,
     utc_now,
 )
-from steward.moments import micros, micros_or_0, moment
-from steward.records import JobRecord
+from steward.core.moments import micros, micros_or_0, moment
+from steward.core.records import JobRecord
+from steward.core.usage import RunFact
+from steward.extensions.mybrc.matching import SOURCE, take_back
 from steward.slurm.states import FINISHED, base_state
-from steward.usage import RunFact
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger, Transaction
@@ -69,7 +69,7 @@ _Told = tuple[Event, JobKey, Hold | None]
 
 
 class BankConsumer:
-    """Keeps the ledger; see ``steward.consumers.Consumer``.
+    """Keeps the ledger; see ``steward.core.consumers.Consumer``.
 
     Args:
         settings: The whole configuration.
@@ -143,7 +143,7 @@ class BankConsumer:
                 if _is_own_end(event):
                     self._end(t, event, hold)
             if self._settings.bank.remote.url:
-                from steward.bank.mybrc.relaying import relay
+                from steward.extensions.mybrc.relaying import relay
 
                 relay(t, [(event, hold) for event, _job, hold in told], self._began)
             t.move_cursor(self._cursor, upto)

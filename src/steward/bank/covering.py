@@ -31,15 +31,15 @@ from steward.bank.gate.link import GateLink
 from steward.bank.records import Description, Hold, Quote
 from steward.bank.settling import leader_of
 from steward.bank.unpaid import Unpaid
-from steward.config import Settings
+from steward.core.config import Settings
+from steward.core.moments import micros, micros_or_0
+from steward.core.records import JobRecord
+from steward.core.sqlite import SqliteUnavailable
 from steward.jobs import Job, Jobs, database_path
-from steward.moments import micros, micros_or_0
-from steward.records import JobRecord
 from steward.slurm import tres
 from steward.slurm.arrays import count
 from steward.slurm.requests import asked_for, kind_of
 from steward.slurm.states import base_state
-from steward.sqlite import SqliteUnavailable
 
 if TYPE_CHECKING:
     from steward.bank.live import Live

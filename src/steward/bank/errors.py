@@ -1,6 +1,6 @@
 """What can go wrong in the bank."""
 
-from steward.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
+from steward.core.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
 
 
 class BankError(StewardError):

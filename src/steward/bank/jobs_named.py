@@ -10,11 +10,11 @@ from steward.bank.claims import has_started
 from steward.bank.errors import BankUsage, GateUnavailable, NoRate, NotInBank
 from steward.bank.money import show
 from steward.bank.settling import Pricing, charge_of, leader_of
-from steward.errors import Unavailable
+from steward.core.errors import Unavailable
+from steward.core.usage import RunFact
 from steward.jobs.names import display
 from steward.slurm.picture import Picture
 from steward.slurm.states import FINISHED, base_state
-from steward.usage import RunFact
 
 if TYPE_CHECKING:
     from steward.bank.ledger import ChargeRow

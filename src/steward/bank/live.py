@@ -19,8 +19,8 @@ from steward.bank.gate.shapes import GateState
 from steward.bank.records import Books, Rules
 from steward.bank.settling import Pricing
 from steward.bank.uncounted import uncounted
-from steward.config import Settings
-from steward.looks import COST_FACTOR
+from steward.core.config import Settings
+from steward.core.looks import COST_FACTOR
 from steward.slurm.client import Slurm
 from steward.slurm.errors import SlurmError
 from steward.slurm.picture import Picture

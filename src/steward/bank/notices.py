@@ -14,12 +14,12 @@ from typing import Any, Final, Literal
 import msgspec
 
 from steward.bank.money import Unit, show
-from steward.bank_facts import BankThreshold
-from steward.config import Settings
-from steward.errors import Unavailable
-from steward.posting import Letter, post
+from steward.core.bank_facts import BankThreshold
+from steward.core.config import Settings
+from steward.core.errors import Unavailable
+from steward.core.posting import Letter, post
+from steward.core.webhooks import WebhookAway, WebhookRefused, tell
 from steward.slurm.times import zone_called
-from steward.webhooks import WebhookAway, WebhookRefused, tell
 
 log = logging.getLogger(__name__)
 

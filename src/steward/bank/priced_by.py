@@ -9,10 +9,10 @@ from datetime import datetime
 from typing import Final
 
 from steward.bank.records import Charge
-from steward.moments import micros, micros_or_0
+from steward.core.moments import micros, micros_or_0
+from steward.core.usage import RunFact
 from steward.slurm import tres
 from steward.slurm.states import base_state
-from steward.usage import RunFact
 
 _BYTES: Final = 9
 

@@ -21,15 +21,15 @@ from steward.bank.settling import (
     is_piece_of,
     same_as,
 )
+from steward.core.moments import micros, micros_or_0
+from steward.core.records import JobRecord
+from steward.core.usage import RunFact
 from steward.jobs import Jobs
-from steward.moments import micros, micros_or_0
-from steward.records import JobRecord
 from steward.slurm.accounting import whole_runs
 from steward.slurm.history import History
 from steward.slurm.history_rows import job_of
 from steward.slurm.people import People
 from steward.slurm.states import RESIZING, base_state
-from steward.usage import RunFact
 
 SACCT: Final = "sacct"
 """A charge's source where slurmdbd's word was taken."""

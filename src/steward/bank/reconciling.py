@@ -18,9 +18,9 @@ from steward.bank.live import pricing_of
 from steward.bank.reckoning import SACCT, Due, Reckoning
 from steward.bank.records import Charge
 from steward.bank.settling import Pricing
-from steward.config import Settings
+from steward.core.config import Settings
+from steward.core.moments import micros, moment
 from steward.jobs import Jobs, database_path
-from steward.moments import micros, moment
 from steward.slurm.client import Slurm
 from steward.slurm.errors import SlurmError
 

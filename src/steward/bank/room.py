@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from steward.access import Access, Asker
-from steward.actions import Answer
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import By, open_ledger
 from steward.bank.money import Unit
-from steward.config import Settings
-from steward.errors import StewardError
-from steward.events import utc_now
+from steward.core.access import Access, Asker
+from steward.core.actions import Answer
+from steward.core.config import Settings
+from steward.core.errors import StewardError
+from steward.core.events import utc_now
 from steward.slurm.times import TimeError, parse_time, zone_called
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ class BankRoom:
 
     def _submit_plugins(self) -> str:
         """Plugins in JobSubmitPlugins of this site's clusters that can ask; "" for none known."""
-        from steward.native.submitting import ASKING, plugins_of
+        from steward.admin.plugins.submitting import ASKING, plugins_of
         from steward.slurm import Slurm, SlurmError
 
         named: list[str] = []

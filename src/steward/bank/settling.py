@@ -15,14 +15,14 @@ from steward.bank.priced_by import as_allocated, facts_of
 from steward.bank.prices import price, rate_for
 from steward.bank.records import Charge, Hold, Rate, Use
 from steward.bank.using import ALONE, is_whole, use_of
-from steward.config import BankSettings
-from steward.moments import micros, micros_or_0, moment
-from steward.records import JobRecord
+from steward.core.config import BankSettings
+from steward.core.moments import micros, micros_or_0, moment
+from steward.core.records import JobRecord
+from steward.core.usage import RunFact
 from steward.slurm.arrays import count
 from steward.slurm.picture import Picture
 from steward.slurm.states import base_state
 from steward.slurm.times import zone_called
-from steward.usage import RunFact
 
 REVOKED: Final = frozenset({"REVOKED", "REQUEUE_FED"})
 """Ends of a federated job's copies that another cluster ran."""

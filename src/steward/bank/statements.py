@@ -13,7 +13,7 @@ import msgspec
 from steward.bank.ledger import Account, Statement, StatementLine
 from steward.bank.money import Unit, show
 from steward.bank.notices import Notice
-from steward.config import Settings
+from steward.core.config import Settings
 from steward.slurm.times import zone_called
 
 if TYPE_CHECKING:

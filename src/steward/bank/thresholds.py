@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from steward.bank.records import AccountBooks, AllocationBooks
-from steward.bank_facts import BankThreshold
-from steward.config import BankSettings
-from steward.moments import micros, moment
+from steward.core.bank_facts import BankThreshold
+from steward.core.config import BankSettings
+from steward.core.moments import micros, moment
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Transaction

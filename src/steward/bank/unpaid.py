@@ -14,9 +14,9 @@ import msgspec
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import Claim
 from steward.bank.records import Hold
-from steward.config import Settings
-from steward.config_bank import Unpaid as Rule
-from steward.errors import Unavailable
+from steward.bank.settings import Unpaid as Rule
+from steward.core.config import Settings
+from steward.core.errors import Unavailable
 from steward.jobs import Job
 from steward.slurm.changing import Changing, name_of
 from steward.slurm.errors import ScrontabJob, SlurmError

@@ -18,13 +18,13 @@ from steward.bank.gate.shapes import GateFact
 from steward.bank.ledger import By, OutboxItem
 from steward.bank.notices import Notice, NoticeRefused, parts, send, threshold_notice
 from steward.bank.records import AccountBooks
-from steward.bank_facts import BankThreshold
-from steward.config import Settings
-from steward.consumers import Append
-from steward.errors import Unavailable
-from steward.events import BANK_THRESHOLD, Event
-from steward.moments import micros, moment
-from steward.posting import NotTaken
+from steward.core.bank_facts import BankThreshold
+from steward.core.config import Settings
+from steward.core.consumers import Append
+from steward.core.errors import Unavailable
+from steward.core.events import BANK_THRESHOLD, Event
+from steward.core.moments import micros, moment
+from steward.core.posting import NotTaken
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger, Transaction

@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from steward.bank.records import Rate, Use
-from steward.config_bank import BankSettings
-from steward.errors import StewardError
-from steward.records import JobRecord
+from steward.bank.settings import BankSettings
+from steward.core.errors import StewardError
+from steward.core.records import JobRecord
 from steward.slurm import tres
 from steward.slurm.picture import KILL_WAIT_S, NodeShape, Picture
 from steward.slurm.requests import asked_for, kind_of

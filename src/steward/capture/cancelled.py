@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from steward.capture.observed import end_key, run_name
-from steward.events import JOB_END, Event, JobFacts, utc_now
-from steward.records import JobRecord
+from steward.core.events import JOB_END, Event, JobFacts, utc_now
+from steward.core.records import JobRecord
 
 CANCELLED: Final = "CANCELLED"
 

@@ -8,9 +8,9 @@ kept twice, and would come back although it was purged.
 import logging
 from datetime import datetime
 
+from steward.core.journal import JournalReader
+from steward.core.sqlite import SqliteError, SqliteUnavailable
 from steward.jobs import Jobs, database_path
-from steward.journal import JournalReader
-from steward.sqlite import SqliteError, SqliteUnavailable
 
 log = logging.getLogger(__name__)
 

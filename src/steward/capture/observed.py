@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from steward.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
-from steward.records import JobRecord
+from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
+from steward.core.records import JobRecord
 from steward.slurm import FINISHED, covers
 from steward.slurm.states import FORGOTTEN, LOST, RESIZING
 

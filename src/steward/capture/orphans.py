@@ -11,10 +11,10 @@ import os
 import time
 from collections.abc import Callable
 
-from steward.environment import COUNT_BYTES, claims_of, entries_of, names_told
-from steward.events import Event, JobScript, Kept, script_event
-from steward.incoming import KeptName, Store, StoreUnavailable
-from steward.redact import REDACTED
+from steward.core.events import Event, JobScript, Kept, script_event
+from steward.core.incoming import KeptName, Store, StoreUnavailable
+from steward.core.redaction import REDACTED
+from steward.slurm.environment import COUNT_BYTES, claims_of, entries_of, names_told
 
 log = logging.getLogger(__name__)
 

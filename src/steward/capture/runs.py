@@ -11,12 +11,12 @@ from typing import Final
 
 import msgspec
 
-from steward.consumers import Append
-from steward.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
-from steward.journal import JournalReader
-from steward.records import JobRecord
+from steward.core.consumers import Append
+from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
+from steward.core.journal import JournalReader
+from steward.core.records import JobRecord
+from steward.core.sqlite import open_database, open_reader, transaction, translated
 from steward.slurm import FINISHED
-from steward.sqlite import open_database, open_reader, transaction, translated
 
 _MIGRATIONS: Final = (
     """
@@ -44,7 +44,7 @@ def path_of(state_dir: str, cluster: str) -> str:
 
 
 class Runs:
-    """Keeps ``runs-CLUSTER.db``; see ``steward.consumers.Consumer``.
+    """Keeps ``runs-CLUSTER.db``; see ``steward.core.consumers.Consumer``.
 
     Its sources are this host's snapshots, whose events are in order, and lines of jobcomp,
     which tell an end sooner.

@@ -11,11 +11,11 @@ from typing import Final, Protocol
 
 import msgspec
 
-from steward.environment import Environment
-from steward.errors import StewardError
-from steward.events import Event
-from steward.records import JobRecord
-from steward.redact import Redactor
+from steward.core.errors import StewardError
+from steward.core.events import Event
+from steward.core.records import JobRecord
+from steward.core.redaction import Redactor
+from steward.slurm.environment import Environment
 
 GROUP: Final = "steward.scheduler"
 """The group of entry points."""

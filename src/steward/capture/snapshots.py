@@ -16,9 +16,9 @@ from steward.capture.cancelled import Cancelled
 from steward.capture.lines.jobcomp import SOURCE as JOBCOMP
 from steward.capture.observed import Observed
 from steward.capture.unshown import KINDS, Unshown
-from steward.config import ClusterSettings
-from steward.consumers import Append
-from steward.events import (
+from steward.core.config import ClusterSettings
+from steward.core.consumers import Append
+from steward.core.events import (
     CONTROLLER_STATE,
     JOB_END,
     JOB_SCRIPT,
@@ -28,12 +28,12 @@ from steward.events import (
     QueueLooked,
     utc_now,
 )
-from steward.leaving import NotLeft
-from steward.looks import COST_FACTOR, LONG_INTERVAL_S, Look
-from steward.moments import micros
-from steward.records import JobRecord
+from steward.core.leaving import NotLeft
+from steward.core.looks import COST_FACTOR, LONG_INTERVAL_S, Look
+from steward.core.moments import micros
+from steward.core.records import JobRecord
+from steward.core.waiting import Backoff
 from steward.slurm import MOST_WHOLE, Queue, Slurm, SlurmDown, SlurmError
-from steward.waiting import Backoff
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,8 @@ from contextlib import suppress
 import msgspec
 
 from steward.capture.scheduler import Contents, EnvironmentUnreadable, Spool, Taken
-from steward.environment import Environment
-from steward.errors import StewardError, Unavailable
-from steward.events import (
+from steward.core.errors import StewardError, Unavailable
+from steward.core.events import (
     MOST_MISSED,
     Event,
     JobScript,
@@ -28,10 +27,11 @@ from steward.events import (
     missed_event,
     script_event,
 )
-from steward.incoming import Store, StoreUnavailable, Unsynced, kept_filename
-from steward.journal.store import Row, rows_of
-from steward.redact import Redactor
-from steward.waiting import Backoff, Stop
+from steward.core.incoming import Store, StoreUnavailable, Unsynced, kept_filename
+from steward.core.journal.store import Row, rows_of
+from steward.core.redaction import Redactor
+from steward.core.waiting import Backoff, Stop
+from steward.slurm.environment import Environment
 
 log = logging.getLogger(__name__)
 

@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from steward.access import Standing
-from steward.consumers import Append
-from steward.errors import StewardError
-from steward.events import Event
-from steward.standings import Standings
-from steward.waiting import Backoff
+from steward.core.access import Standing
+from steward.core.consumers import Append
+from steward.core.errors import StewardError
+from steward.core.events import Event
+from steward.core.standings import Standings
+from steward.core.waiting import Backoff
 
 log = logging.getLogger(__name__)
 

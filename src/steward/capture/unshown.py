@@ -8,7 +8,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from steward.events import HOLD_CONFIRMED, HOLD_PLACED, HOLD_RELEASED, HOLD_SETTLED, Event, utc_now
+from steward.core.events import (
+    HOLD_CONFIRMED,
+    HOLD_PLACED,
+    HOLD_RELEASED,
+    HOLD_SETTLED,
+    Event,
+    utc_now,
+)
 
 KINDS: Final = frozenset({HOLD_PLACED, HOLD_CONFIRMED, HOLD_SETTLED, HOLD_RELEASED})
 

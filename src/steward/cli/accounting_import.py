@@ -12,7 +12,7 @@ from steward.cli.progress import Bar
 from steward.cli.text import number
 from steward.cli.times import local
 from steward.client.here import settings_here
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 
 def import_(

@@ -5,19 +5,19 @@ from typing import Annotated
 
 import typer
 
-from steward.accounting.log.asking import (
-    DumpAnswer,
-    DumpRequest,
-    ExpireAnswer,
-    ExpireRequest,
-)
-from steward.accounting.plugins.asking import PluginLine, PluginsAnswer, PluginsRequest
 from steward.cli import options, output
 from steward.cli.options import Place
 from steward.cli.text import number, safe_lines, size
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
 from steward.client.asking import action, call, stream
+from steward.extensions.jobacct_plugins.asking import PluginLine, PluginsAnswer, PluginsRequest
+from steward.extensions.jobacct_plugins.log.asking import (
+    DumpAnswer,
+    DumpRequest,
+    ExpireAnswer,
+    ExpireRequest,
+)
 
 
 def dump(

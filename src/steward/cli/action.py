@@ -22,7 +22,7 @@ from steward.cli.lazy import CONTEXT
 from steward.cli.output import Column
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 if TYPE_CHECKING:
     from steward.automation.audit import AuditRow

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from steward.agent import agent
-from steward.errors import StewardError, UsageError
+from steward.core.errors import StewardError, UsageError
 
 
 def app(

@@ -13,11 +13,11 @@ import msgspec
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.keeping import Keeper
 from steward.client.here import ARCHIVE_SETTINGS, ARCHIVE_SOCKET, ARCHIVE_STATE
-from steward.config import AccountingSettings, Settings
-from steward.errors import StewardError, UsageError
-from steward.filesystems import network_kind
-from steward.settings.file import ConfigError, Loaded, render
-from steward.settings.file import checked as checked_settings
+from steward.core.config import AccountingSettings, Settings
+from steward.core.config.file import ConfigError, Loaded, render
+from steward.core.config.file import checked as checked_settings
+from steward.core.errors import StewardError, UsageError
+from steward.core.filesystems import network_kind
 
 _KEY: Final = re.compile(r"'(?:[^'\s.]+\.)*([a-z_]+)'")
 """A setting's key as messages name it, in quotes and with the tables around it."""

@@ -9,7 +9,7 @@ import typer
 from steward.cli import options, output
 from steward.cli.alone import checked, set_up, settings_path, state_dir
 from steward.cli.text import number, safe
-from steward.config import (
+from steward.core.config import (
     ArchiveSettings,
     ConsumeSettings,
     FilesSinkSettings,
@@ -128,8 +128,8 @@ def _absolute(path: str) -> str:
 
 
 def _once(settings: Settings, root: str) -> int:
+    from steward.core.logs import set_up as set_up_log
     from steward.daemon.once import run_once
-    from steward.logs import set_up as set_up_log
 
     set_up_log(settings.log_level)
     os.umask(0o077)

@@ -14,15 +14,15 @@ from steward.cli.progress import Bar
 from steward.cli.text import number, safe
 from steward.cli.times import local
 from steward.client.here import settings_here
-from steward.config import (
+from steward.core.config import (
     ArchiveSettings,
     ClusterSettings,
     FilesSinkSettings,
     LogLevel,
     Settings,
 )
+from steward.core.errors import UsageError
 from steward.daemon.__main__ import become
-from steward.errors import UsageError
 
 
 def watch(
@@ -198,8 +198,8 @@ def _look_into(spool: str, scheduler: str) -> None:
 
 
 def _once(settings: Settings, root: str, cluster: str) -> int:
+    from steward.core.logs import set_up
     from steward.daemon.once import run_once
-    from steward.logs import set_up
 
     set_up(settings.log_level)
     os.umask(0o077)

@@ -29,7 +29,7 @@ from steward.cli.options import Place
 from steward.cli.progress import Bar
 from steward.cli.text import number, size
 from steward.client.asking import action, call, stream
-from steward.errors import StewardError, UsageError
+from steward.core.errors import StewardError, UsageError
 
 Sink = Annotated[
     str,

@@ -18,7 +18,7 @@ from steward.cli.options import Place
 from steward.cli.text import decode, safe, safe_lines, size
 from steward.cli.times import show as show_time
 from steward.client.asking import action, call
-from steward.errors import StewardError
+from steward.core.errors import StewardError
 
 _TROUBLE = 2
 """Exit code of diff(1) where it cannot compare."""

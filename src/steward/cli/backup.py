@@ -6,19 +6,19 @@ from typing import Annotated
 
 import typer
 
-from steward.backup.checking import check, content
-from steward.backup.making import make, named
-from steward.backup.manifest import CONFIG, BackupError, Manifest
-from steward.backup.restoring import restore as put_back
+from steward.admin.backup.checking import check, content
+from steward.admin.backup.making import make, named
+from steward.admin.backup.manifest import CONFIG, BackupError, Manifest
+from steward.admin.backup.restoring import restore as put_back
 from steward.cli import options, output
 from steward.cli.progress import Bar
 from steward.cli.text import number, size
 from steward.cli.times import show as show_time
 from steward.client.here import settings_here
 from steward.client.place import Place
-from steward.config import Settings
-from steward.events import utc_now
-from steward.settings.file import DEFAULT_PATH, load
+from steward.core.config import Settings
+from steward.core.config.file import DEFAULT_PATH, load
+from steward.core.events import utc_now
 
 
 def backup(

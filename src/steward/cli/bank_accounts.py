@@ -18,7 +18,7 @@ from steward.cli import options, output
 from steward.cli.asking import Asked, asking, asking_columns, taking
 from steward.cli.bank_text import Account, Reason, Shown, plain, tell_gate
 from steward.cli.output import Column, Style
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 Names = Annotated[
     list[str] | None, typer.Argument(metavar="ACCOUNT", help="These; else all of yours.")

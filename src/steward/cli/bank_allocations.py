@@ -15,7 +15,7 @@ from steward.cli.asking import Asked, asking
 from steward.cli.bank_accounts import print_allocations
 from steward.cli.bank_text import Account, Amount, Key, Reason, key_or_random, say
 from steward.cli.times import zone_to_ask_in
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 Rollover = Annotated[
     Literal["none", "next"] | None,

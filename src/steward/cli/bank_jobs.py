@@ -21,7 +21,7 @@ from steward.cli.bank_text import ClusterOption, NeededReason, Shown, plain, say
 from steward.cli.options import Place
 from steward.cli.times import zone_to_ask_in
 from steward.client.asking import action, call
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 _LONGEST = 4 * 1024 * 1024
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from steward.bank.mybrc.users_file import drop_user, set_user
-from steward.errors import UsageError
+from steward.core.errors import UsageError
+from steward.extensions.mybrc.users_file import drop_user, set_user
 
 
 def mybrc_user(

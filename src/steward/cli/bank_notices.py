@@ -16,7 +16,7 @@ from steward.cli.asking import Asked, asking_columns
 from steward.cli.bank_text import Shown, say
 from steward.cli.output import Column
 from steward.cli.text import number
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 _ALL = "all"
 

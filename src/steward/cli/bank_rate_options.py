@@ -13,7 +13,7 @@ from steward.bank.weighing import DAYS, check_names
 from steward.cli import options
 from steward.cli.bank_text import ClusterOption, Reason
 from steward.cli.options import split
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 _FACTOR: Final = re.compile(r"([a-z,-]+)/([\d:]+)-([\d:]+)=([\d.]+)")
 _PERMILLE: Final = 1000

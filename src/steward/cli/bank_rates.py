@@ -33,7 +33,7 @@ from steward.cli.bank_text import (
 )
 from steward.cli.output import Column, Style
 from steward.cli.times import zone_to_ask_in
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 
 @asking_columns

@@ -24,7 +24,7 @@ from steward.cli.bank_text import ClusterOption, DryRun, Shown, plain, say, sinc
 from steward.cli.output import Column, Style
 from steward.cli.text import number
 from steward.cli.times import zone_to_ask_in
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 _LONGEST = 64 * 1024 * 1024
 

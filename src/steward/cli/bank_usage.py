@@ -14,7 +14,7 @@ from steward.cli.drawing import bar, pens
 from steward.cli.drawing import plain as without_styles
 from steward.cli.output import Column
 from steward.cli.times import show, zone_to_ask_in
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 _GROUPS = ("account", "user", "partition", "month", "day", "cluster")
 _BAR = 24

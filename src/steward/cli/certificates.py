@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from steward.agent.certificates import Authority
-from steward.errors import UsageError
+from steward.admin.certificates import Authority
+from steward.core.errors import UsageError
 
 
 def certificates(

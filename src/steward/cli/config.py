@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
+from steward.accounting.settings import MailSettings
 from steward.cli import options, output
 from steward.cli.lazy import CONTEXT
 from steward.cli.text import number, size
-from steward.config import FilesSinkSettings, KafkaSinkSettings, Settings, as_builtins
-from steward.config_accounting import MailSettings
-from steward.settings.file import DEFAULT_PATH, error_at, load_with_lines, render
-from steward.settings.looking import doubts, mistakes
+from steward.core.config import FilesSinkSettings, KafkaSinkSettings, Settings, as_builtins
+from steward.core.config.file import DEFAULT_PATH, error_at, load_with_lines, render
+from steward.core.config.looking import doubts, mistakes
 
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
 

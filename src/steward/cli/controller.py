@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from steward.core.config.file import DEFAULT_PATH, load
 from steward.daemon.__main__ import become
 from steward.daemon.controller import controller_parts
-from steward.settings.file import DEFAULT_PATH, load
 
 
 def app(

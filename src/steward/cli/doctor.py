@@ -9,17 +9,17 @@ import msgspec
 import typer
 
 from steward import __version__
+from steward.admin.doctor.checks import CHECKS
+from steward.admin.doctor.findings import Finding, worst, wrong
+from steward.admin.doctor.host import file_of_settings
+from steward.admin.doctor.room import DoctorAnswer, DoctorRequest
 from steward.cli import options, output
 from steward.cli.asking import Asked, asking
 from steward.cli.ending import FAILED
 from steward.cli.output import Column
 from steward.cli.text import number, safe
-from steward.doctor.checks import CHECKS
-from steward.doctor.findings import Finding, worst, wrong
-from steward.doctor.host import file_of_settings
-from steward.doctor.room import DoctorAnswer, DoctorRequest
-from steward.events import utc_now
-from steward.settings.file import DEFAULT_PATH, ConfigError
+from steward.core.config.file import DEFAULT_PATH, ConfigError
+from steward.core.events import utc_now
 
 _COLUMNS = (
     Column("Check", lambda one: one.check),

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from steward.errors import StewardError
+from steward.core.errors import StewardError
 
 INTERRUPTED = 130
 FAILED = 1

@@ -18,9 +18,9 @@ from steward.archive.bulk_answers import ExportFile
 from steward.cli.output import warn
 from steward.cli.unfinished import SUFFIX as PART
 from steward.cli.unfinished import Unfinished
-from steward.errors import StewardError, UsageError
-from steward.files import open_directory
-from steward.filesystems import sync_filesystem
+from steward.core.errors import StewardError, UsageError
+from steward.core.files import open_directory
+from steward.core.filesystems import sync_filesystem
 
 MANIFEST = "MANIFEST.jsonl"
 

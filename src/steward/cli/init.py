@@ -6,13 +6,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from steward.cli.text import safe
-from steward.config_accounting import LISTENER_USER
-from steward.errors import UsageError
-from steward.native.installing import DEFAULT_LINES
-from steward.setup.making import make
-from steward.setup.steps import Step, steps
-from steward.setup.wishes import (
+from steward.accounting.settings import LISTENER_USER
+from steward.admin.init.making import make
+from steward.admin.init.steps import Step, steps
+from steward.admin.init.wishes import (
     DEFAULT_ARCHIVE,
     DEFAULT_OUT,
     DEFAULT_STATE,
@@ -21,6 +18,9 @@ from steward.setup.wishes import (
     is_user,
     site_of,
 )
+from steward.admin.plugins.installing import DEFAULT_LINES
+from steward.cli.text import safe
+from steward.core.errors import UsageError
 
 _NODES = "0.0.0.0:6826"
 _WEB = "127.0.0.1:8290"

@@ -5,13 +5,7 @@ from typing import Annotated
 
 import typer
 
-from steward.cli import options, output
-from steward.cli.lazy import CONTEXT
-from steward.cli.options import Place
-from steward.cli.times import show as show_time
-from steward.client.asking import action, call
-from steward.journal import ConsumerStatus, refill_command
-from steward.journal.actions import (
+from steward.admin.journal import (
     DeadAnswer,
     DeadRequest,
     ForgetAnswer,
@@ -23,6 +17,12 @@ from steward.journal.actions import (
     StatusAnswer,
     StatusRequest,
 )
+from steward.cli import options, output
+from steward.cli.lazy import CONTEXT
+from steward.cli.options import Place
+from steward.cli.times import show as show_time
+from steward.client.asking import action, call
+from steward.core.journal import ConsumerStatus, refill_command
 
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
 

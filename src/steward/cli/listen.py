@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from steward.accounting.settings import LISTENER_SOCKET
 from steward.cli.options import LogLevelOption
-from steward.config import Settings
-from steward.config_accounting import LISTENER_SOCKET
+from steward.core.config import Settings
 
 
 def app(
@@ -23,7 +23,7 @@ def app(
     [nodes]. Run it as the user that 'listener' names there. SIGTERM and Ctrl-C end it.
     """
     from steward.capture.nodes.front import listen
-    from steward.logs import set_up
+    from steward.core.logs import set_up
 
     set_up(log_level, "listen")
     listen(socket)

@@ -27,9 +27,9 @@ from steward.cli.text import safe
 from steward.client import DaemonAway
 from steward.client.asking import action, call
 from steward.client.here import CLIENT_PATH, settings_readable
-from steward.config import MailSettings
-from steward.errors import Refused, StewardError, UsageError
-from steward.posting import Letter, NotTaken, post, read_body
+from steward.core.config import MailSettings
+from steward.core.errors import Refused, StewardError, UsageError
+from steward.core.posting import Letter, NotTaken, post, read_body
 
 _WITH_PAGE: Final = frozenset({"Ended", "Failed"})
 """SLURM_JOB_MAIL_TYPE of the mails that tell of a job's end (slurm 22.05 to 26.05)."""

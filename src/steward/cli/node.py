@@ -10,8 +10,10 @@ from steward.cli.output import Column
 from steward.cli.text import number, size
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
-from steward.errors import Missing
-from steward.history.shapes import (
+from steward.core.errors import Missing
+from steward.reports.descriptions import words
+from steward.reports.events import EventTold
+from steward.reports.history.shapes import (
     EventsAnswer,
     EventsRequest,
     JobThen,
@@ -21,8 +23,6 @@ from steward.history.shapes import (
     NodesRequest,
     NodeThen,
 )
-from steward.journal.telling import EventTold
-from steward.journal.wording import words
 from steward.slurm.nodelists import expand
 
 

@@ -12,8 +12,8 @@ import typer
 from steward.cli.output import Style
 from steward.cli.times import zone_to_ask_in
 from steward.client.place import Place as Place  # noqa: PLC0414 -- offered here, too
-from steward.config import LogLevel, Settings
-from steward.errors import UsageError
+from steward.core.config import LogLevel, Settings
+from steward.core.errors import UsageError
 
 DAEMON_SOCKET: Final = Settings().socket
 

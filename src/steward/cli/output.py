@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from steward.cli.text import safe, safe_lines
-from steward.errors import UsageError
-from steward.printable import no_formula
+from steward.core.errors import UsageError
+from steward.core.printable import no_formula
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

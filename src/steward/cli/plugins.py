@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steward.admin.plugins.building import DEFAULT_LIBDIR
+from steward.admin.plugins.installing import DEFAULT_LINES, DEFAULT_PLUGSTACK, DEFAULT_SPOOL
+from steward.automation.settings import SensorSettings
 from steward.cli.lazy import ADMINISTRATORS, CONTEXT, Entry, LazyGroup
-from steward.config_automation import SensorSettings
-from steward.errors import UsageError
-from steward.native.building import DEFAULT_LIBDIR
-from steward.native.installing import DEFAULT_LINES, DEFAULT_PLUGSTACK, DEFAULT_SPOOL
+from steward.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from steward.native.building import SlurmVersion
-    from steward.native.installing import Installed
+    from steward.admin.plugins.building import SlurmVersion
+    from steward.admin.plugins.installing import Installed
     from steward.slurm.client import Slurm
 
 
@@ -117,7 +117,7 @@ def build(
 
     Builds for several versions lie side by side.
     """
-    from steward.native import building
+    from steward.admin.plugins import building
 
     if headers and slurm_prefix:
         raise UsageError("--headers and --slurm-prefix say the same: give one of them")
@@ -176,14 +176,14 @@ def install(
 
     No file of the site's is changed; what is left to add to them is said.
     """
-    from steward.native import building, installing, submitting
-    from steward.native.errors import NativeError
+    from steward.admin.plugins import building, installing, submitting
+    from steward.admin.plugins.errors import NativeError
 
     if jobcomp:
         _tell(installing.install_jobcomp(jobcomp, libdir=libdir, lines=lines))
         return
     if trigger:
-        from steward.native import waking
+        from steward.admin.plugins import waking
 
         user = user or _slurm_user(slurm_prefix)
         _tell(waking.install_trigger(helper, secret, user=user, python=python))
@@ -230,15 +230,15 @@ def check(
     With --slurm, before an upgrade: whether the version that is to come would load the plugin,
     and, with --job-submit, whether its slurmctld would start.
     """
+    from steward.admin.plugins import checking, reaching, submitting, telling
+    from steward.admin.plugins.building import SlurmVersion
     from steward.cli.text import safe
-    from steward.native import checking, reaching, submitting, telling
-    from steward.native.building import SlurmVersion
 
     if jobcomp:
         wrong = telling.check_jobcomp(_shown(slurm_prefix), jobcomp)
         good = f"JobCompType is jobcomp/lua, and {jobcomp}/jobcomp.lua is Steward's."
     elif trigger:
-        from steward.native import waking
+        from steward.admin.plugins import waking
 
         wrong = waking.check_trigger(_shown(slurm_prefix), helper, secret, _SENSOR.socket)
         good = f"slurmctld can start {helper}, which wakes Steward's sensor."
@@ -273,11 +273,11 @@ def _tell(installed: "Installed") -> None:
 
 
 def _version(named: str, prefix: str) -> "SlurmVersion":
-    from steward.native.building import SlurmVersion
+    from steward.admin.plugins.building import SlurmVersion
 
     if named:
         return SlurmVersion.parse(named)
-    from steward.native.errors import NativeError
+    from steward.admin.plugins.errors import NativeError
     from steward.slurm.errors import SlurmError
 
     try:
@@ -287,7 +287,7 @@ def _version(named: str, prefix: str) -> "SlurmVersion":
 
 
 def _shown(prefix: str) -> dict[str, str]:
-    from steward.native.errors import NativeError
+    from steward.admin.plugins.errors import NativeError
     from steward.slurm.errors import SlurmError
 
     try:
@@ -299,7 +299,7 @@ def _shown(prefix: str) -> dict[str, str]:
 
 def _shown_if_any(prefix: str) -> dict[str, str]:
     """What slurmctld shows; nothing where none runs, as before the first start on a host."""
-    from steward.native.errors import NativeError
+    from steward.admin.plugins.errors import NativeError
 
     try:
         return _shown(prefix)
@@ -309,14 +309,14 @@ def _shown_if_any(prefix: str) -> dict[str, str]:
 
 def _slurm_user(prefix: str) -> str:
     """SlurmUser's name; whoever runs this where slurmctld does not answer."""
-    from steward.native.telling import slurm_user
+    from steward.admin.plugins.telling import slurm_user
 
     found = slurm_user(_shown_if_any(prefix))
     return found[0] if found else ""
 
 
 def _client(prefix: str) -> "Slurm":
-    from steward.config import ClusterSettings
+    from steward.core.config import ClusterSettings
     from steward.slurm.client import Slurm
 
     return Slurm("here", ClusterSettings(slurm_bin=f"{prefix}/bin" if prefix else ""))

@@ -28,7 +28,7 @@ from steward.cli.output import Column
 from steward.cli.text import number
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 if TYPE_CHECKING:
     from steward.automation.rules.tables import Execution

@@ -10,15 +10,15 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from steward.access import this_user
 from steward.accounting.sacct.options import Options, completions, options
 from steward.accounting.sacct.shapes import SacctAnswer, SacctText
 from steward.cli.ending import ended
 from steward.cli.times import zone_to_ask_in
 from steward.client.asking import elsewhere, where
 from steward.client.place import Place
-from steward.config import Settings
-from steward.errors import StewardError, UsageError
+from steward.core.access import this_user
+from steward.core.config import Settings
+from steward.core.errors import StewardError, UsageError
 
 if TYPE_CHECKING:
     from steward.archive.answers import EnvAnswer, ShowAnswer
@@ -105,7 +105,7 @@ def _pieces(asked: Options) -> Iterator[str]:
 
 def _say_window(answer: SacctAnswer) -> None:
     from steward.cli.times import show
-    from steward.moments import moment
+    from steward.core.moments import moment
 
     since, until = (show(moment(us)) for us in (answer.since, answer.until))
     sys.stdout.flush()
@@ -129,7 +129,7 @@ def _asked(asked: Options) -> Iterator[SacctText | SacctAnswer]:
 def _of_books(asked: Options, settings: Settings) -> Iterator[SacctText | SacctAnswer]:
     from steward.accounting.room import AccountingRoom
     from steward.accounting.sacct.listing import sacct
-    from steward.standings import access_of
+    from steward.core.standings import access_of
 
     if settings.forward.to:
         raise UsageError(
@@ -203,9 +203,9 @@ def _write_parquet(asked: Options) -> None:
 
     import msgspec
 
-    from steward.accounting.log.packing import write_parquet
-    from steward.files import directory_of
-    from steward.lines import Line
+    from steward.core.files import directory_of
+    from steward.core.lines import Line
+    from steward.extensions.jobacct_plugins.log.packing import write_parquet
 
     path = os.path.abspath(asked.parquet)
     if os.path.lexists(path):

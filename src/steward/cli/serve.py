@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from steward.core.config.file import DEFAULT_PATH, load
 from steward.daemon.__main__ import become
-from steward.settings.file import DEFAULT_PATH, load
 
 
 def app(

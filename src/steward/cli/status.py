@@ -7,6 +7,13 @@ import msgspec
 import typer
 
 from steward.accounting.page.notes import duration
+from steward.admin.status.shapes import (
+    ConsumerLine,
+    MetricsAnswer,
+    MetricsRequest,
+    StatusShowAnswer,
+    StatusShowRequest,
+)
 from steward.cli import output
 from steward.cli.asking import Asked, asking
 from steward.cli.options import Config, Socket
@@ -14,16 +21,9 @@ from steward.cli.output import Column
 from steward.cli.text import number, size
 from steward.cli.times import show as show_time
 from steward.client.place import Place
-from steward.errors import Unavailable
-from steward.files import replacing, told_by
-from steward.looks import LONG_INTERVAL_S
-from steward.status.shapes import (
-    ConsumerLine,
-    MetricsAnswer,
-    MetricsRequest,
-    StatusShowAnswer,
-    StatusShowRequest,
-)
+from steward.core.errors import Unavailable
+from steward.core.files import replacing, told_by
+from steward.core.looks import LONG_INTERVAL_S
 
 
 class StatusUnavailable(Unavailable):

@@ -1,6 +1,6 @@
 """Words and sizes for people, and text that others chose made fit to print."""
 
-from steward.printable import safe, safe_lines
+from steward.core.printable import safe, safe_lines
 
 __all__ = ["decode", "number", "safe", "safe_lines", "size"]
 

@@ -11,8 +11,8 @@ import stat
 import weakref
 from typing import IO
 
-from steward.files import open_directory
-from steward.filesystems import rename_new
+from steward.core.files import open_directory
+from steward.core.filesystems import rename_new
 
 SUFFIX = ".part"
 

@@ -12,7 +12,7 @@ def app(
     It reads no configuration and none of Steward's files: the daemon tells it what stands in
     [web]. Run it as the user that is named there. SIGTERM and Ctrl-C end it.
     """
-    from steward.logs import set_up
+    from steward.core.logs import set_up
     from steward.web.run import run
 
     set_up(log_level, "web")

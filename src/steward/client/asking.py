@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from steward.actions import Action, Registry
 from steward.client import here
 from steward.client.here import is_ours, local, settings_readable
 from steward.client.place import Place, Web
 from steward.client.sockets import remote
-from steward.config import Settings
+from steward.core.actions import Action, Registry
+from steward.core.config import Settings
+from steward.core.errors import UsageError
 from steward.daemon.actions import action
-from steward.errors import UsageError
 
 __all__ = ["Asked", "action", "call", "choose", "elsewhere", "stream", "where"]
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from steward.access import this_user
-from steward.actions import Action, ActionError, request_of
 from steward.client.asking import action, elsewhere, where
 from steward.client.here import local, named_by_user
 from steward.client.place import Place, Web
-from steward.config import Settings
-from steward.errors import UsageError
+from steward.core.access import this_user
+from steward.core.actions import Action, ActionError, request_of
+from steward.core.config import Settings
+from steward.core.errors import UsageError
 
 
 class Client:

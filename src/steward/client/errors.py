@@ -1,6 +1,6 @@
 """What can go wrong when Steward is asked."""
 
-from steward.errors import StewardError, Unavailable
+from steward.core.errors import StewardError, Unavailable
 
 
 class ClientError(StewardError):

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.access import this_user
-from steward.actions import Action, Registry
 from steward.client.place import Place, Web
-from steward.config import Settings
-from steward.errors import UsageError
-from steward.settings.file import DEFAULT_PATH, ConfigError, load
+from steward.core.access import this_user
+from steward.core.actions import Action, Registry
+from steward.core.config import Settings
+from steward.core.config.file import DEFAULT_PATH, ConfigError, load
+from steward.core.errors import UsageError
 
 CLIENT_PATH = "/etc/steward/client.toml"
 ARCHIVE_STATE: Final = ".steward"

@@ -10,10 +10,10 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from steward.actions import Action
 from steward.client.errors import ClientError, DaemonAway
+from steward.core.actions import Action
+from steward.core.waiting import Backoff
 from steward.daemon.protocol import Busy, Reply, address, ask_line, error_of, read_reply
-from steward.waiting import Backoff
 
 _CONNECT_S: Final = 10
 """How long a place in the daemon's queue is waited for, and turns are."""

@@ -13,12 +13,20 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from steward import __version__
-from steward.actions import Action
+from steward.admin.credentials.errors import NotKnown
 from steward.client.errors import ClientError, DaemonAway
 from steward.client.place import Web
 from steward.client.sockets import SILENCE_S, not_understood, replies, told
-from steward.credentials.errors import NotKnown
-from steward.errors import Conflict, Failed, Missing, Refused, StewardError, Unavailable, UsageError
+from steward.core.actions import Action
+from steward.core.errors import (
+    Conflict,
+    Failed,
+    Missing,
+    Refused,
+    StewardError,
+    Unavailable,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
@@ -111,8 +119,8 @@ def token_of(web: Web) -> str:
 
 def _by_munge(web: Web, where: SplitResult, path: str, body: bytes) -> str:
     """The header that says who we are by MUNGE, for this request alone."""
-    from steward.munge.munged import Munge, MungeUnavailable
-    from steward.munge.requests import SCHEME, statement
+    from steward.core.munge.munged import Munge, MungeUnavailable
+    from steward.core.munge.requests import SCHEME, statement
 
     try:
         credential = Munge(web.munge_socket).encode(statement("POST", path, body, where.netloc))

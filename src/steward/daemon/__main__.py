@@ -8,7 +8,7 @@ import os
 import sys
 from typing import NoReturn
 
-from steward.errors import StewardError
+from steward.core.errors import StewardError
 
 
 def become(config: str, *, controller: bool = False) -> NoReturn:
@@ -29,8 +29,8 @@ def become(config: str, *, controller: bool = False) -> NoReturn:
 
 def main() -> int:
     """Run the daemon; the exit code."""
+    from steward.core.config.file import load
     from steward.daemon import serve
-    from steward.settings.file import load
 
     config, *more = sys.argv[1:]
     if more:

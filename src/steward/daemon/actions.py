@@ -4,21 +4,21 @@ import importlib
 from collections.abc import Iterator
 from typing import Final
 
-from steward.actions import Action
+from steward.core.actions import Action
 
 _HOMES: Final = {
     "archive": "steward.archive.actions",
-    "journal": "steward.journal.actions",
+    "journal": "steward.admin.journal",
     "accounting": "steward.accounting.actions",
     "bank": "steward.bank.actions",
     "automation": "steward.automation.actions",
-    "events": "steward.journal.telling",
+    "events": "steward.reports.events",
     "rules": "steward.automation.rules.asking",
-    "history": "steward.history.actions",
+    "history": "steward.reports.history.actions",
     "reports": "steward.reports.actions",
-    "credentials": "steward.credentials.actions",
-    "status": "steward.status.actions",
-    "doctor": "steward.doctor.actions",
+    "credentials": "steward.admin.credentials.actions",
+    "status": "steward.admin.status.actions",
+    "doctor": "steward.admin.doctor.actions",
 }
 """Where each room has its ACTIONS."""
 

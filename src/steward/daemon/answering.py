@@ -18,10 +18,11 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
-from steward.access import Asker
-from steward.actions import Action, ActionError, Registry
-from steward.credentials.errors import NotKnown
-from steward.credentials.scopes import check_scope
+from steward.admin.credentials.errors import NotKnown
+from steward.core.access import Asker
+from steward.core.actions import Action, ActionError, Registry
+from steward.core.errors import Failed, Refused, StewardError, UsageError
+from steward.core.scopes import check_scope
 from steward.daemon.protocol import (
     LONGEST_REQUEST,
     VERSION,
@@ -31,7 +32,6 @@ from steward.daemon.protocol import (
     item_line,
 )
 from steward.daemon.repeats import Repeats
-from steward.errors import Failed, Refused, StewardError, UsageError
 
 log = logging.getLogger(__name__)
 

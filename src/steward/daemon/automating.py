@@ -3,11 +3,11 @@
 from functools import partial
 from typing import Final
 
-from steward.config import Settings
-from steward.consumers import Consumer
+from steward.core.config import Settings
+from steward.core.consumers import Consumer
+from steward.core.waiting import Stop
 from steward.daemon.feeding import run_consumers
 from steward.daemon.supervise import Beat, Part
-from steward.waiting import Stop
 
 RULES: Final = "rules"
 _HANG_S: Final = 300.0
@@ -25,8 +25,8 @@ def _run(settings: Settings, stop: Stop, beat: Beat) -> None:
 def _consumer(settings: Settings) -> Consumer:
     from steward.automation.rules.consumer import RulesConsumer
     from steward.automation.rules.hand import RunnersHand
+    from steward.core.standings import access_of
     from steward.daemon.rooms import registry
-    from steward.standings import access_of
 
     def hand() -> RunnersHand:
         # Each of its own: what rooms hold open is for one thread.

@@ -7,12 +7,12 @@ nor a charge for a remote server that takes its time.
 from functools import partial
 from typing import Final
 
-from steward.config import Settings
-from steward.consumers import Consumer
+from steward.core.config import Settings
+from steward.core.consumers import Consumer
+from steward.core.waiting import Stop
 from steward.daemon.feeding import run_consumers
 from steward.daemon.gate import gate_part
 from steward.daemon.supervise import Beat, Part
-from steward.waiting import Stop
 
 BANK: Final = "bank"
 _JOURNAL: Final = "journal"

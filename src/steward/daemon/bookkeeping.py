@@ -8,16 +8,16 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from steward.accounting.log.consumer import LogConsumer
-from steward.accounting.plugins.consumer import Around, PluginConsumer, consumer_name
-from steward.accounting.plugins.loading import LOG, third_parties, types_of
-from steward.config import Settings
+from steward.core.config import Settings
+from steward.core.events import Event
+from steward.core.journal import JournalLink
+from steward.core.journal.store import rows_of
+from steward.core.waiting import Stop
 from steward.daemon.feeding import run_consumers
 from steward.daemon.supervise import Beat, Part
-from steward.events import Event
-from steward.journal import JournalLink
-from steward.journal.store import rows_of
-from steward.waiting import Stop
+from steward.extensions.jobacct_plugins.consumer import Around, PluginConsumer, consumer_name
+from steward.extensions.jobacct_plugins.loading import LOG, third_parties, types_of
+from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
 
 _JOURNAL: Final = ("journal",)
 _NICENESS: Final = 10

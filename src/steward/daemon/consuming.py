@@ -3,18 +3,18 @@
 import logging
 from collections.abc import Callable
 
-from steward.capture.kafka.jobs import Taking
-from steward.capture.kafka.purged import LatelyPurged
-from steward.capture.kafka.source import KafkaSource
 from steward.capture.known import Known
 from steward.capture.orphans import recover
-from steward.config import Settings
-from steward.consumers import Append
-from steward.errors import Unavailable
-from steward.events import Event, script_key
-from steward.incoming import stores_of
-from steward.journal import JournalReader
-from steward.redact import redactor_of
+from steward.core.config import Settings
+from steward.core.consumers import Append
+from steward.core.errors import Unavailable
+from steward.core.events import Event, script_key
+from steward.core.incoming import stores_of
+from steward.core.journal import JournalReader
+from steward.core.redaction import redactor_of
+from steward.extensions.kafka.jobs import Taking
+from steward.extensions.kafka.purged import LatelyPurged
+from steward.extensions.kafka.source import KafkaSource
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,10 @@ from functools import partial
 
 import msgspec
 
-from steward.config import ArchiveSettings, Settings
-from steward.consumers import Consumer
+from steward.core.config import ArchiveSettings, Settings
+from steward.core.consumers import Consumer
+from steward.core.errors import UsageError
+from steward.core.incoming import stores_of
 from steward.daemon.feeding import run_consumers
 from steward.daemon.lines import lines_parts
 from steward.daemon.parts import (
@@ -22,8 +24,6 @@ from steward.daemon.parts import (
 )
 from steward.daemon.sensing import sensor_parts
 from steward.daemon.supervise import Part
-from steward.errors import UsageError
-from steward.incoming import stores_of
 
 _HANG_S = 300.0
 
@@ -79,7 +79,7 @@ def _feeding(
 
 
 def _forward(settings: Settings, cluster: str) -> Consumer:
-    from steward.capture.forwarded.sending import Forward
+    from steward.extensions.controllers.sending import Forward
 
     return Forward(settings, cluster, stores_of(settings))
 

@@ -4,13 +4,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from steward.config import Settings
-from steward.consumers import Consumer, Feed, feed_all
+from steward.core.config import Settings
+from steward.core.consumers import Consumer, Feed, feed_all
+from steward.core.errors import Unavailable
+from steward.core.journal import JournalLink, JournalReader
+from steward.core.sqlite import SqliteUnavailable
+from steward.core.waiting import Backoff, Stop
 from steward.daemon.supervise import Beat
-from steward.errors import Unavailable
-from steward.journal import JournalLink, JournalReader
-from steward.sqlite import SqliteUnavailable
-from steward.waiting import Backoff, Stop
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from functools import partial
 
 from steward.bank.gate.precedence import Precedence
 from steward.bank.gate.server import GateServer
-from steward.config import Settings
+from steward.core.config import Settings
+from steward.core.waiting import Stop
 from steward.daemon.feeding import patiently
 from steward.daemon.supervise import Beat, Part
-from steward.waiting import Stop
 
 
 def gate_part(settings: Settings) -> Part:

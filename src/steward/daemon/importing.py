@@ -14,24 +14,24 @@ from steward.accounting import imports as books
 from steward.archive.importer import Imported, Submission, TreeKind, import_stored, import_tree
 from steward.capture.known import Known
 from steward.capture.slurm.files import spooled_script
-from steward.config import Settings
-from steward.consumers import Append
-from steward.environment import Environment, read_environment
-from steward.errors import UsageError
-from steward.events import Event, script_key
-from steward.incoming import Store, StoreUnavailable, stores_of
+from steward.core.config import Settings
+from steward.core.consumers import Append
+from steward.core.errors import UsageError
+from steward.core.events import Event, script_key
+from steward.core.incoming import Store, StoreUnavailable, stores_of
+from steward.core.journal import Journal, JournalLink, JournalReader, JournalUnavailable
+from steward.core.journal.lock import take_lock
+from steward.core.journal.store import rows_of
+from steward.core.records import JobRecord
+from steward.core.redaction import Redactor, redactor_of
+from steward.core.waiting import Stop
 from steward.jobs.purging import leader_of
 from steward.jobs.resolve import is_prompt
-from steward.journal import Journal, JournalLink, JournalReader, JournalUnavailable
-from steward.journal.lock import take_lock
-from steward.journal.store import rows_of
-from steward.records import JobRecord
-from steward.redact import Redactor, redactor_of
 from steward.slurm import Slurm
+from steward.slurm.environment import Environment, read_environment
 from steward.slurm.history import History
 from steward.slurm.history_rows import job_of
 from steward.slurm.people import People
-from steward.waiting import Stop
 
 Report = Callable[[int], None]
 

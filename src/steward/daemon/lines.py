@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from steward.config import Settings
+from steward.core.config import Settings
+from steward.core.journal import JournalLink
+from steward.core.waiting import Stop
 from steward.daemon.supervise import Beat, Part
-from steward.journal import JournalLink
-from steward.waiting import Stop
 
 _JOURNAL: Final = ("journal",)
 _HANG_S: Final = 300.0
@@ -24,7 +24,7 @@ def lines_parts(settings: Settings) -> list[Part]:
 def _following(settings: Settings, cluster: str) -> Part:
     def run(stop: Stop, beat: Beat) -> None:
         from steward.capture.lines.source import JobcompLines, Places
-        from steward.redact import redactor_of
+        from steward.core.redaction import redactor_of
 
         link = JournalLink(settings.state_dir, stop)
         places = Places(settings.state_dir, cluster)

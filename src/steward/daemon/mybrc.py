@@ -5,17 +5,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from steward.bank.errors import GateUnavailable
-from steward.config import Settings
+from steward.core.config import Settings
+from steward.core.errors import StewardError
+from steward.core.events import utc_now
+from steward.core.waiting import Stop
 from steward.daemon.feeding import patiently
 from steward.daemon.supervise import Beat, Part
-from steward.errors import StewardError
-from steward.events import utc_now
-from steward.waiting import Stop
 
 if TYPE_CHECKING:
     from steward.bank.gate.link import GateLink
     from steward.bank.ledger.opened import Ledger
-    from steward.serving import Timeouts
+    from steward.core.serving import Timeouts
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +78,11 @@ def run_mybrc(
     """
     from steward.bank.gate.link import GateLink
     from steward.bank.ledger import open_ledger
-    from steward.bank.mybrc.affording import Affording
-    from steward.bank.mybrc.application import Office, application
-    from steward.bank.mybrc.doorkeeper import Doorkeeper, UsersFile
-    from steward.bank.mybrc.telling import Teller
-    from steward.serving import Served, Timeouts, listen, serve
+    from steward.core.serving import Served, Timeouts, listen, serve
+    from steward.extensions.mybrc.affording import Affording
+    from steward.extensions.mybrc.application import Office, application
+    from steward.extensions.mybrc.doorkeeper import Doorkeeper, UsersFile
+    from steward.extensions.mybrc.telling import Teller
     from steward.slurm.people import People
 
     ledger = patiently(lambda: open_ledger(settings), stop, beat)
@@ -116,8 +116,8 @@ def run_remote(settings: Settings, stop: Stop, beat: Beat) -> None:
     """Tell the myBRC server elsewhere what is in the outbox, for ever."""
     from steward.bank.gate.link import GateLink
     from steward.bank.ledger import open_ledger
-    from steward.bank.mybrc.balances import Balances
-    from steward.bank.mybrc.passing import Passing
+    from steward.extensions.mybrc.balances import Balances
+    from steward.extensions.mybrc.passing import Passing
 
     ledger = patiently(lambda: open_ledger(settings), stop, beat)
     passing = patiently(lambda: Passing(settings, ledger, utc_now), stop, beat)

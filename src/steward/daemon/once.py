@@ -12,8 +12,16 @@ import msgspec
 
 from steward.archive.files.sink import FilesSink
 from steward.archive.remote.sink import RemoteSink
-from steward.config import Settings
-from steward.consumers import Feed
+from steward.core.config import Settings
+from steward.core.consumers import Feed
+from steward.core.errors import Unavailable
+from steward.core.events import Event
+from steward.core.incoming import stores_of
+from steward.core.journal import Journal, JournalReader
+from steward.core.journal.lock import take_lock
+from steward.core.journal.store import Row, rows_of
+from steward.core.journal.trimming import remove_old
+from steward.core.waiting import Stop
 from steward.daemon.parts import (
     capturing,
     consumer_makers,
@@ -21,14 +29,6 @@ from steward.daemon.parts import (
     sink_makers,
     slurm_makers,
 )
-from steward.errors import Unavailable
-from steward.events import Event
-from steward.incoming import stores_of
-from steward.journal import Journal, JournalReader
-from steward.journal.lock import take_lock
-from steward.journal.store import Row, rows_of
-from steward.journal.trimming import remove_old
-from steward.waiting import Stop
 
 
 class OnceReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,9 +12,7 @@ from functools import cache, partial
 
 import msgspec
 
-from steward import events
-from steward.access import Asker
-from steward.archive.catalogue.consumer import Catalogue
+from steward.archive.catalog.consumer import Catalogue
 from steward.archive.contents import contents_of
 from steward.archive.files.sink import FilesSink
 from steward.archive.sinks import make_sink
@@ -23,25 +21,27 @@ from steward.capture.orphans import recover
 from steward.capture.runs import caught_up, unfinished
 from steward.capture.scheduler import SpoolPlan, scheduler_called
 from steward.capture.spool import AppendRows, Capture
-from steward.config import Settings
-from steward.consumers import Consumer
+from steward.core import events
+from steward.core.access import Asker
+from steward.core.config import Settings
+from steward.core.consumers import Consumer
+from steward.core.errors import Unavailable, UsageError
+from steward.core.incoming import stores_of
+from steward.core.journal import JournalLink, JournalReader
+from steward.core.journal.server import JournalServer
+from steward.core.looks import Looks
+from steward.core.records import JobRecord
+from steward.core.redaction import redactor_of
+from steward.core.sqlite import SqliteUnavailable
+from steward.core.waiting import Backoff, Stop
 from steward.daemon.bookkeeping import accounting_parts
 from steward.daemon.feeding import MakeConsumer, patiently, run_consumers
 from steward.daemon.lines import lines_parts
 from steward.daemon.sensing import sensor_parts
 from steward.daemon.supervise import Beat, Part
-from steward.errors import Unavailable, UsageError
-from steward.history.consumer import HistoryConsumer
-from steward.incoming import stores_of
 from steward.jobs import Jobs, JobsConsumer, database_path
-from steward.journal import JournalLink, JournalReader
-from steward.journal.server import JournalServer
-from steward.looks import Looks
-from steward.records import JobRecord
-from steward.redact import redactor_of
+from steward.reports.history.consumer import HistoryConsumer
 from steward.slurm import Slurm
-from steward.sqlite import SqliteUnavailable
-from steward.waiting import Backoff, Stop
 
 log = logging.getLogger(__name__)
 
@@ -186,8 +186,8 @@ def _unfinished_in_jobs(settings: Settings, cluster: str) -> tuple[list[JobRecor
 
 def _standings(settings: Settings, cluster: str) -> Consumer:
     from steward.capture.standings import StandingSource
+    from steward.core.standings import Standings
     from steward.slurm import Slurm
-    from steward.standings import Standings
 
     ask = Slurm(cluster, settings.cluster[cluster]).standing
     return StandingSource(cluster, ask, Standings(settings.state_dir))
@@ -238,7 +238,7 @@ def run_journal(settings: Settings, stop: Stop, beat: Beat) -> None:
 
 def run_receiving(settings: Settings, stop: Stop, beat: Beat) -> None:
     """The process that takes in what controllers on other hosts report."""
-    from steward.capture.forwarded.receiving import Receiver
+    from steward.extensions.controllers.receiving import Receiver
 
     link = JournalLink(settings.state_dir, stop)
     reader = patiently(lambda: JournalReader(settings.state_dir), stop, beat)
@@ -298,13 +298,13 @@ def run_mover(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
 
 def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
     """The process that answers requests."""
-    from steward.credentials.room import CredentialsRoom, web_uids
+    from steward.admin.credentials.room import CredentialsRoom, web_uids
+    from steward.core.standings import access_of
     from steward.daemon.answering import Service
     from steward.daemon.preloading import preload
     from steward.daemon.repeats import Repeats
     from steward.daemon.rooms import registry
     from steward.daemon.socket import SocketServer
-    from steward.standings import access_of
 
     @cache
     def credentials() -> CredentialsRoom:

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Iterator
 
 from steward.automation.catalogue import operations
-from steward.config import Settings
+from steward.core.config import Settings
 
 
 def preload(settings: Settings) -> None:
@@ -23,7 +23,7 @@ def _needed(settings: Settings) -> Iterator[str]:
     yield "steward.automation.rules.book"
     yield "steward.automation.rules.rendering"
     yield "jinja2.async_utils"
-    yield "steward.history.reading"
+    yield "steward.reports.history.reading"
     yield "steward.accounting.page.gathering"
     if settings.bank.enabled:
         yield "steward.bank.ledger.opened"

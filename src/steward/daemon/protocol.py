@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.credentials.errors import NotKnown
-from steward.errors import (
+from steward.admin.credentials.errors import NotKnown
+from steward.core.errors import (
     Conflict,
     Failed,
     Missing,

@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
+from steward.core.errors import StewardError, Unavailable
 from steward.daemon.protocol import address, make_directory
-from steward.errors import StewardError, Unavailable
 
 log = logging.getLogger(__name__)
 

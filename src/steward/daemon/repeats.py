@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.access import Asker
-from steward.actions import Action
+from steward.core.access import Asker
+from steward.core.actions import Action
+from steward.core.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
+from steward.core.events import utc_now
+from steward.core.moments import micros, moment
+from steward.core.sqlite import Connection, make_for_owner, open_database, transaction
 from steward.daemon.protocol import answer_line, error_line
-from steward.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
-from steward.events import utc_now
-from steward.moments import micros, moment
-from steward.sqlite import Connection, make_for_owner, open_database, transaction
 
 NAME: Final = "repeats.db"
 LONGEST_KEY: Final = 200

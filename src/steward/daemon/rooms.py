@@ -8,27 +8,27 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from steward.accounting.room import AccountingRoom
-from steward.actions import Action, Registry
+from steward.admin.credentials.room import CredentialsRoom
+from steward.admin.doctor.room import DoctorRoom
+from steward.admin.journal import JournalRoom
+from steward.admin.status.room import StatusRoom
 from steward.archive.library import Library
 from steward.automation.room import AutomationRoom
 from steward.automation.rules.asking import RulesRoom
 from steward.bank.room import BankRoom, accounts_led
-from steward.config import Settings
-from steward.credentials.room import CredentialsRoom
+from steward.core.actions import Action, Registry
+from steward.core.config import Settings
+from steward.core.errors import UsageError
+from steward.core.events import Event
+from steward.core.journal import JournalLink, JournalUnavailable
+from steward.core.journal.store import rows_of
+from steward.core.standings import access_of
+from steward.core.waiting import Stop
 from steward.daemon.actions import every_action
-from steward.doctor.room import DoctorRoom
-from steward.errors import UsageError
-from steward.events import Event
-from steward.history.room import HistoryRoom
 from steward.jobs.queries import clusters_of
-from steward.journal import JournalLink, JournalUnavailable
-from steward.journal.actions import JournalRoom
-from steward.journal.store import rows_of
-from steward.journal.telling import EventsRoom
+from steward.reports.events import EventsRoom
+from steward.reports.history.room import HistoryRoom
 from steward.reports.room import ReportsRoom
-from steward.standings import access_of
-from steward.status.room import StatusRoom
-from steward.waiting import Stop
 
 ACTIONS: Final[dict[str, Action]] = {action.name: action for action in every_action()}
 """Every action, by its name."""

@@ -6,10 +6,10 @@ hangs holds up nobody else.
 
 from typing import Final
 
-from steward.config import Settings
+from steward.core.config import Settings
+from steward.core.journal import JournalLink
+from steward.core.waiting import Stop
 from steward.daemon.supervise import Beat, Part
-from steward.journal import JournalLink
-from steward.waiting import Stop
 
 _JOURNAL: Final = ("journal",)
 _HANG_S: Final = 600.0

@@ -4,16 +4,16 @@ import logging
 import os
 from collections.abc import Callable
 
-from steward.config import Settings
+from steward.admin.status.parts import Leaving
+from steward.core.config import Settings
+from steward.core.drivers import needed_drivers
+from steward.core.errors import StewardError, UsageError
+from steward.core.journal.store import refuse_newer_journal
+from steward.core.logs import set_up
+from steward.core.processes import refuse_core_dumps
 from steward.daemon.parts import parts_of
 from steward.daemon.reload import ReloadListener
 from steward.daemon.supervise import Part, Supervisor
-from steward.drivers import needed_drivers
-from steward.errors import StewardError, UsageError
-from steward.journal.store import refuse_newer_journal
-from steward.logs import set_up
-from steward.processes import refuse_core_dumps
-from steward.status.parts import Leaving
 
 log = logging.getLogger(__name__)
 

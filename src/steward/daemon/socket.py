@@ -21,13 +21,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from steward.actions import ActionError
+from steward.core.actions import ActionError
+from steward.core.ending import adopt_orphans, end_below, end_with
+from steward.core.errors import StewardError
+from steward.core.ratelimit import Buckets
+from steward.core.waiting import Stop
 from steward.daemon.answering import Service
 from steward.daemon.protocol import LONGEST_REQUEST, Busy, address, error_line, make_directory
-from steward.ending import adopt_orphans, end_below, end_with
-from steward.errors import StewardError
-from steward.ratelimit import Buckets
-from steward.waiting import Stop
 
 log = logging.getLogger(__name__)
 

@@ -23,14 +23,14 @@ from typing import NoReturn
 
 import msgspec
 
-from steward import logs
+from steward.admin.status.parts import PartLine
+from steward.core import logs
+from steward.core.ending import adopt_orphans, end_below, end_with
+from steward.core.errors import StewardError
+from steward.core.leaving import NotLeft
+from steward.core.waiting import Backoff, Stop
 from steward.daemon.notify import Notifier
 from steward.daemon.reload import Reloaded, ReloadListener
-from steward.ending import adopt_orphans, end_below, end_with
-from steward.errors import StewardError
-from steward.leaving import NotLeft
-from steward.status.parts import PartLine
-from steward.waiting import Backoff, Stop
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import shutil
 from typing import Final
 
 from steward.bank.asking_upkeep import CheckAnswer
+from steward.core.errors import StewardError
 from steward.demo.cast import Submission
-from steward.errors import StewardError
 from steward.sandbox import Sandbox
 
 PLUGIN_DIRS: Final = ("{directory}/etc",)

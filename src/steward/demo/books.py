@@ -11,11 +11,11 @@ import sys
 from typing import Final
 
 from steward.accounting.page.shapes import PageAnswer
+from steward.admin.plugins import building, installing
 from steward.agent import agent
+from steward.core.errors import StewardError
 from steward.demo.cast import Submission
 from steward.demo.configured import toml
-from steward.errors import StewardError
-from steward.native import building, installing
 from steward.sandbox import Inside, Sandbox
 
 PLUGSTACK: Final = ("include {directory}/etc/plugstack.conf.d/*.conf",)

@@ -7,13 +7,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from steward.admin.journal import DeadAnswer
 from steward.archive.answers import SearchAnswer, ShowAnswer
 from steward.archive.shapes import JobLine
+from steward.core.errors import Missing
 from steward.demo.cast import LARGE, PASSWORD
 from steward.demo.ground import DemoError
 from steward.demo.site import Site, Submitted
-from steward.errors import Missing
-from steward.journal.actions import DeadAnswer
 
 REFUSED: Final = 1
 """What ``steward`` ends with when it may not show something."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from steward.config import ClusterSettings
+from steward.core.config import ClusterSettings
 
 
 def configuration(

@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import Iterator
 
-from steward.config import WebSettings
+from steward.core.config import WebSettings
 from steward.demo.bank import ACCOUNT
 from steward.demo.site import Site
 from steward.demo.stage import Stage

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from steward.client import Client
+from steward.core.errors import StewardError
 from steward.demo.pages import USER as WEB_USER
-from steward.errors import StewardError
 from steward.sandbox import Sandbox
 
 _COMMAND_S: Final = 30.0

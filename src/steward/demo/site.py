@@ -13,9 +13,11 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from steward.accounting.page.shapes import PageAnswer
+from steward.admin.journal import StatusAnswer
 from steward.archive.shapes import JobLine
 from steward.automation.rules.shapes import HistoryAnswer
 from steward.automation.rules.tables import Execution
+from steward.core.errors import Missing, Unavailable
 from steward.demo import automation
 from steward.demo.bank import CONTROLLER_ENV, PLUGIN_DIRS, Till
 from steward.demo.books import PLUGSTACK, Books, is_told
@@ -24,8 +26,6 @@ from steward.demo.configured import configuration
 from steward.demo.ground import DemoError, Ground
 from steward.demo.pages import USER as WEB_USER
 from steward.demo.pages import Pages, link_in
-from steward.errors import Missing, Unavailable
-from steward.journal.actions import StatusAnswer
 from steward.sandbox import Inside, Sandbox, SandboxSpec, SlurmMissing
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ jobs.db one question need not load the consumer that keeps it.
 
 from typing import TYPE_CHECKING
 
-from steward.offered import offered
+from steward.core.offered import offered
 
 if TYPE_CHECKING:
     from steward.jobs.accounts import KeptLaunch

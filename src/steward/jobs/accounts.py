@@ -6,6 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
+from steward.core.lines import Line
+from steward.core.moments import micros, moment
+from steward.core.sqlite import Connection, translated
+from steward.core.usage import RunFact, StepUsage
 from steward.jobs.expiring import expirable
 from steward.jobs.gaps import Gap, MissedJob, count_missed, gaps, missed
 from steward.jobs.launches import COLUMNS as LAUNCH_COLUMNS
@@ -15,11 +19,7 @@ from steward.jobs.records import Job
 from steward.jobs.resolve import resolve
 from steward.jobs.runs import views
 from steward.jobs.tables import load
-from steward.lines import Line
-from steward.moments import micros, moment
 from steward.slurm.states import LOST
-from steward.sqlite import Connection, translated
-from steward.usage import RunFact, StepUsage
 
 _ALL_TIME: Final = 2**62
 _LAUNCHES: Final = ", ".join(f"launch.{name}" for name in LAUNCH_COLUMNS.split(", "))

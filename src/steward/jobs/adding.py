@@ -4,8 +4,8 @@ from typing import Final
 
 import msgspec
 
-from steward.consumers import Rejected
-from steward.events import (
+from steward.core.consumers import Rejected
+from steward.core.events import (
     JOB_SEEN,
     ArchivePurge,
     Event,
@@ -13,14 +13,14 @@ from steward.events import (
     JobScript,
     JobsMissed,
 )
+from steward.core.moments import micros
+from steward.core.records import JobRecord
+from steward.core.usage import AccountingExpire, Launch, NodeGap, StepAccounted, TasksExited
 from steward.jobs.facts import RunFacts
 from steward.jobs.launches import LaunchKey, LaunchRow
 from steward.jobs.names import MAX_JOB_ID, MAX_RAW_ID
 from steward.jobs.tables import Group, ScriptRow
-from steward.moments import micros
-from steward.records import JobRecord
 from steward.slurm.states import base_state
-from steward.usage import AccountingExpire, Launch, NodeGap, StepAccounted, TasksExited
 
 _MAX_INT64: Final = 2**63 - 1
 

@@ -11,7 +11,11 @@ from typing import Final
 
 import msgspec
 
-from steward.events import Event
+from steward.core.events import Event
+from steward.core.lines import Line
+from steward.core.moments import micros
+from steward.core.sqlite import Connection
+from steward.core.usage import RunFact
 from steward.jobs.launches import (
     LaunchRow,
     load_accounted,
@@ -25,10 +29,6 @@ from steward.jobs.runs import RunKey, RunView, views
 from steward.jobs.saying import Sayer, digest
 from steward.jobs.tables import EXPIRED, NO_RUN, Group, Told
 from steward.jobs.usage import add_steps, as_step_of, run_line, step_line_of
-from steward.lines import Line
-from steward.moments import micros
-from steward.sqlite import Connection
-from steward.usage import RunFact
 
 _Part = tuple[RunKey, int]
 """A run, and the end (µs) of its piece; 0 for its current size."""

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.errors import UsageError
+from steward.core.errors import UsageError
+from steward.core.moments import micros
 from steward.jobs.names import JobName, parse
 from steward.jobs.records import JobFilter
 from steward.jobs.scoping import any_of, scoped
-from steward.moments import micros
 
 MOST_PATTERNS: Final = 1000
 """So many patterns of a kind, or names of parts of jobs, a filter may have."""

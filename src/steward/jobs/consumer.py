@@ -11,9 +11,9 @@ from datetime import datetime
 from itertools import groupby
 from typing import Final
 
-from steward.config import Settings
-from steward.consumers import Append
-from steward.events import (
+from steward.core.config import Settings
+from steward.core.consumers import Append
+from steward.core.events import (
     ACCOUNTING_EXPIRE,
     ARCHIVE_PURGE,
     JOB_END,
@@ -31,6 +31,9 @@ from steward.events import (
     JobsMissed,
     utc_now,
 )
+from steward.core.moments import micros
+from steward.core.sqlite import Connection, open_database, transaction, translated
+from steward.core.usage import AccountingExpire, Launch, StepAccounted
 from steward.jobs.adding import add, check, job_id_of
 from steward.jobs.books import Books
 from steward.jobs.expiring import expire, take_out
@@ -44,9 +47,6 @@ from steward.jobs.purging import Leaders, forget_scripts
 from steward.jobs.resolve import resolve
 from steward.jobs.tables import MIGRATIONS, Group, known, load
 from steward.jobs.writes import Writes
-from steward.moments import micros
-from steward.sqlite import Connection, open_database, transaction, translated
-from steward.usage import AccountingExpire, Launch, StepAccounted
 
 _CHUNK: Final = 500
 
@@ -54,7 +54,7 @@ _ALONE: Final = frozenset({ARCHIVE_PURGE, ACCOUNTING_EXPIRE, NODE_GAP, JOB_MISSE
 
 
 class JobsConsumer:
-    """Keeps jobs.db; see ``steward.consumers.Consumer``.
+    """Keeps jobs.db; see ``steward.core.consumers.Consumer``.
 
     Args:
         settings: The configuration; the database is ``jobs.db`` in its state_dir.

@@ -10,13 +10,13 @@ from typing import Final
 
 import msgspec
 
-from steward.events import Event, JobFacts
+from steward.core.events import Event, JobFacts
+from steward.core.moments import micros
+from steward.core.sqlite import Connection
 from steward.jobs.adding import run_key
 from steward.jobs.facts import IMPORTED
 from steward.jobs.tables import EXPIRED, OF_NO_JOB, Group, Told
-from steward.moments import micros
 from steward.slurm.states import FINISHED, base_state
-from steward.sqlite import Connection
 
 _ENDED: Final = """
     FROM job WHERE job.cluster = ? AND job.ended = 1

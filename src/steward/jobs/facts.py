@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from steward.events import JOB_END, Event, JobFacts
+from steward.core.events import JOB_END, Event, JobFacts
+from steward.core.moments import micros
+from steward.core.records import JobRecord
 from steward.jobs.seen import OWN, PREEMPTED, REQUEUED, Seen, earlier, end_of, end_us, later
-from steward.moments import micros
-from steward.records import JobRecord
 from steward.slurm.states import FINISHED, FORGOTTEN, RESIZING, base_state
 
 # The states in which sacct shows an earlier run of a job that was requeued are an end, too.

@@ -4,10 +4,10 @@ from datetime import datetime
 
 import msgspec
 
-from steward.events import Event, JobsMissed
-from steward.moments import micros, moment
-from steward.sqlite import Connection
-from steward.usage import NodeGap
+from steward.core.events import Event, JobsMissed
+from steward.core.moments import micros, moment
+from steward.core.sqlite import Connection
+from steward.core.usage import NodeGap
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,11 +6,11 @@ from typing import Final
 
 import msgspec
 
-from steward.events import JOB_IDENTITY, Event, JobIdentity
+from steward.core.events import JOB_IDENTITY, Event, JobIdentity
+from steward.core.moments import moment
+from steward.core.records import JobRecord
 from steward.jobs.resolve import Resolved
 from steward.jobs.tables import Group, Said
-from steward.moments import moment
-from steward.records import JobRecord
 
 SOURCE: Final = "jobs"
 

@@ -13,15 +13,15 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from steward.events import Event
+from steward.core.events import Event
+from steward.core.lines import Line
+from steward.core.moments import micros
+from steward.core.sqlite import Connection
+from steward.core.usage import Launch, StepAccounted, StepEnd, StepStart, TasksExited, TaskUsage
 from steward.jobs.resolve import SLACK_US
 from steward.jobs.runs import RunKey, RunView
 from steward.jobs.spent import Spent, sum_up
-from steward.lines import Line
-from steward.moments import micros
 from steward.slurm.nodelists import NodeListError, expand
-from steward.sqlite import Connection
-from steward.usage import Launch, StepAccounted, StepEnd, StepStart, TasksExited, TaskUsage
 
 LaunchKey = tuple[str, str, int]
 """Step, node, and when it was launched (µs since the epoch)."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 from steward.jobs.records import ScopeLike
 from steward.jobs.scoping import NOTHING, any_of, scoped
 from steward.slurm.states import PENDING, WAITING

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from steward.core.lines import FIELDS, Line
+from steward.core.sqlite import Connection
 from steward.jobs.spent import MOST
-from steward.lines import FIELDS, Line
-from steward.sqlite import Connection
 
 RUN_RANK: Final = -1_000_000
 """The rank of a run's own line: before all its steps."""

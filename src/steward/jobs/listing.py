@@ -9,14 +9,14 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from steward.core.lines import Line
+from steward.core.moments import micros_or_0
+from steward.core.sqlite import translated
 from steward.jobs.accounts import Accounts
 from steward.jobs.conditions import conditions
 from steward.jobs.lines import COLUMNS, line_of
 from steward.jobs.records import Job, JobFilter
-from steward.lines import Line
-from steward.moments import micros_or_0
 from steward.slurm.arrays import count
-from steward.sqlite import translated
 
 Order = Literal["-submit", "submit", "-end", "end"]
 """By first submit time, or by end for jobs that have ended; with ``-`` the latest first."""

@@ -10,8 +10,8 @@ import re
 
 import msgspec
 
-from steward.errors import UsageError
-from steward.records import JobRecord
+from steward.core.errors import UsageError
+from steward.core.records import JobRecord
 
 MAX_JOB_ID = 2**32 - 1
 """The highest number that a person may give, and that a scheduler counts jobs with."""

@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from steward.consumers import Append
-from steward.events import Event, decode, encode
-from steward.sqlite import Connection, transaction
+from steward.core.consumers import Append
+from steward.core.events import Event, decode, encode
+from steward.core.sqlite import Connection, transaction
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):

@@ -12,15 +12,15 @@ from typing import Final
 
 import msgspec
 
-from steward.events import JobScript
+from steward.core.events import JobScript
+from steward.core.records import JobRecord
+from steward.core.sqlite import Connection
 from steward.jobs.names import MAX_JOB_ID
 from steward.jobs.resolve import PROMPT_US, Resolved
 from steward.jobs.tables import Group, ScriptRow, load
-from steward.records import JobRecord
-from steward.sqlite import Connection
 
 _KEY: Final = re.compile(r"script:([1-9][0-9]{0,9}):(0|[1-9][0-9]{0,18})")
-"""As ``steward.events.script_key`` makes it."""
+"""As ``steward.core.events.script_key`` makes it."""
 
 _encode = msgspec.json.Encoder().encode
 

@@ -7,8 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.config import Settings
-from steward.events import JobScript
+from steward.core.config import Settings
+from steward.core.events import JobScript
+from steward.core.moments import micros, moment
+from steward.core.records import JobRecord
+from steward.core.sqlite import SqliteUnavailable, open_reader, translated
 from steward.jobs.conditions import called, conditions
 from steward.jobs.listing import Listings
 from steward.jobs.names import parse
@@ -17,10 +20,7 @@ from steward.jobs.purging import leader_of
 from steward.jobs.records import Job, JobFilter, Position, Run, Script
 from steward.jobs.resolve import PROMPT_US, SLACK_US
 from steward.jobs.tables import unpack
-from steward.moments import micros, moment
-from steward.records import JobRecord
 from steward.slurm.arrays import covers
-from steward.sqlite import SqliteUnavailable, open_reader, translated
 
 _COLUMNS: Final = (
     "job.number, job.cluster, job.job_id, job.first_submit, job.verified, job.purged, "

@@ -6,13 +6,13 @@ from typing import Protocol
 
 import msgspec
 
-from steward.events import JobIdentity, JobScript
+from steward.core.events import JobIdentity, JobScript
+from steward.core.records import JobRecord
 from steward.jobs.names import display
-from steward.records import JobRecord
 
 
 class ScopeLike(Protocol):
-    """Whose jobs of one cluster somebody may see; ``steward.access.Scope`` is one."""
+    """Whose jobs of one cluster somebody may see; ``steward.core.access.Scope`` is one."""
 
     @property
     def everything(self) -> bool:

@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
+from steward.core.moments import micros
+from steward.core.records import JobRecord
 from steward.jobs.facts import RunFacts, merge_runs
-from steward.moments import micros
-from steward.records import JobRecord
 from steward.slurm.states import LOST
 
 SLACK_US: Final = 2_000_000

@@ -5,14 +5,14 @@ from datetime import datetime
 
 import msgspec
 
+from steward.core.moments import micros, micros_or_0, moment
+from steward.core.records import JobRecord
+from steward.core.usage import RunFact
 from steward.jobs.facts import RunFacts, fill_lasting
 from steward.jobs.resolve import SLACK_US, Resolved
 from steward.jobs.seen import REQUEUED, blanked
-from steward.moments import micros, micros_or_0, moment
-from steward.records import JobRecord
 from steward.slurm.accounting import whole_runs
 from steward.slurm.states import LOST, WAITING, base_state
-from steward.usage import RunFact
 
 RunKey = tuple[int, int]
 """Submit time (µs since the epoch) and restart count: with cluster and job id, a run's row."""

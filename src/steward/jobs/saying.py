@@ -11,15 +11,15 @@ from typing import Final
 
 import msgspec
 
-from steward.events import RUN_END, RUN_START, RUN_SUSPEND, STEP_LAUNCH, STEP_USAGE, Event
+from steward.core.events import RUN_END, RUN_START, RUN_SUSPEND, STEP_LAUNCH, STEP_USAGE, Event
+from steward.core.moments import micros, micros_or_0, moment
+from steward.core.records import JobRecord
+from steward.core.usage import RunFact, StepUsage
 from steward.jobs.identities import SOURCE
 from steward.jobs.launches import ANNOUNCED, RETRACTED, WITHDRAWN, LaunchRow
 from steward.jobs.resolve import SLACK_US
 from steward.jobs.runs import RunKey, RunView
 from steward.jobs.tables import Group, Told
-from steward.moments import micros, micros_or_0, moment
-from steward.records import JobRecord
-from steward.usage import RunFact, StepUsage
 
 UNSURE_US: Final = 120_000_000
 """So long a run of which only its absence tells that it ended waits for one who knows when."""

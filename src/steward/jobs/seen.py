@@ -4,8 +4,8 @@ from typing import Final
 
 import msgspec
 
-from steward.moments import micros
-from steward.records import JobRecord
+from steward.core.moments import micros
+from steward.core.records import JobRecord
 
 REQUEUED: Final = "REQUEUED"
 PREEMPTED: Final = "PREEMPTED"

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from steward.usage import StepEnd, StepStart, StepUsage, TaskUsage
+from steward.core.usage import StepEnd, StepStart, StepUsage, TaskUsage
 
 MOST: Final = 2**63 - 1
 """What jobs.db and Parquet can hold: a sum that is more is as much as that."""

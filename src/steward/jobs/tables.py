@@ -10,13 +10,13 @@ from typing import Final
 
 import msgspec
 
-from steward.events import JobScript
+from steward.core.events import JobScript
+from steward.core.records import JobRecord
+from steward.core.sqlite import Connection
 from steward.jobs.facts import RunFacts
 from steward.jobs.launches import LaunchKey, LaunchRow
 from steward.jobs.lines import TABLE
 from steward.jobs.resolve import KeptScript
-from steward.records import JobRecord
-from steward.sqlite import Connection
 
 MIGRATIONS: Final = (
     """

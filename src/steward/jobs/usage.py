@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
+from steward.core.lines import Line
+from steward.core.moments import micros, micros_or_0
+from steward.core.usage import RunFact, StepUsage
 from steward.jobs.names import display
 from steward.jobs.spent import MOST, Spent, least, most, spent_by, total
-from steward.lines import Line
-from steward.moments import micros, micros_or_0
 from steward.slurm.nodelists import NodeListError, fold
 from steward.slurm.states import base_state
-from steward.usage import RunFact, StepUsage
 
 _NAMED: Final = frozenset({"batch", "extern", "interactive"})
 

@@ -6,14 +6,14 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.events import JobScript
+from steward.core.events import JobScript
+from steward.core.moments import micros
+from steward.core.sqlite import Connection
 from steward.jobs.facts import RunFacts
 from steward.jobs.purging import leader_of
 from steward.jobs.resolve import Resolved, whole_second
 from steward.jobs.seen import blanked
 from steward.jobs.tables import OF_NO_JOB, Group, ScriptRow, Told, pack
-from steward.moments import micros
-from steward.sqlite import Connection
 
 _JOB_COLUMNS: Final = [
     "number",

@@ -6,14 +6,14 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.access import Asker
-from steward.actions import Action
-from steward.errors import Refused, UsageError
-from steward.history.reading import HistoryReader
-from steward.history.spans import OPEN_US, NodesAlike, NodeSpan, ReservationSpan
-from steward.moments import micros
+from steward.core.access import Asker
+from steward.core.actions import Action
+from steward.core.errors import Refused, UsageError
+from steward.core.moments import micros
 from steward.reports import usage
 from steward.reports.capacity import Capacity, Parts, Reserved, names_of
+from steward.reports.history.reading import HistoryReader
+from steward.reports.history.spans import OPEN_US, NodesAlike, NodeSpan, ReservationSpan
 from steward.reports.hours import hours
 from steward.reports.periods import asked, cut
 from steward.reports.room import ReportsRoom

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from steward.history.spans import (
+from steward.reports.history.spans import (
     OPEN_US,
     REMOVED,
     NodesAlike,

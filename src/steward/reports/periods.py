@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Final
 
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 from steward.reports.shapes import By, Period
 from steward.slurm.times import parse_time
 

@@ -4,18 +4,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, tzinfo
 
-from steward.access import Access, Asker, Scope
 from steward.accounting.room import AccountingRoom
 from steward.accounting.sacct.sources import books
-from steward.config import Settings
-from steward.events import utc_now
-from steward.history.reading import HistoryReader, history_of
+from steward.core.access import Access, Asker, Scope
+from steward.core.config import Settings
+from steward.core.events import utc_now
+from steward.core.moments import micros
+from steward.core.sqlite import SqliteUnavailable
 from steward.jobs.line_queries import LineFilter
-from steward.moments import micros
+from steward.reports.history.reading import HistoryReader, history_of
 from steward.reports.runs import Run, runs
 from steward.reports.shapes import Period, ReportRequest
 from steward.slurm.times import zone_called
-from steward.sqlite import SqliteUnavailable
 
 
 class ReportsRoom:

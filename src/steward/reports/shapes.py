@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from steward.actions import Answer, Request
+from steward.core.actions import Answer, Request
 
 By = Literal["", "month", "week", "day"]
 

@@ -14,7 +14,7 @@ from typing import IO, Any, Final, Self
 
 import msgspec
 
-from steward.config import ClusterSettings
+from steward.core.config import ClusterSettings
 from steward.sandbox import keeping, layout, namespaces
 from steward.sandbox.inside import Answer, Order
 from steward.sandbox.spec import (

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import msgspec
 
-from steward.errors import StewardError
+from steward.core.errors import StewardError
 from steward.sandbox import layout, namespaces
 from steward.sandbox.inside import Init
 from steward.sandbox.spec import Keepers, Plan, Process, SandboxError, start_time

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from steward.errors import StewardError
+from steward.core.errors import StewardError
 
 MARKER = "sandbox.json"
 """The file that says a directory is a sandbox's; nothing else is ever removed."""

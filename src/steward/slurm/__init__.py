@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from steward.offered import offered
+from steward.core.offered import offered
 
 if TYPE_CHECKING:
     from steward.slurm.accounting import StoredScript

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.slurm import values
 from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError

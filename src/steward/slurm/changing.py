@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from steward.config import ClusterSettings
-from steward.records import JobRecord
+from steward.core.config import ClusterSettings
+from steward.core.records import JobRecord
 from steward.slurm.commands import Commands
 from steward.slurm.errors import ScrontabJob, SlurmError, UnknownJob
 from steward.slurm.nodelists import expand, fold

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
-from steward.access import Standing
-from steward.config import ClusterSettings
-from steward.events import utc_now
-from steward.moments import micros
-from steward.records import JobRecord
+from steward.core.access import Standing
+from steward.core.config import ClusterSettings
+from steward.core.events import utc_now
+from steward.core.moments import micros
+from steward.core.records import JobRecord
 from steward.slurm import queue, values, whole
 from steward.slurm.accounting import Accounting, Associations, StoredScript
 from steward.slurm.commands import Commands

@@ -14,8 +14,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
-from steward.config import ClusterSettings
-from steward.ending import end_group
+from steward.core.config import ClusterSettings
+from steward.core.ending import end_group
 from steward.slurm.errors import (
     SlurmDown,
     SlurmError,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from steward.errors import Refused, StewardError, Unavailable
+from steward.core.errors import Refused, StewardError, Unavailable
 
 
 class SlurmError(StewardError):

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
-from steward.lines import Line
-from steward.records import JobRecord
+from steward.core.lines import Line
+from steward.core.records import JobRecord
 from steward.slurm import tres, values
 from steward.slurm.people import People
 

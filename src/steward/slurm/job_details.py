@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.slurm import values
 from steward.slurm.shown import epoch
 

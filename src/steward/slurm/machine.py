@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from steward.config import ClusterSettings
+from steward.core.config import ClusterSettings
 from steward.slurm import job_details, machine_config, machine_rows, nodelists, steps, values
 from steward.slurm.client import Slurm
 from steward.slurm.commands import Commands

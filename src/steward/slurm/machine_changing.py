@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, get_args
 
-from steward.config import ClusterSettings
+from steward.core.config import ClusterSettings
 from steward.slurm import nodelists
 from steward.slurm.commands import Commands
 from steward.slurm.errors import (

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 from steward.slurm.errors import SlurmError
 
 _BRACKETS: Final = re.compile(r"\[([^\]]*)\]")

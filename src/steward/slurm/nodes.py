@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from steward.config import ClusterSettings
+from steward.core.config import ClusterSettings
 from steward.slurm.client import Slurm
 from steward.slurm.machine import Machine
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from steward.config import ClusterSettings
+from steward.core.config import ClusterSettings
 from steward.slurm import values
 from steward.slurm.changing import read_comment
 from steward.slurm.commands import Commands

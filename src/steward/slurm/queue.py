@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.slurm import values
 from steward.slurm.people import People
 from steward.slurm.states import FINISHED, WAITING

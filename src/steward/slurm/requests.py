@@ -7,7 +7,7 @@ shown in every cluster.
 
 from typing import Final
 
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.slurm import tres
 
 _COUNTED: Final = ("gres/", "license/")

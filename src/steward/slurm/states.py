@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 SHORT: Final = {
     "BF": "BOOT_FAIL",

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 
 class TimeError(UsageError):

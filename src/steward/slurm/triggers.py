@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from steward.config import ClusterSettings
+from steward.core.config import ClusterSettings
 from steward.slurm import nodelists
 from steward.slurm.client import Slurm
 from steward.slurm.commands import Commands

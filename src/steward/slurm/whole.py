@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.slurm import values
 from steward.slurm.errors import SlurmError
 from steward.slurm.states import WAITING

@@ -14,11 +14,10 @@ from litestar.exceptions import HTTPException
 from litestar.static_files import create_static_files_router
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from steward.config_web import WebSettings
-from steward.credentials.errors import NotKnown
+from steward.admin.credentials.errors import NotKnown
+from steward.core.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
+from steward.core.munge.requests import SCHEME
 from steward.daemon.protocol import LONGEST_REQUEST
-from steward.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
-from steward.munge.requests import SCHEME
 from steward.web.api import ROUTES as API
 from steward.web.api.problems import problem
 from steward.web.desk import Desk
@@ -27,6 +26,7 @@ from steward.web.known_nodes import KnownNodes
 from steward.web.limiting import Rate
 from steward.web.pages import ROUTES as PAGES
 from steward.web.rendering import HEADERS, STATIC, Renderer
+from steward.web.settings import WebSettings
 from steward.web.visit import Doorkeeper, Visit
 
 log = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from steward.admin.credentials.shapes import ClusterRole
 from steward.automation.actions import RunRequest
-from steward.credentials.shapes import ClusterRole
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 Needs = Literal["operator", "administrator"]
 

@@ -11,9 +11,9 @@ from steward.accounting.page.notes import duration, size
 from steward.accounting.page.shapes import PageAnswer, PageRequest
 from steward.accounting.page.wording import end_words, share_word, state_word
 from steward.archive.answers import DiffAnswer, DiffRequest, EnvAnswer, EnvRequest
-from steward.lines import Line
-from steward.moments import moment
-from steward.printable import safe, safe_lines
+from steward.core.lines import Line
+from steward.core.moments import moment
+from steward.core.printable import safe, safe_lines
 from steward.slurm.states import FINISHED
 from steward.web.filters import when
 from steward.web.job_facts import Either, address_of, either, others_of

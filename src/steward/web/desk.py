@@ -14,11 +14,11 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from steward.actions import Action
-from steward.credentials.scopes import READS, scope_of
+from steward.core.actions import Action
+from steward.core.errors import Unavailable
+from steward.core.scopes import READS, scope_of
 from steward.daemon.protocol import LONGEST_REQUEST, Reply, address, ask_line, error_of, read_reply
 from steward.daemon.rooms import ACTIONS
-from steward.errors import Unavailable
 from steward.web.errors import TooLarge, WebError
 from steward.web.places import PlacesOfEach, take
 

@@ -1,6 +1,6 @@
 """What can go wrong between a browser and the daemon."""
 
-from steward.errors import Refused, StewardError, UsageError
+from steward.core.errors import Refused, StewardError, UsageError
 
 
 class WebError(StewardError):

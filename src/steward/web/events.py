@@ -5,11 +5,11 @@ from typing import Final
 
 import msgspec
 
-from steward.credentials.errors import NotKnown
-from steward.errors import Refused, Unavailable
-from steward.history.shapes import EventsRequest as PastRequest
-from steward.journal.telling import EventsAnswer, EventsRequest, EventTold
-from steward.journal.wording import EventWords, words
+from steward.admin.credentials.errors import NotKnown
+from steward.core.errors import Refused, Unavailable
+from steward.reports.descriptions import EventWords, words
+from steward.reports.events import EventsAnswer, EventsRequest, EventTold
+from steward.reports.history.shapes import EventsRequest as PastRequest
 from steward.web.visit import Visit
 
 EVERY_S: Final = 1.5

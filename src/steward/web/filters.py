@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 
 from steward.bank import money
 from steward.bank.money import Unit
-from steward.printable import safe
+from steward.core.printable import safe
 from steward.web.nodes import node_state
 
 _NONE: Final = "\N{EN DASH}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from markupsafe import Markup, escape
 
 from steward.archive.answers import HitLine
-from steward.printable import safe, safe_lines
+from steward.core.printable import safe, safe_lines
 
 if TYPE_CHECKING:
     from pygments.lexer import Lexer

@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 
 from steward.accounting.listing.shapes import JobRow
 from steward.accounting.page.wording import exit_word
-from steward.printable import safe
+from steward.core.printable import safe
 from steward.web.filters import amount, duration, number, percent, size, state, when
 
 

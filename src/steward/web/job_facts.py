@@ -11,10 +11,10 @@ from steward.accounting.page.wording import Span, spans
 from steward.archive.answers import ShowAnswer, ShowRequest
 from steward.automation.holding import is_held
 from steward.bank.asking_jobs import ExplainRequest
-from steward.errors import StewardError
-from steward.history.shapes import JobEventsRequest
+from steward.core.errors import StewardError
+from steward.core.moments import micros
 from steward.jobs.names import JobNameError, parse
-from steward.moments import micros
+from steward.reports.history.shapes import JobEventsRequest
 from steward.slurm.states import FINISHED, WAITING
 from steward.web.errors import NoSuchPage
 from steward.web.rendering import Plot

@@ -8,7 +8,7 @@ from litestar import Request
 
 from steward.accounting.listing.shapes import JobsRequest, JobStatesRequest
 from steward.archive.answers import SearchRequest
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 from steward.jobs.listing import Order
 from steward.web import query
 from steward.web.job_columns import COLUMNS, USUAL, Column

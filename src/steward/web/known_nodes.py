@@ -6,7 +6,7 @@ not repeat what has not changed.
 
 import msgspec
 
-from steward.history.shapes import NodesAnswer, NodesRequest
+from steward.reports.history.shapes import NodesAnswer, NodesRequest
 from steward.web.visit import Visit
 
 

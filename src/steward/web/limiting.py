@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from steward.ratelimit import Buckets
+from steward.core.ratelimit import Buckets
 from steward.web.errors import TooMany
 
 _BURST_S: Final = 10.0

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 from markupsafe import Markup, escape
 
-from steward.history.shapes import NodeThen
+from steward.reports.history.shapes import NodeThen
 from steward.slurm.node_states import parse
 
 Tone = Literal["bad", "wait", "off", "busy", "good"]

@@ -5,7 +5,7 @@ import contextlib
 from typing import Final, Literal
 from weakref import WeakValueDictionary
 
-from steward.errors import Unavailable
+from steward.core.errors import Unavailable
 
 _PLACE_S: Final = 15.0
 """How long anything waits for its turn."""

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from litestar import Request
 
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 
 _LONGEST: Final = 1000
 _MOST_WORDS: Final = 100

@@ -7,14 +7,14 @@ import os
 import signal
 from collections.abc import Callable
 
-from steward.config_web import WebSettings
-from steward.credentials.shapes import SettingsAnswer, SettingsRequest
-from steward.processes import refuse_core_dumps
-from steward.serving import Served, listen, serve
-from steward.waiting import Backoff, Stop
+from steward.admin.credentials.shapes import SettingsAnswer, SettingsRequest
+from steward.core.processes import refuse_core_dumps
+from steward.core.serving import Served, listen, serve
+from steward.core.waiting import Backoff, Stop
 from steward.web.application import application
 from steward.web.desk import DaemonAway, Desk
 from steward.web.errors import WebError
+from steward.web.settings import WebSettings
 
 log = logging.getLogger(__name__)
 

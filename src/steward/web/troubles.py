@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from steward.status.shapes import StatusShowAnswer
+from steward.admin.status.shapes import StatusShowAnswer
 from steward.web.filters import duration, size
 
 _LATE_S: Final = 600.0

@@ -13,20 +13,20 @@ from typing import Any, Final, Literal
 import msgspec
 from litestar import Request
 
-from steward.config_web import WebSettings
-from steward.credentials.errors import NotKnown
-from steward.credentials.shapes import (
+from steward.admin.credentials.errors import NotKnown
+from steward.admin.credentials.shapes import (
     ClusterRole,
     MeAnswer,
     MeRequest,
     OpenAnswer,
     OpenRequest,
 )
-from steward.listening import host_of, is_within
-from steward.munge.requests import SCHEME
+from steward.core.listening import host_of, is_within
+from steward.core.munge.requests import SCHEME
 from steward.web.desk import Desk
 from steward.web.errors import Forged, LoginNeeded
 from steward.web.limiting import Rate
+from steward.web.settings import WebSettings
 from steward.web.vouching import Vouching, peer
 
 CSRF_FIELD: Final = "csrf"

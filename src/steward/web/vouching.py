@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from litestar import Request
 
-from steward.config_web import WebSettings
-from steward.credentials.errors import NotKnown
-from steward.credentials.shapes import VouchAnswer, VouchRequest
-from steward.munge.requests import digest, is_credential
+from steward.admin.credentials.errors import NotKnown
+from steward.admin.credentials.shapes import VouchAnswer, VouchRequest
+from steward.core.munge.requests import digest, is_credential
 from steward.web.desk import VOUCH, Desk
 from steward.web.errors import TooMany
 from steward.web.limiting import Rate
 from steward.web.places import Places, PlacesOfEach, take
+from steward.web.settings import WebSettings
 
 _OF_ONE: Final = 2
 """Credentials of one address that are looked at at once; of all it is twice that."""

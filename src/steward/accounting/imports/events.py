@@ -10,13 +10,13 @@ from typing import Final
 
 import msgspec
 
-from steward.events import JOB_END, STEP_ACCOUNTED, Event, JobFacts, utc_now
+from steward.core.events import JOB_END, STEP_ACCOUNTED, Event, JobFacts, utc_now
+from steward.core.lines import Line
+from steward.core.moments import micros
+from steward.core.records import JobRecord
+from steward.core.usage import StepAccounted
 from steward.jobs.facts import IMPORTED
-from steward.lines import Line
-from steward.moments import micros
-from steward.records import JobRecord
 from steward.slurm.states import FINISHED, base_state
-from steward.usage import StepAccounted
 
 _ENDS: Final = FINISHED | {"REQUEUED", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
 # A requeue makes its time the end of one run and the submit time of the next.

@@ -11,12 +11,12 @@ import msgspec
 from steward.accounting.errors import AccountingError
 from steward.accounting.imports.events import Maker
 from steward.accounting.imports.place import Place, load, save
-from steward.accounting.log.reading import read_lines
-from steward.consumers import Append
-from steward.events import Event
-from steward.lines import Line
-from steward.moments import moment
-from steward.records import JobRecord
+from steward.core.consumers import Append
+from steward.core.events import Event
+from steward.core.lines import Line
+from steward.core.moments import moment
+from steward.core.records import JobRecord
+from steward.extensions.jobacct_plugins.log.reading import read_lines
 from steward.slurm.history import rows_of_file
 from steward.slurm.history_rows import NAMED, Row, job_of, step_of
 from steward.slurm.people import People

@@ -6,7 +6,6 @@ from typing import Final
 
 import msgspec
 
-from steward.access import Asker
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.listing.shapes import (
     JobRow,
@@ -17,14 +16,15 @@ from steward.accounting.listing.shapes import (
 )
 from steward.accounting.page.formulas import cpu_used_s, elapsed_s, share, tres
 from steward.accounting.room import AccountingRoom
-from steward.actions import Action
 from steward.archive.selecting import Span, job_filter
 from steward.archive.shapes import Selection
+from steward.core.access import Asker
+from steward.core.actions import Action
+from steward.core.lines import Line
+from steward.core.moments import micros
+from steward.core.records import JobRecord
 from steward.jobs import Job, JobFilter
 from steward.jobs.listing import Array, Listed, ListPlace
-from steward.lines import Line
-from steward.moments import micros
-from steward.records import JobRecord
 from steward.slurm.states import FINISHED
 from steward.slurm.times import parse_time, zone_called
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from steward.actions import Answer, Shape
 from steward.archive.shapes import Selection
+from steward.core.actions import Answer, Shape
 from steward.jobs.listing import Order
 
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from steward.accounting.page.gathering import page
 from steward.accounting.page.shapes import PageAnswer, PageRequest
-from steward.actions import Action
+from steward.core.actions import Action
 
 JOB: Final = Action(
     name="accounting.job",

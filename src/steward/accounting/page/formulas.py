@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 
 from steward.accounting.page.shapes import Balance, Efficiency, Spread
-from steward.lines import Line
-from steward.usage import StepUsage, TaskUsage
+from steward.core.lines import Line
+from steward.core.usage import StepUsage, TaskUsage
 
 _US: Final = 1_000_000
 _AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTPE]?)")

@@ -9,21 +9,21 @@ from typing import Final
 
 import msgspec
 
-from steward.access import Asker
 from steward.accounting.errors import AccountingError
 from steward.accounting.page.array import array_part
 from steward.accounting.page.parts import run_part
 from steward.accounting.page.shapes import ArrayPart, PageAnswer, PageRequest, RunPart, Waiting
 from steward.accounting.page.waiting import gone_on, waiting
 from steward.accounting.room import AccountingRoom
-from steward.errors import Missing, UsageError
+from steward.core.access import Asker
+from steward.core.errors import Missing, UsageError
+from steward.core.lines import Line
+from steward.core.moments import micros
+from steward.core.records import JobRecord
+from steward.core.usage import StepUsage
 from steward.jobs import Job, Run, parse
-from steward.lines import Line
-from steward.moments import micros
-from steward.records import JobRecord
 from steward.slurm import WAITING, Outlook, Pending
 from steward.slurm.arrays import count
-from steward.usage import StepUsage
 
 _PRIVATE: Final = (
     *("submit_line", "command", "work_dir", "stdin", "stdout", "stderr"),

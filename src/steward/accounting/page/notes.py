@@ -10,8 +10,8 @@ from typing import Final
 
 from steward.accounting.page.formulas import UNOPENED, doubtful, signal_name
 from steward.accounting.page.shapes import Efficiency, Note, StepPart
-from steward.config import NotesSettings
-from steward.lines import Line
+from steward.core.config import NotesSettings
+from steward.core.lines import Line
 
 _SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _EARLY: Final = frozenset({"FAILED", "OUT_OF_MEMORY"})

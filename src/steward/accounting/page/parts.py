@@ -15,9 +15,9 @@ from steward.accounting.page.shapes import (
     StepPart,
     TaskPart,
 )
-from steward.config import NotesSettings
-from steward.lines import Line
-from steward.usage import StepUsage, TaskUsage
+from steward.core.config import NotesSettings
+from steward.core.lines import Line
+from steward.core.usage import StepUsage, TaskUsage
 
 _US = 1_000_000
 _Worked = tuple[str, TaskUsage]

@@ -11,9 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from steward.actions import Answer, Request, Shape
-from steward.lines import Line
-from steward.records import JobRecord
+from steward.core.actions import Answer, Request, Shape
+from steward.core.lines import Line
+from steward.core.records import JobRecord
 
 FEW = 8
 """Tasks and nodes of a step that are told unless more are asked for."""

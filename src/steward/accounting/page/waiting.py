@@ -11,8 +11,8 @@ import msgspec
 from steward.accounting.page.formulas import efficiency
 from steward.accounting.page.shapes import PageAnswer, RunPart, Waiting
 from steward.accounting.pending import Limit, Reason, explain
-from steward.moments import micros
-from steward.records import JobRecord
+from steward.core.moments import micros
+from steward.core.records import JobRecord
 from steward.slurm import WAITING, Outlook, Pending, SlurmError
 from steward.slurm.changing import read_comment
 

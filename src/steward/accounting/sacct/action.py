@@ -4,7 +4,7 @@ from typing import Final
 
 from steward.accounting.sacct.listing import sacct
 from steward.accounting.sacct.shapes import SacctAnswer, SacctRequest, SacctText
-from steward.actions import Action
+from steward.core.actions import Action
 
 SACCT: Final = Action(
     name="accounting.sacct",

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from steward.accounting.sacct.sources import Row
-from steward.lines import FIELDS
+from steward.core.lines import FIELDS
 
 VERSION: Final = 1
 

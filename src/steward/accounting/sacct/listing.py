@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from steward.access import Asker
 from steward.accounting.room import AccountingRoom
 from steward.accounting.sacct import fields, selecting, sources
 from steward.accounting.sacct.printing import Printer, printer
@@ -16,7 +15,9 @@ from steward.accounting.sacct.selecting import Window
 from steward.accounting.sacct.shapes import SacctAnswer, SacctRequest, SacctText
 from steward.accounting.sacct.sources import Row, Source
 from steward.accounting.sacct.values import Clock, Dates
-from steward.events import utc_now
+from steward.core.access import Asker
+from steward.core.events import utc_now
+from steward.core.lines import FIELDS
 from steward.jobs.line_queries import (
     HIDDEN_RUN,
     HIDDEN_STEP,
@@ -26,7 +27,6 @@ from steward.jobs.line_queries import (
     UNNAMED_PIECE,
     LineFilter,
 )
-from steward.lines import FIELDS
 from steward.slurm.times import zone_called
 
 _PIECE_LETTERS: Final = 256 * 1024

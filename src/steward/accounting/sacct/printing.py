@@ -16,7 +16,7 @@ from steward.accounting.sacct import values
 from steward.accounting.sacct.fields import Field
 from steward.accounting.sacct.shapes import SacctRequest
 from steward.accounting.sacct.values import Clock
-from steward.printable import safe
+from steward.core.printable import safe
 
 _COLUMN: Final = re.compile(r"\{([a-z_]+)\}")
 _MOST_KNOWN: Final = 20_000

@@ -7,13 +7,13 @@ from typing import Final
 
 import msgspec
 
-from steward.access import Asker, Scope
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.room import AccountingRoom
 from steward.accounting.sacct.shapes import SacctRequest
+from steward.core.access import Asker, Scope
+from steward.core.moments import micros
 from steward.jobs.line_queries import MOST_NAMED, LineFilter, Named, Range
 from steward.jobs.names import MAX_JOB_ID, JobNameError, parse
-from steward.moments import micros
 from steward.slurm.states import in_full
 from steward.slurm.times import parse_time, zone_called
 

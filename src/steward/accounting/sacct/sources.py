@@ -14,7 +14,9 @@ import msgspec
 
 from steward.accounting.errors import AccountingError, AccountingUnavailable
 from steward.accounting.room import AccountingRoom
-from steward.drivers import PARQUET
+from steward.core.drivers import PARQUET
+from steward.core.lines import FIELDS, Line
+from steward.core.sqlite import Connection, SqliteError, open_reader, open_scratch, translated
 from steward.jobs import database_path
 from steward.jobs.line_queries import (
     EXPRESSION,
@@ -25,9 +27,7 @@ from steward.jobs.line_queries import (
     candidates,
     statement,
 )
-from steward.lines import FIELDS, Line
 from steward.slurm.arrays import covers_any
-from steward.sqlite import Connection, SqliteError, open_reader, open_scratch, translated
 
 _BATCH: Final = 2000
 _PARQUET_BATCH: Final = 10_000
@@ -354,8 +354,8 @@ def closed_days(directory: str, since_us: int, before_us: int) -> list[str]:
     Raises:
         AccountingUnavailable: They cannot be read now, or DuckDB is not installed.
     """
-    from steward.accounting.log.places import days_in
-    from steward.moments import moment
+    from steward.core.moments import moment
+    from steward.extensions.jobacct_plugins.log.places import days_in
 
     # A day's name is that of the cluster's zone: a day more on either side holds any zone's.
     first = str(moment(max(0, since_us - _DAY_US)).date())
@@ -381,7 +381,7 @@ def file_source(path: str) -> Source:
         raise AccountingUnavailable(f"{path}: there is no such file", path)
     if path.endswith(".parquet"):
         return Parquet([path])
-    from steward.accounting.log.reading import read_lines
+    from steward.extensions.jobacct_plugins.log.reading import read_lines
 
     return scratch_of(read_lines(path), path)
 

@@ -11,7 +11,7 @@ from steward.archive.files.acl import Readers, let_enter
 from steward.archive.files.layout import Layout
 from steward.archive.files.records import Records, Row
 from steward.archive.files.tree import InTheWay, Tree
-from steward.sqlite import Connection
+from steward.core.sqlite import Connection
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import msgspec
 
 from steward.archive.errors import ArchiveError
 from steward.archive.files.packing import Damaged, blocks, open_plain, pack, read_plain
-from steward.filesystems import rename_new
+from steward.core.filesystems import rename_new
 
 if TYPE_CHECKING:
     from io import BufferedReader

@@ -8,7 +8,7 @@ any crash, and a limit is looked at without a walk.
 import struct
 
 from steward.archive.files.records import Row, known_contents
-from steward.sqlite import Connection
+from steward.core.sqlite import Connection
 
 _ENVIRONMENT, _MOVED = 1, 2
 

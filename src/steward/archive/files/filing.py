@@ -37,9 +37,9 @@ from steward.archive.files.records import (
 )
 from steward.archive.files.sharing import Sharing
 from steward.archive.files.tree import Entry, Tree
-from steward.config import Settings
-from steward.events import JOB_IDENTITY, Event, JobIdentity, JobScript
-from steward.records import JobRecord
+from steward.core.config import Settings
+from steward.core.events import JOB_IDENTITY, Event, JobIdentity, JobScript
+from steward.core.records import JobRecord
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from steward.archive.files.layout import UNVERIFIED, Layout
 from steward.archive.files.manifest import NAME, Fact, facts
 from steward.archive.files.names import decode_name
 from steward.archive.files.tree import Tree
-from steward.events import script_key
-from steward.moments import micros_or_0
-from steward.records import JobRecord
+from steward.core.events import script_key
+from steward.core.moments import micros_or_0
+from steward.core.records import JobRecord
 
 _ID_AND_NAME = re.compile(r"([0-9]{1,10})(?:-(.*?))?(?:~([0-9]+))?\.(sh|env)(\.zst)?", re.DOTALL)
 _SARCHIVE = re.compile(r"job\.([0-9]{1,10})_(script|environment)(?:~([0-9]+))?(\.zst)?")

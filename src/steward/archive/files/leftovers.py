@@ -16,7 +16,7 @@ from steward.archive.files.placing import digest
 from steward.archive.files.purging import forget_lines
 from steward.archive.files.records import Records, Row
 from steward.archive.files.tree import Tree
-from steward.events import utc_now
+from steward.core.events import utc_now
 
 _row_decoder = msgspec.json.Decoder(Row)
 

@@ -14,8 +14,8 @@ from typing import Final, Literal
 import msgspec
 
 from steward.archive.files.tree import Tree
-from steward.events import JobIdentity, JobScript
-from steward.records import JobRecord
+from steward.core.events import JobIdentity, JobScript
+from steward.core.records import JobRecord
 
 NAME: Final = "MANIFEST.jsonl"
 VERSION: Final = 1

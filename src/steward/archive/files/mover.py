@@ -33,11 +33,11 @@ from steward.archive.files.purging import purge
 from steward.archive.files.records import MOVED, PLACED, UNVERIFIED, Records, Row, save
 from steward.archive.files.sharing import Sharing
 from steward.archive.files.tree import Entry, Tree
-from steward.config import Settings
-from steward.errors import StewardError, Unavailable
-from steward.events import ARCHIVE_PURGE, ArchivePurge, Event, JobIdentity, utc_now
-from steward.incoming import Stores
-from steward.waiting import Stop
+from steward.core.config import Settings
+from steward.core.errors import StewardError, Unavailable
+from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event, JobIdentity, utc_now
+from steward.core.incoming import Stores
+from steward.core.waiting import Stop
 
 log = logging.getLogger(__name__)
 

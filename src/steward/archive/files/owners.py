@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from steward.archive.files.admitting import ask
 from steward.archive.files.names import encode_user
 from steward.archive.files.records import Records, insert_new
-from steward.sqlite import Connection
+from steward.core.sqlite import Connection
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from steward.archive.files.packing import LONGEST, is_packed
 from steward.archive.files.placing import Placer
 from steward.archive.files.records import LOST_NS, MOVED, WAITING, Records, Ref, Row, delete, save
 from steward.archive.files.tree import Entry, Tree
-from steward.events import JobScript
-from steward.incoming import ARCHIVE_DIRECTORY, Stores
-from steward.sqlite import Connection
+from steward.core.events import JobScript
+from steward.core.incoming import ARCHIVE_DIRECTORY, Stores
+from steward.core.sqlite import Connection
 
 log = logging.getLogger(__name__)
 

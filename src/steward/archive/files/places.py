@@ -15,9 +15,9 @@ from steward.archive.errors import ArchiveUnavailable, NotArchived, unavailable
 from steward.archive.files.packing import LONGEST, read_plain
 from steward.archive.files.pending import WAITING_DIRECTORY
 from steward.archive.files.records import LOST_NS, MOVED, WAITING, Records, Row
-from steward.config import Settings
-from steward.events import JobScript
-from steward.sqlite import SqliteUnavailable
+from steward.core.config import Settings
+from steward.core.events import JobScript
+from steward.core.sqlite import SqliteUnavailable
 
 Which = Literal["script", "environment"]
 

@@ -25,7 +25,7 @@ from steward.archive.files.copying import (
 from steward.archive.files.layout import Layout
 from steward.archive.files.packing import SUFFIX, Damaged, is_packed, open_plain, plain_digest
 from steward.archive.files.tree import Entry, Tree
-from steward.filesystems import sync_filesystem
+from steward.core.filesystems import sync_filesystem
 
 
 class Target(msgspec.Struct, frozen=True):

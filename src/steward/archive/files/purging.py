@@ -12,8 +12,8 @@ from steward.archive.files.pending import WAITING_DIRECTORY, Pending
 from steward.archive.files.placing import digest, is_file
 from steward.archive.files.records import MOVED, WAITING, Records, Ref, Row
 from steward.archive.files.tree import InTheWay, Tree
-from steward.events import ArchivePurge, Event, JobScript
-from steward.incoming import kept_filename, parse_kept_filename
+from steward.core.events import ArchivePurge, Event, JobScript
+from steward.core.incoming import kept_filename, parse_kept_filename
 
 _body_decoder = msgspec.json.Decoder(JobScript)
 

@@ -14,9 +14,9 @@ import msgspec
 
 from steward.archive.errors import ArchiveError, ArchiveUnavailable
 from steward.archive.files.schema import MIGRATIONS
-from steward.config import Settings
-from steward.records import JobRecord
-from steward.sqlite import Connection, open_database, open_reader, transaction, translated
+from steward.core.config import Settings
+from steward.core.records import JobRecord
+from steward.core.sqlite import Connection, open_database, open_reader, transaction, translated
 
 WAITING, UNVERIFIED, PLACED, MOVED = 0, 1, 2, 3
 """States of a script: bytes in the store only; under unverified/; where it belongs; in move_to."""

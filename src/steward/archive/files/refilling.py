@@ -16,8 +16,8 @@ from steward.archive.files.pending import HIDDEN, WAITING_DIRECTORY, Pending, on
 from steward.archive.files.places import Which
 from steward.archive.files.records import LOST_NS
 from steward.archive.files.tree import Tree
-from steward.errors import StewardError, Unavailable
-from steward.events import ArchiveResend, Event, JobScript, Resent
+from steward.core.errors import StewardError, Unavailable
+from steward.core.events import ArchiveResend, Event, JobScript, Resent
 
 _BOTH: Final[tuple[Which, Which]] = ("script", "environment")
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC

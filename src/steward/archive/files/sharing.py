@@ -13,8 +13,8 @@ from steward.archive.files.counting import content
 from steward.archive.files.packing import Damaged, is_packed, open_plain, plain_digest
 from steward.archive.files.records import Records, Ref, Row, belongs_elsewhere
 from steward.archive.files.tree import InTheWay, Tree
-from steward.events import ARCHIVE_RESEND, JOB_IDENTITY, JOB_SCRIPT, Event, JobScript
-from steward.records import JobRecord
+from steward.core.events import ARCHIVE_RESEND, JOB_IDENTITY, JOB_SCRIPT, Event, JobScript
+from steward.core.records import JobRecord
 
 Wanted = tuple[int, bytes | None, bytes | None]
 """A holder, and the SHA-256 of a script and of its environment."""

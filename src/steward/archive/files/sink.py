@@ -31,11 +31,11 @@ from steward.archive.files.refilling import Refilling
 from steward.archive.files.retention import Retention
 from steward.archive.files.sharing import Sharing, shareable
 from steward.archive.files.tree import Tree
-from steward.config import Settings
-from steward.consumers import Append, Rejected
-from steward.errors import StewardError, Unavailable
-from steward.events import ARCHIVE_PURGE, ARCHIVE_RESEND, JOB_IDENTITY, JOB_SCRIPT, Event
-from steward.incoming import STATE_STORE, Stores
+from steward.core.config import Settings
+from steward.core.consumers import Append, Rejected
+from steward.core.errors import StewardError, Unavailable
+from steward.core.events import ARCHIVE_PURGE, ARCHIVE_RESEND, JOB_IDENTITY, JOB_SCRIPT, Event
+from steward.core.incoming import STATE_STORE, Stores
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from steward.archive.errors import ArchiveError, ArchiveUnavailable
 from steward.archive.files import acl
 from steward.archive.files.acl import Readers
 from steward.archive.files.copying import appear
-from steward.files import UnsafePath, open_directory
-from steward.filesystems import sync_filesystem
-from steward.incoming import MARKER
+from steward.core.files import UnsafePath, open_directory
+from steward.core.filesystems import sync_filesystem
+from steward.core.incoming import MARKER
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

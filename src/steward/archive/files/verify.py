@@ -12,7 +12,7 @@ from steward.archive.files.manifest import NAME
 from steward.archive.files.packing import Damaged, plain_digest
 from steward.archive.files.records import MOVED, PLACED, UNVERIFIED, Records, Row
 from steward.archive.files.tree import Tree
-from steward.config import Settings
+from steward.core.config import Settings
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from steward.events import JobIdentity, JobScript
+from steward.core.events import JobIdentity, JobScript
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):

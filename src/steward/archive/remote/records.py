@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.events import JobIdentity, JobScript
-from steward.sqlite import Connection, open_database, open_reader, transaction, translated
+from steward.core.events import JobIdentity, JobScript
+from steward.core.sqlite import Connection, open_database, open_reader, transaction, translated
 
 SENT, WAITING, DUE, REFUSED = 0, 1, 2, 3
 """States of a script: done; waits for its job's identity; to be sent; will never be taken, and
@@ -100,7 +100,7 @@ class Records:
         reading: Open it for reading only.
 
     Raises:
-        SqliteError, SqliteUnavailable: As :func:`steward.sqlite.open_database`.
+        SqliteError, SqliteUnavailable: As :func:`steward.core.sqlite.open_database`.
     """
 
     def __init__(self, path: str, *, reading: bool = False) -> None:

@@ -30,10 +30,10 @@ from steward.archive.remote.records import (
     encoded,
     identity_of,
 )
-from steward.config import Settings
-from steward.consumers import Append, Rejected
-from steward.errors import Unavailable
-from steward.events import (
+from steward.core.config import Settings
+from steward.core.consumers import Append, Rejected
+from steward.core.errors import Unavailable
+from steward.core.events import (
     ARCHIVE_PURGE,
     ARCHIVE_RESEND,
     JOB_IDENTITY,
@@ -42,8 +42,8 @@ from steward.events import (
     JobScript,
     Resent,
 )
-from steward.incoming import Stores
-from steward.moments import micros
+from steward.core.incoming import Stores
+from steward.core.moments import micros
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from steward.automation.operation import Doing
 from steward.automation.operations.jobs import checked
 from steward.automation.reasons import ours
 from steward.bank.errors import BankRefused
+from steward.core.records import JobRecord
 from steward.jobs.names import JobName, parse
-from steward.records import JobRecord
 from steward.slurm import WAITING, SlurmError, UnknownJob
 
 _GONE: Final = "it has ended, or is not in a state in which that can be done"

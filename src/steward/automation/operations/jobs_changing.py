@@ -27,7 +27,7 @@ from steward.automation.operations.job_targets import (
 )
 from steward.automation.operations.jobs import JobIds, checked
 from steward.automation.reasons import is_ours
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.slurm import FINISHED, WAITING
 
 Why = Annotated[

@@ -27,7 +27,7 @@ from steward.automation.operations.job_targets import (
     why_text,
 )
 from steward.automation.operations.jobs import JobIds, checked
-from steward.records import JobRecord
+from steward.core.records import JobRecord
 from steward.slurm import FINISHED, WAITING
 
 

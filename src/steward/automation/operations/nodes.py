@@ -8,7 +8,7 @@ import msgspec
 from steward.automation.errors import DoneInPart, NotYours, WrongParameters
 from steward.automation.guarding import is_out, need_ours, reasons_for
 from steward.automation.operation import Doing, Operation, Parameters
-from steward.errors import StewardError
+from steward.core.errors import StewardError
 
 if TYPE_CHECKING:
     from steward.slurm.machine_rows import NodeRecord

@@ -7,8 +7,8 @@ import msgspec
 
 from steward.automation.errors import WrongParameters
 from steward.automation.operation import Doing, Operation, Parameters
-from steward.posting import Letter, post
-from steward.webhooks import TIMEOUT_S, host_of, tell
+from steward.core.posting import Letter, post
+from steward.core.webhooks import TIMEOUT_S, host_of, tell
 
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+=~-]{0,127}(?:@[A-Za-z0-9.-]{1,255})?")
 _LONGEST_SUBJECT: Final = 500

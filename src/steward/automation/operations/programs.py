@@ -11,7 +11,7 @@ import msgspec
 from steward.automation.errors import AutomationError, DoneInPart, OutOfTime, WrongParameters
 from steward.automation.operation import Doing, Operation, Parameters
 from steward.automation.programs import need_listed
-from steward.ending import end_group
+from steward.core.ending import end_group
 
 _MOST_SAID: Final = 64 * 1024
 """Bytes of what a program writes that are kept, of each of its two outputs."""

@@ -134,7 +134,7 @@ def _start(doing: Doing, given: int | str | None) -> datetime | None:
             return datetime.fromtimestamp(int(given), UTC)
     except (ValueError, OverflowError, OSError) as error:
         raise WrongParameters(f"start_time {given!r} is no time", given) from error
-    from steward.events import utc_now
+    from steward.core.events import utc_now
     from steward.slurm.times import parse_time, zone_called
 
     return parse_time(given, utc_now(), zone_called(doing.cluster_settings.timezone))

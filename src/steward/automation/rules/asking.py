@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
-from steward.access import Access, Asker
-from steward.actions import Action
 from steward.automation.errors import NotYours
 from steward.automation.rules.shapes import (
     CheckAnswer,
@@ -19,11 +17,13 @@ from steward.automation.rules.shapes import (
     TryAnswer,
     TryRequest,
 )
-from steward.config import Settings
-from steward.errors import UsageError
-from steward.events import utc_now
+from steward.core.access import Access, Asker
+from steward.core.actions import Action
+from steward.core.config import Settings
+from steward.core.errors import UsageError
+from steward.core.events import utc_now
+from steward.core.sqlite import SqliteUnavailable
 from steward.slurm.times import parse_time, zone_called
-from steward.sqlite import SqliteUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

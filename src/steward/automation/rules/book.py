@@ -15,7 +15,7 @@ import msgspec
 from steward.automation.errors import RuleError
 from steward.automation.rules import checking, reading
 from steward.automation.rules.model import Rule
-from steward.config_automation import RulesSettings
+from steward.automation.settings import RulesSettings
 
 SHIPPED: Final = os.path.join(os.path.dirname(__file__), "shipped")
 _ENDING: Final = ".yaml"

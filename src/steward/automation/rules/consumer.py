@@ -19,10 +19,10 @@ from steward.automation.rules.store import Store
 from steward.automation.rules.tables import Execution
 from steward.automation.rules.telling import Telling
 from steward.automation.rules.triggers import KINDS, TYPE_OF, WINDOWS, trigger_of
-from steward.config import Settings
-from steward.consumers import Append
-from steward.events import NODE_STATE, Event, utc_now
-from steward.sqlite import transaction
+from steward.core.config import Settings
+from steward.core.consumers import Append
+from steward.core.events import NODE_STATE, Event, utc_now
+from steward.core.sqlite import transaction
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _BATCH: Final = 200
 
 
 class RulesConsumer:
-    """Runs the rules; see ``steward.consumers.Consumer``.
+    """Runs the rules; see ``steward.core.consumers.Consumer``.
 
     Args:
         settings: The whole configuration.

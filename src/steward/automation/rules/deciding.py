@@ -16,7 +16,7 @@ from steward.automation.rules.rendering import render
 from steward.automation.rules.store import Store
 from steward.automation.rules.tables import HELD_BACK, Execution
 from steward.automation.rules.triggers import Trigger, subject_of
-from steward.events import Event
+from steward.core.events import Event
 
 log = logging.getLogger(__name__)
 

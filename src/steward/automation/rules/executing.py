@@ -24,8 +24,8 @@ from steward.automation.rules.store import Store
 from steward.automation.rules.tables import HELD_BACK, Execution
 from steward.automation.rules.telling import Telling
 from steward.automation.running import Ran
-from steward.config_automation import RulesSettings
-from steward.errors import StewardError, Unavailable
+from steward.automation.settings import RulesSettings
+from steward.core.errors import StewardError, Unavailable
 
 log = logging.getLogger(__name__)
 

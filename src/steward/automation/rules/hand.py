@@ -6,16 +6,16 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
-from steward.access import Access, this_user
-from steward.actions import Registry
 from steward.automation.audit import AuditRow
 from steward.automation.catalogue import operation
 from steward.automation.errors import RuleError
 from steward.automation.rules import caps
 from steward.automation.rules.tables import Execution
 from steward.automation.running import Ran, Runner
-from steward.config import Settings
-from steward.events import utc_now
+from steward.core.access import Access, this_user
+from steward.core.actions import Registry
+from steward.core.config import Settings
+from steward.core.events import utc_now
 
 _CLOCKS_S: Final = 1.0
 _MOST_ROWS: Final = 1000

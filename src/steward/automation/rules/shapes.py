@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from steward.actions import Answer, Request, Shape
 from steward.automation.rules.tables import Execution
+from steward.core.actions import Answer, Request, Shape
 
 
 class CheckRequest(Request, frozen=True, kw_only=True):

@@ -22,9 +22,9 @@ from steward.automation.rules.tables import (
     execution_of,
 )
 from steward.automation.rules.triggers import WINDOWS
-from steward.events import Event
-from steward.moments import micros, moment
-from steward.sqlite import (
+from steward.core.events import Event
+from steward.core.moments import micros, moment
+from steward.core.sqlite import (
     Connection,
     make_for_owner,
     open_database,

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from steward.moments import moment
+from steward.core.moments import moment
 
 Phase = Literal["waiting", "started", "ended"]
 

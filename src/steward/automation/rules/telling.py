@@ -6,11 +6,11 @@ from typing import Any, Final, cast
 
 from steward.automation.rules.store import Store
 from steward.automation.rules.tables import Execution
-from steward.consumers import Append
-from steward.events import RULE_EXECUTION, Event
+from steward.core.consumers import Append
+from steward.core.events import RULE_EXECUTION, Event
+from steward.core.sqlite import transaction
+from steward.core.state_facts import RuleExecution
 from steward.jobs.outbox import Outbox
-from steward.sqlite import transaction
-from steward.state_facts import RuleExecution
 
 SOURCE: Final = "rules"
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.bank_facts import BankThreshold
-from steward.events import (
+from steward.core.bank_facts import BankThreshold
+from steward.core.events import (
     BANK_THRESHOLD,
     CONTROLLER_STATE,
     JOB_STATE,
@@ -22,10 +22,10 @@ from steward.events import (
     Event,
     JobFacts,
 )
-from steward.records import JobRecord
+from steward.core.records import JobRecord
+from steward.core.state_facts import NodeState, PartitionState, ReservationState
+from steward.core.usage import RunFact
 from steward.slurm.states import FINISHED, base_state
-from steward.state_facts import NodeState, PartitionState, ReservationState
-from steward.usage import RunFact
 
 Payload = dict[str, Any]
 

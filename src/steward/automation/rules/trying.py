@@ -11,8 +11,8 @@ from steward.automation.rules.deciding import rendered, why_not
 from steward.automation.rules.model import Rule
 from steward.automation.rules.shapes import TriedLine, TryAnswer
 from steward.automation.rules.triggers import KINDS, TYPES, WINDOWS, Trigger, trigger_of
-from steward.errors import UsageError
-from steward.events import BODIES, Event, utc_now
+from steward.core.errors import UsageError
+from steward.core.events import BODIES, Event, utc_now
 
 
 def tried(

@@ -8,7 +8,7 @@ from steward.bank.estimate.estimator import GRACE_S, Estimator
 from steward.bank.estimate.options import parse_jobs, parse_options, script_among
 from steward.bank.estimate.tasks import tasks_of
 from steward.bank.records import Description, Quote, Rate
-from steward.config_bank import BankSettings
+from steward.bank.settings import BankSettings
 from steward.slurm.picture import Picture
 
 __all__ = [

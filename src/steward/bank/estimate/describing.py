@@ -5,8 +5,8 @@ from typing import Final
 import msgspec
 
 from steward.bank.records import Description
-from steward.moments import micros_or_0
-from steward.records import JobRecord
+from steward.core.moments import micros_or_0
+from steward.core.records import JobRecord
 from steward.slurm import tres
 from steward.slurm.requests import asked_for, kind_of, without
 

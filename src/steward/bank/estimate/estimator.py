@@ -18,8 +18,8 @@ from steward.bank.estimate.tasks import tasks_of
 from steward.bank.money import MOST
 from steward.bank.prices import dearest_price, rate_for
 from steward.bank.records import Description, PriceLine, Quote, Rate, Use
-from steward.config_bank import BankSettings
-from steward.moments import moment
+from steward.bank.settings import BankSettings
+from steward.core.moments import moment
 from steward.slurm.picture import Picture
 
 GRACE_S: Final = 60

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from steward.bank.errors import BankUsage
-from steward.bank.estimate.option_table import ALIASES, ALL, SHORT, VALUED
 from steward.bank.records import Description
+from steward.slurm.option_table import ALIASES, ALL, SHORT, VALUED
 
 Options = dict[str, str]
 

@@ -12,8 +12,8 @@ from steward.bank.gate.cpu_limits import CpuLimits
 from steward.bank.gate.keeper import Keeper, Overdrawn
 from steward.bank.gate.names import Names
 from steward.bank.gate.shapes import VERSION, Said, Submit, Tally
-from steward.config import Settings
-from steward.sqlite import SqliteError, SqliteUnavailable, translated
+from steward.core.config import Settings
+from steward.core.sqlite import SqliteError, SqliteUnavailable, translated
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ import msgspec
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.peers import Peer, split
 from steward.bank.gate.shapes import LONGEST_REQUEST, VERSION, Submit
-from steward.config_bank import GateSettings
-from steward.waiting import Backoff
+from steward.bank.settings import GateSettings
+from steward.core.waiting import Backoff
 
 if TYPE_CHECKING:
     import ssl

@@ -34,10 +34,10 @@ from steward.bank.gate.shapes import (
 )
 from steward.bank.gate.upkeep import Upkeep
 from steward.bank.records import Books, Rules
-from steward.errors import StewardError
-from steward.moments import micros
+from steward.core.errors import StewardError
+from steward.core.moments import micros
+from steward.core.sqlite import SqliteError, SqliteUnavailable
 from steward.slurm.picture import Picture
-from steward.sqlite import SqliteError, SqliteUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from steward.bank.gate.precedence import go_first
-from steward.sqlite import Connection, SqliteError, SqliteUnavailable, transaction, translated
+from steward.core.sqlite import Connection, SqliteError, SqliteUnavailable, transaction, translated
 
 if TYPE_CHECKING:
     from steward.bank.gate.store import Store

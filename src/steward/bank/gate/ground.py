@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, tzinfo
 from typing import Final
 
-from steward.access import Standing
 from steward.bank.estimate import Estimator
 from steward.bank.estimate.bounds import LONGEST, UNLIMITED, Budget
 from steward.bank.money import Unit
 from steward.bank.records import Description, Mode, ModeRule, Quote, Rules
-from steward.config import Settings
-from steward.config_bank import Policy
+from steward.bank.settings import Policy
+from steward.core.access import Standing
+from steward.core.config import Settings
 from steward.slurm.picture import Picture
 from steward.slurm.times import TimeError, zone_called
 

@@ -24,7 +24,7 @@ from steward.bank.gate.store import Store
 from steward.bank.ledger import Refusal
 from steward.bank.money import show
 from steward.bank.records import Books, Description, Quote
-from steward.bank_facts import HoldFact
+from steward.core.bank_facts import HoldFact
 
 log = logging.getLogger(__name__)
 

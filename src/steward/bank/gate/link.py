@@ -51,7 +51,7 @@ from steward.bank.gate.shapes import (
     Wanted,
 )
 from steward.bank.records import Books, Description, Hold, Quote, Rules, Settlement
-from steward.errors import StewardError
+from steward.core.errors import StewardError
 from steward.slurm.picture import Picture
 
 _ERRORS: Final[dict[str, type[StewardError]]] = {

@@ -9,8 +9,8 @@ import os
 import stat
 from typing import Final
 
-from steward.config import Settings
-from steward.files import replacing
+from steward.core.config import Settings
+from steward.core.files import replacing
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from steward.bank.estimate import description_of
 from steward.bank.gate import token
 from steward.bank.gate.keeper import Keeper
 from steward.bank.gate.purses import Open
-from steward.config import Settings
-from steward.errors import StewardError
-from steward.moments import micros
-from steward.records import JobRecord
+from steward.core.config import Settings
+from steward.core.errors import StewardError
+from steward.core.moments import micros
+from steward.core.records import JobRecord
 from steward.slurm import Slurm
 from steward.slurm.states import FINISHED, WAITING
 

@@ -6,7 +6,7 @@ import ssl
 
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.peers import CHUNK, Peer, split
-from steward.config_bank import GateSettings
+from steward.bank.settings import GateSettings
 
 log = logging.getLogger(__name__)
 

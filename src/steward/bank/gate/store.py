@@ -19,8 +19,8 @@ import msgspec
 from steward.bank.gate.purses import Open
 from steward.bank.gate.shapes import Allowance, GateFact
 from steward.bank.records import AccountBooks, Books, Description, Hold, Quote, Rules
+from steward.core.sqlite import Connection, open_database, transaction
 from steward.slurm.picture import Picture
-from steward.sqlite import Connection, open_database, transaction
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from steward.bank.ledger.records import (
     UsageRow,
 )
 from steward.bank.records import Settlement
-from steward.config import Settings
-from steward.events import utc_now
+from steward.core.config import Settings
+from steward.core.events import utc_now
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger

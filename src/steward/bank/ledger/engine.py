@@ -25,10 +25,10 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from steward.bank.errors import BankError, LedgerUnavailable
-from steward.config import Settings
-from steward.drivers import POSTGRESQL
-from steward.errors import Unavailable
-from steward.sqlite import open_database
+from steward.core.config import Settings
+from steward.core.drivers import POSTGRESQL
+from steward.core.errors import Unavailable
+from steward.core.sqlite import open_database
 
 _CONNECT_S: Final = 5
 _LOCK_S: Final = 10

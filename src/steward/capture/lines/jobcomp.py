@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from steward.capture.observed import end_key
-from steward.errors import StewardError
-from steward.events import JOB_END, Event, JobFacts
-from steward.records import JobRecord
+from steward.core.errors import StewardError
+from steward.core.events import JOB_END, Event, JobFacts
+from steward.core.records import JobRecord
 from steward.slurm import ended_state
 from steward.slurm.people import People
 

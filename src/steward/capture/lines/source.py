@@ -13,14 +13,14 @@ from typing import Final
 
 from steward.capture.lines.following import Batch, Following, Place
 from steward.capture.lines.jobcomp import SOURCE, LineError, Told, end_event, told, told_behind
-from steward.consumers import Append
-from steward.errors import Unavailable
-from steward.events import NODE_GAP, Event, utc_now
-from steward.records import JobRecord
+from steward.core.consumers import Append
+from steward.core.errors import Unavailable
+from steward.core.events import NODE_GAP, Event, utc_now
+from steward.core.records import JobRecord
+from steward.core.sqlite import open_database, transaction, translated
+from steward.core.usage import NodeGap
+from steward.core.waiting import Stop
 from steward.slurm.people import People
-from steward.sqlite import open_database, transaction, translated
-from steward.usage import NodeGap
-from steward.waiting import Stop
 
 log = logging.getLogger(__name__)
 

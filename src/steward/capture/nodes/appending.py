@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from steward.errors import StewardError, Unavailable
-from steward.journal.link import FRAME_BYTES
-from steward.journal.store import Row
+from steward.core.errors import StewardError, Unavailable
+from steward.core.journal.link import FRAME_BYTES
+from steward.core.journal.store import Row
 
 log = logging.getLogger(__name__)
 

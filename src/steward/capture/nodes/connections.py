@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from steward.listening import host_of, is_within
-from steward.waiting import Stop
+from steward.core.listening import host_of, is_within
+from steward.core.waiting import Stop
 
 log = logging.getLogger(__name__)
 

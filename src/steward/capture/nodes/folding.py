@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from steward.capture.nodes.lines import OLDEST_US, STEP, NodeLine, bounds_of, read_line
-from steward.events import (
+from steward.core.events import (
     NODE_EPILOG,
     NODE_GAP,
     NODE_PROLOG,
@@ -23,9 +23,9 @@ from steward.events import (
     TASK_EXIT,
     Event,
 )
+from steward.core.moments import micros, moment
+from steward.core.usage import Launch, NodeGap, NodeJob, StepEnd, StepStart, TasksExited, TaskUsage
 from steward.jobs.names import MAX_JOB_ID
-from steward.moments import micros, moment
-from steward.usage import Launch, NodeGap, NodeJob, StepEnd, StepStart, TasksExited, TaskUsage
 
 SOURCE: Final = "node"
 KINDS: Final = frozenset({STEP_START, TASK_EXIT, STEP_END, NODE_PROLOG, NODE_EPILOG, NODE_GAP})

@@ -22,15 +22,15 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from steward.capture.forwarded.tls import Context, server_context
+from steward.accounting.settings import LISTENER_SOCKET
 from steward.capture.nodes.connections import BACKLOG, Connection, Connections
 from steward.capture.nodes.requests import MOST_BODY, Peer, PeerGone, Request, RequestError
-from steward.config import NodesSettings, Settings
-from steward.config_accounting import LISTENER_SOCKET
-from steward.errors import Refused, StewardError, Unavailable
-from steward.listening import ListenUnavailable, listener_at, unix_listener_at
-from steward.processes import refuse_core_dumps
-from steward.waiting import Backoff, Stop
+from steward.core.config import NodesSettings, Settings
+from steward.core.errors import Refused, StewardError, Unavailable
+from steward.core.listening import ListenUnavailable, listener_at, unix_listener_at
+from steward.core.processes import refuse_core_dumps
+from steward.core.tls import Context, server_context
+from steward.core.waiting import Backoff, Stop
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from steward.events import utc_now
-from steward.leaving import leave, left
-from steward.moments import micros, moment
-from steward.sqlite import Connection, open_database, open_reader, transaction, translated
+from steward.core.events import utc_now
+from steward.core.leaving import leave, left
+from steward.core.moments import micros, moment
+from steward.core.sqlite import Connection, open_database, open_reader, transaction, translated
 
 FILE: Final = "nodes.db"
 _REFUSALS: Final = "nodes-refused.json"

@@ -97,7 +97,7 @@ def bounds_of(name: str) -> tuple[int, int]:
     """The least and the most that a number of an event made of such lines can be.
 
     Args:
-        name: Of the field, as ``steward.usage`` has it.
+        name: Of the field, as ``steward.core.usage`` has it.
     """
     if name in ("launched_us", "ended_us"):
         return OLDEST_US, YOUNGEST_US

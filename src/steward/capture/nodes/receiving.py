@@ -15,7 +15,6 @@ from datetime import datetime
 from typing import Final
 
 from steward.agent.agent import PATH, digest_of
-from steward.capture.forwarded.tls import Context, names_of, server_context
 from steward.capture.nodes.appending import Appender
 from steward.capture.nodes.connections import BACKLOG, Connection, Connections
 from steward.capture.nodes.folding import LOST, REBOOT, fold, gap_event
@@ -34,14 +33,15 @@ from steward.capture.nodes.heard import Hearing, NodeHeard, Refusals
 from steward.capture.nodes.requests import Peer, Request, RequestError
 from steward.capture.nodes.senders import Head, Sender, Senders, read_head
 from steward.capture.nodes.turns import Turns, TurnUnavailable
-from steward.config import Settings
-from steward.errors import Refused, StewardError, Unavailable
-from steward.events import Event, utc_now
-from steward.journal.store import Row, rows_of
-from steward.listening import listener_at
-from steward.redact import redactor_of
-from steward.usage import NodeGap
-from steward.waiting import Stop
+from steward.core.config import Settings
+from steward.core.errors import Refused, StewardError, Unavailable
+from steward.core.events import Event, utc_now
+from steward.core.journal.store import Row, rows_of
+from steward.core.listening import listener_at
+from steward.core.redaction import redactor_of
+from steward.core.tls import Context, names_of, server_context
+from steward.core.usage import NodeGap
+from steward.core.waiting import Stop
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from steward.errors import StewardError, Unavailable
+from steward.core.errors import StewardError, Unavailable
 
 MOST_HEAD: Final = 16 << 10
 MOST_BODY: Final = (1 << 20) + (64 << 10)

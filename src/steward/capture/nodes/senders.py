@@ -17,12 +17,12 @@ from typing import Annotated, Final
 import msgspec
 
 from steward.agent.agent import NODE_NAME, answer_claim_of, claim_of
-from steward.capture.forwarded.peers import plain
 from steward.capture.nodes.requests import RequestError
-from steward.config import ClusterSettings, Settings
-from steward.errors import Refused
-from steward.listening import is_ipv6
-from steward.munge.munged import Munge
+from steward.core.config import ClusterSettings, Settings
+from steward.core.errors import Refused
+from steward.core.listening import is_ipv6
+from steward.core.munge.munged import Munge
+from steward.extensions.controllers.peers import plain
 from steward.slurm import SlurmError, SlurmUnavailable
 from steward.slurm.nodes import NodePlace, places, slurmd_uid
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from steward.errors import Unavailable
+from steward.core.errors import Unavailable
 
 
 class TurnUnavailable(Unavailable):

@@ -18,8 +18,8 @@ from steward.capture.taking import (
     is_written,
     read_whole,
 )
-from steward.environment import read_environment
-from steward.redact import Redactor
+from steward.core.redaction import Redactor
+from steward.slurm.environment import read_environment
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from inotify_simple import INotify, flags
 from steward.capture.scheduler import Spool, SpoolPlan, Taken
 from steward.capture.slurm.files import Grabbed
 from steward.capture.taking import FOREIGN, NO_DESCRIPTOR, OPEN, is_written
-from steward.filesystems import network_kind
+from steward.core.filesystems import network_kind
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from steward.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE
+from steward.core.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE
+from steward.core.state_facts import NodeState, Noticed, PartitionState, ReservationState
 from steward.slurm.node_states import (
     FLAGS_OF_USE,
     UNKNOWN,
@@ -23,7 +24,6 @@ from steward.slurm.node_states import (
     saves_power,
     without_use,
 )
-from steward.state_facts import NodeState, Noticed, PartitionState, ReservationState
 
 REMOVED: Final = "REMOVED"
 """The state of what is not there any more."""

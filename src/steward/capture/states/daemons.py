@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Final
 
 from steward.capture.states.store import DaemonSeen, StateStore
-from steward.events import ControllerState
+from steward.core.events import ControllerState
 from steward.slurm.machine import Ping
 
 SLURMCTLD: Final = "slurmctld"

@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-from steward.config import Settings
+from steward.core.config import Settings
 
 HELPER_NAME: Final = "steward-trigger"
 """What the helper is called wherever it lies: so our triggers are known again."""

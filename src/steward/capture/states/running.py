@@ -10,11 +10,11 @@ from steward.capture.states.source import Sensor
 from steward.capture.states.store import StateStore
 from steward.capture.states.triggers import OurTriggers
 from steward.capture.states.wakeups import Wakeups
-from steward.config import Settings
-from steward.consumers import Append
-from steward.errors import Unavailable
+from steward.core.config import Settings
+from steward.core.consumers import Append
+from steward.core.errors import Unavailable
+from steward.core.waiting import Backoff, Stop
 from steward.slurm.machine import Machine
-from steward.waiting import Backoff, Stop
 
 log = logging.getLogger(__name__)
 

@@ -28,16 +28,16 @@ from steward.capture.states.comparing import (
 from steward.capture.states.daemons import Daemons
 from steward.capture.states.store import StateStore
 from steward.capture.states.wakeups import Wake
-from steward.consumers import Append
-from steward.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE, utc_now
-from steward.looks import COST_FACTOR
+from steward.core.consumers import Append
+from steward.core.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE, utc_now
+from steward.core.looks import COST_FACTOR
+from steward.core.state_facts import Noticed
+from steward.core.waiting import Backoff
 from steward.slurm import SlurmError, tres
 from steward.slurm.machine import Ping
 from steward.slurm.machine_rows import NodeRecord, PartitionRecord, ReservationRecord
 from steward.slurm.node_states import parse, shown
 from steward.slurm.nodelists import NodeListError, expand
-from steward.state_facts import Noticed
-from steward.waiting import Backoff
 
 log = logging.getLogger(__name__)
 

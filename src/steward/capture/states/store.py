@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 
 from steward.capture.states.comparing import SHOWN, Change, Shown
-from steward.consumers import Append
-from steward.events import (
+from steward.core.consumers import Append
+from steward.core.events import (
     CONTROLLER_STATE,
     NODE_STATE,
     ControllerState,
@@ -24,10 +24,10 @@ from steward.events import (
     encode,
     utc_now,
 )
-from steward.leaving import leave, left
-from steward.moments import micros
-from steward.sqlite import open_database, transaction, translated
-from steward.state_facts import NodesNow, nodes_now_path
+from steward.core.leaving import leave, left
+from steward.core.moments import micros
+from steward.core.sqlite import open_database, transaction, translated
+from steward.core.state_facts import NodesNow, nodes_now_path
 
 SOURCE: Final = "sensor"
 """The source of the events."""

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from steward.listening import unix_listener_at
+from steward.core.listening import unix_listener_at
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import msgspec
 from litestar import Request, Response
 from litestar.response import Stream
 
+from steward.core.errors import Failed, StewardError
 from steward.daemon.protocol import answer_line, error_line, item_line
 from steward.daemon.repeats import LONGEST_KEY
-from steward.errors import Failed, StewardError
 from steward.web.api.endpoints import CURSOR, Endpoint
 from steward.web.api.reading import body, query
 from steward.web.errors import WrongRequest

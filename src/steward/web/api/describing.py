@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from steward import __version__
-from steward.actions import LEAST, MOST
-from steward.credentials.scopes import SCOPES, scope_of
+from steward.core.actions import LEAST, MOST
+from steward.core.scopes import SCOPES, scope_of
 from steward.daemon.repeats import LONGEST_KEY
 from steward.web.api.answering import KEY, LINES, page_of
 from steward.web.api.endpoints import ASKS, CURSOR, ENDPOINTS, Endpoint

@@ -4,7 +4,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from steward.actions import Action
+from steward.core.actions import Action
 from steward.daemon.rooms import ACTIONS
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 import msgspec
 from litestar import Request
 
-from steward.actions import LEAST, MOST, is_in_bounds
-from steward.errors import UsageError
+from steward.core.actions import LEAST, MOST, is_in_bounds
+from steward.core.errors import UsageError
 from steward.web.api.endpoints import CURSOR, Endpoint
 from steward.web.errors import WrongMedia, WrongRequest
 

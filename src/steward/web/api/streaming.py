@@ -8,8 +8,8 @@ import msgspec
 from litestar import Request, get
 from litestar.response import Stream
 
-from steward.errors import StewardError
-from steward.journal.telling import EventsAnswer, EventsRequest
+from steward.core.errors import StewardError
+from steward.reports.events import EventsAnswer, EventsRequest
 from steward.web.api.endpoints import Endpoint
 from steward.web.api.reading import query
 from steward.web.errors import WrongRequest

@@ -31,9 +31,9 @@ from steward.bank.asking_views import (
     UsageAnswer,
     UsageRequest,
 )
-from steward.errors import Missing, StewardError, Unavailable, UsageError
-from steward.events import utc_now
-from steward.printable import no_formula, safe
+from steward.core.errors import Missing, StewardError, Unavailable, UsageError
+from steward.core.events import utc_now
+from steward.core.printable import no_formula, safe
 from steward.web import query
 from steward.web.burning import burn_down
 from steward.web.errors import NoSuchPage

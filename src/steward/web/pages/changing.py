@@ -8,7 +8,7 @@ from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
 from steward.automation.actions import RunAnswer
-from steward.errors import StewardError, Unavailable
+from steward.core.errors import StewardError, Unavailable
 from steward.web import query
 from steward.web.changing import VERBS, Verb, lines_of, run_request
 from steward.web.errors import NoSuchPage

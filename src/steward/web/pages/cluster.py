@@ -6,8 +6,8 @@ from typing import Any, Final
 from litestar import Request, Response, get
 from litestar.params import FromPath
 
-from steward.credentials.shapes import ClusterRole
-from steward.history.shapes import (
+from steward.admin.credentials.shapes import ClusterRole
+from steward.reports.history.shapes import (
     NodesAnswer,
     NodesRequest,
     NodeThen,

@@ -8,8 +8,8 @@ from typing import Any, Final
 from litestar import Request, Response, get
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 
-from steward.history.consumer import KEPT
-from steward.history.shapes import EventsAnswer, EventsRequest
+from steward.reports.history.consumer import KEPT
+from steward.reports.history.shapes import EventsAnswer, EventsRequest
 from steward.web import query
 from steward.web.events import EVERY_S, news, rows_of
 from steward.web.rendering import Renderer

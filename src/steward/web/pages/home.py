@@ -7,16 +7,16 @@ from typing import Any, Final
 from litestar import Response, get
 
 from steward.accounting.listing.shapes import JobsAnswer, JobsRequest
+from steward.admin.credentials.errors import NotKnown
+from steward.admin.status.shapes import StatusShowAnswer, StatusShowRequest
 from steward.bank.asking_views import BalanceAnswer, BalanceRequest
-from steward.config_web import HEALTH, HEALTHY
-from steward.credentials.errors import NotKnown
-from steward.errors import StewardError
-from steward.history.shapes import NodeCountsAnswer, NodeCountsRequest
-from steward.status.shapes import StatusShowAnswer, StatusShowRequest
+from steward.core.errors import StewardError
+from steward.reports.history.shapes import NodeCountsAnswer, NodeCountsRequest
 from steward.web.desk import DaemonAway
 from steward.web.nodes import Count, counted
 from steward.web.places import Crowded
 from steward.web.rendering import Renderer
+from steward.web.settings import HEALTH, HEALTHY
 from steward.web.troubles import troubles
 from steward.web.visit import Visit
 

@@ -19,9 +19,9 @@ from steward.accounting.page.wording import (
 )
 from steward.archive.answers import EnvAnswer, EnvRequest, ShowAnswer, ShowRequest
 from steward.automation.actions import RunAnswer, RunRequest
-from steward.errors import UsageError
-from steward.moments import moment
-from steward.printable import safe
+from steward.core.errors import UsageError
+from steward.core.moments import moment
+from steward.core.printable import safe
 from steward.slurm.changing import read_comment
 from steward.web import query
 from steward.web.errors import NoSuchPage

@@ -6,8 +6,7 @@ from litestar import Request, Response, get, post
 from litestar.datastructures import Cookie
 from litestar.params import FromPath
 
-from steward.config_web import WebSettings
-from steward.credentials.shapes import (
+from steward.admin.credentials.shapes import (
     CloseRequest,
     OpenAnswer,
     OpenRequest,
@@ -17,6 +16,7 @@ from steward.credentials.shapes import (
 from steward.web.desk import Desk
 from steward.web.errors import Forged
 from steward.web.rendering import Renderer
+from steward.web.settings import WebSettings
 from steward.web.visit import Doorkeeper, Visit
 
 Ask = Request[Any, Any, Any]

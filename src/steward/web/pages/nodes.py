@@ -6,7 +6,7 @@ from typing import Any, Final
 from litestar import Request, Response, get
 from litestar.params import FromPath
 
-from steward.history.shapes import (
+from steward.reports.history.shapes import (
     EventsAnswer,
     EventsRequest,
     NodeAnswer,

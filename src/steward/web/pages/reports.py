@@ -9,7 +9,7 @@ import msgspec
 from litestar import Request, Response, get
 from litestar.params import FromPath
 
-from steward.printable import no_formula, safe
+from steward.core.printable import no_formula, safe
 from steward.reports.shapes import By, ReportAnswer, Row
 from steward.web import query
 from steward.web.errors import NoSuchPage

@@ -16,7 +16,7 @@ from steward.automation.rules.shapes import (
     SwitchRequest,
 )
 from steward.automation.rules.tables import Execution
-from steward.errors import UsageError
+from steward.core.errors import UsageError
 from steward.web import query
 from steward.web.changing import lines_of
 from steward.web.errors import NoSuchPage

@@ -4,18 +4,18 @@ from typing import Any, Final
 
 from litestar import Request, Response, get, post
 
-from steward.config_web import WebSettings
-from steward.doctor.room import DoctorAnswer, DoctorRequest
-from steward.errors import Refused, UsageError
-from steward.journal.actions import DeadAnswer, DeadRequest, ReplayRequest
-from steward.status.shapes import (
+from steward.admin.doctor.room import DoctorAnswer, DoctorRequest
+from steward.admin.journal import DeadAnswer, DeadRequest, ReplayRequest
+from steward.admin.status.shapes import (
     MetricsAnswer,
     MetricsRequest,
     StatusShowAnswer,
     StatusShowRequest,
 )
+from steward.core.errors import Refused, UsageError
 from steward.web.desk import Desk
 from steward.web.rendering import Renderer
+from steward.web.settings import WebSettings
 from steward.web.troubles import troubles
 from steward.web.visit import Doorkeeper, Visit
 

@@ -9,19 +9,19 @@ from litestar.params import FromPath
 
 from steward.accounting.listing.shapes import JobsAnswer
 from steward.accounting.listing.shapes import JobsRequest as ListRequest
-from steward.bank.asking_accounts import AccountPage, UserShowRequest
-from steward.bank.asking_views import UsageAnswer, UsageRequest
-from steward.bank.money import MICRO
-from steward.credentials.scopes import SCOPES
-from steward.credentials.shapes import (
+from steward.admin.credentials.shapes import (
     TokenAnswer,
     TokenCreateRequest,
     TokenListAnswer,
     TokenListRequest,
     TokenRevokeRequest,
 )
-from steward.errors import Refused, StewardError, Unavailable, UsageError
-from steward.events import utc_now
+from steward.bank.asking_accounts import AccountPage, UserShowRequest
+from steward.bank.asking_views import UsageAnswer, UsageRequest
+from steward.bank.money import MICRO
+from steward.core.errors import Refused, StewardError, Unavailable, UsageError
+from steward.core.events import utc_now
+from steward.core.scopes import SCOPES
 from steward.reports.shapes import WasteAnswer, WasteRequest
 from steward.web.errors import NoSuchPage
 from steward.web.filters import zone_of

@@ -1,0 +1,1 @@
+"""What administrators run: checks, backups, status, credentials, and the first configuration."""

@@ -1,0 +1,316 @@
+"""Makes a backup while Steward runs, or while it does not.
+
+The journal is told to remove nothing until the scripts that still wait in it are
+copied. Where no daemon runs its lock is held for that time instead, so that
+none begins to.
+"""
+
+import contextlib
+import os
+import pwd
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from typing import Final
+
+from steward import __version__
+from steward.admin.backup.choosing import Chosen, chosen, named_files
+from steward.admin.backup.looking import Looks
+from steward.admin.backup.manifest import (
+    ARCHIVE,
+    BYTES,
+    CONFIG,
+    JOB_LOG,
+    STATE,
+    SUFFIX,
+    BackupError,
+    BackupUnavailable,
+    BackupUsage,
+    Manifest,
+)
+from steward.admin.backup.writing import Writer, writing
+from steward.core.config import Settings
+from steward.core.events import JOB_SCRIPT, JobScript, utc_now
+from steward.core.files import directory_of
+from steward.core.incoming import ARCHIVE_DIRECTORY, Stores, stores_of
+from steward.core.journal import JournalLink, JournalReader, JournalUnavailable
+from steward.core.journal.lock import take_lock
+from steward.core.journal.reading import FILENAME
+from steward.core.sqlite import SqliteUnavailable
+from steward.core.waiting import Stop
+
+_HOLD_S: Final = 3600.0
+_TRIES: Final = 3
+_PAGE: Final = 500
+_PASSWORD: Final = re.compile(r"(?<=://)([^:/@]*):[^@/]*@")
+_GROWS: Final = (".jsonl", ".json", ".key", ".conf")
+
+Show = Callable[[int, int | None, str], None]
+"""Is told how far it is: how many, of how many, of what."""
+
+
+def named(to: str, now: datetime) -> str:
+    """What a backup is called that goes to ``to``: a directory, or a name of its own.
+
+    Raises:
+        BackupUsage: It is neither.
+    """
+    if os.path.isdir(to):
+        host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())
+        return os.path.join(to, f"steward-{host}-{now:%Y%m%dT%H%M%SZ}{SUFFIX}")
+    if not to.endswith(SUFFIX):
+        raise BackupUsage(
+            f"{to} is no directory, and no name for a backup: name a directory that is there, or "
+            f"a file NAME{SUFFIX}",
+            to,
+        )
+    return to
+
+
+def make(
+    settings: Settings,
+    config: str,
+    path: str,
+    *,
+    archive: bool = False,
+    catalogue: bool = True,
+    show: Show = lambda *_: None,
+) -> Manifest:
+    """Make a backup.
+
+    Args:
+        settings: The whole configuration.
+        config: The file that it was read from; "" for none.
+        path: What the backup is to be called.
+        archive: Whether the files of sinks are in it, and a job log that lies elsewhere.
+        catalogue: Whether the index for content search is.
+        show: Is told how far it is.
+
+    Returns:
+        What is in it.
+
+    Raises:
+        BackupError: A database is damaged, or something is there already.
+        BackupUnavailable, SqliteUnavailable: Something cannot be read or written now.
+    """
+    state = os.path.abspath(settings.state_dir)
+    if not os.path.exists(os.path.join(state, FILENAME)):
+        raise BackupError(f"{state} holds no journal: nothing has run there yet", state)
+    trusted = {os.stat(state).st_uid}
+    with (
+        writing(path, trusted) as writer,
+        _staging(path, trusted) as staging,
+        ExitStack() as held,
+    ):
+        is_running = held.enter_context(_held(state))
+        at = utc_now()
+        what, looks = _looked(settings, catalogue=catalogue)
+        with looks:
+            making = _Making(state, writer, looks, staging, show)
+            files = making.open_files(what)
+            making.journal()
+            reader = JournalReader(staging)
+            head = reader.head()
+            missing = making.waiting(reader, stores_of(settings))
+            reader.close()
+            held.close()
+            making.databases(what)
+        making.files(files, what)
+        making.configuration(config, settings)
+        if archive:
+            making.archive(settings)
+        return writer.end(
+            Manifest(
+                steward=__version__,
+                host=socket.gethostname(),
+                made_at=at,
+                running=is_running,
+                state_dir=state,
+                owner=_owner(state),
+                config=os.path.abspath(config) if config else "",
+                head=head,
+                stores={one.name: os.path.abspath(one.directory) for one in stores_of(settings)},
+                trees=trees_of(settings) if archive else {},
+                ledger=_PASSWORD.sub(r"\1:***@", settings.bank.database),
+                missing=missing,
+            )
+        )
+
+
+@contextmanager
+def _held(state: str) -> Iterator[bool]:
+    """While nothing is removed from the journal; whether the daemon runs."""
+    link = JournalLink(state, Stop())
+    try:
+        link.ask("hold", _HOLD_S)
+    except JournalUnavailable:
+        lock = take_lock(state, wait_s=1.0)
+        try:
+            yield False
+        finally:
+            lock.close()
+        return
+    try:
+        yield True
+    finally:
+        # A writer that was started anew meanwhile holds nothing.
+        with contextlib.suppress(JournalUnavailable):
+            link.ask("hold", 0)
+        link.close()
+
+
+@contextmanager
+def _staging(path: str, trusted: Collection[int]) -> Iterator[str]:
+    """A directory beside the backup, for one database at a time."""
+    try:
+        with directory_of(path, trusted=trusted) as (directory, _):
+            made = os.path.realpath(
+                tempfile.mkdtemp(prefix=".steward-backup-", dir=f"/proc/self/fd/{directory}")
+            )
+    except OSError as error:
+        raise BackupUnavailable(f"{path} cannot be written: {error.strerror}", path) from error
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _looked(settings: Settings, *, catalogue: bool) -> tuple[Chosen, Looks]:
+    """The files, and the databases among them being looked at."""
+    for left in reversed(range(_TRIES)):
+        what = chosen(settings, catalogue=catalogue)
+        try:
+            return what, Looks(settings.state_dir, what.databases)
+        except SqliteUnavailable:
+            # One went between the two: the catalogue was made anew.
+            if not left:
+                raise
+    raise AssertionError
+
+
+class _Making:
+    """The steps of one backup.
+
+    Args:
+        state: The state directory.
+        writer: The backup.
+        looks: Its databases.
+        staging: For copies of them.
+        show: Is told how far it is.
+    """
+
+    def __init__(self, state: str, writer: Writer, looks: Looks, staging: str, show: Show) -> None:
+        self._state = state
+        self._writer = writer
+        self._looks = looks
+        self._staging = staging
+        self._show = show
+
+    def open_files(self, what: Chosen) -> dict[str, int]:
+        """Take hold of the files that are replaced or removed when they have grown enough."""
+        found = {}
+        for name in what.files:
+            if name.endswith(_GROWS):
+                with contextlib.suppress(FileNotFoundError):
+                    found[name] = os.open(
+                        os.path.join(self._state, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+                    )
+        return found
+
+    def journal(self) -> None:
+        """Add the journal; its copy stays in the staging directory."""
+        copy = os.path.join(self._staging, FILENAME)
+        self._looks.copy(FILENAME, copy)
+        self._writer.add(f"{STATE}{FILENAME}", copy)
+
+    def waiting(self, reader: JournalReader, stores: Stores) -> int:
+        """Add the scripts that the journal tells of; how many of them are gone."""
+        position, head, missing, done = 0, reader.head(), 0, 0
+        while position < head:
+            events, position = reader.read(position, {JOB_SCRIPT}, _PAGE)
+            for event in events:
+                if isinstance(event.body, JobScript):
+                    missing += self._script(event.body, stores)
+                    done += 1
+                    self._show(done, None, "waiting scripts")
+        return missing
+
+    def _script(self, body: JobScript, stores: Stores) -> int:
+        gone = 0
+        for kept in (body.script, body.environment):
+            if kept is None:
+                continue
+            try:
+                fd = stores.get(body.store).open(kept)
+            except FileNotFoundError:
+                gone += 1  # purged, and so told in the journal as well
+                continue
+            self._writer.add_open(f"{BYTES}{body.store}/{kept.path}", fd)
+        return gone
+
+    def databases(self, what: Chosen) -> None:
+        """Add all databases but the journal."""
+        for done, name in enumerate(what.databases):
+            if name == FILENAME:
+                continue
+            copy = os.path.join(self._staging, "copy.db")
+            self._looks.copy(name, copy)
+            self._writer.add(f"{STATE}{name}", copy)
+            os.unlink(copy)
+            self._show(done, len(what.databases), "databases")
+
+    def files(self, opened: dict[str, int], what: Chosen) -> None:
+        """Add the other files of the state directory."""
+        for name in what.files:
+            if name in opened:
+                self._writer.add_open(f"{STATE}{name}", opened[name])
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                self._writer.add(f"{STATE}{name}", os.path.join(self._state, name))
+        for name, target in what.links.items():
+            self._writer.add_link(f"{STATE}{name}", target)
+
+    def configuration(self, config: str, settings: Settings) -> None:
+        """Add the configuration and what it names: passwords, keys, rules."""
+        wanted = [os.path.abspath(config)] if config else []
+        for path in [*wanted, *named_files(settings)]:
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue  # another user's, such as a key of the web process: that one's to keep
+            self._writer.add_open(f"{CONFIG}{path.lstrip('/')}", fd)
+
+    def archive(self, settings: Settings) -> None:
+        """Add what the sinks of files hold, with its access."""
+        done = 0
+        for name, root in trees_of(settings).items():
+            for directory, below, files in os.walk(root):
+                below[:] = sorted(one for one in below if one != ARCHIVE_DIRECTORY)
+                where = os.path.relpath(directory, root)
+                prefix = name if where == "." else f"{name}/{where}"
+                self._writer.add_directory(prefix, directory)
+                for file in sorted(files):
+                    with contextlib.suppress(FileNotFoundError):
+                        self._writer.add(f"{prefix}/{file}", os.path.join(directory, file))
+                    done += 1
+                    self._show(done, None, "files of the archive")
+
+
+def trees_of(settings: Settings) -> dict[str, str]:
+    """Directories of sinks of files, and of a job log that is not in the state directory."""
+    trees = {f"{ARCHIVE}{name}": settings.sink_path(name) for name in settings.files_sinks()}
+    if settings.accounting.location:
+        trees[JOB_LOG] = settings.accounting.location
+    return {name: os.path.abspath(path) for name, path in trees.items() if os.path.isdir(path)}
+
+
+def _owner(state: str) -> str:
+    uid = os.stat(state).st_uid
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

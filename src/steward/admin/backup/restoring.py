@@ -1,0 +1,335 @@
+"""Puts a backup back: checked first, then beside its place, then into it.
+
+What was copied at slightly different moments is made to fit: the journal waits
+until every consumer has said where it is.
+"""
+
+import contextlib
+import os
+import pwd
+import shutil
+import tarfile
+from collections.abc import Callable
+from datetime import datetime
+from typing import IO, Final
+
+import msgspec
+
+from steward.admin.backup.checking import each, summed
+from steward.admin.backup.choosing import BEFORE
+from steward.admin.backup.manifest import (
+    BYTES,
+    CONFIG,
+    MANIFEST,
+    STATE,
+    BackupError,
+    BackupUnavailable,
+    Manifest,
+)
+from steward.admin.backup.writing import ACL_KEY
+from steward.admin.credentials.store import end_revived
+from steward.core.config import Settings
+from steward.core.incoming import ARCHIVE_DIRECTORY, MARKER, STATE_STORE
+from steward.core.journal import store as journal
+from steward.core.journal.lock import take_lock
+from steward.core.journal.reading import FILENAME
+
+_LOCK: Final = "journal.lock"
+_FRESH: Final = ".restoring"
+_LEAP: Final = 1_000_000_000
+"""Left out where a ledger elsewhere may have seen more of the journal than the backup has."""
+_WAITING: Final = "incoming"
+
+Show = Callable[[int, int | None, str], None]
+
+
+class Restored(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restore did.
+
+    Attributes:
+        state_dir: Where the state is now.
+        files: How many files were written.
+        aside: Where that is now what was there before; "" where nothing was.
+        written: Files of the configuration that were written.
+        left: Files of the configuration that were there, and are left as they are.
+    """
+
+    state_dir: str
+    files: int
+    aside: str = ""
+    written: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+def restore(
+    path: str,
+    manifest: Manifest,
+    settings: Settings,
+    *,
+    force: bool,
+    now: datetime,
+    show: Show = lambda *_: None,
+) -> Restored:
+    """Put a backup back that was checked.
+
+    Args:
+        path: The backup.
+        manifest: What it holds.
+        settings: Where things are to be: the whole configuration.
+        force: Whether a state that is there is moved aside.
+        now: The present moment.
+        show: Is told how far it is.
+
+    Raises:
+        BackupError: Something is there already, or the archive is not.
+        BackupUnavailable: Something cannot be written.
+        JournalUnavailable: A daemon runs on the state directory.
+    """
+    state = os.path.abspath(settings.state_dir)
+    try:
+        owner = _state_dir(state, manifest)
+        lock = take_lock(state, wait_s=1.0)
+        try:
+            if os.geteuid() == 0:
+                os.chown(os.path.join(state, _LOCK), owner.st_uid, owner.st_gid)
+            putting = _Putting(path, manifest, settings, owner, show)
+            putting.look(force=force)
+            return putting.run(now)
+        finally:
+            lock.close()
+    except OSError as error:
+        where, why = error.filename or state, error.strerror or error
+        raise BackupUnavailable(f"{where} cannot be written: {why}", state) from error
+
+
+def _state_dir(state: str, manifest: Manifest) -> os.stat_result:
+    """Make the state directory where there is none; what it is."""
+    if not os.path.isdir(state):
+        try:
+            uid = pwd.getpwnam(manifest.owner).pw_uid
+        except KeyError:
+            raise BackupError(
+                f"there is no user {manifest.owner} here, whose the state was: make the user, or "
+                f"make {state} for another one, and try again",
+                manifest.owner,
+            ) from None
+        os.makedirs(state, mode=0o700)
+        if os.geteuid() == 0:
+            os.chown(state, uid, pwd.getpwuid(uid).pw_gid)
+    return os.stat(state)
+
+
+class _Putting:
+    """The steps of one restore.
+
+    Args:
+        path: The backup.
+        manifest: What it holds.
+        settings: Where things are to be.
+        owner: The state directory's.
+        show: Is told how far it is.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        manifest: Manifest,
+        settings: Settings,
+        owner: os.stat_result,
+        show: Show,
+    ) -> None:
+        self._path = path
+        self._manifest = manifest
+        self._settings = settings
+        self._owner = owner
+        self._show = show
+        self._state = os.path.abspath(settings.state_dir)
+        self._fresh = os.path.join(self._state, _FRESH)
+        self._files = 0
+        self._written: list[str] = []
+        self._left: list[str] = []
+        roots = {f"archive/{name}": settings.sink_path(name) for name in settings.files_sinks()}
+        if settings.accounting.location:
+            roots["joblog"] = settings.accounting.location
+        self._roots = {name: os.path.abspath(root) for name, root in roots.items()}
+
+    def look(self, *, force: bool) -> None:
+        """Make sure of everything before anything is changed.
+
+        Raises:
+            BackupError: Something is there already, or what is needed is not.
+        """
+        if self._there() and not force:
+            raise BackupError(
+                f"{self._state} is not empty: give --force to have what is there moved aside",
+                self._state,
+            )
+        for store in sorted({name.split("/")[1] for name in self._names(BYTES)}):
+            root = self._root_of(store)
+            is_coming = f"archive/{store.partition('.')[2]}" in self._manifest.trees
+            if root and not is_coming and not os.path.exists(os.path.join(root, MARKER)):
+                raise BackupError(
+                    f"scripts wait in this backup for the archive {root}, which is not there: "
+                    f"mount it or restore it first (an archive has a file {MARKER} in it)",
+                    root,
+                )
+        for tree in self._manifest.trees:
+            if tree not in self._roots:
+                raise BackupError(f"the configuration has no place for {tree}", tree)
+
+    def run(self, now: datetime) -> Restored:
+        """Do it."""
+        shutil.rmtree(self._fresh, ignore_errors=True)
+        os.mkdir(self._fresh, 0o700)
+        each(self._path, self._take)
+        # Before they get their owner: what is written here belongs to whoever restores.
+        end_revived(self._fresh, self._state, now)
+        self._fit()
+        aside = self._make_way(now)
+        for name in os.listdir(self._fresh):
+            os.rename(os.path.join(self._fresh, name), os.path.join(self._state, name))
+        os.rmdir(self._fresh)
+        os.sync()
+        return Restored(
+            state_dir=self._state,
+            files=self._files,
+            aside=aside,
+            written=tuple(self._written),
+            left=tuple(self._left),
+        )
+
+    def _names(self, prefix: str) -> list[str]:
+        return [one.name for one in self._manifest.members if one.name.startswith(prefix)]
+
+    def _root_of(self, store: str) -> str:
+        """The archive that a store is in; "" for the state directory's.
+
+        Raises:
+            BackupError: The configuration has no such sink.
+        """
+        if store == STATE_STORE:
+            return ""
+        name = store.partition(".")[2]
+        if f"archive/{name}" not in self._roots:
+            raise BackupError(
+                f"scripts wait in this backup for the sink {name}, which the configuration does "
+                "not have: name it there, with the place that its files are to be at",
+                name,
+            )
+        return self._roots[f"archive/{name}"]
+
+    def _there(self) -> list[str]:
+        """What is in the state directory that a backup would replace."""
+        trees = self._roots.values()
+
+        def stays(name: str) -> bool:
+            path = os.path.join(self._state, name)
+            return (
+                name in (_LOCK, _FRESH)
+                or name.startswith(BEFORE)
+                or any(tree == path or tree.startswith(f"{path}/") for tree in trees)
+            )
+
+        return [name for name in sorted(os.listdir(self._state)) if not stays(name)]
+
+    def _make_way(self, now: datetime) -> str:
+        there = self._there()
+        if not there:
+            return ""
+        aside = os.path.join(self._state, f"{BEFORE}{now:%Y%m%dT%H%M%SZ}")
+        os.mkdir(aside, 0o700)
+        os.chown(aside, self._owner.st_uid, self._owner.st_gid)
+        for name in there:
+            os.rename(os.path.join(self._state, name), os.path.join(aside, name))
+        return aside
+
+    def _fit(self) -> None:
+        """Make databases that were looked at one after the other fit each other."""
+        path = os.path.join(self._fresh, FILENAME)
+        journal.put_back(path, leap=_LEAP if self._settings.bank.database else 0)
+        for directory, _, files in os.walk(self._fresh):
+            self._own(directory)
+            for name in files:
+                self._own(os.path.join(directory, name))
+
+    def _own(self, path: str) -> None:
+        if os.geteuid() == 0:
+            os.chown(path, self._owner.st_uid, self._owner.st_gid, follow_symlinks=False)
+
+    # Members
+
+    def _take(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
+        if info.name == MANIFEST:
+            return
+        self._files += file is not None
+        self._show(self._files, len(self._manifest.members), "files")
+        if info.name.startswith(STATE):
+            self._state_file(info, file)
+        elif info.name.startswith(BYTES):
+            self._waiting(info, file)
+        elif info.name.startswith(CONFIG):
+            self._config(info, file)
+        else:
+            self._archived(info, file)
+
+    def _state_file(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
+        path = os.path.join(self._fresh, info.name.removeprefix(STATE))
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        if info.issym():
+            os.symlink(info.linkname, path)
+        elif file is not None:
+            self._write(info, file, path, mode=0o600)
+
+    def _waiting(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
+        _, store, name = info.name.split("/", 2)
+        root = self._root_of(store)
+        directory = os.path.join(root, ARCHIVE_DIRECTORY) if root else ""
+        directory = directory or os.path.join(self._fresh, _WAITING)
+        if not os.path.isdir(directory):
+            os.makedirs(directory, mode=0o700)
+            self._own(directory)
+        path = os.path.join(directory, name)
+        # Where the archive survived they are there already, written once and never changed.
+        if file is not None and not os.path.exists(path):
+            self._write(info, file, path, mode=0o600)
+            self._own(path)
+
+    def _config(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
+        path = f"/{info.name.removeprefix(CONFIG)}"
+        if file is None:
+            return
+        if os.path.lexists(path):
+            self._left.append(path)
+            return
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        self._write(info, file, path, mode=info.mode & 0o755)
+        if os.geteuid() == 0:
+            os.chown(path, info.uid, info.gid)
+        self._written.append(path)
+
+    def _archived(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
+        tree = next(
+            one for one in self._roots if info.name == one or info.name.startswith(f"{one}/")
+        )
+        path = os.path.join(self._roots[tree], info.name[len(tree) :].lstrip("/"))
+        if os.path.lexists(path) and not info.isdir():
+            return  # what the archive has is at least as new
+        if info.isdir():
+            os.makedirs(path, exist_ok=True)
+            os.chmod(path, info.mode)
+        elif file is not None:
+            self._write(info, file, path, mode=info.mode & 0o777)
+        if os.geteuid() == 0:
+            os.chown(path, info.uid, info.gid)
+        for key, value in info.pax_headers.items():
+            if key.startswith(ACL_KEY):
+                # A file system without ACLs keeps what mode and owner let in.
+                with contextlib.suppress(OSError):
+                    os.setxattr(path, key.removeprefix(ACL_KEY), bytes.fromhex(value))
+
+    def _write(self, info: tarfile.TarInfo, file: IO[bytes], path: str, *, mode: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as out:
+            summed(info, file, out.write)
+            os.fchmod(out.fileno(), mode)
+        os.utime(path, (info.mtime, info.mtime))

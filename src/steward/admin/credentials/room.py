@@ -1,0 +1,183 @@
+"""What the actions of credentials work with, and how the daemon knows a bearer."""
+
+import functools
+import logging
+import os
+import pwd
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Literal
+from urllib.parse import urlsplit
+
+from steward.admin.credentials import tickets
+from steward.admin.credentials.errors import NotKnown, NotLetIn
+from steward.admin.credentials.shapes import VouchRequest
+from steward.admin.credentials.store import CredentialStore, Kind
+from steward.core.access import Access, Asker
+from steward.core.config import Settings
+from steward.core.errors import Refused
+from steward.core.events import utc_now
+from steward.core.listening import is_ipv6, is_within
+from steward.core.munge.munged import Claim, Munge, MungeUnavailable
+from steward.core.munge.requests import difference, statement_over
+from steward.web.settings import WebSettings
+
+log = logging.getLogger(__name__)
+
+SESSION = "sts_"
+BY_PROXY = "proxy"
+"""How a session was opened on a proxy's word, and what was made in it …"""
+BY_SHARED = "shared"
+"""… and how a token was made in a session on an origin that other applications share."""
+_RENEWED_EVERY = timedelta(seconds=10)
+"""How exactly use is told from none: each request would be a write."""
+
+
+class CredentialsRoom:
+    """The context of the actions of credentials.
+
+    Args:
+        settings: The whole configuration.
+        access: Decides who may see what.
+        now: Tells the present moment.
+    """
+
+    def __init__(
+        self, settings: Settings, *, access: Access, now: Callable[[], datetime] = utc_now
+    ) -> None:
+        self.settings = settings
+        self.access = access
+        self.now = now
+
+    @functools.cached_property
+    def store(self) -> CredentialStore:
+        """The credentials."""
+        return CredentialStore(self.settings.state_dir)
+
+    def bearer(self, secret: str) -> Asker:
+        """Who brings a session's or a token's secret.
+
+        Raises:
+            NotKnown: Nobody whom we know.
+        """
+        if secret.startswith(tickets.PREFIX):
+            uid, user = tickets.whose(secret, self.now())
+            return Asker(uid=uid, user=user, how="munge", by_munge=True)
+        kind: Kind = "session" if secret.startswith(SESSION) else "token"
+        now = self.now()
+        found = self.store.known(kind, secret, now)
+        if kind == "session" and found.how == BY_PROXY:
+            until = now + timedelta(seconds=self.settings.web.proxy_session_s)
+            if until - found.expires >= _RENEWED_EVERY:
+                self.store.renew(found.id, until)
+        return Asker(
+            uid=found.uid,
+            user=found.user,
+            how=kind,
+            by_munge=found.how == "munge",
+            by_proxy=found.how == BY_PROXY,
+            scopes=frozenset(found.scopes) if kind == "token" else None,
+            rank=self._rank(kind, found.how),
+        )
+
+    def _rank(self, kind: Kind, how: str) -> Literal["full", "reads", "user"]:
+        """How far an operator's rights go with a credential.
+
+        A page of another application of the same origin can do what a session can, and make
+        tokens with it: those are bound as it was.
+        """
+        web = self.settings.web
+        if how == BY_SHARED or (kind == "session" and web.is_shared):
+            return "user"
+        return "reads" if how == BY_PROXY and not web.proxy_operators else "full"
+
+    def is_web(self, asker: Asker) -> bool:
+        """Whether who asks is the process that serves pages, by the kernel's word."""
+        return asker.how in ("socket", "local") and asker.uid in web_uids(self.settings)
+
+
+def web_uids(settings: Settings) -> frozenset[int]:
+    """The uids that ``steward web`` may run as: [web] user, where there is a [web] at all."""
+    if not settings.web.listen:
+        return frozenset()
+    try:
+        return frozenset({pwd.getpwnam(settings.web.user).pw_uid})
+    except KeyError:
+        return frozenset()
+
+
+def uid_of(user: str) -> int:
+    """The uid of a user whom a proxy names.
+
+    Raises:
+        NotKnown: There is none of that name, or it is root or another of the system's.
+    """
+    try:
+        found = pwd.getpwnam(user)
+    except (KeyError, ValueError):
+        raise NotKnown(f"there is no user {user!r} on this host", user) from None
+    if found.pw_uid in (0, os.geteuid()):
+        raise NotKnown(f"a proxy cannot log in {user}", user)
+    return found.pw_uid
+
+
+def who_asked(web: WebSettings, shown: VouchRequest) -> tuple[int, str]:
+    """The uid and name of whoever made the MUNGE credential that came with a request.
+
+    Args:
+        web: [web].
+        shown: The credential, and that request.
+
+    Raises:
+        NotLetIn: It names somebody who did not make that request, has no name here, or may
+            not come this way.
+        NotKnown: It names nobody, or comes from where nobody is believed.
+        UsageError: It is no request that is described so.
+        MungeUnavailable: munged does not answer.
+    """
+    if not web.munge:
+        raise NotKnown("MUNGE is not asked here ('munge' of [web]): bring a token")
+    # Not what the client calls us: that is what it was told by whoever relays it.
+    origin = urlsplit(web.url).netloc or web.listen
+    asked = statement_over(shown.method, shown.target, shown.digest, origin)
+    # Behind a proxy the connection is the proxy's.
+    if shown.peer not in web.trusted_proxies:
+        if is_ipv6(shown.peer):
+            raise NotKnown(
+                f"MUNGE is not believed from {shown.peer}, over IPv6: it names addresses of IPv4 "
+                "alone: bring a token",
+                shown.peer,
+            )
+        _need_from(web, shown.peer)
+    try:
+        claim = Munge(web.munge_socket).decode(shown.credential.encode("ascii", "replace"))
+    except Refused as error:
+        raise NotKnown(str(error)) from error
+    except MungeUnavailable as error:
+        log.warning("nobody is known by MUNGE: %s", error)
+        raise
+    try:
+        return claim.uid, _let_in(web, claim, asked)
+    except NotKnown as error:
+        raise NotLetIn(str(error), claim.uid) from error
+
+
+def _let_in(web: WebSettings, claim: Claim, asked: bytes) -> str:
+    """The name of whom a credential names, if it is over what was asked, and they may come so."""
+    wrong = difference(claim.payload, asked)
+    if wrong:
+        raise NotKnown(f"the MUNGE credential {wrong}")
+    _need_from(web, claim.address)
+    if claim.uid in (0, os.geteuid()):
+        raise NotKnown("root and Steward's own user are not let in from other hosts", claim.uid)
+    try:
+        return pwd.getpwuid(claim.uid).pw_name
+    except KeyError:
+        raise NotKnown(f"your uid, {claim.uid}, has no name on the daemon's host") from None
+
+
+def _need_from(web: WebSettings, address: str) -> None:
+    if web.munge_from and not is_within(address, web.munge_from):
+        raise NotKnown(
+            f"MUNGE is not believed from {address} ('munge_from' of [web]): bring a token", address
+        )

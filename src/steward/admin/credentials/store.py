@@ -1,0 +1,310 @@
+"""credentials.db: login links, sessions and tokens. Of a secret only its SHA-256 is kept.
+
+The secrets are 256 random bits, so that a plain digest is as good as a slow one.
+A credential belongs to a uid and to the name that this uid had: if either means
+somebody else by now, it is worth nothing.
+"""
+
+import hashlib
+import os
+import pwd
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
+
+import msgspec
+
+from steward.admin.credentials.errors import (
+    CredentialsError,
+    CredentialsUnavailable,
+    NoSuchCredential,
+    NotKnown,
+)
+from steward.core.moments import micros, moment
+from steward.core.scopes import Scope
+from steward.core.sqlite import (
+    Connection,
+    SqliteError,
+    SqliteUnavailable,
+    make_for_owner,
+    open_database,
+    transaction,
+)
+
+NAME: Final = "credentials.db"
+Kind = Literal["login", "session", "token"]
+_PREFIX: Final[dict[Kind, str]] = {"login": "stl_", "session": "sts_", "token": "stt_"}
+_USED_EVERY: Final = timedelta(minutes=1)
+"""How exactly it is kept when a credential was used last: each request would be a write."""
+
+_MIGRATIONS: Final = (
+    """
+    CREATE TABLE credential (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        kind TEXT NOT NULL,
+        digest BLOB NOT NULL UNIQUE,
+        uid INTEGER NOT NULL,
+        user TEXT NOT NULL,
+        how TEXT NOT NULL,
+        name TEXT NOT NULL,
+        scopes TEXT NOT NULL,
+        created_us INTEGER NOT NULL,
+        expires_us INTEGER NOT NULL,
+        used_us INTEGER NOT NULL DEFAULT 0,
+        ended_us INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE INDEX credential_of_user ON credential (kind, uid);
+    CREATE INDEX credential_expires ON credential (expires_us);
+    """,
+)
+_COLUMNS: Final = (
+    "id, kind, uid, user, how, name, scopes, created_us, expires_us, used_us, ended_us"
+)
+
+
+class Credential(msgspec.Struct, frozen=True, kw_only=True):
+    """One credential, without its secret.
+
+    Attributes:
+        id: Its number.
+        kind: ``login``, ``session`` or ``token``.
+        uid: Whose it is …
+        user: … under this name.
+        how: How its owner was known when it was made: ``socket``, ``local``, ``proxy`` …
+        name: What its owner calls it.
+        scopes: What a token is good for.
+        created: When it was made, UTC.
+        expires: Until when it is good, UTC.
+        used: When it was used last, to a minute; None for never.
+        ended: When it was taken back, or used up; None for not.
+    """
+
+    id: int
+    kind: Kind
+    uid: int
+    user: str
+    how: str
+    name: str
+    scopes: tuple[Scope, ...]
+    created: datetime
+    expires: datetime
+    used: datetime | None = None
+    ended: datetime | None = None
+
+
+class CredentialStore:
+    """The credentials of a state directory; to be used by one thread at a time.
+
+    Args:
+        state_dir: Steward's state directory.
+    """
+
+    def __init__(self, state_dir: str) -> None:
+        self._path = os.path.join(state_dir, NAME)
+        with _ours():
+            make_for_owner(self._path)
+            self._connection: Connection = open_database(self._path, _MIGRATIONS)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def make(
+        self,
+        kind: Kind,
+        *,
+        uid: int,
+        user: str,
+        how: str,
+        now: datetime,
+        expires: datetime,
+        name: str = "",
+        scopes: tuple[Scope, ...] = (),
+    ) -> tuple[str, Credential]:
+        """Make a credential; its secret, which is never told again, and what is kept of it."""
+        secret = _PREFIX[kind] + secrets.token_urlsafe(32)
+        row = (
+            *(kind, _digest(secret), uid, user, how, name, ",".join(scopes)),
+            *(micros(now), micros(expires)),
+        )
+        with _ours(), transaction(self._connection, self._path) as connection:
+            # What is over for long is nobody's use; tokens are listed for a while.
+            connection.execute(
+                "DELETE FROM credential WHERE expires_us < ?", (micros(now - timedelta(days=30)),)
+            )
+            number: int = connection.execute(
+                "INSERT INTO credential (kind, digest, uid, user, how, name, scopes, created_us, "
+                "expires_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                row,
+            ).lastrowid
+        return secret, self.get(number)
+
+    def get(self, number: int) -> Credential:
+        """The credential of that number.
+
+        Raises:
+            NoSuchCredential: There is none.
+        """
+        with _ours():
+            row = self._connection.execute(
+                f"SELECT {_COLUMNS} FROM credential WHERE id = ?",  # noqa: S608 - our own words
+                (number,),
+            ).fetchone()
+        if row is None:
+            raise NoSuchCredential(f"there is no credential with the number {number}", number)
+        return _credential(row)
+
+    def known(self, kind: Kind, secret: str, now: datetime) -> Credential:
+        """Whose secret this is.
+
+        Raises:
+            NotKnown: Nobody's, or not any more.
+        """
+        with _ours():
+            row = self._connection.execute(
+                f"SELECT {_COLUMNS} FROM credential WHERE digest = ?",  # noqa: S608 - our own words
+                (_digest(secret),),
+            ).fetchone()
+        found = _credential(row) if row is not None else None
+        if found is None or found.kind != kind or found.ended or found.expires <= now:
+            raise NotKnown(f"this {kind} is not known, or not good any more: {_ANEW[kind]}")
+        if not is_still(found.uid, found.user):
+            raise NotKnown(f"this {kind} was made for a user who is another one by now")
+        if found.used is None or now - found.used >= _USED_EVERY:
+            self._set("used_us", found.id, now)
+        return found
+
+    def use_up(self, secret: str, now: datetime) -> Credential:
+        """Take a login link: whose it is, and nobody can take it again.
+
+        Raises:
+            NotKnown: It is no link, or was taken before, or is too old.
+        """
+        found = self.known("login", secret, now)
+        with _ours(), transaction(self._connection, self._path) as connection:
+            taken = connection.execute(
+                "UPDATE credential SET ended_us = ? WHERE id = ? AND ended_us = 0",
+                (micros(now), found.id),
+            ).rowcount
+        if taken != 1:
+            raise NotKnown(f"this login is not known, or not good any more: {_ANEW['login']}")
+        return found
+
+    def renew(self, number: int, expires: datetime) -> None:
+        """Let a credential be good until then."""
+        self._set("expires_us", number, expires)
+
+    def end(self, number: int, now: datetime) -> None:
+        """Take a credential back."""
+        self._set("ended_us", number, now)
+
+    def all_of(self, kind: Kind, uid: int | None = None) -> list[Credential]:
+        """The credentials of a kind, newest first; of one user, or of all."""
+        with _ours():
+            rows = self._connection.execute(
+                f"SELECT {_COLUMNS} FROM credential WHERE kind = ? "  # noqa: S608 - our own words
+                "AND (? IS NULL OR uid = ?) ORDER BY id DESC",
+                (kind, uid, uid),
+            ).fetchall()
+        return [_credential(row) for row in rows]
+
+    def _set(
+        self, column: Literal["used_us", "ended_us", "expires_us"], number: int, now: datetime
+    ) -> None:
+        with _ours(), transaction(self._connection, self._path) as connection:
+            connection.execute(
+                f"UPDATE credential SET {column} = ? WHERE id = ?",  # noqa: S608 - our own words
+                (micros(now), number),
+            )
+
+
+def end_revived(restored: str, before: str, now: datetime) -> None:
+    """End the credentials of a backup that were revoked after it was made, or that may have been.
+
+    Args:
+        restored: The state directory that the backup was put into.
+        before: The one that it replaces: a credential stays good if it is good there.
+        now: The present moment.
+
+    Raises:
+        CredentialsError: The backup's are damaged.
+    """
+    if not os.path.exists(os.path.join(restored, NAME)):
+        return
+    good = _good_in(before)
+    store = CredentialStore(restored)
+    try:
+        with _ours(), transaction(store._connection, store._path) as connection:
+            rows = connection.execute("SELECT id, digest FROM credential WHERE ended_us = 0")
+            for number, digest in rows.fetchall():
+                if bytes(digest) not in good:
+                    connection.execute(
+                        "UPDATE credential SET ended_us = ? WHERE id = ?", (micros(now), number)
+                    )
+    finally:
+        store.close()
+
+
+def _good_in(state_dir: str) -> frozenset[bytes]:
+    """Digests of the credentials that nobody has revoked; none where that cannot be read."""
+    if not os.path.exists(os.path.join(state_dir, NAME)):
+        return frozenset()
+    try:
+        store = CredentialStore(state_dir)
+        try:
+            with _ours():
+                sql = "SELECT digest FROM credential WHERE ended_us = 0"
+                return frozenset(bytes(row[0]) for row in store._connection.execute(sql))
+        finally:
+            store.close()
+    except (CredentialsError, CredentialsUnavailable):
+        return frozenset()
+
+
+_ANEW: Final[dict[Kind, str]] = {
+    "login": "run 'steward login' again",
+    "session": "log in again",
+    "token": "make one with 'steward token create'",
+}
+
+
+def is_still(uid: int, user: str) -> bool:
+    """Whether a uid has the name that it had."""
+    try:
+        return pwd.getpwuid(uid).pw_name == user
+    except KeyError:
+        return False
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
+
+
+def _credential(row: Any) -> Credential:
+    number, kind, uid, user, how, name, scopes, created, expires, used, ended = row
+    return Credential(
+        id=number,
+        kind=kind,
+        uid=uid,
+        user=user,
+        how=how,
+        name=name,
+        scopes=tuple(scopes.split(",")) if scopes else (),
+        created=moment(created),
+        expires=moment(expires),
+        used=moment(used) if used else None,
+        ended=moment(ended) if ended else None,
+    )
+
+
+@contextmanager
+def _ours() -> Iterator[None]:
+    """Turn what SQLite says into errors of this room."""
+    try:
+        yield
+    except SqliteUnavailable as error:
+        raise CredentialsUnavailable(str(error), error.offender) from error
+    except SqliteError as error:
+        raise CredentialsError(str(error), error.offender) from error

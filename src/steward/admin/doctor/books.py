@@ -1,0 +1,272 @@
+"""Checks of what is kept: the journal and who reads it, sinks, gaps, rules."""
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from steward.admin.doctor.findings import Finding, ok, several, skipped, warning, wrong
+from steward.admin.doctor.ground import Ground
+from steward.archive.files import acl
+from steward.capture.nodes.heard import LATELY, Heard, refused_lately
+from steward.core.config import (
+    AnySinkSettings,
+    FilesSinkSettings,
+    KafkaSettings,
+    KafkaSinkSettings,
+    NodesSettings,
+    SearchSinkSettings,
+)
+from steward.core.errors import Unavailable
+from steward.core.events import utc_now
+from steward.core.journal import JournalReader, refill_command
+from steward.core.listening import host_and_port
+
+_BACKLOG_S: Final = 600.0
+_KAFKA_S: Final = 10.0
+_LISTENER_S: Final = 5.0
+
+
+def journal(ground: Ground) -> Iterator[Finding]:
+    """Whether every consumer keeps up, and nothing was set aside."""
+    path = f"{ground.settings.state_dir}/journal.db"
+    reader = JournalReader(ground.settings.state_dir)
+    try:
+        consumers = reader.consumers()
+    finally:
+        reader.close()
+    strange = False
+    for one in consumers:
+        if one.detached or one.missed:
+            strange = True
+            yield wrong(
+                path,
+                f"it was detached, and has missed {several(one.missed, 'event')}",
+                *((refill_command(one.name, one.missed_from),) if one.missed else ()),
+                of=one.name,
+            )
+        elif one.state != "running":
+            strange = True
+            yield wrong(path, f"it waits: {one.detail}", "steward journal status", of=one.name)
+        if one.dead:
+            strange = True
+            yield wrong(
+                path,
+                f"{several(one.dead, 'event')} set aside, which it could not put to use",
+                f"steward journal dead {one.name}",
+                f"steward journal replay {one.name}",
+                of=one.name,
+            )
+    if not strange:
+        yield ok(path, f"{several(len(consumers), 'consumer')} to read it, and nothing set aside")
+
+
+def sinks(ground: Ground) -> Iterator[Finding]:
+    """Whether each sink can be reached, and keeps up."""
+    if ground.settings.forward.to:
+        yield skipped("archive.sinks", f"{ground.settings.forward.to} keeps the archive")
+        return
+    for line in ground.ask("archive.sinks").sinks:
+        of = ground.settings.archive.sink.get(line.name)
+        if of is None:
+            yield warning(
+                line.name,
+                "it is configured no more, and the journal waits for it",
+                f"steward journal forget archive.{line.name}",
+                of=line.name,
+            )
+            continue
+        where, error = _reached(ground, line.name, of)
+        mend = ("steward archive sinks", "journalctl -u steward -p warning")
+        if error:
+            yield wrong(where, f"it cannot be reached: {error}", *mend, of=line.name)
+        elif line.oldest_s is not None and line.oldest_s > _BACKLOG_S:
+            yield wrong(
+                where,
+                f"{several(line.backlog, 'script')} to go there, the oldest for "
+                f"{line.oldest_s:.0f} s: "
+                f"{line.detail or line.error or 'the daemon does not run, or it is slow'}",
+                *mend,
+                of=line.name,
+            )
+        else:
+            yield ok(
+                where,
+                f"it can be reached, with {several(line.backlog, 'script')} to go there",
+                of=line.name,
+            )
+
+
+def _reached(ground: Ground, name: str, of: AnySinkSettings) -> tuple[str, str]:
+    """Where a sink is, and why it cannot be reached; "" where it can."""
+    where = _place(ground, name, of)
+    try:
+        if isinstance(of, FilesSinkSettings):
+            os.listdir(where)
+        elif isinstance(of, SearchSinkSettings):
+            _ask_search(of)
+        else:
+            _ask_kafka(of, name)
+    except Unavailable as error:
+        return where, str(error)
+    except OSError as error:
+        return where, error.strerror or str(error)
+    return where, ""
+
+
+def _place(ground: Ground, name: str, of: AnySinkSettings) -> str:
+    if isinstance(of, FilesSinkSettings):
+        return ground.settings.sink_path(name)
+    if isinstance(of, SearchSinkSettings):
+        return ", ".join(of.urls)
+    return f"topic {of.broker.topic} at {', '.join(of.broker.servers)}"
+
+
+def _ask_search(of: SearchSinkSettings) -> None:
+    from steward.extensions.search_servers.client import SearchClient
+    from steward.extensions.search_servers.preparing import check_product
+
+    client = SearchClient(msgspec.structs.replace(of, timeout_s=min(of.timeout_s, _KAFKA_S)))
+    try:
+        check_product(client)
+    finally:
+        client.close()
+
+
+def _ask_kafka(of: KafkaSinkSettings, name: str) -> None:
+    from steward.extensions.kafka.client import KafkaUnavailable, Reached
+
+    broker: KafkaSettings = of.broker
+    reached = Reached(broker, f"doctor.{name}")
+    producer = reached.make("Producer", {})
+    try:
+        producer.list_topics(broker.topic, timeout=min(broker.timeout_s, _KAFKA_S))
+    except reached.lib.KafkaException as error:
+        raise KafkaUnavailable(reached.told(error.args[0])) from error
+
+
+def owners(ground: Ground) -> Iterator[Finding]:
+    """Whether owners can be let in to their files by ACL."""
+    looked_at = "POSIX access control lists"
+    trees = ground.settings.files_sinks()
+    for name, sink in trees.items():
+        for path in filter(None, (ground.settings.sink_path(name), sink.move_to)):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError as error:
+                yield skipped(f"{looked_at} on {path}", f"{error.strerror}", of=name)
+                continue
+            try:
+                has = acl.supported(fd)
+            finally:
+                os.close(fd)
+            if has:
+                yield ok(f"{looked_at} on {path}", "owners are let in to their files", of=name)
+            else:
+                yield warning(
+                    f"{looked_at} on {path}",
+                    "there are none: files are Steward's alone, owners see them by commands only",
+                    "mount it with the option acl, or take another file system",
+                    of=name,
+                )
+    if not trees:
+        yield skipped(looked_at, "there is no sink of files")
+
+
+def gaps(ground: Ground) -> Iterator[Finding]:
+    """Whether anything is missing in the books of the last day."""
+    looked_at = "steward accounting gaps -S now-1day"
+    if ground.settings.forward.to:
+        yield skipped(looked_at, f"{ground.settings.forward.to} keeps the books")
+        return
+    answer = ground.ask("accounting.gaps", since="now-1day")
+    counts = Counter(one.kind for one in answer.findings)
+    if not counts:
+        yield ok(looked_at, "nothing is missing of the last day")
+    for kind, count in sorted(counts.items()):
+        first = next(one for one in answer.findings if one.kind == kind)
+        yield warning(looked_at, f"{several(count, 'time')}; {first.words}", looked_at, of=kind)
+
+
+def nodes(ground: Ground) -> Iterator[Finding]:
+    """Whether the nodes' agents are heard."""
+    looked_at = "steward agent on compute nodes"
+    if not ground.settings.nodes.listen:
+        yield skipped(looked_at, "[nodes] listen is not set")
+        return
+    try:
+        heard = Heard(ground.settings.state_dir)
+    except Unavailable:
+        found, silent = 0, []
+    else:
+        found = len(heard.nodes())
+        silent = heard.silent_since(utc_now() - LATELY)
+        heard.close()
+    away = _listener_away(ground.settings.nodes)
+    if away:
+        yield wrong(
+            looked_at,
+            f"nothing listens at {ground.settings.nodes.listen}: {away}",
+            "systemctl enable --now steward-listen",
+            "journalctl -u steward-listen -p warning",
+            of="listener",
+        )
+        return
+    refused = refused_lately(ground.settings.state_dir, utc_now())
+    for one in refused:
+        yield warning(
+            looked_at, f"its batch was refused: {one.why}", _remedy(one.why), of=one.address
+        )
+    if refused and not (found or silent):
+        return
+    if not found:
+        yield warning(
+            looked_at,
+            f"no node was ever heard at {ground.settings.nodes.listen}",
+            "on each node: systemctl enable --now steward-agent.timer",
+            "if that is done, on the node: journalctl -u steward-agent",
+        )
+    elif silent:
+        yield warning(
+            looked_at,
+            f"{several(len(silent), 'node')} of {found} silent, {silent[0].node} since "
+            f"{silent[0].heard_at:%Y-%m-%dT%H:%M:%SZ}",
+            f"ssh {silent[0].node} systemctl status steward-agent",
+        )
+    else:
+        yield ok(looked_at, f"{several(found, 'node')} heard, none of them silent")
+
+
+def _listener_away(nodes: NodesSettings) -> str:
+    """Why nobody is at the port of a listener of its own; "" where somebody is."""
+    if not nodes.listener:
+        return ""
+    host, port = host_and_port(nodes.listen) or ("", 0)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- nothing is bound
+    try:
+        socket.create_connection((host, port), _LISTENER_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _remedy(why: str) -> str:
+    if "credential was made on 127." in why:
+        return "on that node: start munged with --origin=ADDRESS, or correct its /etc/hosts"
+    return "docs/nodes.md, 'Where nothing arrives'"
+
+
+def rules(ground: Ground) -> Iterator[Finding]:
+    """Whether every rule can be read."""
+    looked_at = ", ".join(ground.settings.rules.directories) or "the rules"
+    if not ground.settings.rules.enabled:
+        yield skipped(looked_at, "[rules] enabled is not set")
+        return
+    answer = ground.ask("rules.check")
+    for one in answer.troubles:
+        yield wrong(one.path, one.what, "steward rules check", of=os.path.basename(one.path))
+    if not answer.troubles:
+        yield ok(looked_at, f"{several(answer.rules, 'rule')} to be read, and no other")

@@ -1,0 +1,202 @@
+"""Checks of this machine: the configuration, the state directory, disks, the SQLite library."""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+from pysqlite3 import dbapi2
+
+from steward.admin.doctor.findings import Finding, ok, several, skipped, warning, wrong
+from steward.admin.doctor.ground import Ground, user_name
+from steward.core.config import Section, Settings
+from steward.core.config.looking import doubts, mistakes
+from steward.core.filesystems import network_kind
+from steward.core.sqlite import OLDEST_SAFE
+
+_SECRETS: Final = ("key_file", "password_file", "api_key_file", "token_file", "secret_file")
+_LITTLE: Final = 0.10
+_TOO_LITTLE: Final = 0.02
+_ENOUGH_BYTES: Final = 20 << 30
+_GIB: Final = 1 << 30
+
+
+def configuration(ground: Ground) -> Iterator[Finding]:
+    """What a look at this host tells of the settings: files, users, Python packages."""
+    looked_at = "the settings, and what they name on this host"
+    found = False
+    for problem in mistakes(ground.settings):
+        found = True
+        yield wrong(looked_at, problem.what, "steward config check")
+    if not ground.is_root and ground.uid != ground.own_uid:
+        yield skipped(looked_at, "that is for root, or Steward's user, to look at")
+        return
+    for problem in doubts(ground.settings):
+        found = True
+        yield warning(looked_at, problem.what, "steward config check")
+    if not found:
+        yield ok(looked_at, "all that they name is there")
+
+
+def file_of_settings(path: str) -> Finding:
+    """Who may read and change the configuration's file."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        return wrong(path, f"{error.strerror}", "steward init")
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o002 or (mode & 0o020 and status.st_uid != 0):
+        return wrong(
+            path, "others may change it, and so what runs as Steward", f"chmod 0640 {path}"
+        )
+    if mode & 0o004:
+        return warning(path, "everybody may read it", f"chmod o-r {path}")
+    return ok(path, f"it is {user_name(status.st_uid)}'s, mode {mode:04o}")
+
+
+def secrets(ground: Ground) -> Iterator[Finding]:
+    """Whether the files of keys, passwords and tokens are closed to others."""
+    looked_at = "files of keys, passwords and tokens"
+    files = sorted(set(_secret_files(ground.settings)))
+    files += [f"{ground.settings.state_dir}/gate.key"]
+    strange, seen = False, 0
+    for path in files:
+        try:
+            mode = stat.S_IMODE(os.stat(path).st_mode)
+        except OSError:
+            continue  # what the settings name and is not there, the check settings tells
+        seen += 1
+        if mode & 0o007:
+            strange = True
+            yield wrong(path, f"everybody may use it: mode {mode:04o}", f"chmod o= {path}", of=path)
+    if not strange:
+        yield ok(looked_at, f"{several(seen, 'file')}, closed to others")
+
+
+def _secret_files(section: Section) -> Iterator[str]:
+    for field in msgspec.structs.fields(type(section)):
+        value = getattr(section, field.name)
+        if isinstance(value, Section):
+            yield from _secret_files(value)
+        elif isinstance(value, dict):
+            for inner in value.values():
+                if isinstance(inner, Section):
+                    yield from _secret_files(inner)
+        elif value and field.name in _SECRETS:
+            yield value
+
+
+def library(_ground: Ground) -> Iterator[Finding]:
+    """Whether the SQLite library is one that keeps what it is given."""
+    looked_at = "the SQLite library"
+    version = dbapi2.sqlite_version
+    if dbapi2.sqlite_version_info < OLDEST_SAFE:
+        oldest = ".".join(map(str, OLDEST_SAFE))
+        yield wrong(
+            looked_at,
+            f"SQLite {version} can corrupt a database that two processes use: {oldest} is needed",
+            "install Steward's package again: it brings its own",
+        )
+    else:
+        yield ok(looked_at, f"SQLite {version}")
+
+
+def state(ground: Ground) -> Iterator[Finding]:
+    """Whether the state directory is local, Steward's, and nobody else's."""
+    path = ground.settings.state_dir
+    try:
+        status = os.stat(path)
+        kind = network_kind(path)
+    except OSError as error:
+        yield wrong(path, f"{error.strerror}: the daemon makes it when it starts", _start())
+        return
+    if kind:
+        yield wrong(
+            path,
+            f"it is on {kind}, where SQLite's locks are not safe",
+            "set state_dir to a directory on a local disk",
+        )
+    elif stat.S_IMODE(status.st_mode) & 0o077:
+        yield wrong(path, "others than Steward may look into it", f"chmod 0700 {path}")
+    else:
+        yield from _owners(ground, path)
+
+
+def _owners(ground: Ground, path: str) -> Iterator[Finding]:
+    """Whether the files in it are Steward's: one that is root's stops a daemon that is not."""
+    if not ground.is_root and ground.uid != ground.own_uid:
+        yield skipped(path, "only root and Steward's user can look into it")
+        return
+    strange = [name for name, uid in _owned(path) if uid != ground.own_uid]
+    if strange and ground.own_uid != 0:
+        yield wrong(
+            path,
+            f"{min(strange)} is not {ground.own_name}'s: the daemon cannot use it",
+            f"chown -R {ground.own_name}: {path}",
+        )
+    else:
+        yield ok(path, f"it is on a local disk, and {ground.own_name}'s alone")
+
+
+def _owned(path: str) -> Iterator[tuple[str, int]]:
+    """Whose each of Steward's databases is, those of the catalogue among them."""
+    for directory in (path, f"{path}/catalogue"):
+        try:
+            entries = list(os.scandir(directory))
+        except FileNotFoundError:
+            continue
+        for entry in entries:
+            # SQLite removes files of its own when the last one has closed a database.
+            with contextlib.suppress(FileNotFoundError):
+                yield entry.name, entry.stat(follow_symlinks=False).st_uid
+
+
+def disks(ground: Ground) -> Iterator[Finding]:
+    """Whether there is room for what is to be kept."""
+    for of, path in places(ground.settings):
+        try:
+            status = os.statvfs(path)
+        except OSError as error:
+            yield warning(path, f"{error.strerror}", of=of)
+            continue
+        yield room(of, path, status)
+
+
+def places(settings: Settings) -> Iterator[tuple[str, str]]:
+    """The directories that Steward writes to, with what they are for."""
+    yield "state", settings.state_dir
+    for name, sink in settings.files_sinks().items():
+        yield f"archive.{name}", settings.sink_path(name)
+        if sink.move_to:
+            yield f"archive.{name} (move_to)", sink.move_to
+
+
+def room(of: str, path: str, status: os.statvfs_result) -> Finding:
+    """Whether a file system has room.
+
+    Args:
+        of: What is kept there.
+        path: Where.
+        status: As statvfs(3) tells it.
+    """
+    free = status.f_bavail * status.f_frsize
+    share = status.f_bavail / status.f_blocks if status.f_blocks else 1.0
+    # Some file systems (btrfs, many on a network) count no files.
+    inodes = status.f_favail / status.f_files if status.f_files else 1.0
+    text = f"{free / _GIB:.1f} GiB are free ({share:.0%}), and {inodes:.0%} of its files"
+    looked_at = f"the file system of {path}"
+    mend = (
+        f"df -h {path}; df -i {path}",
+        "make room, or remove what is old by retention_days in [archive.sink.NAME]",
+    )
+    if (share < _TOO_LITTLE and free < _ENOUGH_BYTES) or inodes < _TOO_LITTLE:
+        return wrong(looked_at, f"it is nearly full: {text}", *mend, of=of)
+    if (share < _LITTLE and free < _ENOUGH_BYTES) or inodes < _LITTLE:
+        return warning(looked_at, f"it fills up: {text}", *mend, of=of)
+    return ok(looked_at, text, of=of)
+
+
+def _start() -> str:
+    return "systemctl start steward"

@@ -1,0 +1,321 @@
+"""What the journal can be asked: how it stands, what is in it, what was set aside.
+
+Events of all clusters are in it, so only those who are operators on every
+cluster may ask.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from steward.core import events
+from steward.core.access import Access, Asker
+from steward.core.actions import Action
+from steward.core.errors import Refused, UsageError
+from steward.core.journal.link import JournalLink
+from steward.core.journal.reading import ConsumerStatus, DeadLetter, JournalReader
+from steward.core.waiting import Stop
+from steward.reports.events import EventTold, told
+
+_MOST_EVENTS = 10_000
+
+
+class JournalRoom:
+    """What the journal's actions work with.
+
+    Args:
+        state_dir: The directory that holds the journal.
+        access: Decides who may ask.
+        clusters: Every cluster that something may be in it of; at least one name.
+    """
+
+    def __init__(self, state_dir: str, access: Access, clusters: Iterable[str]) -> None:
+        self._state_dir = state_dir
+        self._access = access
+        self._clusters = tuple(clusters)
+
+    def admit(self, asker: Asker) -> None:
+        """Let an operator pass.
+
+        Raises:
+            Refused: The asker is none, or not on every cluster.
+        """
+        if not all(self._access.is_operator(asker, cluster) for cluster in self._clusters):
+            raise Refused("the journal holds everybody's jobs: only operators may ask for it")
+
+    def reader(self) -> JournalReader:
+        """The journal, for reading."""
+        return JournalReader(self._state_dir)
+
+    def consumer(self, asker: Asker, name: str) -> str:
+        """The consumer that an operator means.
+
+        Raises:
+            Refused: As :meth:`admit`.
+            UsageError: There is no such consumer.
+        """
+        self.admit(asker)
+        reader = self.reader()
+        try:
+            return _called(reader, name)
+        finally:
+            reader.close()
+
+    def ask_writer(self, verb: str, *args: Any) -> Any:
+        """Have the journal's one writer do something."""
+        link = JournalLink(self._state_dir, Stop())
+        try:
+            return link.ask(verb, *args)
+        finally:
+            link.close()
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something asked of the journal."""
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Something answered; ``version`` is the shape's."""
+
+    version: int = 1
+
+
+class StatusRequest(_Request, frozen=True, kw_only=True):
+    """journal.status: how the journal and its consumers stand."""
+
+
+class StatusAnswer(_Answer, frozen=True, kw_only=True):
+    """How the journal and its consumers stand.
+
+    Attributes:
+        head: Position of the last event.
+        oldest: Position of the oldest event that is still here.
+        events: How many are here.
+        consumers: Where each consumer stands.
+    """
+
+    head: int
+    oldest: int
+    events: int
+    consumers: tuple[ConsumerStatus, ...] = ()
+
+
+class ListRequest(_Request, frozen=True, kw_only=True):
+    """journal.list: events.
+
+    Attributes:
+        kinds: Only these kinds; all if empty.
+        clusters: Only of these clusters; all if empty.
+        after: Only events behind this position; 0 for the newest ones.
+        limit: How many at most.
+    """
+
+    kinds: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
+    after: int = 0
+    limit: int = 50
+
+
+class ListAnswer(_Answer, frozen=True, kw_only=True):
+    """Events, oldest first."""
+
+    events: tuple[EventTold, ...]
+
+
+class DeadRequest(_Request, frozen=True, kw_only=True):
+    """journal.dead: what was set aside, for one consumer (or sink) or ("") all."""
+
+    consumer: str = ""
+
+
+class DeadLine(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that a consumer could not put to use.
+
+    Attributes:
+        consumer: Who could not.
+        id: The event's position.
+        kind: The event's kind.
+        cluster: The event's cluster.
+        key: The event's key.
+        error: What went wrong the last time.
+        since: When it was set aside.
+        replay: Whether it is about to be tried again.
+    """
+
+    consumer: str
+    id: int
+    kind: str
+    cluster: str
+    key: str
+    error: str
+    since: datetime
+    replay: bool
+
+
+class DeadAnswer(_Answer, frozen=True, kw_only=True):
+    """What was set aside."""
+
+    letters: tuple[DeadLine, ...]
+
+
+class ReplayRequest(_Request, frozen=True, kw_only=True):
+    """journal.replay: have what was set aside for a consumer tried again.
+
+    Attributes:
+        consumer: The consumer, or a sink by its own name.
+        id: The one event; None for all.
+    """
+
+    consumer: str
+    id: int | None = None
+
+
+class ReplayAnswer(_Answer, frozen=True, kw_only=True):
+    """How many events will be tried again."""
+
+    events: int
+
+
+class ForgetRequest(_Request, frozen=True, kw_only=True):
+    """journal.forget: the journal waits for this consumer, or this sink's, no more."""
+
+    consumer: str
+
+
+class ForgetAnswer(_Answer, frozen=True, kw_only=True):
+    """Whom the journal has forgotten."""
+
+    consumer: str
+
+
+def _status(room: JournalRoom, asker: Asker, _request: StatusRequest) -> StatusAnswer:
+    room.admit(asker)
+    reader = room.reader()
+    try:
+        return StatusAnswer(
+            head=reader.head(),
+            oldest=reader.oldest(),
+            events=reader.count(),
+            consumers=tuple(reader.consumers()),
+        )
+    finally:
+        reader.close()
+
+
+def _list(room: JournalRoom, asker: Asker, request: ListRequest) -> ListAnswer:
+    room.admit(asker)
+    unknown = set(request.kinds) - set(events.BODIES)
+    if unknown:
+        kinds = ", ".join(events.BODIES)
+        raise UsageError(f"there is no kind {min(unknown)!r}: the kinds are {kinds}")
+    limit = max(1, min(request.limit, _MOST_EVENTS))
+    reader = room.reader()
+    try:
+        found = _newest(reader, request, limit)
+    finally:
+        reader.close()
+    return ListAnswer(events=tuple(map(told, found)))
+
+
+def _newest(reader: JournalReader, request: ListRequest, limit: int) -> list[events.Event]:
+    """The first events behind a position, or the last ones before the head."""
+    kinds = frozenset(request.kinds or events.BODIES)
+
+    def between(after: int, most: int) -> list[events.Event]:
+        found, _ = reader.read(after, kinds, most)
+        clusters = request.clusters
+        return [event for event in found if not clusters or event.cluster in clusters]
+
+    if request.after:
+        return between(request.after, limit)
+    head, oldest = reader.head(), reader.oldest()
+    span = limit
+    while True:
+        found = between(head - span, span)
+        if len(found) >= limit or head - span < oldest:
+            return found[-limit:]
+        span *= 4
+
+
+def _dead(room: JournalRoom, asker: Asker, request: DeadRequest) -> DeadAnswer:
+    room.admit(asker)
+    reader = room.reader()
+    try:
+        consumer = _called(reader, request.consumer) if request.consumer else ""
+        return DeadAnswer(letters=tuple(map(_dead_line, reader.dead(consumer))))
+    finally:
+        reader.close()
+
+
+def _called(reader: JournalReader, name: str) -> str:
+    """The consumer of that name, or that of the sink of that name.
+
+    Raises:
+        UsageError: There is neither.
+    """
+    known = {status.name for status in reader.consumers()}
+    known |= {letter.consumer for letter in reader.dead()}
+    for consumer in (name, f"archive.{name}"):
+        if consumer in known:
+            return consumer
+    sinks = {consumer.removeprefix("archive."): consumer for consumer in sorted(known)}
+    near = difflib.get_close_matches(name, [*known, *sinks], n=1)
+    hint = f"did you mean {sinks.get(near[0], near[0])!r}?" if near else ""
+    hint = hint or f"there are: {', '.join(sorted(known)) or 'none'}"
+    raise UsageError(f"there is no consumer {name!r}: {hint}", name)
+
+
+def _dead_line(letter: DeadLetter) -> DeadLine:
+    fields = msgspec.structs.asdict(letter)
+    fields["since"] = datetime.fromtimestamp(letter.since, UTC)
+    return DeadLine(**fields)
+
+
+def _replay(room: JournalRoom, asker: Asker, request: ReplayRequest) -> ReplayAnswer:
+    consumer = room.consumer(asker, request.consumer)
+    return ReplayAnswer(events=room.ask_writer("replay", consumer, request.id))
+
+
+def _forget(room: JournalRoom, asker: Asker, request: ForgetRequest) -> ForgetAnswer:
+    consumer = room.consumer(asker, request.consumer)
+    room.ask_writer("forget", consumer)
+    return ForgetAnswer(consumer=consumer)
+
+
+def _action(
+    name: str,
+    help: str,  # noqa: A002 - the field's name
+    request: type[msgspec.Struct],
+    answer: type[msgspec.Struct],
+    run: Callable[..., Any],
+    *,
+    writes: bool = False,
+) -> Action:
+    return Action(
+        name=f"journal.{name}",
+        help=help,
+        request=request,
+        answer=answer,
+        run=run,
+        writes=writes,
+        role="operator",
+    )
+
+
+ACTIONS = (
+    _action("status", "How journal and consumers stand.", StatusRequest, StatusAnswer, _status),
+    _action("list", "What is in the journal.", ListRequest, ListAnswer, _list),
+    _action("dead", "What was set aside.", DeadRequest, DeadAnswer, _dead),
+    _action(
+        "replay",
+        "Try again what was set aside.",
+        ReplayRequest,
+        ReplayAnswer,
+        _replay,
+        writes=True,
+    ),
+    _action("forget", "Drop a consumer.", ForgetRequest, ForgetAnswer, _forget, writes=True),
+)

@@ -1,0 +1,1 @@
+"""Builds, installs and checks what Slurm loads: plugins in C and Lua."""

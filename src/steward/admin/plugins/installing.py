@@ -1,0 +1,272 @@
+"""Puts the plugins where Slurm loads them from, and the lines that make it do so.
+
+No file of the site's is ever changed: ours are files of their own, written in
+one step, and what is left to add to the site's is said.
+"""
+
+import fnmatch
+import glob
+import os
+import re
+import shutil
+import stat
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+from steward.admin.plugins.building import LIBRARY, PROLOG_LIBRARY, Built, source
+from steward.admin.plugins.errors import NativeError
+from steward.core import files
+from steward.core.files import replacing
+from steward.core.filesystems import network_kind
+
+OUR_CONF: Final = "steward.conf"
+JOBCOMP: Final = "jobcomp.lua"
+DEFAULT_PLUGSTACK: Final = "/etc/slurm/plugstack.conf"
+FETCHED_PLUGSTACK: Final = "/run/slurm/conf/plugstack.conf"
+"""Where a slurmd without a configuration of its own keeps slurmctld's."""
+DEFAULT_SPOOL: Final = "/var/spool/steward-shim"
+DEFAULT_LINES: Final = "/var/spool/steward/jobcomp.jsonl"
+MARK: Final = "Written by steward plugins install"
+"""In the first line of each file that we write, so that we know ours again."""
+
+# What would need quotes in plugstack.conf, or end a string of Lua's.
+_PLAIN: Final = re.compile(r"/[A-Za-z0-9._/+@:%=,-]*")
+
+
+class Installed(msgspec.Struct, frozen=True, kw_only=True):
+    """What an installation did.
+
+    Attributes:
+        written: Files and directories that it made or replaced.
+        left: What is left to a person, a sentence each.
+    """
+
+    written: tuple[str, ...]
+    left: tuple[str, ...] = ()
+
+
+def conf_directory(plugstack: str) -> str:
+    """Where files of our own go beside plugstack.conf."""
+    return f"{plugstack}.d"
+
+
+def install_shim(
+    built: Built, *, libdir: str, plugstack: str, spool: str, prolog: bool = False
+) -> Installed:
+    """Put the SPANK plugin into its place on this node, and have slurmstepd load it.
+
+    Args:
+        built: What was built for the Slurm of this node; copied if it lies elsewhere.
+        libdir: Where builds lie side by side on this node.
+        plugstack: Slurm's PlugStackConfig; it is read, not changed.
+        spool: Directory of the lines; made if missing, mode 0700.
+        prolog: Whether to tell of Prolog and Epilog, too, which costs two processes a job.
+
+    Raises:
+        NativeError: The spool is not local, or something cannot be written.
+    """
+    directory = os.path.join(os.path.abspath(libdir), str(built.version))
+    libraries = (LIBRARY, PROLOG_LIBRARY) if prolog else (LIBRARY,)
+    for path in (directory, plugstack, spool):
+        require_plain(path)
+    _require_local(spool)
+    conf = os.path.join(conf_directory(plugstack), OUR_CONF)
+    text = "".join(f"optional {directory}/{library} spool={spool}\n" for library in libraries)
+    head = (
+        f"# {MARK}, for Slurm {built.version}.\n"
+        "# On compute nodes only: sbatch, srun and salloc load what is here, too.\n"
+    )
+    try:
+        make_directory(spool, 0o700)
+        make_directory(os.path.dirname(conf), 0o755)
+        # The libraries first: a line that names what is not there is an error for every job.
+        _copy_libraries(os.path.dirname(built.path), directory)
+        replace(conf, (head + text).encode(), 0o644)
+    except (OSError, shutil.Error) as error:
+        raise NativeError(said(error, directory), directory) from error
+    left: tuple[str, ...] = ()
+    if not includes(plugstack, conf):
+        left = (f"add to {plugstack}: include {conf_directory(plugstack)}/*.conf",)
+    if prolog:
+        left = (*left, "restart slurmd: it loads what tells of Prolog and Epilog at its start")
+    written = tuple(f"{directory}/{library}" for library in libraries)
+    return Installed(written=(*written, conf, spool), left=left)
+
+
+def _copy_libraries(source_directory: str, directory: str) -> None:
+    make_directory(directory, 0o755)
+    if os.path.samefile(source_directory, directory):
+        return
+    for library in (LIBRARY, PROLOG_LIBRARY):
+        with open(os.path.join(source_directory, library), "rb") as file:
+            replace(os.path.join(directory, library), file.read(), 0o755)
+
+
+def includes(plugstack: str, conf: str) -> bool:
+    """Whether plugstack.conf includes a file, by a pattern or by its name.
+
+    Where the node has none of its own, the one that slurmd was given by slurmctld counts.
+    """
+    if plugstack == DEFAULT_PLUGSTACK and not os.path.exists(plugstack):
+        plugstack = FETCHED_PLUGSTACK
+    for words in plugstack_lines(plugstack):
+        if words[0] == "include" and len(words) == 2:
+            pattern = os.path.join(os.path.dirname(plugstack), words[1])
+            if _matches(pattern, conf):
+                return True
+    return False
+
+
+def _matches(pattern: str, conf: str) -> bool:
+    """Whether a pattern means a file, by whichever of its directory's names, there or not yet."""
+    directory, name = os.path.split(conf)
+    if not fnmatch.fnmatchcase(name, os.path.basename(pattern)):
+        return False
+    above = os.path.dirname(pattern)
+    return above == directory or any(_is_same(found, directory) for found in glob.glob(above))
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def plugstack_lines(path: str) -> list[list[str]]:
+    """The words of each line of a file of plugstack's form; none where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = [line.partition("#")[0].split() for line in file]
+    except OSError:
+        return []
+    return [words for words in lines if words]
+
+
+def install_jobcomp(directory: str, *, libdir: str, lines: str) -> Installed:
+    """Have slurmctld tell of each job that ends, by JobCompType=jobcomp/lua.
+
+    Args:
+        directory: Where slurm.conf is: slurmctld looks for jobcomp.lua beside it.
+        libdir: Our script goes there; the one beside slurm.conf only calls it.
+        lines: File that slurmctld appends to; its directory must be SlurmUser's.
+
+    Raises:
+        NativeError: The site has a jobcomp.lua of its own, the directory of the lines is open to
+            everybody, or something cannot be written.
+    """
+    ours = os.path.join(os.path.abspath(libdir), JOBCOMP)
+    called = os.path.join(directory, JOBCOMP)
+    for path in (ours, called, lines):
+        require_plain(path)
+    _require_local(os.path.dirname(lines))
+    if os.path.isdir(os.path.dirname(lines)) and is_open(os.path.dirname(lines)):
+        raise NativeError(open_directory(os.path.dirname(lines)), os.path.dirname(lines))
+    text = f'-- {MARK}.\nsteward_jobcomp_file = "{lines}"\nreturn dofile("{ours}")\n'
+    try:
+        make_directory(os.path.dirname(ours), 0o755)
+        replace(ours, source(JOBCOMP).encode(), 0o644)
+        if os.path.exists(called) and not is_ours(called):
+            raise NativeError(
+                f'{called} is the site\'s own: put there steward_jobcomp_file = "{lines}" and '
+                f'local steward = dofile("{ours}"), and call steward.log_record(job) in '
+                "slurm_jobcomp_log_record(job)",
+                called,
+            )
+        replace(called, text.encode(), 0o644, trusted=owner_of_conf(directory))
+    except OSError as error:
+        raise NativeError(said(error, called), called) from error
+    left = [f'set in [cluster.NAME] of Steward\'s configuration: jobcomp_lines = "{lines}"']
+    if not os.path.isdir(os.path.dirname(lines)):
+        left.insert(0, f"make {os.path.dirname(lines)}, mode 0750, writable by SlurmUser")
+    left.append("set in slurm.conf: JobCompType=jobcomp/lua, and restart slurmctld")
+    return Installed(written=(ours, called), left=tuple(left))
+
+
+def is_open(directory: str) -> bool:
+    """Whether users other than a directory's owner and group may enter or list it."""
+    return bool(os.stat(directory).st_mode & stat.S_IRWXO)
+
+
+def open_directory(directory: str) -> str:
+    """The error about a directory of job lines that is open to everybody."""
+    return (
+        f"{directory} is open to everybody, and job names and paths are in its files as users "
+        f"wrote them: chmod o= {directory}"
+    )
+
+
+def is_ours(path: str) -> bool:
+    """Whether we wrote a file."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return MARK in file.readline()
+    except OSError:
+        return False
+
+
+def require_plain(path: str) -> None:
+    """See that a path can be written into a file of Slurm's as it is.
+
+    Raises:
+        NativeError: It would need quotes, or is not whole.
+    """
+    if not _PLAIN.fullmatch(path):
+        raise NativeError(
+            f"{path!r} cannot be written down for Slurm: use a plain, whole path", path
+        )
+
+
+def _require_local(directory: str) -> None:
+    kind = network_kind(directory)
+    if kind:
+        raise NativeError(
+            f"{directory} is on {kind}, which could stall Slurm: take a local disk or a tmpfs",
+            directory,
+        )
+
+
+def replace(path: str, data: bytes, mode: int, *, trusted: Collection[int] = ()) -> None:
+    """Write a file in one step: whoever opens it finds the old one or the new one.
+
+    One that is the same already is left as old as it is: slurmctld is asked to be restarted
+    for a jobcomp.lua that is newer than it.
+    """
+    if _holds(path, data, mode):
+        return
+    with replacing(path, mode, trusted=trusted) as file:
+        file.write(data)
+
+
+def _holds(path: str, data: bytes, mode: int) -> bool:
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            return stat.S_IMODE(status.st_mode) == mode and file.read(len(data) + 1) == data
+    except OSError:
+        return False
+
+
+def owner_of_conf(directory: str) -> frozenset[int]:
+    """The owner of the slurm.conf in a directory, which may be SlurmUser's own."""
+    try:
+        return frozenset({os.stat(os.path.join(directory, "slurm.conf")).st_uid})
+    except OSError:
+        return frozenset()
+
+
+def make_directory(path: str, mode: int) -> None:
+    """Make a directory, and those above it, where they are missing.
+
+    Raises:
+        OSError: It cannot be made, or root would follow a link.
+    """
+    os.close(files.open_directory(path, make=mode, checks=False))
+
+
+def said(error: Exception, path: str) -> str:
+    """An error of the operating system, with the path that it is about."""
+    where = getattr(error, "filename", None) or path
+    return f"{where}: {getattr(error, 'strerror', None) or error}"

@@ -1,0 +1,204 @@
+"""Puts the submit plugin, or its form in Lua, where slurmctld finds it, and looks it over there.
+
+slurmctld does not start with a plugin that is missing, or was built for another version of
+Slurm than itself, to the patch level. So what is looked at is what slurmctld would load,
+now or after an upgrade; and no file of the site's is changed.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from glob import glob
+from typing import Final
+
+from steward.admin.plugins.building import SUBMIT_LIBRARY, Built, SlurmVersion, source
+from steward.admin.plugins.checking import check_library
+from steward.admin.plugins.errors import NativeError
+from steward.admin.plugins.installing import (
+    MARK,
+    Installed,
+    is_ours,
+    make_directory,
+    owner_of_conf,
+    replace,
+    require_plain,
+    said,
+)
+
+MODULE: Final = "steward_gate.lua"
+MODULES: Final = (MODULE, "steward_wire.lua")
+"""The module in Lua, and what it reads from beside itself."""
+CALLED: Final = "job_submit.lua"
+NAME: Final = "steward"
+ASKING: Final = frozenset({NAME, "lua"})
+"""Names in JobSubmitPlugins that can ask the gate."""
+"""What JobSubmitPlugins calls the plugin in C."""
+
+_LUA_SOCKETS: Final = (
+    *("/usr/lib/*/lua/5.?/socket/unix.so", "/usr/lib64/lua/5.?/socket/unix.so"),
+    *("/usr/local/lib/lua/5.?/socket/unix.so", "/usr/local/lib/*/lua/5.?/socket/unix.so"),
+)
+_CALLS: Final = re.compile(r"""^[^\n-]*\bdofile\(?\s*["']([^"'\n]+)["']""", re.MULTILINE)
+_DECIDES: Final = re.compile(r"^[^\n-]*\bsteward[A-Za-z_]*\.submit\b", re.MULTILINE)
+
+
+def install_submit(built: Built, *, libdir: str, shown: Mapping[str, str]) -> Installed:
+    """Put the plugin in C into its place on this host, and say what slurm.conf is to say.
+
+    Args:
+        built: For just the Slurm of this host; copied if it lies elsewhere.
+        libdir: Where builds lie side by side on this host.
+        shown: What ``scontrol show config`` shows; empty where slurmctld does not run yet.
+
+    Raises:
+        NativeError: Something cannot be written.
+    """
+    directory = os.path.join(os.path.abspath(libdir), str(built.version))
+    target = os.path.join(directory, SUBMIT_LIBRARY)
+    require_plain(target)
+    try:
+        make_directory(directory, 0o755)
+        with open(os.path.join(os.path.dirname(built.path), SUBMIT_LIBRARY), "rb") as file:
+            replace(target, file.read(), 0o755)
+    except OSError as error:
+        raise NativeError(said(error, target), target) from error
+    left = [_line_of_directories(shown, directory), _line_of_plugins(shown, NAME)]
+    lines = [f"set in slurm.conf: {line}" for line in left if line]
+    if lines:
+        lines.append("look it over with steward plugins check --job-submit")
+        lines.append("restart slurmctld on every host that runs one: each needs this library")
+    return Installed(written=(target,), left=tuple(lines))
+
+
+def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Installed:
+    """Have slurmctld ask the gate by JobSubmitPlugins=lua.
+
+    Args:
+        directory: Where slurm.conf is: slurmctld looks for job_submit.lua beside it.
+        libdir: Our module goes there; the one beside slurm.conf only calls it.
+        cluster: The cluster's name, which Lua is not told; "" where Steward knows just one.
+
+    Raises:
+        NativeError: The site has a job_submit.lua of its own, or something cannot be written.
+    """
+    module = os.path.join(os.path.abspath(libdir), MODULE)
+    called = os.path.join(directory, CALLED)
+    for path in (module, called):
+        require_plain(path)
+    if cluster and not re.fullmatch(r"[A-Za-z0-9_.-]+", cluster):
+        raise NativeError(f"{cluster!r} is no cluster's name", cluster)
+    names = f'steward_gate_cluster = "{cluster}"\n' if cluster else ""
+    text = source(CALLED).replace("MODULE", module)
+    try:
+        make_directory(os.path.dirname(module), 0o755)
+        for name in MODULES:
+            replace(os.path.join(os.path.dirname(module), name), source(name).encode(), 0o644)
+        if os.path.exists(called) and not is_ours(called):
+            raise NativeError(
+                f"{called} is the site's own: put there {names.strip() + '; ' if names else ''}"
+                f'local steward = dofile("{module}"), and end slurm_job_submit with return '
+                "steward.submit(job_desc, part_list, submit_uid) and slurm_job_modify with return "
+                "steward.modify(job_desc, job_rec, part_list, modify_uid)",
+                called,
+            )
+        data = f"-- {MARK}.\n{names}{text}".encode()
+        replace(called, data, 0o644, trusted=owner_of_conf(directory))
+    except OSError as error:
+        raise NativeError(said(error, called), called) from error
+    left = ["set in slurm.conf: JobSubmitPlugins=lua, last of several, and restart slurmctld"]
+    if not lua_sockets():
+        left.insert(0, "install LuaSocket (Debian and EPEL: lua-socket) for slurmctld's Lua")
+    return Installed(written=(module, called), left=tuple(left))
+
+
+def lua_sockets() -> list[str]:
+    """LuaSocket's libraries on this host, for any Lua."""
+    return [path for pattern in _LUA_SOCKETS for path in sorted(glob(pattern))]
+
+
+def check_submit(
+    shown: Mapping[str, str], version: SlurmVersion, *, directory: str = ""
+) -> list[str]:
+    """What is wrong with how slurmctld is to ask the gate, a line each.
+
+    Args:
+        shown: What ``scontrol show config`` shows.
+        version: Of the Slurm that runs, or that is to come.
+        directory: Where slurm.conf is, for job_submit.lua; as Slurm shows it if empty.
+    """
+    plugins = plugins_of(shown)
+    if NAME in plugins:
+        return [*_check_order(plugins), *_check_c(shown, version)]
+    if "lua" in plugins:
+        path = os.path.join(directory or os.path.dirname(shown.get("SLURM_CONF", "")), CALLED)
+        return [*_check_order(plugins), *_check_lua(path)]
+    named = ",".join(plugins) or "(null)"
+    return [f"JobSubmitPlugins is {named}: with neither steward nor lua in it nothing is asked"]
+
+
+def plugins_of(shown: Mapping[str, str]) -> list[str]:
+    """What JobSubmitPlugins names, in its order."""
+    text = shown.get("JobSubmitPlugins", "")
+    names = [name.strip().removeprefix("job_submit/") for name in text.split(",")]
+    return [name for name in names if name and name != "(null)"]
+
+
+def _check_order(plugins: Sequence[str]) -> list[str]:
+    ours = NAME if NAME in plugins else "lua"
+    if plugins[-1] == ours:
+        return []
+    behind = ", ".join(plugins[plugins.index(ours) + 1 :])
+    return [f"JobSubmitPlugins has {behind} behind {ours}: what they change is not priced"]
+
+
+def _check_c(shown: Mapping[str, str], version: SlurmVersion) -> list[str]:
+    """Whether slurmctld would start: it goes on to the next directory if one has a wrong file."""
+    if version.micro < 0:
+        return [f"slurmctld takes no plugin of another patch level: write --slurm {version}.N"]
+    found = [
+        os.path.join(directory, SUBMIT_LIBRARY)
+        for directory in _directories(shown)
+        if os.path.exists(os.path.join(directory, SUBMIT_LIBRARY))
+    ]
+    wrong = {path: check_library(path, version, is_exact=True) for path in found}
+    if any(not lines for lines in wrong.values()):
+        return []
+    stop = f"slurmctld {version} would not start"
+    if not found:
+        return [
+            f"{stop}: no directory of PluginDir ({shown.get('PluginDir', '')}) has {SUBMIT_LIBRARY}"
+        ]
+    return [f"{stop}: {line}" for lines in wrong.values() for line in lines]
+
+
+def _check_lua(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    except OSError as error:
+        return [f"JobSubmitPlugins names lua, but {path}: {error.strerror}"]
+    if not _DECIDES.search(text):
+        return [f"{path} does not call steward's submit: see docs/gate.md"]
+    missing = [called for called in _CALLS.findall(text) if not os.path.exists(called)]
+    wrong = [f"{path} calls {called}, which is not there" for called in missing]
+    if not lua_sockets():
+        wrong.append("LuaSocket is missing, so the policy holds for every job: install lua-socket")
+    return wrong
+
+
+def _directories(shown: Mapping[str, str]) -> list[str]:
+    return [part for part in shown.get("PluginDir", "").split(":") if part]
+
+
+def _line_of_directories(shown: Mapping[str, str], directory: str) -> str:
+    known = _directories(shown)
+    if directory in known:
+        return ""
+    return f"PluginDir={':'.join([*(known or ['the one of Slurm']), directory])}"
+
+
+def _line_of_plugins(shown: Mapping[str, str], name: str) -> str:
+    plugins = plugins_of(shown)
+    if plugins and plugins[-1] == name:
+        return ""
+    return f"JobSubmitPlugins={','.join([*(one for one in plugins if one != name), name])}"

@@ -1,0 +1,138 @@
+"""Puts the helper into its place that slurmctld starts for Steward's triggers, and its secret.
+
+The helper is one file of Python. The secret is a file of SlurmUser's: he runs the
+helper, and Steward runs as him or as root.
+"""
+
+import os
+import pwd
+import secrets
+import stat
+from collections.abc import Mapping
+from typing import Final
+
+from steward.admin.plugins.errors import NativeError
+from steward.admin.plugins.installing import (
+    MARK,
+    Installed,
+    make_directory,
+    replace,
+    require_plain,
+    said,
+)
+from steward.admin.plugins.telling import slurm_user
+from steward.capture.states import helper
+from steward.core.files import replacing
+from steward.core.filesystems import may
+
+DEFAULT_PYTHON: Final = "/usr/bin/python3"
+_SECRET_BYTES: Final = 32
+
+
+def install_trigger(path: str, secret_file: str, *, user: str = "", python: str = "") -> Installed:
+    """Put the helper where triggers name it, and make the secret if there is none yet.
+
+    Args:
+        path: The helper's path, the same on every host of slurmctld.
+        secret_file: The secret's; one that is there is left as it is.
+        user: SlurmUser's name; whoever runs this if empty.
+        python: What runs the helper: the system's Python if empty.
+
+    Raises:
+        NativeError: There is no such user, or something cannot be written.
+    """
+    python = python or DEFAULT_PYTHON
+    for one in (path, secret_file, python):
+        require_plain(one)
+    owner = _owner(user)
+    written = [path]
+    try:
+        make_directory(os.path.dirname(path), 0o755)
+        replace(path, _program(python), 0o755)
+        if not os.path.lexists(secret_file):
+            make_directory(os.path.dirname(secret_file), 0o755)
+            _write_secret(secret_file, owner)
+            written.append(secret_file)
+    except OSError as error:
+        raise NativeError(said(error, path), path) from error
+    left = (
+        "set in [sensor] of Steward's configuration: enabled = true"
+        + ("" if path == _default("helper") else f', helper = "{path}"')
+        + ("" if secret_file == _default("secret_file") else f', secret_file = "{secret_file}"'),
+    )
+    return Installed(written=tuple(written), left=left)
+
+
+def check_trigger(shown: Mapping[str, str], path: str, secret_file: str, socket: str) -> list[str]:
+    """What keeps slurmctld from waking the sensor, a line each.
+
+    Args:
+        shown: What ``scontrol show config`` shows.
+        path: The helper's.
+        secret_file: The secret's.
+        socket: Where the sensor listens.
+    """
+    name, uid = slurm_user(shown) or ("root", 0)
+    if not os.path.isfile(path):
+        return [f"{path} is not there: run steward plugins install --trigger"]
+    wrong = []
+    if may(uid, "r", path) is False or not os.stat(path).st_mode & stat.S_IXOTH:
+        wrong.append(f"{path} cannot be run by SlurmUser {name}: chmod 0755 {path}")
+    elif _is_old(path):
+        wrong.append(f"{path} is of another Steward: run steward plugins install --trigger")
+    wrong += _check_secret(secret_file, name, uid)
+    if os.path.exists(socket) and may(uid, "w", socket) is False:
+        wrong.append(f"{socket} cannot be reached by SlurmUser {name}: open its directories to him")
+    return wrong
+
+
+def _check_secret(path: str, name: str, uid: int) -> list[str]:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return [f"{path}: {error.strerror}: run steward plugins install --trigger"]
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        return [f"{path} is open to others: chmod 0600 {path}"]
+    if found.st_uid != uid:
+        return [f"{path} is not SlurmUser's: chown {name} {path}"]
+    return []
+
+
+def _default(field: str) -> str:
+    from steward.automation.settings import SensorSettings
+
+    return str(getattr(SensorSettings(), field))
+
+
+def _program(python: str) -> bytes:
+    with open(helper.__file__, "rb") as file:
+        # Isolated: nothing of slurmctld's environment or directory is run by it.
+        return f"#!{python} -I\n# {MARK}.\n".encode() + file.read()
+
+
+def _is_old(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            lines = file.read().split(b"\n", 2)
+    except OSError:
+        return False  # not ours to read: whether it can be run was asked
+    return lines[1:] != _program(DEFAULT_PYTHON).split(b"\n", 2)[1:]
+
+
+def _owner(user: str) -> tuple[int, int] | None:
+    """Whose the secret is to be; None for whoever runs this."""
+    if not user:
+        return None
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError as error:
+        raise NativeError(f"there is no user {user!r}: name SlurmUser by --user", user) from error
+    if os.geteuid() not in (0, entry.pw_uid):
+        raise NativeError(f"the secret is to be {user}'s: run this as root, or as {user}", user)
+    return entry.pw_uid, entry.pw_gid
+
+
+def _write_secret(path: str, owner: tuple[int, int] | None) -> None:
+    # 0600 from the first moment on: a secret that was open for one is none.
+    with replacing(path, 0o600, owner=owner, is_new=True) as file:
+        file.write(secrets.token_urlsafe(_SECRET_BYTES).encode() + b"\n")

@@ -1,0 +1,247 @@
+"""How Steward itself stands, gathered from the rooms that know.
+
+A room that cannot answer now is named with its reason, and hides nothing of the
+others: this is what is looked at when something is wrong.
+"""
+
+import os
+import platform
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+from steward import __version__
+from steward.admin.status.parts import read
+from steward.admin.status.room import StatusRoom
+from steward.admin.status.shapes import (
+    ClusterLine,
+    ConsumerLine,
+    ConsumerState,
+    DiskLine,
+    GapsLine,
+    JournalLine,
+    StatusShowAnswer,
+    StatusShowRequest,
+)
+from steward.bank.asking_standing import BankStandingAnswer, BankStandingRequest
+from steward.capture.nodes.heard import refused_lately
+from steward.core.access import Asker
+from steward.core.config import Settings
+from steward.core.drivers import needed_drivers
+from steward.core.errors import StewardError
+from steward.core.journal import ConsumerStatus, refill_command
+from steward.core.journal.reading import FILENAME
+from steward.core.looks import Looks
+from steward.core.sqlite import SqliteUnavailable
+from steward.jobs import Jobs, database_path
+
+T = TypeVar("T")
+Journal = tuple[JournalLine | None, tuple[ConsumerLine, ...]]
+_DISK_S: Final = 2.0
+
+
+def show(room: StatusRoom, asker: Asker, request: StatusShowRequest) -> StatusShowAnswer:
+    """Tell how Steward itself stands.
+
+    Raises:
+        Refused: The asker is no operator.
+    """
+    room.admit(asker)
+    return gather(room, gaps=request.gaps)
+
+
+def gather(room: StatusRoom, *, gaps: bool, accounts: bool = False) -> StatusShowAnswer:
+    """How Steward itself stands, for whoever was let in.
+
+    Args:
+        room: Asks the other rooms.
+        gaps: Whether what is missing from the books is wanted.
+        accounts: Whether what each account of the bank has is wanted.
+    """
+    from steward.archive.sink_answers import SinksRequest
+
+    settings = room.settings
+    unknown: dict[str, str] = {}
+
+    def known(what: str, look: Callable[[], T], otherwise: T) -> T:
+        try:
+            return look()
+        except StewardError as error:
+            unknown[what] = str(error)
+            return otherwise
+
+    daemon = read(settings.state_dir)
+    if daemon is not None and not daemon.is_known:
+        unknown["parts"] = f"not written down in {settings.state_dir}: is its disk full?"
+    has_books = not settings.forward.to
+    nothing: Journal = (None, ())
+    journal, consumers = known("journal", lambda: _journal(room), nothing)
+    sinks = known(
+        "sinks",
+        lambda: room.ask("archive.sinks", SinksRequest()).sinks if has_books else (),
+        (),
+    )
+    none_missed: dict[str, int] = {}
+    missed = (
+        known("missed scripts", lambda: _missed(settings), none_missed)
+        if has_books
+        else none_missed
+    )
+    return StatusShowAnswer(
+        steward=(daemon.version if daemon is not None else "") or __version__,
+        python=platform.python_version(),
+        now=room.now(),
+        running=daemon is not None,
+        since=daemon.since if daemon is not None else None,
+        parts=daemon.parts if daemon is not None else (),
+        journal=journal,
+        consumers=consumers,
+        sinks=sinks,
+        dead_letters=sum(one.set_aside for one in consumers),
+        gaps=known("gaps", lambda: _gaps(room), None) if gaps and has_books else None,
+        bank=known("bank", lambda: _bank(room, accounts), None) if settings.bank.enabled else None,
+        clusters=tuple(_cluster(room, name, missed.get(name, 0)) for name in settings.cluster),
+        disks=disks(room, unknown),
+        unavailable={
+            ".".join(key): driver.missing
+            for key, driver in needed_drivers(settings)
+            if not driver.is_installed
+        },
+        refused={one.address: one.why for one in refused_lately(settings.state_dir, room.now())}
+        if settings.nodes.listen
+        else {},
+        unknown=unknown,
+    )
+
+
+def _journal(room: StatusRoom) -> Journal:
+    from steward.admin.journal import StatusAnswer, StatusRequest
+
+    answer: StatusAnswer = room.ask("journal.status", StatusRequest())
+    path = os.path.join(room.settings.state_dir, FILENAME)
+    line = JournalLine(
+        head=answer.head,
+        oldest=answer.oldest,
+        events=answer.events,
+        bytes=_size(path) + _size(f"{path}-wal"),
+        max_bytes=room.settings.journal.max_bytes,
+    )
+    now = room.now()
+    return line, tuple(_consumer(one, now) for one in answer.consumers)
+
+
+def _consumer(one: ConsumerStatus, now: datetime) -> ConsumerLine:
+    state: ConsumerState = "running" if one.state == "running" else "waiting"
+    return ConsumerLine(
+        name=one.name,
+        state="detached" if one.detached else state,
+        detail=one.detail,
+        position=one.position,
+        behind=one.behind,
+        behind_s=max(0.0, (now - one.oldest).total_seconds()) if one.oldest else None,
+        set_aside=one.dead,
+        missed=one.missed,
+        refill=refill_command(one.name, one.missed_from) if one.missed else "",
+        rate=one.rate,
+        error=one.error,
+        error_at=datetime.fromtimestamp(one.error_at, UTC) if one.error_at else None,
+    )
+
+
+def _gaps(room: StatusRoom) -> GapsLine | None:
+    from steward.accounting.gaps import GapsAnswer, GapsRequest
+
+    answer: GapsAnswer = room.ask("accounting.gaps", GapsRequest())
+    counts = Counter(one.kind for one in answer.findings)
+    return GapsLine(
+        since=answer.since,
+        until=answer.until,
+        counts=dict(sorted(counts.items())),
+        total=len(answer.findings),
+        more=answer.more,
+    )
+
+
+def _bank(room: StatusRoom, accounts: bool) -> BankStandingAnswer:
+    request = BankStandingRequest(accounts=accounts)
+    answer: BankStandingAnswer = room.ask("bank.standing", request)
+    return answer
+
+
+def _missed(settings: Settings) -> dict[str, int]:
+    """How many jobs of each cluster capture missed."""
+    try:
+        jobs = Jobs(database_path(settings.state_dir))
+    except SqliteUnavailable:
+        return {}  # it is not made yet
+    with closing(jobs):
+        return {name: jobs.count_missed(name) for name in settings.cluster}
+
+
+def _cluster(room: StatusRoom, name: str, missed: int) -> ClusterLine:
+    of = room.settings.cluster[name]
+    look = Looks(room.settings.state_dir).get(name)
+    if look is None:
+        return ClusterLine(cluster=name, remote=of.remote, missed_scripts=missed)
+    return ClusterLine(
+        cluster=name,
+        slurm=look.version,
+        up=look.up,
+        message=look.message,
+        looked_at=look.at,
+        cost_s=look.cost_s,
+        jobs=look.jobs if look.up else None,
+        interval_s=look.interval_s,
+        remote=of.remote,
+        missed_scripts=missed,
+    )
+
+
+def disks(room: StatusRoom, unknown: dict[str, str]) -> tuple[DiskLine, ...]:
+    """What is written to; a file system that cannot be looked at is added to ``unknown``."""
+    settings = room.settings
+    places = {"state": settings.state_dir}
+    if not settings.forward.to:
+        places |= {f"archive {name}": settings.sink_path(name) for name in settings.files_sinks()}
+    lines = []
+    for what, path in places.items():
+        found = _statvfs(path)
+        if not isinstance(found, os.statvfs_result):
+            unknown[f"disk of {what}"] = f"{path}: {found}"
+            continue
+        lines.append(
+            DiskLine(
+                what=what,
+                path=path,
+                total=found.f_blocks * found.f_frsize,
+                free=found.f_bavail * found.f_frsize,
+                files_free=found.f_favail if found.f_files else None,
+            )
+        )
+    return tuple(lines)
+
+
+def _statvfs(path: str) -> os.statvfs_result | str:
+    """What the file system of a path says, or why it does not: a dead mount never answers."""
+    said: list[os.statvfs_result | str] = []
+
+    def look() -> None:
+        try:
+            said.append(os.statvfs(path))
+        except OSError as error:
+            said.append(str(error.strerror))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(_DISK_S)
+    return said[0] if said else f"no answer within {_DISK_S:g} s"
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,152 @@
+"""What it means that a text stands in a script, decided on the script itself.
+
+The index only proposes: it knows which groups of three letters a script holds,
+not where. So every proposal is looked at here, and a hit is exact. Letters are
+folded by ``str.casefold``, which maps each letter for itself: a text that is
+part of another is so after folding too, and no hit is ever missed.
+"""
+
+import re
+from collections.abc import Sequence
+
+from steward.archive.answers import HitLine
+from steward.core.errors import UsageError
+
+LONGEST_TERM = 1000
+MOST_TERMS = 20
+_MOST_GROUPS = 16
+_MOST_SPANS = 10_000
+_SHOWN_LETTERS = 200
+_GROUP = 3
+
+
+class SearchError(UsageError):
+    """What was asked for cannot be searched for."""
+
+
+def decode(data: bytes) -> str:
+    """A script as text; what is not UTF-8 becomes U+FFFD."""
+    return data.decode("utf-8", "replace")
+
+
+def indexed_form(text: str) -> str:
+    """The text as it is indexed: folded, and without NUL, at which the index would stop."""
+    # The two line ends let even the last letters stand at the beginning of a group of three.
+    return text.casefold().replace("\0", " ") + "\n\n"
+
+
+class Matcher:
+    """Decides whether all terms stand in a script, and where.
+
+    Args:
+        terms: The texts, each as it is written.
+        case: Whether upper and lower case differ.
+        words: Whether a term must stand as whole words.
+
+    Attributes:
+        terms: The texts, with U+FFFD for what cannot be decoded.
+        words: As above.
+
+    Raises:
+        SearchError: There is no term, or there are too many, or one is empty or too long.
+    """
+
+    def __init__(self, terms: Sequence[str], *, case: bool = False, words: bool = False) -> None:
+        if not terms or len(terms) > MOST_TERMS:
+            raise SearchError(f"give a text to search for, and {MOST_TERMS} at the most", terms)
+        for term in terms:
+            if not term or len(term) > LONGEST_TERM:
+                raise SearchError(
+                    f"a text to search for has 1 to {LONGEST_TERM} letters: {term[:40]!r}", term
+                )
+        self._case = case
+        self.words = words
+        # Bytes that came in undecoded stand in scripts as U+FFFD too.
+        clean = [
+            term.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for term in terms
+        ]
+        self.terms = tuple(clean)
+        # As indexed_form has it, to look it up; a NUL that is meant is looked for below.
+        self._looked_up = [term.casefold().replace("\0", " ") for term in clean]
+        self._terms = clean if case else [term.casefold() for term in clean]
+        edges = (r"(?<!\w)", r"(?!\w)") if words else ("", "")
+        self._patterns = [re.compile(edges[0] + re.escape(term) + edges[1]) for term in self._terms]
+        # The longest first: where two terms begin alike, the longer one is marked.
+        ordered = sorted(set(self._terms), key=len, reverse=True)
+        body = "|".join(map(re.escape, ordered))
+        self._any = re.compile(f"{edges[0]}(?:{body}){edges[1]}")
+
+    def groups(self) -> list[str]:
+        """Groups of three letters that every script with all terms holds; a sample of them."""
+        found: dict[str, None] = {}
+        share = max(2, _MOST_GROUPS // len(self._looked_up))
+        for term in self._looked_up:
+            usable = [term[i : i + _GROUP] for i in range(len(term) - _GROUP + 1)]
+            usable = list(dict.fromkeys(usable))
+            if len(usable) > share:
+                last = len(usable) - 1
+                usable = [usable[i * last // (share - 1)] for i in range(share)]
+            found.update(dict.fromkeys(usable))
+        return list(found)
+
+    def short_part(self) -> str:
+        """The longest of terms that are all too short for a group of three."""
+        return max(self._looked_up, key=len)
+
+    def matches(self, text: str) -> bool:
+        """Whether all terms stand in the text of a script."""
+        subject = text if self._case else text.casefold()
+        if self.words:
+            return all(pattern.search(subject) for pattern in self._patterns)
+        return all(term in subject for term in self._terms)
+
+    def lines(self, text: str, limit: int) -> tuple[tuple[HitLine, ...], int]:
+        """The first lines with a hit, and how many further lines have one.
+
+        Args:
+            text: A script that matches.
+            limit: How many lines to give.
+        """
+        subject = text if self._case else text.casefold()
+        # Where folding changes lengths, places in one are not places in the other.
+        shown = text if len(text) == len(subject) else subject
+        lines: list[HitLine] = []
+        number, line_start, more, last_counted = 1, 0, 0, 0
+        spans: list[tuple[int, int]] = []
+
+        def finish() -> None:
+            if spans:
+                lines.append(_hit_line(shown, number, line_start, spans))
+                spans.clear()
+
+        for count, match in enumerate(self._any.finditer(subject)):
+            if count >= _MOST_SPANS:
+                break
+            passed = subject.count("\n", line_start, match.start())
+            if passed:
+                finish()
+                number += passed
+                line_start = subject.rfind("\n", 0, match.start()) + 1
+            if len(lines) < limit:
+                spans.append(match.span())
+            elif number != last_counted:
+                more += 1
+                last_counted = number
+        finish()
+        return tuple(lines), more
+
+
+def _hit_line(text: str, number: int, start: int, spans: list[tuple[int, int]]) -> HitLine:
+    end = text.find("\n", start)
+    if end < 0:
+        end = len(text)
+    if end - start > _SHOWN_LETTERS:
+        middle = (spans[0][0] + min(spans[0][1], end)) // 2
+        start = max(start, middle - _SHOWN_LETTERS // 2)
+        end = min(end, start + _SHOWN_LETTERS)
+    inside = [
+        (max(first, start) - start, min(last, end) - start)
+        for first, last in spans
+        if first < end and last > start
+    ]
+    return HitLine(number=number, text=text[start:end], spans=tuple(inside))

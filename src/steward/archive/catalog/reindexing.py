@@ -1,0 +1,255 @@
+"""Make the catalogue again from the files, while the one in use goes on.
+
+Directories with a manifest say everything. For layouts without one the sink's
+database says whose a file is; where that is lost too, the file's name and its
+ACL say what they can. The new catalogue is filled beside the old one. At the
+end, with the writer kept out for a moment, what was indexed or purged
+meanwhile is taken over and the new one is put in its place: nothing is missed,
+and nothing purged comes back.
+"""
+
+import logging
+import os
+import pwd
+from collections.abc import Generator, Iterator
+
+from steward.archive.bulk_answers import Progress, ReindexAnswer
+from steward.archive.catalog.building import Builder
+from steward.archive.catalog.consumer import spool_time
+from steward.archive.catalog.generations import Generations, Progressed
+from steward.archive.catalog.month import (
+    USE_COLUMNS,
+    CatalogueUnavailable,
+    MonthReader,
+    Use,
+    month_path,
+    months_in,
+)
+from steward.archive.files.acl import readers_of
+from steward.archive.files.found import FoundScript, iter_files, parse_file_name
+from steward.archive.files.layout import compile_layout
+from steward.archive.files.packing import Damaged
+from steward.archive.files.places import FilesReader, Placed, read_file
+from steward.core.config import Settings
+from steward.core.errors import Unavailable
+from steward.core.sqlite import SqliteUnavailable
+
+log = logging.getLogger(__name__)
+
+_REPORT_EVERY = 500
+
+
+class Reindexing:
+    """One making of a new catalogue.
+
+    Args:
+        settings: The whole configuration.
+        sink: Name of the sink whose files are read.
+    """
+
+    def __init__(self, settings: Settings, sink: str) -> None:
+        self._generations = Generations(os.path.join(settings.state_dir, "catalogue"))
+        of = settings.files_sink(sink)
+        self._roots = [settings.sink_path(sink), *([of.move_to] if of.move_to else [])]
+        self._layout = compile_layout(of.layout, of.period)
+        # A path without a cluster is of the only one, unless others send theirs here, too.
+        self._clusters = () if settings.consume else tuple(settings.cluster)
+        self._reader = FilesReader(settings, sink)
+        self._unreadable = 0
+
+    def run(self) -> Generator[Progress | ReindexAnswer, None, None]:
+        """Make it; yields how far it is, and at last what is in it.
+
+        Raises:
+            CatalogueUnavailable: Another reindexing runs, or the disk is full.
+            ArchiveUnavailable: The tree cannot be read.
+        """
+        with self._generations.lock("reindex", wait=False):
+            old = self._generations.ensure()
+            since = _position(old)
+            builder = Builder(self._generations.make())
+            try:
+                yield from self._fill(builder)
+                self._keep_what_moved(old, builder)
+                with self._generations.lock():
+                    uses, scripts = self._take_over(old, builder, since)
+                    months = months_in(builder.directory)
+                    self._generations.enter(builder.directory)
+            finally:
+                builder.abandon()
+                self._reader.close()
+                self._generations.clear()
+        yield ReindexAnswer(
+            scripts=uses, distinct=scripts, months=tuple(months), unreadable=self._unreadable
+        )
+
+    def _fill(self, builder: Builder) -> Iterator[Progress]:
+        done = 0
+        for path, use in self._uses():
+            done += 1
+            if done % _REPORT_EVERY == 0:
+                yield Progress(done=done)
+            try:
+                data = read_file(path)
+            except OSError as error:
+                # Moved or purged since it was listed, or damaged: what moved is looked for later.
+                log.warning("%s is not indexed: %s", path, error.strerror)
+                self._unreadable += not isinstance(error, FileNotFoundError)
+                continue
+            except Damaged as error:
+                log.warning("%s is not indexed: %s", path, error)
+                self._unreadable += 1
+                continue
+            builder.add(use, data)
+        yield Progress(done=done, total=done)
+
+    def _uses(self) -> Iterator[tuple[str, Use]]:
+        """Every script that there is: its path, and whose it is."""
+        if not self._layout.manifests:
+            known = False
+            for placed in self._placed():
+                known = True
+                if placed.script is not None:
+                    yield placed.script.path, _use_of_placed(placed)
+            if known:
+                return
+        for root in self._roots:
+            for found in iter_files(root, self._layout):
+                if found.script is not None:
+                    path = os.path.join(root, found.script.path)
+                    yield path, self._use_of_found(found, path)
+
+    def _placed(self) -> Iterator[Placed]:
+        try:
+            yield from self._reader.entries()
+        except SqliteUnavailable as error:
+            # Lost with the state directory: the files are what is left.
+            log.info("the sink's database says nothing: %s", error)
+
+    def _use_of_found(self, found: FoundScript, path: str) -> Use:
+        record = found.record
+        cluster = found.cluster
+        if not cluster and len(self._clusters) == 1:
+            cluster = self._clusters[0]
+        uid, user = (
+            (record.uid, record.user) if record else _owner_by_acl(path, found.user_directory)
+        )
+        return Use(
+            cluster=cluster,
+            key=found.key,
+            job_id=found.job_id,
+            at=max(0, found.spool_mtime_ns // 1000),
+            uid=uid,
+            user=user,
+            account=record.account if record else "",
+            partition=record.partition if record else "",
+            name=_encodable(found.name),
+        )
+
+    def _keep_what_moved(self, old: str, builder: Builder) -> None:
+        """Take over what the sink has, but was not met: it waits, or was moved while we looked."""
+        for reader, use, sha256 in _old_uses(old, -1):
+            if not builder.has(use) and self._is_kept(use):
+                builder.add(use, reader.data(use.script), sha256)
+
+    def _is_kept(self, use: Use) -> bool:
+        try:
+            return self._reader.locate(use.key, use.cluster) is not None
+        except Unavailable:
+            # Without the sink's database the files alone count.
+            return False
+
+    def _take_over(self, old: str, builder: Builder, since: int) -> tuple[int, int]:
+        """Take over what the writer did after ``since``; numbers of uses and of scripts."""
+        for reader, use, sha256 in _old_uses(old, since):
+            builder.add(use, reader.data(use.script), sha256)
+        purged: list[tuple[str, str, int]] = []
+        position = since
+        try:
+            progressed = Progressed(old)
+            try:
+                purged, position = progressed.purged_since(-1), progressed.position()
+            finally:
+                progressed.close()
+        except CatalogueUnavailable as error:
+            log.warning("what was purged before is not known any more: %s", error)
+        for cluster, key, _ in purged:
+            builder.forget(spool_time(key), (cluster, key))
+        return builder.finish(position, purged)
+
+
+def _position(generation: str) -> int:
+    """The last event that a catalogue has put to use; 0 where it cannot say."""
+    try:
+        progressed = Progressed(generation)
+        try:
+            return progressed.position()
+        finally:
+            progressed.close()
+    except CatalogueUnavailable as error:
+        # Damage may be why all this is done. Events that are still there come again, harmlessly.
+        log.warning("how far the old catalogue came is not known: %s", error)
+        return 0
+
+
+def _old_uses(generation: str, since: int) -> Iterator[tuple[MonthReader, Use, bytes]]:
+    """The uses that events after ``since`` told of, with the script's SHA-256.
+
+    A month that is damaged is passed over: the files have what was in it.
+    """
+    sql = (
+        f"SELECT script.sha256, {USE_COLUMNS} FROM use JOIN script ON script.number = use.script "  # noqa: S608 - our own columns
+        "WHERE event > ?"
+    )
+    for month in months_in(generation):
+        try:
+            reader = MonthReader(month_path(generation, month))
+            try:
+                for sha256, *row in reader.rows(sql, (since,)):
+                    yield reader, Use(**dict(zip(Use.__struct_fields__, row, strict=True))), sha256
+            finally:
+                reader.close()
+        except CatalogueUnavailable as error:
+            log.warning("%s of the old catalogue is passed over: %s", month, error)
+
+
+def _use_of_placed(placed: Placed) -> Use:
+    assert placed.script is not None, "the caller has looked"
+    name = parse_file_name(os.path.basename(placed.script.path))
+    return Use(
+        cluster=placed.cluster,
+        key=placed.script_key,
+        job_id=placed.job_id,
+        at=max(0, placed.spool_mtime_ns // 1000),
+        uid=placed.uid,
+        user=placed.user,
+        name=_encodable(name.name) if name else "",
+    )
+
+
+def _owner_by_acl(path: str, user: str) -> tuple[int | None, str]:
+    """Whose a file without a manifest is: of the one its ACL lets in, if the name fits.
+
+    A name alone proves nothing: it may have been given to somebody else since.
+    """
+    if not user:
+        return None, ""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            uid = readers_of(fd).uid
+        finally:
+            os.close(fd)
+    except OSError as error:
+        log.debug("whose %s is cannot be said: %s", path, error)
+        return None, ""
+    try:
+        is_same = uid is not None and pwd.getpwuid(uid).pw_name == user
+    except KeyError:
+        is_same = False
+    return (uid, user) if is_same else (None, "")
+
+
+def _encodable(name: str) -> str:
+    """A name as records have it: bytes that are not UTF-8 are written as escapes."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

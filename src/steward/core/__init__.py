@@ -1,0 +1,1 @@
+"""What all packages share: events, the journal, consumers, settings, files and processes."""

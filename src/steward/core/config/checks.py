@@ -1,0 +1,324 @@
+"""What is wrong with settings whose types are right: paths that collide, zones that are none.
+
+Each check yields problems that name the key, so that the reader of the file can
+tell its line. The rooms' own compilers are asked (layouts, patterns), so that
+what passes here is what they accept.
+"""
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+
+from steward.automation.settings import ActionsSettings, SensorSettings
+from steward.core.config import (
+    AccountingSettings,
+    BankSettings,
+    FilesSinkSettings,
+    GateSettings,
+    MybrcSettings,
+    RedactSettings,
+    Section,
+    Settings,
+)
+from steward.core.config.forwarding_checks import forwarding_problems
+from steward.core.config.node_checks import node_problems
+from steward.core.config.problem import Problem
+from steward.core.config.rule_checks import rule_problems
+from steward.core.config.sink_checks import broker_problems, sink_problems
+from steward.core.config.toml_lines import KeyPath
+from steward.core.errors import StewardError
+from steward.core.listening import host_and_port
+from steward.web.settings import WebSettings
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MOST_CAPTURE_PROCESSES = 64
+_EVERY_HOST = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not listened at
+_POSITIVE = {"snapshot_interval_s", "command_timeout_s", "timeout_s", "capture_processes"} | {
+    "hook_timeout_s"
+}
+
+
+def problems(settings: Settings) -> Iterator[Problem]:
+    """All that is wrong with the settings, one after the other."""
+    yield from _names(settings)
+    yield from _values(settings, ())
+    yield from _paths(settings)
+    yield from _schedulers(settings)
+    yield from _spools(settings)
+    yield from _sinks(settings)
+    for name, sink in settings.archive.sink.items():
+        yield from sink_problems(("archive", "sink", name), sink)
+    for name, source in settings.consume.items():
+        yield from broker_problems(("consume", name, "broker"), source.broker)
+    yield from forwarding_problems(settings)
+    yield from node_problems(settings)
+    yield from _listeners(settings)
+    yield from rule_problems(settings)
+    yield from _history(settings)
+    if settings.accounting != AccountingSettings():
+        # Only what was set needs the plugins to be looked at, which a command does not wait for.
+        from steward.core.config.accounting_checks import accounting_problems
+
+        yield from accounting_problems(settings)
+    if (settings.bank, settings.gate, settings.mybrc) != (
+        *(BankSettings(), GateSettings(), MybrcSettings()),
+    ):
+        from steward.core.config.bank_checks import bank_problems
+
+        yield from bank_problems(settings)
+    if settings.actions != ActionsSettings() or settings.access.administrators:
+        from steward.core.config.action_checks import action_problems
+
+        yield from action_problems(settings)
+    if settings.sensor != SensorSettings():
+        from steward.core.config.sensor_checks import sensor_problems
+
+        yield from sensor_problems(settings)
+    if settings.web != WebSettings():
+        from steward.core.config.web_checks import web_problems
+
+        yield from web_problems(settings)
+    yield from _zones(settings)
+    yield from _patterns(settings.redact)
+    if "" in settings.access.operators:
+        yield Problem(
+            ("access", "operators"), "'access.operators' holds an empty name: take it out"
+        )
+
+
+def _listeners(settings: Settings) -> Iterator[Problem]:
+    """Two listeners at one port, of which the second to start would fail again and again."""
+    seen: list[tuple[str, str, int]] = []
+    for section in ("receive", "nodes", "gate", "mybrc", "web"):
+        text: str = getattr(settings, section).listen
+        found = host_and_port(text)
+        if found is None or not found[1]:
+            continue  # none, or told by the section's own check; the kernel chooses port 0
+        host, port = found
+        for other, other_host, other_port in seen:
+            if port == other_port and _overlaps(host, other_host):
+                yield Problem(
+                    (section, "listen"),
+                    f"'{section}.listen' and '{other}.listen' are both at port {port}: "
+                    f"give [{section}] a port of its own",
+                )
+        seen.append((section, host, port))
+
+
+def _overlaps(host: str, other: str) -> bool:
+    """Whether two listeners at these hosts, with one port, are in each other's way."""
+    hosts = {"127.0.0.1" if one.lower() == "localhost" else one.lower() for one in (host, other)}
+    return len(hosts) == 1 or bool(hosts & _EVERY_HOST)
+
+
+def _history(settings: Settings) -> Iterator[Problem]:
+    if not settings.history.retention_days:
+        yield Problem(("history", "retention_days"), "'history.retention_days' must be above 0")
+
+
+def _names(settings: Settings) -> Iterator[Problem]:
+    if not settings.cluster and not settings.consume:
+        yield Problem((), "no cluster is named: add a table [cluster.NAME]")
+    if not settings.archive.sink:
+        yield Problem(("archive", "sink"), "no sink is named: add a table [archive.sink.NAME]")
+    for key, names in (
+        (("cluster",), settings.cluster),
+        (("archive", "sink"), settings.archive.sink),
+        (("consume",), settings.consume),
+    ):
+        for name in names:
+            if _SAFE_NAME.fullmatch(name) is None:
+                yield Problem(
+                    (*key, name),
+                    f"{name!r} cannot be a {key[-1]}'s name: "
+                    "use up to 64 letters, digits, '_' and '-'",
+                )
+
+
+def _values(section: Section, key: KeyPath) -> Iterator[Problem]:
+    """Numbers that are no amounts, and text that would break a line or a path."""
+    for field in msgspec.structs.fields(type(section)):
+        value = getattr(section, field.name)
+        here = (*key, field.name)
+        if isinstance(value, Section):
+            yield from _values(value, here)
+        elif isinstance(value, dict):
+            for name, inner in value.items():
+                if isinstance(inner, Section):
+                    yield from _values(inner, (*here, name))
+                else:
+                    yield from _text(inner, (*here, name))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield from _number(value, here)
+        elif key[:1] != ("redact",):
+            for text in value if isinstance(value, tuple) else (value,):
+                yield from _text(text, here)
+    if isinstance(section, Settings) and section.capture_processes > _MOST_CAPTURE_PROCESSES:
+        yield Problem(
+            ("capture_processes",), f"'capture_processes' is above {_MOST_CAPTURE_PROCESSES}"
+        )
+
+
+def _text(text: object, key: KeyPath) -> Iterator[Problem]:
+    if isinstance(text, str) and not all(map(str.isprintable, text)):
+        yield Problem(key, f"{'.'.join(key)!r} holds a control character: {text!r}")
+
+
+def _number(value: float, key: KeyPath) -> Iterator[Problem]:
+    name = ".".join(key)
+    if not math.isfinite(value):
+        yield Problem(key, f"{name!r} must be a finite number, not {value!r}")
+        return
+    # A limit's max_bytes is 0 for none.
+    is_positive = key[-1] in _POSITIVE or key == ("journal", "max_bytes")
+    if value < 0 or (value == 0 and is_positive):
+        least = "above 0" if is_positive else "0 or more"
+        yield Problem(key, f"{name!r} must be {least}, not {value!r}")
+
+
+def _paths(settings: Settings) -> Iterator[Problem]:
+    paths: list[tuple[KeyPath, str]] = [
+        (("state_dir",), settings.state_dir),
+        (("log_file",), settings.log_file),
+        (("socket",), settings.socket),
+        (("web", "munge_socket"), settings.web.munge_socket),
+    ]
+    for name, cluster in settings.cluster.items():
+        places = ("spool", "slurm_conf", "slurm_bin", "munge_socket", "jobcomp_lines")
+        paths += [(("cluster", name, field), getattr(cluster, field)) for field in places]
+    for name, sink in settings.files_sinks().items():
+        fields = ("path", "groups_file", "move_to")
+        paths += [(("archive", "sink", name, field), getattr(sink, field)) for field in fields]
+    for key, path in paths:
+        if not path and key == ("state_dir",):
+            yield Problem(key, "'state_dir' is empty: give an absolute path")
+        elif path and not os.path.isabs(path):
+            yield Problem(key, f"{'.'.join(key)!r} must be an absolute path, not {path!r}")
+
+
+def _schedulers(settings: Settings) -> Iterator[Problem]:
+    for name, cluster in settings.cluster.items():
+        if cluster.scheduler == "slurm":
+            continue  # looking through all that is installed takes its time
+        from steward.capture.scheduler import scheduler_names
+
+        known = scheduler_names()
+        if cluster.scheduler not in known:
+            yield Problem(
+                ("cluster", name, "scheduler"),
+                f"there is no scheduler {cluster.scheduler!r}: known are {', '.join(known)}",
+            )
+
+
+def _spools(settings: Settings) -> Iterator[Problem]:
+    seen: dict[str, str] = {}
+    for name, cluster in settings.cluster.items():
+        key = ("cluster", name, "spool")
+        asks = cluster.slurm or cluster.scheduler != "slurm"
+        if not asks and not cluster.spool and not cluster.remote:
+            yield Problem(
+                ("cluster", name), f"cluster {name!r} has slurm = false: give its 'spool', too"
+            )
+        if not cluster.spool:
+            continue
+        written = os.path.normpath(cluster.spool)
+        spool = os.path.realpath(written)
+        if spool in seen:
+            yield Problem(
+                key, f"clusters {seen[spool]!r} and {name!r} have the same spool {cluster.spool}"
+            )
+        seen.setdefault(spool, name)
+        for where, root in _roots(settings):
+            if any(_within(os.path.normpath(root), known) for known in (spool, written)):
+                yield Problem(
+                    where, f"{root} lies in the spool of cluster {name!r}: choose another place"
+                )
+
+
+def _roots(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    """The directories that Steward writes to, with their keys."""
+    yield ("state_dir",), settings.state_dir
+    for name, sink in settings.files_sinks().items():
+        yield ("archive", "sink", name, "path"), settings.sink_path(name)
+        if sink.move_to:
+            yield ("archive", "sink", name, "move_to"), sink.move_to
+
+
+def _within(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def _sinks(settings: Settings) -> Iterator[Problem]:
+    # Not realpath: it would look at the roots, and wait for ever where a mount is dead.
+    roots = [(key, os.path.normpath(root)) for key, root in _roots(settings)]
+    state_key, state = roots[0]
+    for index, (key, root) in enumerate(roots[1:], start=1):
+        if _within(state, root) and not _is_hidden(state, root):
+            yield Problem(
+                key, f"archive {root} holds {state_key[0]} {state}: choose another directory"
+            )
+        for other_key, other in roots[1:index]:
+            if _within(root, other) or _within(other, root):
+                yield Problem(
+                    key,
+                    f"{_owner(key)} writes to {root}, which collides with {other} of "
+                    f"{_owner(other_key)}: give it a 'path' of its own",
+                )
+    for name, sink in settings.files_sinks().items():
+        yield from _layout(name, sink)
+
+
+def _is_hidden(path: str, directory: str) -> bool:
+    """Whether the path below the directory begins with a dot, as no archived file's does."""
+    return os.path.relpath(path, directory).startswith(".") and path != directory
+
+
+def _owner(key: KeyPath) -> str:
+    return f"sink {key[2]!r}" + (" (move_to)" if key[-1] == "move_to" else "")
+
+
+def _layout(name: str, sink: FilesSinkSettings) -> Iterator[Problem]:
+    from steward.archive.files.layout import compile_layout
+
+    try:
+        compile_layout(sink.layout, sink.period)
+    except StewardError as error:
+        yield Problem(("archive", "sink", name, "layout"), str(error))
+
+
+def _zones(settings: Settings) -> Iterator[Problem]:
+    for name, cluster in settings.cluster.items():
+        if not cluster.timezone:
+            continue
+        try:
+            ZoneInfo(cluster.timezone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            yield Problem(
+                ("cluster", name, "timezone"),
+                f"timezone {cluster.timezone!r} is unknown: use an IANA name such as Europe/Paris",
+            )
+
+
+def _patterns(redact: RedactSettings) -> Iterator[Problem]:
+    from steward.core.redaction import Redactor
+
+    for field in ("names", "values", "more_names", "more_values"):
+        patterns = getattr(redact, field)
+        if not patterns:
+            continue
+        if "" in patterns:
+            yield Problem(
+                ("redact", field),
+                f"'redact.{field}' holds an empty pattern, which everything matches: take it out",
+            )
+        try:
+            Redactor(RedactSettings(**{field: patterns}))
+        except StewardError as error:
+            yield Problem(
+                ("redact", field),
+                f"'redact.{field}': {error.offender!r} is no regular expression: {error.__cause__}",
+            )

@@ -1,0 +1,324 @@
+"""Reads the configuration file, and says in one line what is wrong with it, and on which line.
+
+The file is TOML. Every key is checked by itself against the types in
+``config.py``, so that an error can name the key; what types cannot say is in
+``checks.py``.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from steward.core.config import Section, Settings
+from steward.core.config.checks import problems
+from steward.core.config.problem import Problem
+from steward.core.config.toml_lines import KeyPath, key_lines
+from steward.core.errors import UsageError
+
+DEFAULT_PATH = "/etc/steward/steward.toml"
+_LARGEST = 1 << 20
+_SYNTAX_LINE = re.compile(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", re.DOTALL)
+
+
+class ConfigError(UsageError):
+    """The configuration cannot be used.
+
+    Args:
+        what: What is wrong and what to do about it.
+        path: The file.
+        line: The line in it, from 1; 0 where no line is to blame.
+        key: The keys down to what is wrong.
+    """
+
+    def __init__(self, what: str, path: str, line: int = 0, key: KeyPath = ()) -> None:
+        where = f"{path}:{line}" if line else path
+        super().__init__(f"{where}: {what}", path)
+        self.line = line
+        self.key = key
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """A configuration and where its values come from.
+
+    Attributes:
+        settings: Complete and checked.
+        path: The file; "" where there was none.
+        lines: The line in it of every key that it sets.
+    """
+
+    settings: Settings
+    path: str = ""
+    lines: dict[KeyPath, int] = {}
+
+
+def load(path: str) -> Settings:
+    """The settings that a file holds.
+
+    Args:
+        path: A TOML file.
+
+    Raises:
+        ConfigError: The file cannot be read, or something in it is wrong; the message
+            names file, line and key, and the nearest key to a misspelt one.
+    """
+    return load_with_lines(path).settings
+
+
+def load_with_lines(path: str) -> Loaded:
+    """As :func:`load`, with the line of every key."""
+    text = _read(path)
+    tree = _parse(text, path)
+    lines = key_lines(text)
+    try:
+        _check_table(tree, Settings, ())
+        for sink in tree.get("archive", {}).get("sink", {}).values():
+            sink.setdefault("kind", "files")
+        settings = msgspec.convert(tree, Settings)
+    except _Wrong as wrong:
+        raise ConfigError(wrong.what, path, _line_of(lines, wrong.key), wrong.key) from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error), path) from error
+    loaded = Loaded(settings, path, lines)
+    for problem in problems(settings):
+        raise error_at(problem, loaded)
+    return loaded
+
+
+def error_at(problem: Problem, loaded: Loaded) -> ConfigError:
+    """What is wrong with a configuration, with the place in its file."""
+    line = _line_of(loaded.lines, problem.key)
+    return ConfigError(problem.what, loaded.path, line, problem.key)
+
+
+def checked(settings: Settings, origin: str) -> Settings:
+    """Settings that were not read from a file, if nothing is wrong with them.
+
+    Args:
+        settings: What to check.
+        origin: Where they come from, to begin the error with ("command line").
+
+    Raises:
+        ConfigError: As :func:`load`.
+    """
+    for problem in problems(settings):
+        raise ConfigError(problem.what, origin, key=problem.key)
+    return settings
+
+
+def render(loaded: Loaded) -> str:
+    """The whole configuration as TOML, each value with where it comes from as a comment."""
+    return "\n".join(_render_table(loaded.settings, (), loaded)) + "\n"
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LARGEST + 1)
+    except FileNotFoundError:
+        raise ConfigError("there is no such file: name one with --config", path) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"cannot be read: {reason}", path) from error
+    if len(data) > _LARGEST:
+        raise ConfigError(f"is larger than {_LARGEST} bytes: is it the right file?", path)
+    try:
+        return data.decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError("is not UTF-8 text", path, line) from error
+
+
+def _parse(text: str, path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        match = _SYNTAX_LINE.fullmatch(str(error))
+        what = match[1] if match else str(error)
+        line = int(match[2]) if match and match[2] else text.count("\n") + 1
+        raise ConfigError(f"is not TOML: {what}", path, line) from error
+    except RecursionError as error:
+        raise ConfigError("is nested too deeply to be a configuration", path) from error
+
+
+def _line_of(lines: dict[KeyPath, int], key: KeyPath) -> int:
+    """The line of a key, or of the innermost table around it that the file has."""
+    while key and key not in lines:
+        key = key[:-1]
+    return lines.get(key, 0)
+
+
+class _Wrong(Exception):
+    """A key or value that has no place in the settings."""
+
+    def __init__(self, what: str, key: KeyPath) -> None:
+        super().__init__(what)
+        self.what = what
+        self.key = key
+
+
+def _name(key: KeyPath) -> str:
+    return ".".join(part if part.isprintable() else repr(part) for part in key)
+
+
+def _check_table(table: dict[str, Any], section: type[Section], key: KeyPath) -> None:
+    fields = {field.name: field for field in msgspec.structs.fields(section)}
+    for name, value in table.items():
+        here = (*key, name)
+        if name == section.__struct_config__.tag_field:
+            continue
+        if name not in fields:
+            raise _Wrong(_unknown(here, fields), here)
+        _check_value(value, fields[name].type, here)
+
+
+def _unknown(key: KeyPath, fields: dict[str, Any]) -> str:
+    near = _nearest(key[-1], fields)
+    hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(fields)}"
+    return f"unknown key {_name(key)!r}: {hint}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like a misspelt one; "" if none is."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    return near[0] if near else ""
+
+
+def _check_value(value: Any, kind: Any, key: KeyPath) -> None:
+    if isinstance(kind, type) and issubclass(kind, Section):
+        if not isinstance(value, dict):
+            raise _Wrong(f"{_name(key)!r} must be a table [{_name(key)}]", key)
+        _check_table(value, kind, key)
+    elif get_origin(kind) is dict and get_args(kind)[1] is str:
+        _check_texts(value, key)
+    elif get_origin(kind) is dict:
+        if not isinstance(value, dict):
+            raise _Wrong(f"{_name(key)!r} must hold tables: [{_name(key)}.NAME]", key)
+        for name, inner in value.items():
+            _check_value(inner, _of_kind(get_args(kind)[1], inner, (*key, name)), (*key, name))
+    else:
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            raise _Wrong(_wrong_type(value, kind, key), key) from None
+
+
+def _of_kind(kind: Any, value: Any, key: KeyPath) -> Any:
+    """Of tables that differ by their ``kind`` the one that a value is; the first where none is."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    by_name = {str(section.__struct_config__.tag): section for section in get_args(kind)}
+    name = value.get("kind") if isinstance(value, dict) else None
+    if name is None:
+        return get_args(kind)[0]
+    if not isinstance(name, str) or name not in by_name:
+        raise _Wrong(_wrong_type(name, Literal[tuple(by_name)], (*key, "kind")), (*key, "kind"))
+    return by_name[name]
+
+
+def _check_texts(value: Any, key: KeyPath) -> None:
+    if not isinstance(value, dict):
+        raise _Wrong(f"{_name(key)!r} must be a table [{_name(key)}]", key)
+    for name, text in value.items():
+        if not isinstance(text, str):
+            here = (*key, name)
+            raise _Wrong(f"{_name(here)!r} must be text in quotes, not {_describe(text)}", here)
+
+
+def _wrong_type(value: Any, kind: Any, key: KeyPath) -> str:
+    wanted = f"{_name(key)!r} must be {_words(kind)}"
+    if get_origin(kind) is Literal and isinstance(value, str):
+        near = _nearest(value, get_args(kind))
+        hint = f": did you mean {near!r}?" if near else ""
+        return f"{wanted}, not {value!r}{hint}"
+    if isinstance(value, list) and get_origin(kind) is not list:
+        odd = next((item for item in value if not isinstance(item, str)), None)
+        if odd is not None and "list" in _words(kind):
+            return f"{wanted}; {odd!r} is {_describe(odd)}"
+    return f"{wanted}, not {_describe(value)}"
+
+
+_WORDS = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _words(kind: Any) -> str:
+    """What a TOML value of this type is, in words."""
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_words(arg) for arg in get_args(kind) if arg is not NoneType)
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(repr, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return f'a list of {_words(get_args(kind)[0])}, ["…"]'
+    return _WORDS.get(kind, str(kind))
+
+
+def _describe(value: Any) -> str:
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    names |= {list: "a list", dict: "a table"}
+    return names.get(type(value), "a date or time")
+
+
+def _render_table(section: Section, key: KeyPath, loaded: Loaded) -> list[str]:
+    values = []
+    tables: list[str] = []
+    config = section.__struct_config__
+    if config.tag_field is not None:
+        values.append(_line(config.tag_field, str(config.tag), (*key, config.tag_field), loaded))
+    for field in msgspec.structs.fields(type(section)):
+        value = getattr(section, field.name)
+        here = (*key, field.name)
+        if isinstance(value, Section):
+            tables += ["", f"[{'.'.join(here)}]", *_render_table(value, here, loaded)]
+        elif isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
+            if value:
+                tables += ["", f"[{'.'.join(here)}]"]
+                tables += [
+                    _line(_literal(name), text, (*here, name), loaded)
+                    for name, text in value.items()
+                ]
+        elif isinstance(value, dict):
+            for name, inner in value.items():
+                table = (*here, name)
+                tables += ["", f"[{'.'.join(table)}]", *_render_table(inner, table, loaded)]
+        elif value is None:
+            values.append(f"# {field.name}: as built in")
+        else:
+            values.append(_line(field.name, value, here, loaded))
+    return values + tables
+
+
+def _line(name: str, value: Any, key: KeyPath, loaded: Loaded) -> str:
+    line = loaded.lines.get(key)
+    source = f"{os.path.basename(loaded.path)}:{line}" if line else "default"
+    return f"{name} = {_literal(value)}  # {source}"
+
+
+def _literal(value: Any) -> str:
+    """A value in TOML's notation."""
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's too; JSON lets DEL stand, TOML does not.
+        return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value)
+
+
+__all__ = [
+    "DEFAULT_PATH",
+    "ConfigError",
+    "Loaded",
+    "Problem",
+    "checked",
+    "error_at",
+    "load",
+    "load_with_lines",
+    "render",
+]

@@ -1,0 +1,438 @@
+"""Where capture puts a script's bytes until every sink has them.
+
+A store is one flat directory: ``.incoming`` on the archive's file system, or
+``incoming`` in the state directory where there is no such archive, or where it
+is away. A file is written once, under a name that tells its cluster, job, time
+in the spool and length: writing it again is a harmless repeat, and a complete
+file whose event was lost in a crash can be told from its name alone. Sinks
+link or read from here; trimming the journal unlinks.
+"""
+
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from steward.core.config import Settings
+from steward.core.errors import StewardError, Unavailable
+from steward.core.events import JobScript, Kept
+from steward.core.filesystems import network_kind, sync_filesystem
+
+ARCHIVE_DIRECTORY = ".incoming"
+STATE_STORE = "state"
+MARKER = ".steward-archive"
+"""A file in an archive's root: where it is missing, its file system is not mounted."""
+
+_FEW = 8
+"""Up to this many files are synced one by one; more of them by one syncfs(2)."""
+
+_NAME = re.compile(
+    r"(?P<cluster>[A-Za-z0-9_-]+)\.(?P<job>\d+)\.(?P<mtime>\d+)\.(?P<length>\d+)\.(?P<what>script|env)"
+)
+
+
+class StoreError(StewardError):
+    """A store is not what it should be."""
+
+
+class StoreUnavailable(Unavailable):
+    """A store cannot be written or read now."""
+
+
+class KeptName(msgspec.Struct, frozen=True):
+    """What the name of a kept file says."""
+
+    cluster: str
+    job_id: int
+    spool_mtime_ns: int
+    length: int
+    what: str
+    filename: str
+
+
+def kept_filename(cluster: str, job_id: int, spool_mtime_ns: int, length: int, what: str) -> str:
+    """The name under which bytes are kept; ``what`` is ``script`` or ``env``."""
+    return f"{cluster}.{job_id}.{spool_mtime_ns}.{length}.{what}"
+
+
+def parse_kept_filename(filename: str) -> KeptName | None:
+    """What a kept file's name says; None for a name that is not ours."""
+    match = _NAME.fullmatch(filename)
+    if match is None:
+        return None
+    return KeptName(
+        cluster=match["cluster"],
+        job_id=int(match["job"]),
+        spool_mtime_ns=int(match["mtime"]),
+        length=int(match["length"]),
+        what=match["what"],
+        filename=filename,
+    )
+
+
+class Store:
+    """One directory of kept bytes.
+
+    Args:
+        name: As events name it: ``state``, or ``archive.<sink>``.
+        directory: The directory; made (0700) by :meth:`prepare`.
+        marker: A file that must be there for the store to be used; "" for none.
+    """
+
+    def __init__(self, name: str, directory: str, marker: str = "") -> None:
+        self.name = name
+        self.directory = directory
+        self._marker = marker
+        self._fd = -1
+        self._unsynced: list[int] = []
+        self._unsynced_more = False
+
+    def prepare(self) -> None:
+        """Open the directory, making it if its parent is there.
+
+        Capture must never wait for a file server: an archive on a network file
+        system gets its bytes through the state directory's store, by copy.
+
+        Raises:
+            StoreUnavailable: The marker is missing or the directory cannot be used.
+            StoreError: The directory is on a network file system.
+        """
+        self.close()
+        self._refuse_network()
+        try:
+            if self._marker:
+                os.stat(self._marker)
+            try:
+                os.mkdir(self.directory, 0o700)
+            except FileExistsError:
+                os.chmod(self.directory, 0o700)
+            self._fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def check(self) -> None:
+        """Make sure that the directory is still what it was when it was opened.
+
+        Raises:
+            StoreUnavailable: It is not: the file system was unmounted, or the directory replaced.
+            StoreError: The directory is on a network file system (by now).
+        """
+        if self._fd < 0:
+            self.prepare()
+            return
+        self._refuse_network()
+        try:
+            if self._marker:
+                os.stat(self._marker)
+            here = os.stat(self.directory)
+            opened = os.fstat(self._fd)
+        except OSError as error:
+            self.close()
+            raise self._unavailable(error) from error
+        if (here.st_dev, here.st_ino) != (opened.st_dev, opened.st_ino):
+            self.prepare()
+
+    def _is_remote(self) -> bool:
+        """Whether only a file server could tell what is here; asks none.
+
+        Raises:
+            StoreUnavailable: The kernel's list of mounts cannot be read.
+        """
+        try:
+            return bool(self._marker and network_kind(self.directory))
+        except OSError as error:
+            raise StoreUnavailable(
+                f"it is not known what {self.directory} is on: {error}", self.directory
+            ) from error
+
+    def _refuse_network(self) -> None:
+        if self._is_remote():
+            # Closing asks the server nothing: this descriptor was opened on a local disk.
+            self.close()
+            raise StoreError(
+                f"{self.directory} is on a network file system, where capture never writes",
+                self.directory,
+            )
+
+    def write(self, filename: str, data: bytes) -> Kept:
+        """Write bytes once; the same bytes under the same name are a harmless repeat.
+
+        Durable only after :meth:`sync`.
+
+        Raises:
+            StoreUnavailable: The disk is full, read-only or gone.
+        """
+        if self._fd < 0:
+            self.prepare()
+        try:
+            self._write(filename, data)
+        except OSError as error:
+            raise self._unavailable(error) from error
+        return Kept(path=filename, length=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    def _write(self, filename: str, data: bytes) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(filename, flags, 0o600, dir_fd=self._fd)
+        except FileExistsError:
+            if self._holds(filename, data):
+                # Written before, but it may not be durable: what failed may have been the sync.
+                again = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._sync_later(os.open(filename, again, dir_fd=self._fd))
+                return
+            # A crash cut it short. It may be linked nowhere yet, since its event was never sent.
+            os.unlink(filename, dir_fd=self._fd)
+            fd = os.open(filename, flags, 0o600, dir_fd=self._fd)
+        try:
+            written = os.write(fd, data)
+            while written < len(data):
+                written += os.write(fd, memoryview(data)[written:])
+        except OSError:
+            os.close(fd)
+            os.unlink(filename, dir_fd=self._fd)
+            raise
+        self._sync_later(fd)
+
+    def _sync_later(self, fd: int) -> None:
+        if len(self._unsynced) < _FEW:
+            self._unsynced.append(fd)
+        else:
+            self._unsynced_more = True
+            os.close(fd)
+
+    def _holds(self, filename: str, data: bytes) -> bool:
+        fd = os.open(filename, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            return os.fstat(fd).st_size == len(data) and _read_all(fd) == data
+        finally:
+            os.close(fd)
+
+    def take_unsynced(self) -> "Unsynced":
+        """Hand over what was written since the last call, to be synced by another thread."""
+        batch = Unsynced(self, self._fd, self._unsynced, self._unsynced_more)
+        self._unsynced, self._unsynced_more = [], False
+        return batch
+
+    def sync(self) -> None:
+        """Make all that was written durable.
+
+        Raises:
+            StoreUnavailable: The file system reported an error.
+        """
+        self.take_unsynced().sync()
+
+    def path(self, kept: Kept) -> str:
+        """The absolute path of kept bytes.
+
+        Raises:
+            StoreError: The name is not one of ours.
+        """
+        if parse_kept_filename(kept.path) is None:
+            raise StoreError(f"{kept.path!r} is not the name of a kept file", kept)
+        return os.path.join(self.directory, kept.path)
+
+    def open(self, kept: Kept) -> int:
+        """A file descriptor for reading kept bytes; the caller closes it.
+
+        Raises:
+            FileNotFoundError: They are not here (any more).
+            StoreUnavailable: The store cannot be read now.
+        """
+        path = self.path(kept)
+        try:
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if self._marker and not os.path.exists(self._marker):
+                gone = FileNotFoundError(errno.ENOENT, "the file system is gone", self._marker)
+                raise self._unavailable(gone) from None
+            raise
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def read(self, kept: Kept) -> bytes:
+        """The kept bytes; raises as :meth:`open` does."""
+        fd = self.open(kept)
+        try:
+            return _read_all(fd)
+        except OSError as error:
+            raise self._unavailable(error) from error
+        finally:
+            os.close(fd)
+
+    def unlink(self, filenames: Iterable[str]) -> None:
+        """Remove kept bytes that every sink has passed; what is gone already is passed over.
+
+        Raises:
+            StoreUnavailable: The store cannot be written now.
+        """
+        if self._fd < 0:
+            self.prepare()
+        for filename in filenames:
+            try:
+                os.unlink(filename, dir_fd=self._fd)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise self._unavailable(error) from error
+
+    def names(self) -> Iterator[KeptName]:
+        """What lies here, by name; foreign files are passed over.
+
+        On a network file system there is nothing: capture never writes there.
+
+        Raises:
+            StoreUnavailable: The directory cannot be listed.
+        """
+        if self._is_remote():
+            return
+        try:
+            with os.scandir(self.directory) as entries:
+                for entry in entries:
+                    name = parse_kept_filename(entry.name)
+                    if name is not None:
+                        yield name
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def kept_bytes(self) -> int:
+        """Bytes that lie here; 0 if they cannot be counted now, or on a network file system."""
+        try:
+            if self._is_remote():
+                return 0
+            with os.scandir(self.directory) as entries:
+                return sum(map(_size, entries))
+        except (OSError, StoreUnavailable):
+            # A store that is away counts when it is back: who asks must not stop for it.
+            return 0
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        for fd in self._unsynced:
+            os.close(fd)
+        self._unsynced, self._unsynced_more = [], False
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _unavailable(self, error: OSError) -> StoreUnavailable:
+        if self._marker and error.errno == errno.ENOENT and not os.path.exists(self._marker):
+            root = os.path.dirname(self._marker)
+            return StoreUnavailable(
+                f"archive {root} has no {MARKER}: is its file system mounted?", self.directory
+            )
+        return StoreUnavailable(f"cannot use {self.directory}: {error.strerror}", self.directory)
+
+
+class Unsynced:
+    """Files written to a store and not yet durable; owns their descriptors."""
+
+    def __init__(self, store: Store, directory_fd: int, fds: list[int], more: bool) -> None:
+        self._store = store
+        self._fds = fds
+        self._directory_fd = os.dup(directory_fd) if fds else -1
+        self._more = more
+
+    def sync(self) -> None:
+        """Make them durable, by one syncfs(2) if they are many.
+
+        Raises:
+            StoreUnavailable: The file system reported an error.
+        """
+        if not self._fds:
+            return
+        try:
+            if self._more:
+                sync_filesystem(self._directory_fd)
+            else:
+                for fd in self._fds:
+                    os.fsync(fd)
+                os.fsync(self._directory_fd)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"cannot sync {self._store.directory}: {error.strerror}", self._store.directory
+            ) from error
+        finally:
+            for fd in (*self._fds, self._directory_fd):
+                os.close(fd)
+            self._fds = []
+
+
+class Stores:
+    """All stores of a configuration, by the name that events give them."""
+
+    def __init__(self, stores: Iterable[Store]) -> None:
+        self._by_name = {store.name: store for store in stores}
+
+    def __iter__(self) -> Iterator[Store]:
+        """The stores, the preferred one first."""
+        return iter(self._by_name.values())
+
+    def get(self, name: str) -> Store:
+        """The store that an event names.
+
+        Raises:
+            StoreError: The configuration has no such store (any more).
+        """
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise StoreError(
+                f"no store is called {name!r}: was its sink taken out of the configuration?", name
+            ) from None
+
+    def usable(self) -> Store:
+        """The first store that can be written now.
+
+        Raises:
+            StoreUnavailable: None of them can.
+        """
+        reasons = []
+        for store in self:
+            try:
+                store.check()
+            except StewardError as error:
+                reasons.append(str(error))
+            else:
+                return store
+        raise StoreUnavailable("; ".join(reasons) or "no store is there")
+
+    def open(self, body: JobScript, kept: Kept) -> int:
+        """A descriptor for reading ``kept`` of this event; raises as :meth:`Store.open`."""
+        return self.get(body.store).open(kept)
+
+    def read(self, body: JobScript, kept: Kept) -> bytes:
+        """The bytes of ``kept`` of this event; raises as :meth:`Store.read`."""
+        return self.get(body.store).read(kept)
+
+
+def stores_of(settings: Settings) -> Stores:
+    """The stores of a configuration, the preferred one first."""
+    stores = []
+    for name in settings.files_sinks():
+        root = settings.sink_path(name)
+        directory = os.path.join(root, ARCHIVE_DIRECTORY)
+        stores.append(Store(f"archive.{name}", directory, os.path.join(root, MARKER)))
+    stores.append(Store(STATE_STORE, os.path.join(settings.state_dir, "incoming")))
+    return Stores(stores)
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_size
+    except FileNotFoundError:
+        # Trimmed since it was listed.
+        return 0
+
+
+def _read_all(fd: int) -> bytes:
+    size = os.fstat(fd).st_size
+    parts = [os.read(fd, size + 1)]
+    while parts[-1]:
+        parts.append(os.read(fd, 1 << 20))
+    return b"".join(parts)

@@ -1,0 +1,273 @@
+"""How a process reaches the journal's writer: a Unix socket in the state directory.
+
+Frames are a 4-byte little-endian length and a MessagePack array. Whoever
+appends waits for the answer, which comes when the events are durable; if the
+writer is restarted meanwhile the events are sent again, which their keys make
+harmless. Many events go in several frames, one after the other's answer.
+"""
+
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from steward.core.events import Event
+from steward.core.journal.store import JournalError, JournalUnavailable, Row, rows_of
+from steward.core.waiting import Backoff, Stop
+
+SOCKET = "journal.sock"
+LARGEST_FRAME = 64 * 1024 * 1024
+FRAME_BYTES = 4 * 1024 * 1024
+"""About so much is sent at once: the writer holds what all others send it in memory."""
+_ROW_BYTES = 32
+"""What MessagePack adds to a row's own bytes, at the most; a frame's head needs no more."""
+_HEADER = struct.Struct("<I")
+_ANSWER_TIMEOUT_S = 30.0
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack: "msgspec.msgpack.Decoder[list[Any]]" = msgspec.msgpack.Decoder(list[Any])
+
+
+def frame(message: Sequence[Any]) -> bytes:
+    """One message as it goes over the wire."""
+    body = _pack(message)
+    return _HEADER.pack(len(body)) + body
+
+
+def frames_of(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """Rows by the frame, each as many as about :data:`FRAME_BYTES` hold.
+
+    Raises:
+        JournalError: No frame can hold one of them.
+    """
+    start = size = 0
+    for number, (kind, cluster, key, data) in enumerate(rows):
+        of_row = len(data) + sum(len(text.encode()) for text in (kind, cluster, key)) + _ROW_BYTES
+        if of_row + _ROW_BYTES > LARGEST_FRAME:
+            raise JournalError(
+                f"event {key[:100]!r} of {of_row} bytes is larger than the journal takes", key
+            )
+        if size and size + of_row > FRAME_BYTES:
+            yield rows[start:number]
+            start, size = number, 0
+        size += of_row
+    if size:
+        yield rows[start:]
+
+
+class Frames:
+    """Cuts a byte stream into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[list[Any]]:
+        """The messages that ``data`` completes.
+
+        Raises:
+            JournalError: A frame is too large or is not a MessagePack array.
+        """
+        buffer = self._buffer
+        buffer += data
+        messages = []
+        while len(buffer) >= _HEADER.size:
+            length = _HEADER.unpack_from(buffer)[0]
+            if length > LARGEST_FRAME:
+                raise JournalError(f"a frame of {length} bytes on {SOCKET} is too large")
+            end = _HEADER.size + length
+            if len(buffer) < end:
+                break
+            try:
+                messages.append(_unpack.decode(memoryview(buffer)[_HEADER.size : end]))
+            except msgspec.MsgspecError as error:
+                raise JournalError(f"a frame on {SOCKET} cannot be read: {error}") from error
+            del buffer[:end]
+        return messages
+
+
+class JournalLink:
+    """One process's (or thread's) connection to the writer.
+
+    Args:
+        state_dir: The directory that holds the journal.
+        stop: Ends every wait.
+        subscribe: Whether to be told of new events, see :meth:`wait`.
+    """
+
+    def __init__(self, state_dir: str, stop: Stop, *, subscribe: bool = False) -> None:
+        self._path = os.path.join(state_dir, SOCKET)
+        self._stop = stop
+        self._subscribe = subscribe
+        self._socket: socket.socket | None = None
+        self._frames = Frames()
+        self._number = 0
+        self._head = 0
+        self._is_woken = False
+        self._standings: dict[str, tuple[Any, ...]] = {}
+
+    def append(self, new: Iterable[Event]) -> None:
+        """Append events; returns when they are durable. Tries until the Stop is raised.
+
+        Raises:
+            JournalError: An event is larger than the journal takes; none was appended.
+            JournalUnavailable: The Stop was raised before the events were durable.
+        """
+        self.append_rows(rows_of(new))
+
+    def append_rows(self, rows: Sequence[Row]) -> None:
+        """As :meth:`append`, for events that are encoded already."""
+        for some in list(frames_of(rows)):
+            self._append_patiently(some)
+
+    def _append_patiently(self, rows: Sequence[Row]) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                self._ask("append", rows)
+            except JournalUnavailable:
+                if self._stop.is_set():
+                    raise
+                self._stop.wait(backoff.next_s())
+                if self._stop.is_set():
+                    raise
+            else:
+                return
+
+    def tell(self, *message: Any) -> None:
+        """Send a message that has no answer; lost if the writer is away, so it must be repeatable.
+
+        The messages are those of ``JournalServer``: passed, aside, revived. The last "passed" of
+        a consumer is said again on every new connection. Only "aside" is waited for: the cursor
+        moves behind it, so nothing would ever say it again.
+
+        Raises:
+            JournalUnavailable: An "aside" could not be written down now.
+        """
+        if message[0] == "aside":
+            try:
+                self.ask(*message)
+            except JournalError as error:
+                raise JournalUnavailable(str(error), self._path) from error
+            return
+        if message[0] == "passed":
+            self._standings[message[1]] = message
+        try:
+            self._send(frame(message))
+        except (OSError, JournalUnavailable):
+            # The consumer's own cursor is the truth; the next connection tells of it.
+            self.close()
+
+    def ask(self, verb: str, *args: Any) -> Any:
+        """Have the writer do something (replay, forget), once.
+
+        Raises:
+            JournalError: The writer refused.
+            JournalUnavailable: The writer is away.
+        """
+        return self._ask(verb, list(args))
+
+    def wait(self, seen: int, timeout_s: float) -> int:
+        """Wait until the journal's head is beyond ``seen``, the time is over or the Stop raised.
+
+        It also ends when dead letters are to be tried again, of whichever consumer.
+
+        Returns:
+            The journal's head as far as it is known.
+        """
+        until = time.monotonic() + timeout_s
+        try:
+            self._connect()
+            while self._head <= seen and not self._is_woken and not self._stop.is_set():
+                if self._receive(until - time.monotonic(), answer=0) is None:
+                    break
+        except (OSError, JournalUnavailable):
+            # The writer is being restarted; the caller finds new events by reading.
+            self.close()
+            self._stop.wait(min(timeout_s, 0.2))
+            return seen + 1
+        self._is_woken = False
+        return self._head
+
+    def close(self) -> None:
+        """Drop the connection; the next call makes a new one."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._frames = Frames()
+
+    def _connect(self) -> socket.socket:
+        if self._socket is None:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.settimeout(_ANSWER_TIMEOUT_S)
+            try:
+                # Long state directories exceed sun_path; the link in /proc does not.
+                fd = os.open(os.path.dirname(self._path), os.O_PATH | os.O_DIRECTORY)
+                try:
+                    connection.connect(f"/proc/self/fd/{fd}/{SOCKET}")
+                finally:
+                    os.close(fd)
+                if self._subscribe:
+                    connection.sendall(frame(["subscribe"]))
+                # The writer gathers standings before it writes them down: one that ended took
+                # some with it, and a consumer at the end of the journal has nothing new to say.
+                for standing in self._standings.values():
+                    connection.sendall(frame(standing))
+            except OSError as error:
+                connection.close()
+                raise JournalUnavailable(
+                    f"no answer at {self._path}: is 'steward serve' running? ({error.strerror})",
+                    self._path,
+                ) from error
+            self._socket = connection
+        return self._socket
+
+    def _send(self, data: bytes) -> None:
+        self._connect().sendall(data)
+
+    def _ask(self, verb: str, argument: Any) -> Any:
+        self._number += 1
+        number = self._number
+        try:
+            self._send(frame([verb, number, argument]))
+            while True:
+                answer = self._receive(_ANSWER_TIMEOUT_S, answer=number)
+                if answer is None:
+                    raise TimeoutError(f"no answer in {_ANSWER_TIMEOUT_S:.0f} s")
+                if answer:
+                    break
+        except OSError as error:
+            self.close()
+            raise JournalUnavailable(
+                f"the journal's writer at {self._path} went away: {error}", self._path
+            ) from error
+        if answer[0] == "refused":
+            raise JournalError(str(answer[2]), verb)
+        return answer[2]
+
+    def _receive(self, timeout_s: float, *, answer: int) -> list[Any] | None:
+        """Take in what has come; the answer of that number, [] for other news, None for none."""
+        connection = self._connect()
+        poller = select.poll()
+        poller.register(connection, select.POLLIN)
+        if not answer:
+            poller.register(self._stop.fd, select.POLLIN)
+        ready = poller.poll(max(0.0, timeout_s) * 1000)
+        if not any(fd == connection.fileno() for fd, _ in ready):
+            return None
+        data = connection.recv(1 << 18)
+        if not data:
+            raise ConnectionResetError("connection closed")
+        found: list[Any] = []
+        for message in self._frames.feed(data):
+            if message[0] == "head":
+                self._head = message[1]
+            elif message[0] == "look":
+                self._is_woken = True
+            elif message[1] == answer:
+                found = message
+        return found

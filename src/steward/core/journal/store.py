@@ -1,0 +1,384 @@
+"""The journal's file: one append-only SQLite table of events, and where each consumer stands.
+
+One process writes it (``Journal``); all others read (see ``reading``). The
+position of an event is its rowid and is never used again. An event whose
+(cluster, key) is known already is passed over, also after the event itself was
+trimmed: keys of what a source can repeat are remembered in a table of their own.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+
+from steward.core import events
+from steward.core.errors import StewardError, Unavailable
+from steward.core.events import (
+    ARCHIVE_PURGE,
+    JOB_SCRIPT,
+    ArchiveResend,
+    Event,
+    JobIdentity,
+    JobScript,
+)
+from steward.core.journal.purging import drop_purged, purges_after_the_dead
+from steward.core.journal.reading import FILENAME, event_of
+from steward.core.sqlite import Connection, open_database, refuse_newer, shrink, transaction
+
+_MIGRATIONS = (
+    """
+CREATE TABLE event (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,
+    cluster TEXT NOT NULL,
+    key TEXT NOT NULL,
+    data BLOB NOT NULL
+);
+CREATE UNIQUE INDEX event_key ON event (cluster, key);
+CREATE TABLE remembered (
+    cluster TEXT NOT NULL,
+    key TEXT NOT NULL,
+    trimmed_at INTEGER NOT NULL,
+    PRIMARY KEY (cluster, key)
+) WITHOUT ROWID;
+CREATE INDEX remembered_at ON remembered (trimmed_at);
+CREATE TABLE consumer (
+    name TEXT PRIMARY KEY,
+    position INTEGER NOT NULL,
+    state TEXT NOT NULL DEFAULT 'running',
+    detail TEXT NOT NULL DEFAULT '',
+    since INTEGER NOT NULL,
+    detached INTEGER NOT NULL DEFAULT 0,
+    missed INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE dead (
+    consumer TEXT NOT NULL,
+    id INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    cluster TEXT NOT NULL,
+    key TEXT NOT NULL,
+    data BLOB NOT NULL,
+    error TEXT NOT NULL,
+    since INTEGER NOT NULL,
+    replay INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (consumer, id)
+) WITHOUT ROWID;
+""",
+    """
+ALTER TABLE consumer ADD COLUMN error TEXT NOT NULL DEFAULT '';
+ALTER TABLE consumer ADD COLUMN error_at INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE consumer ADD COLUMN rate REAL NOT NULL DEFAULT 0;
+ALTER TABLE consumer ADD COLUMN told INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE consumer ADD COLUMN missed_from INTEGER NOT NULL DEFAULT 0;
+""",
+)
+_SCRIPT_AFTER_SUBMIT_S = 300
+"""A script reaches the spool so long after its job's submit time at the most."""
+_SPARE_BYTES = 16 << 20
+"""Free pages that stay in the file for the next events, in bytes."""
+_STEP_BYTES = 1 << 20
+"""How much one call of :meth:`Journal.shrink` gives back."""
+_FORGET_KEYS = 10_000
+"""How many keys one transaction forgets."""
+
+Row = tuple[str, str, str, bytes]
+"""An event as it travels to the writer: kind, cluster, key, encoded rest."""
+
+
+class JournalError(StewardError):
+    """The journal was asked for something that it does not have."""
+
+
+class JournalUnavailable(Unavailable):
+    """The journal cannot be written or reached now."""
+
+
+def rows_of(new: Iterable[Event]) -> list[Row]:
+    """Events as they travel to the writer."""
+    return [(event.kind, event.cluster, event.key, events.encode(event)) for event in new]
+
+
+def _now_s() -> int:
+    return int(events.utc_now().timestamp())
+
+
+class Journal:
+    """The one writer. Whoever makes it holds ``journal.lock`` (see ``server``).
+
+    Args:
+        state_dir: The directory that holds the journal.
+
+    Raises:
+        SqliteError, SqliteUnavailable: As :func:`steward.core.sqlite.open_database`.
+    """
+
+    def __init__(self, state_dir: str) -> None:
+        self.path = os.path.join(state_dir, FILENAME)
+        self._db: Connection = open_database(self.path, _MIGRATIONS, shrinks=True)
+
+    def append(self, rows: Sequence[Row]) -> int:
+        """Add events, passing over keys that are known; durable on return.
+
+        Returns:
+            The position of the last event in the journal.
+
+        Raises:
+            SqliteUnavailable: The disk is full or fails; nothing was added.
+        """
+        with transaction(self._db, self.path):
+            self._db.executemany(
+                "INSERT OR IGNORE INTO event (kind, cluster, key, data) SELECT ?1, ?2, ?3, ?4 "
+                "WHERE NOT EXISTS (SELECT 1 FROM remembered WHERE cluster = ?2 AND key = ?3)",
+                rows,
+            )
+        return self.head()
+
+    def head(self) -> int:
+        """Position of the last event ever appended; 0 for none."""
+        row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'event'").fetchone()
+        return int(row[0]) if row else 0
+
+    def passed(
+        self,
+        name: str,
+        position: int,
+        state: str,
+        detail: str,
+        rate: float = 0.0,
+        error: str = "",
+        error_at: int = 0,
+    ) -> None:
+        """Note where a consumer stands; its first call registers it.
+
+        Args:
+            name: The consumer.
+            position: Up to where the journal need not keep anything for it.
+            state: ``running``, or ``waiting`` where something it needs is away.
+            detail: Why it is waiting.
+            rate: How much it puts to use now, events a second.
+            error: What went wrong last; "" for nothing since its process started.
+            error_at: When that was, seconds since the epoch.
+        """
+        with transaction(self._db, self.path):
+            self._db.execute(
+                "INSERT INTO consumer "
+                "(name, position, state, detail, since, rate, error, error_at, told) "
+                "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?5) ON CONFLICT (name) DO UPDATE SET "
+                "position = excluded.position, "
+                "since = iif(state = excluded.state, since, excluded.since), "
+                "state = excluded.state, detail = excluded.detail, "
+                "rate = excluded.rate, told = excluded.told, "
+                "error = iif(excluded.error = '', error, excluded.error), "
+                "error_at = iif(excluded.error = '', error_at, excluded.error_at), "
+                "detached = iif(excluded.position >= (SELECT ifnull(min(id), 0) - 1 FROM event), "
+                "0, detached)",
+                (name, position, state, detail, _now_s(), rate, error, error_at),
+            )
+
+    def set_aside(self, name: str, event_id: int, error: str) -> None:
+        """Keep an event that a consumer could not put to use, with its error."""
+        with transaction(self._db, self.path):
+            self._db.execute(
+                "INSERT INTO dead (consumer, id, kind, cluster, key, data, error, since) "
+                "SELECT ?1, id, kind, cluster, key, data, ?3, ?4 FROM event WHERE id = ?2 "
+                "ON CONFLICT (consumer, id) DO NOTHING",
+                (name, event_id, error, _now_s()),
+            )
+            # An event that is replayed may be gone from the journal by now.
+            self._db.execute(
+                "UPDATE dead SET error = ?3, since = ?4, replay = 0 "
+                "WHERE consumer = ?1 AND id = ?2",
+                (name, event_id, error, _now_s()),
+            )
+
+    def replay(self, name: str, event_id: int | None = None) -> int:
+        """Have a consumer's dead letters (or one of them) tried again; returns how many.
+
+        What was purged since is dropped instead.
+
+        Raises:
+            JournalError: There is no such consumer.
+        """
+        with transaction(self._db, self.path):
+            if not self._db.execute("SELECT 1 FROM consumer WHERE name = ?", (name,)).fetchone():
+                raise _no_consumer(name)
+            drop_purged(self._db, purges_after_the_dead(self._db))
+            done = self._db.execute(
+                "UPDATE dead SET replay = 1 WHERE consumer = ?1 AND (?2 IS NULL OR id = ?2)",
+                (name, event_id),
+            )
+        return int(done.rowcount)
+
+    def revived(self, name: str, event_id: int) -> None:
+        """A dead letter was put to use after all."""
+        with transaction(self._db, self.path):
+            self._db.execute("DELETE FROM dead WHERE consumer = ? AND id = ?", (name, event_id))
+
+    def forget(self, name: str) -> None:
+        """Drop a consumer and its dead letters: the journal no longer waits for it.
+
+        Raises:
+            JournalError: There is no such consumer.
+        """
+        with transaction(self._db, self.path):
+            gone = self._db.execute("DELETE FROM consumer WHERE name = ?", (name,))
+            if not gone.rowcount:
+                raise _no_consumer(name)
+            self._db.execute("DELETE FROM dead WHERE consumer = ?", (name,))
+
+    def detach(self, name: str) -> None:
+        """Wait for a consumer no longer; it stays known, and says so."""
+        with transaction(self._db, self.path):
+            self._db.execute("UPDATE consumer SET detached = 1 WHERE name = ?", (name,))
+
+    def attached(self) -> dict[str, int]:
+        """The consumers that the journal waits for, and their positions."""
+        return dict(
+            self._db.execute("SELECT name, position FROM consumer WHERE detached = 0").fetchall()
+        )
+
+    def attached_behind(self) -> list[tuple[str, int]]:
+        """Of these the ones that have not seen everything, the furthest behind first."""
+        head = self.head()
+        positions = sorted(self.attached().items(), key=lambda item: item[1])
+        return [(name, position) for name, position in positions if position < head]
+
+    def trimmable(self, limit: int, *, dead: bool = False) -> list[Event]:
+        """The oldest events that every attached consumer has passed, at most ``limit``.
+
+        Args:
+            limit: How many.
+            dead: Whether scripts count, too, that are dead letters: a replay needs their bytes.
+        """
+        rows = self._db.execute(
+            "SELECT id, kind, cluster, key, data FROM event WHERE id <= "
+            "ifnull((SELECT min(position) FROM consumer WHERE detached = 0), 0) "
+            "AND (?2 OR id NOT IN (SELECT id FROM dead WHERE kind = ?3)) ORDER BY id LIMIT ?1",
+            (limit, dead, JOB_SCRIPT),
+        ).fetchall()
+        return [event_of(row) for row in rows]
+
+    def trim(self, done: Sequence[Event]) -> None:
+        """Remove events and remember their keys, and what detached consumers miss by it.
+
+        Orders to purge are never missed: they are kept for the detached as dead letters
+        that are about to be tried again.
+        """
+        with transaction(self._db, self.path):
+            self._db.executemany(
+                "INSERT OR IGNORE INTO remembered (cluster, key, trimmed_at) VALUES (?, ?, ?)",
+                [(event.cluster, event.key, _now_s()) for event in done],
+            )
+            for name, position in self._db.execute(
+                "SELECT name, position FROM consumer WHERE detached = 1"
+            ).fetchall():
+                self._miss(name, [event for event in done if event.id > position])
+            drop_purged(self._db, done)
+            self._db.executemany("DELETE FROM event WHERE id = ?", [(e.id,) for e in done])
+
+    def _miss(self, name: str, missed: Sequence[Event]) -> None:
+        submitted = [at_s for event in missed if (at_s := _submitted_s(event)) is not None]
+        self._db.execute(
+            "UPDATE consumer SET missed = missed + ?2, missed_from = CASE "
+            "WHEN ?3 IS NULL THEN missed_from WHEN missed_from = 0 THEN ?3 "
+            "ELSE min(missed_from, ?3) END WHERE name = ?1",
+            (name, len(missed), min(submitted, default=None)),
+        )
+        self._db.executemany(
+            "INSERT OR IGNORE INTO dead "
+            "(consumer, id, kind, cluster, key, data, error, since, replay) "
+            "SELECT ?1, id, kind, cluster, key, data, 'came while it was detached', ?3, 1 "
+            "FROM event WHERE id = ?2",
+            [(name, event.id, _now_s()) for event in missed if event.kind == ARCHIVE_PURGE],
+        )
+
+    def refilled(self, name: str, since_s: int) -> None:
+        """A consumer gets again what it missed, if it missed nothing older than ``since_s``.
+
+        Args:
+            name: The consumer.
+            since_s: Submit time of the oldest job that it gets again, seconds since the epoch.
+        """
+        with transaction(self._db, self.path):
+            self._db.execute(
+                "UPDATE consumer SET missed = 0, missed_from = 0 "
+                "WHERE name = ? AND (missed_from = 0 OR missed_from >= ?)",
+                (name, since_s),
+            )
+
+    def forget_remembered(self, before_s: int) -> bool:
+        """Let go of some keys remembered before a time (seconds since the epoch).
+
+        Returns:
+            Whether there may be more of them.
+
+        Raises:
+            SqliteUnavailable: The disk is full or fails.
+        """
+        with transaction(self._db, self.path):
+            gone = self._db.execute(
+                "DELETE FROM remembered WHERE (cluster, key) IN (SELECT cluster, key "
+                "FROM remembered WHERE trimmed_at < ? ORDER BY trimmed_at LIMIT ?)",
+                (before_s, _FORGET_KEYS),
+            )
+        return int(gone.rowcount) == _FORGET_KEYS
+
+    def shrink(self) -> bool:
+        """Give some of the file's free pages back; return whether there is more to give now.
+
+        Raises:
+            SqliteUnavailable: The disk is full or fails.
+        """
+        return shrink(self._db, self.path, spare_bytes=_SPARE_BYTES, step_bytes=_STEP_BYTES)
+
+    def size_bytes(self) -> int:
+        """Size of the journal's file, in bytes, less its free pages."""
+        pages, free, size = (
+            self._db.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+
+def refuse_newer_journal(state_dir: str) -> None:
+    """Look whether the journal can be used by this release; raises as ``refuse_newer``."""
+    refuse_newer(os.path.join(state_dir, FILENAME), len(_MIGRATIONS))
+
+
+def put_back(path: str, *, leap: int = 0) -> None:
+    """Make a journal that comes from a backup ready: it waits for everyone to say where they are.
+
+    Args:
+        path: The file.
+        leap: How many positions are left out, where somebody who is not in the backup may have
+            seen more of this journal than it holds.
+
+    Raises:
+        SqliteError, SqliteUnavailable: It cannot be used.
+    """
+    db: Connection = open_database(path, _MIGRATIONS)
+    with transaction(db, path):
+        # They were looked at before the journal was: what it knows of them may be too much.
+        db.execute("UPDATE consumer SET position = 0 WHERE detached = 0")
+        db.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'event'", (leap,))
+    db.close()
+
+
+def _submitted_s(event: Event) -> int | None:
+    """When the job of an event was submitted, at the earliest, seconds since the epoch."""
+    if isinstance(event.body, JobScript):
+        return int(event.at.timestamp()) - _SCRIPT_AFTER_SUBMIT_S
+    if isinstance(event.body, JobIdentity):
+        return int(event.body.first_submit.timestamp())
+    if isinstance(event.body, ArchiveResend) and event.body.scripts:
+        first_ns = min(one.script.spool_mtime_ns for one in event.body.scripts)
+        return first_ns // 10**9 - _SCRIPT_AFTER_SUBMIT_S
+    return None
+
+
+def _no_consumer(name: str) -> JournalError:
+    return JournalError(
+        f"no consumer is called {name!r}: 'steward journal status' lists them", name
+    )

@@ -1,0 +1,334 @@
+"""Listeners: addresses as a configuration holds them, sockets, and bounds on who connects."""
+
+import contextlib
+import ipaddress
+import logging
+import os
+import re
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from steward.core.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+_ADDRESS: Final = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<host>[A-Za-z0-9._-]{1,253})):(?P<port>[0-9]{1,5})"
+)
+_MOST_PORT: Final = 65535
+# From uapi/linux/posix_acl_xattr.h.
+_ACL: Final = "system.posix_acl_access"
+_HEADER: Final = struct.Struct("<I")
+_ENTRY: Final = struct.Struct("<HHI")
+_USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+_READ_WRITE: Final = 6
+_NO_ID: Final = 0xFFFFFFFF
+_OURS: Final = 0o600
+_ANYBODY: Final = 0o666
+# From <linux/netlink.h>, <linux/sock_diag.h> and <linux/inet_diag.h>.
+_NETLINK_SOCK_DIAG: Final = 4
+_SOCK_DIAG: Final = 20
+_REQUEST: Final = 1
+_ANY_STATE: Final = 0xFFFFFFFF
+_UID_AT: Final = 16 + 64
+
+
+class ListenUnavailable(Unavailable):
+    """The address cannot be listened at."""
+
+
+class PeerClosed(Exception):
+    """The other end of a connection was closed already."""
+
+
+def host_and_port(text: str) -> tuple[str, int] | None:
+    """``host:port`` or ``[address]:port``, taken apart; None if it is neither."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match["port"]) > _MOST_PORT:
+        return None
+    return match["v6"] or match["host"], int(match["port"])
+
+
+def is_within(address: str, networks: Sequence[str]) -> bool:
+    """Whether an address is in one of these networks; text that is none is in no network."""
+    try:
+        host = ipaddress.ip_address(address)
+        if isinstance(host, ipaddress.IPv6Address):
+            # A listener at [::] sees IPv4 peers so.
+            host = host.ipv4_mapped or host
+        return any(host in ipaddress.ip_network(one, strict=False) for one in networks)
+    except ValueError:
+        return False
+
+
+def is_ipv6(address: str) -> bool:
+    """Whether a connection is one of IPv6: MUNGE names addresses of IPv4, and no other."""
+    try:
+        host = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    return isinstance(host, ipaddress.IPv6Address) and host.ipv4_mapped is None
+
+
+def host_of(address: str) -> str:
+    """Who an address stands for: itself, or the /64 network that one host of IPv6 has."""
+    try:
+        host = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(host, ipaddress.IPv6Address) and host.ipv4_mapped is None:
+        return str(ipaddress.ip_network((host, 64), strict=False))
+    return str(getattr(host, "ipv4_mapped", None) or host)
+
+
+class _Open:
+    """A connection whose request is not whole."""
+
+    def __init__(self, connection: socket.socket, peer: str) -> None:
+        self.connection = connection
+        self.peer = peer
+        self.since = time.monotonic()
+        self.is_counted = True
+
+
+class Crowd:
+    """Bounds connections without a whole request, by peer.
+
+    A peer is a user of this host, a network that many share, or an address. Where there are too
+    many connections, the oldest of the peer that has most of its bound is shut down: whoever
+    comes next is served, whatever others leave open.
+
+    Args:
+        of_one: How many one peer may have; a shared network, or a user who connects from an
+            address in one, may have half of all.
+        of_all: How many there may be.
+        shared: Networks whose addresses many hosts or people share: proxies, NAT.
+    """
+
+    def __init__(self, of_one: int, of_all: int, shared: Sequence[str] = ()) -> None:
+        self._of_one = of_one
+        self._of_all = of_all
+        self._shared = tuple(shared)
+        self._bounds: dict[str, int] = {}
+        self._open: dict[int, _Open] = {}
+
+    def come(self, connection: socket.socket, address: Any) -> None:
+        """Count a new connection, under its descriptor: addresses come again at once."""
+        for key in [key for key, one in self._open.items() if one.connection.fileno() < 0]:
+            del self._open[key]
+        peer = self._peer(connection, str(address[0]))
+        self._open[connection.fileno()] = _Open(connection, peer)
+        self._bound()
+
+    def ask(self, descriptor: int) -> None:
+        """Count a connection no more: its request is whole."""
+        found = self._open.get(descriptor)
+        if found is not None:
+            found.is_counted = False
+
+    def rest(self, descriptor: int) -> None:
+        """Count a connection again: it was answered."""
+        found = self._open.get(descriptor)
+        if found is not None and not found.is_counted:
+            found.is_counted, found.since = True, time.monotonic()
+            self._bound()
+
+    def has(self, descriptor: int) -> bool:
+        """Whether a connection has not been shut down."""
+        return descriptor in self._open
+
+    def leave(self, descriptor: int) -> None:
+        """Forget a connection, before its descriptor is closed."""
+        self._open.pop(descriptor, None)
+
+    def _peer(self, connection: socket.socket, address: str) -> str:
+        network = next((one for one in self._shared if is_within(address, (one,))), "")
+        try:
+            uid = uid_of_peer(connection)
+            peer = f"uid {uid}" if uid is not None else network or host_of(address)
+        except PeerClosed:
+            peer, network = "closed", ""
+        if len(self._bounds) > self._of_all:
+            # Those of connections that are gone.
+            self._bounds = {one.peer: self._bounds[one.peer] for one in self._open.values()}
+        self._bounds[peer] = self._of_all // 2 if network else self._of_one
+        return peer
+
+    def _bound(self) -> None:
+        counted = {key: one for key, one in self._open.items() if one.is_counted}
+        by_peer = Counter(one.peer for one in counted.values())
+        most = max(by_peer, key=lambda peer: by_peer[peer] / self._bounds[peer], default="")
+        if len(counted) > self._of_all or (most and by_peer[most] > self._bounds[most]):
+            of_most = {key: one for key, one in counted.items() if one.peer == most}
+            oldest = self._open.pop(min(of_most, key=lambda key: of_most[key].since))
+            with contextlib.suppress(OSError):
+                # Not closed: that is for whoever reads it, and finds that it has ended.
+                socket.socket.shutdown(oldest.connection, socket.SHUT_RDWR)
+
+
+def uid_of_peer(connection: socket.socket) -> int | None:
+    """Look up the uid of a TCP connection's other end, if that is on this host.
+
+    The kernel is asked for that one socket (sock_diag(7), Linux 3.3).
+
+    Returns:
+        The uid; None for a peer on another host, or where the kernel does not tell.
+
+    Raises:
+        PeerClosed: No process has the other end any more.
+    """
+    try:
+        peer, own = connection.getpeername()[:2], connection.getsockname()[:2]
+        hosts = [ipaddress.ip_address(str(one[0]).partition("%")[0]) for one in (peer, own)]
+        if not hosts[0].is_loopback and hosts[0] != hosts[1]:
+            return None
+        family = connection.family
+        addresses = b"".join(host.packed.ljust(16, b"\0") for host in hosts)
+        sought = struct.pack("!HH", peer[1], own[1]) + addresses + b"\0" * 4 + b"\xff" * 8
+        wanted = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, _ANY_STATE) + sought
+        head = struct.pack("=IHHII", 16 + len(wanted), _SOCK_DIAG, _REQUEST, 0, 0)
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
+            kernel.settimeout(1.0)
+            kernel.send(head + wanted)
+            reply = kernel.recv(4096)
+    except (OSError, ValueError):
+        return None
+    if len(reply) < _UID_AT + 8 or struct.unpack_from("=H", reply, 4)[0] != _SOCK_DIAG:
+        return None
+    uid, inode = struct.unpack_from("=II", reply, _UID_AT)
+    if not inode:
+        # It would be root's: a socket without an owner has the uid 0.
+        raise PeerClosed
+    return int(uid)
+
+
+class CrowdedListener(socket.socket):
+    """A listening socket that tells a crowd of each connection it accepts.
+
+    Args:
+        listener: A listening socket, which this one replaces.
+        come: Told each connection, and its address.
+    """
+
+    def __init__(self, listener: socket.socket, come: Callable[[socket.socket, Any], None]) -> None:
+        super().__init__(fileno=listener.detach())
+        self._come = come
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection."""
+        connection, address = super().accept()
+        self._come(connection, address)
+        return connection, address
+
+
+def listener_at(where: str, backlog: int) -> socket.socket:
+    """A socket that listens, and does not block.
+
+    Args:
+        where: Address and port.
+        backlog: How many connections the kernel holds until they are taken.
+
+    Raises:
+        ListenUnavailable: The address cannot be listened at.
+    """
+    host, port = host_and_port(where) or ("", 0)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Those that come inherit it: else an answer in two writes, its head and its body, waits
+        # 40 ms for the client's delayed acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind((host, port))
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ListenUnavailable(f"cannot listen at {where}: {error.strerror}", where) from error
+    return listener
+
+
+def unix_listener_at(path: str, backlog: int, uids: Iterable[int] = ()) -> socket.socket:
+    """Listen on a Unix socket, without blocking; make its directory.
+
+    Args:
+        path: Where; what a process that was killed has left there is removed.
+        backlog: How many connections the kernel holds until they are taken.
+        uids: Who may connect beside us and root: others would fill the backlog.
+
+    Raises:
+        OSError: The socket cannot be made.
+    """
+    directory = os.path.dirname(path)
+    if not os.path.isdir(directory):
+        os.makedirs(directory, exist_ok=True)
+        os.chmod(directory, 0o755)  # noqa: S103 - other users have to come through
+    with contextlib.suppress(FileNotFoundError):
+        # Whoever comes just now tries again.
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        let_in(path, uids)
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def let_in(path: str, uids: Iterable[int]) -> bool:
+    """Let these users connect to a socket of ours, beside us and root, and nobody else.
+
+    Args:
+        path: The socket, made just now.
+        uids: Who may.
+
+    Returns:
+        Whether it could be done; where not, anybody may connect, and who it is is
+        told by the kernel when they have.
+
+    Raises:
+        OSError: It is not there any more.
+    """
+    os.chmod(path, _OURS)
+    others = sorted(set(uids) - {0, os.geteuid()})
+    if not others or _given(path, others) or _listed(path, others):
+        return True
+    log.warning(
+        "%s is open to anybody, since this file system has no ACLs: others are turned away "
+        "when they have connected",
+        path,
+    )
+    os.chmod(path, _ANYBODY)
+    return False
+
+
+def _given(path: str, uids: list[int]) -> bool:
+    """Make it the one user's own, as root can."""
+    if os.geteuid() != 0 or len(uids) > 1:
+        return False
+    try:
+        os.chown(path, uids[0], -1)
+    except OSError as error:
+        log.debug("%s cannot be given to uid %d: %s", path, uids[0], error)
+        return False
+    return True
+
+
+def _listed(path: str, uids: list[int]) -> bool:
+    entries = [(_USER_OBJ, _READ_WRITE, _NO_ID)]
+    entries += [(_USER, _READ_WRITE, uid) for uid in uids]
+    entries += [(_GROUP_OBJ, 0, _NO_ID), (_MASK, _READ_WRITE, _NO_ID), (_OTHER, 0, _NO_ID)]
+    value = _HEADER.pack(2) + b"".join(_ENTRY.pack(*entry) for entry in entries)
+    try:
+        os.setxattr(path, _ACL, value)
+    except OSError as error:
+        log.debug("%s cannot be given an ACL: %s", path, error)
+        return False
+    return True

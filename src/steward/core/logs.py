@@ -1,0 +1,270 @@
+"""How the daemon's processes log: one line a record, on stderr or in a file, safe against anything.
+
+The standard library does it all: a structured logging package costs more
+memory per process than the rest of a small daemon. A line is logfmt
+(https://brandur.org/logfmt), ``warning steward.capture.spool msg="…" job=7``, or
+a JSON object. Where systemd reads stderr, each line begins with its priority,
+sd-daemon(3). A file may be rotated at any time, by renaming it: no process need
+be told.
+"""
+
+import logging
+import os
+import re
+import sys
+import time
+import traceback
+from typing import Any, Literal, TextIO
+
+import msgspec
+
+from steward.core.errors import Unavailable
+
+Format = Literal["logfmt", "json"]
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:;/+@%{}\[\]()*!?<>~^$#&|-]+")
+_PRIORITIES = {
+    logging.DEBUG: 7,
+    logging.INFO: 6,
+    logging.WARNING: 4,
+    logging.ERROR: 3,
+    logging.CRITICAL: 2,
+}
+_OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_LONGEST_VALUE = 8192
+_FRAMES = 12
+
+
+def quote(value: object) -> str:
+    """A value as it stands behind ``key=``: plain, or in quotes with all else escaped.
+
+    Nothing in it can end the line or the value, and no byte of it reaches a
+    terminal as a control sequence.
+    """
+    text = str(value)
+    if len(text) > _LONGEST_VALUE:
+        text = text[:_LONGEST_VALUE] + "…"
+    if _PLAIN.fullmatch(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    if not escaped.isprintable():
+        escaped = "".join(
+            letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+            for letter in escaped
+        )
+    return f'"{escaped}"'
+
+
+class LogUnavailable(Unavailable):
+    """The file that is logged to cannot be written."""
+
+
+class LineFormatter(logging.Formatter):
+    """Renders a record as one line of logfmt.
+
+    Args:
+        part: Which of the daemon's processes this is; "" for none.
+        for_journal: Whether systemd reads the lines: it wants a priority and adds the time.
+    """
+
+    def __init__(self, part: str = "", for_journal: bool = False) -> None:
+        super().__init__()
+        self.part = part
+        self._for_journal = for_journal
+
+    def head(self, record: logging.LogRecord) -> str:
+        """What stands before everything else where systemd reads it."""
+        return f"<{_PRIORITIES.get(record.levelno, 6)}>" if self._for_journal else ""
+
+    def facts(self, record: logging.LogRecord) -> dict[str, object]:
+        """What a record says, by name, but for its message."""
+        found: dict[str, object] = {"part": self.part} if self.part else {}
+        for name, value in vars(record).items():
+            if name not in _OWN_ATTRIBUTES:
+                found[_key(name)] = value
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            found["error"] = f"{type(error).__name__}: {error}"
+            found["at"] = _frames(error)
+        return found
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        level = record.levelname.lower()
+        head = f"{self.head(record)}{level}" if self._for_journal else f"{_time(record)} {level}"
+        pairs = [f"msg={quote(_message(record))}"]
+        pairs += [f"{name}={quote(value)}" for name, value in self.facts(record).items()]
+        return f"{head} {quote(record.name)} {' '.join(pairs)}"
+
+
+class JsonFormatter(LineFormatter):
+    """Renders a record as one JSON object: numbers as such, all else as text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        told: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _plain(_message(record)),
+        }
+        for name, value in self.facts(record).items():
+            told.setdefault(name, _plain(value))
+        return self.head(record) + _escaped(msgspec.json.encode(told).decode())
+
+
+class FileHandler(logging.Handler):
+    """Appends to a file, and to a new one where somebody has renamed or removed it.
+
+    Each line is one write at the file's end, so that processes do not mix theirs.
+
+    Args:
+        path: The file.
+
+    Raises:
+        LogUnavailable: It cannot be written.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+        self._fd = -1
+        self._file: tuple[int, int] | None = None
+        try:
+            self._open()
+        except OSError as error:
+            raise LogUnavailable(f"cannot log to {path}: {error.strerror}", path) from error
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record; one that cannot be written is lost, and stops nobody."""
+        try:
+            line = self.format(record) + "\n"
+            self._follow()
+            os.write(self._fd, line.encode("utf-8", "backslashreplace"))
+        except OSError:
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        super().close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _follow(self) -> None:
+        try:
+            found = os.stat(self._path)
+            is_same = self._file == (found.st_dev, found.st_ino)
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            self._open()
+
+    def _open(self) -> None:
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        if self._fd >= 0:
+            os.close(self._fd)
+        found = os.fstat(fd)
+        self._fd, self._file = fd, (found.st_dev, found.st_ino)
+
+
+def set_up(
+    level: str,
+    part: str = "",
+    stream: TextIO | None = None,
+    *,
+    form: Format = "logfmt",
+    path: str = "",
+) -> None:
+    """Send every log record of this process to stderr or a file, one line each.
+
+    Args:
+        level: debug, info, warning or error.
+        part: Which of the daemon's processes this is; "" for none.
+        stream: Where to instead of stderr.
+        form: What a line looks like.
+        path: The file to log to; "" for none.
+
+    Raises:
+        LogUnavailable: The file cannot be written.
+    """
+    to = stream or sys.stderr
+    handler = FileHandler(path) if path else logging.StreamHandler(to)
+    formatter = JsonFormatter if form == "json" else LineFormatter
+    handler.setFormatter(formatter(part, for_journal=not path and _is_journal(to)))
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+        if isinstance(old, FileHandler):
+            old.close()
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    # It tells each URL that is asked, and that of a webhook lets anybody write there.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # A log that cannot be written (its reader is gone) must not add to what went wrong.
+    logging.raiseExceptions = False
+
+
+def name_part(part: str) -> None:
+    """Have every line of this process, which was forked, name the part that it is."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, LineFormatter):
+            handler.formatter.part = part
+
+
+def _is_journal(stream: TextIO) -> bool:
+    """Whether ``stream`` leads to systemd's journal, as systemd.exec(5) says to find out."""
+    named = os.environ.get("JOURNAL_STREAM", "")
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False  # a stream without a file is not the journal
+    return named == f"{status.st_dev}:{status.st_ino}"
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError):
+        # A wrong log call is a mistake of ours, and no reason to lose what it wanted to say.
+        return f"{record.msg!r} {record.args!r}"
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{moment}.{int(record.msecs):03d}Z"
+
+
+def _escaped(text: str) -> str:
+    """JSON without a letter that a terminal might obey; all of them can only be in its strings."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter
+        if letter.isprintable()
+        else re.sub("....", r"\\u\g<0>", letter.encode("utf-16-be").hex())
+        for letter in text
+    )
+
+
+def _plain(value: object) -> object:
+    """A value as JSON has it."""
+    if isinstance(value, bool | int | float | None) and value == value:
+        return value
+    text = str(value)
+    if len(text) > _LONGEST_VALUE:
+        text = text[:_LONGEST_VALUE] + "…"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _key(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else re.sub(r"[^A-Za-z0-9_.]", "_", name) or "_"
+
+
+def _frames(error: BaseException) -> str:
+    """The innermost places that the error came through, the innermost first."""
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    return " < ".join(
+        f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}"
+        for frame in reversed(frames)
+    )

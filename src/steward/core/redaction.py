@@ -1,0 +1,430 @@
+"""Secrets: one detector for environments, texts and names, and for scripts that are only checked.
+
+Redaction happens before Steward writes anything. Environments lose the whole variable, also where
+only the value's randomness speaks for a secret; submit lines, comments, job names and paths lose
+the value alone, and only by a secret's name or an issuer's prefix: workflow tools name jobs by
+UUIDs and hashes, and ask for them by name.
+"""
+
+import hashlib
+import hmac
+import math
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from heapq import merge
+
+import msgspec
+
+from steward.core.config import RedactSettings, Settings
+from steward.core.errors import UsageError
+from steward.core.records import JobRecord
+
+REDACTED = b"[redacted by steward]"
+KEY_FILE = "redaction.key"
+"""Key of the digests that stand for redacted names, in the state directory."""
+
+DEFAULT_NAMES = (
+    # Not what cuts texts into tokens.
+    r"TOKEN(?!I[SZ])",
+    r"SECRET",
+    # Words of other meanings, but only where the part of the name ends with them.
+    r"PASS(?!(?:ENGERS?|ENV|ED|ES|IVE|AGES?)(?:_|\Z))",
+    r"PASSWD",
+    r"PASSWORD",
+    r"CREDENTIAL",
+    r"API_?KEY",
+    r"(?:^|_)KEY$",
+    r"^SLURM_JWT$",
+    r"^AWS_",
+    r"PRIVATE_?KEY",
+    r"(?:ACCESS|ACCOUNT)_?KEY",
+    r"_PAT$",
+    r"_PWD$",
+    r"(?:^|_)PW$",
+    r"(?:^|_)AUTH$",
+    r"AUTHORIZATION",
+    r"COOKIE",
+    r"^KRB5CCNAME$",
+)
+"""Patterns on variable names, matched in any case. Names that only point at files may match too."""
+
+
+def _word(pattern: str) -> str:
+    """A word's beginning. What is before it is looked at last: see ``DEFAULT_VALUES``."""
+    return rf"{pattern}(?<=\b{pattern})"
+
+
+DEFAULT_VALUES = (
+    # To the end: what follows is the key.
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY.*",
+    # A URL with a password before its host; some hold "/" and "@". A port is none.
+    r"://(?<=[A-Za-z0-9+.-]://)[^/\s:@]{0,200}+:(?!\d++[/,])\S[^\s@]{0,399}+@(?:[^\s@]{0,400}+@)*+",
+    # A token in place of a user's name; its letters end at what ends a host, so no two tries meet.
+    r"://(?<=[A-Za-z0-9+.-]://)[^/?#\s:@]{20,}+:?@",
+    _word(r"hooks\.slack\.com/") + r"(?:services|workflows|triggers)/[A-Za-z0-9/_-]{8,}+",
+    # A shared access signature; JSON and a URL within one write the "&" before it as 26.
+    r"sig(?:(?<=\bsig)|(?<=26sig))(?:=|%3[Dd])[A-Za-z0-9%+/_-]{16,}+={0,2}",
+    _word(r"Bearer") + r"\s{1,4}[A-Za-z0-9._~+/=-]{8,}+",
+    # Prefixes that issuers give to their tokens.
+    _word(r"gh[pousr]_") + r"[A-Za-z0-9]{20,}+",
+    _word(r"github_pat_") + r"[A-Za-z0-9_]{20,}+",
+    _word(r"glpat-") + r"[A-Za-z0-9_-]{16,}+",
+    _word(r"hf_") + r"[A-Za-z0-9]{20,}+",
+    # A word as long as no person writes, behind words: sk-learn-grid-search is a job's name.
+    _word(r"sk-") + r"(?:[A-Za-z0-9]{1,12}[-_]){0,3}[A-Za-z0-9]{20,}+[A-Za-z0-9_-]*+",
+    _word(r"sk_(?:live|test)_") + r"[A-Za-z0-9]{16,}+",
+    _word(r"ya29\.") + r"[A-Za-z0-9_-]{20,}+",
+    _word(r"xox[abprs]-") + r"[A-Za-z0-9-]{10,}+",
+    _word(r"A(?:KIA|SIA)") + r"[A-Z0-9]{16}\b",
+    _word(r"AIza") + r"[A-Za-z0-9_-]{30,}+",
+    _word(r"pypi-AgE") + r"[A-Za-z0-9_-]{20,}+",
+    _word(r"npm_") + r"[A-Za-z0-9]{20,}+",
+    # A JSON Web Token from its payload on: it begins with '{"', as the header before it does.
+    r"\.eyJ(?<=[A-Za-z0-9_-]{8}\.eyJ)[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]*+",
+)
+"""Patterns on values, whose time must not grow with a value's square.
+
+Each begins with a fixed letter, so that the search skips all others at once, and takes no
+letter back that it has taken (``++``). What is to be before is asked behind it (``(?<=``).
+"""
+
+_AS_IT_IS = b""
+"""Stands for an entry that loses nothing: no redacted entry is empty."""
+_CACHE_ENTRIES = 20_000
+_CACHE_ENTRY_BYTES = 512
+_ASSIGNMENT = re.compile(
+    rb"(?:^|[\s;&|(\"'])(?P<name>[A-Za-z_][A-Za-z0-9_-]{1,80})[\"']?[ \t]*[=:][ \t]*"
+    rb"(?P<value>[\"']?[^\s\"';&|)]{4,200})"
+)
+# Tried once a word, not once a letter: the time must not grow with a value's square.
+_NAME_BEFORE = re.compile(
+    rb"(?<![A-Za-z0-9_-])[0-9-]*(?P<name>[A-Za-z_][A-Za-z0-9_-]*)="
+    rb"|(?<!\S)--?(?P<option>[A-Za-z][A-Za-z0-9_-]*)[ \t]+"
+)
+# What no shell exports, but qsub -v passes on. Its last part is a name, too, which is tried above.
+_ODD_NAME = re.compile(rb"(?<![^\s,\"'])(?P<name>\w(?:[\w.@\[\]~/-]|:(?!//))*+)=")
+# JSON, YAML and headers of HTTP: "password": "…", password: …, Authorization: Basic ….
+_KEY_BEFORE = re.compile(
+    rb"(?<![A-Za-z0-9_-])(?P<name>[A-Za-z_][A-Za-z0-9_-]{1,80})(?P<quote>[\"']?)[ \t]*:(?!//)"
+    rb"(?![^\s,\"']{0,80}=[^=\s])[ \t]*"
+)
+# curl -u user:password; numbers and variables are a container's user and group.
+_LOGIN = re.compile(
+    rb"(?<!\S)(?:-[uU]|--user|--proxy-user)[ \t=]*[\"']?[^\s:/$\"']{1,200}:"
+    rb"(?!\d+(?:\s|\Z))(?=[^\s$])"
+)
+# mysql -ppassword, sshpass -ppassword.
+_CLIENT = re.compile(rb"(?:mysql|mariadb|sshpass)[a-z-]{0,20}(?=\s)")
+_CLIENT_PASSWORD = re.compile(rb"(?<=\s)-p(?=[^\s])")
+# A value may hold blanks, which Slurm shows as they are: it ends where the next thing begins.
+_VALUE_END = re.compile(rb",[A-Za-z_][A-Za-z0-9_]*=|\s--[A-Za-z]|\s-[A-Za-z](?=[\s\d]|\Z)|\Z")
+_PHRASE_END = re.compile(rb"\s--?[A-Za-z]|\Z")
+_WORD_END = re.compile(rb"\s|\Z")
+_ITEM_END = re.compile(rb"[\n,}\]]|\Z")
+_COMPONENT_END = re.compile(rb"/|\Z")
+_QUOTE_END = {
+    b'"': re.compile(rb'(?<!\\)"|\Z'),
+    b"'": re.compile(rb"'|\Z"),
+}
+# A number of tokens, or the number of a key, is no secret.
+_COUNT = re.compile(
+    rb"(?i:[\d.]{1,9}[kmg]?|true|false|yes|no|none|null|auto|max)(?=[\s,;/_}\]\"']|\Z)"
+)
+_RANDOM = re.compile(rb"[A-Za-z0-9][A-Za-z0-9+/_=-]{31,127}")
+_RANDOM_BITS = 4.6
+"""Bits of entropy a letter from which a word of 32 letters or more counts as random."""
+_FLAG = re.compile(rb"-[A-Za-z](?=[\s\d]|\Z)")
+_NOT_RANDOM = (b"_ModuleTable", b"__LMOD")
+"""Beginnings of variables whose values are encoded tables, not secrets."""
+_FUNCTION = b"() {"
+_TEXTS = ("submit_line", "command", "comment", "extra", "admin_comment", "system_comment")
+_NAMES = ("name", "wckey")
+_PATHS = ("work_dir", "stdin", "stdout", "stderr", "container")
+_DIGEST_DIGITS = 8
+_VARIABLE = re.compile(rb"^[\"']?(?:\$|<|`|\{\{|%|/|\.\.?/|~)")
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something in a script that looks like a credential.
+
+    Attributes:
+        line: Its line, from 1.
+        what: The name that it is assigned to, or the kind of token; never the value.
+    """
+
+    line: int
+    what: str
+
+
+class RedactedEnvironment(msgspec.Struct, frozen=True):
+    """A block of NUL-separated entries without its secrets, and the names that lost their value."""
+
+    data: bytes
+    names: tuple[str, ...]
+
+
+class Redactor:
+    """Takes secrets out of environments, texts, names and paths, by the site's patterns.
+
+    Args:
+        settings: The site's patterns; the defaults where it gives none.
+        key: Key of the digests that stand for redacted names; without one there are none, and
+            all redacted names are equal.
+
+    Raises:
+        UsageError: A pattern is not a regular expression.
+    """
+
+    def __init__(self, settings: RedactSettings, key: bytes = b"") -> None:
+        self._key = key
+        names = DEFAULT_NAMES if settings.names is None else settings.names
+        values = DEFAULT_VALUES if settings.values is None else settings.values
+        self._names = _union("names", (*names, *settings.more_names), re.IGNORECASE)
+        self._values = _union("values", (*values, *settings.more_values), re.DOTALL)
+        self._keep = frozenset(name.encode() for name in settings.keep)
+        self._entries_cache: dict[bytes, bytes] = {}
+
+    def entries(self, block: bytes) -> RedactedEnvironment:
+        """Redact NUL-separated ``NAME=value`` entries; all other bytes stay as they are."""
+        entries = block.split(b"\0")
+        # Looked up by one call of C for all of them: most are the same in every job.
+        kept = list(map(self._entries_cache.get, entries))
+        if None in kept:
+            kept = [
+                self._entry(entry) if known is None else known
+                for entry, known in zip(entries, kept, strict=True)
+            ]
+        if kept.count(_AS_IT_IS) == len(kept):
+            return RedactedEnvironment(block, ())
+        names = []
+        for index, redacted in enumerate(kept):
+            if redacted:
+                entries[index] = redacted
+                names.append(redacted.partition(b"=")[0].decode("utf-8", "backslashreplace"))
+        return RedactedEnvironment(b"\0".join(entries), tuple(names))
+
+    def secret_spans(self, text: bytes) -> Iterator[tuple[int, int]]:
+        """Where in a text the patterns on values match, as (begin, end), in order."""
+        if self._values:
+            for match in self._values.finditer(text):
+                yield match.span()
+
+    def is_secret(self, name: bytes) -> bool:
+        """Whether what this name is given is never kept."""
+        if name in self._keep or self._names is None:
+            return False
+        return self._names.search(name.replace(b"-", b"_")) is not None
+
+    def _entry(self, entry: bytes) -> bytes:
+        """What becomes of one entry; remembered."""
+        redacted = self._redacted(entry)
+        if redacted == entry:
+            redacted = _AS_IT_IS
+        if len(entry) <= _CACHE_ENTRY_BYTES:
+            if len(self._entries_cache) >= _CACHE_ENTRIES:
+                self._entries_cache.clear()
+            self._entries_cache[entry] = redacted
+        return redacted
+
+    def _redacted(self, entry: bytes) -> bytes:
+        name, equals, value = entry.partition(b"=")
+        if not equals:
+            return REDACTED if self._values and self._values.search(entry) else entry
+        if name in self._keep or not value:
+            return entry
+        if self.is_secret(name):
+            return name + b"=" + REDACTED
+        if self._values and self._values.search(value):
+            return name + b"=" + REDACTED
+        if (b"=" in value or b":" in value) and self._assigns(value):
+            return name + b"=" + REDACTED
+        if self._names is not None and is_random(value) and not name.startswith(_NOT_RANDOM):
+            return name + b"=" + REDACTED
+        return entry
+
+    def _assigns(self, value: bytes) -> bool:
+        """Whether a value gives a value to a secret name, as SLURM_EXPORT_ENV may."""
+        if any(True for _name in self._assigned(value)):
+            return True
+        if value.startswith(_FUNCTION):
+            return False
+        if any(True for _begin, _end in _client_passwords(value)):
+            return True
+        return any(
+            match["name"] and self.is_secret(match["name"]) and value[match.end() :].lstrip(b"\"'$")
+            for match in _NAME_BEFORE.finditer(value)
+        )
+
+    def text(self, text: str) -> str:
+        """Redact a command line or comment: the values of secret names, and known tokens.
+
+        ``sbatch --export=ALL,API_TOKEN=…`` tells a value that the environment loses.
+        """
+        return self._without_values(text, is_path=False)
+
+    def path(self, text: str) -> str:
+        """Redact a path: a value ends where its component does."""
+        return self._without_values(text, is_path=True)
+
+    def name(self, text: str) -> str:
+        """Redact a job's name; one that loses something becomes a digest of what it was.
+
+        Runs of one name then still have one name, which nobody can turn back without the key.
+        """
+        if self._without_values(text, is_path=False) == text:
+            return text
+        if not self._key:
+            return REDACTED.decode()
+        digest = hmac.new(self._key, text.encode("utf-8", "surrogatepass"), hashlib.sha256)
+        return f"{REDACTED.decode()[:-1]}:{digest.hexdigest()[:_DIGEST_DIGITS]}]"
+
+    def _without_values(self, text: str, *, is_path: bool) -> str:
+        data = text.encode("utf-8", "surrogatepass")
+        parts = []
+        done = 0
+        for begin, end in sorted(self._values_of(data, is_path=is_path)):
+            if begin >= done and data[begin:end] != REDACTED:
+                parts += [data[done:begin], REDACTED]
+                done = end
+        rest = b"".join((*parts, data[done:])) if parts else data
+        if self._values:
+            rest = self._values.sub(REDACTED, rest)
+        return rest.decode("utf-8", "surrogatepass")
+
+    def _values_of(self, data: bytes, *, is_path: bool) -> Iterator[tuple[int, int]]:
+        """Where values of secret names stand in a text, as (begin, end)."""
+        if self._names is None:
+            return
+        done = 0
+        for match in merge(_NAME_BEFORE.finditer(data), _ODD_NAME.finditer(data), key=re.Match.end):
+            option = match.groupdict().get("option")
+            name, begin = option or match["name"], match.end()
+            if begin < done or not self.is_secret(name) or _is_count(name, data, begin):
+                continue
+            if option and (data.startswith(b"--", begin) or _FLAG.match(data, begin)):
+                continue  # it was given no value
+            if is_path:
+                ends = _COMPONENT_END
+            elif option:
+                ends = _PHRASE_END if b"phrase" in name.lower() else _WORD_END
+            else:
+                ends = _VALUE_END
+            done = _end_of(ends, data, begin)
+            yield begin, done
+        done = 0
+        for match in _KEY_BEFORE.finditer(data):
+            name, begin = match["name"], match.end()
+            if begin < done or not self.is_secret(name) or _is_count(name, data, begin):
+                continue
+            quoted = _QUOTE_END.get(data[begin : begin + 1])
+            begin += quoted is not None
+            done = _end_of(quoted or (_COMPONENT_END if is_path else _ITEM_END), data, begin)
+            if done > begin:
+                yield begin, done
+        if not is_path:
+            yield from _client_passwords(data)
+
+    def record(self, record: JobRecord) -> JobRecord:
+        """A job's record without the secrets in what its user wrote."""
+        changes = {}
+        for fields, redacted in ((_TEXTS, self.text), (_NAMES, self.name), (_PATHS, self.path)):
+            for field in fields:
+                before = getattr(record, field)
+                if before and (after := redacted(before)) != before:
+                    changes[field] = after
+        return msgspec.structs.replace(record, **changes) if changes else record
+
+    def find_secrets(self, data: bytes) -> Iterator[Finding]:
+        """What looks like a credential written into a script; its value is never told."""
+        for number, line in enumerate(data.split(b"\n"), start=1):
+            if self._values and self._values.search(line):
+                yield Finding(number, "a token, private key or URL with a password")
+                continue
+            for name in self._assigned(line):
+                yield Finding(number, name.decode("ascii"))
+                break
+
+    def _assigned(self, text: bytes) -> Iterator[bytes]:
+        """Secret names that a text gives a value to as a program, JSON or YAML would."""
+        for match in _ASSIGNMENT.finditer(text):
+            if self.is_secret(match["name"]) and not _VARIABLE.match(match["value"]):
+                yield match["name"]
+
+
+def redactor_of(settings: Settings) -> Redactor:
+    """The redactor of a site, with the key of its state directory, which is made where it lacks.
+
+    Raises:
+        OSError: The key can be neither read nor made.
+    """
+    path = os.path.join(settings.state_dir, KEY_FILE)
+    try:
+        with open(path, "rb") as file:
+            return Redactor(settings.redact, file.read())
+    except FileNotFoundError:
+        pass
+    os.makedirs(settings.state_dir, mode=0o700, exist_ok=True)
+    fresh = f"{path}.{secrets.token_hex(8)}"
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(secrets.token_bytes(32))
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):  # another process was first, and its key is the one
+            os.link(fresh, path)
+    finally:
+        os.unlink(fresh)
+    with open(path, "rb") as file:
+        return Redactor(settings.redact, file.read())
+
+
+def is_random(value: bytes) -> bool:
+    """Whether a value is one long word of random letters, as keys without a name are."""
+    if not _RANDOM.fullmatch(value):
+        return False
+    if not (re.search(rb"[a-z]", value) and re.search(rb"[A-Z]", value)):
+        return False
+    if not re.search(rb"[0-9]", value):
+        return False
+    counts = [value.count(letter) for letter in set(value)]
+    size = len(value)
+    bits = -sum(count / size * math.log2(count / size) for count in counts)
+    return bits >= min(_RANDOM_BITS, 0.9 * math.log2(size))
+
+
+def _client_passwords(data: bytes) -> Iterator[tuple[int, int]]:
+    """Where passwords stand that clients take without a name."""
+    for match in _LOGIN.finditer(data):
+        yield match.end(), _end_of(_WORD_END, data, match.end())
+    client = _CLIENT.search(data)
+    if client is not None:
+        for match in _CLIENT_PASSWORD.finditer(data, client.end()):
+            yield match.end(), _end_of(_WORD_END, data, match.end())
+
+
+def _is_count(name: bytes, data: bytes, begin: int) -> bool:
+    """Whether what reads like a secret's name is given a small number: ``max_tokens=4096``."""
+    return name.lower().endswith((b"tokens", b"key")) and _COUNT.match(data, begin) is not None
+
+
+def _end_of(ends: "re.Pattern[bytes]", data: bytes, begin: int) -> int:
+    found = ends.search(data, begin)
+    assert found is not None
+    return found.start()
+
+
+def _union(where: str, patterns: Sequence[str], flags: int) -> "re.Pattern[bytes] | None":
+    for pattern in patterns:
+        try:
+            re.compile(pattern.encode(), flags)
+        except re.error as error:
+            raise UsageError(
+                f"[redact] {where}: {pattern!r} is no regular expression: {error}", pattern
+            ) from error
+    if not patterns:
+        return None
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns).encode(), flags)

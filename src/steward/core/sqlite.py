@@ -1,0 +1,322 @@
+"""The one way to open SQLite: which library, which pragmas, which schema.
+
+The library is the one that comes with pysqlite3, not the system's: releases
+before 3.51.3 can corrupt a WAL that two connections write and checkpoint, and
+two SQLite libraries in one process break each other's file locks. State lives
+on a local disk: SQLite's locks are not safe on a network file system.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pysqlite3 import dbapi2
+
+from steward.core.errors import StewardError, Unavailable
+from steward.core.filesystems import network_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OLDEST_SAFE = (3, 51, 3)
+_LARGEST_IDLE_LOG = 16 << 20
+"""Size of a write-ahead log, in bytes, above which SQLite cuts the file when it begins anew."""
+_WRONG = ("no such", "syntax error", "malformed", "already exists")
+
+
+def _as_it_is(value: None) -> None:
+    return value
+
+
+# For each None that is bound the library looks through all protocols for a way to adapt it,
+# which costs ten times what binding it does, unless it is told one.
+dbapi2.register_adapter(type(None), _as_it_is)
+
+Connection = Any
+"""A ``pysqlite3`` connection; the package has no type information."""
+
+Row = dbapi2.Row
+
+
+class SqliteError(StewardError):
+    """A database cannot be used as it is."""
+
+
+class SqliteUnavailable(Unavailable):
+    """A database cannot be used now (disk full, locked, I/O error)."""
+
+
+@contextmanager
+def translated(path: str) -> "Iterator[None]":
+    """Turn the library's errors into ours, naming the file.
+
+    Raises:
+        SqliteUnavailable: Disk full, I/O error, locked for longer than the time-out.
+        SqliteError: The file is damaged, is no database, or the statement is wrong.
+    """
+    try:
+        yield
+    except dbapi2.OperationalError as error:
+        text = str(error)
+        if any(sign in text for sign in _WRONG):
+            raise SqliteError(f"{path}: {text}", path) from error
+        raise SqliteUnavailable(f"{path}: {text}", path) from error
+    except dbapi2.DatabaseError as error:
+        raise SqliteError(f"{path}: {error}", path) from error
+
+
+def open_database(
+    path: str,
+    migrations: Sequence[str],
+    *,
+    synchronous: str = "FULL",
+    timeout_s: float = 10.0,
+    shrinks: bool = False,
+) -> Connection:
+    """Open a database for writing, create it 0600 if need be, and bring its schema up to date.
+
+    Args:
+        path: The database file; its directory must exist.
+        migrations: Scripts in order; the n-th takes the schema from version n to n + 1.
+        synchronous: SQLite's pragma of that name (FULL, NORMAL or OFF).
+        timeout_s: How long to wait for a lock, in seconds.
+        shrinks: Whether a new database is made so that :func:`shrink` can cut its file.
+
+    Raises:
+        SqliteError: A library too old, a network file system, a schema from a newer Steward.
+        SqliteUnavailable: The disk is full, or the file is locked or cannot be opened.
+    """
+    if dbapi2.sqlite_version_info < OLDEST_SAFE:
+        wanted = ".".join(map(str, OLDEST_SAFE))
+        raise SqliteError(
+            f"SQLite {dbapi2.sqlite_version} is too old, {wanted} or later is needed: "
+            "reinstall the pysqlite3 package"
+        )
+    kind = network_kind(os.path.dirname(path) or ".")
+    if kind:
+        raise SqliteError(
+            f"{path} is on {kind}, where SQLite locks are not safe: set state_dir to a local disk",
+            path,
+        )
+    with translated(path):
+        _make(path)
+        connection = _connect(path, timeout_s)
+        if shrinks:
+            # Of an empty file alone: SQLite passes it over once the first page is written.
+            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        _log_ahead(connection, timeout_s)
+        connection.execute(f"PRAGMA journal_size_limit={_LARGEST_IDLE_LOG}")
+        connection.execute(f"PRAGMA synchronous={synchronous}")
+        connection.execute("PRAGMA foreign_keys=ON")
+        _migrate(connection, path, migrations)
+    return connection
+
+
+def shrink(connection: Connection, path: str, *, spare_bytes: int, step_bytes: int) -> bool:
+    """Give free pages at the end of a database's file back to the file system, one step a call.
+
+    Args:
+        connection: Opened with ``shrinks``, outside a transaction.
+        path: Its file, for errors.
+        spare_bytes: Free pages that stay in the file for what is written next, in bytes.
+        step_bytes: How much one call gives back at most, in bytes.
+
+    Returns:
+        Whether there is more to give back now; not while a reader keeps the file as it is.
+
+    Raises:
+        SqliteUnavailable: The disk is full or fails.
+    """
+    with translated(path):
+        free, size = (_pragma(connection, name) for name in ("freelist_count", "page_size"))
+        spare = spare_bytes // size
+        if free <= spare:
+            return False
+        step = min(free - spare, step_bytes // size)
+        # Each row that is fetched is a page that was moved.
+        connection.execute(f"PRAGMA incremental_vacuum({step})").fetchall()
+        left = _pragma(connection, "freelist_count")
+        # The file is cut when the log is copied into it, and the log must not grow instead.
+        _, logged, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    return spare < left < free and logged == copied
+
+
+def _pragma(connection: Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def make_for_owner(path: str) -> None:
+    """Make a database's file, where there is none, for the one whom its directory belongs to.
+
+    Where root is the first to need it, Steward's own user can use it all the same; the files
+    beside it SQLite gives to the same owner.
+
+    Raises:
+        SqliteUnavailable: It cannot be made now.
+    """
+    if os.geteuid() != 0:
+        _make(path)
+        return
+    try:
+        owner = os.stat(os.path.dirname(path) or ".")
+    except OSError as error:
+        raise SqliteUnavailable(f"{path}: {error.strerror}", path) from error
+    _make(path, owner)
+
+
+def open_reader(path: str, *, timeout_s: float = 10.0, made: bool = False) -> Connection:
+    """Open a database for reading only; statements that would write fail.
+
+    Args:
+        path: The database file.
+        timeout_s: How long to wait for a lock, in seconds.
+        made: Whether one that its writer has only begun to make counts as none.
+
+    Raises:
+        SqliteUnavailable: There is no such database yet, or it cannot be read now.
+    """
+    if not os.path.exists(path):
+        raise SqliteUnavailable(f"{path} does not exist yet: has the daemon run?", path)
+    with translated(path):
+        connection = _connect(path, timeout_s)
+        connection.execute("PRAGMA query_only=ON")
+        is_begun = made and not _version(connection)
+    if is_begun:
+        connection.close()
+        raise SqliteUnavailable(f"{path} is being made: try again in a moment", path)
+    return connection
+
+
+def open_scratch(script: str) -> Connection:
+    """A database for the length of one piece of work, on disk as far as it is large.
+
+    It has no name and is gone with its connection.
+
+    Args:
+        script: Makes its tables.
+
+    Raises:
+        SqliteUnavailable: There is no place for temporary files.
+    """
+    with translated("a temporary file"):
+        connection = dbapi2.connect("", isolation_level=None, check_same_thread=False)
+        connection.executescript(f"PRAGMA journal_mode=OFF;\n{script}\nBEGIN;")
+    return connection
+
+
+def _connect(path: str, timeout_s: float) -> Connection:
+    connection = dbapi2.connect(
+        path, timeout=timeout_s, isolation_level=None, check_same_thread=False
+    )
+    connection.execute("PRAGMA temp_store=MEMORY")
+    return connection
+
+
+def _make(path: str, owner: os.stat_result | None = None) -> None:
+    """Make a file, where there is none, that its owner alone can read.
+
+    One that is there is not opened: closing it would drop every lock that this process has
+    on it, see fcntl(2).
+    """
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise SqliteUnavailable(f"{path}: {error.strerror}", path) from error
+    try:
+        if owner is not None:
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+    finally:
+        os.close(descriptor)
+
+
+def _log_ahead(connection: Connection, timeout_s: float) -> None:
+    """Set the database to WAL; for this alone SQLite does not wait where it is locked."""
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except dbapi2.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= until:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def refuse_newer(path: str, known: int) -> None:
+    """Look whether a database can be used by this release, before anything is begun with it.
+
+    Args:
+        path: The database file; it need not be there.
+        known: How many migrations this release knows of it.
+
+    Raises:
+        SqliteError: A newer Steward wrote it.
+        SqliteUnavailable: It cannot be read now.
+    """
+    if os.path.exists(path):
+        connection = open_reader(path)
+        try:
+            with translated(path):
+                _refuse_newer(path, _version(connection), known)
+        finally:
+            connection.close()
+
+
+def _refuse_newer(path: str, version: int, known: int) -> None:
+    if version > known:
+        raise SqliteError(
+            f"{path} was written by a newer Steward (schema {version}, this one knows {known}): "
+            "install that version again, or 'steward restore' a backup from before it",
+            path,
+        )
+
+
+def _migrate(connection: Connection, path: str, migrations: Sequence[str]) -> None:
+    version = _version(connection)
+    _refuse_newer(path, version, len(migrations))
+    while version < len(migrations):
+        with transaction(connection, path):
+            # Another process may have been at it meanwhile.
+            version = _version(connection)
+            if version < len(migrations):
+                for statement in _statements(migrations[version]):
+                    connection.execute(statement)
+                version += 1
+                connection.execute(f"PRAGMA user_version={version}")
+
+
+def _version(connection: Connection) -> int:
+    return _pragma(connection, "user_version")
+
+
+def _statements(script: str) -> "Iterator[str]":
+    """A script's statements; a trigger's semicolons, and those of texts, part none."""
+    statement = ""
+    for piece in script.split(";"):
+        statement += piece
+        if dbapi2.complete_statement(f"{statement};"):
+            yield statement
+            statement = ""
+        else:
+            statement += ";"
+    if statement.strip("; \n"):
+        yield statement
+
+
+@contextmanager
+def transaction(connection: Connection, path: str = "") -> "Iterator[Connection]":
+    """One write transaction: committed at the end, rolled back on any error."""
+    with translated(path):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")

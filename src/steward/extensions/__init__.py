@@ -1,0 +1,1 @@
+"""Parts that a site may do without; each is loaded by its entry point."""

@@ -1,0 +1,338 @@
+"""The process of ``steward serve`` that takes in what controllers report.
+
+A thread for each connection waits for the other end and for munged; what costs
+CPU or touches the stores is done by one at a time. A batch is answered when
+its bytes and its events are durable here, so that the controller may let go of
+them; one that is sent again, by the same controller or by the other one of a
+pair, has the same keys and is passed over.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from steward.core.config import Settings
+from steward.core.errors import Refused, StewardError, Unavailable
+from steward.core.incoming import Store, Stores, StoreUnavailable
+from steward.core.journal import JournalLink
+from steward.core.listening import listener_at
+from steward.core.tls import Context, names_of, server_context
+from steward.core.waiting import Stop
+from steward.extensions.controllers import wire
+from steward.extensions.controllers.admitting import Admitting
+from steward.extensions.controllers.peers import Peers, Unwitnessed, Witness
+
+log = logging.getLogger(__name__)
+
+_BACKLOG: Final = 64
+_END_S: Final = 0.5
+"""How long a connection that was shut may take to end."""
+_HELLO_S: Final = 10.0
+"""Whoever has not said in this time who it is, is let go."""
+_FRAME_S: Final = 60.0
+_IDLE_S: Final = 900.0
+_SEND_S: Final = 30.0
+_TURN_S: Final = 1.0
+_RETRY_STORE_S: Final = 5.0
+_LAST_WORDS_S: Final = 3.0
+
+
+class Crowded(Unavailable):
+    """Too many report for one cluster."""
+
+
+class _Connection:
+    """One controller, or somebody who has not said yet who it is."""
+
+    def __init__(self, plain: socket.socket, address: str) -> None:
+        self.plain = plain
+        self.address = address
+        self.since = time.monotonic()
+        """When it came, or was heard last."""
+        self.cluster = ""
+        """What it reports for, once that is known."""
+        self.is_shut = False
+        self.ended = threading.Event()
+
+    def shut(self) -> None:
+        """End it; its thread notices."""
+        self.is_shut = True
+        try:
+            # Not by an SSLSocket's own method, which another thread must not be in the middle of.
+            socket.socket.shutdown(self.plain, socket.SHUT_RDWR)
+        except OSError:
+            return  # it has ended by itself
+
+
+class Receiver:
+    """Listens for controllers.
+
+    Args:
+        settings: The configuration.
+        stores: Where bytes may go, the preferred one first.
+        known: Whether an event of this cluster and key was ever appended; asked by one
+            thread at a time.
+        link: The way to the journal's writer.
+        most_strangers: Most connections that have not identified themselves. Bounds the threads
+            that a flood of connections can take.
+        most_of_cluster: Most connections that report for one cluster, so that its hosts cannot
+            take the connections of other clusters.
+
+    Raises:
+        ListenUnavailable: The address cannot be listened at.
+        TlsUnavailable: A certificate cannot be used.
+        Refused: A user of munge_users does not exist.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        stores: Stores,
+        known: Callable[[str, str], bool],
+        link: JournalLink,
+        *,
+        most_strangers: int = 64,
+        most_of_cluster: int = 8,
+    ) -> None:
+        self._peers = Peers(settings)
+        self._most_strangers = most_strangers
+        self._most_of_cluster = most_of_cluster
+        self._stores = list(stores)
+        self._known = known
+        self._link = link
+        self._context: Context | None = None
+        if settings.receive.certificate_file:
+            self._context = server_context(settings.receive)
+        self._lock = threading.Lock()
+        self._connections: set[_Connection] = set()
+        self._entering = threading.Lock()
+        self._said: dict[str, str] = {}
+        self._shut: dict[str, float] = {}
+        self._listener = listener_at(settings.receive.listen, _BACKLOG)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+
+    def run(self, stop: Stop, beat: Callable[[], None]) -> None:
+        """Serve until the Stop is raised."""
+        log.info(
+            "listening for controllers at %s port %d, %s",
+            *self.address,
+            "with TLS" if self._context else "without TLS: what they send can be read on its way",
+        )
+        while not stop.is_set():
+            beat()
+            if stop.wait(_TURN_S, self._listener.fileno()):
+                self._accept()
+            self._drop_silent()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of all; a batch that is under way is finished first."""
+        self._listener.close()
+        if self._lock.acquire(timeout=_LAST_WORDS_S):
+            self._lock.release()
+        for connection in list(self._connections):
+            connection.shut()
+
+    def _accept(self) -> None:
+        try:
+            plain, address = self._listener.accept()
+        except OSError as error:
+            # It went before we came, or no descriptor is left: then the next turn may have one.
+            log.debug("a connection could not be taken: %s", error)
+            return
+        connection = _Connection(plain, str(address[0]))
+        if not self._make_room("", self._most_strangers):
+            plain.close()
+            return
+        self._connections.add(connection)
+        threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _make_room(self, cluster: str, most: int) -> bool:
+        """End one of a cluster, or of the strangers, if there are too many; whether there is room.
+
+        Of strangers those of the address that has most are ended first, so that a flood
+        ends itself; then whoever has said nothing for longest.
+        """
+        same = [one for one in list(self._connections) if one.cluster == cluster]
+        if len(same) < most:
+            return True
+        same = [one for one in same if not one.is_shut]
+        if not same:
+            return False
+        if not cluster:
+            count = Counter(one.address for one in same)
+            (address, _), *_ = count.most_common(1)
+            same = [one for one in same if one.address == address]
+        last = min(same, key=lambda one: one.since)
+        last.shut()
+        return last.ended.wait(_END_S)
+
+    def _drop_silent(self) -> None:
+        before = time.monotonic() - 2 * _HELLO_S
+        for connection in list(self._connections):
+            if not connection.cluster and connection.since < before:
+                connection.shut()
+
+    def _serve(self, connection: _Connection) -> None:
+        peer = connection.address
+        secured = connection.plain
+        try:
+            connection.plain.settimeout(_HELLO_S)
+            connection.plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if self._context is not None:
+                secured = self._context.wrap_socket(
+                    connection.plain, server_side=True, do_handshake_on_connect=False
+                )
+                connection.plain = secured
+                secured.do_handshake()
+            self._talk(connection, wire.Stream(secured, peer), names_of(secured))
+        except (StewardError, OSError) as error:
+            self._say(peer, str(error))
+        except Exception:
+            # A fault of ours must end this connection alone.
+            log.exception("the connection from %s failed", peer)
+        finally:
+            self._connections.discard(connection)
+            secured.close()
+            connection.ended.set()
+
+    def _talk(self, connection: _Connection, stream: wire.Stream, names: frozenset[str]) -> None:
+        """Hear who it is, and then batches until it goes."""
+        peer = connection.address
+        nonce = os.urandom(wire.NONCE_BYTES)
+        greeting = wire.Greeting(wire.VERSION, nonce)
+        stream.send(wire.frame_of(wire.encoded(greeting)), _HELLO_S)
+        frame = stream.receive(wire.FIRST_FRAME, _HELLO_S)
+        if frame is None:
+            return
+        hello: wire.Hello = wire.as_kind(frame, wire.Hello, peer)
+        if len(hello.nonce) != wire.NONCE_BYTES:
+            raise wire.WireError(f"{peer} has a nonce of {len(hello.nonce)} bytes")
+        nonces = nonce + hello.nonce
+        try:
+            witness = self._witness(hello, names, nonces, frame, connection.address)
+            self._enter(connection, hello.cluster)
+        except (Refused, Unavailable) as error:
+            # Not signed: it moves nothing, so whoever made it up would only cost time.
+            self._say(peer, f"cannot report for cluster {hello.cluster!r}: {error}")
+            verdict = "refused" if isinstance(error, Refused) else "later"
+            no = wire.Answer(number=0, verdict=verdict, detail=str(error))
+            stream.send(wire.frame_of(wire.encoded(no)), _HELLO_S)
+            return
+        body = wire.encoded(wire.Answer(number=0, verdict="durable"))
+        stream.send(wire.frame_of(body, witness.sign(nonces, 0, body)), _SEND_S)
+        self._say(peer, "")
+        log.info("%s reports for cluster %s", peer, hello.cluster)
+        self._take_batches(stream, connection, witness, nonces)
+
+    def _enter(self, connection: _Connection, cluster: str) -> None:
+        """Count a connection among those of its cluster.
+
+        Raises:
+            Crowded: There are too many, and none of them ends.
+        """
+        with self._entering:
+            most = self._most_of_cluster
+            if not self._make_room(cluster, most):
+                raise Crowded(f"{most} others report for cluster {cluster!r} just now")
+            connection.since = time.monotonic()
+            connection.cluster = cluster
+
+    def _witness(
+        self,
+        hello: wire.Hello,
+        names: frozenset[str],
+        nonces: bytes,
+        frame: wire.Frame,
+        address: str,
+    ) -> Witness | Unwitnessed:
+        """Who answers for a controller's messages, once its hello was answered for."""
+        if hello.version != wire.VERSION:
+            raise Refused(f"it speaks version {hello.version}, we speak {wire.VERSION}")
+        witness = self._peers.witness(hello.cluster, names, address)
+        witness.check(nonces, 0, frame)
+        return witness
+
+    def _take_batches(
+        self,
+        stream: wire.Stream,
+        connection: _Connection,
+        witness: Witness | Unwitnessed,
+        nonces: bytes,
+    ) -> None:
+        peer = connection.address
+        admitting = Admitting(connection.cluster, self._known)
+        number = 0
+        while True:
+            frame = stream.receive(wire.LARGEST_FRAME, _IDLE_S if number else _FRAME_S)
+            if frame is None:
+                return
+            number += 1
+            witness.check(nonces, number, frame)
+            connection.since = time.monotonic()
+            with self._lock:
+                batch: wire.Batch = wire.as_kind(frame, wire.Batch, peer)
+                if batch.number != number or len(batch.rows) > wire.MOST_ROWS:
+                    raise wire.WireError(
+                        f"{peer} sends batch {batch.number} of {len(batch.rows)} events "
+                        f"where {number} is due"
+                    )
+                answer = self._take(admitting, batch)
+                del frame, batch
+            for index, reason in answer.refused:
+                log.warning("%s: event %d of a batch is refused: %s", peer, index, reason)
+            body = wire.encoded(answer)
+            stream.send(wire.frame_of(body, witness.sign(nonces, number, body)), _SEND_S)
+
+    def _take(self, admitting: Admitting, batch: wire.Batch) -> wire.Answer:
+        """Make a batch durable; the answer to it."""
+        touched: dict[str, Store] = {}
+        try:
+            rows, refused = admitting.admit(batch.rows, lambda: self._store(touched))
+            for store in touched.values():
+                store.sync()
+            if rows:
+                self._link.ask("append", *rows)
+        except Unavailable as error:
+            if isinstance(error, StoreUnavailable):
+                # Sent again soon, it may find another store.
+                self._shut.update(dict.fromkeys(touched, time.monotonic() + _RETRY_STORE_S))
+            self._say("here", str(error))
+            return wire.Answer(number=batch.number, verdict="later", detail=str(error))
+        self._say("here", "")
+        return wire.Answer(number=batch.number, verdict="durable", refused=refused)
+
+    def _store(self, touched: dict[str, Store]) -> Store:
+        """The first store that can be used now, the same one for all of a batch."""
+        for store in touched.values():
+            return store
+        reasons = []
+        now = time.monotonic()
+        for store in self._stores:
+            if self._shut.get(store.name, 0.0) > now:
+                reasons.append(f"{store.directory} could not be used")
+                continue
+            try:
+                store.check()
+            except StewardError as error:
+                reasons.append(str(error))
+                continue
+            touched[store.name] = store
+            return store
+        raise StoreUnavailable("; ".join(reasons))
+
+    def _say(self, who: str, what: str) -> None:
+        """Log what is wrong with a peer, once as long as it is the same."""
+        if what and self._said.get(who) != what:
+            log.warning("%s: %s", who, what)
+        if what:
+            if len(self._said) >= self._most_strangers:
+                self._said.clear()
+            self._said[who] = what
+        else:
+            self._said.pop(who, None)

@@ -1,0 +1,318 @@
+"""What an accounting plugin is written against: the class, its hooks, and what they are given.
+
+The hooks and their names are those of Slurm's first job accounting plugins, version 0.
+All of them run in a process of the plugin's own beside the daemon, those of slurmctld
+and of slurmd alike: the facts come to it, it goes nowhere.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final, Literal
+
+import msgspec
+
+from steward.accounting.errors import AccountingError, AccountingUnavailable, AccountingUsage
+from steward.core.records import JobRecord
+from steward.core.usage import StepEnd, TaskUsage
+from steward.jobs.names import display
+
+API_VERSION: Final = 0
+"""The version of this interface."""
+
+CONTROLLER: Final = "controller"
+"""Whom a message goes to that is not for a node."""
+
+LONGEST_MESSAGE: Final = 1 << 20
+"""Bytes that one message may have."""
+
+
+class PluginError(AccountingError):
+    """A plugin cannot be used, or does what plugins may not do."""
+
+
+class SendFailed(AccountingUnavailable):
+    """A message could not be recorded now; one who does not catch it is called again."""
+
+
+class Rusage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task used, under the names of ``resource.struct_rusage`` and in its units.
+
+    Attributes:
+        ru_utime: User CPU time, seconds.
+        ru_stime: System CPU time, seconds.
+        ru_maxrss: Peak resident size, KiB; 0 where ``max_rss_bytes`` is None.
+        ru_inblock: Blocks of 512 bytes that were read.
+        ru_oublock: Blocks of 512 bytes that were written.
+        user_us: User CPU time, µs.
+        system_us: System CPU time, µs.
+        max_rss_bytes: Peak resident size, bytes; None where another task of the node had more.
+        includes_epilog: Whether a TaskEpilog's CPU time is in it.
+    """
+
+    ru_utime: float
+    ru_stime: float
+    ru_maxrss: int = 0
+    ru_ixrss: int = 0
+    ru_idrss: int = 0
+    ru_isrss: int = 0
+    ru_minflt: int = 0
+    ru_majflt: int = 0
+    ru_nswap: int = 0
+    ru_inblock: int = 0
+    ru_oublock: int = 0
+    ru_msgsnd: int = 0
+    ru_msgrcv: int = 0
+    ru_nsignals: int = 0
+    ru_nvcsw: int = 0
+    ru_nivcsw: int = 0
+    user_us: int = 0
+    system_us: int = 0
+    max_rss_bytes: int | None = None
+    includes_epilog: bool = False
+
+    @classmethod
+    def of(cls, task: TaskUsage) -> "Rusage":
+        """What a node told of a task."""
+        return cls(
+            ru_utime=task.user_us / 1e6,
+            ru_stime=task.system_us / 1e6,
+            ru_maxrss=(task.max_rss_bytes or 0) // 1024,
+            ru_minflt=task.minor_faults,
+            ru_majflt=task.major_faults,
+            ru_inblock=task.read_bytes // 512,
+            ru_oublock=task.written_bytes // 512,
+            ru_nvcsw=task.voluntary_switches,
+            ru_nivcsw=task.involuntary_switches,
+            user_us=task.user_us,
+            system_us=task.system_us,
+            max_rss_bytes=task.max_rss_bytes,
+            includes_epilog=task.includes_epilog,
+        )
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a job, as hooks of slurmctld's side are given it.
+
+    Attributes:
+        event_id: The same where a hook is called again for the same thing.
+        cluster: The cluster's name.
+        job_id: The raw job id.
+        first_submit: With cluster and job_id, the job's identity; UTC.
+        restarts: With those, the run's.
+        at: When it happened, UTC.
+        record: The latest that is known of the run.
+        piece_end: Of a resized job's former size, when that piece ended; None for a run.
+        correction: Whether it says again, better, what a hook was told before.
+    """
+
+    event_id: str
+    cluster: str
+    job_id: int
+    first_submit: datetime
+    restarts: int
+    at: datetime
+    record: JobRecord
+    piece_end: datetime | None = None
+    correction: bool = False
+
+    @property
+    def label(self) -> str:
+        """The job as Slurm prints it: 123, 123_7, 123+1."""
+        return display(self.record)
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step on one node, as hooks of slurmd's side are given it.
+
+    What only the launch told is as empty as its defaults where that was lost.
+
+    Attributes:
+        event_id: The same where a hook is called again for the same thing.
+        cluster: The cluster's name.
+        job_id: The raw job id.
+        first_submit: With cluster and job_id, the job's identity; UTC.
+        restarts: With those, the run's.
+        step: As Slurm writes it behind the dot: ``batch``, ``extern``, ``0``.
+        node: NodeName.
+        launched: When it was launched there, UTC.
+        at: When this happened, UTC.
+        uid: The job's uid.
+        gid: Its gid.
+        tasks: How many tasks it has on this node.
+        cpus: CPUs that it may use there.
+        memory_bytes: Memory that it may use there; None where none is set.
+        name: Last part of the path of the program that srun was given.
+        array_job_id: The array's id; 0 for none.
+        array_task: The array task's index; "" for none.
+        task: In ``slurmd_jobacct_task_exit`` the task's id within the step; else None.
+        end: In ``slurmd_jobacct_jobstep_terminated`` what the node told of the whole step;
+            None where that was lost.
+        smgr_status: In ``slurmd_jobacct_jobstep_terminated`` the raw wait status of the
+            session manager's tasks on the node: the highest of those that a signal ended, else
+            the highest; None where no task's is known.
+        correction: Whether all hooks of the step are called again, with what is known better.
+        withdrawn: In ``slurmd_jobacct_jobstep_terminated``, which alone is called then,
+            whether the step turned out to be none of this run's: what the hooks were told
+            of it is to be forgotten.
+    """
+
+    event_id: str
+    cluster: str
+    job_id: int
+    first_submit: datetime
+    restarts: int
+    step: str
+    node: str
+    launched: datetime
+    at: datetime
+    uid: int | None = None
+    gid: int | None = None
+    tasks: int = 0
+    cpus: int = 0
+    memory_bytes: int | None = None
+    name: str = ""
+    array_job_id: int = 0
+    array_task: str = ""
+    task: int | None = None
+    end: StepEnd | None = None
+    smgr_status: int | None = None
+    correction: bool = False
+    withdrawn: bool = False
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plugin has sent to its other half.
+
+    Attributes:
+        event_id: The same where a hook is called again for the same message.
+        cluster: The cluster that it is about.
+        to: ``controller``, or a node's name.
+        sender: Likewise.
+        data: The plugin's own content.
+        at: When it was sent, UTC.
+    """
+
+    event_id: str
+    cluster: str
+    to: str
+    sender: str
+    data: bytes
+    at: datetime
+
+
+Channel = Callable[[str, bytes], None]
+"""Records a message: to whom, and what."""
+
+
+class JobAcctPlugin:
+    """An accounting plugin: override the hooks that are wanted, the others do nothing.
+
+    It is made without arguments, once for each start of its process. A hook that
+    raises is logged and counted, and the next one is called; only
+    ``steward.core.errors.Unavailable`` means "not now": the same hook is called again later.
+
+    Attributes:
+        plugin_name: For people.
+        plugin_type: ``jobacct/NAME``, as it is configured; NAME is its entry point's name.
+        api_version: Of this interface, that it was written for.
+    """
+
+    plugin_name: str = ""
+    plugin_type: str = ""
+    api_version: int = API_VERSION
+    channel: Channel | None = None
+    """How :meth:`send` goes, set while a hook is called for an event."""
+
+    def slurmctld_jobacct_init(self, location: str, parameters: str) -> None:
+        """Called first: at start, at every reload, and when slurmctld started or reconfigured.
+
+        Args:
+            location: JobAcctLoc: where to write, if it writes.
+            parameters: JobAcctParameters, see :func:`parse_parameters`.
+        """
+
+    def slurmctld_jobacct_job_start(self, job: Job) -> None:
+        """A run has started."""
+
+    def slurmctld_jobacct_job_complete(self, job: Job) -> None:
+        """A run is over, also where it was requeued, or a piece of a resized one is."""
+
+    def slurmctld_jobacct_job_suspend(self, job: Job) -> None:
+        """A run was suspended, or goes on, as ``job.record.state`` says."""
+
+    def slurmctld_jobacct_fini(self) -> None:
+        """Called last, where the process ends in peace; it has three seconds."""
+
+    def slurmd_jobacct_init(self, parameters: str) -> None:
+        """Called after :meth:`slurmctld_jobacct_init`, before all other hooks."""
+
+    def slurmd_jobacct_jobstep_launched(self, step: Step) -> None:
+        """A step was launched on a node."""
+
+    def slurmd_jobacct_smgr(self, step: Step) -> None:
+        """The step's session manager has started its tasks there."""
+
+    def slurmd_jobacct_task_exit(self, step: Step, pid: int, status: int, rusage: Rusage) -> None:
+        """A task ended; ``status`` is its raw wait status, see wait(2)."""
+
+    def slurmd_jobacct_jobstep_terminated(self, step: Step) -> None:
+        """The step is over on a node."""
+
+    def slurm_jobacct_process_message(self, message: Message) -> None:
+        """A message has come from the other half."""
+
+    def send(self, to: Literal["controller", "mynode"], data: bytes) -> None:
+        """Send something to the other half; it is recorded for good when this returns.
+
+        Args:
+            to: ``controller``, or ``mynode``: the node that the hook is called for.
+            data: The content, up to a MiB.
+
+        Raises:
+            PluginError: No hook is being called for an event, or that cannot be sent.
+            SendFailed: It could not be recorded now.
+        """
+        if self.channel is None:
+            raise PluginError("send() works in hooks that are called for a job, step or message")
+        self.channel(to, data)
+
+
+class ParameterError(AccountingUsage):
+    """JobAcctParameters are not of the form ``name=value,name=value``."""
+
+
+def parse_parameters(text: str) -> dict[str, str]:
+    """The values of comma-separated ``name=value`` parameters, by name as it was written.
+
+    Raises:
+        ParameterError: A part has no ``=``, or no name, or comes twice.
+    """
+    values: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise ParameterError(f"{part!r} is no parameter: write name=value", part)
+        if name.lower() in {known.lower() for known in values}:
+            raise ParameterError(f"parameter {name!r} is there twice", part)
+        values[name] = value.strip()
+    return values
+
+
+def number_of(text: str, name: str, default: int) -> int:
+    """The whole number that a parameter has; names are the same in any case.
+
+    Args:
+        text: All parameters.
+        name: The one that is wanted.
+        default: What it is where it is not given.
+
+    Raises:
+        ParameterError: It is no whole number of 0 or more.
+    """
+    for known, value in parse_parameters(text).items():
+        if known.lower() == name.lower():
+            if not (value.isascii() and value.isdigit()) or len(value) > 9:
+                raise ParameterError(f"{name}={value} must be a whole number of 0 or more", value)
+            return int(value)
+    return default

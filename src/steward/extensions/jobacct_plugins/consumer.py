@@ -1,0 +1,192 @@
+"""The consumer ``accounting.plugins.NAME``: one third party's plugin, in a process of its own.
+
+Hooks are called at least once: a process that ends in the middle of a batch is
+given the batch again. The daemon and the other plugins do not notice.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from steward.core.config import Settings
+from steward.core.consumers import Append
+from steward.core.errors import Unavailable
+from steward.core.events import (
+    CONTROLLER_STATE,
+    PLUGIN_MESSAGE,
+    RUN_END,
+    RUN_START,
+    RUN_SUSPEND,
+    STEP_LAUNCH,
+    STEP_USAGE,
+    Event,
+)
+from steward.core.waiting import Stop
+from steward.extensions.jobacct_plugins.api import JobAcctPlugin, PluginError
+from steward.extensions.jobacct_plugins.calls import Caller, init_calls
+from steward.extensions.jobacct_plugins.guard import Guard
+from steward.extensions.jobacct_plugins.loading import class_of
+from steward.extensions.jobacct_plugins.sending import Sending
+from steward.extensions.jobacct_plugins.state import PluginState, state_path
+
+log = logging.getLogger(__name__)
+
+_MOST_TRIES: Final = 3
+_FINI_S: Final = 3.0
+_BATCH: Final = 200
+_HOOKS: Final = {
+    "slurmctld_jobacct_init": {CONTROLLER_STATE},
+    "slurmd_jobacct_init": {CONTROLLER_STATE},
+    "slurmctld_jobacct_job_start": {RUN_START},
+    "slurmctld_jobacct_job_complete": {RUN_END},
+    "slurmctld_jobacct_job_suspend": {RUN_SUSPEND},
+    "slurm_jobacct_process_message": {PLUGIN_MESSAGE},
+    "slurmd_jobacct_jobstep_launched": {STEP_LAUNCH, STEP_USAGE},
+    "slurmd_jobacct_smgr": {STEP_LAUNCH, STEP_USAGE},
+    "slurmd_jobacct_task_exit": {STEP_USAGE},
+    "slurmd_jobacct_jobstep_terminated": {STEP_LAUNCH, STEP_USAGE},
+}
+
+
+class PluginAway(Unavailable):
+    """A plugin cannot be started now."""
+
+
+class Around(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process around a plugin offers.
+
+    Attributes:
+        append: Appends events to the journal once, or raises Unavailable.
+        stop: Ends every wait.
+        beat: Shows that the process lives.
+    """
+
+    append: Append
+    stop: Stop
+    beat: Callable[[], None]
+
+
+class PluginConsumer:
+    """Feeds one plugin; see ``steward.core.consumers.Consumer``.
+
+    Args:
+        settings: The whole configuration.
+        plugin_type: ``jobacct/NAME``.
+        around: What is around it.
+
+    Raises:
+        SqliteError, SqliteUnavailable: Its database cannot be used.
+    """
+
+    def __init__(self, settings: Settings, plugin_type: str, around: Around) -> None:
+        self.name = consumer_name(plugin_type)
+        self.kinds = frozenset().union(*_HOOKS.values())
+        self._type = plugin_type
+        self._of = settings.accounting
+        self._location = location_of(settings)
+        self._around = around
+        self._state = PluginState(state_path(settings.state_dir, plugin_type))
+        # As many events one by one as the batch may have had that ended the process.
+        self._careful = _BATCH if self._state.was_cut_short() else 0
+        self.batch_events = 1 if self._careful else _BATCH
+        self._caller: Caller | None = None
+        self._guard: Guard | None = None
+        self._done: set[int] = set()
+
+    def cursor(self) -> int:
+        """Position of the last event that was put to use; 0 at first."""
+        return self._state.cursor()
+
+    def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's shape
+        """Start the plugin, where that was not done yet.
+
+        Raises:
+            PluginAway: It cannot be started now.
+        """
+        if self._caller is None:
+            try:
+                self._start(class_of(self._type)())
+            except PluginError as error:
+                raise self._refused(str(error)) from error
+            except BaseException as error:
+                # Whatever its class does when it is made, it does it to the plugin alone.
+                what = f"{self._type} cannot be started: {type(error).__name__}: {error}"
+                raise self._refused(what) from error
+            self._state.note_refusal("")
+        return 3600.0
+
+    def _refused(self, why: str) -> PluginAway:
+        """Note why the plugin does not run, for ``steward accounting plugins``."""
+        self._state.note_refusal(why)
+        return PluginAway(why, self._type)
+
+    def _start(self, plugin: JobAcctPlugin) -> None:
+        guard = Guard(self._type, plugin, self._of.hook_timeout_s, self._around.beat)
+        starting = init_calls(self._location, self._of.parameters)
+        for hook, args in starting:
+            if not guard.call(hook, *args):
+                (failure, *_) = guard.counted()
+                raise PluginError(
+                    f"{self._type} cannot be started: {hook}: {failure.kind}: {failure.text}"
+                )
+        overridden = {hook for hook in _HOOKS if _overrides(plugin, hook)}
+        self.kinds = frozenset().union(*(_HOOKS[hook] for hook in overridden))
+        around = self._around
+        sending = Sending(self._type, self._of.parameters, around.append, around.stop, around.beat)
+        self._guard = guard
+        self._caller = Caller(self._type, plugin, guard, sending, overridden, starting)
+        log.info("%s runs: %s", self._type, plugin.plugin_name)
+
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - likewise
+        """Call the hooks that events stand for, then move the cursor to ``upto``.
+
+        Raises:
+            Unavailable: A hook says that what it needs is away.
+            SqliteUnavailable: The state directory cannot be written now.
+        """
+        caller, guard = self._caller, self._guard
+        assert caller is not None, "the first tick comes before the first event"
+        assert guard is not None, "both were made together"
+        tries = self._state.begin()
+        if tries > _MOST_TRIES and len(events) == 1:
+            what = f"ended its process {_MOST_TRIES} times on {events[0].kind} {events[0].key}"
+            guard.failed("*", "crash", what)
+            events = ()
+        try:
+            for event in events:
+                if event.id not in self._done:
+                    caller.call(event)
+                    self._done.add(event.id)
+        except Unavailable:
+            # Those that were called are not called again while this process lives.
+            self._state.give_up()
+            raise
+        self._state.done(upto, guard.counted())
+        self._done.clear()
+        self._careful = max(0, self._careful - 1)
+        self.batch_events = 1 if self._careful else _BATCH
+
+    def close(self) -> None:
+        """Have the plugin say goodbye."""
+        if self._guard is not None:
+            try:
+                self._guard.call("slurmctld_jobacct_fini", limit_s=_FINI_S)
+            except Unavailable as error:
+                log.warning("%s: %s", self._type, error)
+        self._state.close()
+
+
+def consumer_name(plugin_type: str) -> str:
+    """The name of the consumer, and of the process, of a plugin."""
+    return f"accounting.plugins.{plugin_type.partition('/')[2]}"
+
+
+def location_of(settings: Settings) -> str:
+    """JobAcctLoc: where plugins write."""
+    return settings.accounting.location or f"{settings.state_dir}/joblog"
+
+
+def _overrides(plugin: JobAcctPlugin, hook: str) -> bool:
+    return getattr(type(plugin), hook) is not getattr(JobAcctPlugin, hook)

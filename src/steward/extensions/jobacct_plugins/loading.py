@@ -1,0 +1,78 @@
+"""Finds accounting plugins: by their type, among the entry points of installed packages."""
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+from steward.extensions.jobacct_plugins.api import API_VERSION, JobAcctPlugin, PluginError
+
+GROUP: Final = "steward.jobacct"
+"""The group of entry points; the name of one is what follows ``jobacct/`` in a type."""
+
+PREFIX: Final = "jobacct/"
+NONE: Final = "jobacct/none"
+LOG: Final = "jobacct/log"
+BUILT_IN: Final = (NONE, LOG)
+"""Those that have no process of a plugin: one does nothing, one is a consumer of its own."""
+
+
+def types_of(text: str) -> tuple[str, ...]:
+    """The types that JobAcctType names, each once, in their order."""
+    return tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
+
+
+def third_parties(text: str) -> tuple[str, ...]:
+    """Those of them that run in a plugin's process."""
+    return tuple(one for one in types_of(text) if one not in BUILT_IN)
+
+
+def known_types() -> dict[str, EntryPoint]:
+    """What installed packages offer, by type, sorted."""
+    found = {f"{PREFIX}{entry.name}": entry for entry in entry_points(group=GROUP)}
+    return dict(sorted(found.items()))
+
+
+def entry_of(plugin_type: str) -> EntryPoint:
+    """Where the plugin of a type is.
+
+    Raises:
+        PluginError: No installed package offers it.
+    """
+    known = known_types()
+    if plugin_type not in known:
+        raise PluginError(
+            f"no installed package offers {plugin_type!r}; known are {', '.join(known)}",
+            plugin_type,
+        )
+    return known[plugin_type]
+
+
+def class_of(plugin_type: str) -> type[JobAcctPlugin]:
+    """The plugin of a type, imported now.
+
+    Raises:
+        PluginError: No installed package offers it, or what it offers is no such plugin.
+    """
+    entry = entry_of(plugin_type)
+    try:
+        found = entry.load()
+    except BaseException as error:
+        # Whatever a module does when it is imported, it does it to the plugin alone.
+        raise PluginError(
+            f"{plugin_type} ({entry.value}) cannot be imported: {type(error).__name__}: {error}",
+            plugin_type,
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, JobAcctPlugin)):
+        raise PluginError(f"{entry.value} is no class of JobAcctPlugin", plugin_type)
+    if found.plugin_type != plugin_type:
+        raise PluginError(
+            f"{entry.value} says plugin_type {found.plugin_type!r}, and is registered as "
+            f"{plugin_type!r}: one of both is wrong",
+            plugin_type,
+        )
+    if found.api_version != API_VERSION:
+        raise PluginError(
+            f"{plugin_type} is written for version {found.api_version} of the plugin API, "
+            f"this is version {API_VERSION}",
+            plugin_type,
+        )
+    return found

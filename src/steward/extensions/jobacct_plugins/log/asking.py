@@ -1,0 +1,244 @@
+"""What the job log can be asked: to be written out, and to be trimmed."""
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, tzinfo
+from typing import Final, Literal
+
+import msgspec
+
+from steward.accounting.errors import AccountingUsage
+from steward.accounting.room import AccountingRoom
+from steward.core.access import Asker
+from steward.core.actions import Action
+from steward.core.errors import Refused, StewardError
+from steward.core.events import ACCOUNTING_EXPIRE, Event
+from steward.core.sqlite import SqliteUnavailable
+from steward.core.usage import AccountingExpire
+from steward.extensions.jobacct_plugins.consumer import location_of
+from steward.extensions.jobacct_plugins.loading import LOG, types_of
+from steward.extensions.jobacct_plugins.log.days import Calendar
+from steward.extensions.jobacct_plugins.log.places import Day, days_in
+from steward.extensions.jobacct_plugins.log.reading import raw_records
+from steward.slurm.times import parse_time, zone_called
+
+_CHUNK_BYTES: Final = 256 * 1024
+_MOST_TOLD: Final = 20
+
+
+class OperatorsOnly(Refused):
+    """The asker is no operator."""
+
+
+class ExpireError(StewardError):
+    """Nothing can be forgotten from here."""
+
+
+class DumpRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """accounting.dump: the records of the job log, as they are.
+
+    Attributes:
+        since: Only of what happened since; everything if "".
+        until: Only of what happened before; everything if "".
+        zone: IANA name of the zone that these are meant in; "" for the system's.
+    """
+
+    since: str = ""
+    until: str = ""
+    zone: str = ""
+
+
+class DumpChunk(msgspec.Struct, frozen=True, tag="records"):
+    """Some records, one a line."""
+
+    text: str
+
+
+class DumpAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="dumped"):
+    """The end of a dump.
+
+    Attributes:
+        records: How many there were.
+        passed_over: How many lines are no records.
+        examples: Some of them: file, line, and why.
+    """
+
+    version: Literal[1] = 1
+    records: int = 0
+    passed_over: int = 0
+    examples: tuple[str, ...] = ()
+
+
+class ExpireRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """accounting.expire: forget the books of jobs that ended before a time.
+
+    Attributes:
+        before: The time; days of the log that are over then go.
+        keep_log: Whether they only leave jobs.db, and stay in the log.
+        yes: Whether to do it; else it is only said what would go.
+        zone: IANA name of the zone that the time is meant in; "" for the system's.
+    """
+
+    before: str
+    keep_log: bool = False
+    yes: bool = False
+    zone: str = ""
+
+
+class ExpireDay(msgspec.Struct, frozen=True, kw_only=True):
+    """A day of the log that goes.
+
+    Attributes:
+        day: The day.
+        length: Size of its files, bytes.
+    """
+
+    day: str
+    length: int
+
+
+class ExpireAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes, or would.
+
+    Attributes:
+        done: Whether it was ordered.
+        before: The time.
+        days: Days of the log.
+        jobs: Jobs of jobs.db.
+    """
+
+    version: Literal[1] = 1
+    done: bool
+    before: datetime
+    days: tuple[ExpireDay, ...] = ()
+    jobs: int = 0
+
+
+def dump(
+    room: AccountingRoom, asker: Asker, request: DumpRequest
+) -> Iterator[DumpChunk | DumpAnswer]:
+    """Write the job log out; operators only."""
+    _only_operators(room, asker, "read the job log")
+    zone = zone_called(request.zone)
+    since = parse_time(request.since, room.now(), zone) if request.since else None
+    until = parse_time(request.until, room.now(), zone) if request.until else None
+    return _dump(room, since, until)
+
+
+def _dump(
+    room: AccountingRoom, since: datetime | None, until: datetime | None
+) -> Iterator[DumpChunk | DumpAnswer]:
+    calendar = Calendar(room.settings.cluster)
+    examples: list[str] = []
+    records = passed_over = 0
+
+    def told(path: str, number: int, why: str) -> None:
+        nonlocal passed_over
+        passed_over += 1
+        if len(examples) < _MOST_TOLD:
+            examples.append(f"{path}:{number}: {why}")
+
+    for day in days_in(location_of(room.settings)):
+        if since is not None and calendar.end_of(day.day) <= since:
+            continue
+        chunk: list[bytes] = []
+        size = 0
+        for line in raw_records(day.records, since, until, told):
+            records += 1
+            size += len(line)
+            chunk.append(line)
+            if size >= _CHUNK_BYTES:
+                yield _chunk(chunk)
+                chunk, size = [], 0
+        if chunk:
+            yield _chunk(chunk)
+    yield DumpAnswer(records=records, passed_over=passed_over, examples=tuple(examples))
+
+
+def _chunk(lines: list[bytes]) -> DumpChunk:
+    return DumpChunk(b"".join(lines).decode("utf-8", "replace"))
+
+
+def expire(room: AccountingRoom, asker: Asker, request: ExpireRequest) -> ExpireAnswer:
+    """Order old books to be forgotten, or say which would be; operators only."""
+    _only_operators(room, asker, "have books forgotten")
+    before = _before(room, request, zone_called(request.zone))
+    calendar = Calendar(room.settings.cluster)
+    days = () if request.keep_log else days_in(location_of(room.settings))
+    going = [_going(day) for day in days if calendar.end_of(day.day) <= before]
+    try:
+        jobs = room.jobs.expirable(before)
+    except SqliteUnavailable:
+        jobs = 0  # the first start: there are none
+    if request.yes:
+        if room.order is None:
+            raise ExpireError("nothing can be forgotten from here: ask the daemon")
+        room.order([_order(room, asker, request, name, before) for name in room.clusters])
+    return ExpireAnswer(done=request.yes, before=before, days=tuple(going), jobs=jobs)
+
+
+def _before(room: AccountingRoom, request: ExpireRequest, zone: tzinfo) -> datetime:
+    before = parse_time(request.before, room.now(), zone)
+    if before > room.now():
+        raise AccountingUsage("what has not happened yet cannot be forgotten", request.before)
+    of = room.settings.accounting
+    if not request.keep_log:
+        return before
+    if LOG not in types_of(of.type):
+        raise AccountingUsage("there is no job log that could keep them: leave out --keep-log")
+    if (room.now() - before).days <= of.close_after_days:
+        raise AccountingUsage(
+            f"the job log's days are closed after {of.close_after_days} days, and sacct reads "
+            "none that are open: give an earlier time",
+            request.before,
+        )
+    return before
+
+
+def _going(day: Day) -> ExpireDay:
+    return ExpireDay(day=day.day, length=day.length)
+
+
+def _order(
+    room: AccountingRoom, asker: Asker, request: ExpireRequest, cluster: str, before: datetime
+) -> Event:
+    now = room.now()
+    return Event(
+        kind=ACCOUNTING_EXPIRE,
+        cluster=cluster,
+        key=f"expire:{time.time_ns()}",
+        at=now,
+        seen_at=now,
+        source="expire",
+        body=AccountingExpire(
+            before=before, asked_by=asker.user or str(asker.uid), keep_log=request.keep_log
+        ),
+    )
+
+
+def _only_operators(room: AccountingRoom, asker: Asker, what: str) -> None:
+    if not room.is_operator(asker):
+        raise OperatorsOnly(f"only operators may {what}", asker)
+
+
+DUMP: Final = Action(
+    name="accounting.dump",
+    help="Write the job log out, record by record.",
+    request=DumpRequest,
+    answer=DumpAnswer,
+    run=dump,
+    stream=True,
+    items=(DumpChunk,),
+    only_reads=True,
+    role="operator",
+)
+
+EXPIRE: Final = Action(
+    name="accounting.expire",
+    help="Forget the books of old jobs.",
+    request=ExpireRequest,
+    answer=ExpireAnswer,
+    run=expire,
+    writes=True,
+    role="operator",
+)

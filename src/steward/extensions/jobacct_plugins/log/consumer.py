@@ -1,0 +1,389 @@
+"""The consumer ``accounting.log``: writes the job log, each record once.
+
+A record belongs to the day of its run's end, so what is told of a run waits in
+a database until that. A batch is appended to the days' files, and their lengths
+are committed with the cursor: a crash in between leaves bytes beyond a known
+length, which are cut off before the batch is written again.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from steward.core.config import Settings
+from steward.core.consumers import Append, Rejected
+from steward.core.events import (
+    ACCOUNTING_EXPIRE,
+    ARCHIVE_PURGE,
+    RUN_END,
+    STEP_ACCOUNTED,
+    Event,
+    utc_now,
+)
+from steward.core.moments import micros, moment
+from steward.core.usage import RunFact, StepAccounted, StepUsage
+from steward.extensions.jobacct_plugins.consumer import location_of
+from steward.extensions.jobacct_plugins.log.blanking import Blanking
+from steward.extensions.jobacct_plugins.log.closing import Closing
+from steward.extensions.jobacct_plugins.log.days import Calendar
+from steward.extensions.jobacct_plugins.log.files import LogFiles
+from steward.extensions.jobacct_plugins.log.keeping import (
+    Keeping,
+    Purge,
+    RunKey,
+    Writer,
+    keeping_path,
+)
+from steward.extensions.jobacct_plugins.log.places import LATE, OPEN, days_in
+from steward.extensions.jobacct_plugins.log.records import (
+    KINDS,
+    JobAccounted,
+    lines_of,
+    record_of,
+    submit_of,
+)
+from steward.jobs.purging import parsed_key
+from steward.jobs.resolve import PROMPT_US
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S: Final = 60.0
+_REMEMBERED: Final = timedelta(days=14)
+"""For so long after a day was closed corrections of its runs find it without their end time."""
+
+_PURGES_S: Final = 86_400
+"""For so long a purge is known that the books may not have known of when they said something."""
+
+_MOST_INT64: Final = 2**63 - 1
+_encode = msgspec.json.Encoder().encode
+
+
+class _Waited(msgspec.Struct, frozen=True):
+    """Stands for the lines that waited for a run's end: there may be more than memory has.
+
+    Attributes:
+        under: The name that they wait under.
+        run: The run's name.
+    """
+
+    under: RunKey
+    run: RunKey
+
+
+_Piece = bytes | _Waited
+
+
+class _Batch:
+    """What a batch of events comes to."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, list[_Piece]] = {}
+        self.waiting: dict[RunKey, list[bytes]] = {}
+        self.ended: dict[RunKey, str] = {}
+        self.expire_before: datetime | None = None
+        self.purges: list[Purge] = []
+
+
+class LogConsumer:
+    """Writes the job log; see ``steward.core.consumers.Consumer``.
+
+    Args:
+        settings: The whole configuration.
+        now: The present time.
+
+    Raises:
+        SqliteError, SqliteUnavailable: Its database cannot be used.
+    """
+
+    name = "accounting.log"
+    kinds = KINDS | {ACCOUNTING_EXPIRE, ARCHIVE_PURGE}
+    batch_events = 100
+
+    def __init__(self, settings: Settings, now: Callable[[], datetime] = utc_now) -> None:
+        self._files = LogFiles(location_of(settings))
+        self._keeping = Keeping(keeping_path(settings.state_dir))
+        self._calendar = Calendar(settings.cluster)
+        self._closing = Closing(
+            self._files, self._keeping, keeping_path(settings.state_dir), self._calendar
+        )
+        self._close_after = timedelta(days=settings.accounting.close_after_days)
+        self._now = now
+        self._lengths: dict[str, int] = {}
+        self._blanking = Blanking(self._keeping.purges())
+        self._is_mended = False
+        self._look_at = 0.0
+
+    def cursor(self) -> int:
+        """Position of the last event that was taken in; 0 at first."""
+        return self._keeping.cursor()
+
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
+        """Write what events tell, and move the cursor to ``upto``.
+
+        Raises:
+            LogUnavailable: The log's directory cannot be written now.
+            SqliteUnavailable: The state directory cannot be written now.
+            Rejected: An event's body is not what its kind promises.
+        """
+        self._mend()
+        batch = self._batch_of(events)
+        by_file = self._by_file(batch)
+        written_s = int(self._now().timestamp())
+        self._meet(by_file.keys() - self._lengths.keys(), written_s)
+        lengths = dict(self._lengths)
+        with self._keeping.writing() as writer:
+            for name, pieces in sorted(by_file.items()):
+                lengths[name] = self._files.append(name, lengths[name], self._chunks(pieces))
+                writer.wrote(name, lengths[name], written_s)
+            for run, day in batch.ended.items():
+                writer.end(run, day)
+            for run, chunks in batch.waiting.items():
+                writer.wait(run, b"".join(chunks))
+            if batch.expire_before is not None:
+                self._expire(batch.expire_before, writer, lengths)
+            if batch.purges:
+                self._purge(batch.purges, writer, written_s)
+            writer.advance(upto)
+        self._lengths = lengths
+        if batch.purges:
+            self._keeping.overwrite()
+            self._look_at = 0.0
+
+    def _batch_of(self, events: Sequence[Event]) -> _Batch:
+        batch = _Batch()
+        for event in events:
+            # Before any record of the batch: what is purged in it is not to be written either.
+            if event.kind == ARCHIVE_PURGE:
+                self._blanking.add(_purged(event))
+        for event in events:
+            if event.kind == ACCOUNTING_EXPIRE:
+                if not event.body.keep_log:
+                    latest = batch.expire_before or event.body.before
+                    batch.expire_before = max(latest, event.body.before)
+            elif event.kind == ARCHIVE_PURGE:
+                batch.purges += _purged(event)
+            else:
+                _check(event)
+                self._sort(event, batch)
+        return batch
+
+    def _meet(self, names: Collection[str], written_s: int) -> None:
+        """Note the lengths of files before they are written to for the first time.
+
+        What a crash leaves in a file that nobody knows of would be taken for its own.
+        """
+        if not names:
+            return
+        found = {name: self._files.adopt(name) for name in names}
+        with self._keeping.writing() as writer:
+            for name, length in found.items():
+                writer.wrote(name, length, written_s)
+        self._lengths |= found
+
+    def _by_file(self, batch: _Batch) -> dict[str, list[_Piece]]:
+        closed = self._keeping.days() if batch.lines else {}
+        return {
+            f"{day}{LATE if day in closed else OPEN}": pieces for day, pieces in batch.lines.items()
+        }
+
+    def _chunks(self, pieces: Sequence[_Piece]) -> Iterator[bytes]:
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                yield piece
+            elif piece.under == piece.run:
+                yield from self._keeping.waiting(piece.run)
+            else:
+                for lines in self._keeping.waiting(piece.under):
+                    yield from (_of_run(line, piece.run) for line in lines.splitlines())
+
+    def _sort(self, event: Event, batch: _Batch) -> None:
+        """Find the day that an event's records belong to, or have them wait for it."""
+        body = event.body
+        if event.kind == STEP_ACCOUNTED:
+            self._sort_accounted(event, body, batch)
+            return
+        run = (event.cluster, body.job_id, micros(submit_of(body)), body.restarts)
+        lines = self._lines_of(event)
+        day = self._day_of(run, batch)
+        if not day and event.kind == RUN_END and body.piece_end is None:
+            day = self._end(event, run, batch)
+        if not day:
+            day = self._day_of_old(event.cluster, body)
+        if day:
+            batch.lines.setdefault(day, []).append(lines)
+        else:
+            batch.waiting.setdefault(run, []).append(lines)
+
+    def _lines_of(self, event: Event) -> bytes:
+        """An event's lines; what was said before the books knew of a purge is blanked here."""
+        lines = lines_of(event)
+        return self._blanking.blank_all(lines) if self._blanking else lines
+
+    def _purge(self, purges: Sequence[Purge], writer: Writer, noted_s: int) -> None:
+        """Blank what waits of purged scripts' jobs, and have days looked over for it."""
+        oldest_us: dict[str, int] = {}
+        for cluster, _job_id, written_us in purges:
+            since_us = written_us - PROMPT_US
+            oldest_us[cluster] = min(since_us, oldest_us.get(cluster, since_us))
+        for cluster, since_us in oldest_us.items():
+            for number in self._keeping.waiting_since(cluster, since_us):
+                lines = self._keeping.waiting_lines(number)
+                blanked = self._blanking.blank_all(lines)
+                if blanked != lines:
+                    writer.wait_anew(number, blanked)
+        since = moment(min(oldest_us.values()))
+        days = {name.partition(".")[0] for name in self._lengths}
+        days |= {day.day for day in days_in(self._files.location)}
+        writer.purge(
+            purges, noted_s, sorted(day for day in days if self._calendar.end_of(day) > since)
+        )
+
+    def _blank_days(self) -> bool:
+        """Look over one day for what was purged; whether there may be another one to look over."""
+        for day in self._keeping.looks():
+            names = {f"{day}{kind}" for kind in (OPEN, LATE)}
+            there = {name for name in names if os.path.exists(self._files.path(name))}
+            self._meet(there - self._lengths.keys(), int(self._now().timestamp()))
+            if self._closing.blank_day(day, self._lengths):
+                self._lengths = self._known_lengths()
+                with self._keeping.writing() as writer:
+                    writer.looked(day)
+                return True
+        return False
+
+    def _day_of_old(self, cluster: str, body: RunFact | StepUsage) -> str:
+        """The day of a run that ended so long ago that nobody remembers it; "" for others."""
+        end = body.run_end if isinstance(body, StepUsage) else body.record.end
+        if not body.correction or end is None or end >= self._remembered_since():
+            return ""
+        return self._calendar.day_of(cluster, end)
+
+    def _remembered_since(self) -> datetime:
+        return self._now().astimezone(UTC) - self._close_after - _REMEMBERED
+
+    def _end(self, event: Event, run: RunKey, batch: _Batch) -> str:
+        """A run has ended: what waited for that goes before; its day."""
+        record = event.body.record
+        day = self._calendar.day_of(event.cluster, record.end or event.at)
+        by_submit = (*run[:3], -1)
+        pieces = batch.lines.setdefault(day, [])
+        pieces += [_Waited(run, run), *batch.waiting.pop(run, ())]
+        pieces.append(_Waited(by_submit, run))
+        accounted = b"".join(batch.waiting.pop(by_submit, ()))
+        pieces += [_of_run(line, run) for line in accounted.splitlines()]
+        batch.ended[run] = day
+        return day
+
+    def _sort_accounted(self, event: Event, body: StepAccounted, batch: _Batch) -> None:
+        named = (event.cluster, body.job_id, micros(submit_of(body)))
+        found = self._keeping.run_of_submit(*named)
+        for run, day in batch.ended.items():
+            if run[:3] == named:
+                found = run, day
+        lines = self._lines_of(event)
+        if found is None:
+            batch.waiting.setdefault((*named, -1), []).append(lines)
+        else:
+            batch.lines.setdefault(found[1], []).append(_of_run(lines, found[0]))
+
+    def _day_of(self, run: RunKey, batch: _Batch) -> str:
+        if run in batch.ended:
+            return batch.ended[run]
+        return self._keeping.day_of(run)
+
+    def _expire(self, before: datetime, writer: Writer, lengths: dict[str, int]) -> None:
+        """Remove the days that are over before a time; doing it twice does no harm."""
+        for day in days_in(self._files.location):
+            if self._calendar.end_of(day.day) > before:
+                continue
+            names = [f"{day.day}{kind}" for kind in (OPEN, LATE)]
+            self._closing.remove(day.day)
+            writer.forget_files(names)
+            writer.forget_day(day.day)
+            for name in names:
+                lengths.pop(name, None)
+            log.info("the job log's day %s was removed", day.day)
+
+    def tick(self, append: Append) -> float:  # noqa: ARG002 - likewise
+        """Close a day that is due.
+
+        Raises:
+            LogUnavailable: The log's directory cannot be written now.
+            SqliteUnavailable: The state directory cannot be written now.
+        """
+        self._mend()
+        now_s = time.monotonic()
+        if now_s < self._look_at:
+            return self._look_at - now_s
+        if self._blank_days():
+            return 0.0
+        due = self._closing.due(self._now(), self._close_after)
+        if due:
+            self._closing.close_day(due[0], self._lengths)
+            self._lengths = self._known_lengths()
+            if len(due) > 1:
+                return 0.0
+        self._look_at = now_s + _LOOK_EVERY_S
+        with self._keeping.writing() as writer:
+            # A day less, for the zones.
+            oldest = self._remembered_since() - timedelta(days=1)
+            writer.forget_runs(oldest.date().isoformat())
+            writer.forget_purges(int(self._now().timestamp()) - _PURGES_S)
+        if self._blanking and not self._keeping.purges():
+            self._blanking = Blanking()
+        return _LOOK_EVERY_S
+
+    def _mend(self) -> None:
+        """Take the files back to what is known of them; once."""
+        if self._is_mended:
+            return
+        location = self._keeping.location()
+        if location != self._files.location:
+            if location:
+                log.warning(
+                    "the job log was in %s and is in %s now; what is there stays as it is",
+                    location,
+                    self._files.location,
+                )
+            with self._keeping.writing() as writer:
+                writer.move_to(self._files.location)
+        self._closing.finish()
+        for name, length in self._known_lengths().items():
+            self._lengths[name] = self._files.fit(name, length)
+        self._is_mended = True
+
+    def _known_lengths(self) -> dict[str, int]:
+        return {name: length for name, (length, _) in self._keeping.files().items()}
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._keeping.close()
+
+
+def _of_run(line: bytes, run: RunKey) -> bytes:
+    """A record of another's books, under the name that the run turned out to have."""
+    record = record_of(line)
+    assert isinstance(record, JobAccounted), "nothing else waits under a submit time alone"
+    named = msgspec.structs.replace(record, restarts=run[3])
+    return _encode(named) + b"\n"
+
+
+def _purged(event: Event) -> list[Purge]:
+    """The scripts that are purged everywhere."""
+    if event.body.sink:
+        return []
+    found = filter(None, map(parsed_key, event.body.script_keys))
+    return [(event.cluster, job_id, mtime_ns // 1000) for job_id, mtime_ns in found]
+
+
+def _check(event: Event) -> None:
+    """Reject what must not reach the database."""
+    body = event.body
+    restarts = 0 if isinstance(body, StepAccounted) else body.restarts
+    if not (0 < body.job_id <= _MOST_INT64 and 0 <= restarts <= _MOST_INT64):
+        raise Rejected(f"{event.kind} {event.key!r} has no usable body", event)

@@ -1,0 +1,114 @@
+"""Messages of plugins: recorded durably before their sender goes on, delivered by the journal."""
+
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from steward.core.consumers import Append
+from steward.core.errors import Unavailable
+from steward.core.events import PLUGIN_MESSAGE, Event, utc_now
+from steward.core.usage import PluginMessage
+from steward.core.waiting import Stop
+from steward.extensions.jobacct_plugins.api import (
+    CONTROLLER,
+    LONGEST_MESSAGE,
+    PluginError,
+    SendFailed,
+    number_of,
+)
+
+log = logging.getLogger(__name__)
+
+RETRIES: Final = "MaxSendRetries"
+DELAY: Final = "MaxSendRetryDelay"
+_RETRIES: Final = 3
+_DELAY_S: Final = 1
+MOST_DELAY_S: Final = 60
+"""Longer waits would look like a hang."""
+
+
+class Sending:
+    """Sends the messages of one plugin.
+
+    Args:
+        plugin_type: Whose they are.
+        parameters: JobAcctParameters.
+        append: Appends events once.
+        stop: Ends the waiting between tries.
+        beat: Called at each try, to show that the process lives.
+
+    Raises:
+        ParameterError: One of the parameters is no number.
+    """
+
+    def __init__(
+        self,
+        plugin_type: str,
+        parameters: str,
+        append: Append,
+        stop: Stop,
+        beat: Callable[[], None],
+    ) -> None:
+        self._type = plugin_type
+        self._append = append
+        self._stop = stop
+        self._beat = beat
+        self._retries = number_of(parameters, RETRIES, _RETRIES)
+        self._delay_s = min(number_of(parameters, DELAY, _DELAY_S), MOST_DELAY_S)
+
+    def send(self, cause: Event, place: str, node: str, to: str, data: bytes) -> None:
+        """Send one.
+
+        Args:
+            cause: The event that the hook was called for.
+            place: Which hook, and the how-manieth message of it: the same cause sends the
+                same message under the same key.
+            node: Where the hook is; "" for the controller.
+            to: ``controller`` or ``mynode``.
+            data: The content.
+
+        Raises:
+            PluginError: It cannot be sent.
+            SendFailed: It could not be recorded in as many tries as the parameters say.
+        """
+        if to not in (CONTROLLER, "mynode"):
+            raise PluginError(f"a message goes to 'controller' or 'mynode', not to {to!r}", to)
+        if type(data) is not bytes or len(data) > LONGEST_MESSAGE:
+            raise PluginError(f"a message is bytes, {LONGEST_MESSAGE} of them at the most", data)
+        here = node or CONTROLLER
+        digest = hashlib.blake2b(
+            f"{self._type}\n{cause.key}\n{place}".encode(), digest_size=16
+        ).hexdigest()
+        now = utc_now()
+        event = Event(
+            kind=PLUGIN_MESSAGE,
+            cluster=cause.cluster,
+            key=f"message:{self._type}:{digest}",
+            at=now,
+            seen_at=now,
+            source=self._type,
+            body=PluginMessage(
+                plugin_type=self._type,
+                to=here if to == "mynode" else CONTROLLER,
+                sender=here,
+                data=data,
+            ),
+        )
+        self._patiently(event)
+
+    def _patiently(self, event: Event) -> None:
+        for attempt in range(self._retries + 1):
+            self._beat()
+            try:
+                self._append([event])
+            except Unavailable as error:
+                log.debug("%s: a message waits: %s", self._type, error)
+                last = error
+            else:
+                return
+            if attempt < self._retries:
+                self._stop.wait(self._delay_s)
+            if self._stop.is_set():
+                break
+        raise SendFailed(f"{self._type}: a message could not be recorded: {last}") from last

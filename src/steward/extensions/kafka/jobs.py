@@ -1,0 +1,229 @@
+"""What a message tells becomes events again, as if its job had been captured here.
+
+A message is another Steward's word, or that of whoever may write to the topic:
+what it says of a job counts as hindsight, its secrets are looked for once more,
+and its bytes get names that are made here. Messages may come in any order: a
+script is kept once, and not at all if its purge came before it.
+"""
+
+import hashlib
+from collections.abc import Callable, Container, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from steward.archive.messages import Message, MessageFile, Whose
+from steward.capture.taking import ENVIRONMENT_TOO_LARGE, MOST_ENVIRONMENT_BYTES
+from steward.core.events import (
+    ARCHIVE_PURGE,
+    JOB_END,
+    JOB_SEEN,
+    ArchivePurge,
+    Event,
+    JobFacts,
+    JobScript,
+    Kept,
+    script_event,
+)
+from steward.core.incoming import Store, kept_filename
+from steward.core.records import JobRecord
+from steward.core.redaction import Redactor
+from steward.slurm.environment import read_environment
+from steward.slurm.states import FINISHED
+
+SOURCE: Final = "kafka"
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+Ref = tuple[str, str]
+"""A script: its cluster, and the key of its event."""
+
+
+class Taking:
+    """Turns messages into events.
+
+    Args:
+        redactor: Takes secrets out of environments and records, by this site's patterns.
+        known: Whether the journal has, or has had, an event of this cluster with this key.
+        purged: Gives the scripts whose purge is in the journal and may not be in jobs.db yet;
+            asked before each batch.
+        environments: Whether environments are kept.
+    """
+
+    def __init__(
+        self,
+        redactor: Redactor,
+        known: Callable[[str, str], bool],
+        purged: Callable[[], Container[Ref]],
+        *,
+        environments: bool,
+    ) -> None:
+        self._redactor = redactor
+        self._known = known
+        self._purged = purged
+        self._environments = environments
+
+    def take(self, messages: Sequence[Message], store: Callable[[], Store]) -> list[list[Event]]:
+        """The events that follow from messages; their bytes are written, and not durable yet.
+
+        The same message gives the same events, with the same keys.
+
+        Args:
+            messages: A batch of messages, in the order in which they came.
+            store: Gives the store that bytes go to.
+
+        Returns:
+            The events of each message.
+
+        Raises:
+            StoreUnavailable: Bytes cannot be written now.
+        """
+        last = self._with_the_bytes(messages)
+        return [
+            [_purge(message)]
+            if message.deleted
+            else [
+                *([self._script(message, store())] if last.get(_ref(message)) is message else ()),
+                *(() if message.identity is None else self._facts(message, message.identity)),
+            ]
+            for message in messages
+        ]
+
+    def _with_the_bytes(self, messages: Sequence[Message]) -> dict[Ref, Message]:
+        """For each script that is to be kept the message whose bytes count."""
+        purged = self._purged()
+        purged_now = {_ref(message) for message in messages if message.deleted}
+        last: dict[Ref, Message] = {}
+        for message in messages:
+            ref = _ref(message)
+            if message.deleted or not _has_bytes(message) or ref in purged_now or ref in purged:
+                continue
+            if ref not in last or message.version > last[ref].version:
+                last[ref] = message
+        # Of what is known already the bytes may be gone from the store, and must not come back.
+        return {ref: message for ref, message in last.items() if not self._known(*ref)}
+
+    def _script(self, message: Message, store: Store) -> Event:
+        def keep(data: bytes, what: str) -> Kept:
+            cluster, mtime_ns = message.cluster, message.spool_mtime_ns
+            name = kept_filename(cluster, message.job_id, mtime_ns, len(data), what)
+            return store.write(name, data)
+
+        environment, redacted, flags = self._environment(message)
+        # The environment first: a complete script then tells that both are here.
+        kept_environment = None if environment is None else keep(environment, "env")
+        script = _data(message.script)
+        text = self._redactor.text
+        return script_event(
+            message.cluster,
+            SOURCE,
+            JobScript(
+                job_id=message.job_id,
+                spool_mtime_ns=message.spool_mtime_ns,
+                script=None if script is None else keep(script, "script"),
+                environment=kept_environment,
+                store=store.name,
+                claimed_name=text(message.claims.name),
+                claimed_dir=text(message.claims.directory),
+                claimed_host=text(message.claims.host),
+                redacted=redacted,
+                flags=flags,
+            ),
+        )
+
+    def _environment(
+        self, message: Message
+    ) -> tuple[bytes | None, tuple[str, ...], tuple[str, ...]]:
+        """The environment as it may be kept, the names without value, and what is odd."""
+        redacted, flags = message.redacted, message.flags
+        file = message.environment
+        if file is None or not self._environments:
+            return None, redacted, flags
+        if file.length > MOST_ENVIRONMENT_BYTES:
+            return None, redacted, _with(flags, ENVIRONMENT_TOO_LARGE)
+        data = _data(file)
+        if data is None:
+            return None, redacted, flags
+        # What the sender took out stays as it is: the mark in its place is no secret.
+        clean = read_environment(data, self._redactor)
+        return clean.data, _with(redacted, *clean.redacted), _with(flags, *clean.flags)
+
+    def _facts(self, message: Message, identity: Whose) -> list[Event]:
+        record = self._redactor.record(identity.record)
+        if record.submit is None:
+            record = msgspec.structs.replace(record, submit=identity.first_submit)
+        is_over = identity.why == "ended" or record.state in FINISHED
+        events = [_fact(message, JOB_END if is_over else JOB_SEEN, record)]
+        if record.restarts:
+            # A requeued job's record has the submit time of its last run.
+            events.insert(0, _fact(message, JOB_SEEN, _first_run(record, identity.first_submit)))
+        return events
+
+
+def _fact(message: Message, kind: str, record: JobRecord) -> Event:
+    said = msgspec.json.encode(record)
+    digest = hashlib.blake2b(said, digest_size=12).hexdigest()
+    return Event(
+        kind=kind,
+        cluster=message.cluster,
+        key=f"kafka:{message.key}:{message.version}:{digest}",
+        # Then the job surely had its id.
+        at=message.spooled,
+        # What has the higher version counts, whenever it comes.
+        seen_at=_EPOCH + timedelta(microseconds=message.version),
+        source=SOURCE,
+        body=JobFacts(record=record, whole=True),
+    )
+
+
+def _first_run(record: JobRecord, first_submit: datetime) -> JobRecord:
+    """The record of a job's first run: what stays the same from run to run."""
+    return msgspec.structs.replace(
+        record,
+        restarts=0,
+        submit=first_submit,
+        sluid=record.original_sluid,
+        state="",
+        reason="",
+        eligible=None,
+        start=None,
+        end=None,
+        nodelist="",
+        tres_allocated="",
+        exit_code=None,
+        exit_signal=None,
+    )
+
+
+def _purge(message: Message) -> Event:
+    now = datetime.now(UTC)
+    return Event(
+        kind=ARCHIVE_PURGE,
+        cluster=message.cluster,
+        key=f"purge:kafka:{message.key}:{message.version}",
+        at=now,
+        seen_at=now,
+        source=SOURCE,
+        body=ArchivePurge(
+            script_keys=(message.key,), asked_by=SOURCE, reason="purged where it came from"
+        ),
+    )
+
+
+def _ref(message: Message) -> Ref:
+    return message.cluster, message.key
+
+
+def _has_bytes(message: Message) -> bool:
+    files = (message.script, message.environment)
+    return any(file is not None and file.content is not None for file in files)
+
+
+def _data(file: MessageFile | None) -> bytes | None:
+    return None if file is None or file.content is None else file.content.data
+
+
+def _with(these: tuple[str, ...], *more: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*these, *more)))

@@ -1,0 +1,294 @@
+"""What goes over the wire of the myBRC API, and how what comes is read.
+
+Bodies are JSON, or form data of either kind, as the scripts around the old plugins send them.
+"""
+
+import io
+import itertools
+import math
+import re
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import cache
+from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+import msgspec.inspect
+from msgspec import UNSET, Meta, UnsetType
+from multipart import MultipartError, MultipartParser, parse_options_header
+
+from steward.bank.errors import BankUsage
+from steward.extensions.mybrc import amounts
+from steward.extensions.mybrc.errors import ApiError
+
+PLAIN: Final = r"^[^\x00-\x1f\x7f]*$"
+"""No control characters: names end up in logs, tables and PostgreSQL."""
+_INT: Final = 2**31
+_FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}([Tt ][0-9]{2}:[0-9]{2}(:[0-9]{2}.{0,20}|[Zz+-].{0,9})?)?", re.ASCII
+)
+_WHOLE: Final = re.compile(rb"[0-9]{1,20}")
+_MOST_FIELDS: Final = 200
+_COUNTS: Final = ("num_cpus", "num_req_nodes", "num_alloc_nodes")
+_HOURS: Final = ("raw_time", "cpu_time")
+
+S = TypeVar("S", bound=msgspec.Struct)
+Id = Annotated[str, Meta(min_length=1, max_length=150, pattern=PLAIN)]
+Word = Annotated[str, Meta(max_length=50, pattern=PLAIN)]
+# JSON has one kind of numbers: 4.0 is an integer, too.
+Count = Annotated[float, Meta(ge=-_INT, lt=_INT, multiple_of=1)]
+Uid = Annotated[str, Meta(pattern="^[0-9]+$", max_length=10)]
+Name = Annotated[str, Meta(max_length=150, pattern=PLAIN)]
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A node of a job."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=30, pattern=PLAIN)]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the API shows it; what is not known is null."""
+
+    jobslurmid: str
+    submitdate: datetime | None = None
+    startdate: datetime | None = None
+    enddate: datetime | None = None
+    userid: str
+    accountid: str
+    amount: Annotated[str, Meta(extra_json_schema={"format": "decimal"})]
+    jobstatus: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    nodes: tuple[Node, ...] = ()
+    num_cpus: int | None = None
+    num_req_nodes: int | None = None
+    num_alloc_nodes: int | None = None
+    raw_time: float | None = None
+    cpu_time: float | None = None
+
+
+class JobSent(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as a client sends it; what it leaves out stays as it was."""
+
+    jobslurmid: Id
+    userid: Uid
+    accountid: Name
+    submitdate: str | UnsetType | None = UNSET
+    startdate: str | UnsetType | None = UNSET
+    enddate: str | UnsetType | None = UNSET
+    amount: Decimal | UnsetType = UNSET
+    jobstatus: Word | UnsetType | None = UNSET
+    partition: Word | UnsetType | None = UNSET
+    qos: Word | UnsetType | None = UNSET
+    nodes: tuple[Node, ...] | UnsetType = UNSET
+    num_cpus: Count | UnsetType | None = UNSET
+    num_req_nodes: Count | UnsetType | None = UNSET
+    num_alloc_nodes: Count | UnsetType | None = UNSET
+    raw_time: float | UnsetType | None = UNSET
+    cpu_time: float | UnsetType | None = UNSET
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A partition, and what an hour of a core costs there."""
+
+    name: str
+    shared: bool | None = None
+    num_nodes: int | None = None
+    num_cores: int | None = None
+    su_per_core_hour: str | None = None
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True):
+    """A user of the bank."""
+
+    username: str | None
+    email: str
+
+
+class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A hundred jobs, where the others are, and the sums of all."""
+
+    count: int
+    total_amount: float = 0.0
+    total_cpu_time: float = 0.0
+    next: str | None = None
+    previous: str | None = None
+    results: tuple[Job, ...] = ()
+
+
+class UserPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A hundred users, and where the others are."""
+
+    count: int
+    next: str | None = None
+    previous: str | None = None
+    results: tuple[User, ...] = ()
+
+
+class PartitionPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A hundred partitions, and where the others are."""
+
+    count: int
+    next: str | None = None
+    previous: str | None = None
+    results: tuple[Partition, ...] = ()
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a job can be submitted, and why."""
+
+    success: bool
+    message: str | None = None
+
+
+class TokenGiven(msgspec.Struct, frozen=True, kw_only=True):
+    """A token, which is told this once."""
+
+    token: str
+
+
+class Detail(msgspec.Struct, frozen=True, kw_only=True):
+    """What was wrong."""
+
+    detail: str
+
+
+class Login(msgspec.Struct, frozen=True, kw_only=True):
+    """Who wants a token."""
+
+    username: Annotated[str, Meta(min_length=1, max_length=150)]
+    password: Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+def job_of(body: bytes, content_type: str) -> JobSent:
+    """The job that a client sends.
+
+    Raises:
+        ApiError: It cannot be read, or a field is not as it has to be.
+    """
+    return _read(body, content_type, JobSent)
+
+
+def login_of(body: bytes, content_type: str) -> Login:
+    """The name and password that a client sends.
+
+    Raises:
+        ApiError: They cannot be read.
+    """
+    return _read(body, content_type, Login)
+
+
+def merged(sent: JobSent, before: Job | None) -> tuple[Job, int]:
+    """The job as it is after what was sent, and its amount in micro-SU.
+
+    Raises:
+        ApiError: A time or the amount is none, or the times are in no possible order.
+    """
+    fields: dict[str, Any] = {} if before is None else msgspec.structs.asdict(before)
+    sent_fields = msgspec.structs.asdict(sent)
+    for name in ("submitdate", "startdate", "enddate"):
+        value = sent_fields.pop(name)
+        if value is not UNSET:
+            fields[name] = None if value is None else _time(name, value)
+    given = sent_fields.pop("amount")
+    for name in _COUNTS:
+        if isinstance(sent_fields[name], float):
+            sent_fields[name] = int(sent_fields[name])
+    for name in _HOURS:
+        # A form can say "nan" and "inf"; JSON has neither, so no answer could tell them.
+        if isinstance(sent_fields[name], float) and not math.isfinite(sent_fields[name]):
+            raise ApiError(400, f"{name} is {sent_fields[name]}, which is no number of hours")
+    fields.update({name: value for name, value in sent_fields.items() if value is not UNSET})
+    try:
+        told = Decimal(fields.get("amount", "0")) if given is UNSET else given
+        micros = amounts.amount(told)
+    except BankUsage as error:
+        raise ApiError(400, str(error)) from error
+    fields["amount"] = amounts.show(micros)
+    job = Job(**fields)
+    _in_order(job)
+    return job, micros
+
+
+def _read(body: bytes, content_type: str, kind: type[S]) -> S:
+    media_type, options = parse_options_header(content_type)
+    try:
+        if media_type == "multipart/form-data":
+            pairs = _parts(body, options.get("boundary", ""))
+        elif media_type == "application/x-www-form-urlencoded":
+            pairs = parse_qsl(
+                body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict"
+            )
+        else:
+            return msgspec.json.decode(_quoted(body, kind), type=kind, strict=False)
+        # What a form leaves empty is not known; lists of nodes cannot be told in one.
+        given = {name: value for name, value in pairs if value and name != "nodes"}
+        return msgspec.convert(given, kind, strict=False)
+    except (
+        *(msgspec.DecodeError, UnicodeError, ValueError, RecursionError, MultipartError),
+    ) as error:
+        raise ApiError(400, f"the body cannot be read: {error}") from error
+
+
+def _parts(body: bytes, boundary: str) -> list[tuple[str, str]]:
+    """The fields of a body in parts, of which none is a file."""
+    parser = MultipartParser(
+        io.BytesIO(body),
+        boundary,
+        content_length=len(body),
+        part_limit=_MOST_FIELDS,
+        spool_limit=len(body),
+        memory_limit=len(body),
+        disk_limit=0,
+    )
+    return [(part.name, part.raw.decode()) for part in parser if not part.filename]
+
+
+def _quoted(body: bytes, kind: type[msgspec.Struct]) -> bytes:
+    """A JSON object whose whole numbers are texts where the field is one, as clients write ids."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    texts = {field.name for field in msgspec.structs.fields(kind) if _is_text(field.type)}
+    for name in texts & fields.keys():
+        if _WHOLE.fullmatch(bytes(fields[name])):
+            fields[name] = msgspec.Raw(b'"' + bytes(fields[name]) + b'"')
+    return msgspec.json.encode(fields)
+
+
+@cache
+def _is_text(kind: Any) -> bool:
+    """Whether a field takes text, whatever else it takes."""
+    types = msgspec.inspect.type_info(kind)
+    among = types.types if isinstance(types, msgspec.inspect.UnionType) else (types,)
+    return any(isinstance(one, msgspec.inspect.StrType) for one in among)
+
+
+def _time(name: str, text: str) -> datetime:
+    what = f"{name} {text[:60]!r} is no time since 1970: write 2026-01-31T12:00:00+00:00"
+    if not _TIME.fullmatch(text):
+        raise ApiError(400, what)
+    try:
+        at = datetime.fromisoformat(text)
+        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise ApiError(400, what) from error
+    if at < _FIRST:
+        raise ApiError(400, what)
+    return at
+
+
+def _in_order(job: Job) -> None:
+    times = [
+        (name, at)
+        for name, at in (
+            ("submitted", job.submitdate),
+            ("started", job.startdate),
+            ("ended", job.enddate),
+        )
+        if at is not None
+    ]
+    for (earlier, before), (later, after) in itertools.pairwise(times):
+        if after < before:
+            raise ApiError(400, f"the job {later} before it was {earlier}")

@@ -1,0 +1,333 @@
+"""Bulk requests: what one holds, how large it may be now, and what came of it."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final
+
+import msgspec
+
+from steward.archive.errors import ArchiveUnavailable
+from steward.archive.remote.document import Document, Refusal
+from steward.extensions.search_servers.client import LINES, SearchClient
+from steward.extensions.search_servers.encoding import is_past
+from steward.extensions.search_servers.reading import versions
+from steward.extensions.search_servers.replies import (
+    CONFLICT,
+    TOO_LARGE,
+    TOO_MANY,
+    BulkReply,
+    Outcome,
+    read,
+    unavailable,
+)
+from steward.extensions.search_servers.wire import REQUESTS_AT_ONCE, Reply
+
+_LEAST_BYTES: Final = 64 * 1024
+_GROWTH: Final = 1.25
+_PATIENCE: Final = 6
+"""How often a document that comes alone is told to wait, with a longer pause each time."""
+_TARGET: Final = (
+    "/_bulk?filter_path=items.*.status,items.*.error.type,items.*.error.reason,"
+    "items.*.error.caused_by"
+)
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One document's part of a bulk request.
+
+    Attributes:
+        document: The document.
+        index: The name of its index.
+        action: What is to be done with it, as a line of JSON without its end.
+        source: The document itself, likewise; b"" where it is deleted.
+    """
+
+    document: Document
+    index: str
+    action: bytes
+    source: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """Its bytes in the request."""
+        return len(self.action) + len(self.source) + 2
+
+    @property
+    def deletes(self) -> bool:
+        """Whether it is a deletion."""
+        return not self.source
+
+
+def index(document: Document, name: str, source: bytes) -> Operation:
+    """Have a document be so, unless a later version is there already."""
+    return Operation(document, name, _action("index", document, name, document.version), source)
+
+
+def delete(document: Document, name: str, version: int = 0) -> Operation:
+    """Have a document be gone, in its version or in the one that is there if that is later."""
+    latest = max(document.version, version)
+    return Operation(document, name, _action("delete", document, name, latest))
+
+
+def _action(what: str, document: Document, name: str, version: int) -> bytes:
+    return msgspec.json.encode(
+        {
+            what: {
+                "_index": name,
+                "_id": document.id,
+                "version": version,
+                "version_type": "external_gte",
+            }
+        }
+    )
+
+
+class Pace:
+    """How large a request may be: halved when the server has too much, grown when it has not.
+
+    Args:
+        most_bytes: The most, in bytes.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self.bytes = most_bytes
+
+    def bound(self, most_bytes: int) -> None:
+        """Learn of a lower bound."""
+        self.bytes = min(self.bytes, most_bytes)
+        self._most = min(self._most, most_bytes)
+
+    def slow(self) -> None:
+        """The server has too much."""
+        self.bytes = max(min(_LEAST_BYTES, self._most), self.bytes // 2)
+
+    def grow(self) -> None:
+        """A request went well."""
+        self.bytes = min(self._most, int(self.bytes * _GROWTH))
+
+
+class Bulk:
+    """Sends operations in requests as large as the pace allows, two of them at a time.
+
+    While the server works on one, the next is made and travels. Their order is
+    not kept: no two operations may be on the same document.
+
+    Args:
+        client: The server.
+        pace: Its pace.
+    """
+
+    def __init__(self, client: SearchClient, pace: Pace) -> None:
+        self._client = client
+        self._pace = pace
+        self._pool = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="bulk")
+        self._flying: deque[tuple[list[Operation], Future[Reply]]] = deque()
+        self._impatient: dict[str, int] = {}
+
+    def send(self, operations: Iterable[Operation]) -> Iterator[Refusal]:
+        """Send them; what was refused for good.
+
+        Raises:
+            ArchiveUnavailable: Some have to be sent again.
+        """
+        flying = self._flying
+        try:
+            for some in self._requests(operations):
+                if len(flying) == REQUESTS_AT_ONCE:
+                    yield from self._landed(*flying.popleft())
+                flying.append((some, self._pool.submit(self._post, some)))
+            while flying:
+                yield from self._landed(*flying.popleft())
+        finally:
+            # After a failure, too, nothing is on its way when the same is sent again.
+            self._await_flying()
+            flying.clear()
+
+    def close(self) -> None:
+        """End the threads that wait for replies."""
+        self._pool.shutdown()
+
+    def _await_flying(self) -> None:
+        wait([future for _, future in self._flying])
+
+    def _requests(self, operations: Iterable[Operation]) -> Iterator[list[Operation]]:
+        waiting: list[Operation] = []
+        size = 0
+        for operation in operations:
+            if waiting and size + operation.size > self._pace.bytes:
+                yield waiting
+                waiting, size = [], 0
+            waiting.append(operation)
+            size += operation.size
+        if waiting:
+            yield waiting
+
+    def _post(self, operations: list[Operation]) -> Reply:
+        return self._client.request("POST", _TARGET, _body(operations), LINES)
+
+    def _landed(
+        self,
+        operations: list[Operation],
+        answered: "Future[Reply] | None" = None,
+        *,
+        alone: bool = False,
+    ) -> Iterator[Refusal]:
+        reply = answered.result() if answered is not None else self._post(operations)
+        if reply.status == TOO_LARGE:
+            self._pace.slow()
+            if len(operations) == 1:
+                yield too_large(operations[0])
+                return
+            half = len(operations) // 2
+            yield from self._landed(operations[:half])
+            yield from self._landed(operations[half:])
+            return
+        if reply.status == TOO_MANY:
+            self._pace.slow()
+            yield from self._too_many(operations, unavailable(self._client, reply), alone=alone)
+            return
+        outcomes = read(self._client, reply, BulkReply).outcomes()
+        if len(outcomes) != len(operations):
+            raise ArchiveUnavailable(
+                f"{self._client.where} answered for {len(outcomes)} of {len(operations)} documents",
+                self._client.where,
+            )
+        yield from self._judged(operations, outcomes, alone=alone)
+
+    def _judged(
+        self, operations: list[Operation], outcomes: list[Outcome], *, alone: bool
+    ) -> Iterator[Refusal]:
+        """The refusals among the outcomes, once nothing is to be sent again."""
+        both = list(zip(operations, outcomes, strict=True))
+        again = [one for of, one in both if _is_again(of, one)]
+        if any(one.status == TOO_MANY for one in again):
+            self._pace.slow()
+            if len(again) == len(operations):
+                yield from self._too_many(operations, _again(self._client, again), alone=alone)
+                return
+        if again:
+            raise _again(self._client, again)
+        for operation, outcome in both:
+            if outcome.is_shut:
+                yield shut(self._client, operation.document, outcome.why)
+            elif outcome.is_refused and not outcome.is_done:
+                why = f"{self._client.product} refuses it: {outcome.why}"
+                yield Refusal(document=operation.document, why=why)
+        for operation in operations:
+            self._impatient.pop(operation.document.id, None)
+        overtaken = [of for of, one in both if of.deletes and one.status == CONFLICT]
+        if overtaken:
+            yield from self._deleted(overtaken)
+        self._pace.grow()
+
+    def _too_many(
+        self, operations: list[Operation], error: ArchiveUnavailable, *, alone: bool
+    ) -> Iterator[Refusal]:
+        """What comes of a request for which the server has no room.
+
+        A document that it has no room for though nothing else is under way, time and again, is
+        larger than all the room there is.
+        """
+        if len(operations) > 1:
+            raise error
+        (operation,) = operations
+        if not alone:
+            # Those that were under way may be what took the room.
+            self._await_flying()
+            yield from self._landed(operations, alone=True)
+            return
+        times = self._impatient.pop(operation.document.id, 0) + 1
+        if times < _PATIENCE:
+            self._impatient[operation.document.id] = times
+            raise error
+        yield Refusal(
+            document=operation.document,
+            why=(
+                f"the server has no room for its {operation.size} bytes, also where it comes "
+                "alone: raise its indexing_pressure.memory.limit, or its heap"
+            ),
+        )
+
+    def _deleted(self, operations: list[Operation]) -> Iterator[Refusal]:
+        """Delete what is there in a later version: a purge wins over whatever it finds."""
+        found = versions(self._client, [(of.document, of.index) for of in operations])
+        later = [
+            delete(of.document, of.index, version)
+            for of, version in zip(operations, found, strict=True)
+            if version is not None
+        ]
+        if any(of.action == one.action for of in operations for one in later):
+            raise ArchiveUnavailable(
+                f"{self._client.where} does not delete what it has: somebody else writes there",
+                self._client.where,
+            )
+        if later:
+            yield from self._landed(later)
+
+
+def _is_again(operation: Operation, outcome: Outcome) -> bool:
+    """Whether an operation is to be sent again as it is."""
+    if outcome.is_shut:
+        return not is_past(operation.document)
+    return not outcome.is_done and not outcome.is_refused
+
+
+def shut(client: SearchClient, document: Document, why: str) -> Refusal:
+    """The refusal of a document of a past month whose index a person has shut."""
+    return Refusal(
+        document=document,
+        why=(
+            f"its month's index on {client.where} is closed or may not be written ({why}): open "
+            "it, then run 'steward journal replay archive.NAME' with this sink's name"
+        ),
+    )
+
+
+def too_large(operation: Operation) -> Refusal:
+    """The refusal of a document that no request can hold."""
+    return Refusal(
+        document=operation.document,
+        why=(
+            f"with {operation.size} bytes it is larger than the server takes: "
+            "raise its http.max_content_length"
+        ),
+    )
+
+
+def _body(operations: list[Operation]) -> bytes:
+    parts: list[bytes] = []
+    for operation in operations:
+        parts += (operation.action, operation.source) if operation.source else (operation.action,)
+    parts.append(b"")
+    return b"\n".join(parts)
+
+
+def _again(client: SearchClient, outcomes: list[Outcome]) -> ArchiveUnavailable:
+    first = outcomes[0]
+    if first.status == TOO_MANY:
+        text = f"{client.where} asks for patience ({first.why})"
+    elif first.type == "validation_exception":
+        text = (
+            f"{client.where} makes no more indices ({first.why}): drop old ones with "
+            "retention_days, or raise its cluster.max_shards_per_node"
+        )
+    elif first.is_shut:
+        text = (
+            f"{client.where} has the present month's index closed, or lets nobody write it "
+            f"({first.why}): nothing new can be archived there until it is opened"
+        )
+    elif first.status == 403:
+        text = (
+            f"{client.where} lets nothing be written ({first.why}): check the user's rights, and "
+            "whether its disks are full"
+        )
+    elif first.type == "index_not_found_exception":
+        text = (
+            f"{client.where} makes no index by itself: have its action.auto_create_index "
+            f"allow {client.settings.index}-*"
+        )
+    else:
+        text = f"{client.where} cannot take all documents now ({first.why})"
+    return ArchiveUnavailable(text, client.where)

@@ -1,0 +1,206 @@
+"""A search server as the destination of a sink: documents in, refusals out, old months dropped."""
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from steward.archive.errors import ArchiveUnavailable
+from steward.archive.remote.document import Document, Refusal
+from steward.core.config import SearchSinkSettings
+from steward.extensions.search_servers.bulk import Bulk, Operation, Pace, delete, index, too_large
+from steward.extensions.search_servers.client import SearchClient
+from steward.extensions.search_servers.encoding import encoded, month_of, source_of
+from steward.extensions.search_servers.partials import corrections
+from steward.extensions.search_servers.preparing import (
+    check_product,
+    longest_request,
+    put_template,
+)
+from steward.extensions.search_servers.replies import MISSING, cause_of, read
+from steward.extensions.search_servers.wire import REQUESTS_AT_ONCE
+
+log = logging.getLogger(__name__)
+
+_REQUEST_BYTES: Final = 2 << 20
+"""Larger requests are no faster, and cost a server with a small heap more than it has."""
+
+_MONTH: Final = re.compile(r"(\d{4})\.(0[1-9]|1[0-2])")
+
+
+class SearchDestination:
+    """A :class:`steward.archive.remote.document.Destination` on Elasticsearch or OpenSearch.
+
+    Nothing is connected before the first call. A document's index is that of
+    its script's month in the spool, so a repeat and a correction meet it there.
+
+    Args:
+        settings: The sink's.
+    """
+
+    def __init__(self, settings: SearchSinkSettings) -> None:
+        self._settings = settings
+        self._client = SearchClient(settings)
+        self._pace = Pace(min(_REQUEST_BYTES, settings.batch_bytes // REQUESTS_AT_ONCE))
+        self._bulk = Bulk(self._client, self._pace)
+        self._longest = 0
+        self._ready = False
+        self._seen: set[str] = set()
+        self._told: set[str] = set()
+
+    def send(self, documents: Sequence[Document]) -> list[Refusal]:
+        """Send documents; see :class:`steward.archive.remote.document.Destination`.
+
+        Raises:
+            ArchiveUnavailable: The server is away, or asked for patience.
+        """
+        refusals: list[Refusal] = []
+        try:
+            self._prepare()
+            for some in _rounds(documents):
+                refusals += self._send(some)
+        except ArchiveUnavailable:
+            self._ready = False
+            raise
+        return refusals
+
+    def expire(self, before: datetime) -> None:
+        """Drop the indices of months that are wholly older than a time.
+
+        Raises:
+            ArchiveUnavailable: The server is away, or does not let us.
+        """
+        alias = self._settings.index
+        try:
+            self._prepare()
+            reply = self._client.request("GET", f"/{alias}-*/_alias/{alias}")
+            if reply.status == MISSING:
+                return
+            found: dict[str, Any] = read(self._client, reply, dict[str, Any])
+            for name in sorted(found):
+                if _is_older(name.removeprefix(f"{alias}-"), before):
+                    self._drop(name, before)
+        except ArchiveUnavailable:
+            self._ready = False
+            raise
+
+    def _drop(self, name: str, before: datetime) -> None:
+        reply = self._client.request("DELETE", f"/{name}")
+        if cause_of(reply).is_shut:
+            # Somebody keeps it, and the months that are open are to go on.
+            self._tell(
+                name,
+                f"index {name} is older than retention_days and cannot be dropped "
+                f"({cause_of(reply)}): take its block away, or drop it",
+            )
+            return
+        read(self._client, reply, dict[str, Any])
+        self._seen.discard(name)
+        log.info("%s: dropped, everything in it is older than %s", name, before.date())
+
+    def _tell(self, about: str, text: str) -> None:
+        """Log a warning, once."""
+        if about not in self._told:
+            self._told.add(about)
+            log.warning("%s: %s", self._client.where, text)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._bulk.close()
+        self._client.close()
+
+    def _prepare(self) -> None:
+        if self._ready:
+            return
+        check_product(self._client)
+        put_template(self._client)
+        self._seen.clear()
+        self._longest = longest_request(self._client)
+        if self._longest:
+            self._pace.bound(self._longest)
+        self._ready = True
+
+    def _send(self, documents: Sequence[Document]) -> list[Refusal]:
+        """Send documents that are all different ones."""
+        refusals: list[Refusal] = []
+        corrected: list[tuple[Document, str]] = []
+        operations = self._operations(documents, corrected, refusals)
+        refusals += self._bulk.send(self._that_fit(operations, refusals))
+        found = corrections(self._client, corrected, self._pace.bytes)
+        refusals += self._bulk.send(self._that_fit(found, refusals))
+        if len(refusals) == len(documents) > 1:
+            self._tell_of_index(refusals)
+        return refusals
+
+    def _tell_of_index(self, refusals: Sequence[Refusal]) -> None:
+        """Where nothing at all is taken, it is hardly the documents' fault."""
+        first = refusals[0]
+        self._tell(
+            first.why,
+            f"none of {len(refusals)} documents was taken ({first.why}): where the index "
+            f"template or the mapping is the site's own, it has to take what Steward sends; "
+            f"GET /_index_template/{self._settings.index} shows Steward's",
+        )
+
+    def _operations(
+        self,
+        documents: Sequence[Document],
+        corrected: list[tuple[Document, str]],
+        refusals: list[Refusal],
+    ) -> Iterator[Operation]:
+        """What to send whole; the rest is added to the two lists."""
+        for document in documents:
+            try:
+                name = f"{self._settings.index}-{month_of(document)}"
+            except OverflowError:
+                why = "its time in the spool is in no calendar: nothing can be done"
+                refusals.append(Refusal(document=document, why=why))
+                continue
+            self._look_at(name)
+            if document.deleted:
+                yield delete(document, name)
+            elif document.partial:
+                corrected.append((document, name))
+            else:
+                yield index(document, name, encoded(source_of(document)))
+
+    def _look_at(self, name: str) -> None:
+        """Before the first document of an index, which is made as the template then says."""
+        if name not in self._seen:
+            put_template(self._client)
+            self._seen.add(name)
+
+    def _that_fit(
+        self, found: Iterable[Operation | Refusal], refusals: list[Refusal]
+    ) -> Iterator[Operation]:
+        for one in found:
+            if isinstance(one, Refusal):
+                refusals.append(one)
+            elif self._longest and one.size > self._longest:
+                refusals.append(too_large(one))
+            else:
+                yield one
+
+
+def _rounds(documents: Sequence[Document]) -> list[list[Document]]:
+    """The documents so that no two of a round are the same one, and each keeps its order."""
+    rounds: list[list[Document]] = []
+    seen: dict[str, int] = {}
+    for document in documents:
+        number = seen.get(document.id, 0)
+        seen[document.id] = number + 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(document)
+    return rounds
+
+
+def _is_older(month: str, before: datetime) -> bool:
+    """Whether a month, the end of an index's name, is over by then."""
+    match = _MONTH.fullmatch(month)
+    if match is None:
+        return False  # somebody else's index
+    year, number = int(match[1]), int(match[2])
+    latest = before.astimezone(UTC)
+    return (year, number) < (latest.year, latest.month)

@@ -1,0 +1,211 @@
+"""A document as it is sent: JSON from which script and environment come back exactly.
+
+A script that is UTF-8 is the text itself. Of one that is not, ``script`` has
+U+FFFD in place of what cannot be decoded, and ``script_base64`` the bytes.
+``environment`` is for searching, within bounds that keep a server from refusing
+it; the environment as it was kept, redacted, is ``environment_gzip``.
+"""
+
+import base64
+import gzip
+import hashlib
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from steward.archive.remote.document import Document
+from steward.core.events import JobIdentity, JobScript
+from steward.core.records import JobRecord
+from steward.slurm.environment import entries_of
+
+LONGEST_NAME: Final = 255
+LONGEST_VALUE: Final = 4096
+MOST_VARIABLES: Final = 5000
+_MOST_BYTES: Final = 1 << 20
+_GZIP_LEVEL: Final = 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+IDENTITY_FIELDS: Final = (
+    *JobRecord.__struct_fields__,
+    *("first_submit", "verified", "version"),
+)
+"""What a later correction replaces."""
+
+Source = dict[str, Any]
+
+_encoder = msgspec.json.Encoder()
+
+
+def month_of(document: Document) -> str:
+    """The month, in UTC, of the script's time in the spool: ``2026.11``.
+
+    Raises:
+        OverflowError: No calendar has such a month.
+    """
+    seconds = document.spool_mtime_ns // 10**9
+    return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y.%m").rjust(7, "0")
+
+
+def is_past(document: Document) -> bool:
+    """Whether its month is over: nothing new comes there."""
+    return month_of(document) < datetime.now(UTC).strftime("%Y.%m")
+
+
+def source_of(document: Document) -> Source:
+    """The document, for :func:`encoded`; what is not known is left out."""
+    source: Source = {
+        "id": document.id,
+        "cluster": document.cluster,
+        "key": document.key,
+        "spooled": _EPOCH + timedelta(microseconds=document.spool_mtime_ns // 1000),
+        "spool_mtime_ns": document.spool_mtime_ns,
+        "spool_job_id": document.job_id,
+    }
+    if document.body is not None:
+        source |= _said(document.body)
+    if document.script is not None:
+        source |= _script(document.script)
+    if document.environment is not None:
+        source |= _environment(document.environment)
+    return source | identity_of(document)
+
+
+def identity_of(document: Document) -> Source:
+    """What is known of the job, and the version in which it is known."""
+    identity = document.identity
+    if identity is None:
+        return {"version": document.version, "verified": False, "job_id": document.job_id}
+    return {
+        **_record(identity),
+        "first_submit": identity.first_submit,
+        "verified": identity.record.uid is not None,
+        "version": document.version,
+    }
+
+
+def corrected(old: bytes, document: Document) -> bytes:
+    """A source as the server has it with a later identity in it.
+
+    Raises:
+        msgspec.DecodeError: It is no JSON object.
+    """
+    source = msgspec.json.decode(old, type=dict[str, msgspec.Raw])
+    for name in IDENTITY_FIELDS:
+        source.pop(name, None)
+    return encoded({**source, **identity_of(document)})
+
+
+def encoded(source: Mapping[str, Any]) -> bytes:
+    """A source as JSON; what no UTF-8 can hold (lone surrogates) is written as escapes."""
+    try:
+        return _encoder.encode(source)
+    except UnicodeEncodeError:
+        return _encoder.encode(_clean(source))
+
+
+def script_in(source: Mapping[str, Any]) -> bytes | None:
+    """The script that a decoded source holds, exactly; None where it holds none.
+
+    Raises:
+        ValueError: Its base64 is none.
+    """
+    if "script_base64" in source:
+        return base64.b64decode(source["script_base64"], validate=True)
+    text = source.get("script")
+    return text.encode() if isinstance(text, str) else None
+
+
+def environment_in(source: Mapping[str, Any]) -> bytes | None:
+    """The environment that a decoded source holds, exactly; None where it holds none.
+
+    Raises:
+        ValueError: Its base64 is none.
+        OSError: It is no gzip.
+    """
+    packed = source.get("environment_gzip")
+    if not isinstance(packed, str):
+        return None
+    return gzip.decompress(base64.b64decode(packed, validate=True))
+
+
+def _said(body: JobScript) -> Source:
+    said: Source = {}
+    if body.script is not None:
+        said["script_sha256"] = body.script.sha256
+        said["script_bytes"] = body.script.length
+    if body.environment is not None:
+        said["environment_sha256"] = body.environment.sha256
+        said["environment_bytes"] = body.environment.length
+    for name in ("claimed_name", "claimed_dir", "claimed_host", "redacted", "flags"):
+        if getattr(body, name):
+            said[name] = getattr(body, name)
+    return said
+
+
+def _script(data: bytes) -> Source:
+    more = {"script_bytes": len(data), "script_sha256": hashlib.sha256(data).hexdigest()}
+    try:
+        return {"script": data.decode(), **more}
+    except UnicodeDecodeError:
+        return {"script": data.decode("utf-8", "replace"), "script_base64": data, **more}
+
+
+def _environment(data: bytes) -> Source:
+    return {
+        "environment": dict(_variables(data)),
+        "environment_gzip": gzip.compress(data, _GZIP_LEVEL, mtime=0),
+        "environment_bytes": len(data),
+        "environment_sha256": hashlib.sha256(data).hexdigest(),
+    }
+
+
+def _variables(data: bytes) -> Iterator[tuple[str, str]]:
+    """The variables that can be searched for: names of a usual form, values cut."""
+    size = 0
+    for count, (name, value) in enumerate(entries_of(data)):
+        if count == MOST_VARIABLES:
+            return
+        if value is None or not _is_usual(name):
+            continue
+        text = value[:LONGEST_VALUE].decode("utf-8", "ignore" if _is_cut(value) else "replace")
+        size += len(name) + len(text)
+        if size > _MOST_BYTES:
+            return
+        yield name.decode("ascii"), text
+
+
+_USUAL: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_%()-")
+
+
+def _is_usual(name: bytes) -> bool:
+    """Whether a shell would export it: servers take dots and blanks in names for more."""
+    return 0 < len(name) <= LONGEST_NAME and _USUAL.issuperset(name)
+
+
+def _is_cut(value: bytes) -> bool:
+    return len(value) > LONGEST_VALUE
+
+
+def _record(identity: JobIdentity) -> Source:
+    record: Source = {
+        name: value
+        for name, value in msgspec.structs.asdict(identity.record).items()
+        if value is not None and value != ""
+    }
+    # Zero is Slurm's way to say that it is no array, and no het job.
+    for name in ("array_job_id", "het_job_id", "het_offset"):
+        if not record[name]:
+            del record[name]
+    return record
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {_clean(name): _clean(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(one) for one in value]
+    return value

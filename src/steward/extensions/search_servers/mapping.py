@@ -1,0 +1,135 @@
+"""The index template: how every monthly index is made, whoever is the first to write into it.
+
+Only analysers and types that both products have had for years, built in, are
+used; nothing of it needs a licence or a plugin. A script is indexed three times,
+since no one way to cut code into words serves every question:
+
+- ``script``: words as Unicode has them (``standard``): numbers, ``a_b``, ``file.nc``.
+- ``script.words``: what stands between blanks, as written: ``--mem=4G``, whole paths.
+- ``script.letters``: runs of letters: the parts of paths, options and names.
+
+Each of them cuts words at 255 letters, so that no line of a script is larger
+than a term of Lucene may be (32,766 bytes), which would have it refused. Fields
+that are not in the mapping are kept and not indexed (``dynamic: false``): a
+million variable names make no new field.
+"""
+
+import hashlib
+from typing import Any, Final
+
+import msgspec
+
+from steward.core.config import SearchSinkSettings
+
+VERSION: Final = 2
+"""Of the template; raised when it changes."""
+
+LONGEST_KEYWORD: Final = 8191
+"""Letters; longer ones are kept and not indexed. Of four bytes each they still are one term."""
+
+LONGEST_RAW: Final = 1024
+"""Letters of a script that can be asked for as a whole, which takes as much room again."""
+
+_PRIORITY: Final = 500
+
+_REFRESH: Final = "30s"
+"""After so long a document is found. Each refresh makes a segment, which is merged later."""
+
+_KEYWORD: Final = {"type": "keyword", "ignore_above": LONGEST_KEYWORD}
+_SEARCHED: Final = {**_KEYWORD, "doc_values": False}
+_LONG: Final = {"type": "long"}
+_TIME: Final = {"type": "date"}
+_BOOLEAN: Final = {"type": "boolean"}
+_BINARY: Final = {"type": "binary", "doc_values": False}
+
+_KEYWORDS: Final = (
+    *("cluster", "key", "script_sha256"),
+    *("name", "user", "group", "account", "partition", "qos", "state", "reason"),
+    *("reservation", "submit_host", "nodelist"),
+)
+_SEARCHED_KEYWORDS: Final = (
+    *("id", "environment_sha256", "redacted", "flags"),
+    *("claimed_name", "claimed_dir", "claimed_host"),
+    *("array_task", "sluid", "original_sluid", "tres_requested", "tres_allocated"),
+    *("dependency", "submit_line", "command", "work_dir"),
+    *("stdin", "stdout", "stderr", "comment", "admin_comment", "system_comment", "extra"),
+    *("constraints", "licenses", "container", "batch_host", "failed_node", "job_flags"),
+    *("wckey", "federation_origin", "federation_siblings", "oversubscribe"),
+    *("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"),
+    *("cpus_per_tres", "mem_per_tres"),
+)
+"""What is nearly different for each job: it is searched for, and no table is made of it."""
+
+_LONGS: Final = (
+    *("version", "spool_mtime_ns", "spool_job_id", "script_bytes", "environment_bytes"),
+    *("job_id", "uid", "gid", "array_job_id", "het_job_id", "het_offset", "restarts"),
+    *("time_limit_s", "nodes", "cpus", "tasks", "exit_code", "exit_signal"),
+    *("derived_exit_code", "derived_exit_signal", "cancelled_by", "suspended_s"),
+    *("requested_cpus", "requested_nodes", "priority"),
+)
+_TIMES: Final = (
+    *("spooled", "first_submit", "submit", "eligible", "start", "end"),
+    *("suspended_at", "resized_at"),
+)
+_BOOLEANS: Final = ("verified", "batch")
+
+
+def mapping(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> dict[str, Any]:
+    """The mapping of a document, as :mod:`steward.extensions.search_servers.encoding` writes it."""
+    fields: dict[str, Any] = dict.fromkeys(_KEYWORDS, _KEYWORD)
+    fields |= dict.fromkeys(_SEARCHED_KEYWORDS, _SEARCHED)
+    fields |= dict.fromkeys(_LONGS, _LONG)
+    fields |= dict.fromkeys(_TIMES, _TIME)
+    fields |= dict.fromkeys(_BOOLEANS, _BOOLEAN)
+    fields["script"] = {
+        "type": "text",
+        "analyzer": "standard",
+        "fields": {
+            # For exact questions only: what is alike is told by script_sha256, with less.
+            "raw": {"type": "keyword", "ignore_above": LONGEST_RAW, "doc_values": False},
+            "words": {
+                "type": "text",
+                "analyzer": "whitespace",
+                "norms": False,
+                "index_options": "docs",
+            },
+            "letters": {
+                "type": "text",
+                "analyzer": "simple",
+                "norms": False,
+                "index_options": "docs",
+            },
+        },
+    }
+    fields["script_base64"] = _BINARY
+    fields["environment_gzip"] = _BINARY
+    if settings.environments:
+        fields["environment"] = (
+            {"type": "flattened", "ignore_above": LONGEST_KEYWORD, "doc_values": False}
+            if is_elasticsearch
+            else {"type": "flat_object"}
+        )
+    return {"dynamic": False, "properties": fields}
+
+
+def template(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> dict[str, Any]:
+    """The composable index template that is called as the sink's ``index``."""
+    body: dict[str, Any] = {
+        "index_patterns": [f"{settings.index}-*"],
+        # Of two sinks whose names begin alike, the longer one's is meant.
+        "priority": _PRIORITY + len(settings.index),
+        "template": {
+            "settings": {
+                "index": {
+                    "number_of_shards": settings.shards,
+                    "number_of_replicas": settings.replicas,
+                    "codec": "best_compression",
+                    "refresh_interval": _REFRESH,
+                }
+            },
+            "mappings": mapping(settings, is_elasticsearch=is_elasticsearch),
+            "aliases": {settings.index: {}},
+        },
+    }
+    made_from = hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest()
+    return {**body, "version": VERSION, "_meta": {"by": "steward", "made_from": made_from}}

@@ -1,0 +1,278 @@
+"""What a ``.JB`` or ``.TA`` file of Torque says of its job, in Slurm's terms.
+
+Read in Torque 6.1.3's own files. Torque keeps the names of user and group; the
+ids are looked up here, as in all of Steward. What Torque does not tell stays
+empty: it is never guessed.
+"""
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from steward.core.records import JobRecord
+from steward.extensions.torque.xml import Fields, TorqueRecordError, read_fields
+from steward.slurm.people import People
+
+MOST_REAL_ID: Final = 99_999_999
+"""Torque's highest job id (pbs_ifl.h, PBS_SEQNUMTOP): eight digits."""
+
+_ELEMENT_BASE: Final = 10**15
+_ELEMENTS: Final = 10**7
+_JOB_ID: Final = re.compile(r"([1-9][0-9]{0,7})(\[([0-9]{0,7})\])?(?:\..*)?", re.DOTALL)
+_HAS_SCRIPT: Final = 0x20
+_SECONDS: Final = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,9}):)?(\d{1,9}):(\d{1,9})|(\d{1,12})")
+_PPN: Final = re.compile(r"(?:^|:)ppn=(\d{1,6})(?=:|\Z)")
+_INDICES: Final = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
+_LONGEST: Final = 1 << 18
+_LATEST_S: Final = 32_503_680_000
+"""A time beyond the year 3000 is none."""
+
+_LETTERS: Final = {
+    "T": "PENDING",
+    "Q": "PENDING",
+    "H": "PENDING",
+    "W": "PENDING",
+    "R": "RUNNING",
+    "S": "SUSPENDED",
+    "E": "COMPLETING",
+    "C": "",
+}
+_NUMBERS: Final = {"0": "T", "1": "Q", "2": "H", "3": "W", "4": "R", "5": "E", "6": "C"}
+_HELD: Final = ((1, "JobHeldUser"), (2, "JobHeldAdmin"), (8, "JobArrayTaskLimit"))
+# exit_status when Torque itself ended or never began the job (Administrator Guide, "Job exit
+# status"); the others of its negative values mean that the job could not be started.
+_OVER_LIMIT: Final = {-10: "OUT_OF_MEMORY", -11: "TIMEOUT", -12: "TIMEOUT"}
+_SIGNAL_BASE: Final = 256
+_MOST_SIGNAL: Final = 64
+
+
+class TorqueJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What one file says.
+
+    Attributes:
+        record: The job in Slurm's terms, not redacted.
+        changed_s: Torque's own time of the job's last change, seconds since the epoch.
+        has_script: Whether Torque holds a script for it; an interactive job has none.
+        variables: Its Variable_List, raw; None where there is none.
+    """
+
+    record: JobRecord
+    changed_s: int
+    has_script: bool
+    variables: str | None
+
+
+def element_id(array_job_id: int, index: int) -> int:
+    """The raw id that stands for an element of an array, for Torque gives it none.
+
+    A 1, the array's id with eight digits and the index with seven: 1022[3] is
+    1000010220000003. Torque's own ids have eight digits, so none can be the same, and
+    no two elements share one; it fits the 53 bits that JSON carries unharmed.
+
+    Raises:
+        TorqueRecordError: Torque has no such ids.
+    """
+    if not (0 < array_job_id <= MOST_REAL_ID and 0 <= index < _ELEMENTS):
+        raise TorqueRecordError(f"there can be no {array_job_id}[{index}]", index)
+    return _ELEMENT_BASE + array_job_id * _ELEMENTS + index
+
+
+def read_job(data: bytes, name: str, people: People | None = None) -> TorqueJob:
+    """What a ``.JB`` or ``.TA`` file says.
+
+    Args:
+        data: All of the file.
+        name: Its name, for the error.
+        people: Who looks ids up; None leaves them out.
+
+    Raises:
+        TorqueRecordError: It is not one, or not all of it.
+    """
+    fields = read_fields(data, name)
+    found = _JOB_ID.fullmatch(fields.get("jobid", ""))
+    if found is None:
+        raise TorqueRecordError(f"{name} names no job of Torque's", name)
+    number, is_array, index = int(found[1]), found[2] is not None, found[3]
+    attributes = _Attributes(fields)
+    submit = _moment(attributes["ctime"])
+    if submit is None:
+        raise TorqueRecordError(f"{name} does not say when the job was submitted", name)
+    has_script = bool(_whole(fields.get("server_flags", "")) & _HAS_SCRIPT)
+    task = index or (attributes["job_array_request"] if is_array else "")
+    record = JobRecord(
+        job_id=element_id(number, int(index)) if index else number,
+        name=attributes["Job_Name"],
+        account=attributes["Account_Name"],
+        partition=attributes["queue"] or fields.get("queue", ""),
+        batch=has_script and not attributes["interactive"],
+        array_job_id=number if is_array else 0,
+        array_task=str(int(index)) if index else task,
+        submit=submit,
+        eligible=_moment(attributes["etime"]),
+        time_limit_s=_seconds(attributes["Resource_List/walltime"]),
+        dependency=attributes["depend"],
+        submit_host=attributes["submit_host"],
+        submit_line=f"qsub {attributes['submit_args']}".rstrip(),
+        work_dir=attributes["init_work_dir"],
+        stdout=_path(attributes["Output_Path"]),
+        stderr=_path(attributes["Error_Path"]),
+    )
+    changes = _resources(attributes) | _life(fields, attributes)
+    if people is not None:
+        changes |= _people(attributes, people)
+    return TorqueJob(
+        record=msgspec.structs.replace(record, **changes),
+        changed_s=_whole(attributes["mtime"]),
+        has_script=has_script,
+        variables=fields.get("attributes/Variable_List"),
+    )
+
+
+class _Attributes:
+    """The attributes of a job; one that is not set is empty, and so is one beyond all measure.
+
+    A part of it is no help: a secret that is cut does not look like one.
+    """
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+
+    def __getitem__(self, name: str) -> str:
+        text = self._fields.get(f"attributes/{name}", "")
+        return text if len(text) <= _LONGEST else ""
+
+
+def _people(attributes: _Attributes, people: People) -> dict[str, object]:
+    """Ids of the account that it runs as, and the names that these ids resolve to."""
+    uid = people.uid(attributes["euser"])
+    gid = people.gid(attributes["egroup"])
+    return {
+        "uid": uid,
+        "user": "" if uid is None else people.user(uid),
+        "gid": gid,
+        "group": "" if gid is None else people.group(gid),
+    }
+
+
+def _life(fields: Fields, attributes: _Attributes) -> dict[str, object]:
+    """State, reason, times of the run, and how it ended."""
+    letter = attributes["job_state"] or _NUMBERS.get(fields.get("state", ""), "")
+    state = _LETTERS.get(letter, "PENDING")
+    starts = _whole(attributes["start_count"])
+    # Of a job that waits to be started again, the times are its former run's.
+    is_started = state not in ("", "PENDING") or bool(attributes["exec_host"])
+    start = _moment(attributes["start_time"]) or _moment(fields.get("start_time", ""))
+    changes: dict[str, object] = {
+        "restarts": max(0, starts - 1) if is_started else starts,
+        "state": state,
+        "reason": _reason(letter, attributes) if state == "PENDING" else "",
+        "start": start if is_started else None,
+    }
+    if state:
+        return changes
+    return changes | {"end": _moment(attributes["comp_time"])} | _ending(attributes["exit_status"])
+
+
+def _ending(exit_status: str) -> dict[str, object]:
+    """How a complete job ended, from Torque's exit_status."""
+    if not exit_status:
+        return {"state": "CANCELLED"}  # it was deleted before it began
+    try:
+        status = int(exit_status[:20])
+    except ValueError:
+        return {"state": "FAILED"}
+    if status < 0:
+        state = _OVER_LIMIT.get(status, "FAILED")
+        return {"state": state, "reason": "" if state != "FAILED" else "JobLaunchFailure"}
+    if status < _SIGNAL_BASE:
+        return {
+            "state": "FAILED" if status else "COMPLETED",
+            "exit_code": status,
+            "exit_signal": 0,
+        }
+    signal = status - _SIGNAL_BASE
+    if signal > _MOST_SIGNAL:
+        return {"state": "FAILED"}
+    return {"state": "FAILED", "exit_code": 0, "exit_signal": signal}
+
+
+def _reason(letter: str, attributes: _Attributes) -> str:
+    """Why it waits; "" where Torque does not say."""
+    if letter == "W":
+        return "BeginTime"
+    if letter != "H":
+        return ""
+    held = _whole(attributes["Hold_Types"])
+    for bit, reason in _HELD:
+        if held & bit:
+            return reason
+    return "Dependency" if attributes["depend"] else "JobHeldAdmin"
+
+
+def _resources(attributes: _Attributes) -> dict[str, object]:
+    """Nodes and cores: what it holds where it runs or ran, else what it asks for."""
+    hosts = attributes["exec_host"]
+    if hosts:
+        names: dict[str, None] = {}
+        cpus = 0
+        for slot in hosts.split("+"):
+            name, _, indices = slot.partition("/")
+            names[name] = None
+            cpus += _slots(indices)
+        return {"nodelist": ",".join(names), "nodes": len(names), "cpus": cpus}
+    nodes = _whole(attributes["Resource_List/nodect"]) or None
+    return {"nodes": nodes, "cpus": _asked_cpus(attributes, nodes)}
+
+
+def _slots(indices: str) -> int:
+    """How many cores "0", "0-3" and "0-3,8" are."""
+    count = 0
+    for part in indices.split(","):
+        found = _INDICES.fullmatch(part)
+        if found:
+            count += max(0, int(found[2] or found[1]) - int(found[1])) + 1
+    return count or 1
+
+
+def _asked_cpus(attributes: _Attributes, nodes: int | None) -> int | None:
+    procs = _whole(attributes["Resource_List/procs"])
+    asked = attributes["Resource_List/nodes"]
+    if not asked:
+        return procs or nodes
+    cpus = procs
+    for part in asked.split("+"):
+        # "2:ppn=4", or the name of a node in place of a count.
+        count = _whole(part.partition(":")[0]) or 1
+        ppn = _PPN.search(part)
+        cpus += count * (int(ppn[1]) if ppn else 1)
+    return cpus
+
+
+def _seconds(text: str) -> int | None:
+    """A walltime: "300", "05:00", "00:05:00", "1:00:05:00"; None for none."""
+    found = _SECONDS.fullmatch(text)
+    if found is None:
+        return None
+    if found[5]:
+        return int(found[5])
+    days, hours, minutes, seconds = (int(part or 0) for part in found.group(1, 2, 3, 4))
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _path(text: str) -> str:
+    """The path in "host:/path"."""
+    host, colon, path = text.partition(":")
+    return path if colon and "/" not in host else text
+
+
+def _moment(text: str) -> datetime | None:
+    """A time in seconds since the epoch; None for none."""
+    seconds = _whole(text)
+    return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < _LATEST_S else None
+
+
+def _whole(text: str) -> int:
+    """A whole number; 0 for anything else, as where there is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else 0

@@ -1,0 +1,266 @@
+"""Room ``events``: what happened, for everyone who may see it.
+
+States of nodes, partitions and reservations follow PrivateData, as Slurm's own
+commands do; a job's events are for who may see its record, an account's for its
+coordinators; all else is for operators. What the journal has trimmed is not told.
+"""
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from steward.core.access import Access, Asker
+from steward.core.actions import Action, Answer, Request
+from steward.core.bank_facts import BankThreshold
+from steward.core.errors import UsageError
+from steward.core.events import (
+    BANK_THRESHOLD,
+    BODIES,
+    CONTROLLER_STATE,
+    JOB_END,
+    JOB_STATE,
+    NODE_STATE,
+    PARTITION_STATE,
+    RESERVATION_STATE,
+    RULE_EXECUTION,
+    Event,
+    JobFacts,
+    utc_now,
+)
+from steward.core.journal.reading import JournalReader
+from steward.core.state_facts import NodeState
+from steward.slurm.nodelists import expand
+from steward.slurm.times import parse_time, zone_called
+
+STATES: Final = (
+    *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE, CONTROLLER_STATE),
+    *(BANK_THRESHOLD, RULE_EXECUTION),
+)
+"""What is told where no kinds are named."""
+
+_MOST: Final = 10_000
+_STEP: Final = 500
+PRIVATE: Final = {
+    NODE_STATE: "nodes",
+    PARTITION_STATE: "partitions",
+    RESERVATION_STATE: "reservations",
+}
+"""The word of PrivateData that hides a kind."""
+_PUBLIC: Final = frozenset({CONTROLLER_STATE})
+
+
+class EventsRoom:
+    """What the events' actions work with.
+
+    Args:
+        state_dir: The directory that holds the journal.
+        access: Decides who may see what.
+        now: Tells the present moment.
+    """
+
+    def __init__(
+        self, state_dir: str, access: Access, now: Callable[[], datetime] = utc_now
+    ) -> None:
+        self._state_dir = state_dir
+        self._access = access
+        self.now = now
+
+    def reader(self) -> JournalReader:
+        """The journal, for reading."""
+        return JournalReader(self._state_dir)
+
+    def shows(self, asker: Asker, event: Event) -> bool:
+        """Whether an event may be told to this asker."""
+        word = PRIVATE.get(event.kind)
+        if word is not None:
+            return self._access.may_see_all(asker, event.cluster, word)
+        if event.kind in _PUBLIC or self._access.is_operator(asker, event.cluster):
+            return True
+        if isinstance(event.body, JobFacts):
+            record = event.body.record
+            return self._access.may_see_job(asker, event.cluster, record.uid, record.account)
+        if isinstance(event.body, BankThreshold):
+            return event.body.account in self._access.led(asker, event.cluster)
+        return False
+
+
+class EventsRequest(Request, frozen=True, kw_only=True):
+    """events.list: what happened.
+
+    Attributes:
+        kinds: Only these kinds; states, thresholds and rules if empty.
+        clusters: Only on these clusters; all if empty.
+        nodes: Only states of these nodes, a node list; of all if empty.
+        failed: Only nodes that went from working to failing.
+        since: Only what happened since this time; "" for any.
+        until: Only what happened until this time; "" for any.
+        zone: IANA name of the zone that times without one are meant in; "" for this host's.
+        after: Only what is behind this position; None for the newest.
+        limit: How many at most.
+    """
+
+    kinds: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
+    nodes: str = ""
+    failed: bool = False
+    since: str = ""
+    until: str = ""
+    zone: str = ""
+    after: int | None = None
+    limit: int = 50
+
+
+class EventTold(msgspec.Struct, frozen=True, kw_only=True):
+    """An event; the fields are those of :class:`steward.core.events.Event`."""
+
+    id: int
+    kind: str
+    cluster: str
+    key: str
+    at: datetime
+    seen_at: datetime
+    source: str
+    body: Any
+
+
+def told(event: Event) -> EventTold:
+    """An event as it is told to who asks."""
+    return EventTold(
+        id=event.id,
+        kind=event.kind,
+        cluster=event.cluster,
+        key=event.key,
+        at=event.at,
+        seen_at=event.seen_at,
+        source=event.source,
+        body=event.body,
+    )
+
+
+class EventsAnswer(Answer, frozen=True, kw_only=True):
+    """What happened, oldest first.
+
+    Attributes:
+        events: The events.
+        position: Where to go on from: give it as ``after``.
+    """
+
+    events: tuple[EventTold, ...]
+    position: int
+
+
+def _list(room: EventsRoom, asker: Asker, request: EventsRequest) -> EventsAnswer:
+    unknown = set(request.kinds) - set(BODIES)
+    if unknown:
+        kinds = ", ".join((*STATES, JOB_STATE, JOB_END))
+        raise UsageError(f"there is no kind {min(unknown)!r}: among the kinds are {kinds}")
+    limit = max(1, min(request.limit, _MOST))
+    chosen = _chosen(room, asker, request)
+    reader = room.reader()
+    try:
+        head = reader.head()
+        if request.after is None:
+            found, position = _newest(reader, request, chosen, limit, head), head
+        else:
+            found, position = _behind(reader, request, chosen, limit, head)
+    finally:
+        reader.close()
+    return EventsAnswer(events=tuple(map(told, found)), position=position)
+
+
+def _chosen(room: EventsRoom, asker: Asker, request: EventsRequest) -> Callable[[Event], bool]:
+    zone, now = zone_called(request.zone), room.now()
+    since = parse_time(request.since, now, zone) if request.since else None
+    until = parse_time(request.until, now, zone) if request.until else None
+    nodes = frozenset(expand(request.nodes)) if request.nodes else None
+
+    def is_chosen(event: Event) -> bool:
+        body = event.body
+        if request.clusters and event.cluster not in request.clusters:
+            return False
+        if (since is not None and event.at < since) or (until is not None and event.at >= until):
+            return False
+        if nodes is not None and not (isinstance(body, NodeState) and body.node in nodes):
+            return False
+        if request.failed and not (isinstance(body, NodeState) and body.failed):
+            return False
+        return isinstance(body, BODIES.get(event.kind, NodeState)) and room.shows(asker, event)
+
+    return is_chosen
+
+
+def _kinds(request: EventsRequest) -> Iterable[str]:
+    return frozenset(request.kinds or STATES)
+
+
+def _behind(
+    reader: JournalReader,
+    request: EventsRequest,
+    chosen: Callable[[Event], bool],
+    limit: int,
+    head: int,
+) -> tuple[list[Event], int]:
+    """The first events behind a position, and where to go on."""
+    # Of another journal, made anew: what is in it is all news.
+    position = request.after if request.after is not None and request.after <= head else 0
+    found: list[Event] = []
+    while position < head and len(found) < limit:
+        events, upto = reader.read(position, _kinds(request), _STEP)
+        for event in events:
+            if chosen(event):
+                found.append(event)
+                if len(found) == limit:
+                    return found, event.id
+        position = max(position, upto)
+    return found, position
+
+
+def _newest(
+    reader: JournalReader,
+    request: EventsRequest,
+    chosen: Callable[[Event], bool],
+    limit: int,
+    head: int,
+) -> list[Event]:
+    """The last events; so many of the journal are looked at as that takes."""
+    oldest, span = reader.oldest(), _STEP
+    found: list[Event] = []
+    end = head
+    while end >= oldest > 0 and len(found) < limit:
+        begin = max(oldest - 1, end - span)
+        found = _between(reader, request, chosen, begin, end) + found
+        end, span = begin, span * 2
+        if end < oldest:
+            break
+    return found[-limit:]
+
+
+def _between(
+    reader: JournalReader,
+    request: EventsRequest,
+    chosen: Callable[[Event], bool],
+    after: int,
+    upto: int,
+) -> list[Event]:
+    found: list[Event] = []
+    while after < upto:
+        events, reached = reader.read(after, _kinds(request), _STEP)
+        found += [event for event in events if event.id <= upto and chosen(event)]
+        if reached <= after:
+            break
+        after = reached
+    return found
+
+
+ACTIONS = (
+    Action(
+        name="events.list",
+        help="What happened.",
+        request=EventsRequest,
+        answer=EventsAnswer,
+        run=_list,
+        only_reads=True,
+    ),
+)

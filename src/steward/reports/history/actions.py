@@ -1,0 +1,306 @@
+"""What the history can be asked: how nodes were, what happened, what ran where."""
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Final
+
+from steward.accounting.sacct.sources import books
+from steward.core.access import Asker
+from steward.core.actions import Action
+from steward.core.errors import Missing, UsageError
+from steward.core.events import NODE_STATE, Event
+from steward.core.lines import Line
+from steward.core.moments import micros, moment
+from steward.core.sqlite import SqliteUnavailable
+from steward.jobs.line_queries import SHOWN_PIECE, SHOWN_RUN, LineFilter
+from steward.reports.events import told
+from steward.reports.history.consumer import KEPT
+from steward.reports.history.present import ACTIONS as PRESENT
+from steward.reports.history.reading import EventsWanted, Position
+from steward.reports.history.room import HistoryRoom
+from steward.reports.history.shapes import (
+    EventsAnswer,
+    EventsRequest,
+    JobEventsAnswer,
+    JobEventsRequest,
+    JobThen,
+    NodeJobsAnswer,
+    NodeJobsRequest,
+    NodesAnswer,
+    NodesRequest,
+    NodeThen,
+)
+from steward.reports.history.spans import NodeSpan
+from steward.slurm.node_states import parse
+from steward.slurm.nodelists import NodeListError, expand
+
+_MOST: Final = 10_000
+_CURSOR: Final = re.compile(r"(-?[0-9]{1,18})\.([0-9]{1,18})")
+_JOB_COLUMNS: Final = (
+    *("cluster", "job_id", "label", "restarts", "name", "user", "uid", "account", "partition"),
+    *("state", "start_us", "end_us", "cpus", "nodes", "nodelist"),
+)
+
+
+def nodes(room: HistoryRoom, asker: Asker, request: NodesRequest) -> NodesAnswer:
+    """How nodes are, or were.
+
+    Raises:
+        Refused: The cluster that is named shows its nodes to operators alone.
+        UsageError: The cluster, a node list or a time cannot be understood.
+    """
+    clusters = room.nodes_seen(asker, request.cluster)
+    zone = room.zone(request.zone, request.cluster)
+    asked = room.time(request.at, zone)
+    at = asked or room.now()
+    names = expand(request.nodes) if request.nodes else None
+    words = {word.upper() for word in request.states}
+    chosen = frozenset(request.partitions)
+
+    def is_meant(span: NodeSpan) -> bool:
+        if chosen and chosen.isdisjoint(span.partitions.split(",")):
+            return False
+        if not words:
+            return True
+        base, flags = parse(span.state)
+        return not words.isdisjoint((base, *flags))
+
+    with room.reader() as reader:
+        at_us = None if asked is None else micros(asked)
+        # First, so that nothing can come between: what does is told again, not never.
+        position = reader.position() if reader else 0
+        tag = reader.nodes_tag(clusters) if reader and at_us is None else ""
+        is_known = bool(tag) and tag == request.known
+        spans = reader.nodes_at(at_us, clusters, names) if reader and not is_known else []
+        begins_us = reader.nodes_begin_us(clusters) if reader else None
+        silent_since = reader.silent_since(clusters) if reader and at_us is None else {}
+    return NodesAnswer(
+        nodes=tuple(map(_node, filter(is_meant, spans) if chosen or words else spans)),
+        at=at,
+        sensor=room.has_sensor(clusters),
+        begins=None if begins_us is None else moment(begins_us),
+        silent_since=silent_since,
+        position=position,
+        tag=tag,
+        is_known=is_known,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _parts(partitions: str) -> tuple[str, ...]:
+    return tuple(filter(None, partitions.split(",")))
+
+
+def _node(span: NodeSpan) -> NodeThen:
+    return NodeThen(
+        cluster=span.cluster,
+        node=span.node,
+        state=span.state,
+        since=moment(span.since_us),
+        since_is_known=span.is_known,
+        reason=span.reason,
+        reason_user=span.reason_user,
+        reason_uid=span.reason_uid,
+        reason_at=None if span.reason_us is None else moment(span.reason_us),
+        partitions=_parts(span.partitions),
+        cpus=span.cpus,
+        memory_bytes=span.memory_bytes,
+        gpus=span.gpus,
+    )
+
+
+def events(room: HistoryRoom, asker: Asker, request: EventsRequest) -> EventsAnswer:
+    """What happened, newest first.
+
+    Raises:
+        UsageError: A kind, a node list, a time or a position cannot be understood.
+    """
+    unknown = set(request.kinds) - set(KEPT)
+    if unknown:
+        raise UsageError(f"{min(unknown)!r} is not kept: the kinds are {', '.join(KEPT)}")
+    zone = room.zone(request.zone)
+    since, until = room.time(request.since, zone), room.time(request.until, zone)
+    clusters = [room.cluster_asked(name) for name in request.clusters] or room.clusters
+    wanted = EventsWanted(
+        visible={name: room.visible(asker, name) for name in clusters},
+        kinds=frozenset(request.kinds or KEPT),
+        nodes=expand(request.nodes) if request.nodes else None,
+        failed=request.failed,
+        since_us=None if since is None else micros(since),
+        until_us=None if until is None else micros(until),
+        before=_position(request.before),
+        after=_position(request.after),
+    )
+    limit = max(1, min(request.limit, _MOST))
+    with room.reader() as reader:
+        # First, so that nothing can come between: what does is told twice, not never.
+        position = reader.position() if reader else 0
+        found = reader.events(wanted, limit + 1, room.shows(asker)) if reader else []
+        begins = reader.begins() if reader else None
+    shown = found[:limit]
+    return EventsAnswer(
+        events=tuple(map(told, shown)),
+        older=_cursor(shown[-1]) if len(found) > limit else "",
+        newer=_cursor(shown[0]) if shown else request.after,
+        sensor=room.has_sensor(),
+        begins=begins,
+        position=position,
+    )
+
+
+def _position(text: str) -> Position | None:
+    if not text:
+        return None
+    match = _CURSOR.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is no position: give what an answer had as older or newer")
+    return int(match[1]), int(match[2])
+
+
+def _cursor(event: Event) -> str:
+    return f"{micros(event.at)}.{event.id}"
+
+
+def node_jobs(room: HistoryRoom, asker: Asker, request: NodeJobsRequest) -> NodeJobsAnswer:
+    """Which jobs run on a node, or ran there, of those that the asker may see.
+
+    Raises:
+        UsageError: The cluster, the node or a time cannot be understood.
+    """
+    cluster = room.cluster_asked(request.cluster)
+    named = expand(request.node)
+    if len(named) != 1:
+        raise UsageError("give one node", request.node)
+    name = named[0]
+    since, until = _window(room, request, cluster)
+    scope = room.access.scope(asker, cluster)
+    wanted = LineFilter(
+        clusters=(cluster,),
+        scopes={cluster: scope},
+        since_us=micros(since),
+        # What begins at this very moment runs; the filter's end is not in it.
+        until_us=micros(until) + 1,
+        states=("RUNNING",),
+    )
+    try:
+        source = books(room.books, wanted, duplicates=True)
+    except SqliteUnavailable:
+        rows: list[Sequence[object]] = []
+    else:
+        quoted = [f'"{column}"' for column in _JOB_COLUMNS]
+        rows = [
+            row
+            for batch in source.rows(wanted, quoted, steps=False)
+            for row in batch
+            if row[0] in (SHOWN_RUN, SHOWN_PIECE) and _has(str(row[-1] or ""), name)
+        ]
+    found = [_job(row[1:]) for row in rows]
+    found.sort(key=lambda job: (job.start, job.job_id, job.restarts), reverse=True)
+    return NodeJobsAnswer(
+        jobs=tuple(found[: max(1, min(request.limit, _MOST))]),
+        since=since,
+        until=until,
+        is_all=scope.everything,
+    )
+
+
+def _window(room: HistoryRoom, request: NodeJobsRequest, cluster: str) -> tuple[datetime, datetime]:
+    zone = room.zone(request.zone, cluster)
+    since, until = room.time(request.since, zone), room.time(request.until, zone)
+    if since is None:
+        if until is not None:
+            raise UsageError("give the time's beginning, too")
+        at = room.time(request.at, zone) or room.now()
+        return at, at
+    if request.at:
+        raise UsageError("give either a time, or where it begins and ends")
+    until = until or room.now()
+    if until < since:
+        raise UsageError("the time that is asked for ends before it begins")
+    return since, until
+
+
+@lru_cache(maxsize=4096)
+def _names(nodelist: str) -> frozenset[str]:
+    try:
+        return frozenset(expand(nodelist))
+    except NodeListError:
+        return frozenset()
+
+
+def _has(nodelist: str, name: str) -> bool:
+    """Whether a list has a node; whose own letters it does not hold need not be expanded."""
+    return name.rstrip("0123456789") in nodelist and name in _names(nodelist)
+
+
+def _job(row: Sequence[Any]) -> JobThen:
+    fields = dict(zip(_JOB_COLUMNS, row, strict=True))
+    start_us, end_us = fields.pop("start_us"), fields.pop("end_us")
+    known = {name: value for name, value in fields.items() if value is not None}
+    return JobThen(
+        **known,
+        start=moment(int(start_us)),
+        end=moment(int(end_us)) if end_us else None,
+    )
+
+
+def job_events(room: HistoryRoom, asker: Asker, request: JobEventsRequest) -> JobEventsAnswer:
+    """What happened to a job's nodes while it ran there.
+
+    Raises:
+        Missing: There is no such job, or none that the asker may see.
+    """
+    lines = _lines_of(room, asker, request)
+    found: dict[int, Event] = {}
+    limit = max(1, min(request.limit, _MOST))
+    with room.reader() as reader:
+        for line in lines if reader else ():
+            wanted = EventsWanted(
+                visible={line.cluster: room.visible(asker, line.cluster)},
+                kinds=frozenset({NODE_STATE}),
+                nodes=sorted(_names(line.nodelist)),
+                since_us=line.start_us,
+                until_us=line.end_us or None,
+            )
+            assert reader is not None
+            happened = reader.events(wanted, limit, room.shows(asker), oldest_first=True)
+            found |= {event.id: event for event in happened}
+    ordered = sorted(found.values(), key=lambda event: (event.at, event.id))
+    return JobEventsAnswer(events=tuple(map(told, ordered[:limit])), sensor=room.has_sensor())
+
+
+def _lines_of(room: HistoryRoom, asker: Asker, request: JobEventsRequest) -> list[Line]:
+    """The lines of a job's runs, of the newest job of that name that the asker may see."""
+    jobs = room.books.jobs
+    for job in jobs.find(
+        request.job, room.cluster_asked(request.cluster) if request.cluster else ""
+    ):
+        record = job.record
+        if room.access.may_see_job(asker, job.cluster, record.uid, record.account):
+            return [line for line in jobs.lines_of(job) if not line.step and line.start_us]
+    raise Missing(f"there is no job {request.job}, or none that you may see", request.job)
+
+
+def _actions() -> Iterable[Action]:
+    for name, text, request, answer, run in (
+        ("nodes", "How nodes are, or were at a time.", NodesRequest, NodesAnswer, nodes),
+        ("events", "What happened, newest first.", EventsRequest, EventsAnswer, events),
+        ("node_jobs", "Which jobs ran on a node.", NodeJobsRequest, NodeJobsAnswer, node_jobs),
+        (
+            *("job_events", "What happened to a job's nodes while it ran."),
+            *(JobEventsRequest, JobEventsAnswer, job_events),
+        ),
+    ):
+        yield Action(
+            name=f"history.{name}",
+            help=text,
+            request=request,
+            answer=answer,
+            run=run,
+            only_reads=True,
+        )
+
+
+ACTIONS: Final = (*_actions(), *PRESENT)

@@ -1,0 +1,235 @@
+"""The consumer ``history``: keeps for years what the journal forgets within hours.
+
+An event, what it changes in the spans, and the cursor are one transaction of
+history.db, so that each event counts once however often the process is killed.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from steward.core.bank_facts import BankThreshold
+from steward.core.config import Settings
+from steward.core.consumers import Append
+from steward.core.events import (
+    BANK_THRESHOLD,
+    CONTROLLER_STATE,
+    NODE_STATE,
+    PARTITION_STATE,
+    RESERVATION_STATE,
+    RULE_EXECUTION,
+    ControllerState,
+    Event,
+    encode,
+    utc_now,
+)
+from steward.core.moments import micros
+from steward.core.sqlite import Connection, make_for_owner, open_database, transaction, translated
+from steward.core.state_facts import NodeState, PartitionState, ReservationState, RuleExecution
+from steward.reports.history.spans import (
+    OPEN_US,
+    REMOVED,
+    NodeSpan,
+    ReservationSpan,
+    active_span,
+    ended_us,
+    next_span,
+)
+from steward.reports.history.tables import (
+    MIGRATIONS,
+    NODE_COLUMNS,
+    RESERVATION_COLUMNS,
+    insertion,
+    spans_of,
+)
+
+KEPT: Final = (
+    *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE, CONTROLLER_STATE),
+    *(RULE_EXECUTION, BANK_THRESHOLD),
+)
+"""The kinds of events that are kept."""
+
+PRESENT: Final = frozenset({PARTITION_STATE, RESERVATION_STATE})
+"""Those of which the last event of each subject is kept for as long as that is there."""
+
+FORGOTTEN: Final = "forgotten_us"
+"""The mark that says up to where the history was forgotten."""
+
+_NAME: Final = "history.db"
+_BATCH: Final = 500
+_FORGET_S: Final = 3600.0
+_FORGET_AT_ONCE: Final = 2000
+
+_PUT_NODE: Final = insertion("node_span", NodeSpan)
+_PUT_RESERVATION: Final = insertion("reservation_span", ReservationSpan)
+_PUT_PRESENT: Final = "INSERT OR REPLACE INTO present VALUES (?, ?, ?, ?, ?)"
+_DROP_PRESENT: Final = "DELETE FROM present WHERE cluster = ? AND kind = ? AND subject = ?"
+_OPEN_NODE: Final = (
+    f"SELECT {NODE_COLUMNS} FROM node_span "  # noqa: S608 -- our own columns
+    f"WHERE cluster = ? AND node = ? AND until_us = {OPEN_US}"
+)
+_OPEN_RESERVATION: Final = (
+    f"SELECT {RESERVATION_COLUMNS} FROM reservation_span "  # noqa: S608 -- our own columns
+    f"WHERE cluster = ? AND name = ? AND until_us = {OPEN_US}"
+)
+
+
+def database_path(state_dir: str) -> str:
+    """Where the history lies."""
+    return os.path.join(state_dir, _NAME)
+
+
+class HistoryConsumer:
+    """Keeps the history; see ``steward.core.consumers.Consumer``.
+
+    Args:
+        settings: The whole configuration.
+        clock: Tells the present moment.
+
+    Raises:
+        SqliteUnavailable: The database cannot be used now.
+    """
+
+    name = "history"
+    kinds = frozenset(KEPT)
+    batch_events = _BATCH
+
+    def __init__(self, settings: Settings, clock: Callable[[], datetime] = utc_now) -> None:
+        self._retention = timedelta(days=settings.history.retention_days)
+        self._clock = clock
+        self._path = database_path(settings.state_dir)
+        make_for_owner(self._path)
+        self._database: Connection = open_database(self._path, MIGRATIONS)
+        self._forget_at = 0.0
+
+    def cursor(self) -> int:
+        """Position of the last event that is kept."""
+        with translated(self._path):
+            (position,) = self._database.execute("SELECT position FROM cursor").fetchone()
+        return int(position)
+
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
+        """Keep events, and move the cursor to ``upto``.
+
+        Raises:
+            SqliteUnavailable: The database cannot be written now.
+        """
+        with transaction(self._database, self._path):
+            for event in events:
+                if self._put(event):
+                    self._fold(event)
+            self._database.execute("UPDATE cursor SET position = max(position, ?)", (upto,))
+
+    def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's shape
+        """Forget what is older than it is kept.
+
+        Raises:
+            SqliteUnavailable: The database cannot be written now.
+        """
+        now = time.monotonic()
+        if now >= self._forget_at:
+            has_more = self._forget(micros(self._clock() - self._retention))
+            self._forget_at = now + (1.0 if has_more else _FORGET_S)
+        return max(0.0, self._forget_at - now)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._database.close()
+
+    def _put(self, event: Event) -> bool:
+        """Keep an event; whether it was not there already."""
+        added = self._database.execute(
+            "INSERT OR IGNORE INTO event (at_us, kind, cluster, subject, failed, key, data) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(micros(event.at), event.kind, event.cluster, subject_of(event)),
+                *(bool(getattr(event.body, "failed", False)), event.key, encode(event)),
+            ),
+        )
+        return bool(added.rowcount)
+
+    def _fold(self, event: Event) -> None:
+        if event.kind == NODE_STATE:
+            self._fold_node(event)
+        elif event.kind == RESERVATION_STATE:
+            self._fold_reservation(event)
+        if event.kind in PRESENT:
+            self._keep_present(event)
+
+    def _keep_present(self, event: Event) -> None:
+        where = (event.cluster, event.kind, subject_of(event))
+        if event.body.state == REMOVED:
+            self._database.execute(_DROP_PRESENT, where)
+        else:
+            self._database.execute(_PUT_PRESENT, (*where, event.key, encode(event)))
+
+    def _fold_node(self, event: Event) -> None:
+        found = self._open(NodeSpan, _OPEN_NODE, event.cluster, event.body.node)
+        span = next_span(found, event)
+        if found is not None:
+            self._close("node_span", "node", found.cluster, found.node, span.from_us)
+        self._database.execute(_PUT_NODE, msgspec.structs.astuple(span))
+
+    def _fold_reservation(self, event: Event) -> None:
+        name = event.body.reservation
+        found = self._open(ReservationSpan, _OPEN_RESERVATION, event.cluster, name)
+        span = active_span(event)
+        if found is not None:
+            end_us = ended_us(found, event)
+            self._close("reservation_span", "name", found.cluster, name, end_us)
+        if span is not None:
+            self._database.execute(_PUT_RESERVATION, msgspec.structs.astuple(span))
+
+    def _open(self, kind: type[Any], statement: str, cluster: str, name: str) -> Any:
+        rows = self._database.execute(statement, (cluster, name)).fetchall()
+        return next(iter(spans_of(kind, rows)), None)
+
+    def _close(self, table: str, column: str, cluster: str, name: str, until_us: int) -> None:
+        self._database.execute(
+            f"UPDATE {table} SET until_us = ? "  # noqa: S608 -- our own names
+            f"WHERE cluster = ? AND {column} = ? AND until_us = {OPEN_US}",
+            (until_us, cluster, name),
+        )
+
+    def _forget(self, before_us: int) -> bool:
+        """Forget some of what was over before a time; whether there may be more."""
+        removed = f"(until_us = {OPEN_US} AND state = '{REMOVED}' AND from_us < ?1)"
+        conditions = {
+            "event": "at_us < ?1",
+            "node_span": f"until_us < ?1 OR {removed}",
+            "reservation_span": "until_us < ?1",
+        }
+        most = 0
+        with transaction(self._database, self._path):
+            for table, condition in conditions.items():
+                done = self._database.execute(
+                    f"DELETE FROM {table} WHERE rowid IN "  # noqa: S608 -- our own names
+                    f"(SELECT rowid FROM {table} WHERE {condition} LIMIT {_FORGET_AT_ONCE})",
+                    (before_us,),
+                )
+                most = max(most, done.rowcount)
+            if most:
+                self._database.execute(
+                    "INSERT OR REPLACE INTO mark VALUES (?, ?)", (FORGOTTEN, before_us)
+                )
+        return most >= _FORGET_AT_ONCE
+
+
+def subject_of(event: Event) -> str:
+    """What an event is about: a node's, partition's, reservation's, rule's, account's name."""
+    body = event.body
+    if isinstance(body, NodeState):
+        return body.node
+    if isinstance(body, PartitionState):
+        return body.partition
+    if isinstance(body, ReservationState):
+        return body.reservation
+    if isinstance(body, RuleExecution):
+        return body.rule
+    if isinstance(body, BankThreshold):
+        return body.account
+    return body.daemon if isinstance(body, ControllerState) else ""

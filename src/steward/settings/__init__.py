@@ -1,1 +1,0 @@
-"""The configuration file: reads it, and says in one line what is wrong with it and where."""
