@@ -91,6 +91,26 @@ for unit in steward steward-web steward-listen; do
     pid=$(systemctl show --property=MainPID --value $unit)
     grep -E '^(CapEff|NoNewPrivs|Seccomp):' /proc/$pid/status | sed "s/^/$unit /"
 done
+# A stop of the daemon stops the listener, and the daemon's start starts it again.
+systemctl stop steward
+echo "steward stopped, steward-listen $(systemctl is-active steward-listen || :)"
+systemctl start steward
+until_true 'systemctl is-active steward-listen'
+systemctl is-active steward-web
+# One that is disabled stays down.
+systemctl disable --now steward-listen
+dpkg -i /packages/steward_*+py3.11_amd64.deb
+systemctl restart steward
+echo "steward-listen disabled, $(systemctl is-active steward-listen || :)"
+systemctl enable --now steward-listen
+until_true 'systemctl is-active steward-listen'
+# As an earlier version enabled it: an upgrade adds the link.
+rm /etc/systemd/system/steward.service.wants/steward-listen.service
+systemctl daemon-reload
+dpkg -i /packages/steward_*+py3.11_amd64.deb
+systemctl stop steward
+systemctl start steward
+until_true 'systemctl is-active steward-listen'
 # The agent has no capability either, and reads the spool of a host that is the controller, too.
 systemctl show --property=Result steward-agent
 until_true 'test -z "$(systemctl --no-legend --failed)"'
@@ -458,6 +478,8 @@ def test_the_install_page_on_a_booted_host(bare: Bare) -> None:
         assert f"{unit} CapEff:\t0000000000000000\n" in printed
         assert f"{unit} NoNewPrivs:\t1\n" in printed
         assert f"{unit} Seccomp:\t2\n" in printed
+    assert "steward stopped, steward-listen inactive\n" in printed
+    assert "steward-listen disabled, inactive\n" in printed
     assert "Result=success\n" in printed
     assert not bare.path("/opt/steward").exists()
     assert list(bare.path("/srv/steward/archive").rglob("1*.sh"))

@@ -53,10 +53,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     made.close()
 
 
+@pytest.mark.parametrize("terminal", [True, False])
 def test_why_a_report_has_no_rows_is_said_to_people(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steward.cli.output.is_terminal", lambda: True)
+    monkeypatch.setattr("steward.cli.output.is_terminal", lambda: terminal)
     assert app.run(["report", "users", *TIME, "-A", "nobody"]) == 0
     assert "No rows: no job was counted in this period." in capsys.readouterr().err
     assert app.run(["report", "users", "-A", "nobody"]) == 0

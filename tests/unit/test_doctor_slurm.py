@@ -214,9 +214,10 @@ def test_a_node_that_is_here_and_has_no_plugin(site: Site) -> None:
     assert only(plugins.spank(site.ground())).status == "skipped"  # no node
     site.stage.nodes(LINE.format(name="n1").replace("NodeHostName=h1", f"NodeHostName={HERE}"))
     found = only(plugins.spank(site.ground()))
-    assert (found.status, found.mend[-1]) == ("warning", "steward plugins install")
+    install = f"steward plugins install --plugstack {site.root}/slurm/plugstack.conf"
+    assert (found.status, found.mend[-1]) == ("warning", install)
     conf = site.root / "slurm" / "plugstack.conf.d" / "steward.conf"
     conf.parent.mkdir()
     conf.write_text("optional /nowhere/24.11.4/spank_steward.so\n")
     told = [one.what for one in plugins.spank(site.ground())]
-    assert "there is no build for Slurm 24.11.5 in /nowhere: run steward plugins build" in told
+    assert "there is no build for Slurm 24.11.5 in /nowhere" in told

@@ -269,7 +269,7 @@ def import_(
     if imported.scriptless:
         print(f"slurmdbd stored no script of {number(imported.scriptless, 'submission')}.")
     if imported.skipped:
-        output.warn(f"{imported.skipped} files were passed over: the log says which and why")
+        output.warn(f"passed over {number(imported.skipped, 'file')}: the log says which and why")
     if imported.unknown_users:
         names = ", ".join(safe(name) for name in imported.unknown_users)
         output.warn(f"no such users here, their scripts stay unverified: {names}")

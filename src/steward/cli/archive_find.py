@@ -9,7 +9,7 @@ from steward.archive.answers import Hit, ListAnswer, ListRequest, SearchAnswer, 
 from steward.cli import options, output
 from steward.cli.jobs_table import columns, user
 from steward.cli.options import Place
-from steward.cli.text import safe
+from steward.cli.text import number, safe
 from steward.cli.times import show as show_time
 from steward.client.asking import action, call
 
@@ -215,7 +215,7 @@ def _tell_about(answer: SearchAnswer) -> None:
     elif not answer.hits:
         output.note("Nothing found.")
     if answer.behind:
-        output.note(f"{answer.behind} events are not indexed yet; try again in a moment.")
+        output.note(f"{number(answer.behind, 'event')} not indexed yet; try again in a moment.")
     if not answer.complete:
         output.note("Looking took too long and stopped; narrow it down with -u, -S or --limit.")
     elif answer.next:

@@ -20,6 +20,7 @@ from steward.admin.journal import (
 from steward.cli import options, output
 from steward.cli.lazy import CONTEXT
 from steward.cli.options import Place
+from steward.cli.text import number
 from steward.cli.times import show as show_time
 from steward.client.asking import action, call
 from steward.core.journal import ConsumerStatus, refill_command
@@ -53,15 +54,17 @@ def status(
         output.print_json(answer)
         return
     if not style.parsable:
-        kept = f"{answer.events} are kept" if answer.events else "none is kept"
-        print(f"{answer.head} events were recorded, {kept}.")
+        are = "is" if answer.events == 1 else "are"
+        kept = f"{answer.events} {are} kept" if answer.events else "none is kept"
+        were = "was" if answer.head == 1 else "were"
+        print(f"{number(answer.head, 'event')} {were} recorded, {kept}.")
     output.print_table(_CONSUMER_COLUMNS, answer.consumers, style)
 
 
 def _detail(one: ConsumerStatus) -> str:
     if one.missed:
         command = refill_command(one.name, one.missed_from)
-        return f"missed {one.missed} events while detached: {command}; {one.detail}"
+        return f"missed {number(one.missed, 'event')} while detached: {command}; {one.detail}"
     return one.detail
 
 
@@ -191,7 +194,7 @@ def replay(
     if as_json:
         output.print_json(answer)
     else:
-        print(f"{answer.events} events will be tried again.")
+        print(f"{number(answer.events, 'event')} will be tried again.")
 
 
 @app.command()

@@ -8,12 +8,15 @@ import typer
 from steward.admin.plugins.building import DEFAULT_LIBDIR
 from steward.admin.plugins.installing import DEFAULT_LINES, DEFAULT_PLUGSTACK, DEFAULT_SPOOL
 from steward.automation.settings import SensorSettings
+from steward.cli import options
 from steward.cli.lazy import ADMINISTRATORS, CONTEXT, Entry, LazyGroup
+from steward.core.config.file import DEFAULT_PATH
 from steward.core.errors import UsageError
 
 if TYPE_CHECKING:
     from steward.admin.plugins.building import SlurmVersion
     from steward.admin.plugins.installing import Installed
+    from steward.core.config import Settings
     from steward.slurm.client import Slurm
 
 
@@ -171,15 +174,17 @@ def install(
     user: Annotated[
         str, typer.Option("--user", metavar="NAME", help="With --trigger: SlurmUser.")
     ] = "",
+    config: options.Config = DEFAULT_PATH,
 ) -> None:
     """Have Slurm load the SPANK plugin on this node, or slurmctld what is its own.
 
     No file of the site's is changed; what is left to add to them is said.
     """
-    from steward.admin.plugins import building, installing, submitting
+    from steward.admin.plugins import building, checking, installing, spools, submitting
     from steward.admin.plugins.errors import NativeError
 
     if jobcomp:
+        spools.require_no_spool(lines, checking.spool_of(plugstack))
         _tell(installing.install_jobcomp(jobcomp, libdir=libdir, lines=lines))
         return
     if trigger:
@@ -204,11 +209,16 @@ def install(
         shown = _shown_if_any(slurm_prefix)
         _tell(submitting.install_submit(built, libdir=libdir, shown=shown))
         return
+    spools.require_free(spool, spools.daemon_directories(_settings(config)))
     _tell(
         installing.install_shim(
             built, libdir=libdir, plugstack=plugstack, spool=spool, prolog=prolog
         )
     )
+    # A directory that was there before keeps its owner and mode.
+    for fault in spools.spool_faults(spool):
+        for command in fault.mend:
+            typer.echo(f"Now run: {command}")
 
 
 def check(
@@ -224,6 +234,7 @@ def check(
     trigger: Trigger = False,
     helper: Helper = _SENSOR.helper,
     secret: Secret = _SENSOR.secret_file,
+    config: options.Config = DEFAULT_PATH,
 ) -> None:
     """Say what would go wrong when Slurm loads them; the exit code is 1 if anything would.
 
@@ -254,7 +265,9 @@ def check(
         good = f"Slurm {version} will load it after steward plugins install --slurm {version}."
     else:
         version = _version("", slurm_prefix)
-        wrong = checking.check_shim(version, libdir=libdir, plugstack=plugstack)
+        wrong = checking.check_shim(
+            version, libdir=libdir, plugstack=plugstack, settings=_settings(config)
+        )
         good = f"Slurm {version} loads the plugin; lines go to {checking.spool_of(plugstack)}."
     for line in wrong:
         typer.echo(safe(line))
@@ -270,6 +283,16 @@ def _tell(installed: "Installed") -> None:
         typer.echo(safe(path))
     for sentence in installed.left:
         typer.echo(safe(f"Now {sentence}"))
+
+
+def _settings(path: str) -> "Settings":
+    """The configuration of this host; the defaults where it has none, as on a compute node."""
+    from steward.core.config import Settings
+    from steward.core.config.file import load
+
+    if path == DEFAULT_PATH and not os.access(path, os.R_OK):
+        return Settings()
+    return load(path)
 
 
 def _version(named: str, prefix: str) -> "SlurmVersion":

@@ -379,7 +379,7 @@ def _print(answer: ReportAnswer, wanted: Wanted, asked: Asked, columns: Sequence
             output.note("Of jobs that you may see: yours, and those of accounts that you lead.")
     output.print_table(table, rows, style)
     if not rows and not style.parsable:
-        output.note(_empty(answer, wanted))
+        output.warn(_empty(answer, wanted))
 
 
 def _empty(answer: ReportAnswer, wanted: Wanted) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from steward.accounting.sacct.options import Options, completions, options
 from steward.accounting.sacct.shapes import SacctAnswer, SacctText
 from steward.cli.ending import ended
+from steward.cli.text import number
 from steward.cli.times import zone_to_ask_in
 from steward.client.asking import elsewhere, where
 from steward.client.place import Place
@@ -109,7 +110,7 @@ def _say_window(answer: SacctAnswer) -> None:
 
     since, until = (show(moment(us)) for us in (answer.since, answer.until))
     sys.stdout.flush()
-    print(f"sacct: looked at {since} to {until}, {answer.lines} lines", file=sys.stderr)
+    print(f"sacct: looked at {since} to {until}, {number(answer.lines, 'line')}", file=sys.stderr)
 
 
 def _asked(asked: Options) -> Iterator[SacctText | SacctAnswer]:

@@ -39,7 +39,8 @@ def _troubles(answer: StatusShowAnswer) -> Iterator[Trouble]:
             yield Trouble("wrong", f"part {part.name}", part.error or "it does not run")
     yield from _behind(answer)
     if answer.dead_letters:
-        yield Trouble("wrong", "dead letters", f"{answer.dead_letters} events were set aside")
+        events = "1 event was" if answer.dead_letters == 1 else f"{answer.dead_letters} events were"
+        yield Trouble("wrong", "dead letters", f"{events} set aside")
     for one in answer.clusters:
         if one.up is False:
             yield Trouble("wrong", f"cluster {one.cluster}", one.message or "it does not answer")

@@ -23,30 +23,30 @@ Steward is away for longer than MinJobAge"
 
 def _spank(ground: Ground, one: Asked) -> Iterator[Finding]:
     plugstack = one.shown.get("PlugStackConfig", "") or f"{one.etc}/plugstack.conf"
-    ours = os.path.join(installing.conf_directory(plugstack), installing.OUR_CONF)
-    is_there = os.path.exists(ours)
-    if not is_there and not ground.settings.nodes.listen:
+    ours = installing.our_conf(plugstack)
+    lines = checking.shim_lines(plugstack)
+    if not lines and not ground.settings.nodes.listen:
         yield skipped(_SPANK, "[nodes] listen is not set: no node is to tell of its steps")
         return
-    if not is_there:
+    if not lines:
         names = _nodes_here(one)
         if names:
             yield warning(
                 _SPANK,
                 f"this host is node {names[0]}, and its steps are not told of: {ours} is missing",
                 "steward plugins build",
-                "steward plugins install",
+                checking.install_command(plugstack=plugstack),
             )
         else:
             yield skipped(_SPANK, "this host is no node: run 'steward plugins check' on one")
         return
-    libdir = _libdir(ours)
-    lines = checking.check_shim(_version(one), libdir=libdir, plugstack=plugstack)
-    mend = ("steward plugins build", f"steward plugins install --plugstack {plugstack}")
-    for line in lines:
-        yield wrong(ours, line, *mend)
-    if not lines:
-        yield ok(ours, f"it is built for Slurm {_version(one)}, and its lines are written")
+    faults = checking.shim_faults(
+        _version(one), libdir=_libdir(lines[0]), plugstack=plugstack, settings=ground.settings
+    )
+    for fault in faults:
+        yield wrong(lines[0].file, fault.what, *fault.mend)
+    if not faults:
+        yield ok(lines[0].file, f"it is built for Slurm {_version(one)}, and its lines are written")
 
 
 def _nodes_here(one: Asked) -> list[str]:
@@ -55,12 +55,9 @@ def _nodes_here(one: Asked) -> list[str]:
     return [node.name for node in nodes if node.hostname.partition(".")[0] == here]
 
 
-def _libdir(conf: str) -> str:
-    """Where builds lie side by side, as our file beside plugstack.conf names it."""
-    for words in installing.plugstack_lines(conf):
-        if len(words) > 1:
-            return os.path.dirname(os.path.dirname(words[1]))
-    return DEFAULT_LIBDIR
+def _libdir(line: checking.ShimLine) -> str:
+    """Where builds lie side by side, as a line that loads one names it."""
+    return os.path.dirname(os.path.dirname(line.library)) or DEFAULT_LIBDIR
 
 
 def _version(one: Asked) -> SlurmVersion:
@@ -90,10 +87,10 @@ def _jobcomp(ground: Ground, one: Asked) -> Iterator[Finding]:
         else:
             yield warning(looked_at, f"the place is taken by {kind}: lost are {_NO_JOBCOMP}", *mend)
         return
-    lines = telling.check_jobcomp(one.shown, one.etc)
-    for line in lines:
-        yield wrong(looked_at, line, *mend)
-    if lines:
+    faults = telling.jobcomp_faults(one.shown, one.etc)
+    for fault in faults:
+        yield wrong(looked_at, fault.what, *fault.mend)
+    if faults:
         return
     with open(path, encoding="utf-8", errors="replace") as file:
         written = telling.lines_of(file.read())

@@ -4,29 +4,34 @@ A library is loaded in a process of its own, which may crash without harm.
 """
 
 import os
-import stat
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
 
 from steward.admin.plugins.building import (
+    DEFAULT_LIBDIR,
     HOOKS,
+    PROLOG_LIBRARY,
     SHIM,
     SUBMIT_LIBRARY,
-    Built,
     SlurmVersion,
     find_built,
 )
-from steward.admin.plugins.errors import NativeError
+from steward.admin.plugins.errors import Fault, NativeError
 from steward.admin.plugins.installing import (
-    OUR_CONF,
+    DEFAULT_PLUGSTACK,
+    DEFAULT_SPOOL,
     conf_directory,
+    included,
     includes,
+    our_conf,
     plugstack_lines,
 )
-from steward.core.filesystems import network_kind
+from steward.admin.plugins.spools import daemon_directories, free_spool, spool_faults, taken_by
+from steward.core.config import Settings
 
 _TIMEOUT_S: Final = 30.0
 _LOOK: Final = """
@@ -115,68 +120,192 @@ def check_coming(version: SlurmVersion, *, libdir: str) -> list[str]:
     return [line for name in SHIM for line in check_library(os.path.join(directory, name), version)]
 
 
-def check_shim(version: SlurmVersion, *, libdir: str, plugstack: str) -> list[str]:
-    """What keeps this node from telling of its jobs, a line each.
+class ShimLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of Slurm's configuration that loads the SPANK plugin.
+
+    Attributes:
+        file: The file that it is in.
+        keyword: Its first word: ``optional`` or ``required``.
+        library: The library.
+        spool: The directory of the lines; "" where none is named.
+    """
+
+    file: str
+    keyword: str
+    library: str
+    spool: str
+
+
+def shim_lines(plugstack: str) -> list[ShimLine]:
+    """Read the lines that load the SPANK plugin: our file's, plugstack.conf's and its includes'.
+
+    Args:
+        plugstack: Slurm's PlugStackConfig.
+    """
+    ours = our_conf(plugstack)
+    lines = [_shim_line(ours, words) for words in plugstack_lines(ours)]
+    for path in included(plugstack):
+        if os.path.realpath(path) == os.path.realpath(ours):
+            continue
+        named = (words for words in plugstack_lines(path) if len(words) > 1)
+        lines += [_shim_line(path, words) for words in named if is_shim(words[1])]
+    return lines
+
+
+def is_shim(library: str) -> bool:
+    """Whether a path names a library of the SPANK plugin."""
+    return os.path.basename(library) in SHIM
+
+
+def _shim_line(file: str, words: list[str]) -> ShimLine:
+    spools = [word.removeprefix("spool=") for word in words[2:] if word.startswith("spool=")]
+    return ShimLine(
+        file=file,
+        keyword=words[0],
+        library=words[1] if len(words) > 1 else "",
+        spool=spools[0] if spools else "",
+    )
+
+
+def spool_of(plugstack: str) -> str:
+    """The directory of the lines, as plugstack.conf names it; "" if nothing does."""
+    return next((line.spool for line in shim_lines(plugstack) if line.spool), "")
+
+
+def check_shim(
+    version: SlurmVersion, *, libdir: str, plugstack: str, settings: Settings | None = None
+) -> list[str]:
+    """What keeps this node from telling of its jobs, and what mends it, a line each.
 
     Args:
         version: Of the Slurm that is on this node.
         libdir: Where builds lie side by side.
         plugstack: Slurm's PlugStackConfig.
+        settings: This host's configuration, whose directories are no spool; the defaults if None.
     """
-    built = find_built(libdir, version)
-    wrong = check_coming(version, libdir=libdir)
-    if built is not None:
-        wrong += _check_conf(built, plugstack)
-    return [*wrong, *_check_spool(plugstack)]
+    faults = shim_faults(version, libdir=libdir, plugstack=plugstack, settings=settings)
+    return [str(fault) for fault in faults]
 
 
-def spool_of(plugstack: str) -> str:
-    """The directory of the lines, as our file beside plugstack.conf names it; "" if none does."""
-    for words in plugstack_lines(os.path.join(conf_directory(plugstack), OUR_CONF)):
-        for word in words[2:]:
-            if word.startswith("spool="):
-                return word.removeprefix("spool=")
-    return ""
+def shim_faults(
+    version: SlurmVersion, *, libdir: str, plugstack: str, settings: Settings | None = None
+) -> list[Fault]:
+    """As :func:`check_shim`, with the commands apart from what is wrong."""
+    found = _Shim(version, libdir, plugstack, daemon_directories(settings or Settings()))
+    return [*found.of_build(), *found.of_conf(), *found.of_spools()]
 
 
-def _check_conf(built: Built, plugstack: str) -> list[str]:
-    conf = os.path.join(conf_directory(plugstack), OUR_CONF)
-    lines = plugstack_lines(conf)
-    if not lines:
-        return [f"{conf} is missing: run steward plugins install"]
-    wrong = []
-    for words in lines:
-        if words[0] != "optional":
-            wrong.append(f"{conf} says {words[0]!r}: only optional keeps a job from failing")
-        path = words[1] if len(words) > 1 else ""
-        if not os.path.exists(path):
-            wrong.append(f"{conf} names {path or 'no file'}, which is not there")
-        elif not os.path.samefile(os.path.dirname(path), os.path.dirname(built.path)):
-            wrong.append(f"{conf} names {path}, not {built.path}: run steward plugins install")
-    if not includes(plugstack, conf):
-        wrong.append(f"{plugstack} does not include {conf_directory(plugstack)}/*.conf: add it")
-    return wrong
+class _Shim:
+    """The SPANK plugin of a node: its build, the lines that load it, and its spool."""
+
+    def __init__(
+        self, version: SlurmVersion, libdir: str, plugstack: str, taken: Mapping[str, str]
+    ) -> None:
+        self._version = version
+        self._libdir = libdir
+        self._plugstack = plugstack
+        self._taken = taken
+        self._conf = our_conf(plugstack)
+        self._lines = shim_lines(plugstack)
+
+    def of_build(self) -> Iterator[Fault]:
+        libdir = "" if self._libdir == DEFAULT_LIBDIR else f" --libdir {self._libdir}"
+        mend = (f"steward plugins build{libdir}", self._install())
+        if find_built(self._libdir, self._version) is None:
+            yield Fault(f"there is no build for Slurm {self._version} in {self._libdir}", mend)
+            return
+        for line in check_coming(self._version, libdir=self._libdir):
+            yield Fault(line, mend)
+
+    def of_conf(self) -> Iterator[Fault]:
+        built = find_built(self._libdir, self._version)
+        if built is None:
+            return
+        if not self._lines:
+            yield Fault(f"{self._conf} is missing", (self._install(),))
+            return
+        for line in self._lines:
+            library = os.path.join(os.path.dirname(built.path), os.path.basename(line.library))
+            mend = self._set(line, library=library)
+            if line.keyword != "optional":
+                what = f"{line.file} says {line.keyword!r}: only optional keeps a job from failing"
+                yield Fault(what, mend)
+            if not os.path.exists(line.library):
+                named = line.library or "no file"
+                yield Fault(f"{line.file} names {named}, which is not there", mend)
+            elif not os.path.samefile(os.path.dirname(line.library), os.path.dirname(built.path)):
+                yield Fault(f"{line.file} names {line.library}, not {built.path}", mend)
+        if any(line.file == self._conf for line in self._lines):
+            yield from self._of_include()
+
+    def _of_include(self) -> Iterator[Fault]:
+        if not includes(self._plugstack, self._conf):
+            line = f"include {conf_directory(self._plugstack)}/*.conf"
+            what = f"{self._plugstack} does not include {self._conf}"
+            yield Fault(what, (f"{self._plugstack}: {line}",))
+
+    def of_spools(self) -> Iterator[Fault]:
+        looked_at: set[str] = set()
+        for line in self._lines:
+            free = free_spool(self._taken)
+            if not line.spool:
+                what = f"{line.file} names no spool: nothing is written"
+                yield Fault(what, self._set(line, spool=free))
+                continue
+            if line.spool in looked_at and line.file == self._conf:
+                continue
+            taken = taken_by(line.spool, self._taken)
+            real = os.path.realpath(line.spool)
+            if taken:
+                yield Fault(
+                    f"{line.file} names spool={line.spool}, which is {taken}: change the path in "
+                    f"{line.file} to the SPANK plugin's own spool, which is root's alone",
+                    self._set(line, spool=free),
+                )
+            elif real != os.path.abspath(line.spool):
+                what = f"{line.spool} is reached by a symbolic link: name {real} itself"
+                yield Fault(what, self._set(line, spool=real))
+            elif line.spool not in looked_at:
+                yield from spool_faults(line.spool)
+            looked_at.add(line.spool)
+
+    def _set(self, line: ShimLine, *, library: str = "", spool: str = "") -> tuple[str, ...]:
+        """Return what changes a line: our command, or words to type into the site's own file."""
+        spool = spool or line.spool
+        if line.file == self._conf:
+            return (self._install(spool),)
+        if any(other.file == self._conf for other in self._lines):
+            return (f"{line.file}: remove the line that names {line.library}, {self._conf} has it",)
+        words = f"{line.file}: optional {library or line.library} spool={spool}"
+        return (words, f"install -d -o root -g root -m 0700 {spool}") if spool else (words,)
+
+    def _install(self, spool: str = "") -> str:
+        """Return the command that writes our file, with what it says now kept."""
+        spool = spool or next((one.spool for one in self._lines if one.spool), DEFAULT_SPOOL)
+        if taken_by(spool, self._taken):
+            spool = free_spool(self._taken) or spool
+        libraries = {os.path.basename(one.library) for one in self._lines}
+        return install_command(
+            plugstack=self._plugstack,
+            libdir=self._libdir,
+            spool=spool,
+            prolog=PROLOG_LIBRARY in libraries,
+        )
 
 
-def _check_spool(plugstack: str) -> list[str]:
-    spool = spool_of(plugstack)
-    if not spool:
-        return []
-    kind = network_kind(spool)
-    if kind:
-        return [f"{spool} is on {kind}: nothing is written there, take a local disk"]
-    try:
-        status = os.stat(spool)
-    except OSError as error:
-        return [f"{spool}: {error.strerror}: every line is lost"]
-    if not stat.S_ISDIR(status.st_mode):
-        return [f"{spool} is no directory: every line is lost"]
-    if os.path.realpath(spool) != os.path.abspath(spool):
-        return [f"{spool} is reached by a symbolic link: name {os.path.realpath(spool)} itself"]
-    if status.st_mode & stat.S_IWOTH:
-        return [f"{spool} may be written by anybody: nothing is written there, chmod 0700 it"]
-    if status.st_uid != 0:
-        return [
-            f"{spool} belongs to uid {status.st_uid}, who could change what is told: give it root"
-        ]
-    return []
+def install_command(
+    *,
+    plugstack: str,
+    libdir: str = DEFAULT_LIBDIR,
+    spool: str = DEFAULT_SPOOL,
+    prolog: bool = False,
+) -> str:
+    """Return the command line that installs the SPANK plugin, with options that are no defaults."""
+    words = ["steward plugins install"]
+    if libdir != DEFAULT_LIBDIR:
+        words.append(f"--libdir {libdir}")
+    if plugstack != DEFAULT_PLUGSTACK:
+        words.append(f"--plugstack {plugstack}")
+    if spool != DEFAULT_SPOOL:
+        words.append(f"--spool {spool}")
+    return " ".join([*words, "--prolog"] if prolog else words)

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Final
 
 import msgspec
@@ -52,6 +52,11 @@ def conf_directory(plugstack: str) -> str:
     return f"{plugstack}.d"
 
 
+def our_conf(plugstack: str) -> str:
+    """The file of our own beside plugstack.conf."""
+    return os.path.join(conf_directory(plugstack), OUR_CONF)
+
+
 def install_shim(
     built: Built, *, libdir: str, plugstack: str, spool: str, prolog: bool = False
 ) -> Installed:
@@ -72,7 +77,7 @@ def install_shim(
     for path in (directory, plugstack, spool):
         require_plain(path)
     _require_local(spool)
-    conf = os.path.join(conf_directory(plugstack), OUR_CONF)
+    conf = our_conf(plugstack)
     text = "".join(f"optional {directory}/{library} spool={spool}\n" for library in libraries)
     head = (
         f"# {MARK}, for Slurm {built.version}.\n"
@@ -109,14 +114,25 @@ def includes(plugstack: str, conf: str) -> bool:
 
     Where the node has none of its own, the one that slurmd was given by slurmctld counts.
     """
+    return any(_matches(pattern, conf) for pattern in _patterns(_in_use(plugstack)))
+
+
+def included(plugstack: str) -> list[str]:
+    """Return plugstack.conf, and the files that it includes, in their order."""
+    path = _in_use(plugstack)
+    return [path, *(file for pattern in _patterns(path) for file in sorted(glob.glob(pattern)))]
+
+
+def _in_use(plugstack: str) -> str:
     if plugstack == DEFAULT_PLUGSTACK and not os.path.exists(plugstack):
-        plugstack = FETCHED_PLUGSTACK
+        return FETCHED_PLUGSTACK
+    return plugstack
+
+
+def _patterns(plugstack: str) -> Iterator[str]:
     for words in plugstack_lines(plugstack):
         if words[0] == "include" and len(words) == 2:
-            pattern = os.path.join(os.path.dirname(plugstack), words[1])
-            if _matches(pattern, conf):
-                return True
-    return False
+            yield os.path.join(os.path.dirname(plugstack), words[1])
 
 
 def _matches(pattern: str, conf: str) -> bool:
@@ -163,7 +179,9 @@ def install_jobcomp(directory: str, *, libdir: str, lines: str) -> Installed:
         require_plain(path)
     _require_local(os.path.dirname(lines))
     if os.path.isdir(os.path.dirname(lines)) and is_open(os.path.dirname(lines)):
-        raise NativeError(open_directory(os.path.dirname(lines)), os.path.dirname(lines))
+        directory_of_lines = os.path.dirname(lines)
+        what = open_directory(directory_of_lines)
+        raise NativeError(f"{what}: chmod o= {directory_of_lines}", directory_of_lines)
     text = f'-- {MARK}.\nsteward_jobcomp_file = "{lines}"\nreturn dofile("{ours}")\n'
     try:
         make_directory(os.path.dirname(ours), 0o755)
@@ -194,7 +212,7 @@ def open_directory(directory: str) -> str:
     """The error about a directory of job lines that is open to everybody."""
     return (
         f"{directory} is open to everybody, and job names and paths are in its files as users "
-        f"wrote them: chmod o= {directory}"
+        "wrote them"
     )
 
 

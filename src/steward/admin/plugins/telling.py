@@ -6,10 +6,11 @@ began is not looked for again, and a directory that it cannot write to costs the
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
+from steward.admin.plugins.errors import Fault
 from steward.admin.plugins.installing import DEFAULT_LINES, JOBCOMP, is_open, open_directory
 from steward.core.filesystems import may, network_kind
 
@@ -19,28 +20,42 @@ _USER: Final = re.compile(r"(.*)\((\d+)\)")
 
 
 def check_jobcomp(shown: Mapping[str, str], directory: str) -> list[str]:
-    """What keeps slurmctld from telling of jobs that end, a line each.
+    """What keeps slurmctld from telling of jobs that end, and what mends it, a line each.
 
     Args:
         shown: What ``scontrol show config`` shows.
         directory: Where slurm.conf is.
     """
+    return [str(fault) for fault in jobcomp_faults(shown, directory)]
+
+
+def jobcomp_faults(shown: Mapping[str, str], directory: str) -> list[Fault]:
+    """As :func:`check_jobcomp`, with the commands apart from what is wrong."""
     kind = shown.get("JobCompType", "")
+    install = f"steward plugins install --jobcomp {directory}"
+    restart = "systemctl restart slurmctld"
     if kind != "jobcomp/lua":
         told = "what it would tell comes from snapshots and sacct"
-        return [f"JobCompType is {kind or 'jobcomp/none'}, not jobcomp/lua: {told}"]
+        what = f"JobCompType is {kind or 'jobcomp/none'}, not jobcomp/lua: {told}"
+        return [Fault(what, (install, "slurm.conf: JobCompType=jobcomp/lua", restart))]
     path = os.path.join(directory, JOBCOMP)
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read()
     except OSError as error:
-        return [f"JobCompType is jobcomp/lua, but {path}: {error.strerror}"]
+        what = f"JobCompType is jobcomp/lua, but {path}: {error.strerror}"
+        return [Fault(what, (install, restart))]
     if "steward" not in text:
-        return [f"{path} does not call Steward's: run steward plugins install"]
-    missing = [called for called in _CALLED.findall(text) if not os.path.exists(called)]
-    wrong = [f"{path} calls {called}, which is not there" for called in missing]
+        # Where the site's own is, installing says what is to be put into it.
+        return [Fault(f"{path} does not call Steward's", (install, restart))]
     lines = lines_of(text)
-    return wrong + _check_lines(lines, slurm_user(shown)) + _check_began(path, lines, shown)
+    again = install if lines == DEFAULT_LINES else f"{install} --lines {lines}"
+    missing = [called for called in _CALLED.findall(text) if not os.path.exists(called)]
+    faults = [
+        Fault(f"{path} calls {called}, which is not there", (again, restart)) for called in missing
+    ]
+    user = slurm_user(shown)
+    return [*faults, *_of_lines(lines, user, install), *_of_start(path, lines, shown)]
 
 
 def lines_of(text: str) -> str:
@@ -55,29 +70,31 @@ def slurm_user(shown: Mapping[str, str]) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found is not None else None
 
 
-def _check_lines(lines: str, user: tuple[str, int] | None) -> list[str]:
+def _of_lines(lines: str, user: tuple[str, int] | None, install: str) -> Iterator[Fault]:
     """Whether slurmctld can append to the file, or make it."""
     directory = os.path.dirname(lines)
+    name, uid = user or ("SlurmUser", -1)
     kind = network_kind(directory)
     if kind:
-        return [f"{directory} is on {kind}, which could stall slurmctld: take a local disk"]
-    if not os.path.isdir(directory):
-        return [f"{directory} is not there, so every line is lost: make it, as SlurmUser's"]
-    if is_open(directory):
-        return [open_directory(directory)]
-    if user is None:
-        return []
-    name, uid = user
-    for path in (lines, directory):
-        if os.path.lexists(path):
-            # slurmctld makes the file anew only where it is not there.
-            if may(uid, "w", path) is False:
-                return [f"{path} cannot be written by SlurmUser {name}, so every line is lost"]
-            return []
-    return []
+        local = f"{install} --lines DIR/jobcomp.jsonl"
+        what = f"{directory} is on {kind}, which could stall slurmctld: take a local disk as DIR"
+        yield Fault(what, (local,))
+    elif not os.path.isdir(directory):
+        make = f"install -d -o {name} -m 0750 {directory}"
+        yield Fault(f"{directory} is not there, so every line is lost", (make,))
+    elif is_open(directory):
+        yield Fault(open_directory(directory), (f"chmod o= {directory}",))
+    elif user is not None:
+        # slurmctld makes the file anew only where it is not there.
+        path = lines if os.path.lexists(lines) else directory
+        if may(uid, "w", path) is False:
+            mend = [f"chown {name} {directory}", f"chmod u=rwx {directory}"]
+            mend += [f"chown {name} {lines}", f"chmod u+rw {lines}"] if path == lines else []
+            what = f"{path} cannot be written by SlurmUser {name}, so every line is lost"
+            yield Fault(what, tuple(mend))
 
 
-def _check_began(path: str, lines: str, shown: Mapping[str, str]) -> list[str]:
+def _of_start(path: str, lines: str, shown: Mapping[str, str]) -> list[Fault]:
     """Whether slurmctld runs since before the script was there, and has written nothing since."""
     try:
         began = datetime.fromisoformat(shown.get("BOOT_TIME", "")).timestamp()
@@ -92,4 +109,5 @@ def _check_began(path: str, lines: str, shown: Mapping[str, str]) -> list[str]:
     if placed < began + 1 or written >= began:
         return []
     since = f"slurmctld runs since {shown['BOOT_TIME']}, {path} is newer"
-    return [f"{since}, and nothing was written since: restart slurmctld"]
+    restart = ("systemctl restart slurmctld",)
+    return [Fault(f"{since}, and nothing was written since: restart slurmctld", restart)]

@@ -1,0 +1,146 @@
+"""The SPANK plugin's spool: where it may lie, and whose it must be.
+
+slurmstepd appends to it as root, and so does what is read there; the daemon's directories and
+that of job lines belong to SlurmUser. One directory cannot serve both.
+"""
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from steward.admin.plugins.errors import Fault
+from steward.admin.plugins.installing import DEFAULT_LINES, DEFAULT_SPOOL
+from steward.core.config import Settings
+from steward.core.errors import UsageError
+from steward.core.filesystems import network_kind
+
+OWNER: Final = "root:root"
+MODE: Final = 0o700
+
+
+def daemon_directories(settings: Settings) -> dict[str, str]:
+    """Return the directories of the daemon and of jobcomp, with what makes each of them theirs.
+
+    Args:
+        settings: The configuration; the defaults count where it names no other.
+    """
+    found = {os.path.dirname(DEFAULT_LINES): "jobcomp's lines"}
+    found |= {Settings().state_dir: "the daemon's state", settings.state_dir: "state_dir"}
+    found |= _parent("socket", settings.socket)
+    for field in ("socket", "plugin_conf", "off_switch"):
+        found |= _parent(f"[gate] {field}", getattr(settings.gate, field))
+    for name in settings.files_sinks():
+        found[settings.sink_path(name)] = f"[archive.sink.{name}] path"
+        if move_to := settings.files_sink(name).move_to:
+            found[move_to] = f"[archive.sink.{name}] move_to"
+    for name, cluster in settings.cluster.items():
+        found |= _parent(f"[cluster.{name}] jobcomp_lines", cluster.jobcomp_lines)
+        if cluster.spool:
+            found[cluster.spool] = f"[cluster.{name}] spool"
+    return found
+
+
+def _parent(key: str, path: str) -> dict[str, str]:
+    return {os.path.dirname(path): key} if path else {}
+
+
+def taken_by(spool: str, directories: Mapping[str, str]) -> str:
+    """Say whose a directory is already; "" where neither it nor its parents are anybody's.
+
+    Args:
+        spool: The directory.
+        directories: As :func:`daemon_directories` returns them.
+    """
+    path = os.path.realpath(spool)
+    for directory, key in directories.items():
+        other = os.path.realpath(directory)
+        if path == other:
+            return f"the directory of {key}"
+        if _is_below(path, other):
+            return f"in {directory}, the directory of {key}"
+        if _is_below(other, path):
+            return f"a parent of {directory}, the directory of {key}"
+    return ""
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return path.startswith(directory.rstrip("/") + "/")
+
+
+def free_spool(directories: Mapping[str, str]) -> str:
+    """Return a directory for the spool that is nobody's: the default one, if it is free."""
+    beside = "/var/lib/steward-shim"
+    return next((path for path in (DEFAULT_SPOOL, beside) if not taken_by(path, directories)), "")
+
+
+def require_free(spool: str, directories: Mapping[str, str]) -> None:
+    """See that a directory can be the plugin's spool.
+
+    Args:
+        spool: The directory.
+        directories: As :func:`daemon_directories` returns them.
+
+    Raises:
+        UsageError: It is the daemon's or jobcomp's.
+    """
+    taken = taken_by(spool, directories)
+    if taken:
+        raise UsageError(
+            f"cannot use {spool} as the SPANK plugin's spool: it is {taken}, and the spool must "
+            f"be root's alone: give --spool {free_spool(directories) or 'DIR'}",
+            spool,
+        )
+
+
+def require_no_spool(lines: str, spool: str) -> None:
+    """See that jobcomp's lines are not written into the SPANK plugin's spool.
+
+    Args:
+        lines: The file of job lines.
+        spool: The spool that plugstack.conf names; "" if it names none.
+
+    Raises:
+        UsageError: They are.
+    """
+    for path in filter(None, (spool, DEFAULT_SPOOL)):
+        if taken_by(path, {os.path.dirname(lines): "jobcomp's lines"}):
+            raise UsageError(
+                f"cannot write job lines to {lines}: {path} is the SPANK plugin's spool, root's "
+                f"alone, and SlurmUser writes job lines: give --lines {DEFAULT_LINES}",
+                lines,
+            )
+
+
+def spool_faults(spool: str) -> Iterator[Fault]:
+    """Yield what keeps lines from being written to a spool, or lets others change them."""
+    kind = network_kind(spool)
+    if kind:
+        yield Fault(f"{spool} is on {kind}: nothing is written there, take a local disk")
+        return
+    make = f"install -d -o root -g root -m 0700 {spool}"
+    try:
+        status = os.stat(spool)
+    except OSError as error:
+        yield Fault(f"{spool}: {error.strerror}: every line is lost", (make,))
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        move = f"mv {spool} {spool}.old"
+        yield Fault(f"{spool} is no directory: every line is lost", (move, make))
+    elif os.path.realpath(spool) == os.path.abspath(spool):
+        yield from _access_faults(spool, status)
+
+
+def _access_faults(spool: str, status: os.stat_result) -> Iterator[Fault]:
+    if status.st_uid != 0:
+        yield Fault(
+            f"{spool} belongs to uid {status.st_uid}, who could change what is told",
+            (f"chown {OWNER} {spool}", f"chmod {MODE:04o} {spool}"),
+        )
+    mend = (f"chmod {MODE:04o} {spool}",)
+    if status.st_mode & stat.S_IWOTH:
+        yield Fault(f"{spool} may be written by anybody: nothing is written there", mend)
+    elif status.st_mode & stat.S_IWGRP:
+        yield Fault(f"{spool} may be written by its group, who could change what is told", mend)
+    elif status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        yield Fault(f"{spool} is open to others than root", mend)

@@ -1,0 +1,338 @@
+"""The SPANK plugin's spool: what is wrong with it, and whether the printed commands mend it."""
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from doctor_site import Site, site
+
+from steward.admin.doctor import plugins
+from steward.admin.doctor.findings import Finding
+from steward.admin.plugins import building, checking, installing, spools
+from steward.admin.plugins.building import Built
+from steward.cli.app import run
+from steward.core.config import (
+    ClusterSettings,
+    GateSettings,
+    Settings,
+)
+from steward.core.config.file import Loaded, render
+
+__all__ = ["site"]
+
+HEADERS = Path("/usr/include")
+NOBODY = 65534
+
+pytestmark = [
+    pytest.mark.skipif(
+        not shutil.which("cc") or not (HEADERS / "slurm/spank.h").exists(),
+        reason="needs a C compiler and Slurm's headers",
+    ),
+    pytest.mark.skipif(os.geteuid() != 0, reason="the spool is root's"),
+]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return building.build(str(HEADERS), str(tmp_path_factory.mktemp("lib")))
+
+
+class Node:
+    """A host that is controller and node, with the plugin installed as a reader of docs does."""
+
+    def __init__(self, site: Site, built: Built) -> None:
+        self.site = site
+        self.default = str(site.root / "default" / "shim")
+        self.libdir = os.path.dirname(os.path.dirname(built.path))
+        self.built = built
+        self.etc = site.root / "slurm"
+        self.plugstack = self.etc / "plugstack.conf"
+        self.conf = Path(f"{self.plugstack}.d/steward.conf")
+        self.plugstack.write_text(f"include {self.plugstack}.d/*.conf\n")
+        self.spool = site.root / "shim"
+        self.lines = site.root / "jobcomp" / "jobcomp.jsonl"
+        self.lines.parent.mkdir()
+        self.lines.parent.chmod(0o750)
+        os.chown(self.lines.parent, NOBODY, NOBODY)
+        cluster = msgspec.structs.replace(
+            site.settings.cluster["c1"], jobcomp_lines=str(self.lines)
+        )
+        site.set(cluster={"c1": cluster})
+        site.change(SLURM_VERSION=str(built.version), SlurmUser=f"nobody({NOBODY})")
+        site.stage.answer("squeue --version", f"slurm-wlm {built.version}\n")
+        self.config = site.root / "steward.toml"
+        self.config.write_text(render(Loaded(site.settings)))
+        self.install(self.spool)
+
+    def install(self, spool: Path | str, *, prolog: bool = False) -> None:
+        installing.install_shim(
+            self.built,
+            libdir=self.libdir,
+            plugstack=str(self.plugstack),
+            spool=str(spool),
+            prolog=prolog,
+        )
+
+    def look(self) -> list[Finding]:
+        return list(plugins.spank(self.site.ground()))
+
+    def faults(self) -> list[Finding]:
+        return [found for found in self.look() if found.status != "ok"]
+
+    def mend(self) -> None:
+        """Type what the doctor prints, once for each remedy."""
+        for line in dict.fromkeys(line for found in self.faults() for line in found.mend):
+            file, _, words = line.partition(": ")
+            if line.startswith("steward "):
+                assert run([*shlex.split(line)[1:], "--config", str(self.config)]) == 0, line
+            elif file.startswith("/"):
+                self.edit(Path(file), words)
+            else:
+                subprocess.run(shlex.split(line), check=True, timeout=60)
+
+    def edit(self, file: Path, words: str) -> None:
+        kept = [line for line in file.read_text().splitlines() if building.LIBRARY not in line]
+        added = [] if words.startswith("remove the line") else [words]
+        file.write_text("".join(f"{line}\n" for line in [*kept, *added]))
+
+
+@pytest.fixture
+def node(site: Site, built: Built, monkeypatch: pytest.MonkeyPatch) -> Node:
+    # No test makes the spool of the host that it runs on.
+    monkeypatch.setattr("steward.native.spools.DEFAULT_SPOOL", str(site.root / "default" / "shim"))
+    monkeypatch.setenv("PATH", f"{site.root}/slurm:{os.environ['PATH']}")
+    monkeypatch.delenv("STEWARD_CONFIG", raising=False)
+    return Node(site, built)
+
+
+def to_others(node: Node) -> None:
+    os.chown(node.spool, NOBODY, NOBODY)
+
+
+def closed(mode: int) -> Callable[[Node], None]:
+    return lambda node: node.spool.chmod(mode)
+
+
+def both(node: Node) -> None:
+    to_others(node)
+    node.spool.chmod(0o777)
+
+
+def missing(node: Node) -> None:
+    node.spool.rmdir()
+
+
+def a_file(node: Node) -> None:
+    node.spool.rmdir()
+    node.spool.touch()
+
+
+def a_link(node: Node) -> None:
+    node.spool.rename(node.spool.with_name("real"))
+    node.spool.symlink_to(node.spool.with_name("real"))
+
+
+def no_spool(node: Node) -> None:
+    node.conf.write_text(node.conf.read_text().replace(f" spool={node.spool}", ""))
+
+
+def required(node: Node) -> None:
+    node.conf.write_text(node.conf.read_text().replace("optional", "required"))
+
+
+def another_build(node: Node) -> None:
+    node.conf.write_text(node.conf.read_text().replace(str(node.built.version), "1.1.1"))
+
+
+def not_included(node: Node) -> None:
+    node.plugstack.write_text("# the site's\n")
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        *(to_others, closed(0o777), closed(0o1777), closed(0o770), closed(0o755), both),
+        *(missing, a_file, a_link, no_spool, required, another_build, not_included),
+    ],
+)
+def test_the_commands_of_the_doctor_mend_the_spool(
+    node: Node, harm: Callable[[Node], None]
+) -> None:
+    assert [found.status for found in node.look()] == ["ok"]
+    harm(node)
+    assert all(found.status == "wrong" and found.mend for found in node.look())
+    node.mend()
+    assert node.faults() == []
+    spool = Path(checking.spool_of(str(node.plugstack)))
+    assert (spool.stat().st_uid, spool.stat().st_mode & 0o7777) == (0, 0o700)
+
+
+def test_what_was_chosen_at_the_installation_is_kept(node: Node) -> None:
+    node.install(node.spool, prolog=True)
+    another_build(node)
+    node.mend()
+    assert node.conf.read_text().count(f"spool={node.spool}") == 2
+    assert building.PROLOG_LIBRARY in node.conf.read_text()
+
+
+def test_a_line_that_names_jobcomps_directory_is_to_be_changed(node: Node) -> None:
+    """Root's, the directory would take no line of slurmctld's."""
+    node.install(node.lines.parent)
+    found = node.faults()[0]
+    told = "jobcomp, which is the directory of [cluster.c1] jobcomp_lines: change the path in"
+    assert told in found.what
+    assert not any("chown" in line for line in found.mend)
+    node.mend()
+    assert node.faults() == []
+    assert str(node.lines.parent) not in node.conf.read_text()
+    assert node.lines.parent.stat().st_uid == NOBODY
+
+
+def test_a_line_of_plugstack_conf_itself_is_to_be_changed(node: Node) -> None:
+    node.conf.unlink()
+    old = f"optional {node.built.path} spool="
+    node.plugstack.write_text(f"{old}{node.lines.parent}\n")
+    (found,) = node.faults()
+    new = node.default
+    assert found.mend == (
+        f"{node.plugstack}: {old}{new}",
+        f"install -d -o root -g root -m 0700 {new}",
+    )
+    node.mend()
+    assert node.faults() == []
+    assert node.plugstack.read_text() == f"{old}{new}\n"
+
+
+def test_an_old_line_beside_ours_is_to_be_removed(node: Node) -> None:
+    text = node.plugstack.read_text()
+    node.plugstack.write_text(f"{text}optional {node.built.path} spool={node.lines.parent}\n")
+    (found,) = node.faults()
+    assert "change the path in" in found.what
+    node.mend()
+    assert node.faults() == []
+    assert node.plugstack.read_text() == text
+
+
+def test_the_default_directories_are_known_without_a_configuration(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.conf.write_text(node.conf.read_text().replace(str(node.spool), "/var/spool/steward"))
+    words = ["--libdir", node.libdir, "--plugstack", str(node.plugstack)]
+    assert run(["plugins", "check", *words]) == 1
+    told = capsys.readouterr().out
+    assert "spool=/var/spool/steward, which is the directory of jobcomp's lines" in told
+    assert f"--spool {node.default}" in told
+
+
+def refused(node: Node, spool: Path | str) -> bool:
+    words = ["--libdir", node.libdir, "--plugstack", str(node.plugstack)]
+    words += ["--config", str(node.config), "--spool", str(spool)]
+    before = node.conf.read_text()
+    code = run(["plugins", "install", *words])
+    assert code in (0, 2)
+    assert (node.conf.read_text() == before) == (code == 2)
+    return code == 2
+
+
+def test_install_refuses_directories_of_the_daemon_and_of_jobcomp(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = node.site.root
+    taken: dict[Path | str, str] = {
+        "/var/spool/steward": "the directory of jobcomp's lines",
+        node.lines.parent: "the directory of [cluster.c1] jobcomp_lines",
+        root / "state": "the directory of",
+        root / "state" / "shim": f"in {root}/state, the directory of",
+        root / "archive": "the directory of [archive.sink.files] path",
+        root: "a parent of",
+    }
+    for spool, why in taken.items():
+        assert refused(node, spool)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"steward: cannot use {spool} as the SPANK plugin's spool: it is ")
+        assert why in line
+        assert line.endswith(f": give --spool {node.default}")
+    (root / "link").symlink_to(node.lines.parent)
+    assert refused(node, root / "link")
+    assert not refused(node, root / "other" / "shim")
+
+
+def test_every_directory_of_the_configuration_is_known() -> None:
+    settings = Settings(
+        state_dir="/a",
+        socket="/b/sock",
+        gate=GateSettings(socket="/c/sock", plugin_conf="/d/conf", off_switch="/e/off"),
+        cluster={"one": ClusterSettings(spool="/f", jobcomp_lines="/g/lines")},
+    )
+    found = spools.daemon_directories(settings)
+    assert {"/a", "/b", "/c", "/d", "/e", "/f", "/g", "/var/spool/steward"} <= set(found)
+    assert found["/g"] == "[cluster.one] jobcomp_lines"
+    assert spools.taken_by("/var/spool/steward-shim", found) == ""
+
+
+def test_install_tells_how_to_close_a_spool_that_was_there(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = node.site.root / "there"
+    other.mkdir()
+    other.chmod(0o777)
+    os.chown(other, NOBODY, NOBODY)
+    assert not refused(node, other)
+    told = capsys.readouterr().out.splitlines()
+    for line in told:
+        if line.startswith("Now run: "):
+            subprocess.run(shlex.split(line.removeprefix("Now run: ")), check=True, timeout=60)
+    assert node.faults() == []
+
+
+def test_jobs_lines_are_not_written_into_the_spool(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plugins", "install", "--plugstack", str(node.plugstack), "--libdir", node.libdir]
+    words += ["--jobcomp", str(node.etc)]
+    for lines in (f"{node.spool}/jobcomp.jsonl", f"{node.default}/jobcomp.jsonl"):
+        assert run([*words, "--lines", lines]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"cannot write job lines to {lines}: " in line
+        assert line.endswith("give --lines /var/spool/steward/jobcomp.jsonl")
+    assert not (node.etc / "jobcomp.lua").exists()
+    assert run([*words, "--lines", str(node.lines)]) == 0
+
+
+@pytest.mark.parametrize("harm", ["root's", "root's file", "missing", "open", "no script"])
+def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: str) -> None:
+    """Among them what an earlier doctor advised: to give the directory to root."""
+    libdir = str(node.site.root / "lib")
+    installing.install_jobcomp(str(node.etc), libdir=libdir, lines=str(node.lines))
+    os.utime(node.etc / "jobcomp.lua", (0, 0))
+    node.site.change(JobCompType="jobcomp/lua")
+    directory = node.lines.parent
+    # SlurmUser must reach it.
+    for above in directory.parents:
+        above.chmod(above.stat().st_mode | 0o711) if above.stat().st_uid == 0 else None
+    assert [found.status for found in plugins.jobcomp(node.site.ground())] == ["ok"]
+    if harm == "root's":
+        os.chown(directory, 0, 0)
+    elif harm == "root's file":
+        node.lines.touch(0o600)
+    elif harm == "missing":
+        directory.rmdir()
+    elif harm == "open":
+        directory.chmod(0o755)
+    else:
+        (Path(libdir) / "jobcomp.lua").unlink()
+    found = [one for one in plugins.jobcomp(node.site.ground()) if one.status != "ok"]
+    assert found
+    for line in (line for one in found for line in one.mend if "systemctl" not in line):
+        words = shlex.split(line)
+        if words[0] == "steward":
+            assert run([*words[1:], "--libdir", libdir]) == 0
+        else:
+            subprocess.run(words, check=True, timeout=60)
+    os.utime(node.etc / "jobcomp.lua", (0, 0))
+    assert [one.status for one in plugins.jobcomp(node.site.ground())] == ["ok"]
