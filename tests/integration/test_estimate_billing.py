@@ -5,7 +5,7 @@ import re
 import shlex
 import string
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
@@ -64,6 +64,48 @@ function slurm_bb_pools()
 end
 """
 """A burst_buffer.lua with a pool of 1000 GiB."""
+EXCLUSIVE: Final = (
+    (
+        "-N1 --exclusive",
+        "-N1 --exclusive --mem=1G",
+        "-N1 --exclusive --mem-per-cpu=1G",
+        "-N1 --exclusive --mem=0",
+        "-N1 -n2 --exclusive --mem-per-cpu=700",
+        "-N1 --exclusive=user --mem=1G",
+        "-N1 -n3 --mem=1G",
+        "-N1 -n3 --mem-per-cpu=1G",
+        "-N1 -n3",
+    ),
+    (
+        "-N2 -n2 --exclusive --mem=3G",
+        "-N1 --exclusive --gres=gpu:1 --mem-per-gpu=1G",
+        "-N1 --exclusive --gpus=2 --mem=2G",
+        "-N1 --exclusive --gpus-per-node=1",
+        "-N1 --exclusive --mem-per-cpu=5G",
+        "-N2 -n2 --exclusive",
+    ),
+    (
+        "-N1 --exclusive --mem-per-cpu=10G",
+        "-N2-2 -n12 --exclusive --mem-per-cpu=1G",
+        "-N1 -n4 --exclusive --hint=nomultithread --mem-per-cpu=1G",
+        "-N1 -n1 --exclusive --gpus-per-task=1 --mem-per-gpu=1G",
+        "-N1 --exclusive --ntasks-per-node=2 --mem=2G",
+        "-N1 --exclusive --gpus-per-node=2 --mem=0",
+    ),
+)
+"""Requests for nodes that no other job shares, and others beside them: as many as have room."""
+DEFAULTS: Final = (
+    "",
+    "DefMemPerCPU=500",
+    "DefMemPerNode=3000",
+    "OverSubscribe=EXCLUSIVE",
+    "OverSubscribe=EXCLUSIVE DefMemPerCPU=500",
+    "OverSubscribe=EXCLUSIVE DefMemPerNode=3000",
+    "MaxMemPerCPU=2000",
+    "DefMemPerCPU=500 MaxMemPerNode=40000",
+    "DefMemPerGPU=2000",
+)
+"""Options of the partitions that exclusive jobs are billed in."""
 RATE: Final = Rate(number=1, weights={"billing": 1_000_000})
 BANK: Final = BankSettings()
 
@@ -138,6 +180,69 @@ def test_quotes_bill_as_slurm_does(cluster: Sandbox, flags: str) -> None:
             weights = COMBINATIONS[int(words.split()[1][1:])]
             wrong.append(f"{weights}: {words}: Slurm {billed.get(job, 0)}, quote {quoted}")
     assert not wrong, "\n".join([f"{len(wrong)} of {len(ids)} differ:", *wrong[:20]])
+
+
+@pytest.mark.parametrize("selects", ["CR_Core_Memory", "CR_Core"])
+def test_memory_of_exclusive_jobs_is_quoted_as_slurm_bills_it(
+    cluster: Sandbox, selects: str
+) -> None:
+    lines = [
+        f"PartitionName=p{number} Nodes=g[1-9] MaxTime=60 TRESBillingWeights=CPU=1,Mem=1G {of}"
+        for number, of in enumerate(DEFAULTS)
+    ]
+    cluster.configure(f"SelectTypeParameters={selects}", "PriorityFlags=ACCRUE_ALWAYS", *lines)
+    cluster.restart_controller()
+    wrong, count = [], 0
+    try:
+        estimator = Estimator(picture_of(cluster), [RATE], BANK)
+        for number, of in enumerate(DEFAULTS):
+            for batch in EXCLUSIVE:
+                asked = [f"-p p{number} -t 5 {words}" for words in batch]
+                for words, billed in zip(asked, bill(cluster, asked), strict=True):
+                    job = parse_options(words.split())
+                    tres = estimator.quote(job, datetime.now(UTC)).tres
+                    count += billed is not None
+                    if billed is not None and tres["billing"] != billed:
+                        wrong.append(f"{of}: {words}: Slurm {billed}, quote {tres}")
+    finally:
+        cluster.configure("SelectTypeParameters=CR_Core_Memory", *partitions())
+        cluster.restart_controller()
+    assert not wrong, "\n".join([f"{len(wrong)} of {count} differ:", *wrong])
+    assert count > 60
+
+
+def picture_of(cluster: Sandbox) -> Picture:
+    """Ask the cluster for its picture, as the bank does."""
+    settings = json.dumps(msgspec.to_builtins(cluster.cluster_settings()))
+    reply = cluster.run([sys.executable, INSIDE, settings, "picture"], text=False).stdout
+    return msgspec.json.decode(reply, type=Picture)
+
+
+def bill(cluster: Sandbox, requests: Sequence[str]) -> list[int | None]:
+    """Have Slurm allocate jobs at once.
+
+    Returns:
+        Slurm's billing of each, None for a request that it refuses or cannot place.
+    """
+    script = "".join(
+        f"sbatch --parsable -o /dev/null {words} --wrap=true 2>/dev/null || echo 0\n"
+        for words in requests
+    )
+    user = next(iter(cluster.users))
+    ids = cluster.run(["bash"], user=user, input=script, timeout_s=300).stdout.split()
+    assert len(ids) == len(requests)
+    words = ["squeue", "-h", "-t", "PD", "-o", "%r"]
+    wait_until(lambda: "None" not in cluster.run(words).stdout.split(), 120)
+    shown = cluster.run(["scontrol", "show", "job", "--oneliner"]).stdout
+    cluster.run(["scancel", "--user", user])
+    wait_until(lambda: not cluster.run(["squeue", "-h"]).stdout.strip(), 120)
+    billed: dict[str, int] = {}
+    for line in shown.splitlines():
+        found = re.search(r"^JobId=(\d+) .* AllocTRES=\S*?\bbilling=(\d+)", line)
+        found = found or re.search(r"^JobId=(\d+) .* NodeList=\S.* TRES=\S*?\bbilling=(\d+)", line)
+        if found and "JobState=PENDING" not in line:
+            billed[found[1]] = int(found[2])
+    return [billed.get(job) for job in ids]
 
 
 def test_burst_buffers_are_held_as_slurm_bills_them(cluster: Sandbox) -> None:
@@ -235,6 +340,45 @@ def test_weights_are_those_of_slurmctld_without_a_sensor(cluster: Sandbox, tmp_p
         ledger.close()
         cluster.configure(*partitions())
         cluster.restart_controller()
+
+
+def test_a_changed_gres_count_is_known_soon_after_the_restart(
+    cluster: Sandbox, tmp_path: Path
+) -> None:
+    settings = Settings(
+        state_dir=str(tmp_path),
+        cluster={"sandbox": cluster.cluster_settings()},
+        bank=BankSettings(enabled=True),
+    )
+    conf = Path(cluster.slurm_conf)
+    (before,) = re.findall(r"^NodeName=node1 .*$", conf.read_text(), re.MULTILINE)
+    ledger = open_ledger(settings)
+    pictures = Pictures(settings, ledger)
+
+    def gres() -> int:
+        pictures.look()
+        found = pictures.of("sandbox")
+        shapes = found.shapes if found else ()
+        return sum(shape.tres.get("gres/gpu", 0) for shape in shapes if shape.nodes == "node1")
+
+    def set_gres(count: int) -> None:
+        conf.with_name("gres.conf").write_text(f"NodeName=node1 Name=gpu Type=a100 Count={count}\n")
+        cluster.configure(f"{before} Gres=gpu:a100:{count}")
+        cluster.restart_controller()
+        cluster.restart_service("slurmd.node1")
+
+    try:
+        set_gres(2)
+        wait_until(lambda: gres() == 2, 2 * PICTURE_S)
+        set_gres(4)
+        # Without another picture soon after the first it takes a minute and more.
+        wait_until(lambda: gres() == 4, PICTURE_S / 2)
+    finally:
+        ledger.close()
+        conf.with_name("gres.conf").unlink()
+        cluster.configure(before)
+        cluster.restart_controller()
+        cluster.restart_service("slurmd.node1")
 
 
 def shown(cluster: Sandbox, partition: str) -> str:

@@ -3,6 +3,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from steward.bank.gate.link import GateLink
 from steward.bank.gate.server import GateServer
 from steward.bank.gate.shapes import Submit
 from steward.bank.ledger import Account, Refusal
-from steward.bank.live import MARK_S, Pictures
+from steward.bank.live import MARK_S, PICTURE_S, Pictures
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Hold, ModeRule
 from steward.core.config import BankSettings, GateSettings
@@ -553,6 +554,47 @@ def test_one_late_answer_of_slurmctld_does_not_put_the_next_question_off(
     assert waits_s() == MARK_S
     assert waits_s() <= 2 * late_s, "it was late once"
     assert waits_s() == COST_FACTOR * late_s, "it was late twice"
+
+
+@pytest.mark.parametrize(("cost_s", "most"), [(0.0, 6), (1.0, 5), (5.0, 3)])
+def test_a_picture_is_taken_again_until_the_nodes_have_registered(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, cost_s: float, most: int
+) -> None:
+    now_s, booted = 0.0, "once"
+    taken_s = list[float]()
+
+    def shown(*_: object) -> Picture:
+        nonlocal now_s
+        taken_s.append(now_s)
+        now_s += cost_s
+        return picture()
+
+    monkeypatch.setattr(Slurm, "picture", shown)
+    monkeypatch.setattr(Slurm, "configuration_mark", lambda _: booted)
+    of = msgspec.structs.replace(bank.settings.cluster["c1"], slurm=True)
+    settings = msgspec.structs.replace(bank.settings, cluster={"c1": of})
+    pictures = Pictures(settings, bank.ledger, lambda: now_s)
+
+    def pass_time(seconds: float) -> list[float]:
+        """Return when pictures were taken in these seconds, counted from their beginning."""
+        nonlocal now_s
+        began_s, count = now_s, len(taken_s)
+        while now_s < began_s + seconds:
+            now_s += 0.5
+            pictures.look()
+        return [at_s - began_s for at_s in taken_s[count:]]
+
+    pass_time(5 * PICTURE_S)
+    booted = "again"
+    restarted = pass_time(PICTURE_S)
+    assert restarted[0] <= MARK_S
+    gaps = [later - sooner for sooner, later in pairwise(restarted)]
+    assert 1 < len(restarted) <= most
+    assert gaps == sorted(gaps), "the gaps grow"
+    if cost_s <= 1:
+        assert restarted[1] <= MARK_S + 6, "slurmd registers within seconds"
+    pass_time(2 * PICTURE_S)
+    assert len(pass_time(5 * PICTURE_S)) <= 5, "a settled cluster is pictured by the minute"
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -14,12 +14,14 @@ from gate_site import CLUSTER, account, job, now_us, rules, settings_of
 
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.gate.link import GateLink, connect
-from steward.bank.gate.shapes import Claim, Seen
+from steward.bank.gate.shapes import VERSION, Claim, Seen, Submit
 from steward.bank.money import MICRO
-from steward.bank.records import Books, Settlement
+from steward.bank.records import Books, Description, Settlement
 from steward.bank.settings import BankPartitionSettings
+from steward.core.access import Standing
 from steward.core.config import BankSettings
 from steward.core.events import utc_now
+from steward.core.standings import Standings
 
 
 def test_a_job_from_its_submit_to_its_settlement(tmp_path: Path) -> None:
@@ -215,3 +217,18 @@ def _load(gate: RunningGate, answered: list[str]) -> None:
         except (OSError, ValueError):
             return  # it was killed
         answered.append(said["admin_comment"])
+
+
+def test_an_operator_is_known_as_soon_as_slurm_has_named_one(tmp_path: Path) -> None:
+    with running(settings_of(state_dir(tmp_path))) as gate:
+        gate.tell(account("chem", 100))
+        comment = gate.ask(job(49, held=True))["admin_comment"]
+        gate.link.confirm([Seen(cluster=CLUSTER, job_id=7, uid=1000, admin_comment=comment)])
+        change = Description(uid=-1, job_id=7, released=True)
+        ask = Submit(v=VERSION, op="modify", cluster=CLUSTER, job=change, jobs="7", by=1002)
+        assert "denied" in gate.link.grant(ask, "op", 0).say
+        standings = Standings(gate.settings.state_dir)
+        standings.put(CLUSTER, Standing(admins=frozenset({"op"})))
+        gate.wait(lambda: gate.link.grant(ask, "op", 0).ok)
+        standings.put(CLUSTER, Standing())
+        gate.wait(lambda: not gate.link.grant(ask, "op", 0).ok)

@@ -35,9 +35,14 @@ PICTURE_S: Final = 60.0
 """Longest time that a picture is kept without asking for all of it again, in seconds."""
 MARK_S: Final = 2.0
 """Least time between two comparisons of a cluster's configuration, in seconds."""
+SETTLING_S: Final = 60.0
+"""Time after a change of a cluster's configuration in which its picture is taken again and
+again, in seconds: slurmd tells slurmctld of a node's GRES only when it registers."""
 LEASE_S: Final = 15.0
 """So long one of several gates may decide without hearing from who holds the lease for it."""
 
+_SETTLING_COST_FACTOR: Final = 4
+"""Least gap between two pictures after such a change, in times of what the last one took."""
 _LEASE: Final = "gate"
 _SETTLEMENTS: Final = 1000
 _SECRET: Final = "gate.secret"  # noqa: S105 -- the mark's name
@@ -197,7 +202,8 @@ class Pictures:
     """What each cluster looks like, asked of its Slurm now and then, and kept in the ledger.
 
     The configuration's mark is compared every few seconds, so that weights hold soon after
-    slurmctld restarts or reconfigures, also where no sensor tells of it.
+    slurmctld restarts or reconfigures, also where no sensor tells of it. For a minute after
+    that the whole picture is taken again, in gaps that double: nodes register late.
 
     Args:
         settings: The whole configuration.
@@ -221,6 +227,8 @@ class Pictures:
         self._marks: dict[str, str] = {}
         self._due: dict[str, float] = {}
         self._whole_due: dict[str, float] = {}
+        self._settled_at: dict[str, float] = {}
+        self._gap_s: dict[str, float] = {}
         self._cost_s: dict[str, float] = {}
         self._is_read = False
 
@@ -236,7 +244,7 @@ class Pictures:
     def expire(self, cluster: str) -> None:
         """Ask a cluster's Slurm at the next :meth:`look`, however fresh its picture is."""
         self._due.pop(cluster, None)
-        self._whole_due.pop(cluster, None)
+        self._marks.pop(cluster, None)
 
     def look(self) -> None:
         """Ask each cluster's Slurm, where it is time to; one that is away keeps its picture."""
@@ -245,8 +253,9 @@ class Pictures:
             now = self._clock()
             if now < self._due.get(cluster, now):
                 continue
+            repeated_s = 0.0
             try:
-                self._refresh(cluster, slurm, now)
+                repeated_s = self._refresh(cluster, slurm, now)
             except SlurmError as error:
                 if self._said.get(cluster) != str(error):
                     log.warning("the picture of cluster %s stays as it was: %s", cluster, error)
@@ -256,26 +265,44 @@ class Pictures:
             finally:
                 # Without a picture nothing can be priced there: so it is asked again soon.
                 longest_s = PICTURE_S if cluster in self._known else MARK_S
-                cost_s = self._clock() - now
+                cost_s = self._clock() - now - repeated_s
                 # slurmctld answers late once when it reads its configuration again.
                 gap_s = COST_FACTOR * min(cost_s, self._cost_s.get(cluster, cost_s))
                 self._cost_s[cluster] = cost_s
                 self._due[cluster] = now + min(max(MARK_S, gap_s), longest_s)
 
-    def _refresh(self, cluster: str, slurm: Slurm, now: float) -> None:
-        """Ask for a new picture if the configuration differs or the picture is old."""
+    def _refresh(self, cluster: str, slurm: Slurm, now: float) -> float:
+        """Ask for a new picture if the configuration differs or the picture is due.
+
+        Returns:
+            Seconds that a picture took whose gap to the next follows from them already, or 0.
+        """
         # The mark comes first: a change while the picture is taken differs at the next look.
         mark = slurm.configuration_mark()
-        is_whole = now >= self._whole_due.get(cluster, now)
-        if not is_whole and mark == self._marks.get(cluster):
-            return
+        is_changed = mark != self._marks.get(cluster)
+        if not is_changed and now < self._whole_due.get(cluster, now):
+            return 0.0
+        began = self._clock()
         picture = slurm.picture(self._zones[cluster])
+        cost_s = self._clock() - began
         if not _is_same(picture, self._known.get(cluster)):
             with self._ledger.transaction() as t:
                 t.set_mark(_mark(cluster), msgspec.json.encode(picture).decode())
         self._known[cluster] = picture
         self._marks[cluster] = mark
-        self._whole_due[cluster] = now + PICTURE_S
+        if is_changed:
+            self._settled_at[cluster] = now + SETTLING_S
+            self._gap_s[cluster] = MARK_S
+        self._whole_due[cluster] = now + self._next_gap_s(cluster, now, cost_s)
+        return 0.0 if is_changed else cost_s
+
+    def _next_gap_s(self, cluster: str, now: float, cost_s: float) -> float:
+        """Seconds until the next whole picture: few and growing until the cluster is settled."""
+        if now >= self._settled_at[cluster]:
+            return PICTURE_S
+        gap_s = max(self._gap_s[cluster], _SETTLING_COST_FACTOR * cost_s)
+        self._gap_s[cluster] = 2 * gap_s
+        return min(gap_s, PICTURE_S)
 
     def _read(self) -> None:
         if self._is_read:

@@ -35,15 +35,11 @@ def size_of(job: Description, site: Site, priced: Priced) -> dict[str, int]:
         priced: What it is priced by there.
     """
     asked = _Asked(job, site)
-    whole = priced.whole or job.exclusive or job.core_spec is not None
-    nodes = asked.nodes
-    if whole:
+    is_alone = site.whole or job.exclusive or job.core_spec is not None
+    if is_alone or priced.whole:
         found = _whole_nodes(job, site, asked)
     else:
-        cpus = asked.cpus()
-        found = {"cpu": cpus, "mem": asked.memory(cpus), "node": nodes}
-        for name, amount in asked.gres.items():
-            _add_gres(found, name, amount, priced)
+        found = _shared_nodes(asked, priced)
     if job.licenses:
         found |= licenses(job.licenses)
     if asked.licenses:
@@ -51,7 +47,14 @@ def size_of(job: Description, site: Site, priced: Priced) -> dict[str, int]:
     if job.burst_buffers:
         found |= tres.parse(job.burst_buffers)
     if priced.bills:
-        found["billing"] = _billing(found, site)
+        billed = found
+        if is_alone:
+            # Slurm allocates and bills no more memory than a job asks for, on whole nodes too.
+            billed = {**found, "mem": asked.memory_of_whole_nodes(found)}
+        elif priced.whole:
+            # Nodes are charged whole by the rate alone: Slurm bills what it allocates.
+            billed = {**found, **dict.fromkeys(site.most, 0), **_shared_nodes(asked, priced)}
+        found["billing"] = _billing(billed, site)
     return found
 
 
@@ -312,15 +315,27 @@ class _Asked:
 
     def memory(self, cpus: int) -> int:
         """Memory in MiB; none where Slurm does not count it for any job."""
+        return self._memory(cpus, self.nodes, self._gpus_with_memory())
+
+    def memory_of_whole_nodes(self, found: dict[str, int]) -> int:
+        """Memory in MiB that Slurm allocates to a job with nodes to itself.
+
+        Args:
+            found: CPUs, GRES and number of these nodes.
+        """
+        # Memory for each GPU is allocated for every GPU of a node, if a job asks for any.
+        gpus = max(self._gpus_with_memory(), found.get(_GPU, 0)) if self.gpus else 0
+        return self._memory(found["cpu"], found["node"], gpus)
+
+    def _memory(self, cpus: int, nodes: int, gpus: int) -> int:
         if not self.site.counts_memory:
             return 0
-        job, part, nodes = self.job, self.site.part, self.nodes
+        job, part = self.job, self.site.part
         per_gpu = _gpus(requested_gres(job.mem_per_tres)) if job.mem_per_tres else 0
         if self.mem_per_cpu:
             return cpus * self.mem_per_cpu
         if job.pn_min_memory_mib:
             return nodes * job.pn_min_memory_mib
-        gpus = self._gpus_with_memory()
         if gpus and job.tres_per_socket and job.pn_min_memory_mib is None:
             # Slurm counts memory for more GPUs of sockets than it gives in the end.
             return nodes * self.site.memory_mib
@@ -354,6 +369,15 @@ class _Asked:
         per_gpu = max(self._cpus_per_gpu, self.site.part.def_cpu_per_gpu)
         per_task = self.job.cpus_per_task or per_gpu * of_task or 1
         return max(self.gpus, self.nodes * (self.per_node_cpus // per_task) * of_task)
+
+
+def _shared_nodes(asked: _Asked, priced: Priced) -> dict[str, int]:
+    """TRES of a job that may share its nodes with others."""
+    cpus = asked.cpus()
+    found = {"cpu": cpus, "mem": asked.memory(cpus), "node": asked.nodes}
+    for name, amount in asked.gres.items():
+        _add_gres(found, name, amount, priced)
+    return found
 
 
 def _whole_nodes(job: Description, site: Site, asked: _Asked) -> dict[str, int]:

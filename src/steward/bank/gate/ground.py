@@ -44,7 +44,12 @@ class Ground:
         self._estimators: dict[str, Estimator] = {}
         self._modes: dict[tuple[str, str, str], Mode] = {}
         self._exempt = frozenset(
-            (*settings.bank.exempt, *settings.access.operators, *settings.gate.plugin_users)
+            (
+                *settings.bank.exempt,
+                *settings.access.operators,
+                *settings.access.administrators,
+                *settings.gate.plugin_users,
+            )
         )
         self._admins: dict[str, frozenset[str]] = {}
         self._coordinators: dict[str, dict[str, frozenset[str]]] = {}

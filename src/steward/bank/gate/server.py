@@ -93,6 +93,7 @@ class GateServer:
         self._remaking: Remaking | None = None
         self._began = time.monotonic()
         self._tick_at = self._remake_at = self._standings_at = 0.0
+        self._standing_versions: dict[str, tuple[int, int]] = {}
         if not self._store.is_of_this_boot():
             self._remake_again()
         if self._keeper.purses.position:
@@ -185,14 +186,25 @@ class GateServer:
         except (SqliteUnavailable, SqliteError) as error:
             log.error("gate.db: %s", error)
             self._keeper.load()
-        if now >= self._standings_at:
-            self._standings_at = now + _STANDINGS_S
-            standings = Standings(self._settings.state_dir)
-            for cluster in self._settings.cluster:
-                self._ground.put_standing(cluster, standings.get(cluster))
+        self._read_standings(now)
         if now >= self._remake_at:
             self._remake_at = now + _REMAKE_S
             self._remake()
+
+    def _read_standings(self, now: float) -> None:
+        """Read who may do what if a file is new; by the minute in any case, as each grows old.
+
+        At the daemon's first start the files are written after the gate has begun.
+        """
+        is_due = now >= self._standings_at
+        if is_due:
+            self._standings_at = now + _STANDINGS_S
+        standings = Standings(self._settings.state_dir)
+        for cluster in self._settings.cluster:
+            version = standings.version(cluster)
+            if is_due or version != self._standing_versions.get(cluster):
+                self._standing_versions[cluster] = version
+                self._ground.put_standing(cluster, standings.get(cluster))
 
     def _listen(self, listener: socket.socket, accepted: Callable[[socket.socket], None]) -> None:
         self._listeners[listener.fileno()] = (listener, accepted)
