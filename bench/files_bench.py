@@ -16,10 +16,12 @@ from typing import Any, Literal
 
 from scale import scaled
 from steward.archive.files.sink import FilesSink
-from steward.core.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import Event, JobIdentity, JobScript, Kept
 from steward.core.incoming import kept_filename, stores_of
 from steward.core.records import JobRecord
+from steward.slurm.settings import ClusterSettings
 
 SCRIPT = b"#!/bin/sh\n#SBATCH -n 4\nmodule load gromacs\nsrun gmx mdrun\n" * 10
 ENVIRONMENT = b"\x02\0\0\0" + b"HOME=/home/ada\0PATH=/usr/bin:/bin\0" * 40

@@ -31,10 +31,12 @@ from steward.archive.catalog.generations import Generations
 from steward.archive.catalog.walking import Owner, Wanted
 from steward.archive.contents import Contents
 from steward.archive.files.sink import FilesSink
-from steward.core.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import Event, JobIdentity, JobScript, Kept
 from steward.core.incoming import kept_filename, stores_of
 from steward.core.records import JobRecord
+from steward.slurm.settings import ClusterSettings
 
 USERS = 300
 A_YEAR = 1_000_000

@@ -31,9 +31,11 @@ from running import Daemon, children_of, settings_in
 from scale import scaled
 from servers.process import free_port
 from steward.agent import agent
-from steward.core.config import ArchiveSettings, ClusterSettings, NodesSettings, Settings
+from steward.capture.settings import NodesSettings
+from steward.core.config import ArchiveSettings, Settings
 from steward.core.journal import JournalReader
 from steward.core.munge.munged import Munge
+from steward.slurm.settings import ClusterSettings
 
 NODES, TASKS = scaled(5000, 8), 128
 SENDERS: Final = 4

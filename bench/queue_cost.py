@@ -18,11 +18,11 @@ import msgspec
 
 from scale import scaled
 from steward.capture.observed import Observed
-from steward.core.config import ClusterSettings
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.slurm import Slurm
 from steward.slurm.commands import Commands
 from steward.slurm.queue import QueueFormat
+from steward.slurm.settings import ClusterSettings
 
 RUNS = 5
 T = TypeVar("T")

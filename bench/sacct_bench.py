@@ -27,7 +27,7 @@ import msgspec
 
 from scale import scaled
 from steward.core.access import Standing
-from steward.core.config import ClusterSettings, Settings
+from steward.core.config import Settings
 from steward.core.lines import Line
 from steward.core.moments import moment
 from steward.core.sqlite import open_database, transaction
@@ -40,6 +40,7 @@ from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
+from steward.slurm.settings import ClusterSettings
 
 BEGIN_US = 1_790_000_000_000_000
 EVERY_US = 10_000_000

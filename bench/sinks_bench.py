@@ -23,15 +23,12 @@ from scale import scaled
 from servers.kafka import Kafka
 from servers.process import Server
 from servers.search import Elasticsearch, OpenSearch, SearchServer
-from steward.core.config import (
-    AnySinkSettings,
-    ArchiveSettings,
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import AnySinkSettings, ArchiveSettings, Settings
+from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
+from steward.extensions.search_servers.settings import (
     ElasticsearchSinkSettings,
-    FilesSinkSettings,
-    KafkaSettings,
-    KafkaSinkSettings,
     OpenSearchSinkSettings,
-    Settings,
 )
 from steward.slurm.environment import entries_of
 

@@ -19,7 +19,7 @@ import web_nodes
 from search_bench import make_script
 from steward.archive.files.sink import FilesSink
 from steward.core.access import Standing
-from steward.core.config import ClusterSettings, Settings
+from steward.core.config import Settings
 from steward.core.events import (
     JOB_END,
     JOB_SCRIPT,
@@ -36,6 +36,7 @@ from steward.core.journal.store import Journal, rows_of
 from steward.core.looks import Look, Looks
 from steward.core.records import JobRecord
 from steward.core.standings import Standings
+from steward.slurm.settings import ClusterSettings
 
 CLUSTER = "main"
 FIRST_JOB = 1000

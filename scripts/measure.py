@@ -125,7 +125,7 @@ def _constants(node: ast.AST) -> Iterator[ast.Constant]:
 
 def count_settings() -> int:
     """Count the keys of the configuration file: the fields of every settings class."""
-    from steward.core.config import Section
+    from steward.core.section import Section
 
     pending, fields = [Section], 0
     while pending:

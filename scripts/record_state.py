@@ -21,23 +21,18 @@ from bank_site import BankSite, rate
 from job_lives import NOON
 
 import storm
+from steward.accounting.settings import AccountingSettings
+from steward.archive.settings import FilesSinkSettings
 from steward.bank.gate.purses import Open
 from steward.bank.gate.store import Store
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
-from steward.core.config import (
-    AccountingSettings,
-    ArchiveSettings,
-    BankSettings,
-    ClusterSettings,
-    FilesSinkSettings,
-    GateSettings,
-    JournalSettings,
-    Settings,
-)
+from steward.bank.settings import BankSettings, GateSettings
+from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.config.file import Loaded, render
 from steward.core.journal import JournalLink, JournalUnavailable
 from steward.core.waiting import Stop
+from steward.slurm.settings import ClusterSettings
 
 WAIT_S = 60.0
 BY = By(who="root")

@@ -7,39 +7,31 @@ from typing import Any
 
 import msgspec
 
-from steward.automation.settings import ActionsSettings, RulesSettings, SensorSettings
+from steward.accounting.settings import AccountingSettings, MailSettings, NotesSettings
+from steward.archive.settings import FilesSinkSettings, LimitSettings, SinkSettings
+from steward.automation.settings import ActionsSettings, RulesSettings
 from steward.bank.settings import (
     BankPartitionSettings,
     BankSettings,
     GateSettings,
-    MybrcSettings,
     NotifySettings,
     RefusalSettings,
-    RemoteBankSettings,
 )
+from steward.capture.settings import NodesSettings, SensorSettings
 from steward.core.config import (
     AccessSettings,
-    AccountingSettings,
     ArchiveSettings,
-    ClusterSettings,
-    ConsumeSettings,
-    FilesSinkSettings,
-    ForwardSettings,
     JournalSettings,
-    KafkaSettings,
-    KafkaSinkSettings,
-    LimitSettings,
-    MailSettings,
-    NodesSettings,
-    NotesSettings,
-    ReceiveSettings,
     RedactSettings,
-    SearchSinkSettings,
-    Section,
     Settings,
-    SinkSettings,
 )
+from steward.core.section import Section
+from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
+from steward.extensions.kafka.settings import ConsumeSettings, KafkaSettings, KafkaSinkSettings
+from steward.extensions.mybrc.settings import MybrcSettings, RemoteBankSettings
+from steward.extensions.search_servers.settings import SearchSinkSettings
 from steward.reports.settings import HistorySettings
+from steward.slurm.settings import ClusterSettings
 from steward.web.settings import WebSettings
 
 _SECTIONS: tuple[type[Section], ...] = (

@@ -14,9 +14,11 @@ from running import settings_in
 from servers.answering import Quiet
 from steward.agent import agent
 from steward.capture.nodes.folding import KINDS
-from steward.core.config import ClusterSettings, NodesSettings, Settings
+from steward.capture.settings import NodesSettings
+from steward.core.config import Settings
 from steward.core.events import TASK_EXIT, Event
 from steward.core.journal import JournalReader
+from steward.slurm.settings import ClusterSettings
 
 AGENT = [os.environ.get("STEWARD_AGENT_PYTHON", sys.executable), "-I", str(agent.__file__)]
 NODE = "localhost"

@@ -15,7 +15,7 @@ from servers.process import free_port
 from steward import native
 from steward.admin.plugins import building, installing
 from steward.agent import agent
-from steward.core.config import NodesSettings
+from steward.capture.settings import NodesSettings
 from steward.core.config.file import Loaded, render
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.cluster import Inside

@@ -10,15 +10,10 @@ import pytest
 from running import Daemon, ask
 from submitting import PATIENCE, wait_until
 
-from steward.core.config import (
-    ArchiveSettings,
-    ClusterSettings,
-    FilesSinkSettings,
-    ForwardSettings,
-    JournalSettings,
-    ReceiveSettings,
-    Settings,
-)
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings, JournalSettings, Settings
+from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
+from steward.slurm.settings import ClusterSettings
 
 
 class Munged:

@@ -12,6 +12,7 @@ import msgspec
 from running import Daemon, ask
 
 from steward.accounting.settings import AccountingSettings, MailSettings
+from steward.archive.settings import FilesSinkSettings
 from steward.automation.settings import ActionsSettings, RulesSettings
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink
@@ -19,13 +20,7 @@ from steward.bank.ledger import OutboxItem, open_ledger
 from steward.bank.settings import BankSettings, GateSettings
 from steward.bank.statements import OUTBOX
 from steward.core.access import Standing
-from steward.core.config import (
-    ArchiveSettings,
-    ClusterSettings,
-    FilesSinkSettings,
-    JournalSettings,
-    Settings,
-)
+from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.events import Event
 from steward.core.journal import JournalLink
 from steward.core.moments import micros
@@ -33,6 +28,7 @@ from steward.core.standings import Standings
 from steward.core.waiting import Stop
 from steward.reports.settings import HistorySettings
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+from steward.slurm.settings import ClusterSettings
 
 CLUSTER: Final = "hpc1"
 FILES: Final = Path(__file__).parents[1] / "golden" / "site"

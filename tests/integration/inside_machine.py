@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from steward.core.config import ClusterSettings
 from steward.slurm import Machine, MachineChanging, SlurmError, Triggers
 from steward.slurm.changing import Changing
+from steward.slurm.settings import ClusterSettings
 
 
 def main(settings: str, what: str, method: str, arguments: str) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from steward.capture.snapshots import Snapshots
-from steward.core.config import ClusterSettings
 from steward.core.events import Event
 from steward.slurm import Slurm, SlurmError
+from steward.slurm.settings import ClusterSettings
 
 
 def main(settings: str, question: str, argument: str = "0") -> None:

@@ -12,10 +12,10 @@ from sandboxes import passable_directory
 from submitting import submit_to, wait_until
 from webbing import USERS, WebSite
 
-from steward.automation.settings import SensorSettings
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.settings import BankSettings, GateSettings
+from steward.capture.settings import SensorSettings
 from steward.jobs import Jobs, database_path
 from steward.sandbox import Sandbox
 

@@ -15,13 +15,14 @@ from below import files_below
 from kafka_jobs import Topic
 from submitting import PATIENCE
 
-from steward.core.config import ConsumeSettings, RedactSettings
+from steward.core.config import RedactSettings
 from steward.core.events import JOB_SCRIPT, Event
 from steward.core.incoming import Store, Stores
 from steward.core.redaction import Redactor
 from steward.core.waiting import Stop
 from steward.extensions.kafka.anew import CHECK_EVERY_S
 from steward.extensions.kafka.jobs import Taking
+from steward.extensions.kafka.settings import ConsumeSettings
 from steward.extensions.kafka.source import KafkaSource
 
 _TIMEOUT_S = PATIENCE * 60

@@ -10,10 +10,10 @@ from elsewhere import messages_of
 
 from servers.kafka import Kafka
 from steward.archive.remote.document import Document
-from steward.core.config import KafkaSettings, KafkaSinkSettings
 from steward.core.events import JobIdentity, JobScript, Kept, script_key
 from steward.core.records import JobRecord
 from steward.extensions.kafka.destination import KafkaDestination
+from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
 
 SUBMIT = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 MTIME_NS = 1_772_366_400_123_456_789

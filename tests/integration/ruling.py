@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from sensing import Watching
 
+from steward.accounting.settings import MailSettings
 from steward.automation.settings import ActionsSettings, RulesSettings
 from steward.capture.states.comparing import NodeShown, compare
 from steward.capture.states.store import StateStore
-from steward.core.config import MailSettings
 from steward.core.config.file import Loaded, render
 from steward.core.events import NODE_STATE, RULE_EXECUTION, Event
 from steward.core.journal import JournalLink

@@ -12,18 +12,14 @@ from typing import Any, Self
 import msgspec
 from submitting import PATIENCE, wait_until
 
-from steward.core.config import (
-    ArchiveSettings,
-    ClusterSettings,
-    FilesSinkSettings,
-    JournalSettings,
-    Settings,
-)
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.config.file import Loaded, render
 from steward.core.incoming import StoreUnavailable, stores_of
 from steward.core.journal import JournalReader
 from steward.core.redaction import REDACTED
 from steward.core.sqlite import Connection, open_reader
+from steward.slurm.settings import ClusterSettings
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import storm

@@ -10,12 +10,12 @@ import msgspec
 
 from servers.search import SearchServer
 from steward.archive.remote.document import Document
-from steward.core.config import (
+from steward.core.events import JobIdentity, JobScript, Kept, script_key
+from steward.core.records import JobRecord
+from steward.extensions.search_servers.settings import (
     ElasticsearchSinkSettings,
     OpenSearchSinkSettings,
 )
-from steward.core.events import JobIdentity, JobScript, Kept, script_key
-from steward.core.records import JobRecord
 
 NOON: Final = int(datetime(2026, 3, 5, 12, 0, tzinfo=UTC).timestamp()) * 10**9
 DAY: Final = 86400 * 10**9

@@ -11,7 +11,7 @@ import msgspec
 from steward_daemon import STEWARD, Daemon
 from submitting import wait_until
 
-from steward.automation.settings import SensorSettings
+from steward.capture.settings import SensorSettings
 from steward.capture.states.place import HELPER_NAME
 from steward.capture.states.triggers import EVENTS
 from steward.core.config.file import Loaded, render

@@ -11,10 +11,12 @@ import msgspec
 from below import contents_below, files_below
 from submitting import PATIENCE, wait_until
 
-from steward.core.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings, Settings
 from steward.core.config.file import Loaded, render
 from steward.sandbox import Sandbox
 from steward.sandbox.cluster import Inside
+from steward.slurm.settings import ClusterSettings
 
 STEWARD = str(Path(sys.executable).parent / "steward")
 

@@ -29,8 +29,10 @@ from submitting import wait_until
 from servers.process import free_port
 from steward.agent import agent
 from steward.capture.nodes.heard import Heard
-from steward.core.config import ClusterSettings, NodesSettings, Settings
+from steward.capture.settings import NodesSettings
+from steward.core.config import Settings
 from steward.core.events import TASK_EXIT, Event
+from steward.slurm.settings import ClusterSettings
 
 __all__ = ["make_munged"]
 

@@ -12,8 +12,9 @@ from steward_daemon import Daemon as InSandbox
 from submitting import wait_until
 
 from servers.process import free_port
+from steward.accounting.settings import AccountingSettings
 from steward.admin.plugins import building, installing
-from steward.core.config import AccountingSettings, NodesSettings
+from steward.capture.settings import NodesSettings
 from steward.core.config.file import Loaded, render
 from steward.core.events import TASK_EXIT
 from steward.sandbox import Sandbox, SandboxSpec

@@ -12,7 +12,7 @@ from asking_api import Program, token
 from submitting import submit_to, wait_until
 from webbing import OPERATOR, USERS, WebSite
 
-from steward.core.config import BankSettings
+from steward.bank.settings import BankSettings
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.wide

@@ -17,8 +17,8 @@ from running import new_schema_seed
 from submitting import submit_to, wait_until
 from webbing import ADMINISTRATOR, OPERATOR, USERS, WebSite
 
-from steward.automation.settings import SensorSettings
-from steward.core.config import BankSettings
+from steward.bank.settings import BankSettings
+from steward.capture.settings import SensorSettings
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.long

@@ -34,7 +34,8 @@ from running import (
 
 import storm
 from steward.archive.files.verify import verify
-from steward.core.config import FilesSinkSettings, JournalSettings, Settings
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import JournalSettings, Settings
 from steward.core.config.file import DEFAULT_PATH
 
 pytestmark = pytest.mark.timeout(1200)

@@ -39,11 +39,13 @@ from submitting import PATIENCE, wait_until
 import storm
 from servers.authority import Authority
 from servers.process import free_port
-from steward.core.config import ClusterSettings, ForwardSettings, ReceiveSettings, Settings
+from steward.core.config import Settings
 from steward.core.errors import Refused
 from steward.core.munge.munged import Munge, MungeUnavailable
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.peers import Witness
+from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
+from steward.slurm.settings import ClusterSettings
 
 __all__ = ["make_munged"]
 

@@ -15,16 +15,12 @@ from steward_daemon import STEWARD, Daemon
 from submitting import submit_to, wait_until
 
 from servers.process import free_port
+from steward.archive.settings import FilesSinkSettings
 from steward.automation.settings import RulesSettings
-from steward.core.config import (
-    AccessSettings,
-    ArchiveSettings,
-    BankSettings,
-    FilesSinkSettings,
-    GateSettings,
-    OpenSearchSinkSettings,
-)
+from steward.bank.settings import BankSettings, GateSettings
+from steward.core.config import AccessSettings, ArchiveSettings
 from steward.core.config.file import Loaded, render
+from steward.extensions.search_servers.settings import OpenSearchSinkSettings
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(900)]

@@ -21,7 +21,8 @@ from running import Daemon, chance_of, children_of, settings_in
 from steward_daemon import Daemon as ClusterDaemon
 from submitting import Submit, wait_until
 
-from steward.core.config import AccountingSettings, Settings
+from steward.accounting.settings import AccountingSettings
+from steward.core.config import Settings
 from steward.core.events import RUN_END, RUN_START, STEP_USAGE, Event
 from steward.core.journal import JournalLink
 from steward.core.records import JobRecord

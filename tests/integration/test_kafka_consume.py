@@ -17,8 +17,9 @@ from running import Daemon, archived, chance_of, journalled, settings_in, submit
 from submitting import wait_until
 
 from servers.kafka import Kafka
-from steward.core.config import ArchiveSettings, ConsumeSettings, KafkaSinkSettings
+from steward.core.config import ArchiveSettings
 from steward.core.redaction import REDACTED
+from steward.extensions.kafka.settings import ConsumeSettings, KafkaSinkSettings
 
 pytestmark = pytest.mark.servers
 

@@ -17,8 +17,9 @@ from running import Daemon, ask, assert_kept, forget, journalled, settings_in, s
 
 from steward.admin.status.shapes import MetricsRequest
 from steward.archive.files.verify import verify
+from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Asker
-from steward.core.config import ArchiveSettings, FilesSinkSettings, Settings
+from steward.core.config import ArchiveSettings, Settings
 from steward.daemon.rooms import registry
 
 pytestmark = [

@@ -15,7 +15,8 @@ from steward_daemon import Daemon
 from submitting import PATIENCE, submit_to, wait_until
 
 from steward.automation.catalogue import operations
-from steward.automation.settings import ActionsSettings, SensorSettings
+from steward.automation.settings import ActionsSettings
+from steward.capture.settings import SensorSettings
 from steward.core.config import AccessSettings
 from steward.core.config.file import Loaded, render
 from steward.sandbox import Sandbox, SandboxSpec

@@ -19,7 +19,7 @@ from bookkeeping import Site, spec_of
 from sandboxes import passable_directory
 from submitting import state_of, wait_until
 
-from steward.automation.settings import SensorSettings
+from steward.capture.settings import SensorSettings
 from steward.core.access import Access, Asker
 from steward.core.config.file import Loaded, render
 from steward.core.events import utc_now

@@ -23,14 +23,10 @@ from steward.archive.catalog.walking import Wanted
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.library import Library
 from steward.archive.remote.document import Document
+from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Access, Asker, Standing
 from steward.core.actions import Registry
-from steward.core.config import (
-    ArchiveSettings,
-    ClusterSettings,
-    FilesSinkSettings,
-    Settings,
-)
+from steward.core.config import ArchiveSettings, Settings
 from steward.core.errors import UsageError
 from steward.core.events import JOB_SCRIPT, JOB_SEEN, Event, JobFacts
 from steward.extensions.search_servers.asking import SinkSearcher
@@ -38,6 +34,7 @@ from steward.extensions.search_servers.client import SearchClient
 from steward.extensions.search_servers.destination import SearchDestination
 from steward.extensions.search_servers.wire import Reply
 from steward.jobs import JobsConsumer
+from steward.slurm.settings import ClusterSettings
 
 ROOT = Asker(uid=0, user="root")
 ADA = Asker(uid=4001, user="ada")

@@ -15,9 +15,9 @@ from servers.answering import Quiet, answering
 from servers.search import Elasticsearch, OpenSearch, SearchServer
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.remote.document import Document
-from steward.core.config import SearchSinkSettings
 from steward.extensions.search_servers import bounded
 from steward.extensions.search_servers.destination import SearchDestination
+from steward.extensions.search_servers.settings import SearchSinkSettings
 
 APRIL = NOON + 31 * DAY
 

@@ -18,10 +18,10 @@ from search_sinks import DAY, NOON, correction, deletion, document, sink_on
 from servers.search import Elasticsearch, OpenSearch, SearchServer
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.remote.document import Document
-from steward.core.config import SearchSinkSettings
 from steward.extensions.search_servers.destination import SearchDestination
 from steward.extensions.search_servers.encoding import environment_in, script_in
 from steward.extensions.search_servers.mapping import template
+from steward.extensions.search_servers.settings import SearchSinkSettings
 
 KINDS = {"elasticsearch": Elasticsearch, "opensearch": OpenSearch}
 

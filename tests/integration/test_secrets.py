@@ -16,10 +16,11 @@ from running import Daemon, archived, ask, children_of, journalled, settings_in
 from steward_daemon import Daemon as ClusterDaemon
 from submitting import submit_to, wait_until
 
-from steward.core.config import ClusterSettings, Settings
+from steward.core.config import Settings
 from steward.core.redaction import REDACTED
 from steward.sandbox import Sandbox
 from steward.slurm.environment import entries_of
+from steward.slurm.settings import ClusterSettings
 
 MARK = b"hush7f3a"
 """Is in every secret, in each of its lines, and nowhere else."""

@@ -13,7 +13,7 @@ from sensor_cluster import SOON_DOWN, MakeWatching, cluster, make, scontrol
 from steward_daemon import STEWARD
 from submitting import submit_to, wait_until
 
-from steward.automation.settings import SensorSettings
+from steward.capture.settings import SensorSettings
 from steward.core.events import CONTROLLER_STATE, NODE_STATE, PARTITION_STATE, RESERVATION_STATE
 from steward.sandbox import Sandbox
 

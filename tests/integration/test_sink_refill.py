@@ -14,7 +14,8 @@ from running import Daemon, archived, forget, settings_in, submit
 
 import storm
 from steward.archive.files.verify import verify
-from steward.core.config import ArchiveSettings, FilesSinkSettings, JournalSettings, Settings
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.journal import JournalReader
 from steward.core.redaction import REDACTED
 

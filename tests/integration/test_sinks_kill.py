@@ -25,14 +25,12 @@ from submitting import PATIENCE
 from servers.kafka import Kafka
 from servers.process import Server
 from servers.search import Elasticsearch, OpenSearch
-from steward.core.config import (
-    ArchiveSettings,
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings, Settings
+from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
+from steward.extensions.search_servers.settings import (
     ElasticsearchSinkSettings,
-    FilesSinkSettings,
-    KafkaSettings,
-    KafkaSinkSettings,
     OpenSearchSinkSettings,
-    Settings,
 )
 
 _JOBS = 20_000

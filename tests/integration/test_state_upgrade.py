@@ -14,20 +14,17 @@ import pytest
 from pysqlite3 import dbapi2
 from running import Daemon, ask, settings_in, submit
 
+from steward.accounting.settings import AccountingSettings
 from steward.admin.journal import ListRequest
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import open_ledger
 from steward.bank.money import MICRO
+from steward.bank.settings import BankSettings, GateSettings
 from steward.core.access import Asker
-from steward.core.config import (
-    AccountingSettings,
-    BankSettings,
-    ClusterSettings,
-    GateSettings,
-    Settings,
-)
+from steward.core.config import Settings
 from steward.daemon.rooms import registry
+from steward.slurm.settings import ClusterSettings
 
 pytestmark = pytest.mark.timeout(900)
 

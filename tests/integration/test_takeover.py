@@ -15,10 +15,11 @@ from steward_daemon import STEWARD
 from submitting import submit_to, wait_until
 
 from servers.process import free_port
-from steward.core.config import ClusterSettings, Settings
+from steward.core.config import Settings
 from steward.core.config.file import Loaded, render
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.cluster import Inside
+from steward.slurm.settings import ClusterSettings
 
 BACKUP, ADDRESS = "backup", "127.0.0.2"
 EVENTS = "SELECT key FROM event WHERE kind = ? UNION SELECT key FROM remembered WHERE key LIKE ?"

@@ -12,7 +12,7 @@ import pytest
 from submitting import state_of, submit_to, wait_until
 from webbing import ADMINISTRATOR, OPERATOR, USERS, Visitor, WebSite
 
-from steward.automation.settings import SensorSettings
+from steward.capture.settings import SensorSettings
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.timeout(900)

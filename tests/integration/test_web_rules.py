@@ -8,7 +8,8 @@ import pytest
 from submitting import wait_until
 from webbing import ADMINISTRATOR, OPERATOR, USERS, Visitor, WebSite
 
-from steward.automation.settings import RulesSettings, SensorSettings
+from steward.automation.settings import RulesSettings
+from steward.capture.settings import SensorSettings
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(600)]

@@ -26,8 +26,10 @@ from growth import Growth, Sample, slope
 from running import chance_of
 from submitting import wait_until
 
+from steward.accounting.settings import AccountingSettings
+from steward.archive.settings import LimitSettings
 from steward.bank.money import MICRO
-from steward.core.config import AccountingSettings, JournalSettings, LimitSettings
+from steward.core.config import JournalSettings
 from steward.core.config.file import Loaded, render
 
 SOAK_S: Final = float(os.environ.get("STEWARD_SOAK_S", "600"))

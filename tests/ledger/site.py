@@ -12,7 +12,8 @@ import pytest
 from steward.bank.ledger import Account, Allocation, By, open_ledger
 from steward.bank.ledger.opened import Ledger, Transaction
 from steward.bank.records import Charge, Share, Use
-from steward.core.config import BankSettings, Settings
+from steward.bank.settings import BankSettings
+from steward.core.config import Settings
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
 BY = By(who="root", why="a test")

@@ -12,11 +12,14 @@ import httpx
 
 from servers.process import free_port
 from steward.bank.ledger import Account, By, open_ledger
-from steward.core.config import BankSettings, ClusterSettings, GateSettings, MybrcSettings, Settings
+from steward.bank.settings import BankSettings, GateSettings
+from steward.core.config import Settings
 from steward.core.serving import Timeouts
 from steward.core.waiting import Stop
 from steward.daemon.mybrc import run_mybrc
 from steward.extensions.mybrc.passwords import hashed
+from steward.extensions.mybrc.settings import MybrcSettings
+from steward.slurm.settings import ClusterSettings
 
 SU = 1_000_000
 PASSWORD = "correct horse"

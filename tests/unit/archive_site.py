@@ -15,7 +15,8 @@ from steward.archive.files.manifest import facts
 from steward.archive.files.owners import user_name
 from steward.archive.files.records import Records
 from steward.archive.files.sink import FilesSink
-from steward.core.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import (
     ARCHIVE_PURGE,
     JOB_IDENTITY,
@@ -27,6 +28,7 @@ from steward.core.events import (
 )
 from steward.core.incoming import Store, Stores, kept_filename, stores_of
 from steward.core.records import JobRecord
+from steward.slurm.settings import ClusterSettings
 
 NOON = int(datetime(2026, 3, 5, 12, 0, tzinfo=UTC).timestamp()) * 10**9
 ENVIRONMENT = b"\x01\0\0\0HOME=/home/ada\0"

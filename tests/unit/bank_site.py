@@ -11,9 +11,11 @@ from job_lives import NOON, record
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.records import Rate
-from steward.core.config import BankSettings, ClusterSettings, Settings
+from steward.bank.settings import BankSettings
+from steward.core.config import Settings
 from steward.core.events import Event
 from steward.jobs import Jobs, JobsConsumer, database_path
+from steward.slurm.settings import ClusterSettings
 
 BY = By(who="root")
 HOUR = MICRO

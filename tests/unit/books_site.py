@@ -7,9 +7,10 @@ from typing import Any
 
 from steward.accounting.actions import ACTIONS
 from steward.accounting.room import AccountingRoom
+from steward.capture.settings import NodesSettings
 from steward.core.access import Access, Asker, Standing
 from steward.core.actions import Registry
-from steward.core.config import ClusterSettings, NodesSettings, Settings
+from steward.core.config import Settings
 from steward.core.events import (
     JOB_END,
     JOB_SCRIPT,
@@ -24,6 +25,7 @@ from steward.core.events import (
 from steward.core.records import JobRecord
 from steward.core.usage import NodeGap, StepEnd, StepStart, TasksExited, TaskUsage
 from steward.jobs import JobsConsumer
+from steward.slurm.settings import ClusterSettings
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 START = NOW - timedelta(hours=2)

@@ -11,14 +11,11 @@ from machine_site import LINE, Stage
 
 from steward.admin.doctor.findings import Finding
 from steward.admin.doctor.ground import Ground, ground_of
+from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Asker
 from steward.core.actions import Registry
-from steward.core.config import (
-    ArchiveSettings,
-    ClusterSettings,
-    FilesSinkSettings,
-    Settings,
-)
+from steward.core.config import ArchiveSettings, Settings
+from steward.slurm.settings import ClusterSettings
 
 ROOT = Asker(uid=0, user="root", how="local")
 HERE = os.uname().nodename.partition(".")[0]

@@ -12,14 +12,7 @@ import msgspec
 from builders import NOON
 
 from servers.authority import Authority
-from steward.core.config import (
-    ArchiveSettings,
-    ClusterSettings,
-    ForwardSettings,
-    JournalSettings,
-    ReceiveSettings,
-    Settings,
-)
+from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.events import Event, JobScript, Kept, encode, script_key
 from steward.core.incoming import Store, Stores, kept_filename, stores_of
 from steward.core.journal import JournalLink, JournalReader
@@ -27,6 +20,8 @@ from steward.core.journal.server import JournalServer
 from steward.core.waiting import Stop
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.receiving import Receiver
+from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
+from steward.slurm.settings import ClusterSettings
 
 MTIME_NS = 1_772_366_400_000_000_000
 

@@ -22,8 +22,10 @@ from steward.bank.records import (
     Rate,
     Rules,
 )
-from steward.core.config import BankSettings, ClusterSettings, GateSettings, Settings
+from steward.bank.settings import BankSettings, GateSettings
+from steward.core.config import Settings
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+from steward.slurm.settings import ClusterSettings
 
 CLUSTER = "c"
 HOUR_MIN = 60

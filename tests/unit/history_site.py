@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from steward.automation.settings import SensorSettings
+from steward.capture.settings import SensorSettings
 from steward.core.access import Access, Asker, Standing
 from steward.core.actions import Action
-from steward.core.config import ClusterSettings, Settings
+from steward.core.config import Settings
 from steward.core.events import NODE_STATE, RESERVATION_STATE, Event
 from steward.core.lines import Line
 from steward.core.moments import micros
@@ -22,6 +22,7 @@ from steward.jobs.tables import MIGRATIONS
 from steward.reports.history.actions import ACTIONS
 from steward.reports.history.consumer import HistoryConsumer
 from steward.reports.history.room import HistoryRoom
+from steward.slurm.settings import ClusterSettings
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 ROOT = Asker(uid=0, user="root")

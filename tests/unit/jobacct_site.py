@@ -6,7 +6,8 @@ from typing import Any, Final
 import pytest
 from builders import Clock
 
-from steward.core.config import AccountingSettings, ClusterSettings, Settings
+from steward.accounting.settings import AccountingSettings
+from steward.core.config import Settings
 from steward.core.consumers import Feed
 from steward.core.events import (
     RUN_END,
@@ -23,6 +24,7 @@ from steward.core.records import JobRecord
 from steward.core.usage import RunFact, StepEnd, StepStart, StepUsage, TasksExited, TaskUsage
 from steward.daemon.once import DirectLink
 from steward.extensions.jobacct_plugins.log.files import LogFiles
+from steward.slurm.settings import ClusterSettings
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

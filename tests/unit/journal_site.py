@@ -10,7 +10,8 @@ import pytest
 from builders import script_event
 from pysqlite3 import dbapi2
 
-from steward.core.config import ArchiveSettings, FilesSinkSettings, KafkaSinkSettings, Settings
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import (
     JOB_SEEN,
     Event,
@@ -20,6 +21,7 @@ from steward.core.incoming import Stores, stores_of
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import rows_of
 from steward.core.records import JobRecord
+from steward.extensions.kafka.settings import KafkaSinkSettings
 
 
 def seen_event(job_id: int) -> Event:

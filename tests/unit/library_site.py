@@ -10,15 +10,17 @@ from steward.archive.catalog.consumer import Catalogue
 from steward.archive.contents import contents_of
 from steward.archive.files.sink import FilesSink
 from steward.archive.library import Library
+from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Access, Asker, Standing
 from steward.core.actions import Registry
-from steward.core.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.core.config import ArchiveSettings, Settings
 from steward.core.consumers import Consumer
 from steward.core.events import JOB_SCRIPT, JOB_SEEN, Event, JobFacts, JobScript, Kept
 from steward.core.incoming import kept_filename, stores_of
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED
 from steward.jobs import JobsConsumer
+from steward.slurm.settings import ClusterSettings
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 ENVIRONMENT = b"\x03\0\0\0HOME=/home/ada\0TEXT=a=b\nc\xff\0API_TOKEN=" + REDACTED + b"\0"

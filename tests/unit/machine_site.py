@@ -4,8 +4,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from steward.core.config import ClusterSettings
 from steward.slurm import Machine
+from steward.slurm.settings import ClusterSettings
 
 LINE: Final = (
     "NodeName={name} Arch=x86_64 CoresPerSocket=1  CPUAlloc=2 CPUEfctv=4 CPUTot=4 CPULoad=0.57 "

@@ -13,18 +13,14 @@ from steward.agent import agent
 from steward.capture.nodes.folding import KINDS
 from steward.capture.nodes.heard import Heard
 from steward.capture.nodes.receiving import NodeReceiver
-from steward.core.config import (
-    ArchiveSettings,
-    ClusterSettings,
-    JournalSettings,
-    NodesSettings,
-    Settings,
-)
+from steward.capture.settings import NodesSettings
+from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.events import Event
 from steward.core.incoming import stores_of
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.journal.server import JournalServer
 from steward.core.waiting import Stop
+from steward.slurm.settings import ClusterSettings
 
 LAUNCHED_US = 1_772_366_400_000_000
 """Noon on the first of March 2026."""

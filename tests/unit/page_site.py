@@ -7,9 +7,9 @@ import msgspec
 
 from steward.accounting.page.parts import run_part
 from steward.accounting.page.shapes import PageAnswer, RunPart
+from steward.accounting.settings import NotesSettings
 from steward.cli.drawing import ASCII, Pens, plain
 from steward.cli.job import rows_of
-from steward.core.config import NotesSettings
 from steward.core.lines import Line
 from steward.core.records import JobRecord
 from steward.core.usage import StepEnd, StepStart, StepUsage, TaskUsage

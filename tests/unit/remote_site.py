@@ -12,14 +12,8 @@ from builders import Clock, environment_bytes
 from steward.archive.files.sink import FilesSink
 from steward.archive.remote.document import Document, Refusal
 from steward.archive.remote.sink import RemoteSink
-from steward.core.config import (
-    ArchiveSettings,
-    ClusterSettings,
-    FilesSinkSettings,
-    KafkaSettings,
-    KafkaSinkSettings,
-    Settings,
-)
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings, Settings
 from steward.core.consumers import Feed
 from steward.core.errors import Unavailable
 from steward.core.events import (
@@ -39,6 +33,8 @@ from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import rows_of
 from steward.core.records import JobRecord
 from steward.daemon.once import DirectLink
+from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
+from steward.slurm.settings import ClusterSettings
 
 NOON_NS = 1_795_262_400 * 10**9
 ENVIRONMENT = environment_bytes(b"HOME=/home/ada")

@@ -15,9 +15,10 @@ from steward.automation.rules.store import Store
 from steward.automation.rules.tables import Execution
 from steward.automation.running import Ran
 from steward.automation.settings import ActionsSettings, RulesSettings
-from steward.core.config import ClusterSettings, Settings
+from steward.core.config import Settings
 from steward.core.events import NODE_STATE, Event
 from steward.core.state_facts import NodeState
+from steward.slurm.settings import ClusterSettings
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 SOON_S = 0.1

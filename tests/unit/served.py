@@ -19,12 +19,12 @@ from steward.admin.doctor.apart import run_apart
 from steward.admin.doctor.findings import Finding
 from steward.core.access import Asker
 from steward.core.actions import Action, Registry
-from steward.core.config import ClusterSettings
 from steward.core.errors import Refused
 from steward.core.waiting import Stop
 from steward.daemon.answering import Knows, Limits, Service
 from steward.daemon.socket import SocketServer, peer_uid
 from steward.slurm.commands import Commands
+from steward.slurm.settings import ClusterSettings
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

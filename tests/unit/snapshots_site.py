@@ -7,13 +7,13 @@ import pytest
 from builders import Clock
 
 from steward.capture.snapshots import Snapshots
-from steward.core.config import ClusterSettings
 from steward.core.events import (
     CONTROLLER_STATE,
     Event,
 )
 from steward.core.records import JobRecord
 from steward.slurm import Queue, Slurm, SlurmDown, SlurmUnavailable
+from steward.slurm.settings import ClusterSettings
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from steward.accounting.imports import Maker, is_table, take_days, take_table
 from steward.accounting.imports.place import Place, load, save
-from steward.core.config import ClusterSettings
 from steward.core.events import JOB_END, STEP_ACCOUNTED, Event
 from steward.core.records import JobRecord
 from steward.slurm import SlurmError
@@ -20,6 +19,7 @@ from steward.slurm.commands import Commands
 from steward.slurm.history import History, rows_of_file
 from steward.slurm.history_rows import Row, clock_us, job_of, size, step_of
 from steward.slurm.people import People
+from steward.slurm.settings import ClusterSettings
 
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
 TIMES = "2026-11-20T10:00:00|2026-11-20T10:00:01|2026-11-20T10:05:00"

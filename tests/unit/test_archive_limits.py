@@ -15,7 +15,8 @@ from steward.archive.files.mover import Mover
 from steward.archive.files.records import Records
 from steward.archive.files.retention import Retention
 from steward.archive.files.schema import MIGRATIONS
-from steward.core.config import LimitSettings, Settings
+from steward.archive.settings import LimitSettings
+from steward.core.config import Settings
 from steward.core.config.checks import problems
 from steward.core.events import ARCHIVE_PURGE, Event
 from steward.core.sqlite import open_database

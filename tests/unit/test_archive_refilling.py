@@ -11,7 +11,8 @@ from archive_site import ENVIRONMENT, Site
 from steward.archive.files.pending import Pending
 from steward.archive.files.sink import FilesSink
 from steward.archive.files.verify import verify
-from steward.core.config import ArchiveSettings, FilesSinkSettings
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings
 from steward.core.consumers import Rejected
 from steward.core.events import ARCHIVE_RESEND, ArchiveResend, Event, Resent
 from steward.core.incoming import stores_of

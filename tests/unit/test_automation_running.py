@@ -19,7 +19,8 @@ from steward.automation.running import Runner
 from steward.automation.settings import ActionsSettings
 from steward.core.access import Access, Asker, Standing
 from steward.core.actions import Registry
-from steward.core.config import AccessSettings, ClusterSettings, Settings
+from steward.core.config import AccessSettings, Settings
+from steward.slurm.settings import ClusterSettings
 
 ROOT = Asker(uid=0, user="root", how="local")
 ADA = Asker(uid=1001, user="ada")

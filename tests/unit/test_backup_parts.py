@@ -13,13 +13,15 @@ from steward.admin.backup.choosing import chosen, in_order, named_files
 from steward.admin.backup.looking import Looks
 from steward.admin.backup.manifest import BackupError
 from steward.automation.settings import RulesSettings
-from steward.core.config import BankSettings, ClusterSettings, JournalSettings, Settings
+from steward.bank.settings import BankSettings
+from steward.core.config import JournalSettings, Settings
 from steward.core.incoming import stores_of
 from steward.core.journal import Journal, JournalLink, JournalReader
 from steward.core.journal.server import JournalServer
 from steward.core.journal.store import put_back, rows_of
 from steward.core.sqlite import open_database, transaction
 from steward.core.waiting import Stop
+from steward.slurm.settings import ClusterSettings
 
 
 def test_each_stands_before_what_it_has_its_numbers_from() -> None:

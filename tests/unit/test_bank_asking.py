@@ -340,7 +340,7 @@ def test_without_a_bank_it_is_said(tmp_path: Path) -> None:
     import msgspec
 
     from steward.bank.room import BankRoom
-    from steward.core.config import BankSettings
+    from steward.bank.settings import BankSettings
 
     site = AskingSite(tmp_path)
     off = msgspec.structs.replace(site.settings, bank=BankSettings())

@@ -20,7 +20,7 @@ from steward.bank.ledger import Account, Refusal
 from steward.bank.live import MARK_S, PICTURE_S, Pictures
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Hold, ModeRule
-from steward.core.config import BankSettings, GateSettings
+from steward.bank.settings import BankSettings, GateSettings
 from steward.core.events import (
     CONTROLLER_STATE,
     HOLD_PLACED,

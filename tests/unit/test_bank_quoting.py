@@ -11,8 +11,8 @@ from bank_site import BY
 from gate_process import running
 
 from steward.bank.records import ModeRule
+from steward.bank.settings import GateSettings
 from steward.core.access import Asker
-from steward.core.config import GateSettings
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
 
 SHAPE = NodeShape(nodes="n[1-64]", count=64, cpus=64, usable_cpus=64, cores=64, memory_mib=65536)

@@ -14,13 +14,13 @@ from steward.bank.reckoning import Reckoning
 from steward.bank.reconciling import Reconciling, charges, mark_unpriced, reconcile, settle
 from steward.bank.records import Rate
 from steward.bank.settling import Pricing
-from steward.core.config import ClusterSettings
 from steward.core.events import JOB_END, RUN_END, Event, JobFacts
 from steward.core.moments import micros, micros_or_0
 from steward.slurm.accounting import whole_runs
 from steward.slurm.history import History
 from steward.slurm.history_rows import job_of
 from steward.slurm.people import People
+from steward.slurm.settings import ClusterSettings
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from steward.bank.errors import NoRate
 from steward.bank.money import MICRO
 from steward.bank.prices import price
 from steward.bank.records import Charge, Hold, Quote, Rate, Use
+from steward.bank.settings import BankSettings
 from steward.bank.settling import (
     Pricing,
     charge_of,
@@ -20,7 +21,6 @@ from steward.bank.settling import (
     is_piece_of,
     same_as,
 )
-from steward.core.config import BankSettings
 from steward.core.moments import micros
 from steward.core.records import JobRecord
 from steward.core.usage import RunFact

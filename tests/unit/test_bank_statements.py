@@ -17,6 +17,7 @@ from asking_site import ADA, AskingSite
 from bank_site import NOON
 
 from servers.answering import Quiet, answering
+from steward.accounting.settings import MailSettings
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import By
@@ -29,11 +30,11 @@ from steward.bank.notices import (
     send,
     threshold_notice,
 )
-from steward.bank.settings import NotifySettings
+from steward.bank.settings import BankSettings, NotifySettings
 from steward.bank.statements import OUTBOX, last_month, mail_due
 from steward.bank.upkeep import Upkeep
 from steward.core.bank_facts import BankThreshold
-from steward.core.config import BankSettings, MailSettings, Settings
+from steward.core.config import Settings
 from steward.core.logs import set_up
 from steward.core.posting import NotSent
 

@@ -8,8 +8,9 @@ from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.ledger.opened import Ledger, Transaction
 from steward.bank.money import MICRO
 from steward.bank.records import Charge
+from steward.bank.settings import BankSettings
 from steward.bank.thresholds import tell, worst
-from steward.core.config import BankSettings, Settings
+from steward.core.config import Settings
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 BY = By(who="root")

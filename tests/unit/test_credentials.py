@@ -20,11 +20,12 @@ from steward.admin.credentials.tickets import ticket
 from steward.core import scopes
 from steward.core.access import Access, Asker
 from steward.core.actions import Registry
-from steward.core.config import AccessSettings, ClusterSettings, Settings
+from steward.core.config import AccessSettings, Settings
 from steward.core.errors import Refused, UsageError
 from steward.core.munge.munged import MungeUnavailable
 from steward.core.munge.requests import digest
 from steward.daemon.rooms import ACTIONS
+from steward.slurm.settings import ClusterSettings
 from steward.web.settings import WebSettings
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

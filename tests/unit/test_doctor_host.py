@@ -10,9 +10,7 @@ import pytest
 from doctor_site import Site, only, site
 
 from steward.admin.doctor import host, running
-from steward.core.config import (
-    NodesSettings,
-)
+from steward.capture.settings import NodesSettings
 from steward.web.settings import HEALTHY, WebSettings
 
 __all__ = ["site"]

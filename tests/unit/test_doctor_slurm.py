@@ -10,14 +10,10 @@ from machine_site import LINE
 
 from steward.admin.doctor import controllers, plugins, slurmconf, spool
 from steward.admin.doctor.ground import ground_of
-from steward.automation.settings import SensorSettings
+from steward.bank.settings import BankSettings, GateSettings
+from steward.capture.settings import NodesSettings, SensorSettings
 from steward.core.actions import Registry
-from steward.core.config import (
-    BankSettings,
-    ClusterSettings,
-    GateSettings,
-    NodesSettings,
-)
+from steward.slurm.settings import ClusterSettings
 
 __all__ = ["site"]
 

@@ -18,8 +18,9 @@ from jobacct_site import NOON, Fed, run, settings_in
 from steward.accounting.sacct.sources import Parquet, closed_days
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import open_ledger
+from steward.bank.settings import BankSettings
 from steward.core import drivers
-from steward.core.config import BankSettings, ClusterSettings, Settings
+from steward.core.config import Settings
 from steward.core.config.file import load
 from steward.core.drivers import DRIVERS, Driver
 from steward.core.errors import Unavailable
@@ -27,6 +28,7 @@ from steward.demo.configured import configuration
 from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs.line_queries import LineFilter
+from steward.slurm.settings import ClusterSettings
 
 CONFIG = """\
 state_dir = "{root}/state"

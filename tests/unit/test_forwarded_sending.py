@@ -15,13 +15,15 @@ from torque_player import Player
 from torque_site import Site as TorqueSite
 
 from servers.authority import Authority
-from steward.core.config import ClusterSettings, ForwardSettings, Settings
+from steward.core.config import Settings
 from steward.core.consumers import Rejected
 from steward.core.errors import Unavailable
 from steward.core.events import Event, decode
 from steward.core.incoming import Stores
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.sending import Forward
+from steward.extensions.controllers.settings import ForwardSettings
+from steward.slurm.settings import ClusterSettings
 
 __all__ = ["no_lease_signals"]
 

@@ -17,9 +17,8 @@ from steward.bank.gate.link import GateLink, connect
 from steward.bank.gate.shapes import VERSION, Claim, Seen, Submit
 from steward.bank.money import MICRO
 from steward.bank.records import Books, Description, Settlement
-from steward.bank.settings import BankPartitionSettings
+from steward.bank.settings import BankPartitionSettings, BankSettings
 from steward.core.access import Standing
-from steward.core.config import BankSettings
 from steward.core.events import utc_now
 from steward.core.standings import Standings
 

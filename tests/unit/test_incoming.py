@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.config import ArchiveSettings, FilesSinkSettings, Settings
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import Kept
 from steward.core.filesystems import network_kind
 from steward.core.incoming import (

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
-from steward.accounting.settings import NodesSettings
 from steward.admin.credentials.room import who_asked
 from steward.admin.credentials.shapes import VouchRequest
 from steward.capture.nodes.senders import Head, Senders
-from steward.core.config import ClusterSettings, ReceiveSettings, Settings
+from steward.capture.settings import NodesSettings
+from steward.core.config import Settings
 from steward.core.errors import Refused, Unavailable
 from steward.core.munge.requests import digest
 from steward.extensions.controllers.peers import Peers, Unwitnessed
+from steward.extensions.controllers.settings import ReceiveSettings
+from steward.slurm.settings import ClusterSettings
 from steward.web.settings import WebSettings
 
 NOBODY: frozenset[str] = frozenset()

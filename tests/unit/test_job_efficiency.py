@@ -7,7 +7,7 @@ from page_site import GIB, S, T, answer_of, drawn, kinds, launch, run_line, run_
 
 from steward.accounting.page import formulas
 from steward.accounting.page.parts import run_part
-from steward.core.config import NotesSettings
+from steward.accounting.settings import NotesSettings
 
 
 def test_efficiency_is_used_over_given() -> None:

@@ -13,9 +13,9 @@ from steward.accounting.page.gathering import without_private
 from steward.accounting.page.notes import duration, size
 from steward.accounting.page.parts import run_part, step_part
 from steward.accounting.page.shapes import PageAnswer, Waiting
+from steward.accounting.settings import NotesSettings
 from steward.cli.drawing import ASCII, Pens, Span, line_of_time, plain, width_of
 from steward.cli.job import rows_of
-from steward.core.config import NotesSettings
 from steward.core.records import JobRecord
 
 

@@ -8,7 +8,8 @@ import pytest
 from builders import script_event
 from journal_site import append, journal, reader, seen_event, two_sinks
 
-from steward.core.config import ArchiveSettings, FilesSinkSettings, Settings
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import (
     ARCHIVE_PURGE,
     ArchivePurge,

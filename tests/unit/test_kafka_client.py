@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from steward.core.config import KafkaSettings
 from steward.extensions.kafka.client import KafkaUnavailable, Reached
+from steward.extensions.kafka.settings import KafkaSettings
 
 PASSWORD = "correct horse"
 

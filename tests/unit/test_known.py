@@ -7,8 +7,9 @@ import pytest
 from builders import make_spool, script_event, submit
 from job_lives import Books, purge, record, script
 
+from steward.archive.settings import FilesSinkSettings
 from steward.capture.known import Known
-from steward.core.config import ArchiveSettings, ClusterSettings, FilesSinkSettings, Settings
+from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event, script_key, utc_now
 from steward.core.incoming import kept_filename, stores_of
 from steward.core.journal import Journal, JournalReader
@@ -18,6 +19,7 @@ from steward.daemon.consuming import orphans_of_others
 from steward.daemon.once import run_once
 from steward.daemon.parts import orphans_of
 from steward.jobs import database_path
+from steward.slurm.settings import ClusterSettings
 
 
 @pytest.fixture

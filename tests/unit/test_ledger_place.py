@@ -22,7 +22,8 @@ from steward.bank.ledger.engine import Database, url_of
 from steward.bank.ledger.opened import Ledger
 from steward.bank.ledger.schema import MIGRATIONS, NEWEST
 from steward.bank.ledger.tables import metadata
-from steward.core.config import BankSettings, Settings
+from steward.bank.settings import BankSettings
+from steward.core.config import Settings
 from steward.core.errors import StewardError
 
 __all__ = ["clock", "empty", "ledger", "place"]

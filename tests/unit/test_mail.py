@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from page_site import answer_of, launch, run_line, run_of, task
 
 from steward.accounting.page.shapes import PageAnswer
+from steward.accounting.settings import MailSettings
 from steward.cli import mail
 from steward.cli.mail import addresses, is_whole
 from steward.client import DaemonAway
-from steward.core.config import MailSettings, Settings
+from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.posting import Letter, NotSent, message, post
 from steward.core.printable import safe

@@ -15,11 +15,13 @@ from steward.bank.gate.ground import chosen_mode
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import Account, open_ledger
 from steward.bank.records import ModeRule, UserBooks
-from steward.core.config import BankSettings, ClusterSettings, GateSettings, Settings
+from steward.bank.settings import BankSettings, GateSettings
+from steward.core.config import Settings
 from steward.daemon.mybrc import Pusher
 from steward.extensions.mybrc.affording import Affording
 from steward.extensions.mybrc.errors import ApiError
 from steward.slurm.people import People
+from steward.slurm.settings import ClusterSettings
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger

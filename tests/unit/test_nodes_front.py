@@ -14,7 +14,8 @@ import pytest
 
 from steward.capture.nodes import front
 from steward.capture.nodes.connections import Connection, Connections
-from steward.core.config import NodesSettings, Settings
+from steward.capture.settings import NodesSettings
+from steward.core.config import Settings
 from steward.core.waiting import Stop
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be other users")

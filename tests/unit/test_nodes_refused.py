@@ -14,7 +14,7 @@ from servers.authority import Authority
 from steward.admin.doctor import books
 from steward.admin.status.shapes import StatusShowRequest
 from steward.capture.nodes.heard import Refusals, refusals_in
-from steward.core.config import NodesSettings
+from steward.capture.settings import NodesSettings
 from steward.daemon.rooms import registry
 from steward.web.troubles import Trouble, troubles
 

@@ -9,10 +9,10 @@ import pytest
 from steward.accounting.page.shapes import Waiting
 from steward.accounting.page.waiting import waiting
 from steward.accounting.pending import Limit, explain
-from steward.core.config import ClusterSettings
 from steward.core.records import JobRecord
 from steward.slurm import Pending
 from steward.slurm.pending import parse_limits
+from steward.slurm.settings import ClusterSettings
 
 LIBRARIES = sorted(
     glob.glob("/usr/lib/*/slurm-wlm/libslurmfull.so")

@@ -10,14 +10,16 @@ import msgspec
 import pytest
 from rules_site import NOON, failure
 
+from steward.accounting.settings import MailSettings
 from steward.automation.audit import Audit, AuditBegun
 from steward.automation.errors import WrongParameters
 from steward.automation.rules.hand import RunnersHand, message_of
 from steward.automation.rules.tables import Execution
 from steward.core.actions import Registry
-from steward.core.config import AccessSettings, ClusterSettings, MailSettings, Settings
+from steward.core.config import AccessSettings, Settings
 from steward.core.events import utc_now
 from steward.core.standings import access_of
+from steward.slurm.settings import ClusterSettings
 
 BEGIN = """
 import sys, msgspec

@@ -11,12 +11,13 @@ from builders import NOON
 from steward.capture.lines.jobcomp import Told, end_event
 from steward.capture.observed import Observed
 from steward.capture.runs import Runs, unfinished
-from steward.core.config import ForwardSettings, Settings
+from steward.core.config import Settings
 from steward.core.events import Event
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import rows_of
 from steward.core.records import JobRecord
 from steward.daemon.parts import unfinished_of
+from steward.extensions.controllers.settings import ForwardSettings
 from steward.jobs import JobsConsumer
 
 

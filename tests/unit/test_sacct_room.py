@@ -17,7 +17,7 @@ from steward.accounting.sacct.options import options
 from steward.accounting.sacct.shapes import SacctRequest, SacctText
 from steward.accounting.sacct.sources import Both, scratch_of
 from steward.core.access import Access, Asker, Standing
-from steward.core.config import AccessSettings, ClusterSettings, Settings
+from steward.core.config import AccessSettings, Settings
 from steward.core.lines import Line
 from steward.core.sqlite import open_database, transaction
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
@@ -25,6 +25,7 @@ from steward.jobs import database_path
 from steward.jobs.expiring import expire
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
+from steward.slurm.settings import ClusterSettings
 
 
 @pytest.fixture

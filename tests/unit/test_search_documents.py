@@ -9,11 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.archive.remote.document import Document
-from steward.core.config import (
-    ElasticsearchSinkSettings,
-    OpenSearchSinkSettings,
-    SearchSinkSettings,
-)
 from steward.core.events import JobIdentity, JobScript
 from steward.core.records import JobRecord
 from steward.extensions.search_servers.encoding import (
@@ -28,6 +23,11 @@ from steward.extensions.search_servers.encoding import (
     source_of,
 )
 from steward.extensions.search_servers.mapping import mapping, template
+from steward.extensions.search_servers.settings import (
+    ElasticsearchSinkSettings,
+    OpenSearchSinkSettings,
+    SearchSinkSettings,
+)
 
 WHEN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 KEY = "script:7:1795262400000000001"

@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 from steward.archive.catalog.matching import LONGEST_TERM, Matcher
 from steward.archive.catalog.walking import Owner, Wanted
 from steward.archive.searching_elsewhere import sink_called
-from steward.core.config import (
-    AnySinkSettings,
-    ArchiveSettings,
-    ElasticsearchSinkSettings,
-    FilesSinkSettings,
-    KafkaSinkSettings,
-    Settings,
-)
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import AnySinkSettings, ArchiveSettings, Settings
 from steward.core.errors import UsageError
+from steward.extensions.kafka.settings import KafkaSinkSettings
 from steward.extensions.search_servers.query import after_of, candidates, wanted_uses
+from steward.extensions.search_servers.settings import ElasticsearchSinkSettings
 
 
 def asked(*terms: str, words: bool = False) -> list[tuple[str, Any]]:

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from steward.automation.settings import SensorSettings
+from steward.capture.settings import SensorSettings
 from steward.capture.states.place import program_of, wake_socket
-from steward.core.config import ClusterSettings, Settings
+from steward.core.config import Settings
 from steward.core.config.file import ConfigError, load
 from steward.daemon.controller import controller_parts
 from steward.daemon.parts import parts_of
+from steward.slurm.settings import ClusterSettings
 
 CLUSTER = "[cluster.c1]\n"
 SINK = '[archive.sink.files]\nkind = "files"\npath = "/archive"\n'

@@ -12,16 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.core.config import (
-    AccessSettings,
-    ArchiveSettings,
-    ClusterSettings,
-    FilesSinkSettings,
-    KafkaSinkSettings,
-    Settings,
-)
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import AccessSettings, ArchiveSettings, Settings
 from steward.core.config.file import ConfigError, Loaded, load, load_with_lines, render
 from steward.core.config.toml_lines import key_lines
+from steward.extensions.kafka.settings import KafkaSinkSettings
+from steward.slurm.settings import ClusterSettings
 
 GOOD = """\
 # A comment with [brackets] and = signs.

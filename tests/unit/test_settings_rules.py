@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from steward.automation.settings import RulesSettings
-from steward.core.config import ClusterSettings, Settings
+from steward.core.config import Settings
 from steward.core.config.rule_checks import rule_problems
+from steward.slurm.settings import ClusterSettings
 
 
 @pytest.mark.parametrize(

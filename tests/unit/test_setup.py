@@ -21,7 +21,7 @@ from steward.admin.init.errors import SetupError
 from steward.admin.init.making import make
 from steward.admin.init.steps import steps
 from steward.admin.init.wishes import Site, Wishes, site_of
-from steward.core.config import FilesSinkSettings
+from steward.archive.settings import FilesSinkSettings
 from steward.core.config.file import ConfigError, load
 from steward.core.filesystems import network_kind
 

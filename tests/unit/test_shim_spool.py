@@ -15,13 +15,11 @@ from steward.admin.doctor import plugins
 from steward.admin.doctor.findings import Finding
 from steward.admin.plugins import building, checking, installing, spools
 from steward.admin.plugins.building import Built
+from steward.bank.settings import GateSettings
 from steward.cli.app import run
-from steward.core.config import (
-    ClusterSettings,
-    GateSettings,
-    Settings,
-)
+from steward.core.config import Settings
 from steward.core.config.file import Loaded, render
+from steward.slurm.settings import ClusterSettings
 
 __all__ = ["site"]
 

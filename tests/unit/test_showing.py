@@ -15,9 +15,9 @@ from steward.archive.errors import ArchiveError, NotArchived
 from steward.archive.library import NotYours
 from steward.archive.resubmitting import options
 from steward.core.access import Asker
-from steward.core.config import ClusterSettings
 from steward.core.errors import Refused, UsageError
 from steward.core.redaction import REDACTED
+from steward.slurm.settings import ClusterSettings
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 from slurm_rows import squeue_row
 
 from steward.core.access import Standing
-from steward.core.config import ClusterSettings
 from steward.core.records import JobRecord
 from steward.slurm import MOST_WHOLE, Slurm, SlurmError, SlurmUnavailable, StoredScript
 from steward.slurm.people import People
 from steward.slurm.queue import QueueFormat
+from steward.slurm.settings import ClusterSettings
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

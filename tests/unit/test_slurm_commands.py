@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.config import ClusterSettings
 from steward.core.errors import Refused, Unavailable
 from steward.slurm.commands import Commands
 from steward.slurm.errors import (
@@ -15,6 +14,7 @@ from steward.slurm.errors import (
     SlurmUnavailable,
     UnknownJob,
 )
+from steward.slurm.settings import ClusterSettings
 
 
 def commands(tmp_path: Path, script: str, **settings: object) -> Commands:

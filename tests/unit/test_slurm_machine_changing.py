@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_site import LINE, Stage
 
-from steward.core.config import ClusterSettings
 from steward.slurm import (
     MachineChanging,
     SlurmError,
@@ -20,6 +19,7 @@ from steward.slurm import (
     WrongUpdate,
 )
 from steward.slurm.machine_changing import node_infos, reason_text, said
+from steward.slurm.settings import ClusterSettings
 
 STATE = "State=DOWN+DRAIN+NOT_RESPONDING"
 

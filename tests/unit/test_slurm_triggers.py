@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_site import Stage
 
-from steward.core.config import ClusterSettings
 from steward.slurm import (
     EventNeverFires,
     SlurmError,
@@ -17,6 +16,7 @@ from steward.slurm import (
     UnknownTrigger,
     WrongUpdate,
 )
+from steward.slurm.settings import ClusterSettings
 from steward.slurm.triggers import parse
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"

@@ -7,7 +7,6 @@ from builders import Clock, script_event
 from snapshots_site import NOON, Scripted, clock, journal, kinds, record, slurm, snapshots
 
 from steward.capture.snapshots import Allowance, Snapshots
-from steward.core.config import ClusterSettings
 from steward.core.errors import Unavailable
 from steward.core.events import (
     CONTROLLER_STATE,
@@ -17,6 +16,7 @@ from steward.core.events import (
     Event,
 )
 from steward.core.looks import Look
+from steward.slurm.settings import ClusterSettings
 
 __all__ = ["clock", "journal", "slurm", "snapshots"]
 

@@ -5,12 +5,12 @@ from snapshots_site import NOON, Scripted, clock, journal, kinds, record, slurm,
 
 from steward.capture.lines.jobcomp import Told, end_event
 from steward.capture.snapshots import Snapshots
-from steward.core.config import ClusterSettings
 from steward.core.events import (
     JOB_END,
     Event,
 )
 from steward.core.records import JobRecord
+from steward.slurm.settings import ClusterSettings
 
 __all__ = ["clock", "journal", "slurm", "snapshots"]
 

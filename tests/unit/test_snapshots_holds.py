@@ -8,7 +8,6 @@ from snapshots_site import NOON, Scripted, clock, journal, record, slurm
 
 from steward.capture.snapshots import Snapshots
 from steward.core.bank_facts import HoldFact
-from steward.core.config import ClusterSettings
 from steward.core.events import (
     HOLD_CONFIRMED,
     HOLD_PLACED,
@@ -17,6 +16,7 @@ from steward.core.events import (
     Event,
     utc_now,
 )
+from steward.slurm.settings import ClusterSettings
 
 __all__ = ["clock", "journal", "slurm"]
 

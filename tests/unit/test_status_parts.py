@@ -17,9 +17,10 @@ from steward.admin.doctor.ground import ground_of
 from steward.admin.doctor.running import parts
 from steward.admin.status.parts import DaemonStanding, PartLine, read
 from steward.admin.status.shapes import StatusShowRequest
-from steward.core.config import ClusterSettings, Settings
+from steward.core.config import Settings
 from steward.core.leaving import leave
 from steward.daemon.rooms import registry
+from steward.slurm.settings import ClusterSettings
 
 SUPERVISOR = """
 import os, resource, sys, time

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.config import BankSettings, Settings
+from steward.bank.settings import BankSettings
+from steward.core.config import Settings
 from steward.core.errors import StewardError
 from steward.core.waiting import Stop
 from steward.daemon.parts import parts_of

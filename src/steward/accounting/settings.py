@@ -1,41 +1,6 @@
 """The settings of accounting: what nodes report, plugins, the job log, and notes on jobs."""
 
-from typing import Final
-
 from steward.core.section import Section
-
-LISTENER_USER: Final = "steward-listen"
-"""The user that packages make for ``steward listen``."""
-LISTENER_SOCKET: Final = "nodes.sock"
-"""Where the daemon hears ``steward listen``: beside the socket that commands ask through."""
-
-
-class NodesSettings(Section, frozen=True, kw_only=True):
-    """[nodes]: what is taken from ``steward agent`` on compute nodes.
-
-    Attributes:
-        listen: Address and port (``0.0.0.0:6826``); nothing is taken if empty.
-        certificate_file: Our certificate, with what signed it; without one, no encryption.
-        key_file: The key of that certificate.
-        client_ca_file: Certificates that the nodes' are checked against; with it a node is
-            known by the name in its certificate, else by MUNGE.
-        behind_nat: Whether nodes connect from other addresses than Slurm knows of: then MUNGE
-            alone says which node it is, and any node's root can speak for any other.
-        most_connections: How many nodes are heard at once; others are asked to come again.
-        shared_from: Networks whose addresses many nodes share (NAT): where there is no room, their
-            connections are ended last.
-        listener: User of ``steward listen``, which then listens in the daemon's place and passes
-            on what it cannot open; the daemon listens itself if empty.
-    """
-
-    listen: str = ""
-    certificate_file: str = ""
-    key_file: str = ""
-    client_ca_file: str = ""
-    behind_nat: bool = False
-    most_connections: int = 64
-    shared_from: tuple[str, ...] = ()
-    listener: str = ""
 
 
 class NotesSettings(Section, frozen=True, kw_only=True):

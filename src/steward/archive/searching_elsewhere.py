@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from steward.core.config import SearchSinkSettings, Settings
+from steward.core.config import Settings
 from steward.core.errors import UsageError
+from steward.extensions.search_servers.settings import SearchSinkSettings
 
 if TYPE_CHECKING:
     from steward.extensions.search_servers.asking import SinkSearcher

@@ -12,10 +12,11 @@ from steward.archive.files.records import Records as FilesRecords
 from steward.archive.library import Library
 from steward.archive.remote.records import Records as RemoteRecords
 from steward.archive.remote.sink import RemoteSink
+from steward.archive.settings import FilesSinkSettings
 from steward.archive.sink_answers import SinkLine, SinksAnswer, SinksRequest, State
 from steward.archive.upkeep import only_operators
 from steward.core.access import Asker
-from steward.core.config import FilesSinkSettings, Settings
+from steward.core.config import Settings
 from steward.core.errors import Unavailable
 from steward.core.journal import ConsumerStatus, JournalReader, refill_command
 

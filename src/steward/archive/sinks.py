@@ -6,13 +6,11 @@ from steward.archive.errors import ArchiveError
 from steward.archive.files.sink import FilesSink
 from steward.archive.remote.document import Destination
 from steward.archive.remote.sink import RemoteSink
-from steward.core.config import (
-    FilesSinkSettings,
-    KafkaSinkSettings,
-    SearchSinkSettings,
-    Settings,
-)
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import Settings
 from steward.core.incoming import stores_of
+from steward.extensions.kafka.settings import KafkaSinkSettings
+from steward.extensions.search_servers.settings import SearchSinkSettings
 
 Sink = FilesSink | RemoteSink
 """What archives scripts somewhere."""

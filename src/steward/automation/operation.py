@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from steward.core.access import Access, Asker
-from steward.core.config import ClusterSettings, Settings
+from steward.core.config import Settings
+from steward.slurm.settings import ClusterSettings
 
 if TYPE_CHECKING:
     from steward.slurm import Slurm

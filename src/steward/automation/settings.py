@@ -5,31 +5,6 @@ import msgspec
 from steward.core.section import Section
 
 
-class SensorSettings(Section, frozen=True, kw_only=True):
-    """[sensor]: tells when nodes, partitions and reservations change their state.
-
-    Attributes:
-        enabled: Whether there is one.
-        interval_s: Least seconds between two looks that nobody asked for.
-        usage: Whether it is told that jobs come to nodes and leave them (``IDLE``, ``MIXED``,
-            ``ALLOCATED``, ``PLANNED``, ``COMPLETING``), which on a busy cluster is most of all;
-            and of a slurmctld that has just started, what it does not know yet (``UNKNOWN``).
-        triggers: Whether permanent triggers are kept set in slurmctld (strigger), that wake the
-            sensor at once; they need SlurmUser's rights.
-        helper: The program that slurmctld starts for them: the same path on every controller.
-        socket: The Unix socket on which the helper wakes the sensor.
-        secret_file: What the helper proves itself with: a file of SlurmUser's, mode 0600.
-    """
-
-    enabled: bool = False
-    interval_s: float = 1.0
-    usage: bool = False
-    triggers: bool = True
-    helper: str = "/usr/libexec/steward/steward-trigger"
-    socket: str = "/run/steward/trigger.sock"
-    secret_file: str = "/etc/steward/trigger.secret"  # noqa: S105 - a path
-
-
 class ActionsSettings(Section, frozen=True, kw_only=True):
     """[actions]: what ``steward action run`` and rules may do.
 

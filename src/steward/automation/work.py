@@ -11,7 +11,8 @@ from steward.automation.errors import NotYours, OutOfTime
 from steward.automation.operation import Right
 from steward.core.access import Access, Asker
 from steward.core.actions import Registry
-from steward.core.config import ClusterSettings, Settings
+from steward.core.config import Settings
+from steward.slurm.settings import ClusterSettings
 
 if TYPE_CHECKING:
     from steward.slurm import Slurm

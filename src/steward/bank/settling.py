@@ -14,8 +14,8 @@ import msgspec
 from steward.bank.priced_by import as_allocated, facts_of
 from steward.bank.prices import price, rate_for
 from steward.bank.records import Charge, Hold, Rate, Use
+from steward.bank.settings import BankSettings
 from steward.bank.using import ALONE, is_whole, use_of
-from steward.core.config import BankSettings
 from steward.core.moments import micros, micros_or_0, moment
 from steward.core.records import JobRecord
 from steward.core.usage import RunFact

@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from steward.bank.records import AccountBooks, AllocationBooks
+from steward.bank.settings import BankSettings
 from steward.core.bank_facts import BankThreshold
-from steward.core.config import BankSettings
 from steward.core.moments import micros, moment
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from steward.capture.cancelled import Cancelled
 from steward.capture.lines.jobcomp import SOURCE as JOBCOMP
 from steward.capture.observed import Observed
 from steward.capture.unshown import KINDS, Unshown
-from steward.core.config import ClusterSettings
 from steward.core.consumers import Append
 from steward.core.events import (
     CONTROLLER_STATE,
@@ -34,6 +33,7 @@ from steward.core.moments import micros
 from steward.core.records import JobRecord
 from steward.core.waiting import Backoff
 from steward.slurm import MOST_WHOLE, Queue, Slurm, SlurmDown, SlurmError
+from steward.slurm.settings import ClusterSettings
 
 log = logging.getLogger(__name__)
 

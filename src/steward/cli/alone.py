@@ -10,10 +10,11 @@ from typing import Final
 
 import msgspec
 
+from steward.accounting.settings import AccountingSettings
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.keeping import Keeper
 from steward.client.here import ARCHIVE_SETTINGS, ARCHIVE_SOCKET, ARCHIVE_STATE
-from steward.core.config import AccountingSettings, Settings
+from steward.core.config import Settings
 from steward.core.config.file import ConfigError, Loaded, render
 from steward.core.config.file import checked as checked_settings
 from steward.core.errors import StewardError, UsageError

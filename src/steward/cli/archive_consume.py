@@ -6,17 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from steward.archive.settings import FilesSinkSettings
 from steward.cli import options, output
 from steward.cli.alone import checked, set_up, settings_path, state_dir
 from steward.cli.text import number, safe
-from steward.core.config import (
-    ArchiveSettings,
-    ConsumeSettings,
-    FilesSinkSettings,
-    KafkaSettings,
-    Settings,
-)
+from steward.core.config import ArchiveSettings, Settings
 from steward.daemon.__main__ import become
+from steward.extensions.kafka.settings import ConsumeSettings, KafkaSettings
 
 _NAME = "kafka"
 _OPTIONS = {

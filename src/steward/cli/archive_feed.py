@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from steward.archive.settings import FilesSinkSettings
 from steward.cli import options, output
 from steward.cli.alone import SetUpError, checked, set_up, settings_path, state_dir
 from steward.cli.options import Place
@@ -14,15 +15,10 @@ from steward.cli.progress import Bar
 from steward.cli.text import number, safe
 from steward.cli.times import local
 from steward.client.here import settings_here
-from steward.core.config import (
-    ArchiveSettings,
-    ClusterSettings,
-    FilesSinkSettings,
-    LogLevel,
-    Settings,
-)
+from steward.core.config import ArchiveSettings, LogLevel, Settings
 from steward.core.errors import UsageError
 from steward.daemon.__main__ import become
+from steward.slurm.settings import ClusterSettings
 
 
 def watch(

@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 
 from steward.accounting.settings import MailSettings
+from steward.archive.settings import FilesSinkSettings
 from steward.cli import options, output
 from steward.cli.lazy import CONTEXT
 from steward.cli.text import number, size
-from steward.core.config import FilesSinkSettings, KafkaSinkSettings, Settings, as_builtins
+from steward.core.config import Settings, as_builtins
 from steward.core.config.file import DEFAULT_PATH, error_at, load_with_lines, render
 from steward.core.config.looking import doubts, mistakes
+from steward.extensions.kafka.settings import KafkaSinkSettings
 
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
 

@@ -6,7 +6,6 @@ from typing import Annotated
 import msgspec
 import typer
 
-from steward.accounting.settings import LISTENER_USER
 from steward.admin.init.making import make
 from steward.admin.init.steps import Step, steps
 from steward.admin.init.wishes import (
@@ -19,6 +18,7 @@ from steward.admin.init.wishes import (
     site_of,
 )
 from steward.admin.plugins.installing import DEFAULT_LINES
+from steward.capture.settings import LISTENER_USER
 from steward.cli.text import safe
 from steward.core.errors import UsageError
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from steward.accounting.settings import LISTENER_SOCKET
+from steward.capture.settings import LISTENER_SOCKET
 from steward.cli.options import LogLevelOption
 from steward.core.config import Settings
 

@@ -19,6 +19,7 @@ from typing import Annotated, Final
 import typer
 
 from steward.accounting.page.shapes import PageAnswer, PageRequest
+from steward.accounting.settings import MailSettings
 from steward.cli import options
 from steward.cli.drawing import ASCII, plain
 from steward.cli.job import rows_of
@@ -27,7 +28,6 @@ from steward.cli.text import safe
 from steward.client import DaemonAway
 from steward.client.asking import action, call
 from steward.client.here import CLIENT_PATH, settings_readable
-from steward.core.config import MailSettings
 from steward.core.errors import Refused, StewardError, UsageError
 from steward.core.posting import Letter, NotTaken, post, read_body
 

@@ -7,7 +7,7 @@ import typer
 
 from steward.admin.plugins.building import DEFAULT_LIBDIR
 from steward.admin.plugins.installing import DEFAULT_LINES, DEFAULT_PLUGSTACK, DEFAULT_SPOOL
-from steward.automation.settings import SensorSettings
+from steward.capture.settings import SensorSettings
 from steward.cli import options
 from steward.cli.lazy import ADMINISTRATORS, CONTEXT, Entry, LazyGroup
 from steward.core.config.file import DEFAULT_PATH
@@ -339,7 +339,7 @@ def _slurm_user(prefix: str) -> str:
 
 
 def _client(prefix: str) -> "Slurm":
-    from steward.core.config import ClusterSettings
     from steward.slurm.client import Slurm
+    from steward.slurm.settings import ClusterSettings
 
     return Slurm("here", ClusterSettings(slurm_bin=f"{prefix}/bin" if prefix else ""))

@@ -15,11 +15,11 @@ from typing import Final
 
 import msgspec
 
-from steward.core.config import (
+from steward.core.config import Settings
+from steward.extensions.kafka.settings import KafkaSinkSettings
+from steward.extensions.search_servers.settings import (
     ElasticsearchSinkSettings,
-    KafkaSinkSettings,
     OpenSearchSinkSettings,
-    Settings,
 )
 
 _PACKAGED: Final = "/opt/steward/python"

@@ -7,8 +7,9 @@ process that loads it 5 MB.
 import socket
 from typing import Any
 
-from steward.core.config import ForwardSettings, NodesSettings, ReceiveSettings
+from steward.capture.settings import NodesSettings
 from steward.core.errors import Unavailable
+from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 
 Context = Any
 """An ``ssl.SSLContext``, whose module is not loaded here."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from steward.core.config import ClusterSettings
+from steward.slurm.settings import ClusterSettings
 
 
 def configuration(

@@ -6,11 +6,11 @@ import socket
 import sys
 from collections.abc import Iterator
 
-from steward.core.config import WebSettings
 from steward.demo.bank import ACCOUNT
 from steward.demo.site import Site
 from steward.demo.stage import Stage
 from steward.sandbox import default_directory
+from steward.web.settings import WebSettings
 
 Choice = tuple[str, str]
 """What for, and what to type or to open."""

@@ -14,7 +14,6 @@ from typing import IO, Any, Final, Self
 
 import msgspec
 
-from steward.core.config import ClusterSettings
 from steward.sandbox import keeping, layout, namespaces
 from steward.sandbox.inside import Answer, Order
 from steward.sandbox.spec import (
@@ -25,6 +24,7 @@ from steward.sandbox.spec import (
     User,
     is_alive,
 )
+from steward.slurm.settings import ClusterSettings
 
 UP_TIMEOUT_S: Final = 120.0
 DOWN_TIMEOUT_S: Final = 20.0

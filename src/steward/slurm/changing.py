@@ -11,11 +11,11 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from steward.core.config import ClusterSettings
 from steward.core.records import JobRecord
 from steward.slurm.commands import Commands
 from steward.slurm.errors import ScrontabJob, SlurmError, UnknownJob
 from steward.slurm.nodelists import expand, fold
+from steward.slurm.settings import ClusterSettings
 
 _NAME: Final = re.compile(r"\d{1,10}(?:_\d{1,10}|_\[[\d,:-]{1,4096}\]|\+\d{1,10})?")
 _LONGEST: Final = 400

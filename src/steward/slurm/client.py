@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Final
 
 from steward.core.access import Standing
-from steward.core.config import ClusterSettings
 from steward.core.events import utc_now
 from steward.core.moments import micros
 from steward.core.records import JobRecord
@@ -20,6 +19,7 @@ from steward.slurm.history import History
 from steward.slurm.people import People
 from steward.slurm.picture import ASK_NODES, ASK_PARTITIONS, Picture
 from steward.slurm.queue import Queue, QueueFormat, Version
+from steward.slurm.settings import ClusterSettings
 
 log = logging.getLogger(__name__)
 

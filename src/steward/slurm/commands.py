@@ -14,7 +14,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
-from steward.core.config import ClusterSettings
 from steward.core.ending import end_group
 from steward.slurm.errors import (
     SlurmDown,
@@ -24,6 +23,7 @@ from steward.slurm.errors import (
     SlurmUnavailable,
     UnknownJob,
 )
+from steward.slurm.settings import ClusterSettings
 
 log = logging.getLogger(__name__)
 

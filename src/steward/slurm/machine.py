@@ -11,7 +11,6 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from steward.core.config import ClusterSettings
 from steward.slurm import job_details, machine_config, machine_rows, nodelists, steps, values
 from steward.slurm.client import Slurm
 from steward.slurm.commands import Commands
@@ -26,6 +25,7 @@ from steward.slurm.machine_rows import (
 )
 from steward.slurm.nodelists import NodeListError
 from steward.slurm.queue import Version
+from steward.slurm.settings import ClusterSettings
 from steward.slurm.steps import Steps
 
 _UP: Final = re.compile(r"(Slurmctld|Slurmdbd)\(([^)]*)\) at (.+) is (UP|DOWN)")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, get_args
 
-from steward.core.config import ClusterSettings
 from steward.slurm import nodelists
 from steward.slurm.commands import Commands
 from steward.slurm.errors import (
@@ -23,6 +22,7 @@ from steward.slurm.errors import (
 from steward.slurm.machine import Machine
 from steward.slurm.machine_rows import NodeRecord
 from steward.slurm.people import People
+from steward.slurm.settings import ClusterSettings
 
 _IsDone = Callable[[NodeRecord], bool]
 Told = dict[str, str]

@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from steward.core.config import ClusterSettings
 from steward.slurm.client import Slurm
 from steward.slurm.machine import Machine
+from steward.slurm.settings import ClusterSettings
 
 _UID: Final = re.compile(r".*\((\d+)\)")
 

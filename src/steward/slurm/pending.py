@@ -11,11 +11,11 @@ from typing import Final
 
 import msgspec
 
-from steward.core.config import ClusterSettings
 from steward.slurm import values
 from steward.slurm.changing import read_comment
 from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError, UnknownJob
+from steward.slurm.settings import ClusterSettings
 from steward.slurm.states import WAITING
 
 _ONE: Final = ("-a", "--local", "-h", "-t", "all")

@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 
-from steward.core.config import ClusterSettings
 from steward.slurm import nodelists
 from steward.slurm.client import Slurm
 from steward.slurm.commands import Commands
@@ -24,6 +23,7 @@ from steward.slurm.errors import (
     WrongUpdate,
 )
 from steward.slurm.queue import Version
+from steward.slurm.settings import ClusterSettings
 
 _NODE_EVENTS: Final = ("down", "up", "drained", "fail", "idle", "draining", "resume")
 _JOB_EVENTS: Final = ("fini", "time")

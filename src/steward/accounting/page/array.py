@@ -10,7 +10,7 @@ import msgspec
 from steward.accounting.page import formulas
 from steward.accounting.page.notes import notes_on, size
 from steward.accounting.page.shapes import ArrayPart, Efficiency, MemberPart
-from steward.core.config import NotesSettings
+from steward.accounting.settings import NotesSettings
 from steward.core.lines import Line
 
 _FAILED: Final = ("OUT_OF_MEMORY", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "FAILED", "DEADLINE")

@@ -10,7 +10,7 @@ from typing import Final
 
 from steward.accounting.page.formulas import UNOPENED, doubtful, signal_name
 from steward.accounting.page.shapes import Efficiency, Note, StepPart
-from steward.core.config import NotesSettings
+from steward.accounting.settings import NotesSettings
 from steward.core.lines import Line
 
 _SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")

@@ -15,7 +15,7 @@ from steward.accounting.page.shapes import (
     StepPart,
     TaskPart,
 )
-from steward.core.config import NotesSettings
+from steward.accounting.settings import NotesSettings
 from steward.core.lines import Line
 from steward.core.usage import StepUsage, TaskUsage
 

@@ -11,19 +11,16 @@ import msgspec
 from steward.admin.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.admin.doctor.ground import Ground
 from steward.archive.files import acl
+from steward.archive.settings import FilesSinkSettings
 from steward.capture.nodes.heard import LATELY, Heard, refused_lately
-from steward.core.config import (
-    AnySinkSettings,
-    FilesSinkSettings,
-    KafkaSettings,
-    KafkaSinkSettings,
-    NodesSettings,
-    SearchSinkSettings,
-)
+from steward.capture.settings import NodesSettings
+from steward.core.config import AnySinkSettings
 from steward.core.errors import Unavailable
 from steward.core.events import utc_now
 from steward.core.journal import JournalReader, refill_command
 from steward.core.listening import host_and_port
+from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
+from steward.extensions.search_servers.settings import SearchSinkSettings
 
 _BACKLOG_S: Final = 600.0
 _KAFKA_S: Final = 10.0

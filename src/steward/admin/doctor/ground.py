@@ -14,8 +14,9 @@ from steward.admin.doctor.findings import Finding, skipped
 from steward.admin.plugins.telling import slurm_user
 from steward.core.access import Asker
 from steward.core.actions import Registry
-from steward.core.config import ClusterSettings, Settings
+from steward.core.config import Settings
 from steward.slurm import Slurm, SlurmError
+from steward.slurm.settings import ClusterSettings
 
 _MOST_PATIENCE_S: Final = 20.0
 

@@ -11,9 +11,10 @@ from pysqlite3 import dbapi2
 
 from steward.admin.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.admin.doctor.ground import Ground, user_name
-from steward.core.config import Section, Settings
+from steward.core.config import Settings
 from steward.core.config.looking import doubts, mistakes
 from steward.core.filesystems import network_kind
+from steward.core.section import Section
 from steward.core.sqlite import OLDEST_SAFE
 
 _SECRETS: Final = ("key_file", "password_file", "api_key_file", "token_file", "secret_file")

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from steward.admin.init.wishes import DEFAULT_STATE, Site, Wishes
-from steward.automation.settings import SensorSettings
+from steward.capture.settings import SensorSettings
 
 _HEAD: Final = """\
 # Made by 'steward init'. What else can be set: docs/configuration.md, steward.toml(5).

@@ -9,7 +9,7 @@ from typing import Final
 from steward.admin.init.configuration import text_of
 from steward.admin.init.errors import SetupError
 from steward.admin.init.wishes import Site, Wishes
-from steward.automation.settings import SensorSettings
+from steward.capture.settings import SensorSettings
 from steward.core.config.file import load
 from steward.core.files import replacing
 from steward.core.filesystems import network_kind

@@ -10,8 +10,9 @@ import msgspec
 from steward.admin.init.errors import SetupError
 from steward.admin.plugins.installing import DEFAULT_LINES
 from steward.admin.plugins.telling import slurm_user
-from steward.core.config import ClusterSettings, Settings
+from steward.core.config import Settings
 from steward.slurm import Slurm, SlurmError
+from steward.slurm.settings import ClusterSettings
 
 DEFAULT_OUT: Final = "/etc/steward"
 DEFAULT_ARCHIVE: Final = "/srv/steward/archive"

@@ -99,7 +99,7 @@ def _check_secret(path: str, name: str, uid: int) -> list[str]:
 
 
 def _default(field: str) -> str:
-    from steward.automation.settings import SensorSettings
+    from steward.capture.settings import SensorSettings
 
     return str(getattr(SensorSettings(), field))
 

@@ -15,7 +15,7 @@ import msgspec
 from steward.archive.files.fitting import COLUMNS, Kept, fitting, oldest
 from steward.archive.files.records import Records
 from steward.archive.files.schema import HOLDER_INDEX, NO_HOLDER_INDEX
-from steward.core.config import FilesSinkSettings, LimitSettings
+from steward.archive.settings import FilesSinkSettings, LimitSettings
 from steward.core.consumers import Append
 from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event
 

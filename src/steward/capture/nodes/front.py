@@ -22,10 +22,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from steward.accounting.settings import LISTENER_SOCKET
 from steward.capture.nodes.connections import BACKLOG, Connection, Connections
 from steward.capture.nodes.requests import MOST_BODY, Peer, PeerGone, Request, RequestError
-from steward.core.config import NodesSettings, Settings
+from steward.capture.settings import LISTENER_SOCKET, NodesSettings
+from steward.core.config import Settings
 from steward.core.errors import Refused, StewardError, Unavailable
 from steward.core.listening import ListenUnavailable, listener_at, unix_listener_at
 from steward.core.processes import refuse_core_dumps

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from steward.capture.states.place import HELPER_NAME
-from steward.core.config import ClusterSettings
 from steward.slurm import SlurmError
 from steward.slurm.errors import UnknownTrigger
+from steward.slurm.settings import ClusterSettings
 from steward.slurm.triggers import TriggerRecord, Triggers
 
 log = logging.getLogger(__name__)

@@ -13,17 +13,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from steward.automation.settings import ActionsSettings, SensorSettings
-from steward.core.config import (
-    AccountingSettings,
-    BankSettings,
-    FilesSinkSettings,
-    GateSettings,
-    MybrcSettings,
-    RedactSettings,
-    Section,
-    Settings,
-)
+from steward.accounting.settings import AccountingSettings
+from steward.archive.settings import FilesSinkSettings
+from steward.automation.settings import ActionsSettings
+from steward.bank.settings import BankSettings, GateSettings
+from steward.capture.settings import SensorSettings
+from steward.core.config import RedactSettings, Settings
 from steward.core.config.forwarding_checks import forwarding_problems
 from steward.core.config.node_checks import node_problems
 from steward.core.config.problem import Problem
@@ -32,6 +27,8 @@ from steward.core.config.sink_checks import broker_problems, sink_problems
 from steward.core.config.toml_lines import KeyPath
 from steward.core.errors import StewardError
 from steward.core.listening import host_and_port
+from steward.core.section import Section
+from steward.extensions.mybrc.settings import MybrcSettings
 from steward.web.settings import WebSettings
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

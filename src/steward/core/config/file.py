@@ -14,11 +14,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from steward.core.config import Section, Settings
+from steward.core.config import Settings
 from steward.core.config.checks import problems
 from steward.core.config.problem import Problem
 from steward.core.config.toml_lines import KeyPath, key_lines
 from steward.core.errors import UsageError
+from steward.core.section import Section
 
 DEFAULT_PATH = "/etc/steward/steward.toml"
 _LARGEST = 1 << 20

@@ -4,16 +4,13 @@ import os
 import re
 from collections.abc import Iterator
 
-from steward.core.config import (
-    ForwardSettings,
-    GateSettings,
-    MybrcSettings,
-    NodesSettings,
-    ReceiveSettings,
-    Settings,
-)
+from steward.bank.settings import GateSettings
+from steward.capture.settings import NodesSettings
+from steward.core.config import Settings
 from steward.core.config.problem import Problem
 from steward.core.listening import host_and_port
+from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
+from steward.extensions.mybrc.settings import MybrcSettings
 from steward.web.settings import WebSettings
 
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")

@@ -10,18 +10,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from steward.automation.settings import SensorSettings
-from steward.core.config import (
-    KafkaSettings,
-    KafkaSinkSettings,
-    LimitSettings,
-    Section,
-    Settings,
-)
+from steward.archive.settings import LimitSettings
+from steward.capture.settings import SensorSettings
+from steward.core.config import Settings
 from steward.core.config.problem import Problem
 from steward.core.config.toml_lines import KeyPath
 from steward.core.drivers import needed_drivers
 from steward.core.filesystems import may
+from steward.core.section import Section
+from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
 
 _FILES = ("slurm_conf",)
 """Keys that name a file to read, beside those that end so."""

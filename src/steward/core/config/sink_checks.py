@@ -5,16 +5,11 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from steward.core.config import (
-    FilesSinkSettings,
-    KafkaSettings,
-    KafkaSinkSettings,
-    LimitSettings,
-    SearchSinkSettings,
-    SinkSettings,
-)
+from steward.archive.settings import FilesSinkSettings, LimitSettings, SinkSettings
 from steward.core.config.problem import Problem
 from steward.core.config.toml_lines import KeyPath
+from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
+from steward.extensions.search_servers.settings import SearchSinkSettings
 
 _INDEX = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")

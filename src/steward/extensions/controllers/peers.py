@@ -6,7 +6,7 @@ import pwd
 import socket
 from collections.abc import Iterable
 
-from steward.core.config import ClusterSettings, Settings
+from steward.core.config import Settings
 from steward.core.errors import Refused
 from steward.core.listening import is_ipv6
 from steward.core.munge.munged import Munge
@@ -16,6 +16,7 @@ from steward.extensions.controllers.wire import (
     Frame,
     statement,
 )
+from steward.slurm.settings import ClusterSettings
 
 
 class Witness:

@@ -5,13 +5,13 @@ import os
 import socket
 from typing import Final
 
-from steward.core.config import ForwardSettings
 from steward.core.errors import Refused, Unavailable
 from steward.core.listening import host_and_port
 from steward.core.munge.munged import Munge
 from steward.core.tls import client_context
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.peers import Unwitnessed, Witness, uids_of
+from steward.extensions.controllers.settings import ForwardSettings
 
 log = logging.getLogger(__name__)
 

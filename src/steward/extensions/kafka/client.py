@@ -8,9 +8,9 @@ import logging
 import re
 from typing import Any, Final
 
-from steward.core.config import KafkaSettings
 from steward.core.drivers import KAFKA
 from steward.core.errors import Unavailable
+from steward.extensions.kafka.settings import KafkaSettings
 
 log = logging.getLogger("steward.kafka")
 

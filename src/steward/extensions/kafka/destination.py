@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from steward.archive.messages import SCHEMA, encode, encode_sarchive
 from steward.archive.remote.document import Document, Refusal
-from steward.core.config import KafkaSinkSettings
 from steward.extensions.kafka.client import KafkaUnavailable, Reached
+from steward.extensions.kafka.settings import KafkaSinkSettings
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Container
 from typing import Any, Final, NamedTuple
 
 from steward.archive.messages import Message, MessageError, decode
-from steward.core.config import ConsumeSettings
 from steward.core.consumers import Append
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import JOB_SCRIPT, Event
@@ -21,6 +20,7 @@ from steward.core.waiting import Backoff, Stop
 from steward.extensions.kafka.anew import CHECK_EVERY_S, Anew
 from steward.extensions.kafka.client import KafkaUnavailable, Reached
 from steward.extensions.kafka.jobs import Taking
+from steward.extensions.kafka.settings import ConsumeSettings
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from steward.archive.catalog.month import Use
 from steward.archive.catalog.search import Looked, Page, counted, first_page
 from steward.archive.catalog.walking import Place, Wanted
 from steward.archive.errors import ArchiveUnavailable
-from steward.core.config import SearchSinkSettings
 from steward.core.errors import UsageError
 from steward.extensions.search_servers.client import SearchClient
 from steward.extensions.search_servers.preparing import check_product
@@ -27,6 +26,7 @@ from steward.extensions.search_servers.query import (
     wanted_uses,
 )
 from steward.extensions.search_servers.replies import read
+from steward.extensions.search_servers.settings import SearchSinkSettings
 
 _AT_ONCE: Final = 200
 _MOST_BYTES: Final = 4 << 20

@@ -12,13 +12,13 @@ from threading import Lock
 from typing import Final
 from urllib.parse import urlsplit
 
-from steward.core.config import ElasticsearchSinkSettings, SearchSinkSettings
 from steward.extensions.search_servers.credentials import (
     Stamp,
     authorization,
     stamp_of,
     tls_context,
 )
+from steward.extensions.search_servers.settings import ElasticsearchSinkSettings, SearchSinkSettings
 from steward.extensions.search_servers.wire import Reply, Wire
 
 _SMALL: Final = 1024

@@ -11,7 +11,7 @@ import re
 from typing import Any, Final
 
 from steward.archive.errors import ArchiveUnavailable
-from steward.core.config import SearchSinkSettings
+from steward.extensions.search_servers.settings import SearchSinkSettings
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.remote.document import Document, Refusal
-from steward.core.config import SearchSinkSettings
 from steward.extensions.search_servers.bulk import Bulk, Operation, Pace, delete, index, too_large
 from steward.extensions.search_servers.client import SearchClient
 from steward.extensions.search_servers.encoding import encoded, month_of, source_of
@@ -19,6 +18,7 @@ from steward.extensions.search_servers.preparing import (
     put_template,
 )
 from steward.extensions.search_servers.replies import MISSING, cause_of, read
+from steward.extensions.search_servers.settings import SearchSinkSettings
 from steward.extensions.search_servers.wire import REQUESTS_AT_ONCE
 
 log = logging.getLogger(__name__)

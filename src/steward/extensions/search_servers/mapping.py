@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.config import SearchSinkSettings
+from steward.extensions.search_servers.settings import SearchSinkSettings
 
 VERSION: Final = 2
 """Of the template; raised when it changes."""

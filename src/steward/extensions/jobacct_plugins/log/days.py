@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta, tzinfo
 
-from steward.core.config import ClusterSettings
 from steward.extensions.jobacct_plugins.log.places import day_name
+from steward.slurm.settings import ClusterSettings
 from steward.slurm.times import zone_called
 
 
