@@ -24,6 +24,7 @@ from steward.core.events import (
 )
 from steward.core.records import JobRecord
 from steward.core.usage import NodeGap, StepEnd, StepStart, TasksExited, TaskUsage
+from steward.extensions import jobacct_plugins
 from steward.jobs import JobsConsumer
 from steward.slurm.settings import ClusterSettings
 
@@ -49,7 +50,9 @@ class BooksSite:
         standing = Standing(private_data=frozenset({"jobs"} if private else ()))
         access = Access(self.settings.access, 0, lambda cluster: standing)
         self.room = AccountingRoom(self.settings, access=access, now=lambda: NOW)
-        self.registry = Registry(ACTIONS, {"accounting": lambda: self.room})
+        self.registry = Registry(
+            (*ACTIONS, *jobacct_plugins.ACTIONS), {"accounting": lambda: self.room}
+        )
 
     def append(self, new: Sequence[Event]) -> None:
         for event in new:

@@ -19,14 +19,13 @@ from steward.bank.gate.link import GateLink
 from steward.bank.ledger import Account
 from steward.bank.reconciling import reconcile
 from steward.bank.records import Hold
-from steward.bank.settings import BankSettings, GateSettings
+from steward.bank.settings import BankSettings, GateSettings, RemoteBankSettings
 from steward.core.events import Event, utc_now
 from steward.core.waiting import Stop
 from steward.daemon.mybrc import Pusher
 from steward.extensions.mybrc.balances import DEAREST, Balances
 from steward.extensions.mybrc.passing import Passing
 from steward.extensions.mybrc.relaying import relay
-from steward.extensions.mybrc.settings import RemoteBankSettings
 
 ALICE, BOB = "daemon", "bin"
 UIDS = {name: pwd.getpwnam(name).pw_uid for name in (ALICE, BOB)}

@@ -13,7 +13,7 @@ from steward.bank.backfilling import backfill
 from steward.bank.ledger import Account
 from steward.bank.reconciling import reconcile
 from steward.bank.records import Charge, Hold
-from steward.bank.settings import BankSettings
+from steward.bank.settings import BankSettings, RemoteBankSettings
 from steward.core.config import Settings
 from steward.core.events import RUN_END, Event
 from steward.core.waiting import Stop
@@ -21,7 +21,6 @@ from steward.extensions.mybrc.noticing import Owners
 from steward.extensions.mybrc.outgoing import KIND
 from steward.extensions.mybrc.passing import Passing
 from steward.extensions.mybrc.relaying import relay
-from steward.extensions.mybrc.settings import RemoteBankSettings
 from steward.jobs import Jobs
 from steward.slurm.people import People
 

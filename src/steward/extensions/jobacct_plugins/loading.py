@@ -1,8 +1,9 @@
 """Finds accounting plugins: by their type, among the entry points of installed packages."""
 
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Final
 
+from steward.core.extensions import offers_of
 from steward.extensions.jobacct_plugins.api import API_VERSION, JobAcctPlugin, PluginError
 
 GROUP: Final = "steward.jobacct"
@@ -27,8 +28,7 @@ def third_parties(text: str) -> tuple[str, ...]:
 
 def known_types() -> dict[str, EntryPoint]:
     """What installed packages offer, by type, sorted."""
-    found = {f"{PREFIX}{entry.name}": entry for entry in entry_points(group=GROUP)}
-    return dict(sorted(found.items()))
+    return {f"{PREFIX}{name}": entry for name, entry in offers_of(GROUP).items()}
 
 
 def entry_of(plugin_type: str) -> EntryPoint:
