@@ -102,7 +102,9 @@ class Node:
 @pytest.fixture
 def node(site: Site, built: Built, monkeypatch: pytest.MonkeyPatch) -> Node:
     # No test makes the spool of the host that it runs on.
-    monkeypatch.setattr("steward.admin.plugins.spools.DEFAULT_SPOOL", str(site.root / "default" / "shim"))
+    monkeypatch.setattr(
+        "steward.admin.plugins.spools.DEFAULT_SPOOL", str(site.root / "default" / "shim")
+    )
     monkeypatch.setenv("PATH", f"{site.root}/slurm:{os.environ['PATH']}")
     monkeypatch.delenv("STEWARD_CONFIG", raising=False)
     return Node(site, built)

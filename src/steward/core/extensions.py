@@ -4,18 +4,22 @@ An offer is an entry point of an installed distribution. The package that uses t
 declares the group's name and what an offer is.
 """
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steward.core.errors import StewardError
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
-def offers_of(group: str) -> dict[str, EntryPoint]:
+
+def offers_of(group: str) -> dict[str, "EntryPoint"]:
     """Return what installed packages offer in a group, by name, sorted.
 
     Args:
         group: The group of entry points: ``steward.sink``.
     """
+    from importlib.metadata import entry_points
+
     return {entry.name: entry for entry in sorted(entry_points(group=group))}
 
 
