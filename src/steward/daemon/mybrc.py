@@ -85,7 +85,7 @@ def run_mybrc(
         Office,
         Teller,
         UsersFile,
-        application,
+        make_application,
     )
     from steward.slurm.people import People
 
@@ -112,7 +112,7 @@ def run_mybrc(
         now=utc_now,
         told=Pusher(ledger, link).push,
     )
-    serve(served, application(office), listener, stop, beat)
+    serve(served, make_application(office), listener, stop, beat)
     ledger.close()
 
 

@@ -6,7 +6,7 @@ from steward.core.offered import offered
 
 if TYPE_CHECKING:
     from steward.extensions.mybrc.affording import Affording
-    from steward.extensions.mybrc.application import Office, application
+    from steward.extensions.mybrc.application import Office, make_application
     from steward.extensions.mybrc.balances import Balances
     from steward.extensions.mybrc.doorkeeper import Doorkeeper, UsersFile
     from steward.extensions.mybrc.errors import RemoteFailed, RemoteRejected, RemoteUnavailable
@@ -19,7 +19,7 @@ else:
     __getattr__ = offered(
         __name__,
         affording=("Affording",),
-        application=("Office", "application"),
+        application=("Office", "make_application"),
         balances=("Balances",),
         doorkeeper=("Doorkeeper", "UsersFile"),
         errors=("RemoteFailed", "RemoteRejected", "RemoteUnavailable"),
@@ -44,7 +44,7 @@ __all__ = [
     "RemoteUnavailable",
     "Teller",
     "UsersFile",
-    "application",
     "drop_user",
+    "make_application",
     "set_user",
 ]
