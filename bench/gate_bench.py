@@ -22,13 +22,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "unit"))
-
 import msgspec
-from gate_process import RunningGate
-from gate_site import CLUSTER, account, job, now_us, settings_of
 
 import storm
+from harness.gate import CLUSTER, account, job, now_us, settings_of
+from harness.gate_process import RunningGate
 from run import fresh_directory
 from scale import scaled
 from steward.bank.gate import token

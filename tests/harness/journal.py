@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.site import Open, Site
+from harness.site import Site
 from steward.core.consumers import Consumer, Feed
 from steward.core.events import Event
 from steward.core.journal import Journal, JournalReader
@@ -28,13 +28,9 @@ class JournaledSite(Site):
         self.reader = JournalReader(self.settings.state_dir)
         self.link = DirectLink(self.writer)
 
-    def _open(self, opens: Open) -> str:
-        name = super()._open(opens)
-        self.feeds[name] = self.feed_of(self.consumers[name])
-        return name
-
-    def feed_of(self, consumer: Consumer) -> Feed:
-        return Feed(consumer, self.reader, self.link, clock=self.clock)
+    def add(self, consumer: Consumer) -> None:
+        super().add(consumer)
+        self.feeds[consumer.name] = Feed(consumer, self.reader, self.link, clock=self.clock)
 
     def append(self, new: Sequence[Event]) -> None:
         self.writer.append(rows_of(new))

@@ -91,18 +91,19 @@ class Site:
         self._rooms = {}
         self._registry: Registry | None = None
         for opens in self._opens:
-            self._open(opens)
+            self.add(opens(self))
 
     def open(self, *opens: Open) -> None:
         """Open consumers, which are given what comes from now on."""
         self._opens += opens
         for one in opens:
-            self._fed[self._open(one)] = len(self.journal)
+            consumer = one(self)
+            self.add(consumer)
+            self._fed[consumer.name] = len(self.journal)
 
-    def _open(self, opens: Open) -> str:
-        consumer = opens(self)
+    def add(self, consumer: Consumer) -> None:
+        """Feed a consumer from now on, in place of one of its name."""
         self.consumers[consumer.name] = consumer
-        return consumer.name
 
     def consumer(self, kind: type[Opened]) -> Opened:
         """The open consumer of a class."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from books_site import START, BooksSite
 
+from harness.accounting import START, BooksSite
 from steward.accounting.errors import AccountingError
 from steward.accounting.imports import Maker, Taken, is_table, take_log
 from steward.core.events import RUN_END, STEP_USAGE

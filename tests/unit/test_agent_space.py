@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nodes_site import Hearing, task
 
+from harness.nodes import Hearing, task
 from servers.authority import Authority
 from steward.agent import agent
 from steward.agent.agent import Place, Spool

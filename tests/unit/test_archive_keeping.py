@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_site import steward
 
 from harness import archive
+from harness.commands import steward
 from harness.site import Site
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.keeping import KEEPER, Keeper

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking_site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
-from bank_site import NOON, record
 
+from harness.bank import NOON, record
+from harness.bank_people import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
 from steward.bank.asking_views import UsageRequest, usage
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import By

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking_site import ADA, OWNER, AskingSite
-from bank_site import NOON
-from gate_process import running
-from gate_site import account, job, settings_of
-from machine_site import Stage
 
+from harness.bank import NOON
+from harness.bank_people import ADA, OWNER, AskingSite
+from harness.gate import account, job, settings_of
+from harness.gate_process import running
+from harness.slurm import Stage
 from steward.bank.asking_upkeep import holds_and_jobs
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import By, Refusal

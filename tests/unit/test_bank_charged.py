@@ -5,9 +5,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from asking_site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
-from job_lives import NOON
 
+from harness.bank_people import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
+from harness.jobs import NOON
 from steward.bank.money import MICRO
 from steward.core.access import Asker
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from bank_site import BY, HOUR, NOON, BankSite, record
 
+from harness.bank import BY, HOUR, NOON, BankSite, record
 from steward.bank.consumer import BankConsumer
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink

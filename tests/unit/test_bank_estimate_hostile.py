@@ -5,12 +5,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from estimate_site import CLUSTER, NOW, estimator
-from gate_site import CLUSTER as SITE
-from gate_site import Site, account, job, now_us
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.estimates import CLUSTER, NOW, estimator
+from harness.gate import CLUSTER as SITE
+from harness.gate import Site, account, job, now_us
 from steward.bank.errors import NoEstimate
 from steward.bank.estimate.named import nodes_named
 from steward.bank.gate.shapes import Claim, Seen

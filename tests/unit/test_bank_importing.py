@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from asking_site import ADA, AskingSite
-from bank_site import BY
 from hypothesis import given as with_any
 from hypothesis import strategies as st
 
+from harness.bank import BY
+from harness.bank_people import ADA, AskingSite
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.importing import bank_config, csv_file, sacctmgr
 from steward.bank.importing.plan import Plan, carry_out

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking_site import ADA, BELA, NOBODY, OWNER, AskingSite
-from bank_site import BY
-from gate_process import running
 
+from harness.bank import BY
+from harness.bank_people import ADA, BELA, NOBODY, OWNER, AskingSite
+from harness.gate_process import running
 from steward.bank.records import ModeRule
 from steward.bank.settings import GateSettings
 from steward.core.access import Asker

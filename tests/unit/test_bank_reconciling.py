@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from bank_site import BY, HOUR, NOON, BankSite, rate, record
 
+from harness.bank import BY, HOUR, NOON, BankSite, rate, record
 from steward.bank.backfilling import backfill
 from steward.bank.ledger import By
 from steward.bank.reckoning import Reckoning

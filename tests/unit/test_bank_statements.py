@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking_site import ADA, AskingSite
-from bank_site import NOON
 
+from harness.bank import NOON
+from harness.bank_people import ADA, AskingSite
 from servers.answering import Quiet, answering
 from steward.accounting.settings import MailSettings
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from cli_site import ENVIRONMENTS, HOSTILE, SCRIPTS, on_terminal
-from kept_archive import archive, keep, look
 
+from harness.commands import ENVIRONMENTS, HOSTILE, SCRIPTS, on_terminal
+from harness.kept_archive import archive, keep, look
 from steward.cli.app import run
 from steward.core.journal import Journal
 

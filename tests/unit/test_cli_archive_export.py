@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
-from cli_site import SCRIPTS
-from kept_archive import archive, look
+
+from harness.commands import SCRIPTS
+from harness.kept_archive import archive, look
 
 __all__ = ["archive", "look"]
 

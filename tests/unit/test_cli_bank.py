@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking_site import AskingSite, config_of, run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.bank_people import AskingSite, config_of, run
 from steward.bank.ledger import Refusal
 from steward.bank.money import MICRO
 from steward.bank.notices import Notice

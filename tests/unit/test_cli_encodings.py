@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from builders import environment_bytes, make_spool, submit
-from cli_site import steward
+
+from harness.builders import environment_bytes, make_spool, submit
+from harness.commands import steward
 
 NAME = "né漢"
 COMMANDS = (

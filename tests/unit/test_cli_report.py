@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from history_site import GIB, NOON, Site
-from history_site import at as after_noon
 
+from harness.history import GIB, NOON, Site
+from harness.history import at as after_noon
 from steward.cli import app
 
 TIME = ["-S", "2024-01-08T12:00:00", "-E", "2024-01-08T16:00:00"]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from job_lives import NOON
 
 from harness import archive
+from harness.jobs import NOON
 from harness.site import ADA, BELA, ROOT, Site
 from steward.admin.journal import StatusRequest
 from steward.core.access import Access, Asker, Standing

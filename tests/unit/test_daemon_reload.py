@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_site import steward
 
+from harness.commands import steward
 from steward.core.waiting import Stop
 from steward.daemon.reload import Reloaded, ReloadListener, ReloadUnavailable, ask_reload
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from cli_site import fill_spool, steward
-from doctor_site import ROOT, Site, only, site
-from gate_process import running
 
+from harness.commands import fill_spool, steward
+from harness.doctor import ROOT, Site, only, site
+from harness.gate_process import running
 from servers.answering import Quiet, answering
 from servers.mybrc import mybrc_settings, serving, token_of
 from steward.admin.doctor import bank

@@ -7,8 +7,8 @@ from threading import Thread
 
 import msgspec
 import pytest
-from doctor_site import Site, only, site
 
+from harness.doctor import Site, only, site
 from steward.admin.doctor import host, running
 from steward.capture.settings import NodesSettings
 from steward.web.settings import HEALTHY, WebSettings

@@ -5,9 +5,9 @@ import time
 
 import msgspec
 import pytest
-from doctor_site import HERE, ROOT, Site, only, site
-from machine_site import LINE
 
+from harness.doctor import HERE, ROOT, Site, only, site
+from harness.slurm import LINE
 from steward.admin.doctor import controllers, plugins, slurmconf, spool
 from steward.admin.doctor.ground import ground_of
 from steward.bank.settings import BankSettings, GateSettings

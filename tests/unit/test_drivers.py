@@ -12,9 +12,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from cli_site import fill_spool
-from jobacct_site import NOON, Fed, run, settings_in
 
+from harness.commands import fill_spool
+from harness.jobacct import NOON, Fed, run, settings_in
 from steward.accounting.sacct.sources import Parquet, closed_days
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import open_ledger

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import NOON
-from forwarding_site import MTIME_NS, row_of, script_row, store_in
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.builders import NOON
+from harness.forwarding import MTIME_NS, row_of, script_row, store_in
 from steward.capture.lines.source import JobcompLines, Places
 from steward.core.events import (
     ControllerState,

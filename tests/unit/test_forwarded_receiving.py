@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from forwarding_site import Raw, Receiving, script_row
 
+from harness.forwarding import Raw, Receiving, script_row
 from servers.authority import Authority
 from steward.core.events import script_key
 from steward.extensions.controllers import wire

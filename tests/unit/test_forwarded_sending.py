@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from forwarding_site import Receiving, script_row, stores_in
-from spool_site import no_lease_signals
-from torque_player import Player
-from torque_site import Site as TorqueSite
 
+from harness.forwarding import Receiving, script_row, stores_in
+from harness.spool import no_lease_signals
+from harness.torque import Site as TorqueSite
+from harness.torque_player import Player
 from servers.authority import Authority
 from steward.core.config import Settings
 from steward.core.consumers import Rejected

@@ -5,8 +5,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from books_site import ADA, NOW, START, BooksSite
 
+from harness.accounting import ADA, NOW, START, BooksSite
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.gaps import GapsAnswer
 from steward.capture.nodes.heard import Hearing, NodeHeard

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import msgspec
-from gate_site import CLUSTER, Site, account, job, now_us, rules
 
+from harness.gate import CLUSTER, Site, account, job, now_us, rules
 from steward.bank.gate import token
 from steward.bank.gate.shapes import Claim, Said, Seen, Submit
 from steward.bank.money import MICRO

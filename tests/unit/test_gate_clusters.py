@@ -4,9 +4,9 @@ import logging
 from pathlib import Path
 
 import pytest
-from gate_process import running, state_dir
-from gate_site import CLUSTER, account, job, settings_of
 
+from harness.gate import CLUSTER, account, job, settings_of
+from harness.gate_process import running, state_dir
 from steward.bank.gate.clusters import Clusters
 from steward.bank.gate.shapes import Submit
 

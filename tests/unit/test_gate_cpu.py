@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gate_site import CLUSTER, Site, account, now_us, picture, rules
-from gate_site import job as usual_job
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from harness.gate import CLUSTER, Site, account, now_us, picture, rules
+from harness.gate import job as usual_job
 from steward.bank.estimate import named, sizes, tasks_of
 from steward.bank.estimate.bounds import LONGEST_TEXTS, Budget
 from steward.bank.gate.answering import Answering, Right

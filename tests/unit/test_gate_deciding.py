@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gate_site import CLUSTER, DAY_US, Site, account, job, now_us, rules
 
+from harness.gate import CLUSTER, DAY_US, Site, account, job, now_us, rules
 from steward.bank.gate import token
 from steward.bank.gate.shapes import Claim, Seen, Submit
 from steward.bank.money import MICRO

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gate_process import running, state_dir
-from gate_site import account, settings_of
 
+from harness.gate import account, settings_of
+from harness.gate_process import running, state_dir
 from steward.bank.gate import plugin_conf
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from gate_process import PATIENCE_S, running_here, state_dir
-from gate_site import settings_of
 
+from harness.gate import settings_of
+from harness.gate_process import PATIENCE_S, running_here, state_dir
 from steward.bank.gate import peers
 from steward.bank.gate.link import connect
 

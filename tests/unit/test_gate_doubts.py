@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from gate_site import CLUSTER, Site, account, job, now_us, rules
 
+from harness.gate import CLUSTER, Site, account, job, now_us, rules
 from steward.bank.gate.shapes import Claim, Seen, Submit
 from steward.bank.records import Description
 

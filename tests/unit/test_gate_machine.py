@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-from gate_site import CLUSTER, DAY_US, Site, job, now_us
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from harness.gate import CLUSTER, DAY_US, Site, job, now_us
 from steward.bank.errors import BankRefused
 from steward.bank.gate.shapes import Claim, Seen
 from steward.bank.money import MICRO

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from gate_process import running, state_dir
-from gate_site import account, job, settings_of
-
+from harness.gate import account, job, settings_of
+from harness.gate_process import running, state_dir
 from steward.bank.gate.shapes import Seen
 
 

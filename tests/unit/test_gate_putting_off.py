@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from gate_site import CLUSTER, HOUR_MIN, Site, account, job, now_us
 
+from harness.gate import CLUSTER, HOUR_MIN, Site, account, job, now_us
 from steward.bank.gate.keeper import SEEN_WITHIN_US
 from steward.bank.gate.shapes import Claim, Said, Seen, Submit
 from steward.bank.records import Description

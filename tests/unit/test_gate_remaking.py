@@ -4,9 +4,8 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gate_process import running, state_dir
-from gate_site import CLUSTER, SECRET, Site, account, job, now_us, settings_of
-
+from harness.gate import CLUSTER, SECRET, Site, account, job, now_us, settings_of
+from harness.gate_process import running, state_dir
 from steward.bank.gate import token
 from steward.bank.gate.remaking import remake
 from steward.bank.gate.shapes import Claim, Seen

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from gate_site import CLUSTER, Site, account, job, now_us
 
+from harness.gate import CLUSTER, Site, account, job, now_us
 from steward.bank.gate.shapes import Allowance, Claim, Said, Seen, Submit
 from steward.bank.records import Description
 from steward.core.access import Standing

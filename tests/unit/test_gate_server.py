@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gate_process import PATIENCE_S, RunningGate, running, state_dir
-from gate_site import CLUSTER, account, job, now_us, rules, settings_of
 
+from harness.gate import CLUSTER, account, job, now_us, rules, settings_of
+from harness.gate_process import PATIENCE_S, RunningGate, running, state_dir
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.gate.link import GateLink, connect
 from steward.bank.gate.shapes import VERSION, Claim, Seen, Submit

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from gate_process import PATIENCE_S, running_here, state_dir
-from gate_site import CLUSTER, Site, account, job, now_us, picture, rules, settings_of
 
+from harness.gate import CLUSTER, Site, account, job, now_us, picture, rules, settings_of
+from harness.gate_process import PATIENCE_S, running_here, state_dir
 from steward.bank.errors import NoEstimate
 from steward.bank.estimate import Estimator
 from steward.bank.gate.answering import Answering, Right

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from books_site import ADA, BELA, NOW, ROOT, START, BooksSite
-from history_site import NOON, Told
 
+from harness.accounting import ADA, BELA, NOW, ROOT, START, BooksSite
+from harness.history import NOON, Told
 from steward.core.errors import StewardError
 from steward.reports.history.actions import job_events
 from steward.reports.history.consumer import HistoryConsumer

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from history_site import ADA, Site
 
+from harness.history import ADA, Site
 from steward.admin.credentials.shapes import MeAnswer
 from steward.core.access import Asker
 from steward.core.errors import Refused

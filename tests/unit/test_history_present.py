@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history_site import ADA, NOON, ROOT, Site, Told, at
 
+from harness.history import ADA, NOON, ROOT, Site, Told, at
 from steward.core.errors import Refused, UsageError
 from steward.core.events import PARTITION_STATE, encode
 from steward.core.leaving import leave

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history_site import ADA, BELA, COORDINATOR, NOON, ROOT, Site, at
 
+from harness.history import ADA, BELA, COORDINATOR, NOON, ROOT, Site, at
 from steward.core.bank_facts import BankThreshold
 from steward.core.errors import Refused, UsageError
 from steward.core.events import (

@@ -3,10 +3,10 @@
 import itertools
 
 import msgspec
-from history_site import Told, at, us
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.history import Told, at, us
 from steward.core.events import Event
 from steward.reports.history.spans import (
     OPEN_US,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from history_site import Site, us
 
+from harness.history import Site, us
 from steward.reports.history.reading import HistoryReader
 from steward.reports.history.spans import REMOVED, NodeSpan
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from books_of_steps import done, lines_of, running
-from job_lives import Books, at, record
-from jobacct_site import Fed, settings_in
-from nodes_site import LAUNCHED_US, line
-from nodes_site import task as task_line
-from step_lives import ended, exited, launched, task
 
+from harness.books import done, lines_of, running
+from harness.jobacct import Fed, settings_in
+from harness.jobs import Books, at, record
+from harness.nodes import LAUNCHED_US, line
+from harness.nodes import task as task_line
+from harness.steps import ended, exited, launched, task
 from steward.capture.nodes.folding import flaw_of, fold
 from steward.core.events import STEP_USAGE
 from steward.core.lines import Line

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobacct_site import Fed, run
-from plugin_site import TYPE, Scene, scene
 
+from harness.jobacct import Fed, run
+from harness.plugins import TYPE, Scene, scene
 from steward.core.errors import Unavailable
 from steward.core.events import (
     RUN_START,

@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from jobacct_site import NOON, Fed, PowerCut, at, cut_power, event, run, settings_in, usage
 
+from harness.jobacct import NOON, Fed, PowerCut, at, cut_power, event, run, settings_in, usage
 from steward.core.config import Settings
 from steward.core.events import (
     ACCOUNTING_EXPIRE,

@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from books_of_steps import Clocked, done, histories, running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from job_lives import NOON, at, record
-from jobacct_site import settings_in
-from step_lives import ended as ended_step
-from step_lives import exited, launched
 
+from harness.books import Clocked, done, histories, running
+from harness.jobacct import settings_in
+from harness.jobs import NOON, at, record
+from harness.steps import ended as ended_step
+from harness.steps import exited, launched
 from steward.core.events import STEP_USAGE, Event
 from steward.core.lines import Line
 from steward.core.moments import micros

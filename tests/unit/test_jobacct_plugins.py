@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from jobacct_site import NOON, at, event, raw_events, run, usage
-from plugin_site import TYPE, Recording, Scene, scene
 
+from harness.jobacct import NOON, at, event, raw_events, run, usage
+from harness.plugins import TYPE, Recording, Scene, scene
 from steward.core.errors import Unavailable
 from steward.core.events import (
     CONTROLLER_STATE,

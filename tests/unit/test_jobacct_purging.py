@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobacct_site import NOON, Fed, PowerCut, at, cut_power, event, run, settings_in, usage
 
+from harness.jobacct import NOON, Fed, PowerCut, at, cut_power, event, run, settings_in, usage
 from steward.core.events import (
     ARCHIVE_PURGE,
     RUN_START,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobacct_site import NOON, Fed, run, settings_in, usage
 
+from harness.jobacct import NOON, Fed, run, settings_in, usage
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.room import AccountingRoom
 from steward.cli import accounting_log

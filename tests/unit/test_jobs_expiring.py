@@ -4,8 +4,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from job_lives import NOON, Books, at, record, script
 
+from harness.jobs import NOON, Books, at, record, script
 from steward.core.events import ACCOUNTING_EXPIRE, RUN_END, RUN_START, Event
 from steward.core.sqlite import open_reader
 from steward.core.usage import AccountingExpire

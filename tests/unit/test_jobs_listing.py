@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from books_site import ADA, BELA, ROOT, START, BooksSite
 
+from harness.accounting import ADA, BELA, ROOT, START, BooksSite
 from steward.accounting.listing.shapes import JobsAnswer
 from steward.core.errors import UsageError
 from steward.jobs import JobFilter, Jobs

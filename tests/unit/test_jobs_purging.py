@@ -3,8 +3,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from job_lives import Books, at, purge, record, script
 
+from harness.jobs import Books, at, purge, record, script
 from steward.core.events import ArchivePurge
 from steward.jobs import Jobs
 

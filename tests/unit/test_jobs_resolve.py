@@ -1,8 +1,8 @@
 from typing import Any
 
 import msgspec
-from job_lives import at, record
 
+from harness.jobs import at, record
 from steward.core.events import JOB_END, Event, JobFacts
 from steward.core.moments import micros
 from steward.jobs.facts import RunFacts

@@ -5,10 +5,10 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from books_of_steps import STEP, Clocked, books, done, lines, running
-from job_lives import NOON, at, purge, record, script
-from step_lives import ended, exited, launched, us
 
+from harness.books import STEP, Clocked, books, done, lines, running
+from harness.jobs import NOON, at, purge, record, script
+from harness.steps import ended, exited, launched, us
 from steward.core.consumers import Rejected
 from steward.core.events import (
     ACCOUNTING_EXPIRE,

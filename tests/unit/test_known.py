@@ -4,9 +4,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from builders import make_spool, script_event, submit
-from job_lives import Books, purge, record, script
 
+from harness.builders import make_spool, script_event, submit
+from harness.jobs import Books, purge, record, script
 from steward.archive.settings import FilesSinkSettings
 from steward.capture.known import Known
 from steward.core.config import ArchiveSettings, Settings

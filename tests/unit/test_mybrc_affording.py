@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from gate_process import RunningGate, running, state_dir
-from gate_site import account, job, rules
 
+from harness.gate import account, job, rules
+from harness.gate_process import RunningGate, running, state_dir
 from servers.mybrc import BY, SU, mybrc_settings, with_money
 from steward.bank.gate.ground import chosen_mode
 from steward.bank.gate.link import GateLink

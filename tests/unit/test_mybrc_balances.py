@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from bank_site import BY, NOON, BankSite
-from gate_process import RunningGate, running, state_dir
-from gate_site import job, picture, rules
 
+from harness.bank import BY, NOON, BankSite
+from harness.gate import job, picture, rules
+from harness.gate_process import RunningGate, running, state_dir
 from servers.mybrc import SU, mybrc_settings, serving, token_of, with_money
 from servers.mybrc_reference import ReferenceBank
 from steward.bank.gate.link import GateLink

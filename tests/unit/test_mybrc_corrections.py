@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bank_site import BY, HOUR, NOON, BankSite, rate
 
+from harness.bank import BY, HOUR, NOON, BankSite, rate
 from servers.mybrc import balance, client_of, mybrc_settings, serving, token_of, with_money
 from steward.bank.backfilling import backfill
 from steward.bank.ledger import Account

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bank_site import NOON, BankSite, record
 
+from harness.bank import NOON, BankSite, record
 from servers.mybrc_reference import ReferenceBank
 from steward.bank.reconciling import reconcile
 from steward.bank.records import Hold

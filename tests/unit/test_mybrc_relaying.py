@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from bank_site import NOON, BankSite, record
 
+from harness.bank import NOON, BankSite, record
 from steward.bank.reconciling import reconcile
 from steward.bank.records import Hold
 from steward.core.events import JOB_SEEN, RUN_END, RUN_START, Event

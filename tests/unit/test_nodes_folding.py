@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes_site import LAUNCHED_US, line, task
 
+from harness.nodes import LAUNCHED_US, line, task
 from steward.capture.nodes.folding import MOST_TASKS, flaw_of, fold
 from steward.capture.nodes.lines import LARGEST_LINE, OLDEST_US, read_line
 from steward.core.events import Event, decode, encode

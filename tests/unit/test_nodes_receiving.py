@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes_site import Hearing, line, task
 
+from harness.nodes import Hearing, line, task
 from servers.authority import Authority
 from steward.admin.certificates import Authority as OwnAuthority
 from steward.admin.certificates import CertificateError

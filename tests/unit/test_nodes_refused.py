@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from doctor_site import ROOT, Site, only, site
-from nodes_site import Hearing, line
 
+from harness.doctor import ROOT, Site, only, site
+from harness.nodes import Hearing, line
 from servers.authority import Authority
 from steward.admin.doctor import books
 from steward.admin.status.shapes import StatusShowRequest

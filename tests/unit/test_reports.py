@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history_site import ADA, BELA, COORDINATOR, GIB, ROOT, Site, at
 
+from harness.history import ADA, BELA, COORDINATOR, GIB, ROOT, Site, at
 from steward.core.errors import Refused, UsageError
 from steward.reports.actions import ACTIONS
 from steward.reports.room import ReportsRoom

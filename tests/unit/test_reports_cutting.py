@@ -5,10 +5,10 @@ from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
-from history_site import NOON, at, us
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.history import NOON, at, us
 from steward.core.errors import UsageError
 from steward.reports.hours import HOUR_S, Hours, hours
 from steward.reports.periods import asked, cut

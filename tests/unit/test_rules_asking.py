@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from rules_site import DRAIN, MAIL, RulesSite, failure
 
+from harness.rules import DRAIN, MAIL, RulesSite, failure
 from steward.automation.errors import NotYours
 from steward.automation.rules import asking
 from steward.automation.rules.asking import RulesRoom

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules_site import DRAIN, MAIL, NOON, RulesSite, World, failure, with_care
 
+from harness.rules import DRAIN, MAIL, NOON, RulesSite, World, failure, with_care
 from steward.automation.errors import NotYours
 from steward.automation.rules import caps
 from steward.automation.rules.hand import Found, Look

@@ -4,8 +4,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from rules_site import DRAIN, MAIL, NOON, RulesSite, failure, with_care
 
+from harness.rules import DRAIN, MAIL, NOON, RulesSite, failure, with_care
 from steward.automation.rules.store import Store
 
 

@@ -7,8 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from rules_site import DRAIN, MAIL, Killed, RulesSite, failure, ran, with_care
 
+from harness.rules import DRAIN, MAIL, Killed, RulesSite, failure, ran, with_care
 from steward.automation.errors import NotYours
 from steward.automation.rules.hand import Found
 from steward.automation.rules.store import Store

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from rules_site import NOON, failure
 
+from harness.rules import NOON, failure
 from steward.accounting.settings import MailSettings
 from steward.automation.audit import Audit, AuditBegun
 from steward.automation.errors import WrongParameters

@@ -5,8 +5,8 @@ from datetime import UTC
 from pathlib import Path
 
 import pytest
-from sacct_site import JOBS, NOW, ROOT, asked, closed, ids, mixed, run, source, step
 
+from harness.sacct import JOBS, NOW, ROOT, asked, closed, ids, mixed, run, source, step
 from steward.accounting.errors import AccountingError
 from steward.accounting.sacct.listing import listed
 from steward.accounting.sacct.options import options

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sacct_site import ADA, JOBS, NOW, asked, closed, ids, mixed, run, source, us
 
+from harness.sacct import ADA, JOBS, NOW, asked, closed, ids, mixed, run, source, us
 from steward.accounting.sacct.listing import sacct_of_file
 from steward.accounting.sacct.options import options
 from steward.accounting.sacct.selecting import limit_s, window

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sacct_site import ADA, JOBS, NOW, ROOT, asked, parquet_of, run, step
 
+from harness.sacct import ADA, JOBS, NOW, ROOT, asked, parquet_of, run, step
 from steward.accounting.room import AccountingRoom
 from steward.accounting.sacct.listing import sacct
 from steward.accounting.sacct.options import options

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from doctor_site import Site, site
 
+from harness.doctor import Site, site
 from steward.admin.doctor import plugins
 from steward.admin.doctor.findings import Finding
 from steward.admin.plugins import building, checking, installing, spools

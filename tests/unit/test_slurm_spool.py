@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import make_spool, submit
 from inotify_simple import INotify
-from spool_site import Watch, contents, no_lease_signals, take, watch
+
+from harness.builders import make_spool, submit
+from harness.spool import Watch, contents, no_lease_signals, take, watch
 
 __all__ = ["no_lease_signals", "watch"]
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import pytest
-from builders import Clock, script_event
-from snapshots_site import NOON, Scripted, clock, journal, kinds, record, slurm, snapshots
 
+from harness.builders import Clock, script_event
+from harness.snapshots import NOON, Scripted, clock, journal, kinds, record, slurm, snapshots
 from steward.capture.snapshots import Allowance, Snapshots
 from steward.core.errors import Unavailable
 from steward.core.events import (

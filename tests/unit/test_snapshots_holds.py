@@ -3,9 +3,9 @@
 from datetime import datetime, timedelta
 
 import pytest
-from builders import Clock
-from snapshots_site import NOON, Scripted, clock, journal, record, slurm
 
+from harness.builders import Clock
+from harness.snapshots import NOON, Scripted, clock, journal, record, slurm
 from steward.capture.snapshots import Snapshots
 from steward.core.bank_facts import HoldFact
 from steward.core.events import (

@@ -7,8 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from states_site import BOOTED, SILENT, Site, site
 
+from harness.sensor import BOOTED, SILENT, Site, site
 from steward.capture.states import source
 from steward.capture.states.daemons import stands_by
 from steward.core.events import (

@@ -1,7 +1,8 @@
 """Which changes of a node the sensor calls a failure: each is one, once."""
 
 import pytest
-from states_site import SILENT, Site, site
+
+from harness.sensor import SILENT, Site, site
 
 __all__ = ["site"]
 

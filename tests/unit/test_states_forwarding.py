@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from states_site import Shown, Told
 
+from harness.sensor import Shown, Told
 from steward.capture.states.source import Sensor
 from steward.capture.states.store import StateStore
 from steward.core.events import NODE_STATE, Event, encode

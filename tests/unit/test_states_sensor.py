@@ -3,8 +3,7 @@
 from datetime import timedelta
 from pathlib import Path
 
-from states_site import BOOTED, SILENT, Patch, Site, site
-
+from harness.sensor import BOOTED, SILENT, Patch, Site, site
 from steward.capture.states import source
 from steward.core.events import (
     NODE_STATE,

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking_site import run
-from gate_process import running, state_dir
-from gate_site import job, settings_of
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
+from harness.bank_people import run
+from harness.gate import job, settings_of
+from harness.gate_process import running, state_dir
 from steward.admin.status.metrics import Families
 from steward.admin.status.shapes import MetricsRequest
 from steward.bank.asking_standing import BankStandingRequest

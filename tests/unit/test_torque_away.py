@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from spool_site import no_lease_signals
-from torque_site import Site, Spool, site, spool, wait_for
 
+from harness.spool import no_lease_signals
+from harness.torque import Site, Spool, site, spool, wait_for
 from steward.capture.spool import SpoolUnavailable
 from steward.capture.taking import MOST_SCRIPT_BYTES
 from steward.core.events import JOB_END

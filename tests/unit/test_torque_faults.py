@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-from spool_site import Faults, faults, no_lease_signals
-from torque_site import Site, Spool, spool, wait_for
 
+from harness.spool import Faults, faults, no_lease_signals
+from harness.torque import Site, Spool, spool, wait_for
 from steward.capture.spool import CaptureLimits
 from steward.core.events import JOB_MISSED, JOB_SEEN
 from steward.extensions.torque.taking import TorqueTiming

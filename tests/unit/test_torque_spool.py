@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from spool_site import no_lease_signals
-from torque_player import BIG, PIECE, Player, Step
-from torque_site import Site, Spool, site, spool, wait_for
 
+from harness.spool import no_lease_signals
+from harness.torque import Site, Spool, site, spool, wait_for
+from harness.torque_player import BIG, PIECE, Player, Step
 from steward.core.events import JOB_END, JOB_SCRIPT
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from job_lives import Books, at, record
-from step_lives import ended, exited, launched, task
 
+from harness.jobs import Books, at, record
+from harness.steps import ended, exited, launched, task
 from steward.core.config import Settings
 from steward.core.events import Event
 from steward.core.lines import Line

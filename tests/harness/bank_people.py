@@ -7,9 +7,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bank_site import BankSite
-from job_lives import NOON
-
+from harness.bank import BankSite
+from harness.jobs import NOON
 from steward.bank.actions import ACTIONS
 from steward.bank.ledger import Account, By
 from steward.bank.money import MICRO

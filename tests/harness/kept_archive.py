@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_site import fill_spool, steward
 
+from harness.commands import fill_spool, steward
 from steward.cli.app import run
 
 

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pytest
-from builders import Clock
 
+from harness.builders import Clock
 from steward.accounting.settings import AccountingSettings
 from steward.core.config import Settings
 from steward.core.consumers import Feed

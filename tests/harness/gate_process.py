@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from gate_site import picture, rules
 
+from harness.gate import picture, rules
 from steward.bank.gate.link import GateLink, connect
 from steward.bank.gate.server import GateServer
 from steward.bank.gate.shapes import GateState

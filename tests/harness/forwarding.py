@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from builders import NOON
 
+from harness.builders import NOON
 from servers.authority import Authority
 from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.events import Event, JobScript, Kept, encode, script_key

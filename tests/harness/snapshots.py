@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import pytest
-from builders import Clock
 
+from harness.builders import Clock
 from steward.capture.snapshots import Snapshots
 from steward.core.events import (
     CONTROLLER_STATE,

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobacct_site import Fed, settings_in
 
+from harness.jobacct import Fed, settings_in
 from steward.core.errors import Unavailable
 from steward.core.events import (
     Event,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from job_lives import Books
-from torque_player import RECORDINGS, Player
 
+from harness.jobs import Books
+from harness.torque_player import RECORDINGS, Player
 from steward.capture.scheduler import SpoolPlan
 from steward.capture.spool import Capture, CaptureLimits
 from steward.core.config import RedactSettings

@@ -16,7 +16,7 @@ from steward.admin.plugins.building import SOURCES, SUBMIT_LIBRARY
 from steward.bank.estimate.bounds import LONGEST, LONGEST_TEXTS
 
 HARNESS = Path(__file__).parents[1] / "native" / "gate_harness.c"
-VECTORS = json.loads((Path(__file__).parent / "gate_vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[1] / "unit" / "gate_vectors.json").read_text())
 NATIVE = Path(str(resources.files("steward.native")))
 CC = shutil.which("cc") or ""
 HEADERS = "/usr/include"

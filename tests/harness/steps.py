@@ -3,8 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from job_lives import at
-
+from harness.jobs import at
 from steward.core.events import STEP_END, STEP_START, TASK_EXIT, Event
 from steward.core.moments import micros
 from steward.core.usage import StepEnd, StepStart, TasksExited, TaskUsage

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from machine_site import LINE, Stage
 
+from harness.slurm import LINE, Stage
 from steward.admin.doctor.findings import Finding
 from steward.admin.doctor.ground import Ground, ground_of
 from steward.archive.settings import FilesSinkSettings
