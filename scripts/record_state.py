@@ -19,7 +19,7 @@ from pathlib import Path
 
 import storm
 from harness.bank import BankSite, rate
-from harness.jobs import NOON
+from harness.events import NOON
 from steward.accounting.settings import AccountingSettings
 from steward.archive.settings import FilesSinkSettings
 from steward.bank.gate.purses import Open

@@ -1,10 +1,12 @@
 """The books of one cluster for the tests of accounting's actions: a jobs.db, fed by hand."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from harness.events import NOVEMBER
+from harness.site import ADA, ROOT
 from steward.accounting.actions import ACTIONS
 from steward.accounting.room import AccountingRoom
 from steward.capture.settings import NodesSettings
@@ -27,11 +29,7 @@ from steward.core.usage import NodeGap, StepEnd, StepStart, TasksExited, TaskUsa
 from steward.jobs import JobsConsumer
 from steward.slurm.settings import ClusterSettings
 
-NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
-START = NOW - timedelta(hours=2)
-ROOT = Asker(uid=0, user="root")
-ADA = Asker(uid=4001, user="ada")
-BELA = Asker(uid=4002, user="bela")
+START = NOVEMBER - timedelta(hours=2)
 
 
 class BooksSite:
@@ -48,7 +46,7 @@ class BooksSite:
         self._fed = 0
         standing = Standing(private_data=frozenset({"jobs"} if private else ()))
         access = Access(self.settings.access, 0, lambda cluster: standing)
-        self.room = AccountingRoom(self.settings, access=access, now=lambda: NOW)
+        self.room = AccountingRoom(self.settings, access=access, now=lambda: NOVEMBER)
         self.registry = Registry(ACTIONS, {"accounting": lambda: self.room})
 
     def append(self, new: Sequence[Event]) -> None:
@@ -76,7 +74,7 @@ class BooksSite:
                     cluster="alpha",
                     key=f"{kind}:{key}",
                     at=at,
-                    seen_at=NOW,
+                    seen_at=NOVEMBER,
                     source="node" if kind.startswith(("step", "task", "node")) else "snapshot",
                     body=body,
                 )

@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.events import NOVEMBER, make_event, script_event
+from harness.events import NOON_NS, NOVEMBER, make_event, script_event
 from harness.site import ADA, Site
+from harness.spool import environment_bytes
 from steward.archive.catalog.consumer import Catalogue
 from steward.archive.contents import contents_of
 from steward.archive.files import acl
@@ -36,12 +37,10 @@ from steward.core.redaction import REDACTED
 from steward.jobs import JobsConsumer
 from steward.slurm.settings import ClusterSettings
 
-NOON_NS = int(datetime(2026, 3, 5, 12, 0, tzinfo=UTC).timestamp()) * 10**9
-"""When scripts are spooled that are not told when."""
-DAY = "alpha/ada/2026/03/05"
-"""Where those of ada's are filed."""
+DAY = "alpha/ada/2026/03/01"
+"""Where scripts of ada's are filed that were spooled at noon."""
 SCRIPT = b"#!/bin/sh\nhostname\n"
-ENVIRONMENT = b"\x01\0\0\0HOME=/home/ada\0"
+ENVIRONMENT = environment_bytes(b"HOME=/home/ada")
 REDACTED_ENVIRONMENT = b"\x03\0\0\0HOME=/home/ada\0TEXT=a=b\nc\xff\0API_TOKEN=" + REDACTED + b"\0"
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from harness.jobs import NOON, record
+from harness.events import NOON
+from harness.jobs import record
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.records import Rate

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.bank import BankSite
-from harness.jobs import NOON
+from harness.events import NOON
+from harness.site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT
 from steward.bank.actions import ACTIONS
 from steward.bank.ledger import Account, By
 from steward.bank.money import MICRO
@@ -18,12 +19,6 @@ from steward.core.access import Access, Asker, Standing
 from steward.core.actions import Registry
 from steward.core.config import AccessSettings
 
-ROOT = Asker(uid=0, user="root")
-OWNER = Asker(uid=4000, user="olga")
-COORDINATOR = Asker(uid=4003, user="carl")
-ADA = Asker(uid=4001, user="ada")
-BELA = Asker(uid=4002, user="bela")
-NOBODY = Asker(uid=4999)
 EVERYBODY = (ROOT, OWNER, COORDINATOR, ADA, BELA, NOBODY)
 
 

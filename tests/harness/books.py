@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from harness.jobs import Books, at, record
+from harness.events import at
+from harness.jobs import Books, record
 from harness.steps import ended, exited, launched, task
 from steward.core.config import Settings
 from steward.core.events import Event

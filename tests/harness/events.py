@@ -7,7 +7,8 @@ from steward.core.events import JOB_SCRIPT, Event, JobScript, Kept, script_key
 from steward.core.moments import micros
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-NOON_NS = 1_772_366_400 * 10**9
+NOON_US = 1_772_366_400 * 10**6
+NOON_NS = NOON_US * 1000
 NOVEMBER = datetime(2026, 11, 21, 12, tzinfo=UTC)
 """Noon of another day, for tests in which other days are typed."""
 NOVEMBER_NS = 1_795_262_400 * 10**9

@@ -8,12 +8,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from harness.builders import NOON
+from harness.events import NOON_NS, script_event
 from servers.authority import Authority
 from steward.core.config import ArchiveSettings, JournalSettings, Settings
-from steward.core.events import Event, JobScript, Kept, encode, script_key
+from steward.core.events import Event, Kept, encode
 from steward.core.incoming import Store, Stores, kept_filename, stores_of
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.journal.server import JournalServer
@@ -22,8 +20,6 @@ from steward.extensions.controllers import wire
 from steward.extensions.controllers.receiving import Receiver
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 from steward.slurm.settings import ClusterSettings
-
-MTIME_NS = 1_772_366_400_000_000_000
 
 
 class Receiving:
@@ -163,25 +159,15 @@ def script_row(
     """A job.script as a controller sends it; ``changes`` are to its body."""
 
     def kept(data: bytes, what: str) -> Kept:
-        name = kept_filename(cluster, job_id, MTIME_NS, len(data), what)
+        name = kept_filename(cluster, job_id, NOON_NS, len(data), what)
         return Kept(path=name, length=len(data), sha256=hashlib.sha256(data).hexdigest())
 
-    body = JobScript(
-        job_id=job_id,
-        spool_mtime_ns=MTIME_NS,
-        script=kept(script, "script"),
-        environment=None if environment is None else kept(environment, "env"),
-        store="state",
-    )
-    event = Event(
-        kind="job.script",
-        cluster=cluster,
-        key=script_key(job_id, MTIME_NS),
-        at=NOON,
-        seen_at=NOON,
-        source="spool",
-        body=msgspec.structs.replace(body, **changes),
-    )
+    body: dict[str, Any] = {
+        "script": kept(script, "script"),
+        "environment": None if environment is None else kept(environment, "env"),
+        **changes,
+    }
+    event = script_event(job_id, cluster=cluster, source="spool", **body)
     return wire.Row(event.kind, cluster, event.key, encode(event), script, environment)
 
 

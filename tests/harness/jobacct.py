@@ -1,11 +1,12 @@
 """Runs, steps and tasks as the tests of the job log and of plugins need them."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 import pytest
 
-from harness.builders import Clock
+from harness.events import at, make_event, us
+from harness.site import Clock
 from steward.accounting.settings import AccountingSettings
 from steward.core.config import Settings
 from steward.core.consumers import Feed
@@ -26,13 +27,6 @@ from steward.daemon.once import DirectLink
 from steward.extensions.jobacct_plugins.log.files import LogFiles
 from steward.slurm.settings import ClusterSettings
 
-NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-
-
-def at(seconds: float) -> datetime:
-    """So many seconds after noon."""
-    return NOON + timedelta(seconds=seconds)
-
 
 def settings_in(state_dir: object, **accounting: Any) -> Settings:
     """A configuration with the clusters c1 (UTC) and far (Auckland)."""
@@ -47,9 +41,7 @@ def settings_in(state_dir: object, **accounting: Any) -> Settings:
 
 
 def event(kind: str, key: str, body: object, when: datetime, cluster: str = "c1") -> Event:
-    return Event(
-        kind=kind, cluster=cluster, key=key, at=when, seen_at=when, source="jobs", body=body
-    )
+    return make_event(kind, key, body, when, cluster=cluster, source="jobs")
 
 
 def run(
@@ -95,7 +87,7 @@ def task(number: int, **fields: Any) -> TaskUsage:
         "task": number,
         "pid": 4000 + number,
         "status": 0,
-        "ended_us": int(at(9).timestamp() * 1e6),
+        "ended_us": us(9),
         "user_us": 100_000,
         "system_us": 20_000,
         "max_rss_bytes": (number + 1) << 20,
@@ -108,7 +100,7 @@ def launch(job_id: int, step: str = "batch", node: str = "n1") -> dict[str, Any]
         "job_id": job_id,
         "step": step,
         "node": node,
-        "launched_us": int(at(1).timestamp() * 1e6),
+        "launched_us": us(1),
     }
 
 
@@ -125,7 +117,7 @@ def usage(
 ) -> Event:
     """What a launch has used."""
     name = launch(job_id, step, node)
-    ended_us = int(at(9).timestamp() * 1e6)
+    ended_us = us(9)
     body = StepUsage(
         **name,
         first_submit=at(0),

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness.events import NOON_US
 from servers.authority import Authority
 from steward.agent import agent
 from steward.capture.nodes.folding import KINDS
@@ -22,15 +23,12 @@ from steward.core.journal.server import JournalServer
 from steward.core.waiting import Stop
 from steward.slurm.settings import ClusterSettings
 
-LAUNCHED_US = 1_772_366_400_000_000
-"""Noon on the first of March 2026."""
-
 
 def line(kind: str, /, job: int = 7, node: str = "n1", **more: Any) -> bytes:
     """A line of the SPANK plugin; of what runs in a step it names step 0."""
-    of_step = {"s": "0", "l": LAUNCHED_US} if kind in ("start", "smgr", "task", "end") else {}
+    of_step = {"s": "0", "l": NOON_US} if kind in ("start", "smgr", "task", "end") else {}
     of_user = {"u": 1000, "g": 1000} if kind in ("start", "prolog", "epilog") else {}
-    facts: dict[str, Any] = {"v": 1, "k": kind, "t": LAUNCHED_US + 1_000_000, "j": job, "n": node}
+    facts: dict[str, Any] = {"v": 1, "k": kind, "t": NOON_US + 1_000_000, "j": job, "n": node}
     facts |= {**of_step, **of_user, **more}
     return json.dumps(facts, separators=(",", ":")).encode() + b"\n"
 

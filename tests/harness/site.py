@@ -97,13 +97,12 @@ class Site:
         """Open consumers, which are given what comes from now on."""
         self._opens += opens
         for one in opens:
-            consumer = one(self)
-            self.add(consumer)
-            self._fed[consumer.name] = len(self.journal)
+            self.add(one(self))
 
     def add(self, consumer: Consumer) -> None:
         """Feed a consumer from now on, in place of one of its name."""
         self.consumers[consumer.name] = consumer
+        self._fed.setdefault(consumer.name, len(self.journal))
 
     def consumer(self, kind: type[Opened]) -> Opened:
         """The open consumer of a class."""

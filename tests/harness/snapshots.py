@@ -1,11 +1,11 @@
 """A Slurm whose answers the test writes, what looks at it, and what it tells."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 import pytest
 
-from harness.builders import Clock
+from harness.events import NOON
+from harness.site import Clock
 from steward.capture.snapshots import Snapshots
 from steward.core.events import (
     CONTROLLER_STATE,
@@ -14,8 +14,6 @@ from steward.core.events import (
 from steward.core.records import JobRecord
 from steward.slurm import Queue, Slurm, SlurmDown, SlurmUnavailable
 from steward.slurm.settings import ClusterSettings
-
-NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
 def record(job_id: int, **fields: object) -> JobRecord:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,3 +102,32 @@ class Faults:
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     return Faults(monkeypatch)
+
+
+def environment_bytes(*entries: bytes, count: int | None = None) -> bytes:
+    """An ``environment`` file as slurmctld writes it."""
+    number = len(entries) if count is None else count
+    return struct.pack("=I", number) + b"".join(entry + b"\0" for entry in entries)
+
+
+def make_spool(root: Path) -> Path:
+    """An empty StateSaveLocation with its ten hash directories."""
+    for number in range(10):
+        (root / f"hash.{number}").mkdir(parents=True)
+    return root
+
+
+def submit(
+    root: Path, job_id: int, script: bytes = b"#!/bin/sh\n", environment: bytes | None = None
+) -> Path:
+    """Write a job into a spool in slurmctld's order; returns its directory."""
+    directory = root / f"hash.{job_id % 10}" / f"job.{job_id}"
+    directory.mkdir(parents=True)
+    block = environment_bytes(b"HOME=/home/ada") if environment is None else environment
+    (directory / "environment").write_bytes(block)
+    with open(directory / "script", "wb") as out:
+        out.write(script)
+        out.write(b"\0")
+        out.flush()
+        os.fsync(out.fileno())
+    return directory

@@ -3,24 +3,16 @@
 from datetime import datetime
 from typing import Any
 
-from harness.jobs import at
+from harness.events import at, make_event, us
 from steward.core.events import STEP_END, STEP_START, TASK_EXIT, Event
-from steward.core.moments import micros
 from steward.core.usage import StepEnd, StepStart, TasksExited, TaskUsage
-
-
-def us(seconds: float) -> int:
-    """So many seconds after noon, in µs since the epoch."""
-    return micros(at(seconds))
 
 
 def _event(kind: str, moment: datetime, body: Any, cluster: str) -> Event:
     key = f"{kind}:{body.job_id}:{body.step}:{body.node}:{body.launched_us}"
     if isinstance(body, TasksExited):
         key += ":" + ",".join(str(task.task) for task in body.tasks)
-    return Event(
-        kind=kind, cluster=cluster, key=key, at=moment, seen_at=moment, source="node", body=body
-    )
+    return make_event(kind, key, body, moment, cluster=cluster, source="node")
 
 
 def launched(

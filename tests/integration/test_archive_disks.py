@@ -101,7 +101,7 @@ def test_a_full_disk_is_told_and_recovers(disk: Disk, tmp_path: Path) -> None:
     filler.unlink()
     site.feed(waiting)
     assert sorted(archive.files(site)) == [
-        f"unverified/alpha/2026/03/05/{number}-claim.{suffix}"
+        f"unverified/alpha/2026/03/01/{number}-claim.{suffix}"
         for number in (1, 2)
         for suffix in ("env", "sh")
     ]

@@ -112,7 +112,7 @@ def test_nobody_but_groups_reads_what_is_unverified(open_path: Path) -> None:
     site = archive.make_site(open_path, slurm=False)
     script = archive.script(site, 7)
     site.feed(script)
-    path = archive.root_of(site) / "unverified/alpha/2026/03/05/7-claim.sh"
+    path = archive.root_of(site) / "unverified/alpha/2026/03/01/7-claim.sh"
     assert not can_read(path, ADA)
     assert not can_list(archive.root_of(site) / "unverified", ADA)
     site.feed(archive.identity(script, ADA))
@@ -140,7 +140,7 @@ def test_a_corrected_owner_takes_the_access_with_it(open_path: Path) -> None:
     script = archive.script(site, 7)
     site.feed(script, archive.identity(script, ADA))
     site.feed(archive.identity(script, BELA, "bela"))
-    path = archive.root_of(site) / "alpha/bela/2026/03/05/7-run.sh"
+    path = archive.root_of(site) / "alpha/bela/2026/03/01/7-run.sh"
     assert can_read(path, BELA)
     assert not can_read(path, ADA)
     assert acl.readers_of(os.open(path, os.O_RDONLY)) == Readers(BELA)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from harness import archive
 from harness.archive import DAY, ENVIRONMENT
+from harness.events import NOON_NS
 from harness.site import Site
 from steward.archive.files import pending
 from steward.archive.files.found import iter_files
@@ -88,7 +89,7 @@ def test_what_has_another_name_for_its_job_id_came_again(
     site = archive.make_site(tmp_path)
     first, second = (
         archive.script(site, 7, b"first"),
-        archive.script(site, 7, b"second", mtime_ns=1772712001 * 10**9),
+        archive.script(site, 7, b"second", mtime_ns=NOON_NS + 10**9),
     )
     site.feed(first, archive.identity(first), second)
     killed(monkeypatch, site, "write", archive.identity(second))
@@ -216,7 +217,7 @@ def test_a_file_system_without_links(
     site = archive.make_site(tmp_path, compress=compress)
     first, second = (
         archive.script(site, 7, b"first"),
-        archive.script(site, 7, b"second", mtime_ns=1772712001 * 10**9),
+        archive.script(site, 7, b"second", mtime_ns=NOON_NS + 10**9),
     )
     site.feed(first, second)
     killed(monkeypatch, site, "write", archive.identity(first), archive.identity(second))

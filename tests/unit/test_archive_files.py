@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from harness import archive
-from harness.archive import DAY, ENVIRONMENT, NOON_NS, SCRIPT
+from harness.archive import DAY, ENVIRONMENT, SCRIPT
+from harness.events import NOON_NS
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.manifest import facts
 from steward.archive.files.pending import Pending
@@ -51,8 +52,8 @@ def test_what_waits_too_long_is_unverified_and_moves_when_the_job_is_known(tmp_p
     while not archive.files(site):
         archive.sink_of(site).tick(site.append)
     assert set(archive.files(site)) == {
-        "unverified/alpha/2026/03/05/7-claim%2Fed.sh",
-        "unverified/alpha/2026/03/05/7-claim%2Fed.env",
+        "unverified/alpha/2026/03/01/7-claim%2Fed.sh",
+        "unverified/alpha/2026/03/01/7-claim%2Fed.env",
     }
     assert os.listdir(archive.root_of(site) / ".waiting") == []
     site.feed(archive.identity(script))
@@ -68,7 +69,7 @@ def test_without_slurm_nothing_waits(tmp_path: Path) -> None:
     site = archive.make_site(tmp_path, slurm=False)
     script = archive.script(site, 7, environment=None)
     site.feed(script)
-    assert set(archive.files(site)) == {"unverified/alpha/2026/03/05/7-claim.sh"}
+    assert set(archive.files(site)) == {"unverified/alpha/2026/03/01/7-claim.sh"}
     site.feed(archive.identity(script))
     assert set(archive.files(site)) == {f"{DAY}/7-run.sh"}
 
@@ -167,7 +168,7 @@ def test_lost_bytes_reject_their_event_alone(tmp_path: Path) -> None:
         site.feed(good, lost)
     assert caught.value.event.body is lost.body
     site.feed(good)
-    assert "unverified/alpha/2026/03/05/8-claim.sh" in archive.files(site)
+    assert "unverified/alpha/2026/03/01/8-claim.sh" in archive.files(site)
 
 
 def test_a_symbolic_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
@@ -251,7 +252,7 @@ def test_a_directory_removed_under_it_is_made_again(tmp_path: Path) -> None:
     waiting = archive.script(site, 8)
     (archive.root_of(site) / "unverified").rename(tmp_path / "aside")
     site.feed(waiting)
-    assert "unverified/alpha/2026/03/05/8-claim.sh" in archive.files(site)
+    assert "unverified/alpha/2026/03/01/8-claim.sh" in archive.files(site)
 
 
 def test_environments_can_be_left_out(tmp_path: Path) -> None:
@@ -260,7 +261,7 @@ def test_environments_can_be_left_out(tmp_path: Path) -> None:
     site = archive.make_site(tmp_path, slurm=False)
     site.reopen(archive=msgspec.structs.replace(site.settings.archive, environments=False))
     site.feed(archive.script(site, 7))
-    assert set(archive.files(site)) == {"unverified/alpha/2026/03/05/7-claim.sh"}
+    assert set(archive.files(site)) == {"unverified/alpha/2026/03/01/7-claim.sh"}
 
 
 def test_a_torn_manifest_is_healed(tmp_path: Path) -> None:

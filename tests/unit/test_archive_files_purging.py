@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness import archive
-from harness.archive import DAY, ENVIRONMENT, NOON_NS, SCRIPT
+from harness.archive import DAY, ENVIRONMENT, SCRIPT
+from harness.events import NOON_NS
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.tree import Tree
 

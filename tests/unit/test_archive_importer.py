@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.archive import NOON_NS
+from harness.events import NOON_NS
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.acl import Readers, let_read
 from steward.archive.imported import from_job_archive, from_lines, from_sarchive, pack

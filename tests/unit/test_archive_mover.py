@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from harness import archive
-from harness.archive import DAY, NOON_NS
+from harness.archive import DAY
+from harness.events import NOON_NS
 from harness.site import Site
 from steward.archive.errors import ArchiveError, ArchiveUnavailable
 from steward.archive.files.mover import Mover
@@ -232,7 +233,7 @@ def test_later_facts_and_purges_reach_what_was_moved(tmp_path: Path, stop: Stop)
     site.feed(unresolved, purged, archive.identity(unresolved, 4001, ""), archive.identity(purged))
     mover = Mover(site.settings, "files")
     mover.run_once(stop)
-    assert "alpha/4001/2026/03/05/1-run.sh" in moved_files(site)
+    assert "alpha/4001/2026/03/01/1-run.sh" in moved_files(site)
     site.feed(archive.identity(unresolved, 4001, "ada", why="renamed"), archive.purge(purged))
     mover.run_once(stop)
     assert set(moved_files(site)) == {f"{DAY}/1-run.sh", f"{DAY}/1-run.env"}

@@ -27,8 +27,8 @@ def test_a_name_taken_over_gets_a_directory_of_its_own(tmp_path: Path) -> None:
     site.feed(old, archive.identity(old, 4001, "ada"))
     site.reopen()
     site.feed(new, archive.identity(new, 4002, "ada"))
-    assert "alpha/ada/2026/03/05/1-run.sh" in archive.files(site)
-    assert "alpha/ada.4002/2026/03/05/2-run.sh" in archive.files(site)
+    assert "alpha/ada/2026/03/01/1-run.sh" in archive.files(site)
+    assert "alpha/ada.4002/2026/03/01/2-run.sh" in archive.files(site)
 
 
 def test_a_uid_taken_over_gets_a_directory_of_its_own(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_uid_taken_over_gets_a_directory_of_its_own(tmp_path: Path) -> None:
     old, new = archive.script(site, 1), archive.script(site, 2)
     site.feed(old, archive.identity(old, 4001, "ada"))
     site.feed(new, archive.identity(new, 4001, "bela"))
-    assert "alpha/bela/2026/03/05/2-run.sh" in archive.files(site)
+    assert "alpha/bela/2026/03/01/2-run.sh" in archive.files(site)
 
 
 def test_a_directory_of_another_uid_is_not_taken_over_without_the_database(
@@ -53,20 +53,20 @@ def test_a_directory_of_another_uid_is_not_taken_over_without_the_database(
     site.reopen()
     new = archive.script(site, 2)
     site.feed(new, archive.identity(new, 4002, "ada"))
-    assert "alpha/ada.4002/2026/03/05/2-run.sh" in archive.files(site)
+    assert "alpha/ada.4002/2026/03/01/2-run.sh" in archive.files(site)
 
 
 def test_an_unresolved_uid_is_kept_under_its_number_and_renamed(tmp_path: Path) -> None:
     site = archive.make_site(tmp_path)
     script = archive.script(site, 1)
     site.feed(script, archive.identity(script, 4001, ""))
-    assert "alpha/4001/2026/03/05/1-run.sh" in archive.files(site)
+    assert "alpha/4001/2026/03/01/1-run.sh" in archive.files(site)
     if archive.has_acls(site):
         assert reader(site, "alpha/4001") is None
     site.feed(archive.identity(script, 4001, "ada", why="renamed"))
     assert set(archive.files(site)) == {
-        "alpha/ada/2026/03/05/1-run.sh",
-        "alpha/ada/2026/03/05/1-run.env",
+        "alpha/ada/2026/03/01/1-run.sh",
+        "alpha/ada/2026/03/01/1-run.env",
     }
     assert not (archive.root_of(site) / "alpha/4001").exists()
 
@@ -76,7 +76,7 @@ def test_a_later_name_of_the_job_or_user_moves_nothing(tmp_path: Path) -> None:
     script = archive.script(site, 1)
     site.feed(script, archive.identity(script, 4001, "ada"))
     site.feed(archive.identity(script, 4001, "ada-new", name="new", why="updated"))
-    assert "alpha/ada/2026/03/05/1-run.sh" in archive.files(site)
+    assert "alpha/ada/2026/03/01/1-run.sh" in archive.files(site)
 
 
 @pytest.mark.parametrize(

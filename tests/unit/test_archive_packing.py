@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import archive
-from harness.archive import DAY, ENVIRONMENT, NOON_NS
+from harness.archive import DAY, ENVIRONMENT
+from harness.events import NOON_NS
 from harness.site import Site
 from steward.archive.catalog.reindexing import Reindexing
 from steward.archive.files.found import iter_files, named_scripts
@@ -100,7 +101,7 @@ def test_what_is_compressed_stays_so_on_its_way(tmp_path: Path) -> None:
     script = archive.script(site, 7)
     site.feed(script)
     assert set(archive.files(site)) == {
-        f"unverified/alpha/2026/03/05/7-claim{suffix}" for suffix in (".sh.zst", ".env.zst")
+        f"unverified/alpha/2026/03/01/7-claim{suffix}" for suffix in (".sh.zst", ".env.zst")
     }
     site.feed(archive.identity(script))
     assert set(archive.files(site)) == {f"{DAY}/7-run.sh.zst", f"{DAY}/7-run.env.zst"}

@@ -79,7 +79,7 @@ def test_what_is_there_is_left_alone_and_what_was_not_verified_gets_its_owner(
     script = sinks.keep(7)
     sinks.resend(again(script))
     assert set(sinks.there()) == {
-        f"unverified/alpha/2026/03/05/7-claim{suffix}" for suffix in (".sh", ".env")
+        f"unverified/alpha/2026/03/01/7-claim{suffix}" for suffix in (".sh", ".env")
     }
     sinks.resend(again(script, **ADA))
     before = sinks.there()

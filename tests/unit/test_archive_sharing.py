@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import archive
-from harness.archive import DAY, ENVIRONMENT, NOON_NS, SCRIPT
+from harness.archive import DAY, ENVIRONMENT, SCRIPT
+from harness.events import NOON_NS
 from harness.site import Site
 from steward.archive.files.acl import readers_of
 from steward.archive.files.copying import NO_LINK
@@ -148,7 +149,7 @@ def test_who_gets_another_owner_gets_bytes_of_its_own(tmp_path: Path) -> None:
     keep(site, 7)
     script = keep(site, 8)
     site.feed(archive.identity(script, uid=4002, user="bela", why="updated"))
-    theirs = "alpha/bela/2026/03/05/8-run.sh"
+    theirs = "alpha/bela/2026/03/01/8-run.sh"
     assert archive.files(site)[theirs] == SCRIPT
     assert inode(site, theirs) != inode(site, f"{DAY}/7-run.sh")
     for path, uid in ((theirs, 4002), (f"{DAY}/7-run.sh", 4001)):

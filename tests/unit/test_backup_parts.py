@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.builders import script_event
+from harness.events import script_event
 from steward.admin.backup.checking import is_safe
 from steward.admin.backup.choosing import chosen, in_order, named_files
 from steward.admin.backup.looking import Looks

@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.bank import NOON, record
-from harness.bank_people import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
+from harness.bank_people import AskingSite
+from harness.events import NOON
+from harness.jobs import record
+from harness.site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT
 from steward.bank.asking_views import UsageRequest, usage
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import By

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.bank import NOON
-from harness.bank_people import ADA, OWNER, AskingSite
+from harness.bank_people import AskingSite
+from harness.events import NOON
 from harness.gate import account, job, settings_of
 from harness.gate_process import running
+from harness.site import ADA, OWNER
 from harness.slurm import Stage
 from steward.bank.asking_upkeep import holds_and_jobs
 from steward.bank.errors import BankUsage

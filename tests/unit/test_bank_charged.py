@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.bank_people import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
-from harness.jobs import NOON
+from harness.bank_people import AskingSite
+from harness.events import NOON
+from harness.site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT
 from steward.bank.money import MICRO
 from steward.core.access import Asker
 

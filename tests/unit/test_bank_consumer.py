@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.bank import BY, HOUR, NOON, BankSite, record
+from harness.bank import BY, HOUR, BankSite
+from harness.events import NOON
+from harness.jobs import record
 from steward.bank.consumer import BankConsumer
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink

@@ -3,7 +3,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from harness.jobs import NOON
+from harness.events import NOON
 from steward.bank.claims import claim_of
 from steward.bank.covering import grouped, is_too_large, needs
 from steward.bank.money import MICRO

@@ -10,7 +10,8 @@ from hypothesis import given as with_any
 from hypothesis import strategies as st
 
 from harness.bank import BY
-from harness.bank_people import ADA, AskingSite
+from harness.bank_people import AskingSite
+from harness.site import ADA
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.importing import bank_config, csv_file, sacctmgr
 from steward.bank.importing.plan import Plan, carry_out

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from harness.bank import BY
-from harness.bank_people import ADA, BELA, NOBODY, OWNER, AskingSite
+from harness.bank_people import AskingSite
 from harness.gate_process import running
+from harness.site import ADA, BELA, NOBODY, OWNER
 from steward.bank.records import ModeRule
 from steward.bank.settings import GateSettings
 from steward.core.access import Asker

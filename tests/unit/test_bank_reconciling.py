@@ -7,7 +7,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from harness.bank import BY, HOUR, NOON, BankSite, rate, record
+from harness.bank import BY, HOUR, BankSite, rate
+from harness.events import NOON
+from harness.jobs import record
 from steward.bank.backfilling import backfill
 from steward.bank.ledger import By
 from steward.bank.reckoning import Reckoning

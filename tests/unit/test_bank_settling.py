@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.jobs import NOON
+from harness.events import NOON
 from steward.bank.errors import NoRate
 from steward.bank.money import MICRO
 from steward.bank.prices import price

@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.bank import NOON
-from harness.bank_people import ADA, AskingSite
+from harness.bank_people import AskingSite
+from harness.events import NOON
+from harness.site import ADA
 from servers.answering import Quiet, answering
 from steward.accounting.settings import MailSettings
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.builders import environment_bytes, make_spool, submit
 from harness.commands import steward
+from harness.spool import environment_bytes, make_spool, submit
 
 NAME = "né漢"
 COMMANDS = (

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from harness import archive
-from harness.jobs import NOON
+from harness.events import NOON
 from harness.site import ADA, BELA, ROOT, Site
 from steward.admin.journal import StatusRequest
 from steward.core.access import Access, Asker, Standing

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.builders import script_event
+from harness.events import script_event
 from steward.core.consumers import Append, Feed, Pace, Rejected
 from steward.core.errors import Unavailable
 from steward.core.events import JOB_SCRIPT, Event

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from harness.commands import fill_spool
-from harness.jobacct import NOON, Fed, run, settings_in
+from harness.events import NOON
+from harness.jobacct import Fed, run, settings_in
 from steward.accounting.sacct.sources import Parquet, closed_days
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import open_ledger

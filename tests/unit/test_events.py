@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.builders import NOON, script_event
+from harness.events import NOON, script_event
 from steward.core.events import (
     BODIES,
     JOB_SEEN,

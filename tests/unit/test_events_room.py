@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.builders import NOON
+from harness.events import NOON
 from steward.core.access import Access, Asker, Standing
 from steward.core.bank_facts import BankThreshold
 from steward.core.config import AccessSettings

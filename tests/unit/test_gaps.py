@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.accounting import ADA, NOW, START, BooksSite
+from harness.accounting import START, BooksSite
+from harness.events import NOVEMBER
+from harness.site import ADA
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.gaps import GapsAnswer
 from steward.capture.nodes.heard import Hearing, NodeHeard
@@ -30,8 +32,8 @@ def test_whole_books_have_no_gaps(site: BooksSite) -> None:
     site.launch(cgroup_user_us=1_500_000)
     answer = site.ask("gaps")
     assert answer.findings == ()
-    assert answer.until == NOW
-    assert answer.since == NOW - timedelta(days=7)
+    assert answer.until == NOVEMBER
+    assert answer.since == NOVEMBER - timedelta(days=7)
 
 
 def test_a_step_without_an_end_is_missing_it(site: BooksSite) -> None:
@@ -42,7 +44,7 @@ def test_a_step_without_an_end_is_missing_it(site: BooksSite) -> None:
 
 
 def test_what_may_still_come_is_no_gap(site: BooksSite) -> None:
-    late = NOW - timedelta(seconds=100)
+    late = NOVEMBER - timedelta(seconds=100)
     site.run(8, start=late - timedelta(seconds=10), end=late, submit=late - timedelta(seconds=20))
     site.launch(8, at=late - timedelta(seconds=5), ended=False)
     site.run(9, start=late - timedelta(seconds=10), end=late, submit=late - timedelta(seconds=20))
@@ -120,7 +122,9 @@ def test_what_nodes_say_that_they_lost_is_told_of(site: BooksSite) -> None:
 def test_nodes_that_fell_silent_are_told_of(site: BooksSite, tmp_path: Path) -> None:
     hearing = Hearing(str(tmp_path))
     for node, ago_s in (("n1", 30), ("n2", 1000), ("n3", 90_000)):
-        hearing.hear(NodeHeard(cluster="alpha", node=node, heard_at=NOW - timedelta(seconds=ago_s)))
+        hearing.hear(
+            NodeHeard(cluster="alpha", node=node, heard_at=NOVEMBER - timedelta(seconds=ago_s))
+        )
     hearing.write()
     hearing.close()
     silent = [one.node for one in site.ask("gaps").findings]

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness.accounting import ADA, BELA, NOW, ROOT, START, BooksSite
+from harness.accounting import START, BooksSite
+from harness.events import NOVEMBER
 from harness.history import NOON, Told
+from harness.site import ADA, BELA, ROOT
 from steward.core.errors import StewardError
 from steward.reports.history.actions import job_events
 from steward.reports.history.consumer import HistoryConsumer
@@ -20,7 +22,9 @@ class Site:
     def __init__(self, directory: Path) -> None:
         self.books = BooksSite(directory)
         self.history = HistoryConsumer(self.books.settings)
-        self.room = HistoryRoom(self.books.settings, access=self.books.room.access, now=lambda: NOW)
+        self.room = HistoryRoom(
+            self.books.settings, access=self.books.room.access, now=lambda: NOVEMBER
+        )
         told = Told()
 
         def event(seconds: float, node: str, state: str) -> Any:
@@ -64,7 +68,7 @@ def test_only_its_nodes_and_only_while_it_ran(site: Site) -> None:
 def test_each_run_has_its_own_nodes(site: Site) -> None:
     site.books.run(nodelist="n1", state="NODE_FAIL")
     again = START + timedelta(seconds=6900)
-    site.books.run(nodelist="n4", restarts=1, submit=again, start=again, end=NOW)
+    site.books.run(nodelist="n4", restarts=1, submit=again, start=again, end=NOVEMBER)
     assert site.told(ROOT, "7") == [("n1", "MIXED"), ("n4", "DOWN")]
 
 

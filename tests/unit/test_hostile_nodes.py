@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from harness.books import done, lines_of, running
+from harness.events import NOON_US, at
 from harness.jobacct import Fed, settings_in
-from harness.jobs import Books, at, record
-from harness.nodes import LAUNCHED_US, line
+from harness.jobs import Books, record
+from harness.nodes import line
 from harness.nodes import task as task_line
 from harness.steps import ended, exited, launched, task
 from steward.capture.nodes.folding import flaw_of, fold
@@ -46,13 +47,13 @@ def lines(books: Books) -> dict[str, Line]:
     ],
 )
 def test_what_no_machine_can_do_is_a_gap(more: dict[str, int]) -> None:
-    found = fold("c1", "n1", task_line(1, **more) + task_line(2), moment(LAUNCHED_US)).events
+    found = fold("c1", "n1", task_line(1, **more) + task_line(2), moment(NOON_US)).events
     assert [event.kind for event in found] == ["task.exit", "node.gap"]
     assert (found[1].body.why, found[1].body.lines) == ("garbled", 1)
 
 
 def test_what_another_receiver_let_through_is_refused() -> None:
-    (event,) = fold("c1", "n1", line("end", cut=1, csy=1), moment(LAUNCHED_US)).events
+    (event,) = fold("c1", "n1", line("end", cut=1, csy=1), moment(NOON_US)).events
     assert flaw_of(event) == ""
     for forged in ({"cgroup_user_us": HUGE}, {"peak_bytes": HUGE}, {"lost": 2**40}):
         body = msgspec.structs.replace(event.body, **forged)

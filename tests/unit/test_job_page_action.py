@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.accounting import ADA, BELA, ROOT, START, BooksSite
+from harness.accounting import START, BooksSite
+from harness.site import ADA, BELA, ROOT
 from steward.accounting.page.gathering import NoSuchJob
 from steward.accounting.page.waiting import gone_on
 from steward.cli.drawing import ASCII, plain

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.books import Clocked, done, histories, running
+from harness.events import NOON, at
 from harness.jobacct import settings_in
-from harness.jobs import NOON, at, record
+from harness.jobs import record
 from harness.steps import ended as ended_step
 from harness.steps import exited, launched
 from steward.core.events import STEP_USAGE, Event

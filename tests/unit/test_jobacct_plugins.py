@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.jobacct import NOON, at, event, raw_events, run, usage
+from harness.events import NOON, at
+from harness.jobacct import event, raw_events, run, usage
 from harness.plugins import TYPE, Recording, Scene, scene
 from steward.core.errors import Unavailable
 from steward.core.events import (

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.jobacct import NOON, Fed, PowerCut, at, cut_power, event, run, settings_in, usage
+from harness.events import NOON, at
+from harness.jobacct import Fed, PowerCut, cut_power, event, run, settings_in, usage
 from steward.core.events import (
     ARCHIVE_PURGE,
     RUN_START,

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.jobacct import NOON, Fed, run, settings_in, usage
+from harness.events import NOON
+from harness.jobacct import Fed, run, settings_in, usage
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.room import AccountingRoom
 from steward.cli import accounting_log

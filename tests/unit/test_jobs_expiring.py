@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import NOON, Books, at, record, script
+from harness.events import NOON, at
+from harness.jobs import Books, record, script
 from steward.core.events import ACCOUNTING_EXPIRE, RUN_END, RUN_START, Event
 from steward.core.sqlite import open_reader
 from steward.core.usage import AccountingExpire

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.books import STEP, Clocked, books, done, histories, lines, running
-from harness.jobs import Books, at, record
-from harness.steps import ended, exited, launched, task, us
+from harness.events import at, us
+from harness.jobs import Books, record
+from harness.steps import ended, exited, launched, task
 from steward.core.events import (
     NODE_GAP,
     RUN_END,

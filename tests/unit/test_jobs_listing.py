@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.accounting import ADA, BELA, ROOT, START, BooksSite
+from harness.accounting import START, BooksSite
+from harness.site import ADA, BELA, ROOT
 from steward.accounting.listing.shapes import JobsAnswer
 from steward.core.errors import UsageError
 from steward.jobs import JobFilter, Jobs

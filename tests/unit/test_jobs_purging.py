@@ -4,7 +4,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.jobs import Books, at, purge, record, script
+from harness.archive import purge
+from harness.events import at
+from harness.jobs import Books, record, script
 from steward.core.events import ArchivePurge
 from steward.jobs import Jobs
 

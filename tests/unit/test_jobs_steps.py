@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from harness.archive import purge
 from harness.books import STEP, Clocked, books, done, lines, running
-from harness.jobs import NOON, at, purge, record, script
-from harness.steps import ended, exited, launched, us
+from harness.events import NOON, at, us
+from harness.jobs import record, script
+from harness.steps import ended, exited, launched
 from steward.core.consumers import Rejected
 from steward.core.events import (
     ACCOUNTING_EXPIRE,

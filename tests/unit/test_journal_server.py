@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.builders import script_event
-from harness.journal_tables import fill
+from harness.events import script_event
+from harness.journal import fill
 from steward.core.config import JournalSettings, Settings
 from steward.core.consumers import Append, Feed, Rejected, feed_all
 from steward.core.events import JOB_SCRIPT, Event

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.builders import script_event
-from harness.journal_tables import append, fill, journal, reader, seen_event, tables, two_sinks
+from harness.events import script_event
+from harness.journal import append, fill, journal, reader, seen_event, tables, two_sinks
 from steward.core import sqlite
 from steward.core.config import Settings
 from steward.core.events import (

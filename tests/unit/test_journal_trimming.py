@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.builders import script_event
-from harness.journal_tables import append, journal, reader, seen_event, two_sinks
+from harness.events import script_event
+from harness.journal import append, journal, reader, seen_event, two_sinks
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import (

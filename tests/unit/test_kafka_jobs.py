@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.builders import NOON, environment_bytes
+from harness.events import NOON
+from harness.spool import environment_bytes
 from steward.archive.messages import Message, decode
 from steward.archive.messages import encode as encode_message
 from steward.archive.remote.document import Document

@@ -5,8 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.builders import make_spool, script_event, submit
-from harness.jobs import Books, purge, record, script
+from harness.archive import purge
+from harness.events import script_event
+from harness.jobs import Books, record, script
+from harness.spool import make_spool, submit
 from steward.archive.settings import FilesSinkSettings
 from steward.capture.known import Known
 from steward.core.config import ArchiveSettings, Settings

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import message_schema
-from harness.builders import NOON, environment_bytes
+from harness.events import NOON
+from harness.spool import environment_bytes
 from steward.archive.messages import (
     LARGEST_BYTES,
     SCHEMA,

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.bank import BY, NOON, BankSite
+from harness.bank import BY, BankSite
+from harness.events import NOON
 from harness.gate import job, picture, rules
 from harness.gate_process import RunningGate, running, state_dir
 from servers.mybrc import SU, mybrc_settings, serving, token_of, with_money

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.bank import BY, HOUR, NOON, BankSite, rate
+from harness.bank import BY, HOUR, BankSite, rate
+from harness.events import NOON
 from servers.mybrc import balance, client_of, mybrc_settings, serving, token_of, with_money
 from steward.bank.backfilling import backfill
 from steward.bank.ledger import Account

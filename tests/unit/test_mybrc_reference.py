@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.bank import NOON, BankSite, record
+from harness.bank import BankSite
+from harness.events import NOON
+from harness.jobs import record
 from servers.mybrc_reference import ReferenceBank
 from steward.bank.reconciling import reconcile
 from steward.bank.records import Hold

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.bank import NOON, BankSite, record
+from harness.bank import BankSite
+from harness.events import NOON
+from harness.jobs import record
 from steward.bank.reconciling import reconcile
 from steward.bank.records import Hold
 from steward.core.events import JOB_SEEN, RUN_END, RUN_START, Event

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.builders import NOON
+from harness.events import NOON
 from steward.capture.lines.jobcomp import Told, end_event
 from steward.capture.observed import Observed
 from steward.capture.runs import Runs, unfinished

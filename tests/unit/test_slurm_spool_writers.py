@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from inotify_simple import INotify
 
-from harness.builders import make_spool, submit
-from harness.spool import Watch, contents, no_lease_signals, take, watch
+from harness.spool import Watch, contents, make_spool, no_lease_signals, submit, take, watch
 
 __all__ = ["no_lease_signals", "watch"]
 

@@ -4,8 +4,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from harness.builders import Clock
-from harness.snapshots import NOON, Scripted, clock, journal, record, slurm
+from harness.events import NOON
+from harness.site import Clock
+from harness.snapshots import Scripted, clock, journal, record, slurm
 from steward.capture.snapshots import Snapshots
 from steward.core.bank_facts import HoldFact
 from steward.core.events import (

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.sensor import BOOTED, SILENT, Site, site
+from harness.events import NOON
+from harness.sensor import SILENT, Site, site
 from steward.capture.states import source
 from steward.capture.states.daemons import stands_by
 from steward.core.events import (
@@ -46,7 +47,7 @@ def test_slurmctld_away_is_no_change(site: Site) -> None:
     assert site.told.events == []
     site.shown.down = False
     site.shown.states["n1"] = "DOWN"
-    site.shown.booted = BOOTED + timedelta(hours=1)
+    site.shown.booted = NOON + timedelta(hours=1)
     site.turn("down", after_s=31.0)
     kinds = [event.kind for event in site.told.events]
     assert kinds == [CONTROLLER_STATE, NODE_STATE]
@@ -84,7 +85,7 @@ def test_a_restart_between_two_looks_is_noticed_by_its_own_trigger(site: Site) -
     site.turn()
     site.news()
     kept = site.kept
-    site.shown.booted = BOOTED + timedelta(hours=1)
+    site.shown.booted = NOON + timedelta(hours=1)
     site.shown.states["n1"] = "DOWN"
     site.turn("primary_slurmctld_resumed_operation", "down", after_s=0.6)
     assert [event.kind for event in site.told.events] == [CONTROLLER_STATE, NODE_STATE]
@@ -123,7 +124,7 @@ def test_who_stands_by_tells_nothing_and_knows_all(site: Site) -> None:
     site.told.events.clear()
     site.stands_by = True
     site.shown.states["n1"] = "DOWN"
-    site.shown.booted = BOOTED + timedelta(hours=1)
+    site.shown.booted = NOON + timedelta(hours=1)
     site.turn(after_s=source.WHOLE_S)
     assert site.told.events == []
     site.stands_by = False

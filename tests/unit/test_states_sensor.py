@@ -3,7 +3,8 @@
 from datetime import timedelta
 from pathlib import Path
 
-from harness.sensor import BOOTED, SILENT, Patch, Site, site
+from harness.events import NOON
+from harness.sensor import SILENT, Patch, Site, site
 from steward.capture.states import source
 from steward.core.events import (
     NODE_STATE,
@@ -49,7 +50,7 @@ def test_a_change_says_what_it_was_before_and_why(site: Site) -> None:
 def test_a_date_that_is_long_past_is_not_when_it_happened(site: Site) -> None:
     site.turn()
     site.news()
-    site.shown.reasons["n1"] = ("an old story", "root", BOOTED)
+    site.shown.reasons["n1"] = ("an old story", "root", NOON)
     site.turn()
     assert utc_now() - site.told.events[0].at < timedelta(minutes=1)
 
