@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.events import NOON_NS, NOVEMBER, make_event, script_event
+from harness.jobs import open_jobs
 from harness.site import ADA, Site
 from harness.spool import environment_bytes
 from steward.archive.catalog.consumer import Catalogue
@@ -34,7 +35,6 @@ from steward.core.incoming import Store, kept_filename
 from steward.core.moments import micros
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED
-from steward.jobs import JobsConsumer
 from steward.slurm.settings import ClusterSettings
 
 DAY = "alpha/ada/2026/03/01"
@@ -57,10 +57,6 @@ def open_sink(site: Site, name: str = "files", page_rows: int = 200) -> FilesSin
 
 def open_catalogue(site: Site) -> Catalogue:
     return Catalogue(str(site.state / "catalogue"), contents_of(site.settings, site.stores))
-
-
-def open_jobs(site: Site) -> JobsConsumer:
-    return JobsConsumer(site.settings, lambda: site.now)
 
 
 def sink_settings(directory: Path, **sink: Any) -> ArchiveSettings:
@@ -188,7 +184,7 @@ def seen(
     return make_event(JOB_SEEN, f"seen:{job_id}:{when}", facts, when, cluster=cluster)
 
 
-def job(
+def add_job(
     site: Site,
     job_id: int,
     data: bytes | None = SCRIPT,

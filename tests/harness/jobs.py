@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from harness.events import at, make_event
+from harness.site import Site
 from steward.core.config import Settings
 from steward.core.events import (
     JOB_END,
@@ -58,6 +59,11 @@ def record(
     key = f"{kind}:{job_id}:{submit}:{facts.restarts}:{state}:{moment}:{whole}"
     body = JobFacts(record=facts, whole=whole)
     return make_event(kind, key, body, at(moment), cluster=cluster, source=source)
+
+
+def open_jobs(site: Site) -> JobsConsumer:
+    """The consumer of jobs.db, with the Site's clock."""
+    return JobsConsumer(site.settings, lambda: site.now)
 
 
 class Books:

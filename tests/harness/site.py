@@ -128,7 +128,7 @@ class Site:
         """
         self.append(events)
         begin = len(self.journal)
-        while any(fed < len(self.journal) for fed in self._fed.values()):
+        while any(self._fed[name] < len(self.journal) for name in self.consumers):
             for name, consumer in self.consumers.items():
                 upto = len(self.journal)
                 news = self.journal[self._fed[name] : upto]
@@ -189,7 +189,8 @@ class Site:
                 raise AssertionError(f"a Site has no room called {name}")
 
     def ask(self, name: str, asker: Asker = ROOT, /, **request: Any) -> Any:
-        """The answer of an action."""
+        """The answer of an action, once consumers have applied all that is new."""
+        self.feed()
         return self.registry.call(name, asker, self.registry.decode(name, request))
 
     def stream(self, name: str, asker: Asker = ROOT, /, **request: Any) -> tuple[list[Any], Any]:

@@ -29,10 +29,10 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def test_an_export_holds_what_the_asker_may_read(site: Site) -> None:
-    archive.job(site, 1, b"one", name="../../etc")
-    archive.job(site, 2, b"two", environment=None)
-    archive.job(site, 3, b"three", who=BELA)
-    archive.job(site, 4, None)
+    archive.add_job(site, 1, b"one", name="../../etc")
+    archive.add_job(site, 2, b"two", environment=None)
+    archive.add_job(site, 3, b"three", who=BELA)
+    archive.add_job(site, 4, None)
     items, answer = site.stream("archive.export", ADA)
     files = {item.path: item.data for item in items}
     assert files["alpha/ada/2-run.sh"] == b"two"
@@ -50,10 +50,10 @@ def test_an_export_holds_what_the_asker_may_read(site: Site) -> None:
 
 
 def test_an_arrays_script_is_exported_once_and_a_reused_id_twice(site: Site) -> None:
-    archive.job(site, 10, b"array", array_job_id=10, array_task="2")
-    archive.job(site, 11, None, array_job_id=10, array_task="1")
-    archive.job(site, 1, b"old", ago=timedelta(days=5))
-    archive.job(site, 1, b"new", ago=timedelta(days=1))
+    archive.add_job(site, 10, b"array", array_job_id=10, array_task="2")
+    archive.add_job(site, 11, None, array_job_id=10, array_task="1")
+    archive.add_job(site, 1, b"old", ago=timedelta(days=5))
+    archive.add_job(site, 1, b"new", ago=timedelta(days=1))
     items, answer = site.stream("archive.export", ADA, environments=False)
     assert sorted(item.data for item in items) == [b"array", b"new", b"old"]
     assert len({item.path for item in items}) == 3
@@ -61,9 +61,9 @@ def test_an_arrays_script_is_exported_once_and_a_reused_id_twice(site: Site) -> 
 
 
 def test_secrets_are_pointed_at_but_not_told(site: Site) -> None:
-    archive.job(site, 1, b"#!/bin/sh\nexport DB_PASSWORD=hunter2hunter2\n")
-    archive.job(site, 2, b"#!/bin/sh\necho fine\n")
-    archive.job(site, 3, b"export DB_PASSWORD=belas\n", who=BELA)
+    archive.add_job(site, 1, b"#!/bin/sh\nexport DB_PASSWORD=hunter2hunter2\n")
+    archive.add_job(site, 2, b"#!/bin/sh\necho fine\n")
+    archive.add_job(site, 3, b"export DB_PASSWORD=belas\n", who=BELA)
     items, answer = site.stream("archive.secrets", ADA)
     assert [(item.job.job_id, item.line) for item in items] == [(1, 2)]
     assert all(isinstance(item, SecretLine) for item in items)
@@ -72,8 +72,8 @@ def test_secrets_are_pointed_at_but_not_told(site: Site) -> None:
 
 
 def test_one_script_that_is_gone_does_not_end_the_look_for_secrets(site: Site) -> None:
-    archive.job(site, 1, b"export DB_PASSWORD=hunter2hunter2\n")
-    archive.job(site, 2, b"export DB_PASSWORD=swordfish99\n")
+    archive.add_job(site, 1, b"export DB_PASSWORD=hunter2hunter2\n")
+    archive.add_job(site, 2, b"export DB_PASSWORD=swordfish99\n")
     path = site.ask("archive.show", ADA, job="2").script.path
     archive.trim(site)
     Path(path).unlink()
@@ -86,8 +86,8 @@ def test_one_script_that_is_gone_does_not_end_the_look_for_secrets(site: Site) -
 
 
 def test_a_purge_is_said_first_and_done_on_demand(site: Site) -> None:
-    key = archive.job(site, 1, b"xylophone")
-    archive.job(site, 2, b"xylophone", who=BELA)
+    key = archive.add_job(site, 1, b"xylophone")
+    archive.add_job(site, 2, b"xylophone", who=BELA)
     with pytest.raises(Refused):
         site.ask("archive.purge", ADA, jobs=["1"], yes=True)
     with pytest.raises(UsageError):
@@ -125,9 +125,9 @@ def test_a_purge_is_said_first_and_done_on_demand(site: Site) -> None:
 
 
 def test_a_components_stand_in_is_its_owners_and_goes_with_the_job(site: Site) -> None:
-    archive.job(site, 20, b"xylophone", feed=False, het_job_id=20)
+    archive.add_job(site, 20, b"xylophone", feed=False, het_job_id=20)
     # What sbatch gives Slurm for every component but the first.
-    archive.job(site, 21, b"#!/bin/bash\nexit 0\n", het_job_id=20, het_offset=1)
+    archive.add_job(site, 21, b"#!/bin/bash\nexit 0\n", het_job_id=20, het_offset=1)
     assert [job.job for job in site.ask("archive.list", ADA).jobs] == ["20+1", "20+0"]
     shown = site.ask("archive.show", ADA, job="20+1")
     assert (shown.content.text, shown.script_of) == ("xylophone", "20")

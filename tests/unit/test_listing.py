@@ -39,9 +39,9 @@ def private(tmp_path: Path) -> Iterator[Site]:
 
 
 def test_a_list_is_of_the_last_seven_days_and_says_so(site: Site) -> None:
-    archive.job(site, 1, ago=timedelta(days=8))
-    archive.job(site, 2, ago=timedelta(days=6))
-    archive.job(site, 3, None, submit_line="salloc -n 4")
+    archive.add_job(site, 1, ago=timedelta(days=8))
+    archive.add_job(site, 2, ago=timedelta(days=6))
+    archive.add_job(site, 3, None, submit_line="salloc -n 4")
     answer = site.ask("archive.list", ADA)
     assert [line.job_id for line in answer.jobs] == [3, 2]
     assert answer.default_days == 7
@@ -58,9 +58,9 @@ def test_a_list_is_of_the_last_seven_days_and_says_so(site: Site) -> None:
 
 
 def test_a_list_obeys_its_filters(site: Site) -> None:
-    archive.job(site, 1, name="md", account="chem")
-    archive.job(site, 2, name="post", state="FAILED", who=BELA)
-    archive.job(site, 3, name="md-2", partition="gpu")
+    archive.add_job(site, 1, name="md", account="chem")
+    archive.add_job(site, 2, name="post", state="FAILED", who=BELA)
+    archive.add_job(site, 3, name="md-2", partition="gpu")
 
     def listed(**request: object) -> list[int]:
         return [line.job_id for line in site.ask("archive.list", ADA, **request).jobs]
@@ -79,7 +79,7 @@ def test_a_list_obeys_its_filters(site: Site) -> None:
 
 def test_pages_of_a_list_follow_each_other(site: Site) -> None:
     for job_id in range(1, 8):
-        archive.job(site, job_id, None, feed=False)
+        archive.add_job(site, job_id, None, feed=False)
     site.feed()
     found: list[int] = []
     page = ""
@@ -109,7 +109,7 @@ BAD_PAGES = [
 
 @pytest.mark.parametrize("page", BAD_PAGES)
 def test_a_page_that_no_answer_gave_is_refused(site: Site, page: str) -> None:
-    archive.job(site, 1, None)
+    archive.add_job(site, 1, None)
     with pytest.raises(PageError):
         site.ask("archive.list", ADA, page=page)
     with pytest.raises(PageError):
@@ -117,7 +117,7 @@ def test_a_page_that_no_answer_gave_is_refused(site: Site, page: str) -> None:
 
 
 def test_what_cannot_be_asked_for_is_said(site: Site) -> None:
-    archive.job(site, 1, None)
+    archive.add_job(site, 1, None)
     with pytest.raises(StateError):
         site.ask("archive.list", ADA, states=["DEAD"])
     with pytest.raises(TimeError):
@@ -145,7 +145,7 @@ def test_what_cannot_be_asked_for_is_said(site: Site) -> None:
 
 
 def test_of_others_jobs_the_record_is_public_but_not_the_private_text(site: Site) -> None:
-    archive.job(site, 1, who=ADA)
+    archive.add_job(site, 1, who=ADA)
     [line] = site.ask("archive.list", BELA).jobs
     assert (line.user, line.state) == ("ada", "COMPLETED")
     assert "secret-of-ada" not in msgspec.json.encode(line).decode()
@@ -155,7 +155,7 @@ def test_of_others_jobs_the_record_is_public_but_not_the_private_text(site: Site
 
 
 def test_with_private_data_others_jobs_are_not_there(private: Site) -> None:
-    archive.job(private, 1, who=ADA)
+    archive.add_job(private, 1, who=ADA)
     assert private.ask("archive.list", BELA).jobs == ()
     assert len(private.ask("archive.list", ROOT).jobs) == 1
     with pytest.raises(NoSuchJob) as unknown:
@@ -170,8 +170,8 @@ def test_with_private_data_others_jobs_are_not_there(private: Site) -> None:
 
 
 def test_search_finds_jobs_and_only_ones_own(site: Site) -> None:
-    archive.job(site, 1, b"module load GROMACS/2023\n", who=ADA)
-    archive.job(site, 2, b"module load GROMACS/2024\n", who=BELA, state="FAILED")
+    archive.add_job(site, 1, b"module load GROMACS/2023\n", who=ADA)
+    archive.add_job(site, 2, b"module load GROMACS/2024\n", who=BELA, state="FAILED")
     answer = site.ask("archive.search", ADA, terms=["gromacs"], count=True)
     assert [hit.job.job_id for hit in answer.hits] == [1]
     assert answer.count == 1
@@ -186,9 +186,9 @@ def test_search_finds_jobs_and_only_ones_own(site: Site) -> None:
 
 
 def test_search_obeys_filters_of_jobs_and_states(site: Site) -> None:
-    archive.job(site, 1, b"text one", state="FAILED")
-    archive.job(site, 2, b"text two", ago=timedelta(days=90))
-    archive.job(site, 3, b"text two")
+    archive.add_job(site, 1, b"text one", state="FAILED")
+    archive.add_job(site, 2, b"text two", ago=timedelta(days=90))
+    archive.add_job(site, 3, b"text two")
 
     def found(**request: object) -> list[int]:
         answer = site.ask("archive.search", ADA, terms=["text"], **request)
@@ -204,7 +204,7 @@ def test_search_obeys_filters_of_jobs_and_states(site: Site) -> None:
 
 def test_pages_of_hits_follow_each_other(site: Site) -> None:
     for job_id in range(1, 6):
-        archive.job(site, job_id, b"text", ago=timedelta(hours=job_id))
+        archive.add_job(site, job_id, b"text", ago=timedelta(hours=job_id))
     first = site.ask("archive.search", ADA, terms=["text"], limit=3)
     second = site.ask("archive.search", ADA, terms=["text"], limit=3, page=first.next)
     assert [hit.job.job_id for hit in (*first.hits, *second.hits)] == [1, 2, 3, 4, 5]

@@ -39,9 +39,9 @@ def found(site: Site, who: Any = ROOT, *terms: str) -> list[int]:
 
 
 def three_jobs(site: Site) -> None:
-    archive.job(site, 1, b"text one", who=ADA, ago=timedelta(days=40))
-    archive.job(site, 2, b"text one", who=BELA)
-    archive.job(site, 3, b"text three", who=ADA)
+    archive.add_job(site, 1, b"text one", who=ADA, ago=timedelta(days=40))
+    archive.add_job(site, 2, b"text one", who=BELA)
+    archive.add_job(site, 3, b"text three", who=ADA)
     archive.trim(site)
 
 
@@ -84,7 +84,7 @@ def test_the_daemon_goes_on_meanwhile_and_nothing_is_missed(site: Site) -> None:
     run = Reindexing(site.settings, "files").run()
     next(run)
     # While the new one is filled: a script comes, one is purged, and one is not filed yet.
-    archive.job(site, 4, b"text four")
+    archive.add_job(site, 4, b"text four")
     site.ask("archive.purge", ROOT, jobs=["3"], yes=True)
     site.feed()
     site.append([archive.script_at(site, 5, b"text five", NOVEMBER)])
@@ -94,7 +94,7 @@ def test_the_daemon_goes_on_meanwhile_and_nothing_is_missed(site: Site) -> None:
     assert sorted(found(site)) == [1, 2, 4, 5]
     # The writer follows into the new catalogue, with its cursor.
     assert site.consumer(Catalogue).cursor() == len(site.journal)
-    archive.job(site, 6, b"text six")
+    archive.add_job(site, 6, b"text six")
     assert sorted(found(site)) == [1, 2, 4, 5, 6]
     # What was purged stays so even if its event comes again.
     site.consumer(Catalogue).apply(
@@ -180,8 +180,8 @@ def test_an_acl_says_whose_a_file_is_if_the_name_still_fits(tmp_path: Path) -> N
     daemon = Asker(uid=there.pw_uid, user="daemon")
     former = Asker(uid=there.pw_uid, user="former")
     site = archive.make_library(tmp_path, layout="job_archive")
-    archive.job(site, 1, b"text one", who=daemon)
-    archive.job(site, 2, b"text two", who=former)
+    archive.add_job(site, 1, b"text one", who=daemon)
+    archive.add_job(site, 2, b"text two", who=former)
     archive.trim(site)
     path = site.ask("archive.show", ROOT, job="1").script.path
     fd = os.open(path, os.O_RDONLY)

@@ -19,7 +19,6 @@ from steward.archive.resubmitting import options
 from steward.core.access import Asker
 from steward.core.errors import Refused, UsageError
 from steward.core.redaction import REDACTED
-from steward.jobs import JobsConsumer
 from steward.slurm.settings import ClusterSettings
 
 
@@ -35,7 +34,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def test_a_job_is_shown_with_its_script_byte_for_byte(site: Site) -> None:
     data = b"#!/bin/sh\n\xff\xfe\0 caf\xe9\n"
-    archive.job(site, 1, data)
+    archive.add_job(site, 1, data)
     answer = site.ask("archive.show", ADA, job="1")
     assert answer.content.encoding == "base64"
     assert answer.content.data == data
@@ -48,19 +47,15 @@ def test_a_job_is_shown_with_its_script_byte_for_byte(site: Site) -> None:
 
 
 def test_a_script_is_shown_before_it_is_filed(site: Site) -> None:
-    archive.job(site, 1, b"fresh", feed=False)
-    site.consumer(JobsConsumer).apply(
-        [event for event in site.journal if event.kind in site.consumer(JobsConsumer).kinds],
-        len(site.journal),
-        site.append,
-    )
+    archive.add_job(site, 1, b"fresh", feed=False)
+    del site.consumers["archive.files"]
     assert site.ask("archive.show", ADA, job="1").content.data == b"fresh"
     assert site.ask("archive.show", ADA, job="1").script.path == ""
 
 
 @pytest.mark.parametrize("action", ["show", "env"])
 def test_nobody_is_shown_anothers_job(site: Site, action: str) -> None:
-    archive.job(site, 1, b"a secret plan", who=ADA, name="hush")
+    archive.add_job(site, 1, b"a secret plan", who=ADA, name="hush")
     with pytest.raises(NotYours) as caught:
         site.ask(f"archive.{action}", BELA, job="1")
     assert isinstance(caught.value, Refused)
@@ -81,18 +76,18 @@ def test_a_script_whose_owner_is_unknown_is_the_operators(site: Site) -> None:
 
 
 def test_of_a_reused_id_the_newest_is_shown_and_others_are_mentioned(site: Site) -> None:
-    archive.job(site, 1, b"old", ago=timedelta(days=30))
-    archive.job(site, 1, b"new", ago=timedelta(days=1))
+    archive.add_job(site, 1, b"old", ago=timedelta(days=30))
+    archive.add_job(site, 1, b"new", ago=timedelta(days=1))
     answer = site.ask("archive.show", ADA, job="1")
     assert answer.content.data == b"new"
     assert [other.submit for other in answer.others] == [NOVEMBER - timedelta(days=30)]
-    archive.job(site, 1, b"anothers", ago=timedelta(hours=1), who=BELA)
+    archive.add_job(site, 1, b"anothers", ago=timedelta(hours=1), who=BELA)
     assert site.ask("archive.show", ADA, job="1").content.data == b"new"
 
 
 def test_an_array_task_shows_its_arrays_script(site: Site) -> None:
-    archive.job(site, 10, b"array script", array_job_id=10, array_task="2")
-    archive.job(site, 11, None, array_job_id=10, array_task="1")
+    archive.add_job(site, 10, b"array script", array_job_id=10, array_task="2")
+    archive.add_job(site, 11, None, array_job_id=10, array_task="1")
     answer = site.ask("archive.show", ADA, job="10_1")
     assert answer.job.job == "10_1"
     assert answer.content.data == b"array script"
@@ -104,7 +99,7 @@ def test_an_array_task_shows_its_arrays_script(site: Site) -> None:
 
 
 def test_no_sbatch_submits_a_job_that_is_not_slurms(site: Site) -> None:
-    archive.job(site, 10, b"plan")
+    archive.add_job(site, 10, b"plan")
     torque = ClusterSettings(scheduler="torque")
     site.room("archive").settings = msgspec.structs.replace(
         site.settings, cluster={"alpha": torque}
@@ -124,14 +119,14 @@ def test_no_sbatch_submits_a_job_that_is_not_slurms(site: Site) -> None:
     ],
 )
 def test_tasks_are_said_as_sbatch_takes_them(site: Site, tasks: list[str], said: str) -> None:
-    archive.job(site, 1, None)
+    archive.add_job(site, 1, None)
     [job] = site.room("archive").jobs.find("1")
     expected = [f"--array={said}"] if said else []
     assert [one.word for one in options(job, tasks) if one.name == "array"] == expected
 
 
 def test_a_job_without_a_script_is_shown_without(site: Site) -> None:
-    archive.job(site, 1, None)
+    archive.add_job(site, 1, None)
     answer = site.ask("archive.show", ADA, job="1")
     assert answer.content is None
     assert answer.job.kind == "interactive"
@@ -142,7 +137,7 @@ def test_a_job_without_a_script_is_shown_without(site: Site) -> None:
 
 
 def test_a_changed_file_is_not_shown_as_the_script(site: Site) -> None:
-    archive.job(site, 1, b"as it was")
+    archive.add_job(site, 1, b"as it was")
     path = site.ask("archive.show", ADA, job="1").script.path
     archive.trim(site)
     Path(path).write_bytes(b"as it never was")
@@ -154,7 +149,7 @@ def test_a_changed_file_is_not_shown_as_the_script(site: Site) -> None:
 
 
 def test_an_environment_is_shown_with_what_was_redacted(site: Site) -> None:
-    archive.job(site, 1)
+    archive.add_job(site, 1)
     answer = site.ask("archive.env", ADA, job="1")
     values = {variable.name: variable.value.data for variable in answer.variables}
     assert values["HOME"] == b"/home/ada"
@@ -166,8 +161,8 @@ def test_an_environment_is_shown_with_what_was_redacted(site: Site) -> None:
 
 
 def test_a_diff_says_what_differs(site: Site) -> None:
-    archive.job(site, 1, b"one\ntwo\r\nthree")
-    archive.job(site, 2, b"one\ntwo\r\nfour\n")
+    archive.add_job(site, 1, b"one\ntwo\r\nthree")
+    archive.add_job(site, 2, b"one\ntwo\r\nfour\n")
     answer = site.ask("archive.diff", ADA, left="1", right="2")
     assert not answer.identical
     assert answer.diff.data == (
@@ -177,7 +172,7 @@ def test_a_diff_says_what_differs(site: Site) -> None:
     same = site.ask("archive.diff", ADA, left="1", right="1", environments=True)
     assert same.identical
     assert same.diff.data == b""
-    archive.job(site, 3, b"other", who=BELA)
+    archive.add_job(site, 3, b"other", who=BELA)
     with pytest.raises(NotYours):
         site.ask("archive.diff", ADA, left="1", right="3")
 
@@ -197,7 +192,7 @@ def test_what_would_submit_again_does(site: Site, tmp_path: Path, script: bytes)
     work = tmp_path / "work dir"
     work.mkdir()
     hostile = "na me'; touch owned; '"
-    archive.job(
+    archive.add_job(
         site,
         1,
         script,
@@ -248,7 +243,7 @@ def test_a_secret_that_was_taken_out_is_pointed_at_where_a_job_is_submitted_agai
 ) -> None:
     hole = REDACTED.decode()
     command = f"/home/ada/job.sh --password {hole} --key={hole} in.txt"
-    archive.job(site, 1, command=command, submit_line=f"sbatch {command}")
+    archive.add_job(site, 1, command=command, submit_line=f"sbatch {command}")
     lines = site.ask("archive.show", ADA, job="1", sbatch=True).sbatch.splitlines()
     assert any("put yours where it says" in line for line in lines if line.startswith("#"))
     words = shlex.split(lines[-1])
@@ -256,7 +251,7 @@ def test_a_secret_that_was_taken_out_is_pointed_at_where_a_job_is_submitted_agai
 
 
 def test_only_a_whole_number_in_a_files_name_is_taken_for_the_jobs_id(site: Site) -> None:
-    archive.job(site, 1, stdout="/data/run12.out", stderr="/data/run-1.err", submit_line="")
+    archive.add_job(site, 1, stdout="/data/run12.out", stderr="/data/run-1.err", submit_line="")
     last = site.ask("archive.show", ADA, job="1", sbatch=True).sbatch.splitlines()[-1]
     assert "--output=/data/run12.out" in last
     assert "--error=/data/run-%j.err" in last

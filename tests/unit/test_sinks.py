@@ -9,6 +9,7 @@ import pytest
 
 from harness import archive
 from harness.events import NOVEMBER
+from harness.jobs import open_jobs
 from harness.sinks import RemoteSite
 from harness.site import ADA, BELA
 from steward.core.config import ArchiveSettings
@@ -26,7 +27,7 @@ from steward.core.journal.trimming import bound
 @pytest.fixture
 def site(tmp_path: Path) -> RemoteSite:
     site = RemoteSite(tmp_path)
-    site.open(archive.open_jobs, archive.open_sink)
+    site.open(open_jobs, archive.open_sink)
     archive.sink_of(site).prepare()
     return site
 
