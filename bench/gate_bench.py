@@ -25,8 +25,7 @@ from pathlib import Path
 import msgspec
 
 import storm
-from harness.gate import CLUSTER, account, job, now_us, settings_of
-from harness.gate_process import RunningGate
+from harness.gate import CLUSTER, RunningGate, account, job, now_us, settings_of
 from run import fresh_directory
 from scale import scaled
 from steward.bank.gate import token
@@ -69,7 +68,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory(prefix="steward-gate-bench-") as where:
         settings = settings_of(Path(where))
-        _fill(where)
+        _fill(settings.state_dir)
         gate = RunningGate(settings)
         try:
             gate.tell(*_accounts())

@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import storm
-from harness.bank import BankSite, rate
+from harness.bank import life, rate
 from harness.events import NOON
 from steward.accounting.settings import AccountingSettings
 from steward.archive.settings import FilesSinkSettings
@@ -101,7 +101,7 @@ def run(settings: Settings, home: Path) -> None:
             stdout=log,
         )
     try:
-        events = [event for job in range(4) for event in BankSite.life(10 + job, begin=600 * job)]
+        events = [event for job in range(4) for event in life(10 + job, begin=600 * job)]
 
         def append() -> bool:
             try:

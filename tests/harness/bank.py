@@ -1,28 +1,25 @@
-"""A ledger and a jobs.db of one cluster, fed by hand: for the tests of the bank's consumer."""
+"""A bank of one cluster: its ledger, the jobs that it charges, and people of every standing."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from harness.events import NOON
-from harness.jobs import record
-from steward.bank.ledger import Account, By, open_ledger
+from harness.jobs import open_jobs, record
+from harness.site import Site
+from steward.bank.ledger import Account, By
 from steward.bank.money import MICRO
-from steward.bank.records import Rate
+from steward.bank.records import Charge, Rate, Use
 from steward.bank.settings import BankSettings
-from steward.core.config import Settings
+from steward.core.access import Standing
 from steward.core.events import Event
-from steward.jobs import Jobs, JobsConsumer, database_path
-from steward.slurm.settings import ClusterSettings
+from steward.core.moments import micros
+from steward.jobs import Jobs, database_path
 
 BY = By(who="root")
 HOUR = MICRO
 """What a CPU costs for an hour: one unit."""
-
-__all__ = ["BY", "HOUR", "NOON", "BankSite", "rate", "record"]
 
 
 def rate(partition: str, hourly: int = HOUR) -> Rate:
@@ -31,95 +28,123 @@ def rate(partition: str, hourly: int = HOUR) -> Rate:
     return Rate(cluster="c1", partition=partition, weights={"cpu": hourly}, valid_from=long_ago)
 
 
-class BankSite:
-    """Cluster ``c1`` with account ``physics``, and a rate of one unit a CPU hour.
+def make_site(directory: Path, *, money: int = 1000, bank: BankSettings | None = None) -> Site:
+    """Cluster ``c1`` with account ``physics`` and so many units in it."""
+    site = Site(directory, bank=bank or BankSettings(enabled=True))
+    found_bank(site, money)
+    return site
 
-    Args:
-        directory: For its state.
-        money: Units in the account.
-        bank: The bank's settings.
+
+def found_bank(site: Site, money: int) -> None:
+    """Create account ``physics`` with so many units, and a rate of one unit a CPU hour."""
+    site.now = NOON + timedelta(hours=6)
+    site.open(open_jobs)
+    with site.ledger.transaction() as t:
+        t.accounts.create(Account(name="physics"), BY)
+        if money:
+            t.transfers.deposit("physics", money * MICRO, BY)
+        t.rates.add(rate("debug"), BY)
+
+
+def make_shared_site(directory: Path) -> Site:
+    """The same, where olga owns ``physics`` with ``optics`` below it, and ada is in both.
+
+    carl coordinates ``chemistry`` in Slurm, where bela is.
     """
+    site = make_site(directory)
+    by = By(who="root", why="to begin with")
+    with site.ledger.transaction() as t:
+        t.accounts.change("physics", by, owners=("olga",))
+        t.accounts.create(Account(name="optics", parent="physics"), by)
+        t.accounts.create(Account(name="chemistry"), by)
+        t.accounts.set_user("physics", "ada", by, limit=500 * MICRO)
+        t.accounts.set_user("optics", "ada", by, limit=None)
+        t.accounts.set_user("chemistry", "bela", by, limit=None)
+        t.transfers.deposit("chemistry", 10 * MICRO, by)
+    site.standing = Standing(coordinators={"chemistry": frozenset({"carl"})})
+    return site
 
-    def __init__(
-        self, directory: Path, *, money: int = 1000, bank: BankSettings | None = None
-    ) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self.settings = Settings(
-            state_dir=str(directory),
-            cluster={"c1": ClusterSettings(slurm=False, spool="/nowhere", timezone="UTC")},
-            bank=bank or BankSettings(enabled=True),
-        )
-        self.now = NOON + timedelta(hours=6)
-        self.ledger = open_ledger(self.settings, lambda: self.now)
-        self.jobs = JobsConsumer(self.settings, lambda: self.now)
-        self.journal: list[Event] = []
-        with self.ledger.transaction() as t:
-            t.accounts.create(Account(name="physics"), BY)
-            if money:
-                t.transfers.deposit("physics", money * MICRO, BY)
-            t.rates.add(rate("debug"), BY)
 
-    def feed(self, events: Sequence[Event]) -> list[Event]:
-        """Have jobs.db take in events; what it said of them."""
-        said: list[Event] = []
-        self.journal += [self._numbered(event, n) for n, event in enumerate(events, 1)]
-        self.jobs.apply(self.journal[-len(events) :], len(self.journal), said.extend)
-        self.jobs.tick(said.extend)
-        return [self._numbered(event, n) for n, event in enumerate(said, len(self.journal) + 1)]
+def feed(site: Site, events: Sequence[Event]) -> list[Event]:
+    """Have jobs.db take in events, and do what is due by the clock; what it said."""
+    return [*site.feed(*events), *site.tick()]
 
-    def tick(self) -> list[Event]:
-        """Have jobs.db do what is due by the clock; what it said."""
-        said: list[Event] = []
-        self.jobs.tick(said.extend)
-        return said
 
-    @staticmethod
-    def _numbered(event: Event, number: int) -> Event:
-        return msgspec.structs.replace(event, id=number)
+def life(job_id: int, *, begin: int = 0, seconds: int = 3600, **fields: Any) -> list[Event]:
+    """What Slurm shows of a job that ran: its beginning and its end."""
+    values: dict[str, Any] = {
+        "account": "physics",
+        "partition": "debug",
+        "cpus": 2,
+        "qos": "normal",
+    }
+    values |= {"tres_allocated": "cpu=2,mem=1G,node=1", "nodelist": "n1", **fields}
+    start = NOON + timedelta(seconds=begin + 1)
+    ended: dict[str, Any] = {**values, "start": start}
+    return [
+        record(job_id, begin, seen=begin, **values),
+        record(job_id, begin, "RUNNING", seen=begin + 2, **ended),
+        record(
+            *(job_id, begin, "COMPLETED"),
+            seen=begin + seconds + 2,
+            end=begin + seconds + 1,
+            exit_code=0,
+            **ended,
+        ),
+    ]
 
-    def job(self, job_id: int, *, begin: int = 0, seconds: int = 3600, **fields: Any) -> None:
-        """A job that ran, and is over."""
-        self.feed(self.life(job_id, begin=begin, seconds=seconds, **fields))
 
-    @staticmethod
-    def life(job_id: int, *, begin: int = 0, seconds: int = 3600, **fields: Any) -> list[Event]:
-        """What Slurm shows of a job that ran: its beginning and its end."""
-        values: dict[str, Any] = {
-            "account": "physics",
-            "partition": "debug",
-            "cpus": 2,
-            "qos": "normal",
-        }
-        values |= {"tres_allocated": "cpu=2,mem=1G,node=1", "nodelist": "n1", **fields}
-        start = NOON + timedelta(seconds=begin + 1)
-        ended: dict[str, Any] = {**values, "start": start}
-        return [
-            record(job_id, begin, seen=begin, **values),
-            record(job_id, begin, "RUNNING", seen=begin + 2, **ended),
-            record(
-                *(job_id, begin, "COMPLETED"),
-                seen=begin + seconds + 2,
-                end=begin + seconds + 1,
-                exit_code=0,
-                **ended,
-            ),
-        ]
+def charge(
+    site: Site,
+    job_id: int,
+    *,
+    hours: int = 1,
+    user: str = "ada",
+    account: str = "physics",
+    partition: str = "debug",
+    start: datetime = NOON,
+) -> Charge:
+    """Charge a job of one CPU, at a unit an hour."""
+    made = Charge(
+        cluster="c1",
+        job_id=job_id,
+        first_submit=start - timedelta(minutes=1),
+        account=account,
+        user=user,
+        partition=partition,
+        amount=hours * MICRO,
+        use=Use(tres={"cpu": 1}, start=start, seconds=3600 * hours, state="COMPLETED"),
+        rate=1,
+    )
+    with site.ledger.transaction() as t:
+        t.charges.charge(made, By(who="bank", why="end", at=start))
+    return made
 
-    def balance(self) -> int:
-        """What the account has left."""
-        with self.ledger.reading() as t:
-            return t.reading.balance("physics", self.now)
 
-    def open_jobs(self) -> Jobs:
-        """jobs.db, to ask."""
-        return Jobs(database_path(self.settings.state_dir))
+def balance(site: Site) -> int:
+    """What ``physics`` has left."""
+    with site.ledger.reading() as t:
+        return t.reading.balance("physics", site.now)
 
-    def began(self, at: datetime) -> None:
-        """Have the bank begin at a time."""
-        with self.ledger.transaction() as t:
-            t.set_mark("began", str(int(at.timestamp() * 1e6)))
 
-    def close(self) -> None:
-        """Let go of both."""
-        self.ledger.close()
-        self.jobs.close()
+def jobs_of(site: Site) -> Jobs:
+    """jobs.db, to ask."""
+    return Jobs(database_path(site.settings.state_dir))
+
+
+def begin(site: Site, at: datetime) -> None:
+    """Have the bank begin at a time."""
+    with site.ledger.transaction() as t:
+        t.set_mark("began", str(micros(at)))
+
+
+def config_of(directory: Path) -> Path:
+    """A configuration file for commands that work on the ledger of a Site there."""
+    (directory / "state").mkdir(exist_ok=True)
+    path = directory / "steward.toml"
+    path.write_text(
+        f'state_dir = "{directory}/state"\nsocket = "{directory}/s.sock"\n'
+        f'[cluster.c1]\nslurm = false\nspool = "{directory}/spool"\ntimezone = "UTC"\n'
+        "[bank]\nenabled = true\n"
+    )
+    return path

@@ -1,10 +1,12 @@
 """A spool of jobs, kept by ``steward archive watch --once``, and ways to run commands on it."""
 
+import io
 import os
 import pty
 import struct
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 HOSTILE = "evil\x1b[31m\n999|root"
@@ -48,6 +50,24 @@ def steward(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byte
         check=False,
         env=_environment(),
     )
+
+
+def run(*words: str, stdin: bytes = b"") -> tuple[int, str, str]:
+    """A command line, in this process: its exit code, what it printed, what it complained of."""
+    from steward.cli.app import run as command
+
+    written = io.BytesIO()
+    out = io.TextIOWrapper(written, encoding="utf-8", write_through=True)
+    err = io.StringIO()
+    before = sys.stdin
+    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin))
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            code = command(list(words))
+    finally:
+        sys.stdin = before
+    out.flush()
+    return code, written.getvalue().decode(), err.getvalue()
 
 
 def on_terminal(*words: str, lines: int = 500) -> str:

@@ -7,7 +7,7 @@ constants.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -19,6 +19,9 @@ from steward.core.consumers import Consumer
 from steward.core.events import Event
 from steward.core.incoming import stores_of
 from steward.slurm.settings import ClusterSettings
+
+if TYPE_CHECKING:
+    from steward.bank.ledger.opened import Ledger
 
 ROOT = Asker(uid=0, user="root")
 OWNER = Asker(uid=4000, user="olga")
@@ -81,6 +84,7 @@ class Site:
         self._opens: list[Open] = []
         self._fed: dict[str, int] = {}
         self._rooms: dict[str, Any] = {}
+        self._ledger: Ledger | None = None
         self.reopen()
 
     def reopen(self, **sections: Any) -> None:
@@ -198,8 +202,17 @@ class Site:
         *items, answer = self.ask(name, asker, **request)
         return items, answer
 
+    @property
+    def ledger(self) -> "Ledger":
+        """The bank's ledger, with this Site's clock."""
+        if self._ledger is None:
+            from steward.bank.ledger import open_ledger
+
+            self._ledger = open_ledger(self.settings, lambda: self.now)
+        return self._ledger
+
     def close(self) -> None:
-        """Close consumers and rooms."""
-        for opened in (*self.consumers.values(), *self._rooms.values()):
+        """Close consumers, rooms and the ledger."""
+        for opened in (*self.consumers.values(), *self._rooms.values(), self._ledger):
             if hasattr(opened, "close"):
                 opened.close()

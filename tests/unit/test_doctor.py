@@ -16,7 +16,7 @@ import pytest
 
 from harness.commands import fill_spool, steward
 from harness.doctor import ROOT, Site, only, site
-from harness.gate_process import running
+from harness.gate import running
 from servers.answering import Quiet, answering
 from servers.mybrc import mybrc_settings, serving, token_of
 from steward.admin.doctor import bank

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.gate import account, job, settings_of
-from harness.gate_process import PATIENCE_S, RunningGate, running
+from harness.gate import PATIENCE_S, RunningGate, account, job, running, settings_of
 from servers.authority import Authority
 from steward.bank.money import MICRO
 from steward.core.config import Settings
