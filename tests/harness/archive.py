@@ -49,7 +49,7 @@ REDACTED_ENVIRONMENT = b"\x03\0\0\0HOME=/home/ada\0TEXT=a=b\nc\xff\0API_TOKEN=" 
 
 def open_sink(site: Site, name: str = "files", page_rows: int = 200) -> FilesSink:
     def resolve(uid: int) -> str:
-        return user_name(uid) if site.names is None else site.names.get(uid, "")
+        return user_name(uid) if site.user_names is None else site.user_names.get(uid, "")
 
     clock, stores = site.clock, site.stores
     return FilesSink(site.settings, name, stores, resolve=resolve, clock=clock, page_rows=page_rows)

@@ -49,13 +49,23 @@ class JournaledSite(Site):
     def refilled(self, consumer: str, since_s: int) -> None:
         self.writer.refilled(consumer, since_s)
 
+    def feed_one(self, consumer: Consumer, turns: int = 3) -> Feed:
+        """Feed one that is not open until it has nothing to do, for some turns at least."""
+        feed = Feed(consumer, self.reader, self.link, clock=self.clock)
+        self._turn(feed, turns)
+        return feed
+
+    def _turn(self, feed: Feed, turns: int) -> None:
+        for _ in range(turns):
+            self.clock.now_s += 60.0  # every back-off is over, and every tick due
+            while feed.turn():
+                pass
+
     def run(self, *names: str, turns: int = 3) -> None:
         """Feed these consumers, or all, until they have nothing to do, for some turns at least."""
         for _ in range(turns):
-            self.clock.now_s += 60.0  # every back-off is over, and every tick due
             for name in names or self.feeds:
-                while self.feeds[name].turn():
-                    pass
+                self._turn(self.feeds[name], 1)
 
 
 def seen_event(job_id: int) -> Event:

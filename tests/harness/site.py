@@ -56,7 +56,7 @@ class Site:
     Attributes:
         now: The present moment: a test sets it.
         clock: The monotonic clock, likewise.
-        names: Of uids, by now; the machine's own where None.
+        user_names: Of uids, by now; the machine's own where None.
         standing: What every cluster's Slurm says of who stands where.
         journal: Every event so far.
         consumers: Those that are open, by name.
@@ -77,7 +77,7 @@ class Site:
         self.settings = Settings(state_dir=str(self.state), cluster=dict(clusters), **sections)
         self.now = NOON
         self.clock = Clock()
-        self.names: dict[int, str] | None = None
+        self.user_names: dict[int, str] | None = None
         self.standing = Standing()
         self.journal: list[Event] = []
         self.consumers: dict[str, Consumer] = {}

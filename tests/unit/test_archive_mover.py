@@ -111,7 +111,7 @@ def test_the_owner_reads_there_too(tmp_path: Path, stop: Stop) -> None:
         fd = os.open(common_of(site) / path, os.O_RDONLY)
         assert acl.readers_of(fd).uid == 4001
         os.close(fd)
-    site.names = {4001: "mallory"}
+    site.user_names = {4001: "mallory"}
     archive.sink_of(site).tick(site.append)
     Mover(site.settings, "files").run_once(stop)
     fd = os.open(common_of(site) / "alpha/ada", os.O_RDONLY)

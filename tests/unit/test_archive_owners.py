@@ -91,11 +91,11 @@ def test_a_reused_uid_loses_access_until_it_is_the_same_again(
     caplog.set_level("INFO")
     script = archive.script(site, 1)
     site.feed(script, archive.identity(script, 4001, "ada"))
-    site.names = {4001: "ada"}
+    site.user_names = {4001: "ada"}
     archive.sink_of(site).tick(site.append)
     assert reader(site, path) == 4001
     for names, expected in (({4001: "mallory"}, None), ({}, None), ({4001: "ada"}, 4001)):
-        site.names = names
+        site.user_names = names
         site.clock.now_s += 60.0
         archive.sink_of(site).tick(site.append)
         assert reader(site, path) == expected
@@ -106,7 +106,7 @@ def test_a_reused_uid_loses_access_until_it_is_the_same_again(
 
 
 def check(site: Site, names: dict[int, str]) -> None:
-    site.names = names
+    site.user_names = names
     site.clock.now_s += 60.0
     while not archive.sink_of(site).tick(site.append):
         pass
@@ -117,7 +117,7 @@ def site_of(tmp_path: Path, *uids: int, **sink: Any) -> Site:
     site = archive.make_site(tmp_path, **sink)
     if not archive.has_acls(site):
         pytest.skip("the file system has no POSIX ACLs")
-    site.names = {uid: f"u{uid}" for uid in uids}
+    site.user_names = {uid: f"u{uid}" for uid in uids}
     for uid in uids:
         script = archive.script(site, uid)
         site.feed(script, archive.identity(script, uid, f"u{uid}"))
@@ -176,7 +176,7 @@ def test_a_job_of_a_uid_under_another_name_shuts_the_other_out_at_once(
     tmp_path: Path, layout: str, path: str
 ) -> None:
     site = site_of(tmp_path, 4001, layout=layout)
-    site.names = {4001: "new"}
+    site.user_names = {4001: "new"}
     script = archive.script(site, 7)
     site.feed(script, archive.identity(script, 4001, "new"))
     assert reader(site, path) is None
@@ -206,7 +206,7 @@ def test_many_files_are_closed_page_by_page_and_after_a_restart(tmp_path: Path) 
     def open_files() -> int:
         return sum(reader(site, f"2026/job.{each}_script") is not None for each in numbers)
 
-    site.names = {4001: "mallory"}
+    site.user_names = {4001: "mallory"}
     left = [open_files()]
     waits_s = []
     while left[-1]:

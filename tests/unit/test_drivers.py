@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.commands import fill_spool
-from harness.events import NOON
-from harness.jobacct import Fed, run, settings_in
+from harness.jobacct import LogSite, run
 from steward.accounting.sacct.sources import Parquet, closed_days
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import open_ledger
@@ -25,8 +24,8 @@ from steward.core.config import Settings
 from steward.core.config.file import load
 from steward.core.drivers import DRIVERS, Driver
 from steward.core.errors import Unavailable
+from steward.core.events import Event
 from steward.demo.configured import configuration
-from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs.line_queries import LineFilter
 from steward.slurm.settings import ClusterSettings
@@ -226,19 +225,14 @@ def test_parquet_without_its_driver_is_unavailable(
 def test_a_day_stays_open_until_the_driver_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = settings_in(tmp_path)
-    fed = Fed(settings)
-    fed.tell(run(1))
-    now = NOON + timedelta(hours=1)
+    site = LogSite(tmp_path)
 
-    def write() -> list[str]:
-        consumer = LogConsumer(settings, now=lambda: now)
-        fed.feed(consumer)
-        consumer.close()
-        return sorted(path.name for path in (tmp_path / "joblog").iterdir())
+    def write(*events: Event) -> list[str]:
+        site.write(*events)
+        return site.names()
 
-    assert write() == ["2026-03-01.jsonl"]
-    now += timedelta(days=9)
+    assert write(run(1)) == ["2026-03-01.jsonl"]
+    site.now += timedelta(days=9)
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked/sitecustomize.py").write_text(BLOCKED)
     with monkeypatch.context() as without:

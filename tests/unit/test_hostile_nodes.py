@@ -9,7 +9,7 @@ import pytest
 
 from harness.books import done, lines_of, running
 from harness.events import NOON_US, at
-from harness.jobacct import Fed, settings_in
+from harness.jobacct import LogSite
 from harness.jobs import Books, record
 from harness.nodes import line
 from harness.nodes import task as task_line
@@ -18,7 +18,6 @@ from steward.capture.nodes.folding import flaw_of, fold
 from steward.core.events import STEP_USAGE
 from steward.core.lines import Line
 from steward.core.moments import moment
-from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
 from steward.extensions.jobacct_plugins.log.reading import read_lines
 from steward.jobs import Jobs
 
@@ -95,18 +94,18 @@ class Log:
     """The job log that is written of what books say, as it is read again."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir()
-        self.path = f"{directory}/joblog"
-        self._fed = Fed(settings_in(directory))
-        self._consumer = LogConsumer(settings_in(directory), now=lambda: at(60))
+        self._site = LogSite(directory)
+        self._site.now = at(60)
+        self.path = str(self._site.location)
+        self._consumer = self._site.open_log()
         self._told = 0
 
     def lines(self, books: Books) -> dict[str, Line]:
         """The lines of what was said until now."""
-        self._fed.tell(*books.said[self._told :])
+        self._site.append(books.said[self._told :])
         self._told = len(books.said)
-        self._fed.feed(self._consumer)
-        return {line.step: line for line in read_lines(self.path)}
+        self._site.feed_one(self._consumer)
+        return {line.step: line for line in self._site.lines()}
 
     def records(self) -> list[dict[str, Any]]:
         """Its records, as they are."""

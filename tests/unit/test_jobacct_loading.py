@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.plugins import TYPE
+from harness.jobacct import TYPE
 from steward.extensions.jobacct_plugins import (
     JobAcctPlugin,
     PluginError,
