@@ -181,6 +181,14 @@ class Site:
                 from steward.bank.room import BankRoom
 
                 return BankRoom(self.settings, **given)
+            case "automation":
+                from steward.automation.room import AutomationRoom
+
+                return AutomationRoom(self.settings, access=self.access, registry=self.registry)
+            case "events":
+                from steward.reports.events import EventsRoom
+
+                return EventsRoom(self.settings.state_dir, **given)
             case "history":
                 from steward.reports.history.room import HistoryRoom
 

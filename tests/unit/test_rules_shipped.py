@@ -8,7 +8,8 @@ import pytest
 import yaml
 from jsonschema import Draft4Validator
 
-from harness.rules import NOON, RulesSite, failure
+from harness.events import NOON
+from harness.rules import RulesSite, failure
 from steward.automation.catalogue import operation
 from steward.automation.describing import read as read_parameters
 from steward.automation.rules import book
