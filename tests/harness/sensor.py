@@ -118,7 +118,7 @@ class Told:
         return shown
 
 
-class Site:
+class SensorRun:
     """A sensor that can be killed, its cluster, its journal, and a clock that the test moves."""
 
     def __init__(
@@ -167,5 +167,5 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: Patch) -> Site:
-    return Site(tmp_path, monkeypatch)
+def site(tmp_path: Path, monkeypatch: Patch) -> SensorRun:
+    return SensorRun(tmp_path, monkeypatch)

@@ -21,7 +21,7 @@ from steward.extensions.torque.taking import TorqueTiming
 from steward.jobs import Job, JobFilter, Jobs
 
 
-class Site:
+class TorqueCapture:
     """A capture of a Torque spool, whose bytes end in a store and its events in jobs.db."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Site:
             limits=limits,
         )
 
-    def finish(self) -> "Site":
+    def finish(self) -> "TorqueCapture":
         """Take in all that comes yet, and end."""
         until = time.monotonic() + 20
         self.capture.turn()
@@ -123,13 +123,13 @@ def spool(tmp_path: Path) -> Spool:
 
 
 @pytest.fixture
-def site(tmp_path: Path, spool: Spool) -> Site:
-    site = Site(tmp_path / "site", spool.jobs.parent)
+def site(tmp_path: Path, spool: Spool) -> TorqueCapture:
+    site = TorqueCapture(tmp_path / "site", spool.jobs.parent)
     site.spool.look()
     return site
 
 
-def wait_for(site: Site, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_for(site: TorqueCapture, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     until = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < until, "it did not come to pass"

@@ -65,7 +65,7 @@ PACKAGES = {
 BLOCKED = "import sys\n" + "".join(f"sys.modules[{one.module!r}] = None\n" for one in DRIVERS)
 
 
-class Site:
+class BareDaemon:
     """A daemon whose interpreter has none of the drivers."""
 
     def __init__(self, root: Path) -> None:
@@ -116,11 +116,11 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path) -> Iterator[BareDaemon]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(120)
-        site = Site(tmp_path)
+        site = BareDaemon(tmp_path)
         try:
             while b"READY=1" not in manager.recv(4096):
                 pass
@@ -135,7 +135,7 @@ def block(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
     monkeypatch.setitem(sys.modules, driver.module, None)
 
 
-def test_the_daemon_runs_without_any_driver_and_tells_how_to_install_each(site: Site) -> None:
+def test_the_daemon_runs_without_any_driver_and_tells_how_to_install_each(site: BareDaemon) -> None:
     for name in ("es", "os", "ka"):
         site.wait_for_log(f"archive.{name}")
     site.wait_for_log("the ledger postgresql")

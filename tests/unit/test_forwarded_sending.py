@@ -12,7 +12,7 @@ import pytest
 
 from harness.forwarding import Receiving, script_row, stores_in
 from harness.spool import no_lease_signals
-from harness.torque import Site as TorqueSite
+from harness.torque import TorqueCapture
 from harness.torque_player import Player
 from servers.authority import Authority
 from steward.core.config import Settings
@@ -282,7 +282,7 @@ def test_jobs_of_torque_arrive_with_the_tasks_of_its_arrays(
     tmp_path: Path, receiver: Receiving, authority: Authority, moment: str
 ) -> None:
     Player("flat", tmp_path / "spool").snapshot(moment, tmp_path / "at" / "jobs")
-    site = TorqueSite(tmp_path / "torque", tmp_path / "at").finish()
+    site = TorqueCapture(tmp_path / "torque", tmp_path / "at").finish()
     events = [msgspec.structs.replace(event, id=n) for n, event in enumerate(site.events, 1)]
     settings = Settings(
         state_dir=str(tmp_path),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from submitting import wait_until
 
-from harness.doctor import ROOT
+from harness.site import ROOT
 from steward.admin.doctor.ground import ground_of
 from steward.admin.doctor.running import parts
 from steward.admin.status.parts import DaemonStanding, PartLine, read
