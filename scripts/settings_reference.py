@@ -16,6 +16,7 @@ from steward.bank.settings import (
     GateSettings,
     NotifySettings,
     RefusalSettings,
+    RemoteBankSettings,
 )
 from steward.capture.settings import NodesSettings, SensorSettings
 from steward.core.config import (
@@ -28,7 +29,7 @@ from steward.core.config import (
 from steward.core.section import Section
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 from steward.extensions.kafka.settings import ConsumeSettings, KafkaSettings, KafkaSinkSettings
-from steward.extensions.mybrc.settings import MybrcSettings, RemoteBankSettings
+from steward.extensions.mybrc.settings import MybrcSettings
 from steward.extensions.search_servers.settings import SearchSinkSettings
 from steward.reports.settings import HistorySettings
 from steward.slurm.settings import ClusterSettings

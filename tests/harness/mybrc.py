@@ -10,12 +10,11 @@ from harness.events import NOON
 from harness.site import Site
 from steward.bank.reconciling import reconcile
 from steward.bank.records import Hold
-from steward.bank.settings import BankSettings
+from steward.bank.settings import BankSettings, RemoteBankSettings
 from steward.core.events import Event
 from steward.core.waiting import Stop
 from steward.extensions.mybrc.passing import Passing
 from steward.extensions.mybrc.relaying import relay
-from steward.extensions.mybrc.settings import RemoteBankSettings
 
 HELD = 51_670_000
 """What is held for a job that is shown."""

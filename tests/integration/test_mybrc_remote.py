@@ -24,12 +24,11 @@ from servers.mybrc import (
 from servers.process import free_port
 from steward.bank.ledger import By, open_ledger
 from steward.bank.records import Charge, Use
-from steward.bank.settings import BankSettings
+from steward.bank.settings import BankSettings, RemoteBankSettings
 from steward.core.config import Settings
 from steward.core.waiting import Stop
 from steward.daemon.mybrc import run_mybrc, run_remote
 from steward.extensions.mybrc.outgoing import KIND, Told, told_change, told_hold
-from steward.extensions.mybrc.settings import RemoteBankSettings
 
 SUBMITTED = datetime(2026, 3, 1, 10, tzinfo=UTC)
 JOBS = 120

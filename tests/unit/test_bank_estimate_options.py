@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.bank.errors import BankUsage
 from steward.bank.estimate import parse_jobs, parse_options, script_among
 from steward.bank.records import Description
+from steward.core.errors import UsageError
 
 
 def parsed(line: str, script: str = "") -> Description:
@@ -101,7 +101,7 @@ def test_heterogeneous_jobs_are_a_description_for_each_part() -> None:
     first, second = parse_jobs(["-n4", ":", "-t9"], script)
     assert (first.num_tasks, first.time_limit_min) == (4, 5)
     assert (second.num_tasks, second.time_limit_min) == (6, 9)
-    with pytest.raises(BankUsage, match="heterogeneous"):
+    with pytest.raises(UsageError, match="heterogeneous"):
         parse_options([], script)
 
 
@@ -115,12 +115,12 @@ def test_heterogeneous_jobs_are_a_description_for_each_part() -> None:
     ],
 )
 def test_what_is_not_understood_is_refused_by_its_name(line: str, said: str) -> None:
-    with pytest.raises(BankUsage, match=said):
+    with pytest.raises(UsageError, match=said):
         parsed(line)
 
 
 def test_a_directive_that_cannot_be_read() -> None:
-    with pytest.raises(BankUsage, match="not understood"):
+    with pytest.raises(UsageError, match="not understood"):
         parsed("", "#SBATCH -J 'open\n")
 
 
@@ -141,14 +141,14 @@ words = st.lists(st.text(max_size=12) | st.sampled_from(["-n", "4", "--time", "-
 
 @given(words, st.text(max_size=80) | st.text(max_size=40).map(lambda text: f"#SBATCH {text}"))
 def test_no_words_upset_it(argv: list[str], script: str) -> None:
-    with contextlib.suppress(BankUsage):
+    with contextlib.suppress(UsageError):
         assert parse_jobs(argv, script)
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, f"1:{'9' * 5000}", f"{'9' * 5000}-1:2"])
 @pytest.mark.parametrize("option", ["--time", "--time-min", "--nodes", "--ntasks", "--mem"])
 def test_numbers_of_thousands_of_digits_are_none(option: str, value: str) -> None:
-    with pytest.raises(BankUsage):
+    with pytest.raises(UsageError):
         parse_options([option, value])
 
 
@@ -173,7 +173,7 @@ def test_other_names_of_options() -> None:
 
 
 def test_an_option_that_sbatch_does_not_have_is_named() -> None:
-    with pytest.raises(BankUsage, match="sbatch has no option --no-such-thing"):
+    with pytest.raises(UsageError, match="sbatch has no option --no-such-thing"):
         parsed("--no-such-thing")
-    with pytest.raises(BankUsage, match=r"--ntasks-per is ambiguous: .*--ntasks-per-core"):
+    with pytest.raises(UsageError, match=r"--ntasks-per is ambiguous: .*--ntasks-per-core"):
         parsed("--ntasks-per=2")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.admin.credentials import actions, shapes
-from steward.admin.credentials.errors import NoSuchCredential, NotInScope, NotKnown
+from steward.admin.credentials.errors import NoSuchCredential, NotKnown
 from steward.admin.credentials.room import CredentialsRoom, who_asked
 from steward.admin.credentials.store import CredentialStore, end_revived
 from steward.admin.credentials.tickets import ticket
@@ -24,6 +24,7 @@ from steward.core.config import AccessSettings, Settings
 from steward.core.errors import Refused, UsageError
 from steward.core.munge.munged import MungeUnavailable
 from steward.core.munge.requests import digest
+from steward.core.scopes import NotInScope
 from steward.daemon.rooms import ACTIONS
 from steward.slurm.settings import ClusterSettings
 from steward.web.settings import WebSettings

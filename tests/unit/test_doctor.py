@@ -27,12 +27,11 @@ from steward.admin.doctor.findings import Finding, ok, worst
 from steward.admin.doctor.room import DoctorRequest, DoctorRoom
 from steward.bank.asking_upkeep import CheckAnswer, CheckRequest
 from steward.bank.gate.shapes import RemoteMeans
-from steward.bank.settings import BankSettings, GateSettings
+from steward.bank.settings import BankSettings, GateSettings, RemoteBankSettings
 from steward.core.access import Access, Asker
 from steward.core.actions import Action, Registry
 from steward.core.config import AccessSettings, Settings
 from steward.core.errors import Refused, StewardError
-from steward.extensions.mybrc.settings import RemoteBankSettings
 from steward.slurm.settings import ClusterSettings
 
 __all__ = ["site"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import steward
+from steward.core.extensions import load_offer, offers_of
 
 ROOT = Path(steward.__file__).parent
 
@@ -22,46 +23,8 @@ ALONE = ("agent", "native")
 """What runs on compute nodes or in Slurm: it imports nothing of Steward."""
 
 ASSEMBLY = "steward.core.config"
-"""What puts together every package's settings, and so may import their modules ``settings``."""
-
-UPWARD = {
-    "steward.accounting.actions -> steward.extensions.jobacct_plugins.asking",
-    "steward.accounting.actions -> steward.extensions.jobacct_plugins.log.asking",
-    "steward.accounting.imports.taking -> steward.extensions.jobacct_plugins.log.reading",
-    "steward.accounting.sacct.sources -> steward.extensions.jobacct_plugins.log.places",
-    "steward.accounting.sacct.sources -> steward.extensions.jobacct_plugins.log.reading",
-    "steward.admin.credentials.actions -> steward.web.settings",
-    "steward.admin.credentials.room -> steward.web.settings",
-    "steward.admin.credentials.shapes -> steward.web.settings",
-    "steward.admin.doctor.running -> steward.web.settings",
-    "steward.archive.library -> steward.extensions.search_servers.asking",
-    "steward.archive.searching_elsewhere -> steward.extensions.search_servers.asking",
-    "steward.archive.searching_elsewhere -> steward.extensions.search_servers.settings",
-    "steward.archive.sinks -> steward.extensions.kafka.destination",
-    "steward.archive.sinks -> steward.extensions.kafka.settings",
-    "steward.archive.sinks -> steward.extensions.search_servers.settings",
-    "steward.bank.settings -> steward.extensions.mybrc.settings",
-    "steward.archive.sinks -> steward.extensions.search_servers.destination",
-    "steward.archive.submit_lines -> steward.bank.estimate.options",
-    "steward.bank.asking_notices -> steward.extensions.mybrc.outgoing",
-    "steward.bank.consumer -> steward.extensions.mybrc.matching",
-    "steward.bank.consumer -> steward.extensions.mybrc.relaying",
-    "steward.bank.room -> steward.admin.plugins.submitting",
-    "steward.capture.nodes.senders -> steward.extensions.controllers.peers",
-    "steward.core.config.accounting_checks -> steward.extensions.jobacct_plugins.api",
-    "steward.core.config.accounting_checks -> steward.extensions.jobacct_plugins.loading",
-    "steward.core.config.accounting_checks -> steward.extensions.jobacct_plugins.sending",
-    "steward.core.config.checks -> steward.archive.files.layout",
-    "steward.core.config.checks -> steward.capture.scheduler",
-    "steward.core.config.looking -> steward.extensions.kafka.client",
-    "steward.core.config.sensor_checks -> steward.capture.states.place",
-    "steward.core.drivers -> steward.extensions.kafka.settings",
-    "steward.core.drivers -> steward.extensions.search_servers.settings",
-    "steward.core.tls -> steward.capture.settings",
-    "steward.core.tls -> steward.extensions.controllers.settings",
-    "steward.core.scopes -> steward.admin.credentials.errors",
-}
-"""Imports that still point up; the list only shrinks."""
+"""What puts together every package's settings, and so may import their modules ``settings``, as may
+``admin``, which looks after all of them. These modules import nothing but each other."""
 
 HEAVY = {
     *("asyncio", "logging.config", "rich", "typer", "json", "http", "ssl", "pydantic"),
@@ -183,11 +146,39 @@ def test_imports_point_down(path: Path) -> None:
         if imported in (package, "__init__", *ALONE):
             continue
         assert package not in ALONE, f"{path}:{line}: {package} imports {other}"
-        if is_assembly(module) and other.endswith(".settings"):
-            continue
-        if f"{module} -> {other}" in UPWARD:
+        if other.endswith(".settings") and (is_assembly(module) or package == "admin"):
             continue
         assert ORDER.index(package) < ORDER.index(imported), f"{path}:{line}: {module} -> {other}"
+
+
+def test_settings_import_nothing_but_settings() -> None:
+    for path in ROOT.rglob("settings.py"):
+        for other, _names, line in ours(path):
+            assert other.split(".")[-1] in ("section", "settings"), f"{path}:{line}: {other}"
+
+
+@pytest.mark.parametrize("path", files(), ids=module_of)
+def test_extensions_are_used_by_their_public_module_alone(path: Path) -> None:
+    module = module_of(path)
+    for other, _names, line in ours(path):
+        parts = other.split(".")
+        if parts[:2] != ["steward", "extensions"] or module.split(".")[:3] == parts[:3]:
+            continue
+        if is_assembly(module) and parts[3:] == ["settings"]:
+            continue
+        assert len(parts) == 3, f"{path}:{line}: {module} -> {other}"
+
+
+def test_what_extensions_offer_can_be_loaded() -> None:
+    groups = (
+        *("steward.job_log", "steward.jobacct", "steward.remote_bank", "steward.scheduler"),
+        *("steward.settings_check", "steward.sink"),
+    )
+    for group in groups:
+        offers = offers_of(group)
+        assert offers, group
+        for name in offers:
+            assert load_offer(group, name) is not None
 
 
 @pytest.mark.parametrize("path", files(), ids=module_of)

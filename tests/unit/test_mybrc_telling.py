@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from servers.mybrc import BY, SU, balance, mybrc_settings, with_money
 from steward.bank.ledger import open_ledger
 from steward.bank.records import Charge, Rate, Use
+from steward.bank.told_charges import take_back
 from steward.core.config import Settings
 from steward.core.events import utc_now
 from steward.extensions.mybrc.errors import ApiError
 from steward.extensions.mybrc.lists import partitions, users
-from steward.extensions.mybrc.matching import take_back
 from steward.extensions.mybrc.shapes import JobSent
 from steward.extensions.mybrc.telling import Filters, Teller
 from steward.slurm.people import People

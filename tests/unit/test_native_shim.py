@@ -291,20 +291,20 @@ def test_what_slurmd_held_hides_no_peak(plain: Path, run: Run, spool: Path) -> N
 
 
 def test_many_tasks_of_many_steps_share_a_file(plain: Path, run: Run, spool: Path) -> None:
-    orders = "item tasks 200\nitem job 6\ninit SPOOL\nmeasure 200\nexit\n"
-    text = f"node {b'n1'.hex()}\n{orders.replace('SPOOL', f'spool={spool}')}"
     steps = [
         subprocess.Popen([plain], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         for _ in range(8)
     ]
-    for step in steps:
+    for number, step in enumerate(steps):
         assert step.stdin
-        step.stdin.write(text.encode())
+        # Two steps may begin in the same microsecond.
+        orders = f"item tasks 200\nitem job 6\nitem step {number}\ninit spool={spool}\n"
+        step.stdin.write(f"node {b'n1'.hex()}\n{orders}measure 200\nexit\n".encode())
         step.stdin.close()
     assert [step.wait(60) for step in steps] == [0] * 8
     lines = lines_of(spool)
     assert len(lines) == 8 * (200 + 3)
-    assert len({line["l"] for line in lines}) == 8
+    assert len({(line["s"], line["l"]) for line in lines}) == 8
 
 
 def test_other_threads_disturb_nothing(run: Run, spool: Path) -> None:

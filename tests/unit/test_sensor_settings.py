@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from steward.capture.settings import SensorSettings
-from steward.capture.states.place import program_of, wake_socket
+from steward.capture.states.triggers import program_of
 from steward.core.config import Settings
 from steward.core.config.file import ConfigError, load
 from steward.daemon.controller import controller_parts
@@ -62,7 +62,7 @@ def test_each_cluster_that_is_asked_has_a_sensor(tmp_path: Path) -> None:
     sensor = SensorSettings(enabled=True, socket="/run/steward/trigger.sock")
     settings = Settings(state_dir=str(tmp_path), cluster=clusters, sensor=sensor)
     assert named(parts_of(settings)) == {"sensor.c1", "sensor.c4"}
-    assert wake_socket(settings, "c1") == "/run/steward/trigger-c1.sock"
+    assert settings.wake_socket("c1") == "/run/steward/trigger-c1.sock"
     assert program_of(settings, "c4").split()[1:] == [
         *("--socket", "/run/steward/trigger-c4.sock"),
         *("--secret", "/etc/steward/trigger.secret", "c4"),
@@ -72,4 +72,4 @@ def test_each_cluster_that_is_asked_has_a_sensor(tmp_path: Path) -> None:
 def test_a_controller_has_one_too(tmp_path: Path) -> None:
     settings = loaded(tmp_path, '[forward]\nto = "steward:6825"\n[sensor]\nenabled = true\n')
     assert named(controller_parts(settings)) == {"sensor.c1"}
-    assert wake_socket(settings, "c1") == "/run/steward/trigger.sock"
+    assert settings.wake_socket("c1") == "/run/steward/trigger.sock"

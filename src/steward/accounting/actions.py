@@ -10,7 +10,5 @@ from steward.accounting.listing.asking import JOB_STATES, JOBS
 from steward.accounting.page.action import JOB
 from steward.accounting.sacct.action import SACCT
 from steward.core.actions import Action
-from steward.extensions.jobacct_plugins.asking import PLUGINS
-from steward.extensions.jobacct_plugins.log.asking import DUMP, EXPIRE
 
-ACTIONS: Final[tuple[Action, ...]] = (SACCT, JOB, JOBS, JOB_STATES, GAPS, DUMP, EXPIRE, PLUGINS)
+ACTIONS: Final[tuple[Action, ...]] = (SACCT, JOB, JOBS, JOB_STATES, GAPS)

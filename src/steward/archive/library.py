@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -19,7 +19,7 @@ from steward.archive.catalog.search import Searcher
 from steward.archive.contents import Reader
 from steward.archive.errors import ArchiveError, ArchiveUnavailable, NotArchived
 from steward.archive.files.places import FilesReader, Placed, Which
-from steward.archive.searching_elsewhere import searcher_of
+from steward.archive.remote.kinds import SinkSearcher, searcher_of
 from steward.archive.shapes import JobLine, RunLine, ScriptLine
 from steward.core.access import Access, Asker, Scope
 from steward.core.config import Settings
@@ -28,9 +28,6 @@ from steward.core.events import Event, utc_now
 from steward.core.incoming import StoreError, stores_of
 from steward.jobs import Job, Jobs, Run, Script
 from steward.jobs.queries import clusters_of
-
-if TYPE_CHECKING:
-    from steward.extensions.search_servers.asking import SinkSearcher
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +89,7 @@ class Library:
             self._jobs = Jobs(os.path.join(self.settings.state_dir, "jobs.db"))
         return self._jobs
 
-    def searcher_in(self, sink: str) -> "SinkSearcher":
+    def searcher_in(self, sink: str) -> SinkSearcher:
         """What searches in a sink, for a name that ``sink_called`` gave."""
         if sink not in self._elsewhere:
             self._elsewhere[sink] = searcher_of(self.settings, sink)

@@ -17,7 +17,7 @@ from steward.archive.catalog.month import Use
 from steward.archive.catalog.search import Found
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.library import Library
-from steward.archive.searching_elsewhere import sink_called
+from steward.archive.remote.kinds import sink_called
 from steward.archive.selecting import (
     hits_after,
     hits_place,

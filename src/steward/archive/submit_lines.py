@@ -121,8 +121,7 @@ class _Reading:
 
     def _option(self, at: int, end: int) -> int:
         """Read the options of one word; returns the place of the next."""
-        from steward.bank.estimate.options import full_name, letters
-        from steward.slurm.option_table import VALUED
+        from steward.slurm.option_table import VALUED, full_name, letters
 
         match = self._words[at]
         word, after = match[0], at + 1
@@ -166,7 +165,7 @@ class _Reading:
         return after
 
     def _begins_option(self, at: int) -> bool:
-        from steward.bank.estimate.options import full_name, letters
+        from steward.slurm.option_table import full_name, letters
 
         word = self._words[at][0]
         if word == ":":

@@ -8,14 +8,13 @@ import msgspec
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import OutboxItem
 from steward.bank.notices import Notice
+from steward.bank.remote import GROUP, RemoteBank
 from steward.bank.room import BankAnswer, BankRoom
 from steward.bank.statements import OUTBOX as NOTICE
 from steward.core.access import Asker
 from steward.core.actions import Action, Request, Shape
-from steward.extensions.mybrc.outgoing import KIND as MYBRC
-from steward.extensions.mybrc.outgoing import Message
+from steward.core.extensions import load_offer, offers_of
 
-KINDS: Final = (NOTICE, MYBRC)
 _OPERATORS: Final = "look after what waits to be told"
 _MOST: Final = 1000
 
@@ -80,6 +79,11 @@ class NoticesRetryAnswer(BankAnswer, frozen=True, kw_only=True):
     retried: int
 
 
+def outbox_kinds() -> tuple[str, ...]:
+    """Return the kinds of what waits in the outbox: notices, and what banks elsewhere are told."""
+    return (NOTICE, *offers_of(GROUP))
+
+
 def notices(room: BankRoom, asker: Asker, request: NoticesRequest) -> NoticesAnswer:
     """List what waits to be told, and what was set aside.
 
@@ -89,7 +93,7 @@ def notices(room: BankRoom, asker: Asker, request: NoticesRequest) -> NoticesAns
     del request
     with room.ledger.reading() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
-        found = t.outbox.untold(KINDS, _MOST + 1)
+        found = t.outbox.untold(outbox_kinds(), _MOST + 1)
     return NoticesAnswer(
         notices=tuple(_line(item) for item in found[:_MOST]),
         more=len(found) > _MOST,
@@ -106,7 +110,7 @@ def retry(room: BankRoom, asker: Asker, request: NoticesRetryRequest) -> Notices
     """
     with room.ledger.transaction() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
-        count = t.outbox.again(KINDS, request.numbers)
+        count = t.outbox.again(outbox_kinds(), request.numbers)
     if request.numbers and not count:
         named = ", ".join(map(str, request.numbers))
         raise BankUsage(f"nothing of number {named} waits to be told", request.numbers)
@@ -121,15 +125,9 @@ def _line(item: OutboxItem) -> NoticeLine:
         error=item.error,
         aside=item.aside,
     )
-    if item.kind == MYBRC:
-        message = msgspec.json.decode(item.payload, type=Message)
-        told = message.told
-        what = "the hold of" if message.op == "hold" else "what it costs:"
-        return msgspec.structs.replace(
-            common,
-            way=MYBRC,
-            what=f"{what} job {told.job_id} of cluster {told.cluster}, account {told.account}",
-        )
+    if item.kind != NOTICE:
+        remote: RemoteBank = load_offer(GROUP, item.kind)
+        return msgspec.structs.replace(common, way=item.kind, what=remote.describe(item.payload))
     notice = msgspec.json.decode(item.payload, type=Notice)
     return msgspec.structs.replace(common, way=notice.by, what=notice.subject, to=notice.to)
 

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from steward.bank.asking_notices import KINDS
+from steward.bank.asking_notices import outbox_kinds
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.shapes import Held, Tally
 from steward.bank.records import AccountBooks
@@ -115,7 +115,7 @@ def standing(room: BankRoom, asker: Asker, request: BankStandingRequest) -> Bank
     lines: list[ReconciledLine] = []
     with room.ledger.reading() as t:
         room.rights(asker, t).need_operator("see how the bank stands")
-        position, notices = t.seq, t.outbox.set_aside(KINDS)
+        position, notices = t.seq, t.outbox.set_aside(outbox_kinds())
         accounts = len(t.accounts.all(unknown=True))
         books = t.books().accounts if request.accounts else ()
         for cluster in room.clusters:

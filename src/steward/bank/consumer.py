@@ -19,6 +19,7 @@ from steward.bank.ledger import By, open_ledger
 from steward.bank.live import Live
 from steward.bank.reconciling import Reconciling, mark_unpriced
 from steward.bank.records import Hold
+from steward.bank.remote import remote_banks
 from steward.bank.settling import (
     charge_of,
     charged_before,
@@ -30,6 +31,7 @@ from steward.bank.settling import (
     leader_of,
     same_as,
 )
+from steward.bank.told_charges import own_charges, take_back
 from steward.bank.unpaid import Unpaid
 from steward.bank.upkeep import BANK, Upkeep
 from steward.core.config import Settings
@@ -47,7 +49,6 @@ from steward.core.events import (
 from steward.core.moments import micros, micros_or_0, moment
 from steward.core.records import JobRecord
 from steward.core.usage import RunFact
-from steward.extensions.mybrc.matching import SOURCE, take_back
 from steward.slurm.states import FINISHED, base_state
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class BankConsumer:
 
     Raises:
         LedgerUnavailable: The ledger's database cannot be used now.
+        StewardError: Nothing is installed that tells the bank elsewhere of [bank.remote].
     """
 
     name = "bank"
@@ -99,6 +101,7 @@ class BankConsumer:
         self._covering = Covering(settings, self._link, self._live, self._unpaid)
         self._upkeep = Upkeep(settings, self._ledger, self._link)
         self._reconciling = Reconciling(settings, self._ledger, self._live.pricing)
+        self._remote_banks = remote_banks() if settings.bank.remote.url else ()
         self._cursor = cursor_name(settings)
         self._began = self._beginning()
         self._swept: dict[str, datetime] = {}
@@ -142,10 +145,8 @@ class BankConsumer:
             for event, _job, hold in told:
                 if _is_own_end(event):
                     self._end(t, event, hold)
-            if self._settings.bank.remote.url:
-                from steward.extensions.mybrc.relaying import relay
-
-                relay(t, [(event, hold) for event, _job, hold in told], self._began)
+            for remote in self._remote_banks:
+                remote.relay(t, [(event, hold) for event, _job, hold in told], self._began)
             t.move_cursor(self._cursor, upto)
         self._look_after(told)
         self._is_busy = is_full
@@ -182,11 +183,7 @@ class BankConsumer:
         fact: RunFact = event.body
         key, amount, is_first = "", 0, not fact.correction
         if is_charged(fact) and (fact.record.end or event.at) >= self._began:
-            known = [
-                row.charge
-                for row in t.charges.of_job(event.cluster, fact.job_id)
-                if row.charge.source != SOURCE
-            ]
+            known = own_charges(t, event.cluster, fact.job_id)
             before = charged_before(fact, known)
             try:
                 charge = charge_of(

@@ -18,6 +18,7 @@ from steward.bank.live import pricing_of
 from steward.bank.reckoning import SACCT, Due, Reckoning
 from steward.bank.records import Charge
 from steward.bank.settling import Pricing
+from steward.bank.told_charges import own_charges
 from steward.core.config import Settings
 from steward.core.moments import micros, moment
 from steward.jobs import Jobs, database_path
@@ -189,12 +190,6 @@ def charges(ledger: "Ledger", cluster: str, job_id: int) -> list[Charge]:
     """
     with ledger.reading() as t:
         return own_charges(t, cluster, job_id)
-
-
-def own_charges(t: "Transaction", cluster: str, job_id: int) -> list[Charge]:
-    """The same within a transaction: what programs told by the myBRC API is theirs."""
-    rows = t.charges.of_job(cluster, job_id)
-    return [row.charge for row in rows if row.charge.source != "mybrc"]
 
 
 def settle(

@@ -318,7 +318,7 @@ class BankRoom:
 
     def _submit_plugins(self) -> str:
         """Plugins in JobSubmitPlugins of this site's clusters that can ask; "" for none known."""
-        from steward.admin.plugins.submitting import ASKING, plugins_of
+        from steward.bank.gate.plugin_conf import ASKING_PLUGINS, plugins_of
         from steward.slurm import Slurm, SlurmError
 
         named: list[str] = []
@@ -330,7 +330,7 @@ class BankRoom:
             except SlurmError as error:
                 log.debug("JobSubmitPlugins of cluster %s is not known: %s", name, error)
                 continue
-            named += [f"job_submit/{one}" for one in plugins if one in ASKING]
+            named += [f"job_submit/{one}" for one in plugins if one in ASKING_PLUGINS]
         return ", ".join(dict.fromkeys(named))
 
     @property

@@ -7,18 +7,17 @@ point names a :class:`Scheduler`. Capture itself knows no scheduler's formats.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
 from steward.core.errors import StewardError
 from steward.core.events import Event
+from steward.core.extensions import offers_of
 from steward.core.records import JobRecord
 from steward.core.redaction import Redactor
 from steward.slurm.environment import Environment
-
-GROUP: Final = "steward.scheduler"
-"""The group of entry points."""
+from steward.slurm.settings import SCHEDULERS
 
 
 class SchedulerError(StewardError):
@@ -159,27 +158,17 @@ class Scheduler(Protocol):
         """A watch on the spool; it need not be there yet."""
 
 
-def scheduler_names() -> tuple[str, ...]:
-    """The names that can be configured, sorted."""
-    from importlib.metadata import entry_points
-
-    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
-
-
 def scheduler_called(name: str) -> Scheduler:
     """The scheduler of this name, loaded now.
 
     Raises:
         SchedulerError: No installed package has it, or what it names cannot be loaded.
     """
-    from importlib.metadata import entry_points
-
-    found = list(entry_points(group=GROUP, name=name))
-    if not found:
-        known = ", ".join(scheduler_names())
-        raise SchedulerError(f"there is no scheduler {name!r}: known are {known}", name)
+    found = offers_of(SCHEDULERS)
+    if name not in found:
+        raise SchedulerError(f"there is no scheduler {name!r}: known are {', '.join(found)}", name)
     try:
-        scheduler: Scheduler = found[0].load()
+        scheduler: Scheduler = found[name].load()
     except (ImportError, AttributeError) as error:
         raise SchedulerError(f"scheduler {name!r} cannot be loaded: {error}", name) from error
     return scheduler

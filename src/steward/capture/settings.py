@@ -10,6 +10,10 @@ LISTENER_SOCKET: Final = "nodes.sock"
 """Where the daemon hears ``steward listen``: beside the socket that commands ask through."""
 
 
+HELPER_NAME: Final = "steward-trigger"
+"""What the triggers' helper is called wherever it lies: so our triggers are known again."""
+
+
 class NodesSettings(Section, frozen=True, kw_only=True):
     """[nodes]: what is taken from ``steward agent`` on compute nodes.
 

@@ -11,12 +11,14 @@ from steward.cli.text import number, safe_lines, size
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
 from steward.client.asking import action, call, stream
-from steward.extensions.jobacct_plugins.asking import PluginLine, PluginsAnswer, PluginsRequest
-from steward.extensions.jobacct_plugins.log.asking import (
+from steward.extensions.jobacct_plugins import (
     DumpAnswer,
     DumpRequest,
     ExpireAnswer,
     ExpireRequest,
+    PluginLine,
+    PluginsAnswer,
+    PluginsRequest,
 )
 
 

@@ -12,7 +12,7 @@ from steward.cli.alone import checked, set_up, settings_path, state_dir
 from steward.cli.text import number, safe
 from steward.core.config import ArchiveSettings, Settings
 from steward.daemon.__main__ import become
-from steward.extensions.kafka.settings import ConsumeSettings, KafkaSettings
+from steward.extensions.kafka import ConsumeSettings, KafkaSettings
 
 _NAME = "kafka"
 _OPTIONS = {

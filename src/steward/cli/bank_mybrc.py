@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from steward.core.errors import UsageError
-from steward.extensions.mybrc.users_file import drop_user, set_user
+from steward.extensions.mybrc import drop_user, set_user
 
 
 def mybrc_user(

@@ -13,7 +13,7 @@ from steward.cli.text import number, size
 from steward.core.config import Settings, as_builtins
 from steward.core.config.file import DEFAULT_PATH, error_at, load_with_lines, render
 from steward.core.config.looking import doubts, mistakes
-from steward.extensions.kafka.settings import KafkaSinkSettings
+from steward.extensions.kafka import KafkaSinkSettings
 
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
 

@@ -206,7 +206,7 @@ def _write_parquet(asked: Options) -> None:
 
     from steward.core.files import directory_of
     from steward.core.lines import Line
-    from steward.extensions.jobacct_plugins.log.packing import write_parquet
+    from steward.extensions.jobacct_plugins import write_parquet
 
     path = os.path.abspath(asked.parquet)
     if os.path.lexists(path):

@@ -16,11 +16,6 @@ from typing import Final
 import msgspec
 
 from steward.core.config import Settings
-from steward.extensions.kafka.settings import KafkaSinkSettings
-from steward.extensions.search_servers.settings import (
-    ElasticsearchSinkSettings,
-    OpenSearchSinkSettings,
-)
 
 _PACKAGED: Final = "/opt/steward/python"
 """Where the packages' virtual environments begin; a clone's is ``.venv``."""
@@ -79,11 +74,8 @@ POSTGRESQL: Final = Driver("postgresql", "psycopg", "psycopg")
 DRIVERS: Final = (ELASTICSEARCH, OPENSEARCH, KAFKA, PARQUET, POSTGRESQL)
 """The drivers of all optional parts."""
 
-_OF_SINKS: Final = (
-    (ElasticsearchSinkSettings, ELASTICSEARCH),
-    (OpenSearchSinkSettings, OPENSEARCH),
-    (KafkaSinkSettings, KAFKA),
-)
+_OF_SINKS: Final = {"elasticsearch": ELASTICSEARCH, "opensearch": OPENSEARCH, "kafka": KAFKA}
+"""The drivers of sinks, by their kind."""
 
 
 def needed_drivers(settings: Settings) -> Iterator[tuple[tuple[str, ...], Driver]]:
@@ -91,9 +83,8 @@ def needed_drivers(settings: Settings) -> Iterator[tuple[tuple[str, ...], Driver
     if settings.forward.to:
         return  # archive, books and bank are on another host
     for name, sink in settings.archive.sink.items():
-        for kind, driver in _OF_SINKS:
-            if isinstance(sink, kind):
-                yield ("archive", "sink", name), driver
+        if sink.kind in _OF_SINKS:
+            yield ("archive", "sink", name), _OF_SINKS[sink.kind]
     for name in settings.consume:
         yield ("consume", name), KAFKA
     if settings.bank.database.startswith("postgresql"):

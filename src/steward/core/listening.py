@@ -332,3 +332,11 @@ def _listed(path: str, uids: list[int]) -> bool:
         log.debug("%s cannot be given an ACL: %s", path, error)
         return False
     return True
+
+
+def plain(host: str) -> str:
+    """A host's name or address in the one way in which it is compared."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host.lower().rstrip(".")

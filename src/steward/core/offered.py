@@ -14,6 +14,8 @@ def offered(room: str, **names: tuple[str, ...]) -> Callable[[str], Any]:
         names: For each module of it the names that the package offers.
     """
     homes = {name: module for module, own in names.items() for name in own}
+    # When a module is imported, its package gets it as an attribute, in place of such a name.
+    assert homes.keys().isdisjoint(names), f"{room}: a name is a module's, too"
 
     def get(name: str) -> Any:
         module = homes.get(name)

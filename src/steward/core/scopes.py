@@ -7,8 +7,8 @@ takes ``admin``, so that a new one is never open by accident.
 
 from typing import Final, Literal, get_args
 
-from steward.admin.credentials.errors import NotInScope
 from steward.core.access import Asker
+from steward.core.errors import Refused
 
 Scope = Literal["read", "scripts", "bank", "actions", "admin"]
 
@@ -59,6 +59,10 @@ READS: Final[frozenset[Scope]] = frozenset({"read", "scripts"})
 
 ALWAYS: Final = frozenset({"credentials.me"})
 """What every token lets through, whatever it was made for: whose it is."""
+
+
+class NotInScope(Refused):
+    """A token that was not made for this."""
 
 
 def scope_of(action: str) -> Scope:

@@ -1,4 +1,4 @@
-"""TLS between a controller and its receiver: contexts, and the names that a certificate holds.
+"""TLS between hosts of a site: contexts, and the names that a certificate holds.
 
 ``ssl`` is imported only where a configuration asks for it: it costs every
 process that loads it 5 MB.
@@ -7,9 +7,7 @@ process that loads it 5 MB.
 import socket
 from typing import Any
 
-from steward.capture.settings import NodesSettings
 from steward.core.errors import Unavailable
-from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 
 Context = Any
 """An ``ssl.SSLContext``, whose module is not loaded here."""
@@ -19,8 +17,13 @@ class TlsUnavailable(Unavailable):
     """A certificate or a key cannot be used now: it may be renewed at this moment."""
 
 
-def server_context(settings: ReceiveSettings | NodesSettings) -> Context:
-    """What the receiver speaks.
+def server_context(certificate: str, key: str, client_ca: str) -> Context:
+    """Make the context of what serves.
+
+    Args:
+        certificate: Path of our certificate, with what signed it.
+        key: Path of its key.
+        client_ca: Path of certificates that the clients' are checked against; "" asks for none.
 
     Raises:
         TlsUnavailable: A file cannot be read, or is not what it should be.
@@ -29,14 +32,19 @@ def server_context(settings: ReceiveSettings | NodesSettings) -> Context:
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _load(context, settings.certificate_file, settings.key_file, settings.client_ca_file)
-    if settings.client_ca_file:
+    _load(context, certificate, key, client_ca)
+    if client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def client_context(settings: ForwardSettings) -> Context:
-    """What the controller speaks.
+def client_context(certificate: str, key: str, ca: str) -> Context:
+    """Make the context of what connects.
+
+    Args:
+        certificate: Path of our certificate; "" for none.
+        key: Path of its key.
+        ca: Path of certificates that the server's is checked against; "" for the system's.
 
     Raises:
         TlsUnavailable: A file cannot be read, or is not what it should be.
@@ -45,9 +53,9 @@ def client_context(settings: ForwardSettings) -> Context:
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if not settings.ca_file:
+    if not ca:
         context.load_default_certs()
-    _load(context, settings.certificate_file, settings.key_file, settings.ca_file)
+    _load(context, certificate, key, ca)
     return context
 
 

@@ -7,18 +7,18 @@ from typing import Final
 from steward.core.actions import Action
 
 _HOMES: Final = {
-    "archive": "steward.archive.actions",
-    "journal": "steward.admin.journal",
-    "accounting": "steward.accounting.actions",
-    "bank": "steward.bank.actions",
-    "automation": "steward.automation.actions",
-    "events": "steward.reports.events",
-    "rules": "steward.automation.rules.asking",
-    "history": "steward.reports.history.actions",
-    "reports": "steward.reports.actions",
-    "credentials": "steward.admin.credentials.actions",
-    "status": "steward.admin.status.actions",
-    "doctor": "steward.admin.doctor.actions",
+    "archive": ("steward.archive.actions",),
+    "journal": ("steward.admin.journal",),
+    "accounting": ("steward.accounting.actions", "steward.extensions.jobacct_plugins"),
+    "bank": ("steward.bank.actions",),
+    "automation": ("steward.automation.actions",),
+    "events": ("steward.reports.events",),
+    "rules": ("steward.automation.rules.asking",),
+    "history": ("steward.reports.history.actions",),
+    "reports": ("steward.reports.actions",),
+    "credentials": ("steward.admin.credentials.actions",),
+    "status": ("steward.admin.status.actions",),
+    "doctor": ("steward.admin.doctor.actions",),
 }
 """Where each room has its ACTIONS."""
 
@@ -44,5 +44,4 @@ def action(name: str) -> Action:
 
 
 def _of(room: str) -> tuple[Action, ...]:
-    found: tuple[Action, ...] = importlib.import_module(_HOMES[room]).ACTIONS
-    return found
+    return tuple(one for home in _HOMES[room] for one in importlib.import_module(home).ACTIONS)

@@ -15,9 +15,15 @@ from steward.core.journal.store import rows_of
 from steward.core.waiting import Stop
 from steward.daemon.feeding import run_consumers
 from steward.daemon.supervise import Beat, Part
-from steward.extensions.jobacct_plugins.consumer import Around, PluginConsumer, consumer_name
-from steward.extensions.jobacct_plugins.loading import LOG, third_parties, types_of
-from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
+from steward.extensions.jobacct_plugins import (
+    LOG,
+    Around,
+    LogConsumer,
+    PluginConsumer,
+    consumer_name,
+    third_parties,
+    types_of,
+)
 
 _JOURNAL: Final = ("journal",)
 _NICENESS: Final = 10

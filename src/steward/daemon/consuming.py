@@ -12,9 +12,7 @@ from steward.core.events import Event, script_key
 from steward.core.incoming import stores_of
 from steward.core.journal import JournalReader
 from steward.core.redaction import redactor_of
-from steward.extensions.kafka.jobs import Taking
-from steward.extensions.kafka.purged import LatelyPurged
-from steward.extensions.kafka.source import KafkaSource
+from steward.extensions.kafka import KafkaSource, LatelyPurged, Taking
 
 log = logging.getLogger(__name__)
 

@@ -79,7 +79,7 @@ def _feeding(
 
 
 def _forward(settings: Settings, cluster: str) -> Consumer:
-    from steward.extensions.controllers.sending import Forward
+    from steward.extensions.controllers import Forward
 
     return Forward(settings, cluster, stores_of(settings))
 

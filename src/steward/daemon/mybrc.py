@@ -79,10 +79,14 @@ def run_mybrc(
     from steward.bank.gate.link import GateLink
     from steward.bank.ledger import open_ledger
     from steward.core.serving import Served, Timeouts, listen, serve
-    from steward.extensions.mybrc.affording import Affording
-    from steward.extensions.mybrc.application import Office, application
-    from steward.extensions.mybrc.doorkeeper import Doorkeeper, UsersFile
-    from steward.extensions.mybrc.telling import Teller
+    from steward.extensions.mybrc import (
+        Affording,
+        Doorkeeper,
+        Office,
+        Teller,
+        UsersFile,
+        make_application,
+    )
     from steward.slurm.people import People
 
     ledger = patiently(lambda: open_ledger(settings), stop, beat)
@@ -108,7 +112,7 @@ def run_mybrc(
         now=utc_now,
         told=Pusher(ledger, link).push,
     )
-    serve(served, application(office), listener, stop, beat)
+    serve(served, make_application(office), listener, stop, beat)
     ledger.close()
 
 
@@ -116,8 +120,7 @@ def run_remote(settings: Settings, stop: Stop, beat: Beat) -> None:
     """Tell the myBRC server elsewhere what is in the outbox, for ever."""
     from steward.bank.gate.link import GateLink
     from steward.bank.ledger import open_ledger
-    from steward.extensions.mybrc.balances import Balances
-    from steward.extensions.mybrc.passing import Passing
+    from steward.extensions.mybrc import Balances, Passing
 
     ledger = patiently(lambda: open_ledger(settings), stop, beat)
     passing = patiently(lambda: Passing(settings, ledger, utc_now), stop, beat)

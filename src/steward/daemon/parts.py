@@ -238,7 +238,7 @@ def run_journal(settings: Settings, stop: Stop, beat: Beat) -> None:
 
 def run_receiving(settings: Settings, stop: Stop, beat: Beat) -> None:
     """The process that takes in what controllers on other hosts report."""
-    from steward.extensions.controllers.receiving import Receiver
+    from steward.extensions.controllers import Receiver
 
     link = JournalLink(settings.state_dir, stop)
     reader = patiently(lambda: JournalReader(settings.state_dir), stop, beat)

@@ -4,7 +4,10 @@ Source: sbatch(1), and what sbatch of each version says of its own options:
 tests/integration/test_estimate_billing.py compares both.
 """
 
+from collections.abc import Iterator
 from typing import Final
+
+from steward.core.errors import UsageError
 
 VALUED: Final = frozenset(
     {
@@ -132,3 +135,37 @@ ALIASES: Final = {
 """Other names of options."""
 
 ALL: Final = VALUED | FLAGS | OPTIONAL | ALIASES.keys()
+
+
+def letters(word: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the options of a word such as ``-Hn4``; None for a value that is the next word.
+
+    Raises:
+        UsageError: A letter is no option of sbatch.
+    """
+    rest = word[1:]
+    while rest:
+        name, rest = SHORT.get(rest[0], ""), rest[1:]
+        if not name:
+            raise UsageError(f"-{word[len(word) - len(rest) - 1]} is no option of sbatch", word)
+        if name in VALUED:
+            yield name, rest or None
+            return
+        yield name, ""
+
+
+def full_name(name: str) -> str:
+    """Return an option's whole name; getopt takes any beginning of it that no other has.
+
+    Raises:
+        UsageError: sbatch has no such option, or several.
+    """
+    found = {name} if name in ALL else {of for of in ALL if of.startswith(name)}
+    found = {ALIASES.get(of, of) for of in found}
+    if not found:
+        raise UsageError(f"sbatch has no option --{name}", name)
+    if len(found) > 1:
+        raise UsageError(
+            f"--{name} is ambiguous: write one of --{', --'.join(sorted(found))}", name
+        )
+    return found.pop()

@@ -1,6 +1,11 @@
 """The settings of clusters: where their Slurm is, and how it is asked."""
 
+from typing import Final
+
 from steward.core.section import Section
+
+SCHEDULERS: Final = "steward.scheduler"
+"""The group of entry points whose names ``scheduler`` takes."""
 
 
 class ClusterSettings(Section, frozen=True, kw_only=True):

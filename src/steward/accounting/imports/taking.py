@@ -11,12 +11,12 @@ import msgspec
 from steward.accounting.errors import AccountingError
 from steward.accounting.imports.events import Maker
 from steward.accounting.imports.place import Place, load, save
+from steward.accounting.job_log import PassedOver, job_log
 from steward.core.consumers import Append
 from steward.core.events import Event
 from steward.core.lines import Line
 from steward.core.moments import moment
 from steward.core.records import JobRecord
-from steward.extensions.jobacct_plugins.log.reading import read_lines
 from steward.slurm.history import rows_of_file
 from steward.slurm.history_rows import NAMED, Row, job_of, step_of
 from steward.slurm.people import People
@@ -303,8 +303,8 @@ def is_table(path: str) -> bool:
         raise AccountingError(f"{path} cannot be read: {error.strerror}", path) from error
 
 
-def _lines(path: str, passed_over: Callable[[str, int, str], None]) -> Iterator[Line]:
-    yield from read_lines(path, passed_over)
+def _lines(path: str, passed_over: PassedOver) -> Iterator[Line]:
+    yield from job_log().read_lines(path, passed_over)
 
 
 def _begin(day: date) -> datetime:

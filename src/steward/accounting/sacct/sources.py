@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, get_type_hints
 import msgspec
 
 from steward.accounting.errors import AccountingError, AccountingUnavailable
+from steward.accounting.job_log import job_log
 from steward.accounting.room import AccountingRoom
 from steward.core.drivers import PARQUET
 from steward.core.lines import FIELDS, Line
@@ -355,12 +356,11 @@ def closed_days(directory: str, since_us: int, before_us: int) -> list[str]:
         AccountingUnavailable: They cannot be read now, or DuckDB is not installed.
     """
     from steward.core.moments import moment
-    from steward.extensions.jobacct_plugins.log.places import days_in
 
     # A day's name is that of the cluster's zone: a day more on either side holds any zone's.
     first = str(moment(max(0, since_us - _DAY_US)).date())
     last = str(moment(before_us + _DAY_US).date())
-    days = [day for day in days_in(directory) if first <= day.day <= last]
+    days = [day for day in job_log().days_in(directory) if first <= day.day <= last]
     if days and not PARQUET.is_installed:
         raise AccountingUnavailable(
             f"{directory}: the closed days {days[0].day} to {days[-1].day} cannot be read: "
@@ -381,9 +381,7 @@ def file_source(path: str) -> Source:
         raise AccountingUnavailable(f"{path}: there is no such file", path)
     if path.endswith(".parquet"):
         return Parquet([path])
-    from steward.extensions.jobacct_plugins.log.reading import read_lines
-
-    return scratch_of(read_lines(path), path)
+    return scratch_of(job_log().read_lines(path, None), path)
 
 
 def scratch_of(lines: Iterable[Line], name: str) -> Database:

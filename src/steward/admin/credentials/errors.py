@@ -30,7 +30,3 @@ class NotLetIn(NotKnown):
 
 class NoSuchCredential(Missing):
     """There is no credential of that number, or it is somebody else's."""
-
-
-class NotInScope(Refused):
-    """A token that was not made for this."""

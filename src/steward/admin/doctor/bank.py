@@ -12,8 +12,7 @@ from steward.bank.gate.link import GateLink
 from steward.bank.prices import rate_for
 from steward.core.config import Settings
 from steward.core.events import utc_now
-from steward.extensions.mybrc.errors import RemoteFailed, RemoteRejected, RemoteUnavailable
-from steward.extensions.mybrc.passing import Remote
+from steward.extensions.mybrc import Remote, RemoteFailed, RemoteRejected, RemoteUnavailable
 from steward.slurm import Machine
 
 _GATE_S: Final = 5.0

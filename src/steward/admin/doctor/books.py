@@ -19,8 +19,8 @@ from steward.core.errors import Unavailable
 from steward.core.events import utc_now
 from steward.core.journal import JournalReader, refill_command
 from steward.core.listening import host_and_port
-from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
-from steward.extensions.search_servers.settings import SearchSinkSettings
+from steward.extensions.kafka import KafkaSettings, KafkaSinkSettings
+from steward.extensions.search_servers import SearchSinkSettings
 
 _BACKLOG_S: Final = 600.0
 _KAFKA_S: Final = 10.0
@@ -123,8 +123,7 @@ def _place(ground: Ground, name: str, of: AnySinkSettings) -> str:
 
 
 def _ask_search(of: SearchSinkSettings) -> None:
-    from steward.extensions.search_servers.client import SearchClient
-    from steward.extensions.search_servers.preparing import check_product
+    from steward.extensions.search_servers import SearchClient, check_product
 
     client = SearchClient(msgspec.structs.replace(of, timeout_s=min(of.timeout_s, _KAFKA_S)))
     try:
@@ -134,7 +133,7 @@ def _ask_search(of: SearchSinkSettings) -> None:
 
 
 def _ask_kafka(of: KafkaSinkSettings, name: str) -> None:
-    from steward.extensions.kafka.client import KafkaUnavailable, Reached
+    from steward.extensions.kafka import KafkaUnavailable, Reached
 
     broker: KafkaSettings = of.broker
     reached = Reached(broker, f"doctor.{name}")

@@ -12,7 +12,8 @@ from steward.admin.doctor.findings import Finding, ok, skipped, warning, wrong
 from steward.admin.doctor.ground import Asked, Ground, each_cluster
 from steward.admin.plugins import checking, installing, reaching, submitting, telling, waking
 from steward.admin.plugins.building import DEFAULT_LIBDIR, SlurmVersion
-from steward.capture.states.place import HELPER_NAME, wake_socket
+from steward.bank.gate.plugin_conf import ASKING_PLUGINS, PLUGIN, plugins_of
+from steward.capture.settings import HELPER_NAME
 from steward.capture.states.triggers import EVENTS
 from steward.slurm import Machine, Triggers
 
@@ -105,9 +106,9 @@ def _jobcomp(ground: Ground, one: Asked) -> Iterator[Finding]:
 
 
 def _submit(ground: Ground, one: Asked) -> Iterator[Finding]:
-    named = ",".join(submitting.plugins_of(one.shown)) or "(null)"
+    named = ",".join(plugins_of(one.shown)) or "(null)"
     looked_at = f"JobSubmitPlugins={named}"
-    asks = bool(submitting.ASKING & set(submitting.plugins_of(one.shown)))
+    asks = bool(ASKING_PLUGINS & set(plugins_of(one.shown)))
     if not ground.settings.bank.enabled and not ground.settings.gate.ask:
         yield skipped(looked_at, "there is no bank here to ask")
         return
@@ -117,12 +118,12 @@ def _submit(ground: Ground, one: Asked) -> Iterator[Finding]:
             "slurmctld does not ask the bank: jobs are held for and charged from the queue, "
             "and no submission is refused",
             f"steward plugins install --job-submit-lua {one.etc}",
-            f"slurm.conf: JobSubmitPlugins={','.join([*submitting.plugins_of(one.shown), 'lua'])}",
+            f"slurm.conf: JobSubmitPlugins={','.join([*plugins_of(one.shown), 'lua'])}",
             "systemctl restart slurmctld",
         )
         return
     cluster = one.shown.get("ClusterName", "")
-    if submitting.NAME in submitting.plugins_of(one.shown) and cluster != one.name:
+    if PLUGIN in plugins_of(one.shown) and cluster != one.name:
         # The plugin in C says ClusterName; Lua is not told it, and says what it was given.
         yield wrong(
             f"ClusterName={cluster}",
@@ -154,7 +155,7 @@ def _triggers(ground: Ground, one: Asked) -> Iterator[Finding]:
             "or [sensor] triggers = false",
         )
         return
-    socket_path = wake_socket(ground.settings, one.name)
+    socket_path = ground.settings.wake_socket(one.name)
     lines = waking.check_trigger(one.shown, sensor.helper, sensor.secret_file, socket_path)
     for line in lines:
         yield wrong(looked_at, line, "steward plugins install --trigger")

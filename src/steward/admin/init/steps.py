@@ -12,6 +12,7 @@ import msgspec
 from steward.admin.init.wishes import DEFAULT_OUT, Site, Wishes
 from steward.admin.plugins import submitting
 from steward.admin.plugins.installing import FETCHED_PLUGSTACK, conf_directory, includes, is_ours
+from steward.bank.gate.plugin_conf import plugins_of
 
 _WRITABLE: Final = "/srv/steward/"
 """What the unit file lets Steward write to beside its own directories."""
@@ -112,7 +113,7 @@ def _bank(at: str) -> Step:
 
 
 def _gate(site: Site, at: str) -> Step:
-    plugins = submitting.plugins_of(site.shown)
+    plugins = plugins_of(site.shown)
     called = f"{site.etc}/{submitting.CALLED}"
     note = "gate.off takes it out again at once: docs/gate.md."
     if os.path.exists(called) and not is_ours(called):

@@ -11,8 +11,9 @@ import stat
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from steward.admin.plugins.submitting import CALLED, NAME, plugins_of
+from steward.admin.plugins.submitting import CALLED
 from steward.admin.plugins.telling import slurm_user
+from steward.bank.gate.plugin_conf import PLUGIN, plugins_of
 from steward.core.filesystems import may
 
 CONF: Final = "/run/steward/gate.conf"
@@ -31,7 +32,7 @@ def conf_of(shown: Mapping[str, str], directory: str = "") -> str:
     """
     path = os.path.join(directory or os.path.dirname(shown.get("SLURM_CONF", "")), CALLED)
     named = None
-    if NAME not in plugins_of(shown):
+    if PLUGIN not in plugins_of(shown):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
                 named = _NAMED.search(file.read())

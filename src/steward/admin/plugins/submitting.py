@@ -24,15 +24,12 @@ from steward.admin.plugins.installing import (
     require_plain,
     said,
 )
+from steward.bank.gate.plugin_conf import PLUGIN, plugins_of
 
 MODULE: Final = "steward_gate.lua"
 MODULES: Final = (MODULE, "steward_wire.lua")
 """The module in Lua, and what it reads from beside itself."""
 CALLED: Final = "job_submit.lua"
-NAME: Final = "steward"
-ASKING: Final = frozenset({NAME, "lua"})
-"""Names in JobSubmitPlugins that can ask the gate."""
-"""What JobSubmitPlugins calls the plugin in C."""
 
 _LUA_SOCKETS: Final = (
     *("/usr/lib/*/lua/5.?/socket/unix.so", "/usr/lib64/lua/5.?/socket/unix.so"),
@@ -62,7 +59,7 @@ def install_submit(built: Built, *, libdir: str, shown: Mapping[str, str]) -> In
             replace(target, file.read(), 0o755)
     except OSError as error:
         raise NativeError(said(error, target), target) from error
-    left = [_line_of_directories(shown, directory), _line_of_plugins(shown, NAME)]
+    left = [_line_of_directories(shown, directory), _line_of_plugins(shown, PLUGIN)]
     lines = [f"set in slurm.conf: {line}" for line in left if line]
     if lines:
         lines.append("look it over with steward plugins check --job-submit")
@@ -127,7 +124,7 @@ def check_submit(
         directory: Where slurm.conf is, for job_submit.lua; as Slurm shows it if empty.
     """
     plugins = plugins_of(shown)
-    if NAME in plugins:
+    if PLUGIN in plugins:
         return [*_check_order(plugins), *_check_c(shown, version)]
     if "lua" in plugins:
         path = os.path.join(directory or os.path.dirname(shown.get("SLURM_CONF", "")), CALLED)
@@ -136,15 +133,8 @@ def check_submit(
     return [f"JobSubmitPlugins is {named}: with neither steward nor lua in it nothing is asked"]
 
 
-def plugins_of(shown: Mapping[str, str]) -> list[str]:
-    """What JobSubmitPlugins names, in its order."""
-    text = shown.get("JobSubmitPlugins", "")
-    names = [name.strip().removeprefix("job_submit/") for name in text.split(",")]
-    return [name for name in names if name and name != "(null)"]
-
-
 def _check_order(plugins: Sequence[str]) -> list[str]:
-    ours = NAME if NAME in plugins else "lua"
+    ours = PLUGIN if PLUGIN in plugins else "lua"
     if plugins[-1] == ours:
         return []
     behind = ", ".join(plugins[plugins.index(ours) + 1 :])

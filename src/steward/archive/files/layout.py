@@ -7,7 +7,7 @@ under ``unverified/`` when its layout has a place for the user.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache, partial
 from typing import Final
@@ -17,6 +17,8 @@ import msgspec
 
 from steward.archive.errors import LayoutError
 from steward.archive.files.names import encode_name, fit
+from steward.core.config import Settings
+from steward.core.config.problem import Problem
 
 UNVERIFIED: Final = "unverified"
 
@@ -300,3 +302,12 @@ def _check(text: str) -> None:
             raise LayoutError(f"layout {text!r}: the part {component!r} has unsafe letters", text)
     if components[0] == UNVERIFIED:
         raise LayoutError(f"layout {text!r}: {UNVERIFIED}/ is where unknown jobs go", text)
+
+
+def check_layouts(settings: Settings) -> Iterator[Problem]:
+    """Yield what is wrong with the layouts of files sinks."""
+    for name, sink in settings.files_sinks().items():
+        try:
+            compile_layout(sink.layout, sink.period)
+        except LayoutError as error:
+            yield Problem(("archive", "sink", name, "layout"), str(error))

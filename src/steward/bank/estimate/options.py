@@ -12,7 +12,7 @@ from typing import Final
 
 from steward.bank.errors import BankUsage
 from steward.bank.records import Description
-from steward.slurm.option_table import ALIASES, ALL, SHORT, VALUED
+from steward.slurm.option_table import VALUED, full_name, letters
 
 Options = dict[str, str]
 
@@ -150,34 +150,10 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str, int]]:
             return
 
 
-def letters(word: str) -> Iterator[tuple[str, str | None]]:
-    """The options of a word such as ``-Hn4``; None for a value that is the next word."""
-    rest = word[1:]
-    while rest:
-        name, rest = SHORT.get(rest[0], ""), rest[1:]
-        if not name:
-            raise BankUsage(f"-{word[len(word) - len(rest) - 1]} is no option of sbatch", word)
-        if name in VALUED:
-            yield name, rest or None
-            return
-        yield name, ""
-
-
 def _next(words: Sequence[str], at: int, word: str) -> str:
     if at >= len(words):
         raise BankUsage(f"{word} takes a value", word)
     return words[at]
-
-
-def full_name(name: str) -> str:
-    """An option's whole name; getopt takes any beginning of it that no other has."""
-    found = {name} if name in ALL else {of for of in ALL if of.startswith(name)}
-    found = {ALIASES.get(of, of) for of in found}
-    if not found:
-        raise BankUsage(f"sbatch has no option --{name}", name)
-    if len(found) > 1:
-        raise BankUsage(f"--{name} is ambiguous: write one of --{', --'.join(sorted(found))}", name)
-    return found.pop()
 
 
 def _description(options: Options, uid: int, *, is_het: bool) -> Description:

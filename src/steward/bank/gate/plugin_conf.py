@@ -7,6 +7,7 @@ without a touch of slurm.conf.
 import logging
 import os
 import stat
+from collections.abc import Mapping
 from typing import Final
 
 from steward.core.config import Settings
@@ -14,7 +15,23 @@ from steward.core.files import replacing
 
 log = logging.getLogger(__name__)
 
+PLUGIN: Final = "steward"
+"""What JobSubmitPlugins calls the plugin in C."""
+ASKING_PLUGINS: Final = frozenset({PLUGIN, "lua"})
+"""Names in JobSubmitPlugins that can ask the gate."""
+
 _HEAD: Final = "# Written by 'steward serve' from its configuration: change that.\n"
+
+
+def plugins_of(shown: Mapping[str, str]) -> list[str]:
+    """Return what JobSubmitPlugins names, in its order.
+
+    Args:
+        shown: What ``scontrol show config`` shows.
+    """
+    text = shown.get("JobSubmitPlugins", "")
+    names = [name.strip().removeprefix("job_submit/") for name in text.split(",")]
+    return [name for name in names if name and name != "(null)"]
 
 
 def lines_of(settings: Settings, *, is_enforced: bool) -> str:

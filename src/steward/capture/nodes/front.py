@@ -245,7 +245,11 @@ class NodeListener:
         self._path = path
         self._ask_s = ask_s
         self._said = ""
-        self._context: Context | None = server_context(nodes) if nodes.certificate_file else None
+        self._context: Context | None = None
+        if nodes.certificate_file:
+            self._context = server_context(
+                nodes.certificate_file, nodes.key_file, nodes.client_ca_file
+            )
         listener = listener_at(nodes.listen, BACKLOG)
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._connections = Connections(

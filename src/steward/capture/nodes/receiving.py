@@ -73,7 +73,11 @@ class NodeReceiver:
         self._appender = Appender(append)
         self._front = Front(settings) if nodes.listener else None
         is_secured = bool(nodes.certificate_file) and self._front is None
-        self._context: Context | None = server_context(nodes) if is_secured else None
+        self._context: Context | None = None
+        if is_secured:
+            self._context = server_context(
+                nodes.certificate_file, nodes.key_file, nodes.client_ca_file
+            )
         self._lock = threading.Lock()
         self._turns = Turns()
         self._said: dict[str, str] = {}

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from contextlib import closing
 
 from steward.capture.states.daemons import stands_by
-from steward.capture.states.place import program_of, wake_socket
 from steward.capture.states.source import Sensor
 from steward.capture.states.store import StateStore
-from steward.capture.states.triggers import OurTriggers
+from steward.capture.states.triggers import OurTriggers, program_of
 from steward.capture.states.wakeups import Wakeups
 from steward.core.config import Settings
 from steward.core.consumers import Append
@@ -61,14 +60,14 @@ def run(
 def _wakeups(settings: Settings, cluster: str) -> Wakeups | None:
     if not settings.sensor.triggers:
         return None
-    wakeups = Wakeups(wake_socket(settings, cluster), settings.sensor.secret_file, cluster)
+    wakeups = Wakeups(settings.wake_socket(cluster), settings.sensor.secret_file, cluster)
     try:
         wakeups.start()
     except OSError as error:
         log.error(
             "cluster %s: cannot listen on %s: %s; nodes are looked at by the clock alone",
             cluster,
-            wake_socket(settings, cluster),
+            settings.wake_socket(cluster),
             error.strerror or error,
         )
         wakeups.close()

@@ -11,7 +11,8 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from steward.capture.states.place import HELPER_NAME
+from steward.capture.settings import HELPER_NAME
+from steward.core.config import Settings
 from steward.slurm import SlurmError
 from steward.slurm.errors import UnknownTrigger
 from steward.slurm.settings import ClusterSettings
@@ -108,3 +109,14 @@ class OurTriggers:
         if message != self._said:
             self._said = message
             log.warning("cluster %s: %s", self._cluster, message)
+
+
+def program_of(settings: Settings, cluster: str) -> str:
+    """Return the words of a trigger's program, but for the event; every user can read them."""
+    sensor = settings.sensor
+    return " ".join(
+        (
+            *(sensor.helper, "--socket", settings.wake_socket(cluster)),
+            *("--secret", sensor.secret_file, cluster),
+        )
+    )

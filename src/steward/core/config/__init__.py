@@ -4,6 +4,7 @@ A Settings value is complete and valid: rooms take the part they need and never
 ask for a file again.
 """
 
+import os
 from typing import Any, Literal
 
 import msgspec
@@ -157,6 +158,18 @@ class Settings(Section, frozen=True, kw_only=True):
     def files_sink(self, name: str) -> FilesSinkSettings:
         """The files sink ``name``."""
         return self.files_sinks()[name]
+
+    def wake_socket(self, cluster: str) -> str:
+        """Return the socket on which a cluster's helper wakes its sensor.
+
+        Each cluster has one of its own if several are watched here.
+        """
+        path = self.sensor.socket
+        watched = [name for name, of in self.cluster.items() if of.asks_slurm and not of.remote]
+        if len(watched) <= 1:
+            return path
+        stem, suffix = os.path.splitext(path)
+        return f"{stem}-{cluster}{suffix}"
 
     def sink_path(self, name: str) -> str:
         """The root directory of the files sink ``name``."""

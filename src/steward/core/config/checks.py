@@ -21,14 +21,16 @@ from steward.capture.settings import SensorSettings
 from steward.core.config import RedactSettings, Settings
 from steward.core.config.forwarding_checks import forwarding_problems
 from steward.core.config.node_checks import node_problems
-from steward.core.config.problem import Problem
+from steward.core.config.problem import CHECKS, Problem
 from steward.core.config.rule_checks import rule_problems
 from steward.core.config.sink_checks import broker_problems, sink_problems
 from steward.core.config.toml_lines import KeyPath
 from steward.core.errors import StewardError
+from steward.core.extensions import load_offer, offers_of
 from steward.core.listening import host_and_port
 from steward.core.section import Section
 from steward.extensions.mybrc.settings import MybrcSettings
+from steward.slurm.settings import SCHEDULERS
 from steward.web.settings import WebSettings
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -58,9 +60,7 @@ def problems(settings: Settings) -> Iterator[Problem]:
     yield from _history(settings)
     if settings.accounting != AccountingSettings():
         # Only what was set needs the plugins to be looked at, which a command does not wait for.
-        from steward.core.config.accounting_checks import accounting_problems
-
-        yield from accounting_problems(settings)
+        yield from load_offer(CHECKS, "jobacct")(settings)
     if (settings.bank, settings.gate, settings.mybrc) != (
         *(BankSettings(), GateSettings(), MybrcSettings()),
     ):
@@ -201,9 +201,7 @@ def _schedulers(settings: Settings) -> Iterator[Problem]:
     for name, cluster in settings.cluster.items():
         if cluster.scheduler == "slurm":
             continue  # looking through all that is installed takes its time
-        from steward.capture.scheduler import scheduler_names
-
-        known = scheduler_names()
+        known = offers_of(SCHEDULERS)
         if cluster.scheduler not in known:
             yield Problem(
                 ("cluster", name, "scheduler"),
@@ -265,8 +263,12 @@ def _sinks(settings: Settings) -> Iterator[Problem]:
                     f"{_owner(key)} writes to {root}, which collides with {other} of "
                     f"{_owner(other_key)}: give it a 'path' of its own",
                 )
-    for name, sink in settings.files_sinks().items():
-        yield from _layout(name, sink)
+    usual = FilesSinkSettings()
+    if any(
+        (sink.layout, sink.period) != (usual.layout, usual.period)
+        for sink in settings.files_sinks().values()
+    ):
+        yield from load_offer(CHECKS, "layout")(settings)
 
 
 def _is_hidden(path: str, directory: str) -> bool:
@@ -276,15 +278,6 @@ def _is_hidden(path: str, directory: str) -> bool:
 
 def _owner(key: KeyPath) -> str:
     return f"sink {key[2]!r}" + (" (move_to)" if key[-1] == "move_to" else "")
-
-
-def _layout(name: str, sink: FilesSinkSettings) -> Iterator[Problem]:
-    from steward.archive.files.layout import compile_layout
-
-    try:
-        compile_layout(sink.layout, sink.period)
-    except StewardError as error:
-        yield Problem(("archive", "sink", name, "layout"), str(error))
 
 
 def _zones(settings: Settings) -> Iterator[Problem]:

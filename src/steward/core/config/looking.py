@@ -13,12 +13,12 @@ import msgspec
 from steward.archive.settings import LimitSettings
 from steward.capture.settings import SensorSettings
 from steward.core.config import Settings
-from steward.core.config.problem import Problem
+from steward.core.config.problem import CHECKS, Problem
 from steward.core.config.toml_lines import KeyPath
 from steward.core.drivers import needed_drivers
+from steward.core.extensions import load_offer
 from steward.core.filesystems import may
 from steward.core.section import Section
-from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
 
 _FILES = ("slurm_conf",)
 """Keys that name a file to read, beside those that end so."""
@@ -26,11 +26,8 @@ _FILES = ("slurm_conf",)
 
 def mistakes(settings: Settings) -> Iterator[Problem]:
     """What will not be right later either: options that librdkafka does not take."""
-    for name, sink in settings.archive.sink.items():
-        if isinstance(sink, KafkaSinkSettings):
-            yield from _options(("archive", "sink", name, "broker"), sink.broker, "Producer")
-    for name, source in settings.consume.items():
-        yield from _options(("consume", name, "broker"), source.broker, "Consumer")
+    if settings.consume or any(sink.kind == "kafka" for sink in settings.archive.sink.values()):
+        yield from load_offer(CHECKS, "kafka")(settings)
 
 
 def doubts(settings: Settings) -> Iterator[Problem]:
@@ -48,17 +45,6 @@ def doubts(settings: Settings) -> Iterator[Problem]:
     for key, driver in needed_drivers(settings):
         if not driver.is_installed:
             yield Problem(key, f"'{'.'.join(key)}': {driver.missing}")
-
-
-def _options(key: KeyPath, broker: KafkaSettings, kind: str) -> Iterator[Problem]:
-    if not broker.options:
-        return
-    from steward.extensions.kafka.client import refused_option
-
-    for option, value in broker.options.items():
-        why = refused_option(kind, option, value)
-        if why:
-            yield Problem((*key, "options", option), f"librdkafka refuses {option!r}: {why}")
 
 
 def _other_user(state_dir: str) -> int | None:

@@ -1,8 +1,13 @@
 """What a check of the settings says is wrong."""
 
+from typing import Final
+
 import msgspec
 
 from steward.core.config.toml_lines import KeyPath
+
+CHECKS: Final = "steward.settings_check"
+"""The group of entry points of packages' own checks: each takes the settings, yields problems."""
 
 
 class Problem(msgspec.Struct, frozen=True):

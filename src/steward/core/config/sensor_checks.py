@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from steward.capture.states.place import HELPER_NAME, wake_socket
+from steward.capture.settings import HELPER_NAME
 from steward.core.config import Settings
 from steward.core.config.problem import Problem
 
@@ -35,7 +35,7 @@ def sensor_problems(settings: Settings) -> Iterator[Problem]:
             f"'sensor.helper' must be called {HELPER_NAME}: so Steward knows its triggers again",
         )
     for cluster in settings.cluster:
-        path = wake_socket(settings, cluster)
+        path = settings.wake_socket(cluster)
         if len(os.fsencode(path)) > _LONGEST_ADDRESS:
             yield Problem(
                 ("sensor", "socket"),

@@ -1,1 +1,24 @@
 """What other hosts forward: ``steward controller`` sends, ``steward serve`` receives."""
+
+from typing import TYPE_CHECKING
+
+from steward.core.offered import offered
+
+if TYPE_CHECKING:
+    from steward.extensions.controllers.receiving import Receiver
+    from steward.extensions.controllers.sending import Forward
+    from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
+else:
+    __getattr__ = offered(
+        __name__,
+        receiving=("Receiver",),
+        sending=("Forward",),
+        settings=("ForwardSettings", "ReceiveSettings"),
+    )
+
+__all__ = [
+    "Forward",
+    "ForwardSettings",
+    "ReceiveSettings",
+    "Receiver",
+]

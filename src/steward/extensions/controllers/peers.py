@@ -1,6 +1,5 @@
 """Which host may report for which cluster, and what says that it is that host."""
 
-import ipaddress
 import os
 import pwd
 import socket
@@ -8,7 +7,7 @@ from collections.abc import Iterable
 
 from steward.core.config import Settings
 from steward.core.errors import Refused
-from steward.core.listening import is_ipv6
+from steward.core.listening import is_ipv6, plain
 from steward.core.munge.munged import Munge
 from steward.extensions.controllers.wire import (
     FROM_CONTROLLER,
@@ -126,14 +125,6 @@ class Peers:
             )
         addresses = _addresses_of(of)
         return Witness(Munge(of.munge_socket), FROM_RECEIVER, self._uids, addresses)
-
-
-def plain(host: str) -> str:
-    """A host's name or address in the one way in which it is compared."""
-    try:
-        return str(ipaddress.ip_address(host))
-    except ValueError:
-        return host.lower().rstrip(".")
 
 
 def _addresses_of(cluster: ClusterSettings) -> frozenset[str]:

@@ -94,7 +94,8 @@ class ReceiverLink:
             self._connection = socket.create_connection(where, _CONNECT_S)
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._settings.tls:
-                context = client_context(self._settings)
+                of = self._settings
+                context = client_context(of.certificate_file, of.key_file, of.ca_file)
                 self._connection = context.wrap_socket(self._connection, server_hostname=where[0])
         except OSError as error:
             raise ReceiverUnavailable(

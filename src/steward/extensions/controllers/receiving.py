@@ -107,7 +107,8 @@ class Receiver:
         self._link = link
         self._context: Context | None = None
         if settings.receive.certificate_file:
-            self._context = server_context(settings.receive)
+            of = settings.receive
+            self._context = server_context(of.certificate_file, of.key_file, of.client_ca_file)
         self._lock = threading.Lock()
         self._connections: set[_Connection] = set()
         self._entering = threading.Lock()

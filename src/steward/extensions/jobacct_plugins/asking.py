@@ -10,6 +10,7 @@ from steward.core.actions import Action
 from steward.core.errors import Refused
 from steward.core.sqlite import SqliteUnavailable
 from steward.extensions.jobacct_plugins.loading import known_types, third_parties, types_of
+from steward.extensions.jobacct_plugins.log.asking import DUMP, EXPIRE
 from steward.extensions.jobacct_plugins.state import Failure, Health, read_health
 
 
@@ -89,3 +90,6 @@ PLUGINS: Final = Action(
     run=plugins,
     role="operator",
 )
+
+ACTIONS: Final[tuple[Action, ...]] = (DUMP, EXPIRE, PLUGINS)
+"""What accounting can be asked beside its own actions, for the registry."""

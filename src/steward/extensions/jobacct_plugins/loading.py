@@ -1,9 +1,12 @@
 """Finds accounting plugins: by their type, among the entry points of installed packages."""
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from steward.core.extensions import offers_of
 from steward.extensions.jobacct_plugins.api import API_VERSION, JobAcctPlugin, PluginError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP: Final = "steward.jobacct"
 """The group of entry points; the name of one is what follows ``jobacct/`` in a type."""
@@ -25,13 +28,12 @@ def third_parties(text: str) -> tuple[str, ...]:
     return tuple(one for one in types_of(text) if one not in BUILT_IN)
 
 
-def known_types() -> dict[str, EntryPoint]:
+def known_types() -> dict[str, "EntryPoint"]:
     """What installed packages offer, by type, sorted."""
-    found = {f"{PREFIX}{entry.name}": entry for entry in entry_points(group=GROUP)}
-    return dict(sorted(found.items()))
+    return {f"{PREFIX}{name}": entry for name, entry in offers_of(GROUP).items()}
 
 
-def entry_of(plugin_type: str) -> EntryPoint:
+def entry_of(plugin_type: str) -> "EntryPoint":
     """Where the plugin of a type is.
 
     Raises:

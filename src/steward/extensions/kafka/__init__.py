@@ -1,1 +1,36 @@
 """Kafka as a sink: how a cluster is reached, and the topic that scripts are sent to."""
+
+from typing import TYPE_CHECKING
+
+from steward.core.offered import offered
+
+if TYPE_CHECKING:
+    from steward.extensions.kafka.client import KafkaUnavailable, Reached, check_settings
+    from steward.extensions.kafka.destination import SINK_KIND
+    from steward.extensions.kafka.jobs import Taking
+    from steward.extensions.kafka.purged import LatelyPurged
+    from steward.extensions.kafka.settings import ConsumeSettings, KafkaSettings, KafkaSinkSettings
+    from steward.extensions.kafka.source import KafkaSource
+else:
+    __getattr__ = offered(
+        __name__,
+        client=("KafkaUnavailable", "Reached", "check_settings"),
+        destination=("SINK_KIND",),
+        jobs=("Taking",),
+        purged=("LatelyPurged",),
+        settings=("ConsumeSettings", "KafkaSettings", "KafkaSinkSettings"),
+        source=("KafkaSource",),
+    )
+
+__all__ = [
+    "SINK_KIND",
+    "ConsumeSettings",
+    "KafkaSettings",
+    "KafkaSinkSettings",
+    "KafkaSource",
+    "KafkaUnavailable",
+    "LatelyPurged",
+    "Reached",
+    "Taking",
+    "check_settings",
+]

@@ -6,11 +6,15 @@ their files when a client is made, so that a changed one is taken up by the next
 
 import logging
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
+from steward.core.config import Settings
+from steward.core.config.problem import Problem
+from steward.core.config.toml_lines import KeyPath
 from steward.core.drivers import KAFKA
 from steward.core.errors import Unavailable
-from steward.extensions.kafka.settings import KafkaSettings
+from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
 
 log = logging.getLogger("steward.kafka")
 
@@ -219,3 +223,21 @@ def make_topic(settings: KafkaSettings) -> str:
 def _ms(seconds: float) -> int:
     # What librdkafka takes for socket.timeout.ms.
     return max(10, min(300_000, int(seconds * 1000)))
+
+
+def check_settings(settings: Settings) -> Iterator[Problem]:
+    """Yield the options of brokers that librdkafka does not take."""
+    for name, sink in settings.archive.sink.items():
+        if isinstance(sink, KafkaSinkSettings):
+            yield from _refused_options(
+                ("archive", "sink", name, "broker"), sink.broker, "Producer"
+            )
+    for name, source in settings.consume.items():
+        yield from _refused_options(("consume", name, "broker"), source.broker, "Consumer")
+
+
+def _refused_options(key: KeyPath, broker: KafkaSettings, kind: str) -> Iterator[Problem]:
+    for option, value in broker.options.items():
+        why = refused_option(kind, option, value)
+        if why:
+            yield Problem((*key, "options", option), f"librdkafka refuses {option!r}: {why}")

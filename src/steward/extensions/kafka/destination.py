@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from steward.archive.messages import SCHEMA, encode, encode_sarchive
 from steward.archive.remote.document import Document, Refusal
+from steward.archive.remote.kinds import SinkKind
 from steward.extensions.kafka.client import KafkaUnavailable, Reached
 from steward.extensions.kafka.settings import KafkaSinkSettings
 
@@ -206,3 +207,7 @@ class KafkaDestination:
             # Room for one of the largest, or for many of the usual size.
             "queue.buffering.max.kbytes": max(_LEAST_QUEUE_KIB, 2 * of.max_message_bytes // 1024),
         }
+
+
+SINK_KIND: Final = SinkKind(destination=KafkaDestination)
+"""What [archive.sink.NAME] with kind = "kafka" is."""

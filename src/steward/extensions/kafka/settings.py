@@ -1,6 +1,6 @@
 """The settings of Kafka: how a cluster is reached, sinks, and topics that are consumed."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -55,6 +55,8 @@ class KafkaSinkSettings(SinkSettings, frozen=True, kw_only=True, tag="kafka"):
     environments: bool = True
     compression: Literal["zstd", "lz4", "gzip", "snappy", "none"] = "zstd"
     max_message_bytes: int = 16 * 1024**2
+    batch_bytes: ClassVar[int] = 8 * 1024**2
+    """How much is read at once, in bytes; librdkafka cuts what it sends."""
 
 
 class ConsumeSettings(Section, frozen=True, kw_only=True):

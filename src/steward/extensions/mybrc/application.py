@@ -83,7 +83,7 @@ class Office(msgspec.Struct, frozen=True):
     told: Callable[[], None]
 
 
-def application(office: Office) -> Litestar:
+def make_application(office: Office) -> Litestar:
     """The API as a server can serve it."""
     # Litestar's own answers to OPTIONS know of a path's first method alone.
     guarded: list[Any] = [

@@ -15,11 +15,11 @@ import msgspec
 from steward.bank.consumer import cursor_name
 from steward.bank.ledger import ChargeRow
 from steward.bank.records import Charge
+from steward.bank.told_charges import TOLD
 from steward.bank.upkeep import BANK
 from steward.core.config import Settings
 from steward.core.moments import moment
 from steward.core.sqlite import SqliteUnavailable
-from steward.extensions.mybrc.matching import SOURCE
 from steward.extensions.mybrc.outgoing import Told, told_change
 from steward.jobs import Jobs, database_path
 from steward.slurm.people import People
@@ -89,7 +89,7 @@ class Noticing:
         jobs: dict[tuple[str, int, datetime], set[str]] = {}
         for row in rows:
             one = row.charge
-            if one.source == SOURCE or one.cluster not in self._clusters or _end(one) < began:
+            if one.source == TOLD or one.cluster not in self._clusters or _end(one) < began:
                 continue
             accounts = jobs.setdefault((one.cluster, one.job_id, one.first_submit), set())
             # Who paid before has to be told that it is theirs no more.
@@ -98,7 +98,7 @@ class Noticing:
             own = [
                 row.charge
                 for row in t.charges.of_job(cluster, job_id, first)
-                if row.charge.source != SOURCE
+                if row.charge.source != TOLD
             ]
             last = max(own, key=_order)
             uid = self._owners.uid(last)

@@ -62,6 +62,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     amount: int = 0
 
 
+def describe(payload: bytes) -> str:
+    """Say in a few words what a message in the outbox tells."""
+    message = msgspec.json.decode(payload, type=Message)
+    told = message.told
+    what = "the hold of" if message.op == "hold" else "what it costs:"
+    return f"{what} job {told.job_id} of cluster {told.cluster}, account {told.account}"
+
+
 def told_hold(t: "Transaction", told: Told, amount: int) -> None:
     """Queue the hold of a running job, once for each job; array tasks have no hold of their own.
 

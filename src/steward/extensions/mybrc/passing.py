@@ -16,11 +16,11 @@ import msgspec
 
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import ChargeRow, OutboxItem
+from steward.bank.told_charges import TOLD
 from steward.core.config import Settings
 from steward.core.waiting import Backoff, Stop
 from steward.extensions.mybrc import amounts
 from steward.extensions.mybrc.errors import RemoteFailed, RemoteRejected, RemoteUnavailable
-from steward.extensions.mybrc.matching import SOURCE
 from steward.extensions.mybrc.noticing import Noticing, Owners
 from steward.extensions.mybrc.outgoing import KIND, Message, Told
 
@@ -358,7 +358,7 @@ class Passing:
 def charges_of(t: "Transaction", told: Told) -> list[ChargeRow]:
     """A job's charges, but for those that clients of the API had entered."""
     rows = t.charges.of_job(told.cluster, told.job_id, told.first_submit)
-    return [row for row in rows if row.charge.source != SOURCE]
+    return [row for row in rows if row.charge.source != TOLD]
 
 
 def cost_of(t: "Transaction", told: Told) -> int:

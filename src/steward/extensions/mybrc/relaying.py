@@ -9,18 +9,19 @@ one that nothing says the price of yet: its hold stays there until it is charged
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from steward.bank.claims import has_started
-from steward.bank.reconciling import own_charges
 from steward.bank.records import Hold
+from steward.bank.remote import RemoteBank
 from steward.bank.settling import REVOKED, charged_before, is_charged
+from steward.bank.told_charges import own_charges
 from steward.core.events import QUEUE_LOOKED, RUN_END, RUN_START, Event
 from steward.core.records import JobRecord
 from steward.core.usage import RunFact
-from steward.extensions.mybrc.outgoing import Told, told_change, told_hold
+from steward.extensions.mybrc.outgoing import Told, describe, told_change, told_hold
 from steward.slurm.states import base_state
 
 if TYPE_CHECKING:
@@ -96,3 +97,7 @@ def _told(event: Event) -> Told | None:
         end=record.end,
         cpus=record.cpus or 0,
     )
+
+
+REMOTE_BANK: Final = RemoteBank(relay=relay, describe=describe)
+"""What tells a myBRC server."""

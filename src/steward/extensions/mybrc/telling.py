@@ -16,9 +16,9 @@ import msgspec
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import By, ToldJob
 from steward.bank.records import Charge, Use
+from steward.bank.told_charges import TOLD, is_same_job
 from steward.extensions.mybrc import amounts
 from steward.extensions.mybrc.errors import ApiError
-from steward.extensions.mybrc.matching import SOURCE, is_same_job
 from steward.extensions.mybrc.shapes import Job, JobPage, JobSent, merged
 from steward.slurm.people import People
 
@@ -166,10 +166,10 @@ class Teller:
         if former is not None and former.key != charge.key:
             # Its submit time is known only now, or is another: the job is paid for once.
             row = t.charges.get(former.key)
-            if row is not None and row.charge.source == SOURCE and row.charge.amount:
+            if row is not None and row.charge.source == TOLD and row.charge.amount:
                 t.charges.charge(former, by)
         row = t.charges.get(charge.key)
-        if row is not None and row.charge.source != SOURCE:
+        if row is not None and row.charge.source != TOLD:
             return
         if row is not None or charge.amount:
             t.charges.charge(charge, by)
@@ -177,7 +177,7 @@ class Teller:
     def _is_ours(self, t: "Transaction", job: Job) -> bool:
         """Whether Steward has charged a run of it."""
         rows = t.charges.of_job(self._cluster, _number(job))
-        own = [row.charge for row in rows if row.charge.source != SOURCE]
+        own = [row.charge for row in rows if row.charge.source != TOLD]
         return is_same_job((job.submitdate, job.startdate), own)
 
     def _charge_of(self, job: Job, user: str, micros: int) -> Charge:
@@ -201,7 +201,7 @@ class Teller:
                 state=job.jobstatus or "",
             ),
             why="end" if end else "told",
-            source=SOURCE,
+            source=TOLD,
             told=job.jobslurmid if is_named else "",
         )
 

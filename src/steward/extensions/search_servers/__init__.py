@@ -1,1 +1,32 @@
 """Elasticsearch and OpenSearch: scripts as documents of monthly indices, and asking for them."""
+
+from typing import TYPE_CHECKING
+
+from steward.core.offered import offered
+
+if TYPE_CHECKING:
+    from steward.extensions.search_servers.asking import SINK_KIND
+    from steward.extensions.search_servers.client import SearchClient
+    from steward.extensions.search_servers.preparing import check_product
+    from steward.extensions.search_servers.settings import (
+        ElasticsearchSinkSettings,
+        OpenSearchSinkSettings,
+        SearchSinkSettings,
+    )
+else:
+    __getattr__ = offered(
+        __name__,
+        asking=("SINK_KIND",),
+        client=("SearchClient",),
+        preparing=("check_product",),
+        settings=("ElasticsearchSinkSettings", "OpenSearchSinkSettings", "SearchSinkSettings"),
+    )
+
+__all__ = [
+    "SINK_KIND",
+    "ElasticsearchSinkSettings",
+    "OpenSearchSinkSettings",
+    "SearchClient",
+    "SearchSinkSettings",
+    "check_product",
+]

@@ -13,11 +13,12 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from steward.accounting.job_log import JobLog, PassedOver
 from steward.core.lines import Line
 from steward.core.moments import micros
 from steward.extensions.jobacct_plugins.log.assembling import RunRecords
 from steward.extensions.jobacct_plugins.log.errors import LogError, LogUnavailable
-from steward.extensions.jobacct_plugins.log.places import PACKED, units_of
+from steward.extensions.jobacct_plugins.log.places import PACKED, days_in, units_of
 from steward.extensions.jobacct_plugins.log.records import AnyRecord, Head, head_of, record_of
 
 _LONGEST_LINE: Final = 8 << 20
@@ -25,9 +26,6 @@ _LONGEST_LINE: Final = 8 << 20
 
 RunKey = tuple[str, int, int, int]
 """A run: cluster, job id, its own submit time in µs, restarts."""
-
-PassedOver = Callable[[str, int, str], None]
-"""Told of each line that is no record: the file, the line's number, and why."""
 
 Source = tuple[str, int | None]
 """A file, and how many of its bytes count; None for all."""
@@ -237,3 +235,7 @@ class _Begin(io.RawIOBase):
 def records_of(sources: Iterable[Source]) -> Iterator[bytes]:
     """The lines of files as they are, those that are no records with them."""
     return _raw(list(sources), None)
+
+
+JOB_LOG: Final = JobLog(read_lines=read_lines, days_in=days_in)
+"""How accounting reads the job log."""

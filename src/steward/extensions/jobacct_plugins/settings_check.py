@@ -15,8 +15,8 @@ from steward.extensions.jobacct_plugins.sending import DELAY, RETRIES
 _TYPE: Final = re.compile(r"jobacct/[A-Za-z0-9_-]{1,64}")
 
 
-def accounting_problems(settings: Settings) -> Iterator[Problem]:
-    """All that is wrong with [accounting]."""
+def check_settings(settings: Settings) -> Iterator[Problem]:
+    """Yield all that is wrong with [accounting]."""
     of = settings.accounting
     types = types_of(of.type)
     key = ("accounting", "type")

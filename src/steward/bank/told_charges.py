@@ -1,4 +1,4 @@
-"""Which jobs that clients told of are jobs that Steward has charged itself.
+"""Charges that clients of an API told of, beside the bank's own of the same jobs.
 
 A job that Slurm put back into its queue has a submit time for each of its runs, of
 which Steward keeps the first and a client may tell any; its number is the same.
@@ -16,12 +16,24 @@ from steward.bank.records import Charge
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Transaction
 
-SOURCE: Final = "mybrc"
-"""Of charges that clients told."""
+TOLD: Final = "mybrc"
+"""The source of charges that clients told."""
 
 _BEFORE: Final = timedelta(seconds=2)
 _AFTER: Final = timedelta(hours=1)
 """So long after a run slurmctld may still know its job, and run it again."""
+
+
+def own_charges(t: "Transaction", cluster: str, job_id: int) -> list[Charge]:
+    """Return the charges under a raw job id that are the bank's own.
+
+    Args:
+        t: The transaction that they are read in.
+        cluster: The cluster's name.
+        job_id: The raw job id.
+    """
+    rows = t.charges.of_job(cluster, job_id)
+    return [row.charge for row in rows if row.charge.source != TOLD]
 
 
 def is_same_job(times: Iterable[datetime | None], own: Sequence[Charge]) -> bool:
@@ -43,10 +55,9 @@ def take_back(t: "Transaction", charge: Charge, by: By) -> None:
         charge: One of the job's own.
         by: Who does it.
     """
-    rows = [row.charge for row in t.charges.of_job(charge.cluster, charge.job_id)]
-    own = [one for one in rows if one.source != SOURCE]
-    for told in rows:
-        if told.source != SOURCE or not told.amount or told.told:
+    own = own_charges(t, charge.cluster, charge.job_id)
+    for told in (row.charge for row in t.charges.of_job(charge.cluster, charge.job_id)):
+        if told.source != TOLD or not told.amount or told.told:
             continue
         start = told.use.start if told.use is not None else None
         if is_same_job((told.first_submit, start), own):
