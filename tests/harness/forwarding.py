@@ -4,26 +4,22 @@ import hashlib
 import os
 import socket
 import ssl
-import threading
 from pathlib import Path
 from typing import Any
 
 from harness.events import NOON_NS, script_event
+from harness.receiving import ReceivingSite, listener_keys
 from servers.authority import Authority
-from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.events import Event, Kept, encode
-from steward.core.incoming import Store, Stores, kept_filename, stores_of
-from steward.core.journal import JournalLink, JournalReader
-from steward.core.journal.server import JournalServer
-from steward.core.waiting import Stop
+from steward.core.incoming import Store, Stores, kept_filename
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.receiving import Receiver
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 from steward.slurm.settings import ClusterSettings
 
 
-class Receiving:
-    """Journal and receiver of one Steward.
+class ForwardedSite(ReceivingSite):
+    """Receives from controllers.
 
     Args:
         directory: Where all its files are.
@@ -39,44 +35,13 @@ class Receiving:
         clusters: dict[str, tuple[str, ...]],
         **limits: int,
     ) -> None:
-        certificate, key = authority.certificate("IP:127.0.0.1", "DNS:localhost")
-        state = directory / "state"
-        state.mkdir()
-        self.settings = Settings(
-            state_dir=str(state),
-            cluster={
-                name: ClusterSettings(remote=True, controllers=hosts)
-                for name, hosts in clusters.items()
-            },
-            archive=ArchiveSettings(sink={}),
-            receive=ReceiveSettings(
-                listen="127.0.0.1:0",
-                certificate_file=certificate,
-                key_file=key,
-                client_ca_file=authority.file,
-            ),
-        )
-        self._stop = Stop()
-        server = JournalServer(str(state), JournalSettings(), stores_of(self.settings))
-        self._journal = threading.Thread(target=server.run, args=(self._stop,))
-        self._journal.start()
-        self.reader = JournalReader(str(state))
-        self._halt = Stop()
-        self._link = JournalLink(str(state), self._halt)
-        stores = stores_of(self.settings)
-        receiver = Receiver(self.settings, stores, self.reader.known, self._link, **limits)
-        self.port = receiver.address[1]
-        self._receiver = threading.Thread(target=receiver.run, args=(self._halt, lambda: None))
-        self._receiver.start()
-
-    def close(self) -> None:
-        """End both."""
-        for stop, thread in ((self._halt, self._receiver), (self._stop, self._journal)):
-            stop.set()
-            thread.join(10)
-            assert not thread.is_alive()
-        self._link.close()
-        self.reader.close()
+        remote = {
+            name: ClusterSettings(remote=True, controllers=hosts)
+            for name, hosts in clusters.items()
+        }
+        receive = ReceiveSettings(**listener_keys(authority))
+        super().__init__(directory, authority, clusters=remote, receive=receive)
+        self.start(Receiver(self.settings, self.stores, self.reader.known, self.link, **limits))
 
     def keys(self, cluster: str = "c1") -> list[str]:
         """Keys of the cluster's events in the journal."""
@@ -86,21 +51,21 @@ class Receiving:
 
     def kept(self) -> dict[str, bytes]:
         """What lies in its store."""
-        directory = Path(self.settings.state_dir) / "incoming"
+        directory = self.state / "incoming"
         return {path.name: path.read_bytes() for path in directory.glob("*")}
 
     def files(self) -> set[str]:
         """Every file that it has written, but for its databases."""
-        found = Path(self.settings.state_dir).parent.rglob("*")
+        found = self.directory.rglob("*")
         return {p.name for p in found if p.is_file() and not p.name.startswith("journal.db")}
 
-    def forward_settings(self, authority: Authority, *names: str) -> ForwardSettings:
+    def forward_settings(self, *names: str) -> ForwardSettings:
         """How a controller of these names reports here."""
-        certificate, key = authority.certificate(*names)
+        certificate, key = self.authority.certificate(*names)
         return ForwardSettings(
             to=f"127.0.0.1:{self.port}",
             tls=True,
-            ca_file=authority.file,
+            ca_file=self.authority.file,
             certificate_file=certificate,
             key_file=key,
             timeout_s=10.0,

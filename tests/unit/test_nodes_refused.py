@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.doctor import DoctorSite, only, site
-from harness.nodes import Hearing, line
+from harness.nodes import HearingSite, line
 from harness.site import ROOT
 from servers.authority import Authority
 from steward.admin.doctor import books
@@ -22,13 +22,13 @@ __all__ = ["site"]
 
 
 @pytest.fixture
-def hearing(tmp_path: Path) -> Iterator[Hearing]:
-    hearing = Hearing(tmp_path, Authority(tmp_path / "authority"))
+def hearing(tmp_path: Path) -> Iterator[HearingSite]:
+    hearing = HearingSite(tmp_path, Authority(tmp_path / "authority"))
     yield hearing
     hearing.close()
 
 
-def test_a_refusal_is_noted_until_that_host_is_heard(hearing: Hearing, tmp_path: Path) -> None:
+def test_a_refusal_is_noted_until_that_host_is_heard(hearing: HearingSite, tmp_path: Path) -> None:
     state = hearing.settings.state_dir
     spool = tmp_path / "spool"
     spool.mkdir()
