@@ -1,11 +1,19 @@
-"""Steps of jobs, as nodes and the controller tell of them: for the tests of accounting."""
+"""Steps of jobs, as nodes and the controller tell of them, and books that keep them."""
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+import pytest
+from hypothesis import strategies as st
+
 from harness.events import at, make_event, us
+from harness.jobs import Books, record
+from steward.core.config import Settings
 from steward.core.events import STEP_END, STEP_START, TASK_EXIT, Event
+from steward.core.lines import Line
 from steward.core.usage import StepEnd, StepStart, TasksExited, TaskUsage
+from steward.jobs import Jobs, JobsConsumer
 
 
 def _event(kind: str, moment: datetime, body: Any, cluster: str) -> Event:
@@ -74,3 +82,87 @@ def ended(
         **{"tasks": 1, "max_rss_bytes": 5000, **fields},
     )
     return _event(STEP_END, at(end), body, "c1")
+
+
+class Clocked(Books):
+    """Books whose clock the test moves."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.consumer.close()
+        self.now = at(0)
+        self.consumer = JobsConsumer(Settings(state_dir=str(directory)), lambda: self.now)
+
+    def tick(self, seconds: float) -> float:
+        self.now = at(seconds)
+        while not (wait_s := self.consumer.tick(self.said.extend)):
+            pass
+        return wait_s
+
+    def told(self, kind: str) -> list[Event]:
+        return [event for event in self.said if event.kind == kind]
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Clocked:
+    return Clocked(tmp_path)
+
+
+def lines_of(books: Books, job: str = "7") -> list[Line]:
+    jobs = Jobs(books.path)
+    found = jobs.lines_of(jobs.find(job)[0])
+    jobs.close()
+    return list(found)
+
+
+def lines(books: Books, job: str = "7") -> dict[str, Line]:
+    return {
+        f"{line.restarts}{f'/{line.piece_us}' if line.piece_us else ''}:{line.step}": line
+        for line in lines_of(books, job)
+    }
+
+
+def running(job_id: int = 7, submit: float = 0, **fields: Any) -> Event:
+    told = {"start": at(submit + 2), "nodelist": "n[1-3]", "seen": submit + 3, **fields}
+    return record(job_id, submit, "RUNNING", **told)
+
+
+def done(job_id: int = 7, submit: float = 0, end: float = 20, **fields: Any) -> Event:
+    told = {"start": at(submit + 2), "nodelist": "n[1-3]", "exit_code": 0, "exit_signal": 0}
+    state = fields.pop("state", "COMPLETED")
+    return record(job_id, submit, state, seen=end + 1, end=end, **{**told, **fields})
+
+
+STEP = [
+    launched(7, 3, "0"),
+    exited(7, 3, task(ended=9, max_rss_bytes=4000), step="0"),
+    ended(7, 3, 10, "0", peak_bytes=7000),
+]
+
+
+@st.composite
+def histories(draw: Any) -> list[Event]:
+    """Facts of jobs of one id: requeued, resized, on several nodes, some of them lost."""
+    events: list[Event] = []
+    submit = 0
+    for _job in range(draw(st.integers(1, 2))):
+        for restarts in range(draw(st.integers(1, 2))):
+            nodes = draw(st.sampled_from(["n1", "n[1-2]"]))
+            fields = {"restarts": restarts, "nodelist": nodes}
+            facts = [record(7, submit, restarts=restarts), running(7, submit, **fields)]
+            facts += [
+                done(7, submit, submit + 50, source=source, **fields)
+                for source in ("snapshot", "jobcomp")
+            ]
+            for step in draw(st.lists(st.sampled_from(["batch", "0", "1"]), unique=True)):
+                for node in ("n1", "n2"):
+                    begin = submit + 3 + draw(st.integers(0, 40))
+                    told = draw(st.sampled_from([None, restarts]))
+                    facts.append(launched(7, begin, step, node, restarts=told))
+                    tasks = [task(number, begin + 1) for number in range(draw(st.integers(1, 12)))]
+                    facts += [exited(7, begin, one, step=step, node=node) for one in tasks]
+                    facts.append(ended(7, begin, begin + 2, step, node, tasks=len(tasks)))
+            events += draw(st.lists(st.sampled_from(facts), unique_by=lambda e: (e.key, e.source)))
+            submit += 100
+        submit += 500
+    return events

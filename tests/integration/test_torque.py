@@ -13,7 +13,7 @@ import pytest
 from below import files_below
 from submitting import PATIENCE, wait_until
 
-from harness.torque_player import BIG, Player, Step
+from harness.torque import BIG, Player, Step
 
 
 def steward(*words: str) -> list[str]:

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.commands import ENVIRONMENTS, HOSTILE, SCRIPTS, on_terminal
-from harness.kept_archive import archive, keep, look
+from harness.commands import ENVIRONMENTS, HOSTILE, SCRIPTS, archive, keep, look, on_terminal
 from steward.cli.app import run
 from steward.core.journal import Journal
 

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 import zstandard
 
-from harness.commands import SCRIPTS
-from harness.kept_archive import archive, look
+from harness.commands import SCRIPTS, archive, look
 
 __all__ = ["archive", "look"]
 

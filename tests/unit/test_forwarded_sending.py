@@ -12,8 +12,7 @@ import pytest
 
 from harness.forwarding import ForwardedSite, script_row, stores_in
 from harness.spool import no_lease_signals
-from harness.torque import TorqueCapture
-from harness.torque_player import Player
+from harness.torque import Player, TorqueCapture
 from servers.authority import Authority
 from steward.core.config import Settings
 from steward.core.consumers import Rejected

@@ -7,13 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.books import done, lines_of, running
 from harness.events import NOON_US, at
 from harness.jobacct import LogSite
 from harness.jobs import Books, record
 from harness.nodes import line
 from harness.nodes import task as task_line
-from harness.steps import ended, exited, launched, task
+from harness.steps import done, ended, exited, launched, lines_of, running, task
 from steward.capture.nodes.folding import flaw_of, fold
 from steward.core.events import STEP_USAGE
 from steward.core.lines import Line

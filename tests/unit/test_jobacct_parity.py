@@ -9,12 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.books import Clocked, done, histories, running
 from harness.events import at
 from harness.jobacct import LogSite
 from harness.jobs import record
+from harness.steps import Clocked, done, exited, histories, launched, running
 from harness.steps import ended as ended_step
-from harness.steps import exited, launched
 from steward.core.events import STEP_USAGE, Event
 from steward.core.lines import Line
 from steward.core.moments import micros

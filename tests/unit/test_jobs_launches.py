@@ -9,10 +9,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.books import STEP, Clocked, books, done, histories, lines, running
 from harness.events import at, us
 from harness.jobs import Books, record
-from harness.steps import ended, exited, launched, task
+from harness.steps import (
+    STEP,
+    Clocked,
+    books,
+    done,
+    ended,
+    exited,
+    histories,
+    launched,
+    lines,
+    running,
+    task,
+)
 from steward.core.events import (
     NODE_GAP,
     RUN_END,

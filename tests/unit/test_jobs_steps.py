@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from harness.archive import purge
-from harness.books import STEP, Clocked, books, done, lines, running
 from harness.events import NOON, at, us
 from harness.jobs import record, script
-from harness.steps import ended, exited, launched
+from harness.steps import STEP, Clocked, books, done, ended, exited, launched, lines, running
 from steward.core.consumers import Rejected
 from steward.core.events import (
     ACCOUNTING_EXPIRE,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.shim import Run, lines_of, needs_compiler, run, sanitized, spool
+from harness.native import Run, lines_of, needs_compiler, run, sanitized, spool
 
 __all__ = ["run", "sanitized", "spool"]
 

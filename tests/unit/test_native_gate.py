@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness.submit_plugin import (
+from harness.native import (
     SENT_TEXTS,
     VECTORS,
     answer_of,

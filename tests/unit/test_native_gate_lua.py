@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness.submit_plugin import (
+from harness.native import (
     NATIVE,
     SENT_TEXTS,
     TEXTS,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.shim import Run, lines_of, needs_compiler, plain, run, sanitized, spool
+from harness.native import Run, lines_of, needs_compiler, plain, run, sanitized, spool
 
 __all__ = ["plain", "run", "sanitized", "spool"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.submit_plugin import needs_compiler
+from harness.native import needs_compiler
 from steward.admin.plugins import building, checking, submitting
 from steward.admin.plugins.building import SUBMIT_LIBRARY, Built, SlurmVersion
 from steward.admin.plugins.errors import NativeError

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.slurm_rows import squeue_row
+from harness.slurm import squeue_row
 from steward.core.access import Standing
 from steward.core.records import JobRecord
 from steward.slurm import MOST_WHOLE, Slurm, SlurmError, SlurmUnavailable, StoredScript

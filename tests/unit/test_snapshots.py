@@ -6,7 +6,7 @@ import pytest
 
 from harness.events import NOON, script_event
 from harness.site import Clock
-from harness.snapshots import Scripted, clock, journal, kinds, record, slurm, snapshots
+from harness.slurm import Scripted, clock, journal, kinds, record, slurm, snapshots
 from steward.capture.snapshots import Allowance, Snapshots
 from steward.core.errors import Unavailable
 from steward.core.events import (

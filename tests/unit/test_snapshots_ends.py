@@ -2,7 +2,7 @@
 
 from harness.events import NOON
 from harness.site import Clock
-from harness.snapshots import Scripted, clock, journal, kinds, record, slurm, snapshots
+from harness.slurm import Scripted, clock, journal, kinds, record, slurm, snapshots
 from steward.capture.lines.jobcomp import Told, end_event
 from steward.capture.snapshots import Snapshots
 from steward.core.events import (

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.spool import no_lease_signals
-from harness.torque import Spool, TorqueCapture, site, spool, wait_for
-from harness.torque_player import BIG, PIECE, Player, Step
+from harness.torque import BIG, PIECE, Player, Spool, Step, TorqueCapture, site, spool, wait_for
 from steward.core.events import JOB_END, JOB_SCRIPT
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED
