@@ -43,8 +43,6 @@ from steward.slurm.picture import NodeShape, PartitionPicture, Picture
 CLUSTER = "c"
 HOUR_MIN = 60
 DAY_US = 86_400_000_000
-GRACE_MIN = 1
-"""What an estimate adds for Slurm's timer."""
 SECRET = bytes(range(32))
 RATE = Rate(number=1, cluster=CLUSTER, weights={"cpu": 60 * MICRO})
 """One SU a CPU and minute."""

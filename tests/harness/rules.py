@@ -92,9 +92,6 @@ class World:
         self.found: Callable[[Execution], Found] = lambda _one: Found(traces="unseen")
         self.lock = threading.Lock()
 
-    def most_drained(self) -> int:
-        return len(self.drained)
-
 
 class WorldsHand:
     """See :class:`steward.automation.rules.hand.Hand`."""
