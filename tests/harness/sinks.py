@@ -5,8 +5,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from harness import archive
 from harness.events import NOVEMBER, NOVEMBER_NS, make_event
 from harness.journal import JournaledSite
@@ -24,77 +22,50 @@ from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
 from steward.slurm.settings import ClusterSettings
 
 
-class Sent(msgspec.Struct):
-    """One document as the file has it."""
+class Elsewhere:
+    """A destination that keeps what it is sent; it can be away, and refuse jobs.
 
-    id: str
-    version: int
-    script: bytes | None
-    environment: bytes | None
-    user: str
-    partial: bool
-    deleted: bool
-    corrects: bool
+    Attributes:
+        sent: Every document that it took, in order.
+        expired: Every time that it was to expire documents before.
+        batches: How many documents came at once.
+    """
 
-
-class Lines:
-    """A destination on this machine: a line of JSON a document; it can be away, and refuse."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self) -> None:
         self.is_away = False
         self.refuses: set[int] = set()
+        self.sent: list[Document] = []
+        self.expired: list[datetime] = []
         self.batches: list[int] = []
 
     def send(self, documents: Sequence[Document]) -> list[Refusal]:
-        if self.is_away:
-            raise Unavailable("the other end is away")
+        self._answer()
         self.batches.append(len(documents))
-        with self.path.open("ab") as out:
-            for document in documents:
-                if document.job_id not in self.refuses:
-                    out.write(msgspec.json.encode(_sent(document)) + b"\n")
-        return [
-            Refusal(document=document, why=f"job {document.job_id} is not taken")
-            for document in documents
-            if document.job_id in self.refuses
-        ]
+        refused = [one for one in documents if one.job_id in self.refuses]
+        self.sent += [one for one in documents if one.job_id not in self.refuses]
+        return [Refusal(document=one, why=f"job {one.job_id} is not taken") for one in refused]
 
     def expire(self, before: datetime) -> None:
-        if self.is_away:
-            raise Unavailable("the other end is away")
-        with self.path.open("ab") as out:
-            out.write(b'{"expire": "%s"}\n' % before.isoformat().encode())
+        self._answer()
+        self.expired.append(before)
 
     def close(self) -> None:
         pass
 
-    def sent(self) -> list[Sent]:
-        """All that came, in order."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_bytes().splitlines()
-        return [msgspec.json.decode(line, type=Sent) for line in lines if b'"expire"' not in line]
+    def _answer(self) -> None:
+        if self.is_away:
+            raise Unavailable("the other end is away")
 
-
-def _sent(document: Document) -> Sent:
-    return Sent(
-        id=document.id,
-        version=document.version,
-        script=document.script,
-        environment=document.environment,
-        user=document.identity.record.user if document.identity else "",
-        partial=document.partial,
-        deleted=document.deleted,
-        corrects=document.corrects,
-    )
+    def users(self) -> list[str]:
+        """Whose each document was, "" for nobody's."""
+        return [one.identity.record.user if one.identity else "" for one in self.sent]
 
 
 class RemoteSite(JournaledSite):
     """A cluster ``alpha`` with a sink ``files``, which may be opened, and one ``there``, which is.
 
     Attributes:
-        lines: What ``there`` sends to.
+        elsewhere: What ``there`` sends to.
     """
 
     def __init__(self, directory: Path, *, slurm: bool = True, **sink: Any) -> None:
@@ -105,13 +76,13 @@ class RemoteSite(JournaledSite):
         clusters = {"alpha": ClusterSettings(slurm=slurm, spool="/spool")}
         super().__init__(directory, clusters=clusters, archive=ArchiveSettings(sink=sinks))
         archive.open_sink(self).close()
-        self.lines = Lines(directory / "there.jsonl")
+        self.elsewhere = Elsewhere()
         self.now = datetime.now(UTC) + timedelta(seconds=1)
         self.open(lambda _site: self._open_sink())
 
     def _open_sink(self) -> RemoteSink:
-        lines, stores = self.lines, self.stores
-        return RemoteSink(self.settings, "there", stores, lambda: lines, batch_bytes=1 << 20)
+        stores, elsewhere = self.stores, self.elsewhere
+        return RemoteSink(self.settings, "there", stores, lambda: elsewhere, batch_bytes=1 << 20)
 
     @property
     def sink(self) -> RemoteSink:
@@ -187,7 +158,4 @@ class RemoteSite(JournaledSite):
 
     def sent_ids(self) -> list[int]:
         """Job ids of what came to ``there``, in order, with the sign of a purge."""
-        return [
-            int(one.id.split("/")[1].split(":")[0]) * (-1 if one.deleted else 1)
-            for one in self.lines.sent()
-        ]
+        return [one.job_id * (-1 if one.deleted else 1) for one in self.elsewhere.sent]

@@ -66,12 +66,18 @@ class Faults:
         pread = os.pread
 
         def fails(fd: int, count: int, offset: int) -> bytes:
-            if self.error and os.readlink(f"/proc/self/fd/{fd}").endswith(self.of):
-                self.reads += 1
-                raise OSError(self.error, os.strerror(self.error))
+            self._fail_of_open(fd)
             return pread(fd, count, offset)
 
         monkeypatch.setattr(os, "pread", fails)
+
+    def _fail(self) -> None:
+        self.reads += 1
+        raise OSError(self.error, os.strerror(self.error))
+
+    def _fail_of_open(self, fd: int) -> None:
+        if self.error and os.readlink(f"/proc/self/fd/{fd}").endswith(self.of):
+            self._fail()
 
     def of_opens(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """From now on opening fails likewise."""
@@ -80,8 +86,7 @@ class Faults:
         def fails(path: str, *args: int, **options: int) -> int:
             if self.error and str(path).endswith(self.of):
                 os.lstat(path, **options)  # what is gone is gone
-                self.reads += 1
-                raise OSError(self.error, os.strerror(self.error))
+                self._fail()
             return really(path, *args, **options)
 
         monkeypatch.setattr(os, "open", fails)
@@ -91,9 +96,7 @@ class Faults:
         really = os.fstat
 
         def fails(fd: int) -> os.stat_result:
-            if self.error and os.readlink(f"/proc/self/fd/{fd}").endswith(self.of):
-                self.reads += 1
-                raise OSError(self.error, os.strerror(self.error))
+            self._fail_of_open(fd)
             return really(fd)
 
         monkeypatch.setattr(os, "fstat", fails)

@@ -32,7 +32,7 @@ def site(tmp_path: Path) -> RemoteSite:
     return site
 
 
-def filed(site: RemoteSite) -> set[int]:
+def filed_jobs(site: RemoteSite) -> set[int]:
     """Jobs whose script is in the archive of files."""
     names = [Path(path).name for path in archive.files(site) if path.endswith(".sh")]
     return {int(name.split("-")[0]) for name in names}
@@ -42,7 +42,7 @@ def filed(site: RemoteSite) -> set[int]:
 
 
 def test_a_sink_that_is_away_delays_only_itself_and_says_why(site: RemoteSite) -> None:
-    site.lines.is_away = True
+    site.elsewhere.is_away = True
     for job_id in (1, 2, 3):
         site.job(job_id)
     site.run()
@@ -55,7 +55,7 @@ def test_a_sink_that_is_away_delays_only_itself_and_says_why(site: RemoteSite) -
     assert (found["files"].kind, found["files"].state) == ("files", "running")
     assert (found["files"].backlog, found["files"].oldest_s) == (0, None)
     assert found["files"].rate > 0
-    site.lines.is_away = False
+    site.elsewhere.is_away = False
     site.run()
     there = site.sinks()["there"]
     assert (there.state, there.backlog, there.behind, there.oldest_s) == ("running", 0, 0, None)
@@ -73,7 +73,7 @@ def test_scripts_that_wait_for_an_owner_are_still_to_be_archived(site: RemoteSit
 
 
 def test_what_was_set_aside_is_counted(site: RemoteSite) -> None:
-    site.lines.refuses = {2}
+    site.elsewhere.refuses = {2}
     for job_id in (1, 2):
         site.job(job_id)
     site.run()
@@ -122,8 +122,8 @@ def test_a_new_sink_is_filled_from_the_archive_of_files(site: RemoteSite) -> Non
     assert site.sinks()["there"].backlog == 3
     site.run()
     assert sorted(site.sent_ids()) == [1, 2, 3]
-    assert {sent.script for sent in site.lines.sent()} == {b"script 1", b"script 2", b"script 3"}
-    assert {sent.user for sent in site.lines.sent()} == {"ada"}
+    assert {sent.script for sent in site.elsewhere.sent} == {b"script 1", b"script 2", b"script 3"}
+    assert set(site.elsewhere.users()) == {"ada"}
     assert site.sinks()["there"].backlog == 0
 
 
@@ -208,7 +208,7 @@ def test_only_a_sink_that_there_is_can_be_filled(site: RemoteSite, sink: str, sa
 
 
 def test_a_detached_sink_says_what_fills_it_and_is_filled_by_that(site: RemoteSite) -> None:
-    site.lines.is_away = True
+    site.elsewhere.is_away = True
     for job_id in (1, 2, 3):
         site.job(job_id)
     site.run()
@@ -217,7 +217,7 @@ def test_a_detached_sink_says_what_fills_it_and_is_filled_by_that(site: RemoteSi
     there = site.sinks()["there"]
     assert (there.state, there.missed) == ("detached", site.reader.head())
     assert there.refill.startswith("steward archive resend --sink there --since 2026-")
-    site.lines.is_away = False
+    site.elsewhere.is_away = False
     site.sink.close()
     site.reopen()
     site.run()
@@ -257,23 +257,25 @@ def test_a_purge_reaches_every_sink_also_one_that_was_away(
     site.job(1)
     site.job(2, who=BELA)
     site.run()
-    site.lines.is_away = True
+    site.elsewhere.is_away = True
     said = site.ask("archive.purge", **wanted)
     assert (said.done, said.sinks) == (False, ("files", "there"))
     site.ask("archive.purge", **wanted, yes=True)
     site.run()
-    assert filed(site) == {2}
+    assert filed_jobs(site) == {2}
     assert site.sent_ids() == [1, 2]
     assert site.sinks()["there"].behind == 1
-    site.lines.is_away = False
+    site.elsewhere.is_away = False
     site.run()
     assert site.sent_ids() == [1, 2, -1]
     assert site.order().scripts == 1
 
 
-@pytest.mark.parametrize(("sink", "left", "sent"), [("files", set(), [1]), ("there", {1}, [1, -1])])
+@pytest.mark.parametrize(
+    ("sink", "filed", "sent"), [("files", set(), [1]), ("there", {1}, [1, -1])]
+)
 def test_a_purge_of_one_sink_leaves_the_others(
-    site: RemoteSite, sink: str, left: set[int], sent: list[int]
+    site: RemoteSite, sink: str, filed: set[int], sent: list[int]
 ) -> None:
     site.job(1)
     site.run()
@@ -281,7 +283,7 @@ def test_a_purge_of_one_sink_leaves_the_others(
     assert done.sinks == (sink,)
     assert [bool(line.script.path) for line in done.scripts] == [sink == "files"]
     site.run()
-    assert filed(site) == left
+    assert filed_jobs(site) == filed
     assert site.sent_ids() == sent
 
 
@@ -308,13 +310,13 @@ def test_a_purge_in_the_moment_of_an_order_has_the_last_word(site: RemoteSite) -
     assert site.order().scripts == 0
     site.run()
     assert site.sent_ids()[-1] == -1
-    assert filed(site) == set()
+    assert filed_jobs(site) == set()
     events, _ = site.reader.read(0, {ARCHIVE_PURGE}, 10)
     assert [event.body.sink for event in events] == ["", "there"]
 
 
 def test_no_dead_letter_brings_back_what_was_purged(site: RemoteSite) -> None:
-    site.lines.refuses = {1}
+    site.elsewhere.refuses = {1}
     site.job(1)
     site.run()
     site.order()
@@ -323,11 +325,11 @@ def test_no_dead_letter_brings_back_what_was_purged(site: RemoteSite) -> None:
     assert kinds == [ARCHIVE_RESEND, "job.script"]
     site.ask("archive.purge", jobs=["1"], yes=True)
     # The archive of files has not come to it yet: the bytes could still be read.
-    site.lines.refuses = set()
+    site.elsewhere.refuses = set()
     site.run("jobs", "archive.there")
     site.writer.replay("archive.there")
     site.run("archive.there")
-    assert [sent.script for sent in site.lines.sent() if not sent.deleted] == []
+    assert [sent.script for sent in site.elsewhere.sent if not sent.deleted] == []
     site.run()
     assert site.sent_ids()[-1] == -1
 
@@ -339,7 +341,7 @@ def test_no_late_identity_brings_back_what_was_purged(site: RemoteSite) -> None:
     site.identify(script, "ada", "ended")
     site.run()
     assert site.sent_ids() == [1, -1]
-    assert filed(site) == set()
+    assert filed_jobs(site) == set()
 
 
 def test_an_order_after_a_purge_of_one_sink_sends_it_there_again(site: RemoteSite) -> None:
