@@ -177,14 +177,14 @@ class Site:
                 from steward.archive.library import Library
 
                 return Library(self.settings, order=self.append, refilled=self.refilled, **given)
-            case "bank":
-                from steward.bank.room import BankRoom
-
-                return BankRoom(self.settings, **given)
             case "automation":
                 from steward.automation.room import AutomationRoom
 
                 return AutomationRoom(self.settings, access=self.access, registry=self.registry)
+            case "bank":
+                from steward.bank.room import BankRoom
+
+                return BankRoom(self.settings, **given)
             case "events":
                 from steward.reports.events import EventsRoom
 
