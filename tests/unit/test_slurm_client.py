@@ -1,13 +1,14 @@
 """The client on stand-ins for Slurm's commands: what real ones print is in the fixtures, and
 integration tests run the real ones."""
 
-from datetime import UTC, datetime
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from harness.events import NOON
 from harness.slurm import squeue_row
 from steward.core.access import Standing
 from steward.core.records import JobRecord
@@ -17,7 +18,6 @@ from steward.slurm.queue import QueueFormat
 from steward.slurm.settings import ClusterSettings
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
-NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 ENDED = JobRecord(job_id=5, submit=NOON, end=NOON.replace(hour=13))
 DASHES = "-" * 80
 

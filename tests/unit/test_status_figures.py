@@ -12,6 +12,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from harness.commands import run
 from harness.gate import job, running, settings_of
+from harness.site import ROOT
 from steward.admin.status.metrics import Families
 from steward.admin.status.shapes import MetricsRequest
 from steward.bank.asking_standing import BankStandingRequest
@@ -24,7 +25,6 @@ from steward.core.events import utc_now
 from steward.core.looks import Look, Looks
 from steward.daemon.rooms import registry
 
-ROOT = Asker(uid=0, user="root")
 BY = By(who="root")
 
 
