@@ -22,13 +22,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "unit"))
-
 import msgspec
-from gate_process import RunningGate
-from gate_site import CLUSTER, account, job, now_us, settings_of
 
 import storm
+from harness.gate import CLUSTER, RunningGate, account, job, now_us, settings_of
 from run import fresh_directory
 from scale import scaled
 from steward.bank.gate import token
@@ -71,7 +68,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory(prefix="steward-gate-bench-") as where:
         settings = settings_of(Path(where))
-        _fill(where)
+        _fill(settings.state_dir)
         gate = RunningGate(settings)
         try:
             gate.tell(*_accounts())

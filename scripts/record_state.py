@@ -1,6 +1,6 @@
 """Records what this release leaves in a state directory, for the tests of later ones.
 
-``PYTHONPATH=src:tests/unit:bench python scripts/record_state.py OUT``: a daemon
+``PYTHONPATH=src:tests:bench python scripts/record_state.py OUT``: a daemon
 captures three scripts, takes in the lives of four jobs and charges them; a hold
 is left open. Each database is written as SQL to OUT, but for what is made again
 from the archive, and beside them are the archive and the job log.
@@ -17,10 +17,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from bank_site import BankSite, rate
-from job_lives import NOON
-
 import storm
+from harness.bank import life, rate
+from harness.events import NOON
 from steward.accounting.settings import AccountingSettings
 from steward.archive.settings import FilesSinkSettings
 from steward.bank.gate.purses import Open
@@ -102,7 +101,7 @@ def run(settings: Settings, home: Path) -> None:
             stdout=log,
         )
     try:
-        events = [event for job in range(4) for event in BankSite.life(10 + job, begin=600 * job)]
+        events = [event for job in range(4) for event in life(10 + job, begin=600 * job)]
 
         def append() -> bool:
             try:

@@ -36,7 +36,7 @@ class Hook(Quiet, BaseHTTPRequestHandler):
         self.end_headers()
 
 
-class Site:
+class ActingSite:
     """A cluster with a daemon that has people of every standing."""
 
     def __init__(self, cluster: Sandbox, port: int) -> None:
@@ -121,13 +121,13 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(slurm_version: str) -> Iterator[Site]:
+def site(slurm_version: str) -> Iterator[ActingSite]:
     """A cluster of the module's own and its daemon."""
     with answering(Hook) as server:
         # An answer of its slurmd's that is on its way must not bring back a node that is set down.
         spec = SandboxSpec(slurm=slurm_version, user_names=USERS, extra=("ReturnToService=0",))
         with Sandbox.up(spec, say=print) as cluster:
-            site = Site(cluster, server.server_port)
+            site = ActingSite(cluster, server.server_port)
             site.daemon.start()
             try:
                 yield site
@@ -136,7 +136,7 @@ def site(slurm_version: str) -> Iterator[Site]:
 
 
 @pytest.fixture
-def healthy(site: Site) -> Iterator[Site]:
+def healthy(site: ActingSite) -> Iterator[ActingSite]:
     """The cluster, all of whose nodes are brought back after the test."""
     yield site
     site.heal()

@@ -40,7 +40,7 @@ def spec_of(directory: str, slurm: str, **options: Any) -> SandboxSpec:
     )
 
 
-class Site:
+class BookedSite:
     """A cluster, its nodes' plugin and agent, and the daemon.
 
     Args:

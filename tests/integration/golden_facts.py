@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from golden_site import CLUSTER, GID, UIDS, Site, at
+from golden_site import CLUSTER, GID, UIDS, GoldenSite, at
 
 from steward.core.events import (
     BANK_THRESHOLD,
@@ -86,7 +86,7 @@ _SCRIPTS: Final = {
 }
 
 
-def feed(site: Site) -> None:
+def feed(site: GoldenSite) -> None:
     """Append all facts, and have their scripts captured."""
     site.append([*_states(), *_ended_jobs(), *_requeued_job(), *_array(), *_open_jobs(), *_gaps()])
     site.wait_for_events(BANK_THRESHOLD, 1)

@@ -126,7 +126,7 @@ def settings_in(directory: Path) -> Settings:
     )
 
 
-class Site:
+class GoldenSite:
     """A daemon with fixed settings, not started yet, and ways to wait for it.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from banking import RATE
-from bookkeeping import Site, spec_of
+from bookkeeping import BookedSite, spec_of
 from sandboxes import passable_directory
 from submitting import submit_to, wait_until
 from webbing import USERS, WebSite
@@ -70,7 +70,7 @@ def job_site(
     with passable_directory() as path:
         spec = spec_of(f"{path}/sandbox", slurm, **chosen)
         with Sandbox.up(spec, say=print) as cluster:
-            books = Site(cluster)
+            books = BookedSite(cluster)
             home = books.daemon.home
             settings = {
                 "nodes": books.daemon.settings.nodes,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from bookkeeping import Site, spec_of
+from bookkeeping import BookedSite, spec_of
 from running import chance_of
 from sandboxes import passable_directory
 from submitting import wait_until
@@ -45,7 +45,7 @@ sleep 0.{tenths}
 
 
 @pytest.fixture
-def site(slurm_version: str) -> Iterator[Site]:
+def site(slurm_version: str) -> Iterator[BookedSite]:
     options = {"cpus": 8, "min_job_age_s": 300, "extra": ("SlurmdTimeout=600",)}
     with (
         passable_directory() as path,
@@ -53,7 +53,7 @@ def site(slurm_version: str) -> Iterator[Site]:
             spec_of(str(path), slurm_version, accounting=False, **options), say=print
         ) as cluster,
     ):
-        site = Site(cluster)
+        site = BookedSite(cluster)
         try:
             site.start()
             yield site
@@ -61,7 +61,7 @@ def site(slurm_version: str) -> Iterator[Site]:
             site.close()
 
 
-def kill(site: Site, what: str) -> None:
+def kill(site: BookedSite, what: str) -> None:
     """End one of them as a power switch would, and start it again."""
     cluster = site.cluster
     if what == "slurmctld":
@@ -78,7 +78,7 @@ def kill(site: Site, what: str) -> None:
         cluster.start_service(what)
 
 
-def resume(site: Site) -> None:
+def resume(site: BookedSite) -> None:
     """Have nodes go on: slurmctld drains those on which it finds jobs that it has forgotten."""
     words = ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %t"]
     for line in site.cluster.run(words, check=False).stdout.splitlines():
@@ -96,7 +96,7 @@ def resume(site: Site) -> None:
             site.cluster.run(words, check=False)
 
 
-def _queue(site: Site, states: str) -> list[list[str]]:
+def _queue(site: BookedSite, states: str) -> list[list[str]]:
     """Id, reason and start of each job in a state."""
     words = ["squeue", "-h", "-t", states, "-o", "%i|%r|%S"]
     found = site.cluster.run(words, env={"TZ": "UTC"}, check=False).stdout
@@ -123,7 +123,7 @@ class Operator:
     slurmd starts.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: BookedSite) -> None:
         self._site = site
         self._helped = time.monotonic()
 
@@ -146,7 +146,7 @@ class Operator:
 Run = tuple[int, str, int]
 
 
-def counts(site: Site) -> dict[str, collections.Counter[Run]]:
+def counts(site: BookedSite) -> dict[str, collections.Counter[Run]]:
     """How often the start and the end of each run were said, corrections aside."""
     found: dict[str, collections.Counter[Run]] = {
         kind: collections.Counter() for kind in (RUN_START, RUN_END)
@@ -167,13 +167,13 @@ def counts(site: Site) -> dict[str, collections.Counter[Run]]:
         reader.close()
 
 
-def rows(site: Site) -> list[list[str]]:
+def rows(site: BookedSite) -> list[list[str]]:
     """Job or step, state and times of all that is booked."""
     words = ("-a", "-D", "-n", "-P", "-S", "now-1hour", "-o", "JobID,State,Start,End,Restarts")
     return [row.split("|") for row in site.ours(*words).splitlines()]
 
 
-def test_every_run_has_one_start_one_end_and_its_steps(site: Site) -> None:
+def test_every_run_has_one_start_one_end_and_its_steps(site: BookedSite) -> None:
     ran = Path(site.cluster.directory) / "ran"
     ran.touch()
     ran.chmod(0o666)
@@ -213,7 +213,7 @@ def test_every_run_has_one_start_one_end_and_its_steps(site: Site) -> None:
     check_steps(_runs(rows(site)), named, ran, submitted)
 
 
-def gaps(site: Site) -> tuple[Finding, ...]:
+def gaps(site: BookedSite) -> tuple[Finding, ...]:
     """What is missing, told as it will be in ten minutes: what is younger may still come."""
     settings = site.daemon.settings
     access = Access(settings.access, 0, lambda _cluster: Standing())
@@ -274,7 +274,7 @@ def check_steps(
     assert len(stepless) <= len(set(submitted)) // 10
 
 
-def _unbooked(site: Site, jobs: set[int]) -> list[list[str]]:
+def _unbooked(site: BookedSite, jobs: set[int]) -> list[list[str]]:
     """Rows of what has not ended in the books, and of jobs of which there is no row."""
     found = rows(site)
     ended = {name for name, state, _, end, *_ in found if end != "Unknown" or state == "UNKNOWN"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from acting import SLEEP, Hook, Site, healthy, site
+from acting import SLEEP, ActingSite, Hook, healthy, site
 from steward_daemon import STEWARD, Daemon
 from submitting import PATIENCE, submit_to, wait_until
 
@@ -23,7 +23,7 @@ __all__ = ["healthy", "site"]
 pytestmark = [pytest.mark.matrix, pytest.mark.wide, pytest.mark.timeout(900)]
 
 
-def test_configuration(site: Site) -> None:
+def test_configuration(site: ActingSite) -> None:
     assert site.result("slurm.config.get", by="ada", item="cluster_name") == {
         "cluster_name": "sandbox"
     }
@@ -32,7 +32,7 @@ def test_configuration(site: Site) -> None:
     assert "nosuchitem" in site.refused("slurm.config.get", by="ada", item="nosuchitem")
 
 
-def test_rights(site: Site) -> None:
+def test_rights(site: ActingSite) -> None:
     """Everything that changes is refused to whom it is not for, and nothing was begun."""
     one = site.nodes[0]
     given: dict[str, dict[str, Any]] = {
@@ -63,7 +63,7 @@ def test_rights(site: Site) -> None:
     assert site.node(one)["state"] == "IDLE"
 
 
-def test_mail(site: Site) -> None:
+def test_mail(site: ActingSite) -> None:
     done = site.result(
         "notify.email", by="olga", to="root,ops@example.org", subject="node1 is down", body="So."
     )
@@ -79,7 +79,7 @@ def test_mail(site: Site) -> None:
     assert "no address" in why
 
 
-def test_webhook(site: Site) -> None:
+def test_webhook(site: ActingSite) -> None:
     done = site.result("notify.webhook", by="olga", name="site", subject="s", body={"n": 1})
     assert done["answer"] == 204
     told = Hook.told[-1]
@@ -93,12 +93,12 @@ def test_webhook(site: Site) -> None:
     assert "names no" in why
 
 
-def list_programs(site: Site, *lines: str, mode: int = 0o644) -> None:
+def list_programs(site: ActingSite, *lines: str, mode: int = 0o644) -> None:
     site.programs.write_text("".join(f"{line}\n" for line in lines))
     site.programs.chmod(mode)
 
 
-def test_programs(site: Site) -> None:
+def test_programs(site: ActingSite) -> None:
     program = Path(site.cluster.directory) / "program"
     program.write_text('#!/bin/sh\nfor a in "$@"; do echo "<$a>"; done\necho err >&2\n')
     program.chmod(0o755)
@@ -122,7 +122,7 @@ def test_programs(site: Site) -> None:
     site.programs.unlink()
 
 
-def test_triggers(site: Site) -> None:
+def test_triggers(site: ActingSite) -> None:
     program = "/bin/true"
     assert "not in" in site.refused("slurm.trigger.set", program=program, event="down")
     list_programs(site, program)
@@ -164,7 +164,7 @@ def test_triggers(site: Site) -> None:
     site.programs.unlink()
 
 
-def test_audit_says_who_and_what(healthy: Site) -> None:
+def test_audit_says_who_and_what(healthy: ActingSite) -> None:
     site, one = healthy, healthy.nodes[0]
     by_socket = site.run("slurm.node.drain", nodes=one, reason="who")["id"]
     by_root = site.run("slurm.node.resume", "--force", by="root", nodes=one)["id"]
@@ -187,7 +187,7 @@ def test_audit_says_who_and_what(healthy: Site) -> None:
     ]
 
 
-def test_an_action_that_was_killed_has_no_end(site: Site) -> None:
+def test_an_action_that_was_killed_has_no_end(site: ActingSite) -> None:
     list_programs(site, "/bin/sleep")
     running = site.cluster.popen(
         [
@@ -208,7 +208,7 @@ def test_an_action_that_was_killed_has_no_end(site: Site) -> None:
     site.programs.unlink()
 
 
-def test_an_action_that_takes_too_long(site: Site) -> None:
+def test_an_action_that_takes_too_long(site: ActingSite) -> None:
     list_programs(site, "/bin/sleep")
     settings = msgspec.structs.replace(
         site.daemon.settings,
@@ -227,7 +227,7 @@ def test_an_action_that_takes_too_long(site: Site) -> None:
     site.programs.unlink()
 
 
-def test_words_of_the_command_line(site: Site) -> None:
+def test_words_of_the_command_line(site: ActingSite) -> None:
     ask = site.daemon.ask
     assert "write NAME=VALUE" in ask("action", "run", "slurm.node.get", "n1", check=False).stderr
     assert (

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from acting import SLEEP, USERS, Site, site
+from acting import SLEEP, USERS, ActingSite, site
 from submitting import state_of, submit_to, wait_until
 
 from steward.automation.running import Runner
@@ -22,23 +22,23 @@ pytestmark = [pytest.mark.matrix, pytest.mark.wide, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-def empty(site: Site) -> Iterator[Site]:
+def empty(site: ActingSite) -> Iterator[ActingSite]:
     yield site
     for name in USERS:
         site.said("scancel", "-u", name)
     wait_until(lambda: not site.said("squeue", "-h", "-u", ",".join(USERS)))
 
 
-def reason_of(site: Site, job: object) -> str:
+def reason_of(site: ActingSite, job: object) -> str:
     return site.said("squeue", "-h", "-a", "-j", str(job), "-o", "%r").strip()
 
 
-def is_waiting(site: Site, job: int) -> bool:
+def is_waiting(site: ActingSite, job: int) -> bool:
     # Not so while the run that was ended still is cleared away.
     return "JobState=PENDING" in site.said("scontrol", "show", "job", str(job))
 
 
-def test_jobs_are_found_and_shown(site: Site) -> None:
+def test_jobs_are_found_and_shown(site: ActingSite) -> None:
     job = submit_to(site.cluster, SLEEP, user="ada", hold=True, job_name="found")
     other = submit_to(
         site.cluster, SLEEP, user="bela", hold=True, job_name="found", exclude=site.nodes[0]
@@ -61,7 +61,7 @@ def test_jobs_are_found_and_shown(site: Site) -> None:
     site.result("slurm.job.cancel", by="root", jobids=[job, other])
 
 
-def test_a_job_is_found_by_every_field_that_is_shown_of_it(site: Site) -> None:
+def test_a_job_is_found_by_every_field_that_is_shown_of_it(site: ActingSite) -> None:
     def submit(script: str, **options: Any) -> int:
         return submit_to(site.cluster, script, user="ada", **options)
 
@@ -105,7 +105,7 @@ def test_a_job_is_found_by_every_field_that_is_shown_of_it(site: Site) -> None:
     site.result("slurm.job.cancel", by="root", jobids=[running, held, awaited, waiting, begun])
 
 
-def shown_of(site: Site, job: int) -> list[dict[str, Any]]:
+def shown_of(site: ActingSite, job: int) -> list[dict[str, Any]]:
     (records,) = site.result("slurm.job.get", jobids=[job]).values()
     return list(records)
 
@@ -114,15 +114,15 @@ def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return (one["job_id"], one["array_task_str"]) == (other["job_id"], other["array_task_str"])
 
 
-def is_running(site: Site, job: int) -> bool:
+def is_running(site: ActingSite, job: int) -> bool:
     return all(record["job_state"] == "RUNNING" for record in shown_of(site, job))
 
 
-def found_by(site: Site, name: str, record: dict[str, Any]) -> bool:
+def found_by(site: ActingSite, name: str, record: dict[str, Any]) -> bool:
     return record["job_id"] in site.result("slurm.job.find", criterias={name: record[name]})
 
 
-def test_steps(site: Site) -> None:
+def test_steps(site: ActingSite) -> None:
     script = "#!/bin/sh\nsrun --overlap sleep 300\n"
     job = submit_to(site.cluster, script, user="ada")
 
@@ -134,7 +134,7 @@ def test_steps(site: Site) -> None:
     site.result("slurm.job.cancel", by="ada", jobids=job)
 
 
-def test_owners_and_their_jobs(site: Site) -> None:
+def test_owners_and_their_jobs(site: ActingSite) -> None:
     job = submit_to(site.cluster, SLEEP, user="ada", begin="now+1hour")
     for ref in ("cancel", "hold", "release", "requeue", "suspend", "resume"):
         why = site.refused(f"slurm.job.{ref}", by="bela", jobids=job)
@@ -158,7 +158,7 @@ def test_owners_and_their_jobs(site: Site) -> None:
     assert "999999" in site.refused("slurm.job.hold", by="root", jobids=[job, 999999])
 
 
-def test_running_jobs(site: Site) -> None:
+def test_running_jobs(site: ActingSite) -> None:
     job = submit_to(site.cluster, SLEEP, user="ada")
     wait_until(lambda: state_of(site.cluster, job) == "RUNNING")
     site.result("slurm.job.suspend", by="olga", jobids=job)
@@ -179,7 +179,7 @@ def test_running_jobs(site: Site) -> None:
     site.result("slurm.job.cancel", by="ada", jobids=job)
 
 
-def test_a_requeue_ends_nobodys_hold(empty: Site) -> None:
+def test_a_requeue_ends_nobodys_hold(empty: ActingSite) -> None:
     """An owner gets no further with Steward's rights than with Slurm's own commands."""
     site = empty
     one = site.nodes[0]
@@ -205,7 +205,7 @@ def test_a_requeue_ends_nobodys_hold(empty: Site) -> None:
     assert "Held" not in reason_of(site, job)
 
 
-def test_a_requeue_leaves_what_the_bank_says(empty: Site) -> None:
+def test_a_requeue_leaves_what_the_bank_says(empty: ActingSite) -> None:
     site = empty
     job = submit_to(site.cluster, SLEEP, user="ada")
     wait_until(lambda: state_of(site.cluster, job) == "RUNNING")
@@ -218,7 +218,7 @@ def test_a_requeue_leaves_what_the_bank_says(empty: Site) -> None:
     assert "is empty" in site.refused("slurm.job.release", by="olga", jobids=job)
 
 
-def test_a_hold_of_what_runs_is_ended(empty: Site) -> None:
+def test_a_hold_of_what_runs_is_ended(empty: ActingSite) -> None:
     site = empty
     job = submit_to(site.cluster, SLEEP, user="ada")
     wait_until(lambda: state_of(site.cluster, job) == "RUNNING")
@@ -229,7 +229,7 @@ def test_a_hold_of_what_runs_is_ended(empty: Site) -> None:
     assert "Held" not in reason_of(site, job)
 
 
-def test_an_operators_hold_takes_an_owners_place(empty: Site) -> None:
+def test_an_operators_hold_takes_an_owners_place(empty: ActingSite) -> None:
     site = empty
     job = submit_to(site.cluster, SLEEP, user="ada", begin="now+1hour")
     site.result("slurm.job.hold", by="ada", jobids=job)
@@ -240,7 +240,7 @@ def test_an_operators_hold_takes_an_owners_place(empty: Site) -> None:
 
 
 @pytest.mark.parametrize("by", ["ada", "olga"])
-def test_what_is_held_after_a_requeue_is_released(empty: Site, by: str) -> None:
+def test_what_is_held_after_a_requeue_is_released(empty: ActingSite, by: str) -> None:
     site = empty
     job = submit_to(site.cluster, SLEEP, user="ada")
     wait_until(lambda: state_of(site.cluster, job) == "RUNNING")
@@ -254,7 +254,7 @@ def test_what_is_held_after_a_requeue_is_released(empty: Site, by: str) -> None:
     assert "Priority=0" not in site.said("scontrol", "show", "job", str(job))
 
 
-def test_an_array_in_several_states(empty: Site) -> None:
+def test_an_array_in_several_states(empty: ActingSite) -> None:
     """What runs is requeued, what waits stays, and nothing is left held."""
     site = empty
     full = submit_to(site.cluster, SLEEP, user="ada", array="0-5%2")
@@ -278,7 +278,7 @@ def test_an_array_in_several_states(empty: Site) -> None:
     assert " Priority=0 " not in site.said("scontrol", "-o", "show", "job", str(full))
 
 
-def test_a_requeue_that_was_killed_is_ended_by_the_next(empty: Site) -> None:
+def test_a_requeue_that_was_killed_is_ended_by_the_next(empty: ActingSite) -> None:
     """As it is found where nothing came after ``requeuehold``."""
     site = empty
     job = submit_to(site.cluster, SLEEP, user="ada")
@@ -304,7 +304,7 @@ def test_a_requeue_that_was_killed_is_ended_by_the_next(empty: Site) -> None:
     assert "held" not in shown
 
 
-def test_what_ran_last_on_a_node(site: Site) -> None:
+def test_what_ran_last_on_a_node(site: ActingSite) -> None:
     job = submit_to(site.cluster, "#!/bin/sh\nexit 3\n", user="ada", nodelist=site.nodes[0])
 
     def last() -> Any:
@@ -315,7 +315,7 @@ def test_what_ran_last_on_a_node(site: Site) -> None:
     assert "operators" in site.refused("slurm.node.jobs", by="ada", nodes=site.nodes[0])
 
 
-def test_script_from_the_archive(site: Site) -> None:
+def test_script_from_the_archive(site: ActingSite) -> None:
     job = submit_to(site.cluster, "#!/bin/sh\n# for slurm.script.get\n", user="ada")
     wait_until(
         lambda: (

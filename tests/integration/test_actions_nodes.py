@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from acting import Site, healthy, site
+from acting import ActingSite, healthy, site
 from submitting import wait_until
 
 __all__ = ["healthy", "site"]
@@ -12,7 +12,7 @@ __all__ = ["healthy", "site"]
 pytestmark = [pytest.mark.matrix, pytest.mark.wide, pytest.mark.timeout(900)]
 
 
-def test_drain_and_resume(healthy: Site) -> None:
+def test_drain_and_resume(healthy: ActingSite) -> None:
     site, (one, two, *_) = healthy, healthy.nodes
     both = f"{one},{two}"
     answer = site.run("slurm.node.drain", nodes=both, reason="bad DIMM")
@@ -36,7 +36,7 @@ def test_drain_and_resume(healthy: Site) -> None:
     assert not any(line["changed"] for line in nothing.values())
 
 
-def test_a_dry_run_changes_nothing(healthy: Site) -> None:
+def test_a_dry_run_changes_nothing(healthy: ActingSite) -> None:
     site, one = healthy, healthy.nodes[0]
     before = site.audited()
     answer = site.run("slurm.node.drain", "--dry-run", nodes=one, reason="bad DIMM")
@@ -46,7 +46,7 @@ def test_a_dry_run_changes_nothing(healthy: Site) -> None:
     assert site.audited() == before
 
 
-def test_down(healthy: Site) -> None:
+def test_down(healthy: ActingSite) -> None:
     site, one = healthy, healthy.nodes[0]
     done = site.result("slurm.node.down", by="root", nodes=one, reason="no power")
     assert done[one]["state"].startswith("DOWN")
@@ -55,7 +55,7 @@ def test_down(healthy: Site) -> None:
     assert "show the reason" not in site.refused("slurm.node.drain", nodes=one, reason="x")
 
 
-def test_unknown_nodes_are_refused_before_anything_changes(healthy: Site) -> None:
+def test_unknown_nodes_are_refused_before_anything_changes(healthy: ActingSite) -> None:
     site, one = healthy, healthy.nodes[0]
     for ref, more in (
         ("slurm.node.down", {"reason": "x"}),
@@ -71,7 +71,7 @@ def test_unknown_nodes_are_refused_before_anything_changes(healthy: Site) -> Non
     assert site.node(one)["state"] == "IDLE"
 
 
-def test_a_reason_that_somebody_else_gave_stays(healthy: Site) -> None:
+def test_a_reason_that_somebody_else_gave_stays(healthy: ActingSite) -> None:
     site, (one, two, *_) = healthy, healthy.nodes
     site.said("scontrol", "update", f"nodename={one}", "state=drain", "reason=I look at it = ada")
     for by in ("carl", "root"):
@@ -95,7 +95,7 @@ def test_a_reason_that_somebody_else_gave_stays(healthy: Site) -> None:
     assert "DRAIN" not in site.result("slurm.node.resume", nodes=one)[one]["state"]
 
 
-def test_a_reason_that_a_resume_left_is_nobodys(healthy: Site) -> None:
+def test_a_reason_that_a_resume_left_is_nobodys(healthy: ActingSite) -> None:
     """Slurm 24.11 leaves it; where it is taken away there is nothing to be kept."""
     site, one = healthy, healthy.nodes[0]
     site.said("scontrol", "update", f"nodename={one}", "state=drain", "reason=fan")
@@ -106,7 +106,7 @@ def test_a_reason_that_a_resume_left_is_nobodys(healthy: Site) -> None:
     assert done[one]["reason"] == f"disk{behind} (steward: carl)"
 
 
-def test_slurmctlds_own_reason_is_kept_behind(healthy: Site) -> None:
+def test_slurmctlds_own_reason_is_kept_behind(healthy: ActingSite) -> None:
     site, one = healthy, healthy.nodes[0]
     words = ["scontrol", "update", f"nodename={one}", "state=down", "reason=Not responding"]
     site.cluster.run(words, user="slurm")
@@ -114,7 +114,7 @@ def test_slurmctlds_own_reason_is_kept_behind(healthy: Site) -> None:
     assert done[one]["reason"] == "cable; was: Not responding (steward: carl)"
 
 
-def test_update_of_nodes(healthy: Site) -> None:
+def test_update_of_nodes(healthy: ActingSite) -> None:
     site, one = healthy, healthy.nodes[0]
     done = site.result("slurm.node.update", nodes=one, infos={"weight": 7, "comment": "on loan"})
     assert done[one]["changed"] is True
@@ -128,7 +128,7 @@ def test_update_of_nodes(healthy: Site) -> None:
     site.result("slurm.node.update", nodes=one, infos={"weight": 1, "comment": ""})
 
 
-def test_reserve_and_unreserve(healthy: Site) -> None:
+def test_reserve_and_unreserve(healthy: ActingSite) -> None:
     site, (one, two, *_) = healthy, healthy.nodes
     assert site.result("slurm.node.reserve", nodes=one)["reservation_name"] == "steward"
     assert site.result("slurm.node.unreserve", nodes=one)["deleted"]
@@ -151,7 +151,7 @@ def test_reserve_and_unreserve(healthy: Site) -> None:
     assert "repair" in site.refused("slurm.node.unreserve", nodes=two, reservation_name="repair")
 
 
-def test_a_reservation_with_props(healthy: Site) -> None:
+def test_a_reservation_with_props(healthy: ActingSite) -> None:
     site, one = healthy, healthy.nodes[0]
     props = {"start_time": "now+1hour", "duration": 60, "users": ["ada"], "flags": "OVERLAP"}
     site.result("slurm.node.reserve", nodes=one, reservation_name="class", props=props)
@@ -166,7 +166,7 @@ def test_a_reservation_with_props(healthy: Site) -> None:
     assert failed["status"] == "failed"
 
 
-def test_partition(healthy: Site) -> None:
+def test_partition(healthy: ActingSite) -> None:
     site = healthy
     done = site.result("slurm.partition.update", partition="debug", infos={"state": "DOWN"})
     assert (done["old_state"], done["state"]) == ("UP", "DOWN")

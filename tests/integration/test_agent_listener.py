@@ -54,16 +54,16 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the listener has anot
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator["Site"]:
+def site(tmp_path: Path) -> Iterator["ListenerSite"]:
     # Not pytest's own directory, which is closed to other users.
     with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
         os.chmod(path, 0o755)
         # Everybody may ask munged.
         with contextlib.closing(Munged(Path(path) / "munged", "127.0.0.1", b"")) as munged:
-            yield Site(tmp_path, Path(path), munged)
+            yield ListenerSite(tmp_path, Path(path), munged)
 
 
-class Site:
+class ListenerSite:
     """A daemon that hears a listener."""
 
     def __init__(self, directory: Path, run: Path, munged: Munged) -> None:
@@ -104,7 +104,7 @@ class Site:
         wait_until(lambda: what in self.log.read_text(), 60)
 
 
-def test_agents_notice_nothing_of_it(site: Site, tmp_path: Path) -> None:
+def test_agents_notice_nothing_of_it(site: ListenerSite, tmp_path: Path) -> None:
     put(tmp_path / "lines", lines(range(10)))
     with site.listener() as process:
         site.wait_for("waiting for the daemon")
@@ -130,7 +130,7 @@ def test_agents_notice_nothing_of_it(site: Site, tmp_path: Path) -> None:
         assert "the daemon is away" in done.stderr
 
 
-def test_who_may_not_report(site: Site, tmp_path: Path, make_munged: MakeMunged) -> None:
+def test_who_may_not_report(site: ListenerSite, tmp_path: Path, make_munged: MakeMunged) -> None:
     elsewhere = make_munged("127.0.0.9", site.munged.key)
     strange = make_munged()
     put(tmp_path / "lines", lines(range(10)))
@@ -192,7 +192,7 @@ class Taken:
 
 
 def test_a_listener_that_was_taken_over_speaks_for_no_node(
-    site: Site, tmp_path: Path, make_munged: MakeMunged
+    site: ListenerSite, tmp_path: Path, make_munged: MakeMunged
 ) -> None:
     elsewhere = make_munged("127.0.0.9", site.munged.key)
     body = lines(range(10))
@@ -244,7 +244,7 @@ def test_a_listener_that_was_taken_over_speaks_for_no_node(
         assert len(tasks_of(site.settings)) == 10
 
 
-def test_what_is_no_request_ends_that_connection_alone(site: Site, tmp_path: Path) -> None:
+def test_what_is_no_request_ends_that_connection_alone(site: ListenerSite, tmp_path: Path) -> None:
     put(tmp_path / "lines", lines(range(10)))
     with (
         site.daemon,
@@ -295,7 +295,7 @@ def test_what_is_no_request_ends_that_connection_alone(site: Site, tmp_path: Pat
     assert len(tasks_of(site.settings)) == 10
 
 
-def test_it_listens_where_the_daemon_says_now(site: Site, tmp_path: Path) -> None:
+def test_it_listens_where_the_daemon_says_now(site: ListenerSite, tmp_path: Path) -> None:
     put(tmp_path / "lines", lines(range(10)))
     with site.daemon, site.listener():
         site.wait_for(f"listening for nodes at 127.0.0.1 port {site.port}")
@@ -305,7 +305,7 @@ def test_it_listens_where_the_daemon_says_now(site: Site, tmp_path: Path) -> Non
     assert len(tasks_of(site.settings)) == 10
 
 
-def test_nobody_else_may_listen(site: Site) -> None:
+def test_nobody_else_may_listen(site: ListenerSite) -> None:
     with site.daemon:
         wait_until(lambda: os.path.exists(site.socket), 60)
         with site.listener("nobody"):

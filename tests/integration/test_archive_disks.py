@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
-from archive_site import ENVIRONMENT, Site
-
+from harness import archive
+from harness.archive import ENVIRONMENT
+from harness.site import Site
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.verify import verify
 
@@ -62,7 +62,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def site_on(disk: Disk, tmp_path: Path) -> Site:
-    return Site(tmp_path, slurm=False, root=disk.path / "archive")
+    return archive.make_site(tmp_path, slurm=False, path=str(disk.path / "archive"))
 
 
 def fill(path: Path) -> None:
@@ -91,17 +91,17 @@ def use_up_inodes(directory: Path) -> list[Path]:
 
 def test_a_full_disk_is_told_and_recovers(disk: Disk, tmp_path: Path) -> None:
     site = site_on(disk, tmp_path)
-    site.apply(site.script(1, store="state"))
+    site.feed(archive.script(site, 1, store="state"))
     filler = disk.path / "filler"
     fill(filler)
-    waiting = site.script(2, b"#" * 100_000, store="state")
+    waiting = archive.script(site, 2, b"#" * 100_000, store="state")
     for _ in range(3):
         with pytest.raises(ArchiveUnavailable, match="the disk is full"):
-            site.apply(waiting)
+            site.feed(waiting)
     filler.unlink()
-    site.apply(waiting)
-    assert sorted(site.files()) == [
-        f"unverified/alpha/2026/03/05/{number}-claim.{suffix}"
+    site.feed(waiting)
+    assert sorted(archive.files(site)) == [
+        f"unverified/alpha/2026/03/01/{number}-claim.{suffix}"
         for number in (1, 2)
         for suffix in ("env", "sh")
     ]
@@ -110,58 +110,59 @@ def test_a_full_disk_is_told_and_recovers(disk: Disk, tmp_path: Path) -> None:
 
 def test_no_inodes_left_is_told_and_recovers(disk: Disk, tmp_path: Path) -> None:
     site = site_on(disk, tmp_path)
-    script = site.script(1, store="state")
+    script = archive.script(site, 1, store="state")
     fillers = use_up_inodes(disk.path)
     with pytest.raises(ArchiveUnavailable, match="the disk is full"):
-        site.apply(script)
+        site.feed(script)
     for path in fillers:
         path.unlink()
-    site.apply(script)
-    assert len(site.files()) == 2
+    site.feed(script)
+    assert len(archive.files(site)) == 2
 
 
 def test_a_read_only_disk_is_told_and_recovers(disk: Disk, tmp_path: Path) -> None:
     site = site_on(disk, tmp_path)
-    site.apply(site.script(1))
-    waiting = site.script(2, store="state")
+    site.feed(archive.script(site, 1))
+    waiting = archive.script(site, 2, store="state")
     disk.remount("ro")
     with pytest.raises(ArchiveUnavailable, match="read-only"):
-        site.apply(waiting)
+        site.feed(waiting)
     disk.remount("rw")
-    site.apply(waiting)
-    assert len(site.files()) == 4
+    site.feed(waiting)
+    assert len(archive.files(site)) == 4
 
 
 def test_a_vanished_mount_is_told_and_recovers(disk: Disk, tmp_path: Path) -> None:
     site = site_on(disk, tmp_path)
-    site.apply(site.script(1))
-    waiting = site.script(2, store="state")
+    site.feed(archive.script(site, 1))
+    waiting = archive.script(site, 2, store="state")
     disk.hide()
     with pytest.raises(ArchiveUnavailable, match="mounted"):
-        site.apply(waiting)
+        site.feed(waiting)
     assert list(disk.path.iterdir()) == []
     (disk.path / "archive").mkdir()
     with pytest.raises(ArchiveUnavailable, match="mounted"):
-        site.apply(waiting)
+        site.feed(waiting)
     assert list((disk.path / "archive").iterdir()) == []
     disk.uncover()
-    site.apply(waiting)
-    assert len(site.files()) == 4
+    site.feed(waiting)
+    assert len(archive.files(site)) == 4
 
 
 _WORKER = """
 import sys
-sys.path.insert(0, {unit!r})
+sys.path.insert(0, {tests!r})
 from pathlib import Path
 import msgspec
-from archive_site import Site
+from harness import archive
 from steward.core.events import decode
-site = Site(Path({directory!r}), slurm={slurm})
+site = archive.make_site(Path({directory!r}), slurm={slurm})
 events = [decode(*entry) for entry in msgspec.msgpack.decode(sys.stdin.buffer.read())]
 print("ready", flush=True)
-while site.sink.cursor() < len(events):
-    start = site.sink.cursor()
-    site.sink.apply(events[start : start + 7], min(start + 7, len(events)), site.append)
+sink = archive.sink_of(site)
+while sink.cursor() < len(events):
+    start = sink.cursor()
+    sink.apply(events[start : start + 7], min(start + 7, len(events)), site.append)
 print("done", flush=True)
 """
 
@@ -172,17 +173,19 @@ def test_a_sink_killed_at_any_moment_keeps_every_script_once(tmp_path: Path, slu
 
     from steward.core.events import encode
 
-    site = Site(tmp_path, slurm=slurm)
-    scripts = [site.script(number, b"#!/bin/sh\n# %d\n" % number) for number in range(1, 301)]
+    site = archive.make_site(tmp_path, slurm=slurm)
+    scripts = [
+        archive.script(site, number, b"#!/bin/sh\n# %d\n" % number) for number in range(1, 301)
+    ]
     events = list(scripts)
     if slurm:
-        events += [site.identity(script, name="x/y") for script in scripts]
+        events += [archive.identity(script, name="x/y") for script in scripts]
     written = msgspec.msgpack.encode(
         [(n, e.kind, e.cluster, e.key, encode(e)) for n, e in enumerate(events, start=1)]
     )
-    site.sink.close()
-    unit = str(Path(__file__).parent.parent / "unit")
-    program = _WORKER.format(unit=unit, directory=str(tmp_path), slurm=slurm)
+    archive.sink_of(site).close()
+    tests = str(Path(__file__).parents[1])
+    program = _WORKER.format(tests=tests, directory=str(tmp_path), slurm=slurm)
     chance = random.Random(7)
     kills = 0
     for attempt in range(200):
@@ -209,7 +212,7 @@ def test_a_sink_killed_at_any_moment_keeps_every_script_once(tmp_path: Path, slu
         kills += 1
     assert kills > 3
     site.reopen()
-    files = site.files()
+    files = archive.files(site)
     assert len(files) == 600
     found = sorted(data for path, data in files.items() if path.endswith(".sh"))
     assert found == sorted(b"#!/bin/sh\n# %d\n" % number for number in range(1, 301))

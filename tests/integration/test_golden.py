@@ -21,7 +21,7 @@ from typing import Final, Self
 import golden_facts
 import golden_runner
 import pytest
-from golden_site import GID, UIDS, Site, own_host
+from golden_site import GID, UIDS, GoldenSite, own_host
 
 import steward
 
@@ -104,7 +104,7 @@ class Runner:
         site: The site; relative paths in command lines are below its files.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: GoldenSite) -> None:
         self._site = site
         self._began = datetime.now(UTC)
         environment = {
@@ -217,7 +217,7 @@ def printed() -> dict[str, str]:
     found: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="steward-golden-", dir="/tmp") as directory:
         os.chmod(directory, 0o755)
-        site = Site(Path(directory))
+        site = GoldenSite(Path(directory))
         with site.daemon, Runner(site) as runner:
             for group, lines in {**groups(), HELP: helps}.items():
                 found[group] = runner.run_group(group, lines)

@@ -21,6 +21,7 @@ from running import Daemon, chance_of, children_of, settings_in
 from steward_daemon import Daemon as ClusterDaemon
 from submitting import Submit, wait_until
 
+from harness.events import NOON
 from steward.accounting.settings import AccountingSettings
 from steward.core.config import Settings
 from steward.core.events import RUN_END, RUN_START, STEP_USAGE, Event
@@ -30,7 +31,6 @@ from steward.core.usage import RunFact, StepUsage, TaskUsage
 from steward.core.waiting import Stop
 from steward.sandbox import Sandbox
 
-NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
 
 WILD = """

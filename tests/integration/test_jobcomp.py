@@ -28,7 +28,7 @@ INSIDE = str(Path(__file__).parent / "inside_slurm.py")
 ENDED = {"CANCELLED", "COMPLETED", "FAILED", "TIMEOUT"}
 
 
-class Site:
+class JobcompSite:
     """A cluster whose slurmctld runs jobcomp.lua, and the lines that it wrote."""
 
     def __init__(self, cluster: Sandbox, lines: Path) -> None:
@@ -116,16 +116,16 @@ OURS = 'steward_jobcomp_file = "{tmp}/jobcomp/lines"\n'
 
 
 @pytest.fixture(scope="module")
-def site(slurm_version: str) -> Iterator[Site]:
+def site(slurm_version: str) -> Iterator[JobcompSite]:
     with (
         passable_directory() as path,
         # The script itself is slurmctld's, as it is without a site's own.
         up(path, slurm_version, OURS + SCRIPT.read_text()) as cluster,
     ):
-        yield Site(cluster, path / "jobcomp" / "lines")
+        yield JobcompSite(cluster, path / "jobcomp" / "lines")
 
 
-def test_the_check_asks_slurmctld(site: Site, sandbox: Sandbox) -> None:
+def test_the_check_asks_slurmctld(site: JobcompSite, sandbox: Sandbox) -> None:
     def check(cluster: Sandbox) -> tuple[int, str]:
         words = [sys.executable, "-m", "steward", "plugins", "check", "--jobcomp"]
         done = cluster.run([*words, f"{cluster.directory}/etc"], check=False)
@@ -137,7 +137,7 @@ def test_the_check_asks_slurmctld(site: Site, sandbox: Sandbox) -> None:
     assert (code, "JobCompType is jobcomp/none, not jobcomp/lua" in said) == (1, True), said
 
 
-def test_finished_and_failed(site: Site) -> None:
+def test_finished_and_failed(site: JobcompSite) -> None:
     # slurmctld may hear of a step's end after srun does.
     gone = "while [ $(squeue -h -s $SLURM_JOB_ID.0 | wc -l) != 0 ]; do sleep 0.1; done"
     script = f'#!/bin/sh\nsrun sh -c "exit 7"\n{gone}\nsleep 1\nexit 3\n'
@@ -161,7 +161,7 @@ def test_finished_and_failed(site: Site) -> None:
     site.agrees(record)
 
 
-def test_cancelled(site: Site) -> None:
+def test_cancelled(site: JobcompSite) -> None:
     job, held = site.submit("#!/bin/sh\nsleep 60\n"), site.submit("#!/bin/sh\n", hold=True)
     site.until(job, "RUNNING")
     site.cluster.run(["scancel", str(job), str(held)], user=site.user)
@@ -174,7 +174,7 @@ def test_cancelled(site: Site) -> None:
     site.agrees(record)
 
 
-def test_an_array_and_a_heterogeneous_job(site: Site) -> None:
+def test_an_array_and_a_heterogeneous_job(site: JobcompSite) -> None:
     array = site.submit("#!/bin/sh\nexit $SLURM_ARRAY_TASK_ID\n", array="1-3")
     wait_until(lambda: sum(r.record.array_job_id == array for r in site.told()) == 3, 40)
     tasks = {r.record.array_task: r.record for r in site.told() if r.record.array_job_id == array}
@@ -188,7 +188,7 @@ def test_an_array_and_a_heterogeneous_job(site: Site) -> None:
     assert (second.het_job_id, second.het_offset) == (leader, 1)
 
 
-def test_requeued_while_running_and_after_the_end(site: Site) -> None:
+def test_requeued_while_running_and_after_the_end(site: JobcompSite) -> None:
     job = site.submit("#!/bin/sh\nsleep 60\n")
     site.until(job, "RUNNING")
     site.cluster.run(["scontrol", "requeuehold", str(job)])
@@ -215,7 +215,7 @@ def test_requeued_while_running_and_after_the_end(site: Site) -> None:
     site.cluster.run(["scancel", str(job)])
 
 
-def test_resized(site: Site) -> None:
+def test_resized(site: JobcompSite) -> None:
     script, go = site.until_told("resized")
     job = site.submit(script, nodes="2")
     site.until(job, "RUNNING")
@@ -237,7 +237,7 @@ def test_resized(site: Site) -> None:
 
 
 @pytest.mark.long
-def test_suspended(site: Site) -> None:
+def test_suspended(site: JobcompSite) -> None:
     script, go = site.until_told("suspended")
     job = site.submit(script)
     site.until(job, "RUNNING")
@@ -260,11 +260,11 @@ def test_suspended(site: Site) -> None:
     assert over.suspended_s == suspended_s
 
 
-def _seconds_on(site: Site) -> float:
+def _seconds_on(site: JobcompSite) -> float:
     return float(site.cluster.run(["date", "+%s"]).stdout)
 
 
-def test_no_field_is_asked_that_slurm_does_not_know(site: Site) -> None:
+def test_no_field_is_asked_that_slurm_does_not_know(site: JobcompSite) -> None:
     job = site.submit("#!/bin/sh\n")
     site.of(job)
     log = Path(site.cluster.directory, "log", "slurmctld.log").read_text(errors="replace")
@@ -272,7 +272,7 @@ def test_no_field_is_asked_that_slurm_does_not_know(site: Site) -> None:
     assert "jobcomp/lua" not in log.replace("Job completion logging LUA plugin", "")
 
 
-def test_a_line_that_cannot_be_written_is_counted(site: Site) -> None:
+def test_a_line_that_cannot_be_written_is_counted(site: JobcompSite) -> None:
     lines = site.lines
     away = lines.with_name("away")
     lines.parent.rename(away.parent.with_name("gone"))
@@ -305,7 +305,7 @@ return slurm.SUCCESS
 
 def test_the_daemon_on_a_site_with_a_script_of_its_own(slurm_version: str) -> None:
     with passable_directory() as path, up(path, slurm_version, SITES_OWN) as cluster:
-        site = Site(cluster, path / "jobcomp" / "lines")
+        site = JobcompSite(cluster, path / "jobcomp" / "lines")
         first = site.submit("#!/bin/sh\nexit 4\n")
         site.of(first)
         # One look at the queue, at the start: what happens then, lines tell.

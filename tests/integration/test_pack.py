@@ -33,7 +33,7 @@ STANLEY = "carl"
 """Who StackStorm runs as: an administrator."""
 
 
-class Site:
+class PackSite:
     """A cluster, a daemon, and what StackStorm would have beside them."""
 
     def __init__(self, cluster: Sandbox) -> None:
@@ -135,10 +135,10 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(slurm_version: str) -> Iterator[Site]:
+def site(slurm_version: str) -> Iterator[PackSite]:
     spec = SandboxSpec(slurm=slurm_version, user_names=("ada", STANLEY))
     with Sandbox.up(spec, say=print) as cluster:
-        site = Site(cluster)
+        site = PackSite(cluster)
         site.store.parent.mkdir()
         cluster.run(["chown", STANLEY, str(site.store.parent)])
         site.told_in.touch()
@@ -167,7 +167,7 @@ def steady(details: Any) -> Any:
     return [steady(one) for one in details] if isinstance(details, list) else details
 
 
-def test_what_is_read_is_what_steward_reads(site: Site) -> None:
+def test_what_is_read_is_what_steward_reads(site: PackSite) -> None:
     job = submit_to(site.cluster, "#!/bin/sh\nsleep 600\n", user="ada")
     wait_until(
         lambda: site.typed("slurm.job.get", jobids=[job])[str(job)][0]["job_state"] == "RUNNING"
@@ -198,7 +198,7 @@ def test_what_is_read_is_what_steward_reads(site: Site) -> None:
     assert site.run("slurm.job.cancel", jobids=[job])[0]
 
 
-def test_what_is_changed(site: Site) -> None:
+def test_what_is_changed(site: PackSite) -> None:
     reason = "ST2: Drained using slurm.node.drain action"
     succeeded, result = site.run("slurm.node.drain", nodes="node1", reason=reason)
     assert succeeded, result
@@ -219,7 +219,7 @@ def test_what_is_changed(site: Site) -> None:
     wait_until(lambda: site.typed("slurm.node.get", nodes="node1")["node1"]["state"] == "IDLE")
 
 
-def test_every_action_that_changes_says_what_it_would_do(site: Site) -> None:
+def test_every_action_that_changes_says_what_it_would_do(site: PackSite) -> None:
     given: dict[str, dict[str, Any]] = {
         "slurm.node.down": {"nodes": "node1", "reason": "r"},
         "slurm.node.drain": {"nodes": "node1", "reason": "r"},
@@ -243,7 +243,7 @@ def test_every_action_that_changes_says_what_it_would_do(site: Site) -> None:
         assert operations()[ref].changes
 
 
-def test_what_is_refused(site: Site) -> None:
+def test_what_is_refused(site: PackSite) -> None:
     for by, ref, parameters, word in (
         ("ada", "slurm.node.drain", {"nodes": "node1", "reason": "r"}, "administrator"),
         (STANLEY, "slurm.node.drain", {"nodes": "node1,n99", "reason": "r"}, "n99"),
@@ -257,7 +257,7 @@ def test_what_is_refused(site: Site) -> None:
         assert "\n" not in said
 
 
-def test_the_sensor_tells_every_state_that_lasts(site: Site) -> None:
+def test_the_sensor_tells_every_state_that_lasts(site: PackSite) -> None:
     running = site.sensor()
     # It is told of what comes from then on.
     wait_until(lambda: site.store.exists() and "IDLE" in site.store.read_text())
@@ -285,7 +285,7 @@ def test_the_sensor_tells_every_state_that_lasts(site: Site) -> None:
     again.wait(PATIENCE * 30)
 
 
-def test_the_sensor_as_root_reads_stewards_files_itself(site: Site) -> None:
+def test_the_sensor_as_root_reads_stewards_files_itself(site: PackSite) -> None:
     running = site.sensor("root", str(site.daemon.config))
     wait_until(lambda: site.store.exists() and "IDLE" in site.store.read_text())
     site.update("node3", "state=drain", "reason=by root")
@@ -300,12 +300,12 @@ def test_the_sensor_as_root_reads_stewards_files_itself(site: Site) -> None:
     site.store.unlink()
 
 
-def _last(site: Site, node: str) -> str:
+def _last(site: PackSite, node: str) -> str:
     found = site.daemon.ask_json("events", "list", "--nodelist", node)["events"]
     return str(found[-1]["body"]["state"])
 
 
-def test_what_it_compares_at_a_restart(site: Site) -> None:
+def test_what_it_compares_at_a_restart(site: PackSite) -> None:
     """What Steward has no event of any more is told, and of a job that came to a node nothing."""
 
     def record() -> Any:
@@ -333,7 +333,7 @@ def test_what_it_compares_at_a_restart(site: Site) -> None:
     site.cluster.run(["scancel", str(job)])
 
 
-def test_a_trigger_of_slurms_reaches_it_and_is_set_again(site: Site) -> None:
+def test_a_trigger_of_slurms_reaches_it_and_is_set_again(site: PackSite) -> None:
     """The rules' way: set when it comes up, told when it fires, and set anew after that."""
     # Where slurmctld sees it, too, and with a Python that it has there.
     program = f"{site.cluster.directory}/slurm-trigger-notify"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bookkeeping import Site, spec_of
+from bookkeeping import BookedSite, spec_of
 from sandboxes import passable_directory
 from steward_daemon import STEWARD
 from submitting import state_of, wait_until
@@ -32,14 +32,14 @@ USED = Path(__file__).parents[1] / "native" / "used.c"
 
 
 @pytest.fixture(scope="module")
-def site(slurm_version: str) -> Iterator[Site]:
+def site(slurm_version: str) -> Iterator[BookedSite]:
     with (
         passable_directory() as path,
         Sandbox.up(spec_of(str(path), slurm_version, accounting=False), say=print) as cluster,
     ):
         mail = path / "etc" / "mail"
         options = [f"MailProg={mail}", "SelectTypeParameters=CR_Core_Memory", "DefMemPerCPU=512"]
-        site = Site(cluster)
+        site = BookedSite(cluster)
         try:
             _make_mailers(site, mail)
             words = ["cc", "-O1", "-static", "-o", program_of(site), str(USED)]
@@ -53,14 +53,14 @@ def site(slurm_version: str) -> Iterator[Site]:
 
 
 @pytest.fixture
-def mailed(site: Site) -> Site:
+def mailed(site: BookedSite) -> BookedSite:
     """The cluster, where its slurmctld can run our command."""
     if site.cluster.plan.root:
         pytest.skip("slurmctld sees the files of another Debian alone")
     return site
 
 
-def _make_mailers(site: Site, mail: Path) -> None:
+def _make_mailers(site: BookedSite, mail: Path) -> None:
     """Ours, as MailProg, and behind it one that keeps what it is given."""
     kept = Path(site.cluster.directory) / "log" / "mails"
     kept.mkdir()
@@ -78,21 +78,21 @@ def _make_mailers(site: Site, mail: Path) -> None:
         path.chmod(0o755)
 
 
-def program_of(site: Site) -> str:
+def program_of(site: BookedSite) -> str:
     """The program that uses what it is told to."""
     return f"{site.cluster.directory}/etc/used"
 
 
-def mails(site: Site) -> list[str]:
+def mails(site: BookedSite) -> list[str]:
     kept = Path(site.cluster.directory) / "log" / "mails"
     return [path.read_text() for path in sorted(kept.iterdir()) if not path.name.startswith(".")]
 
 
-def page(site: Site, job: object, *more: str, user: str = "") -> Any:
+def page(site: BookedSite, job: object, *more: str, user: str = "") -> Any:
     return site.daemon.ask_json("job", str(job), *more, user=user or site.user)
 
 
-def whole(site: Site, job: int) -> Any:
+def whole(site: BookedSite, job: int) -> Any:
     """The page, once the nodes have told all of it."""
 
     def is_whole() -> bool:
@@ -106,7 +106,7 @@ def whole(site: Site, job: int) -> Any:
     return page(site, job)
 
 
-def test_a_job_of_two_tasks(site: Site) -> None:
+def test_a_job_of_two_tasks(site: BookedSite) -> None:
     said = f"{site.cluster.users[site.user].home}/used"
     busy = (
         "#!/bin/sh\nsrun -n2 sh -c '"
@@ -141,14 +141,14 @@ def test_a_job_of_two_tasks(site: Site) -> None:
     assert text.isascii()
 
 
-def has_steps(site: Site, job: int, runs: int) -> bool:
+def has_steps(site: BookedSite, job: int, runs: int) -> bool:
     """Whether a job has so many runs, and the nodes have told of a step of the last."""
     found = site.daemon.ask("job", str(job), "--json", user=site.user, check=False)
     told = json.loads(found.stdout)["runs"] if not found.returncode else []
     return len(told) == runs and bool(told[-1]["steps"])
 
 
-def test_a_job_that_was_requeued_has_two_runs(site: Site) -> None:
+def test_a_job_that_was_requeued_has_two_runs(site: BookedSite) -> None:
     job = site.submit("#!/bin/sh\n#SBATCH --requeue\nsleep 300\n")
     wait_until(lambda: has_steps(site, job, 1), WAIT_S)
     site.cluster.run(["scontrol", "requeue", str(job)])
@@ -163,7 +163,7 @@ def test_a_job_that_was_requeued_has_two_runs(site: Site) -> None:
     assert "Run 1 of 2" in text
 
 
-def test_an_array_is_summed_up(site: Site) -> None:
+def test_an_array_is_summed_up(site: BookedSite) -> None:
     script = "#!/bin/sh\nexit $((SLURM_ARRAY_TASK_ID == 2))\n"
     job = site.submit(script, array="1-4")
 
@@ -177,7 +177,7 @@ def test_an_array_is_summed_up(site: Site) -> None:
     assert worst[0]["why"].startswith("exit code 1")
 
 
-def waiting(site: Site, job: int, reason: str) -> Any:
+def waiting(site: BookedSite, job: int, reason: str) -> Any:
     def says() -> Any:
         found = site.daemon.ask("job", str(job), "--json", user=site.user, check=False)
         return json.loads(found.stdout)["waiting"] if not found.returncode else None
@@ -186,7 +186,7 @@ def waiting(site: Site, job: int, reason: str) -> Any:
     return says()
 
 
-def test_a_waiting_job_says_why(site: Site) -> None:
+def test_a_waiting_job_says_why(site: BookedSite) -> None:
     first = site.submit("#!/bin/sh\n#SBATCH --hold\nsleep 60\n")
     held = waiting(site, first, "JobHeldUser")
     assert held["words"].startswith("Its owner holds it")
@@ -207,7 +207,7 @@ def test_a_waiting_job_says_why(site: Site) -> None:
     site.cluster.run(["scancel", *(str(job) for job in (first, second, third, fourth))])
 
 
-def test_a_job_that_has_just_started_is_not_told_to_wait(site: Site) -> None:
+def test_a_job_that_has_just_started_is_not_told_to_wait(site: BookedSite) -> None:
     job = site.submit("#!/bin/sh\n#SBATCH --hold\nsleep 60\n")
     waiting(site, job, "JobHeldUser")
     site.cluster.run(["scontrol", "release", str(job)])
@@ -229,11 +229,11 @@ def test_a_job_that_has_just_started_is_not_told_to_wait(site: Site) -> None:
     assert found["record"]["nodelist"].startswith("node")
 
 
-def is_known(site: Site, job: int) -> bool:
+def is_known(site: BookedSite, job: int) -> bool:
     return not site.daemon.ask("job", str(job), user=site.user, check=False).returncode
 
 
-def test_a_job_that_slurm_refused_was_not_ended_by_a_signal(site: Site) -> None:
+def test_a_job_that_slurm_refused_was_not_ended_by_a_signal(site: BookedSite) -> None:
     words = ["sbatch", "--mem=99G", "-J", "refused", "--wrap", "true"]
     assert site.cluster.run(words, user=site.user, check=False).returncode
     asked = ["squeue", "-h", "-t", "FAILED", "-n", "refused", "-o", "%A"]
@@ -249,7 +249,7 @@ def test_a_job_that_slurm_refused_was_not_ended_by_a_signal(site: Site) -> None:
     assert "FAILED before it started. No node has what it asked for" in text
 
 
-def test_a_job_is_nobody_elses_where_jobs_are_private(site: Site) -> None:
+def test_a_job_is_nobody_elses_where_jobs_are_private(site: BookedSite) -> None:
     job = site.submit("#!/bin/sh\ntrue\n", comment="hush")
     whole(site, job)
     other = list(site.cluster.users)[1]
@@ -259,7 +259,7 @@ def test_a_job_is_nobody_elses_where_jobs_are_private(site: Site) -> None:
     assert "hush" in site.daemon.ask("job", str(job), user=site.user).stdout
 
 
-def test_the_mail_of_an_end_holds_the_page(mailed: Site) -> None:
+def test_the_mail_of_an_end_holds_the_page(mailed: BookedSite) -> None:
     site = mailed
     before = len(mails(site))
     job = site.submit(
@@ -279,7 +279,7 @@ def test_the_mail_of_an_end_holds_the_page(mailed: Site) -> None:
     assert began.split("\n", 2)[2] == ""
 
 
-def test_mails_go_out_while_the_daemon_is_away(mailed: Site) -> None:
+def test_mails_go_out_while_the_daemon_is_away(mailed: BookedSite) -> None:
     site = mailed
     before = len(mails(site))
     site.daemon.stop()
@@ -293,7 +293,7 @@ def test_mails_go_out_while_the_daemon_is_away(mailed: Site) -> None:
         site.daemon.start()
 
 
-def test_gaps_are_told_and_nothing_else(site: Site) -> None:
+def test_gaps_are_told_and_nothing_else(site: BookedSite) -> None:
     def kinds() -> set[str]:
         return {one["kind"] for one in site.daemon.ask_json("accounting", "gaps")["findings"]}
 

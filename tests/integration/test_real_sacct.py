@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from bookkeeping import BIN, Site, spec_of
+from bookkeeping import BIN, BookedSite, spec_of
 from sandboxes import passable_directory
 from steward_daemon import STEWARD
 from steward_daemon import Daemon as InSandbox
@@ -192,12 +192,12 @@ def rows_of(text: str) -> dict[Key, Row]:
 
 
 @pytest.fixture(scope="module")
-def site(slurm_version: str) -> Iterator[Site]:
+def site(slurm_version: str) -> Iterator[BookedSite]:
     with (
         passable_directory() as path,
         Sandbox.up(spec_of(str(path), slurm_version), say=print) as cluster,
     ):
-        site = Site(cluster)
+        site = BookedSite(cluster)
         try:
             site.start()
             submitted = submit_all(site)
@@ -209,14 +209,14 @@ def site(slurm_version: str) -> Iterator[Site]:
             site.close()
 
 
-def _is_told(site: Site) -> bool:
+def _is_told(site: BookedSite) -> bool:
     """Whether both books have the end of every step."""
     words = ("-a", "-D", "-n", "-P", "-S", "now-1hour", "-o", "JobID,State")
     theirs, ours = (sorted(ask(*words).splitlines()) for ask in (site.slurms, site.ours))
     return theirs == ours and not any("RUNNING" in line for line in ours)
 
 
-def test_what_both_report_is_equal(site: Site) -> None:
+def test_what_both_report_is_equal(site: BookedSite) -> None:
     known = set(site.ours("--helpformat").split())
     fields = [name for name in site.slurms("--helpformat").split() if name in known]
     assert len(fields) > 90
@@ -237,7 +237,7 @@ def test_what_both_report_is_equal(site: Site) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("-X",), ("-b",), ("-X", "-n", "-s", "F")])
-def test_listings_are_those_of_slurms_sacct(site: Site, options: tuple[str, ...]) -> None:
+def test_listings_are_those_of_slurms_sacct(site: BookedSite, options: tuple[str, ...]) -> None:
     """Headings, columns and widths too; what is excepted is not among the default columns."""
     words = ("-a", "-S", "now-1hour", *options)
     theirs, ours = site.slurms(*words).splitlines(), site.ours(*words).splitlines()
@@ -266,7 +266,7 @@ _ODD: Final = ("`", '"doub', "here", "ünï")
 @pytest.mark.skipif(
     not (Path(sys.prefix) / "bin/reportseff").exists(), reason="reportseff is not installed"
 )
-def test_reportseff_says_the_same(site: Site) -> None:
+def test_reportseff_says_the_same(site: BookedSite) -> None:
     """States and times; efficiencies are Slurm's where it sampled, and exact with ours."""
     shown = "JobID,State,Elapsed,TimeEff,CPUEff,MemEff"
     words = ["reportseff", "--no-color", "--format", shown, "-u", site.user]
@@ -294,14 +294,14 @@ def _percent(value: str) -> float:
     return float(value.rstrip("%"))
 
 
-def _efficiencies(site: Site, words: list[str], env: dict[str, str]) -> dict[str, list[str]]:
+def _efficiencies(site: BookedSite, words: list[str], env: dict[str, str]) -> dict[str, list[str]]:
     """The columns of reportseff by job."""
     text = site.cluster.run(words, env={"TZ": "UTC", **env}).stdout
     rows = [line.split() for line in text.splitlines()[1:]]
     return {job: rest for job, *rest in filter(None, rows)}
 
 
-def test_imported_history_is_the_same_jobs(site: Site) -> None:
+def test_imported_history_is_the_same_jobs(site: BookedSite) -> None:
     """What Steward saw itself stays as it is."""
     words = ("-a", "-D", "-P", "-S", "now-1hour", "-o", "JobID,JobIDRaw,State,ExitCode,End,MaxRSS")
     before = site.ours(*words)
@@ -312,7 +312,7 @@ def test_imported_history_is_the_same_jobs(site: Site) -> None:
     assert site.ours(*words) == before
 
 
-def test_a_file_of_sacct_makes_books_of_its_own(site: Site) -> None:
+def test_a_file_of_sacct_makes_books_of_its_own(site: BookedSite) -> None:
     """A Steward that has seen nothing shows what Slurm's sacct showed."""
     home = Path(site.cluster.directory) / "second"
     (home / "spool").mkdir(parents=True)

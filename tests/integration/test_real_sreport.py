@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 import pytest
-from bookkeeping import Site, spec_of
+from bookkeeping import BookedSite, spec_of
 from sandboxes import passable_directory
 from submitting import state_of, wait_until
 
@@ -50,7 +50,7 @@ MOST_MINUTES: Final = 5
 class Books:
     """Both books of one cluster, of the hours that the test took."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: BookedSite) -> None:
         self.site = site
         self.since = utc_now().replace(minute=0, second=0, microsecond=0)
         self.until = self.since
@@ -123,7 +123,7 @@ def books(slurm_version: str) -> Iterator[Books]:
         passable_directory() as path,
         Sandbox.up(spec_of(str(path), slurm_version), say=print) as cluster,
     ):
-        site = Site(cluster)
+        site = BookedSite(cluster)
         daemon = site.daemon
         sensor = SensorSettings(enabled=True, triggers=False, interval_s=0.3)
         daemon.settings = msgspec.structs.replace(daemon.settings, sensor=sensor)

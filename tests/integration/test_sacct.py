@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bookkeeping import BIN, Site, spec_of
+from bookkeeping import BIN, BookedSite, spec_of
 from sandboxes import passable_directory
 from steward_daemon import STEWARD
 from submitting import wait_until
@@ -28,12 +28,12 @@ SCRIPT = "#!/bin/sh\nsrun --job-name=inner true\nexit 3\n"
 
 
 @pytest.fixture(scope="module")
-def site(slurm_version: str) -> Iterator[Site]:
+def site(slurm_version: str) -> Iterator[BookedSite]:
     with (
         passable_directory() as path,
         Sandbox.up(spec_of(str(path), slurm_version, accounting=False), say=print) as cluster,
     ):
-        site = Site(cluster)
+        site = BookedSite(cluster)
         try:
             site.start()
             yield site
@@ -42,26 +42,26 @@ def site(slurm_version: str) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def job(site: Site) -> int:
+def job(site: BookedSite) -> int:
     """A job with a step, all of which is known."""
     job = site.submit(SCRIPT, job_name="outer")
     wait_until(lambda: len(steps(site, job)) == 3, WAIT_S)
     return job
 
 
-def steps(site: Site, job: int) -> list[str]:
+def steps(site: BookedSite, job: int) -> list[str]:
     """The lines of a job that is over, and so are its steps."""
     rows = site.ours("-n", "-P", "-j", str(job), "-o", "jobid,end").split()
     return [row for row in rows if not row.endswith("Unknown")]
 
 
-def by_daemon(site: Site, *words: str, user: str = "") -> str:
+def by_daemon(site: BookedSite, *words: str, user: str = "") -> str:
     env = {"STEWARD_SOCKET": site.daemon.settings.socket, "TZ": "UTC"}
     command = [STEWARD, "sacct", *words]
     return str(site.cluster.run(command, user=user or site.user, env=env, timeout_s=120).stdout)
 
 
-def test_a_job_and_its_steps(site: Site, job: int) -> None:
+def test_a_job_and_its_steps(site: BookedSite, job: int) -> None:
     rows = [
         row.split("|") for row in site.ours("-n", "-P", "-j", str(job), "-o", COLUMNS).splitlines()
     ]
@@ -74,7 +74,7 @@ def test_a_job_and_its_steps(site: Site, job: int) -> None:
     assert rows[2][3:5] == ["COMPLETED", "0:0"]
 
 
-def test_owner_and_root_are_told_the_same(site: Site, job: int) -> None:
+def test_owner_and_root_are_told_the_same(site: BookedSite, job: int) -> None:
     for words in (
         ("-j", str(job)),
         ("-j", f"{job}.0", "-l"),
@@ -93,20 +93,20 @@ def test_owner_and_root_are_told_the_same(site: Site, job: int) -> None:
     )
 
 
-def test_under_slurms_own_name(site: Site, job: int) -> None:
+def test_under_slurms_own_name(site: BookedSite, job: int) -> None:
     env = {"STEWARD": str(STEWARD), "STEWARD_CONFIG": str(site.daemon.config), "TZ": "UTC"}
     words = ["-n", "-X", "-P", "-j", str(job), "-o", "jobid,state"]
     out = site.cluster.run([str(BIN / "sacct"), *words], env=env, timeout_s=120).stdout
     assert out == f"{job}|FAILED\n"
 
 
-def test_script_and_environment_come_from_the_archive(site: Site, job: int) -> None:
+def test_script_and_environment_come_from_the_archive(site: BookedSite, job: int) -> None:
     wait_until(lambda: SCRIPT in by_daemon(site, "-B", "-j", str(job)), WAIT_S)
     assert by_daemon(site, "-B", "-j", str(job)).startswith(f"Batch Script for {job}\n---")
     assert "SLURM_" in by_daemon(site, "--env-vars", "-j", str(job))
 
 
-def test_a_run_that_is_requeued_and_held_is_pending_everywhere(site: Site) -> None:
+def test_a_run_that_is_requeued_and_held_is_pending_everywhere(site: BookedSite) -> None:
     job = str(site.submit("#!/bin/sh\nsleep 600\n", requeue=True))
     wait_until(lambda: squeue(site, job).startswith("RUNNING"), WAIT_S)
     site.cluster.run(["scontrol", "requeuehold", job])
@@ -130,12 +130,12 @@ def test_a_run_that_is_requeued_and_held_is_pending_everywhere(site: Site) -> No
     site.cluster.run(["scancel", job])
 
 
-def squeue(site: Site, job: str) -> str:
+def squeue(site: BookedSite, job: str) -> str:
     command = ["squeue", "-h", "-a", "-t", "all", "-j", job, "-o", "%T|%r"]
     return str(site.cluster.run(command, check=False).stdout).strip()
 
 
-def test_a_parquet_file_is_asked_as_the_books_are(site: Site, job: int) -> None:
+def test_a_parquet_file_is_asked_as_the_books_are(site: BookedSite, job: int) -> None:
     path = Path(site.cluster.directory) / "jobs.parquet"
     site.ours("-a", "-S", "now-1hour", "--parquet", str(path))
     words = ("-P", "-j", str(job), "-o", f"{COLUMNS},start,end,elapsed,totalcpu,maxrss")

@@ -41,7 +41,7 @@ ADA = Asker(uid=4001, user="ada")
 BELA = Asker(uid=4002, user="bela")
 
 
-class Site:
+class SearchSite:
     """A library whose one searchable sink is on a real server."""
 
     def __init__(self, server: SearchServer, directory: Path) -> None:
@@ -110,13 +110,13 @@ class Site:
 
 
 @pytest.fixture
-def site(search_server: SearchServer, tmp_path: Path) -> Iterator[Site]:
-    made = Site(search_server, tmp_path)
+def site(search_server: SearchServer, tmp_path: Path) -> Iterator[SearchSite]:
+    made = SearchSite(search_server, tmp_path)
     yield made
     made.close()
 
 
-def test_each_user_finds_what_is_theirs(site: Site) -> None:
+def test_each_user_finds_what_is_theirs(site: SearchSite) -> None:
     site.send(
         document(1, b"srun shared thing\n"),
         document(2, b"srun shared thing\n", uid=4002, user="bela"),
@@ -133,7 +133,7 @@ def test_each_user_finds_what_is_theirs(site: Site) -> None:
 
 
 def test_what_may_not_be_read_is_not_even_fetched(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: SearchSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = document(2, b"secret\n", uid=4002, user="bela")
     site.send(document(1, b"secret\n"), theirs)
@@ -157,7 +157,7 @@ def test_what_may_not_be_read_is_not_even_fetched(
     assert len(fetched) == 1
 
 
-def test_hits_are_told_as_the_catalogue_tells_them(site: Site) -> None:
+def test_hits_are_told_as_the_catalogue_tells_them(site: SearchSite) -> None:
     script = b"#!/bin/bash\nmodule load GROMACS/2023\ngmx mdrun\ngmx again\n"
     site.send(document(1, script, name="md", account="chem", partition="gpu"))
     (hit,) = site.ask(ADA, "gmx").hits
@@ -168,7 +168,7 @@ def test_hits_are_told_as_the_catalogue_tells_them(site: Site) -> None:
     assert hit.more_lines == 1
 
 
-def test_a_search_obeys_its_filters(site: Site) -> None:
+def test_a_search_obeys_its_filters(site: SearchSite) -> None:
     documents = [
         document(1, at=NOON, name="md[1]", account="chem", state="FAILED"),
         document(2, at=NOON + DAY, name="post", partition="gpu", state="COMPLETED"),
@@ -194,7 +194,7 @@ def test_a_search_obeys_its_filters(site: Site) -> None:
     assert found(jobs=["77"]) == []
 
 
-def test_pages_follow_each_other_newest_first(site: Site) -> None:
+def test_pages_follow_each_other_newest_first(site: SearchSite) -> None:
     site.send(*(document(number, at=NOON + number // 3 * 1000) for number in range(1, 250)))
     numbers: list[int] = []
     page = ""
@@ -209,14 +209,14 @@ def test_pages_follow_each_other_newest_first(site: Site) -> None:
     assert [number // 3 for number in numbers] == sorted((n // 3 for n in numbers), reverse=True)
 
 
-def test_what_was_purged_is_not_found(site: Site) -> None:
+def test_what_was_purged_is_not_found(site: SearchSite) -> None:
     first = document(1)
     site.send(first)
     site.send(deletion(first, 2))
     assert site.found(ROOT, "hostname") == []
 
 
-def test_nothing_is_found_where_nothing_is(site: Site) -> None:
+def test_nothing_is_found_where_nothing_is(site: SearchSite) -> None:
     assert site.found(ROOT, "hostname") == []
 
 
@@ -224,13 +224,13 @@ def test_nothing_is_found_where_nothing_is(site: Site) -> None:
     ("name", "what"),
     [("near", "of kind 'files'"), ("kafka", "no sink 'kafka'"), ("x\n", "no sink")],
 )
-def test_only_what_can_be_searched_is(site: Site, name: str, what: str) -> None:
+def test_only_what_can_be_searched_is(site: SearchSite, name: str, what: str) -> None:
     with pytest.raises(UsageError, match=what):
         site.ask(ROOT, "hostname", sink=name)
     assert site.found(ROOT, "hostname", sink=site.sink.kind) == []
 
 
-def test_a_server_that_is_away_is_told_in_one_line(site: Site) -> None:
+def test_a_server_that_is_away_is_told_in_one_line(site: SearchSite) -> None:
     far = msgspec.structs.replace(site.sink, urls=("http://127.0.0.1:9",))
     searcher = SinkSearcher(far)
     with pytest.raises(ArchiveUnavailable, match=r"^http://127.0.0.1:9 cannot be asked: .*refused"):
@@ -238,7 +238,7 @@ def test_a_server_that_is_away_is_told_in_one_line(site: Site) -> None:
 
 
 def test_users_are_told_no_more_of_a_server_than_that_it_cannot_answer(
-    site: Site, caplog: pytest.LogCaptureFixture
+    site: SearchSite, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.send(document(1))
     broken = {"mappings": {"properties": {"key": {"type": "text"}}}}
@@ -253,7 +253,7 @@ def test_users_are_told_no_more_of_a_server_than_that_it_cannot_answer(
     assert site.sink.urls[0] in caplog.text
 
 
-def test_no_pattern_costs_a_server_more_than_it_has(site: Site) -> None:
+def test_no_pattern_costs_a_server_more_than_it_has(site: SearchSite) -> None:
     site.send(document(1, name="aaab"))
     assert site.found(ADA, "hostname", names=["*" * 5000 + "b"]) == [1]
     assert site.found(ADA, "hostname", names=["*a?????????????????????????????"]) == []
@@ -267,7 +267,7 @@ def test_no_pattern_costs_a_server_more_than_it_has(site: Site) -> None:
 
 
 def test_a_server_that_repeats_a_page_keeps_no_search_going(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: SearchSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.send(*(document(number, at=NOON + number) for number in range(1, 420)))
     searcher = site.library.searcher_in("far")
@@ -341,7 +341,7 @@ WORDS = (
 )
 
 
-def test_the_same_is_found_as_by_looking_at_every_script(site: Site) -> None:
+def test_the_same_is_found_as_by_looking_at_every_script(site: SearchSite) -> None:
     chance = random.Random(4)
     texts = {
         number: "".join(

@@ -59,7 +59,7 @@ def in_three_tries(test: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-class Site:
+class ShimSite:
     """A cluster whose nodes have the plugin, installed as on a real one."""
 
     def __init__(self, cluster: Sandbox) -> None:
@@ -155,14 +155,14 @@ def prepared(slurm_version: str, **options: Any) -> SandboxSpec:
 
 
 @pytest.fixture(scope="module")
-def site(slurm_version: str) -> Iterator[Site]:
+def site(slurm_version: str) -> Iterator[ShimSite]:
     with Sandbox.up(prepared(slurm_version), say=print) as cluster:
-        site = Site(cluster)
+        site = ShimSite(cluster)
         site.install()
         yield site
 
 
-def test_it_is_built_for_this_slurm_and_found_good(site: Site) -> None:
+def test_it_is_built_for_this_slurm_and_found_good(site: ShimSite) -> None:
     version = building.SlurmVersion.parse(site.cluster.plan.slurm_version.split("-")[0])
     libdir = f"{site.cluster.directory}/lib"
     built = building.find_built(libdir, version)
@@ -176,7 +176,7 @@ def test_it_is_built_for_this_slurm_and_found_good(site: Site) -> None:
     [(50, 5, "0", 0), (100, 525, "3", 3 << 8), (1000, 60, "255", 255 << 8), (200, 0, "-10", 10)],
 )
 @in_three_tries
-def test_a_task_of_its_own(site: Site, cpu_ms: int, mib: int, how: str, status: int) -> None:
+def test_a_task_of_its_own(site: ShimSite, cpu_ms: int, mib: int, how: str, status: int) -> None:
     code = status >> 8 if status > 127 else 128 + status
     before = len(site.lines(k="end", s="0"))
     site.srun("-n1", *site.command(cpu_ms, mib, how), code=code if status else 0)
@@ -192,7 +192,7 @@ def test_a_task_of_its_own(site: Site, cpu_ms: int, mib: int, how: str, status: 
 
 
 @in_three_tries
-def test_a_batch_script(site: Site) -> None:
+def test_a_batch_script(site: ShimSite) -> None:
     job = site.submit(site.script(["srun", *site.command(60, 30, "4")], site.command(150, 20, "7")))
     site.ends(2, j=job)
     step, batch = site.lines(k="task", j=job)
@@ -204,7 +204,7 @@ def test_a_batch_script(site: Site) -> None:
     assert "name" not in site.lines(k="start", j=job, s="batch")[0]
 
 
-def test_prolog_and_epilog_of_each_node(site: Site) -> None:
+def test_prolog_and_epilog_of_each_node(site: ShimSite) -> None:
     job = site.submit(site.script(["srun", *site.command()], site.command()), nodes=3)
     wait_until(lambda: len(site.lines(k="epilog", j=job)) == 3, 60)
     assert {line["n"] for line in site.lines(k="prolog", j=job)} == {"node1", "node2", "node3"}
@@ -213,7 +213,7 @@ def test_prolog_and_epilog_of_each_node(site: Site) -> None:
 
 
 @in_three_tries
-def test_an_array(site: Site) -> None:
+def test_an_array(site: ShimSite) -> None:
     job = site.submit(site.script(site.command(120, 10)), array="3,5,9-11")
     wait_until(lambda: len(site.lines(k="start", aj=job)) == 5, 60)
     starts = site.lines(k="start", aj=job, s="batch")
@@ -224,7 +224,7 @@ def test_an_array(site: Site) -> None:
 
 
 @in_three_tries
-def test_a_step_on_several_nodes(site: Site) -> None:
+def test_a_step_on_several_nodes(site: ShimSite) -> None:
     before = {line["l"] for line in site.lines(k="end")}
     site.srun("-N3", "-n6", *site.command(200, 30))
     ends = [line for line in site.ends(3 + len(before)) if line["l"] not in before]
@@ -241,14 +241,14 @@ def test_a_step_on_several_nodes(site: Site) -> None:
 
 
 @in_three_tries
-def test_components_of_one_step(site: Site, slurm_version: str) -> None:
+def test_components_of_one_step(site: ShimSite, slurm_version: str) -> None:
     site.srun("-n1", *site.command(50, 0, "0"), ":", "-n1", *site.command(50, 0, "0"))
     tasks = site.lines(k="task")[-2:]
     site.compare(tasks)
 
 
 @in_three_tries
-def test_a_suspended_job(site: Site) -> None:
+def test_a_suspended_job(site: ShimSite) -> None:
     # The task is busy by itself until then: a child's time would be told as its own.
     go = Path(site.said).with_name("go-on")
     go.unlink(missing_ok=True)
@@ -265,7 +265,7 @@ def test_a_suspended_job(site: Site) -> None:
     site.compare([task])
 
 
-def requeue(site: Site, job: int) -> None:
+def requeue(site: ShimSite, job: int) -> None:
     """Requeue a job, and have it start without the two minutes that Slurm waits."""
     launches = len(site.lines(k="start", j=job, s="batch"))
     site.cluster.run(["scontrol", "requeue", str(job)])
@@ -287,7 +287,7 @@ def requeue(site: Site, job: int) -> None:
 
 
 @in_three_tries
-def test_a_requeued_job(site: Site) -> None:
+def test_a_requeued_job(site: ShimSite) -> None:
     script = (
         '#!/bin/sh\n[ -n "$SLURM_RESTART_COUNT" ] && how=0 || how=term\n'
         f"exec {site.used} {site.said} 100 20 $how\n"
@@ -312,7 +312,7 @@ def test_a_requeued_job(site: Site) -> None:
 
 
 @in_three_tries
-def test_a_resized_job(site: Site) -> None:
+def test_a_resized_job(site: ShimSite) -> None:
     step = " ".join(site.command(100, 10))
     script = (
         f"#!/bin/sh\nsrun -N2 -n2 {step}\nscontrol update JobId=$SLURM_JOB_ID NumNodes=1\n"
@@ -325,7 +325,7 @@ def test_a_resized_job(site: Site) -> None:
     site.compare([*site.lines(k="task", j=job, s="0"), *site.lines(k="task", j=job, s="1")])
 
 
-def test_no_command_prints_a_line_of_ours(site: Site) -> None:
+def test_no_command_prints_a_line_of_ours(site: ShimSite) -> None:
     for words in (
         ["srun", "-n1", "true"],
         ["sbatch", "--wrap", "true", "-o", "/dev/null"],
@@ -337,7 +337,7 @@ def test_no_command_prints_a_line_of_ours(site: Site) -> None:
         assert "steward" not in said.replace(site.cluster.directory, "")
 
 
-def test_a_spool_that_is_away_costs_lines_and_no_job(site: Site) -> None:
+def test_a_spool_that_is_away_costs_lines_and_no_job(site: ShimSite) -> None:
     away = f"{site.spool}.away"
     go = Path(site.said).with_name("go")
     job = site.submit(f"#!/bin/sh\nwhile [ ! -e {go} ]; do sleep 0.1; done\n")
@@ -357,7 +357,7 @@ def test_a_spool_that_is_away_costs_lines_and_no_job(site: Site) -> None:
 def test_what_epilogs_use_is_no_tasks(slurm_version: str) -> None:
     burn = "i=0\nwhile [ $i -lt 300000 ]; do i=$((i+1)); done\n"
     with Sandbox.up(prepared(slurm_version, nodes=1), say=print) as cluster:
-        site = Site(cluster)
+        site = ShimSite(cluster)
         for name in ("everybodys", "users"):
             epilog = Path(f"{site.etc}/{name}")
             epilog.write_text(f"#!/bin/sh\n{burn}echo {name} >> {site.said}.epilogs\n")
@@ -386,7 +386,7 @@ def test_hooks_that_are_run_inside_a_jobs_namespace(slurm_version: str) -> None:
         "26.05": "NamespaceType=namespace/tmpfs",
     }[slurm_version]
     with Sandbox.up(prepared(slurm_version, nodes=1), say=print) as cluster:
-        site = Site(cluster)
+        site = ShimSite(cluster)
         base = f"{cluster.directory}/jc/%n"
         os.makedirs(f"{cluster.directory}/jc/node1")
         Path(f"{site.etc}/job_container.conf").write_text(
@@ -417,7 +417,7 @@ def test_a_step_that_is_killed_for_its_memory(slurm_version: str) -> None:
     if not os.path.isdir("/sys/fs/cgroup/memory"):
         pytest.skip("needs cgroups of version 1")
     with Sandbox.up(prepared(slurm_version, nodes=1), say=print) as cluster:
-        site = Site(cluster)
+        site = ShimSite(cluster)
         Path(f"{site.etc}/cgroup.conf").write_text(
             "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nConstrainRAMSpace=yes\n"
         )
@@ -450,7 +450,7 @@ def test_a_step_that_is_killed_for_its_memory(slurm_version: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("cpu_ms", "mib"), [(10_000, 300), (40_000, 100)])
 @in_three_tries
-def test_a_long_task(site: Site, cpu_ms: int, mib: int) -> None:
+def test_a_long_task(site: ShimSite, cpu_ms: int, mib: int) -> None:
     before = len(site.lines(k="end", s="0"))
     site.srun("-n1", *site.command(cpu_ms, mib), timeout_s=250)
     end = site.ends(before + 1, s="0")[-1]
@@ -459,7 +459,7 @@ def test_a_long_task(site: Site, cpu_ms: int, mib: int) -> None:
 
 @pytest.mark.long
 @in_three_tries
-def test_a_job_that_is_stopped_at_its_time_limit(site: Site) -> None:
+def test_a_job_that_is_stopped_at_its_time_limit(site: ShimSite) -> None:
     job = site.submit(site.script(site.command(0, 40, "term")), time="1")
     (end,) = site.ends(1, j=job, s="batch", timeout_s=200)
     (task,) = site.lines(k="task", l=end["l"])

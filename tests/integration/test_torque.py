@@ -13,9 +13,7 @@ import pytest
 from below import files_below
 from submitting import PATIENCE, wait_until
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
-from torque_player import BIG, Player, Step
+from harness.torque import BIG, Player, Step
 
 
 def steward(*words: str) -> list[str]:

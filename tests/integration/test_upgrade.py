@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bookkeeping import Site, spec_of
+from bookkeeping import BookedSite, spec_of
 from sandboxes import passable_directory
 from submitting import state_of, wait_until
 
@@ -27,7 +27,7 @@ BATCH = "#!/bin/sh\n#SBATCH -n2\nsrun true\nsrun -n2 sh -c 'exit 3'\nexit 5\n"
 
 
 @pytest.fixture
-def site(slurm_version: str) -> Iterator[Site]:
+def site(slurm_version: str) -> Iterator[BookedSite]:
     if slurm_version:
         pytest.skip("begins with the installed Slurm")
     # slurmdbd reads the tables of two or three releases before its own, and has no -i.
@@ -36,7 +36,7 @@ def site(slurm_version: str) -> Iterator[Site]:
         passable_directory() as path,
         Sandbox.up(spec_of(str(path), "", **options), say=print) as cluster,
     ):
-        site = Site(cluster)
+        site = BookedSite(cluster)
         try:
             site.start()
             yield site
@@ -44,7 +44,7 @@ def site(slurm_version: str) -> Iterator[Site]:
             site.close()
 
 
-def submit_quietly(site: Site, script: str = BATCH) -> int:
+def submit_quietly(site: BookedSite, script: str = BATCH) -> int:
     """Submit as a user does who looks at each line that is printed."""
     words = ["sbatch", "--parsable", "--output=/dev/null"]
     done = site.cluster.run(words, user=site.user, input=script)
@@ -54,13 +54,13 @@ def submit_quietly(site: Site, script: str = BATCH) -> int:
     return int(done.stdout.strip().partition(";")[0])
 
 
-def rows(site: Site) -> list[str]:
+def rows(site: BookedSite) -> list[str]:
     """All that our sacct shows of what has ended."""
     words = ("-a", "-D", "-n", "-P", "-S", "now-1hour", "-o", "JobID,Submit,State,ExitCode,NTasks")
     return [row for row in site.ours(*words).splitlines() if "RUNNING" not in row]
 
 
-def wait_for_books(site: Site, job: int, since: float) -> None:
+def wait_for_books(site: BookedSite, job: int, since: float) -> None:
     """Wait until the job is booked with its batch step and two more."""
     begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(since - 1))
     words = ("-n", "-P", "-S", begin, "-o", "JobID,State,ExitCode")
@@ -73,14 +73,14 @@ def wait_for_books(site: Site, job: int, since: float) -> None:
     wait_until(lambda: wanted <= set(site.ours(*words).splitlines()), 60)
 
 
-def looked_over(site: Site, check: str) -> tuple[str, str]:
+def looked_over(site: BookedSite, check: str) -> tuple[str, str]:
     """What the doctor says of one thing."""
     told = site.daemon.ask("doctor", "--json", "--only", check, check=False).stdout
     (finding,) = json.loads(told)["findings"]
     return finding["status"], finding["what"]
 
 
-def upgrade(site: Site, version: str, *ctld: str) -> None:
+def upgrade(site: BookedSite, version: str, *ctld: str) -> None:
     """By the documented steps: slurmctld, then each node without the plugin's line meanwhile."""
     cluster = site.cluster
     conf = Path(cluster.directory) / "etc/plugstack.conf.d/steward.conf"
@@ -106,7 +106,7 @@ def upgrade(site: Site, version: str, *ctld: str) -> None:
     wait_until(lambda: not {"down", "unk", "down*"} & set(cluster.run(words).stdout.split()), 60)
 
 
-def test_nothing_is_lost_from_release_to_release(site: Site) -> None:
+def test_nothing_is_lost_from_release_to_release(site: BookedSite) -> None:
     since = time.time()
     first = submit_quietly(site)
     wait_for_books(site, first, since)

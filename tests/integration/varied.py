@@ -4,13 +4,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bookkeeping import Site
+from bookkeeping import BookedSite
 from submitting import state_of, wait_until
 
 SHELL = "#!/bin/sh\n"
 
 
-def submit_all(site: Site) -> int:
+def submit_all(site: BookedSite) -> int:
     """Submit them, do to them what people do, and wait for the last; returns how many."""
     # It runs into its time limit of a minute while all others come and go.
     limited = site.submit(f"{SHELL}srun sleep 300\n", time="1", job_name="limited")
@@ -24,13 +24,13 @@ def submit_all(site: Site) -> int:
     return count
 
 
-def _is_idle(site: Site, but: int) -> bool:
+def _is_idle(site: BookedSite, but: int) -> bool:
     """Whether no job waits or runs, but one."""
     words = ["squeue", "-h", "-t", "PD,R,S,CG,CF", "-o", "%A"]
     return {*site.cluster.run(words, check=False).stdout.split()} <= {str(but)}
 
 
-def _plain(site: Site) -> int:
+def _plain(site: BookedSite) -> int:
     for code in (0, 1, 2, 3, 42, 126, 127, 137, 255):
         site.submit(f"{SHELL}exit {code}\n", job_name=f"code{code}")
     for signal in (1, 2, 6, 9, 11, 15):
@@ -45,7 +45,7 @@ def _plain(site: Site) -> int:
     return 23
 
 
-def _odd(site: Site) -> int:
+def _odd(site: BookedSite) -> int:
     names = ["a b", "ünï", "x" * 200, "semi;colon", "star*", "'quote", '"double"', "back\\slash"]
     names += ["batch", "%j", "$HOME", "-dash", "tab\there", "comma,name", "1", "extern"]
     for name in names:
@@ -54,7 +54,7 @@ def _odd(site: Site) -> int:
     return len(names) + 1
 
 
-def _arrays(site: Site) -> int:
+def _arrays(site: BookedSite) -> int:
     site.submit(f"{SHELL}exit $SLURM_ARRAY_TASK_ID\n", array="0-4")
     site.submit(f"{SHELL}sleep 0.2\n", array="1-9:3%2")
     held = site.submit(f"{SHELL}true\n", array="1-3", hold=True)
@@ -65,7 +65,7 @@ def _arrays(site: Site) -> int:
     return 5 + 3 + 3 + 5
 
 
-def _steps(site: Site) -> int:
+def _steps(site: BookedSite) -> int:
     site.submit(f"{SHELL}srun true\nsrun false\nsrun sh -c 'exit 7'\ntrue\n")
     site.submit(f"{SHELL}srun -n2 -N2 hostname\n", nodes=2, ntasks=2)
     site.submit(f"{SHELL}srun -n4 sh -c 'exit $SLURM_PROCID'\n", ntasks=4)
@@ -79,14 +79,14 @@ def _steps(site: Site) -> int:
     return 13
 
 
-def _het(site: Site) -> int:
+def _het(site: BookedSite) -> int:
     text = "#!/bin/sh\n#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n2\n"
     site.submit(f"{text}srun --het-group=0,1 true\n")
     site.submit(f"{text}exit 4\n")
     return 4
 
 
-def _waiting(site: Site) -> int:
+def _waiting(site: BookedSite) -> int:
     failed = site.submit(f"{SHELL}exit 1\n")
     never = site.submit(f"{SHELL}true\n", dependency=f"afterok:{failed}")
     dropped = site.submit(
@@ -100,7 +100,7 @@ def _waiting(site: Site) -> int:
     return 5
 
 
-def _disturbed(site: Site) -> int:
+def _disturbed(site: BookedSite) -> int:
     there = f"{site.cluster.users[site.user].home}/there"
     begin = f"touch {there}.$SLURM_JOB_ID"
     long = f"{SHELL}{begin}\nsleep 100\n"
@@ -125,7 +125,7 @@ def _disturbed(site: Site) -> int:
     return 7
 
 
-def _asking(site: Site) -> int:
+def _asking(site: BookedSite) -> int:
     """What else people ask for."""
     options: list[dict[str, Any]] = [
         {"nice": 10},
@@ -148,9 +148,9 @@ def _asking(site: Site) -> int:
     return len(options)
 
 
-def _until(site: Site, job: int, *states: str) -> None:
+def _until(site: BookedSite, job: int, *states: str) -> None:
     wait_until(lambda: state_of(site.cluster, job) in states, 60)
 
 
-def _as_user(site: Site, *words: str) -> None:
+def _as_user(site: BookedSite, *words: str) -> None:
     site.cluster.run(list(words), user=site.user, check=False)

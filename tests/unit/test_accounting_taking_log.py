@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from books_site import START, BooksSite
 
+from harness import accounting
+from harness.accounting import START
+from harness.site import Site
 from steward.accounting.errors import AccountingError
 from steward.accounting.imports import Maker, Taken, is_table, take_log
 from steward.core.events import RUN_END, STEP_USAGE
@@ -17,23 +19,18 @@ from steward.extensions.jobacct_plugins.log.records import lines_of
 CLUSTER = "alpha"
 
 
-def books(directory: Path) -> BooksSite:
-    directory.mkdir()
-    return BooksSite(directory)
-
-
 @pytest.fixture
 def former(tmp_path: Path) -> str:
     """The log of a Steward that saw a job with steps, a requeued one, and garbage."""
-    site = books(tmp_path / "former")
+    site = accounting.make_site(tmp_path / "former")
     try:
-        site.run(7, state="FAILED", exit_code=3, reason="NonZeroExitCode")
-        site.launch(7, step="batch", cpu_s=(3.5,))
-        site.launch(7, step="0", cpu_s=(1.0, 2.0))
+        accounting.add_run(site, 7, state="FAILED", exit_code=3, reason="NonZeroExitCode")
+        accounting.add_launch(site, 7, step="batch", cpu_s=(3.5,))
+        accounting.add_launch(site, 7, step="0", cpu_s=(1.0, 2.0))
         ends: dict[str, Any] = {"submit": START - timedelta(minutes=1), "start": START}
-        site.run(8, 60, state="REQUEUED", **ends)
+        accounting.add_run(site, 8, 60, state="REQUEUED", **ends)
         again = START + timedelta(seconds=60)
-        site.run(8, state="COMPLETED", restarts=1, submit=again, start=again)
+        accounting.add_run(site, 8, state="COMPLETED", restarts=1, submit=again, start=again)
         site.feed()
         said = [event for event in site.journal if event.kind in (RUN_END, STEP_USAGE)]
     finally:
@@ -45,24 +42,24 @@ def former(tmp_path: Path) -> str:
 
 
 def take(
-    site: BooksSite, path: str, times: tuple[datetime | None, datetime | None] = (None, None)
+    site: Site, path: str, times: tuple[datetime | None, datetime | None] = (None, None)
 ) -> Taken:
     maker = Maker(CLUSTER, lambda record: record)
     return take_log(path, CLUSTER, maker, site.append, lambda *_: None, times=times)
 
 
-def lines(site: BooksSite) -> dict[tuple[str, int, str], Line]:
+def lines(site: Site) -> dict[tuple[str, int, str], Line]:
     """What sacct shows, by job, restarts and step."""
     site.feed()
-    with site.room.jobs.snapshot():
-        jobs = [site.room.jobs.find(str(job), CLUSTER)[0] for job in (7, 8)]
-        found = [line for job in jobs for line in site.room.jobs.lines_of(job)]
+    with site.room("accounting").jobs.snapshot():
+        jobs = [site.room("accounting").jobs.find(str(job), CLUSTER)[0] for job in (7, 8)]
+        found = [line for job in jobs for line in site.room("accounting").jobs.lines_of(job)]
     return {(line.label, line.restarts, line.step): line for line in found}
 
 
 def test_a_log_makes_the_books_that_it_was_written_from(former: str, tmp_path: Path) -> None:
     assert not is_table(former)
-    site = books(tmp_path / "later")
+    site = accounting.make_site(tmp_path / "later")
     try:
         taken = take(site, former)
         assert (taken.jobs, taken.steps, taken.passed_over) == (3, 2, 1)
@@ -86,7 +83,7 @@ def test_a_log_makes_the_books_that_it_was_written_from(former: str, tmp_path: P
 
 
 def test_only_a_time_of_it(former: str, tmp_path: Path) -> None:
-    site = books(tmp_path / "later")
+    site = accounting.make_site(tmp_path / "later")
     try:
         taken = take(site, former, (START + timedelta(seconds=300), None))
         assert (taken.jobs, taken.steps) == (2, 2)

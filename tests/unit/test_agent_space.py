@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nodes_site import Hearing, task
 
+from harness.nodes import HearingSite, task
 from servers.authority import Authority
 from steward.agent import agent
 from steward.agent.agent import Place, Spool
@@ -31,8 +31,8 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def hearing(tmp_path: Path) -> Iterator[Hearing]:
-    here = Hearing(tmp_path, Authority(tmp_path / "ca"))
+def hearing(tmp_path: Path) -> Iterator[HearingSite]:
+    here = HearingSite(tmp_path, Authority(tmp_path / "ca"))
     yield here
     here.close()
 
@@ -61,7 +61,7 @@ def free_of(directory: Path) -> int:
 
 @pytest.mark.parametrize("was_there", [True, False])
 def test_a_full_directory_empties_again(
-    hearing: Hearing, small: Path, monkeypatch: pytest.MonkeyPatch, was_there: bool
+    hearing: HearingSite, small: Path, monkeypatch: pytest.MonkeyPatch, was_there: bool
 ) -> None:
     """Also where it was full before the agent ran there for the first time."""
     if was_there:

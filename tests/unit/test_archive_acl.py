@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from archive_site import Site
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import archive
+from harness.archive import DAY
 from steward.archive.errors import ArchiveError
 from steward.archive.files import acl
 from steward.archive.files.acl import Readers
 
 ADA, BELA, STAFF = 54001, 54002, 54100
-DAY = "alpha/ada/2026/03/05"
 
 
 @pytest.fixture
@@ -64,23 +64,23 @@ def can_list(path: Path, uid: int, *gids: int) -> bool:
 
 
 def test_only_the_owner_reads(open_path: Path) -> None:
-    site = Site(open_path)
-    script = site.script(7)
-    other = site.script(8)
-    site.apply(script, other, site.identity(script, ADA), site.identity(other, BELA, "bela"))
+    site = archive.make_site(open_path)
+    script = archive.script(site, 7)
+    other = archive.script(site, 8)
+    site.feed(script, other, archive.identity(script, ADA), archive.identity(other, BELA, "bela"))
     for suffix in ("sh", "env"):
-        path = site.root / DAY / f"7-run.{suffix}"
+        path = archive.root_of(site) / DAY / f"7-run.{suffix}"
         assert can_read(path, ADA)
         assert not can_read(path, BELA)
         assert path.stat().st_mode & 0o007 == 0
-    assert can_read(site.root / DAY / "MANIFEST.jsonl", ADA)
-    assert can_list(site.root / DAY, ADA)
-    assert not can_list(site.root / "alpha/ada", BELA)
-    assert not can_list(site.root / "alpha", ADA)
-    assert not can_list(site.root, ADA)
-    assert not as_user(ADA, (), lambda: (site.root / DAY / "new").write_text("x"))
-    assert not as_user(ADA, (), lambda: (site.root / DAY / "7-run.sh").write_text("x"))
-    assert not can_list(site.root / ".incoming", ADA)
+    assert can_read(archive.root_of(site) / DAY / "MANIFEST.jsonl", ADA)
+    assert can_list(archive.root_of(site) / DAY, ADA)
+    assert not can_list(archive.root_of(site) / "alpha/ada", BELA)
+    assert not can_list(archive.root_of(site) / "alpha", ADA)
+    assert not can_list(archive.root_of(site), ADA)
+    assert not as_user(ADA, (), lambda: (archive.root_of(site) / DAY / "new").write_text("x"))
+    assert not as_user(ADA, (), lambda: (archive.root_of(site) / DAY / "7-run.sh").write_text("x"))
+    assert not can_list(archive.root_of(site) / ".incoming", ADA)
 
 
 def test_groups_read_everything(
@@ -96,51 +96,51 @@ def test_groups_read_everything(
     monkeypatch.setattr(grp, "getgrnam", getgrnam)
     groups = open_path / "groups"
     groups.write_text("hpc-staff\n\nno-such-group\n")
-    site = Site(open_path, groups_file=str(groups))
-    known, unknown = site.script(7), site.script(8)
-    site.apply(known, unknown, site.identity(known, ADA), site.identity(unknown, None, ""))
-    path = site.root / DAY / "7-run.sh"
+    site = archive.make_site(open_path, groups_file=str(groups))
+    known, unknown = archive.script(site, 7), archive.script(site, 8)
+    site.feed(known, unknown, archive.identity(known, ADA), archive.identity(unknown, None, ""))
+    path = archive.root_of(site) / DAY / "7-run.sh"
     assert can_read(path, BELA, STAFF)
-    assert can_list(site.root / DAY, BELA, STAFF)
-    assert can_list(site.root / "alpha", BELA, STAFF)
+    assert can_list(archive.root_of(site) / DAY, BELA, STAFF)
+    assert can_list(archive.root_of(site) / "alpha", BELA, STAFF)
     assert can_read(path, ADA)
     assert not can_read(path, BELA)
     assert "no-such-group" in caplog.text
 
 
 def test_nobody_but_groups_reads_what_is_unverified(open_path: Path) -> None:
-    site = Site(open_path, slurm=False)
-    script = site.script(7)
-    site.apply(script)
-    path = site.root / "unverified/alpha/2026/03/05/7-claim.sh"
+    site = archive.make_site(open_path, slurm=False)
+    script = archive.script(site, 7)
+    site.feed(script)
+    path = archive.root_of(site) / "unverified/alpha/2026/03/01/7-claim.sh"
     assert not can_read(path, ADA)
-    assert not can_list(site.root / "unverified", ADA)
-    site.apply(site.identity(script, ADA))
-    assert can_read(site.root / DAY / "7-run.sh", ADA)
+    assert not can_list(archive.root_of(site) / "unverified", ADA)
+    site.feed(archive.identity(script, ADA))
+    assert can_read(archive.root_of(site) / DAY / "7-run.sh", ADA)
 
 
 @pytest.mark.parametrize(("layout", "path"), [("sarchive", "2026/job.7_script")])
 def test_in_shared_directories_each_file_is_its_owners(
     open_path: Path, layout: str, path: str
 ) -> None:
-    site = Site(open_path, layout=layout)
-    script = site.script(7)
-    site.apply(script)
-    assert not can_read(site.root / path, ADA)
-    site.apply(site.identity(script, ADA))
-    assert can_read(site.root / path, ADA)
-    assert not can_read(site.root / path, BELA)
-    assert not can_list(site.root / "2026", ADA)
-    site.apply(site.identity(script, BELA, "bela"))
-    assert not can_read(site.root / path, ADA)
+    site = archive.make_site(open_path, layout=layout)
+    script = archive.script(site, 7)
+    site.feed(script)
+    assert not can_read(archive.root_of(site) / path, ADA)
+    site.feed(archive.identity(script, ADA))
+    assert can_read(archive.root_of(site) / path, ADA)
+    assert not can_read(archive.root_of(site) / path, BELA)
+    assert not can_list(archive.root_of(site) / "2026", ADA)
+    site.feed(archive.identity(script, BELA, "bela"))
+    assert not can_read(archive.root_of(site) / path, ADA)
 
 
 def test_a_corrected_owner_takes_the_access_with_it(open_path: Path) -> None:
-    site = Site(open_path)
-    script = site.script(7)
-    site.apply(script, site.identity(script, ADA))
-    site.apply(site.identity(script, BELA, "bela"))
-    path = site.root / "alpha/bela/2026/03/05/7-run.sh"
+    site = archive.make_site(open_path)
+    script = archive.script(site, 7)
+    site.feed(script, archive.identity(script, ADA))
+    site.feed(archive.identity(script, BELA, "bela"))
+    path = archive.root_of(site) / "alpha/bela/2026/03/01/7-run.sh"
     assert can_read(path, BELA)
     assert not can_read(path, ADA)
     assert acl.readers_of(os.open(path, os.O_RDONLY)) == Readers(BELA)
@@ -150,12 +150,12 @@ def test_where_there_are_no_acls_files_are_stewards_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acl, "supported", lambda fd: False)
-    site = Site(tmp_path, groups=("root",))
-    script = site.script(7)
-    site.apply(script, site.identity(script))
-    for path in site.root.rglob("*"):
+    site = archive.make_site(tmp_path, groups=("root",))
+    script = archive.script(site, 7)
+    site.feed(script, archive.identity(script))
+    for path in archive.root_of(site).rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
-    assert site.root.stat().st_mode & 0o077 == 0
+    assert archive.root_of(site).stat().st_mode & 0o077 == 0
 
 
 def test_a_groups_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:

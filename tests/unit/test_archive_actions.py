@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from library_site import ADA, BELA, ROOT, LibrarySite
 
+from harness import archive
+from harness.site import ADA, BELA, ROOT, Site
 from steward.archive.actions import ACTIONS
 from steward.archive.bulk_answers import ExportFile, SecretLine
 from steward.archive.errors import NotArchived
@@ -18,8 +19,8 @@ from steward.core.events import ArchivePurge
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[LibrarySite]:
-    made = LibrarySite(tmp_path)
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = archive.make_library(tmp_path)
     yield made
     made.close()
 
@@ -27,20 +28,20 @@ def site(tmp_path: Path) -> Iterator[LibrarySite]:
 # ---------------------------------------------------------------- export, secrets
 
 
-def test_an_export_holds_what_the_asker_may_read(site: LibrarySite) -> None:
-    site.job(1, b"one", name="../../etc")
-    site.job(2, b"two", environment=None)
-    site.job(3, b"three", who=BELA)
-    site.job(4, None)
-    items, answer = site.stream("export", ADA)
+def test_an_export_holds_what_the_asker_may_read(site: Site) -> None:
+    archive.add_job(site, 1, b"one", name="../../etc")
+    archive.add_job(site, 2, b"two", environment=None)
+    archive.add_job(site, 3, b"three", who=BELA)
+    archive.add_job(site, 4, None)
+    items, answer = site.stream("archive.export", ADA)
     files = {item.path: item.data for item in items}
     assert files["alpha/ada/2-run.sh"] == b"two"
     assert sorted(path.rpartition(".")[2] for path in files) == ["env", "sh", "sh"]
     assert all(".." not in path.split("/") for path in files)
     assert (answer.jobs, answer.files, answer.unreadable) == (2, 3, ())
-    scripts, _ = site.stream("export", ROOT, environments=False)
+    scripts, _ = site.stream("archive.export", ROOT, environments=False)
     assert len(scripts) == 3
-    one, _ = site.stream("export", ROOT, environments=False, limit=1)
+    one, _ = site.stream("archive.export", ROOT, environments=False, limit=1)
     assert len(one) == 1
     # Over the socket bytes are base64.
     line = msgspec.json.encode(one[0])
@@ -48,35 +49,35 @@ def test_an_export_holds_what_the_asker_may_read(site: LibrarySite) -> None:
     assert msgspec.json.decode(line, type=ExportFile) == one[0]
 
 
-def test_an_arrays_script_is_exported_once_and_a_reused_id_twice(site: LibrarySite) -> None:
-    site.job(10, b"array", array_job_id=10, array_task="2")
-    site.job(11, None, array_job_id=10, array_task="1")
-    site.job(1, b"old", ago=timedelta(days=5))
-    site.job(1, b"new", ago=timedelta(days=1))
-    items, answer = site.stream("export", ADA, environments=False)
+def test_an_arrays_script_is_exported_once_and_a_reused_id_twice(site: Site) -> None:
+    archive.add_job(site, 10, b"array", array_job_id=10, array_task="2")
+    archive.add_job(site, 11, None, array_job_id=10, array_task="1")
+    archive.add_job(site, 1, b"old", ago=timedelta(days=5))
+    archive.add_job(site, 1, b"new", ago=timedelta(days=1))
+    items, answer = site.stream("archive.export", ADA, environments=False)
     assert sorted(item.data for item in items) == [b"array", b"new", b"old"]
     assert len({item.path for item in items}) == 3
     assert answer.jobs == 3
 
 
-def test_secrets_are_pointed_at_but_not_told(site: LibrarySite) -> None:
-    site.job(1, b"#!/bin/sh\nexport DB_PASSWORD=hunter2hunter2\n")
-    site.job(2, b"#!/bin/sh\necho fine\n")
-    site.job(3, b"export DB_PASSWORD=belas\n", who=BELA)
-    items, answer = site.stream("secrets", ADA)
+def test_secrets_are_pointed_at_but_not_told(site: Site) -> None:
+    archive.add_job(site, 1, b"#!/bin/sh\nexport DB_PASSWORD=hunter2hunter2\n")
+    archive.add_job(site, 2, b"#!/bin/sh\necho fine\n")
+    archive.add_job(site, 3, b"export DB_PASSWORD=belas\n", who=BELA)
+    items, answer = site.stream("archive.secrets", ADA)
     assert [(item.job.job_id, item.line) for item in items] == [(1, 2)]
     assert all(isinstance(item, SecretLine) for item in items)
     assert b"hunter2" not in msgspec.json.encode(items)
     assert (answer.scripts, answer.suspicious, answer.default_days) == (2, 1, 7)
 
 
-def test_one_script_that_is_gone_does_not_end_the_look_for_secrets(site: LibrarySite) -> None:
-    site.job(1, b"export DB_PASSWORD=hunter2hunter2\n")
-    site.job(2, b"export DB_PASSWORD=swordfish99\n")
-    path = site.ask("show", ADA, job="2").script.path
-    site.trim()
+def test_one_script_that_is_gone_does_not_end_the_look_for_secrets(site: Site) -> None:
+    archive.add_job(site, 1, b"export DB_PASSWORD=hunter2hunter2\n")
+    archive.add_job(site, 2, b"export DB_PASSWORD=swordfish99\n")
+    path = site.ask("archive.show", ADA, job="2").script.path
+    archive.trim(site)
     Path(path).unlink()
-    items, answer = site.stream("secrets", ROOT)
+    items, answer = site.stream("archive.secrets", ROOT)
     assert [item.job.job_id for item in items] == [1]
     assert (answer.scripts, answer.suspicious, answer.unreadable) == (1, 1, 1)
 
@@ -84,31 +85,33 @@ def test_one_script_that_is_gone_does_not_end_the_look_for_secrets(site: Library
 # ---------------------------------------------------------------- purge
 
 
-def test_a_purge_is_said_first_and_done_on_demand(site: LibrarySite) -> None:
-    key = site.job(1, b"xylophone")
-    site.job(2, b"xylophone", who=BELA)
+def test_a_purge_is_said_first_and_done_on_demand(site: Site) -> None:
+    key = archive.add_job(site, 1, b"xylophone")
+    archive.add_job(site, 2, b"xylophone", who=BELA)
     with pytest.raises(Refused):
-        site.ask("purge", ADA, jobs=["1"], yes=True)
+        site.ask("archive.purge", ADA, jobs=["1"], yes=True)
     with pytest.raises(UsageError):
-        site.ask("purge", ROOT, yes=True)
+        site.ask("archive.purge", ROOT, yes=True)
     with pytest.raises(UsageError):
-        site.ask("purge", ROOT, jobs=["1"], sink="tape")
+        site.ask("archive.purge", ROOT, jobs=["1"], sink="tape")
     before = len(site.journal)
-    said = site.ask("purge", ROOT, jobs=["1"])
+    said = site.ask("archive.purge", ROOT, jobs=["1"])
     assert not said.done
     assert [line.script.key for line in said.scripts] == [key]
     assert len(site.journal) == before
-    done = site.ask("purge", ROOT, users=["ada"], yes=True, reason="asked to")
+    done = site.ask("archive.purge", ROOT, users=["ada"], yes=True, reason="asked to")
     assert done.done
     order = site.journal[-1].body
     assert isinstance(order, ArchivePurge)
     assert (order.script_keys, order.asked_by, order.reason) == ((key,), "root", "asked to")
     site.feed()
-    site.trim()
+    archive.trim(site)
     with pytest.raises(NotArchived):
-        site.ask("env", ROOT, job="1")
-    assert [hit.job.job_id for hit in site.ask("search", ROOT, terms=["xylo"]).hits] == [2]
-    hidden = {who: site.ask("list", who, jobs=["1"]).jobs[0].script_hidden for who in (ADA, BELA)}
+        site.ask("archive.env", ROOT, job="1")
+    assert [hit.job.job_id for hit in site.ask("archive.search", ROOT, terms=["xylo"]).hits] == [2]
+    hidden = {
+        who: site.ask("archive.list", who, jobs=["1"]).jobs[0].script_hidden for who in (ADA, BELA)
+    }
     assert hidden == {ADA: "purged", BELA: "private"}
     left = [
         path
@@ -121,20 +124,20 @@ def test_a_purge_is_said_first_and_done_on_demand(site: LibrarySite) -> None:
 # ---------------------------------------------------------------- the registry
 
 
-def test_a_components_stand_in_is_its_owners_and_goes_with_the_job(site: LibrarySite) -> None:
-    site.job(20, b"xylophone", feed=False, het_job_id=20)
+def test_a_components_stand_in_is_its_owners_and_goes_with_the_job(site: Site) -> None:
+    archive.add_job(site, 20, b"xylophone", feed=False, het_job_id=20)
     # What sbatch gives Slurm for every component but the first.
-    site.job(21, b"#!/bin/bash\nexit 0\n", het_job_id=20, het_offset=1)
-    assert [job.job for job in site.ask("list", ADA).jobs] == ["20+1", "20+0"]
-    shown = site.ask("show", ADA, job="20+1")
+    archive.add_job(site, 21, b"#!/bin/bash\nexit 0\n", het_job_id=20, het_offset=1)
+    assert [job.job for job in site.ask("archive.list", ADA).jobs] == ["20+1", "20+0"]
+    shown = site.ask("archive.show", ADA, job="20+1")
     assert (shown.content.text, shown.script_of) == ("xylophone", "20")
-    site.ask("purge", ROOT, users=["ada"], yes=True)
+    site.ask("archive.purge", ROOT, users=["ada"], yes=True)
     site.feed()
     left = [path for path in (site.directory / "archive").rglob("2*-*") if path.is_file()]
     assert left == []
 
 
-def test_actions_are_called_by_name_with_their_own_requests(site: LibrarySite) -> None:
+def test_actions_are_called_by_name_with_their_own_requests(site: Site) -> None:
     names = {action.name for action in site.registry}
     assert {"archive.list", "archive.search", "archive.purge"} <= names
     with pytest.raises(ActionError, match=r"archive\.dance"):

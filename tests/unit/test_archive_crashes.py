@@ -3,13 +3,15 @@
 import errno
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from archive_site import ENVIRONMENT, Site
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness import archive
+from harness.archive import DAY, ENVIRONMENT
+from harness.events import NOON_NS
+from harness.site import Site
 from steward.archive.files import pending
 from steward.archive.files.found import iter_files
 from steward.archive.files.layout import compile_layout
@@ -18,7 +20,6 @@ from steward.archive.files.places import FilesReader
 from steward.archive.files.verify import verify
 from steward.core.events import Event
 
-DAY = "alpha/ada/2026/03/05"
 SCRIPT = b"#!/bin/sh\n" + b"hostname\n" * 50
 
 
@@ -35,25 +36,18 @@ def killed(monkeypatch: pytest.MonkeyPatch, site: Site, where: str, *events: Eve
     with monkeypatch.context() as patch:
         patch.setattr(Pending, where, kill)
         with pytest.raises(Killed):
-            site.apply(*events) if events else site.sink.file_waiting()
-
-
-def restarted(site: Site, **sink: Any) -> Site:
-    other = Site(site.directory, **sink)
-    other.position = site.position
-    other.sink.prepare()
-    return other
+            site.feed(*events) if events else archive.sink_of(site).file_waiting()
 
 
 def nothing_is_amiss(site: Site) -> bool:
-    found = list(iter_files(str(site.root), compile_layout("default")))
+    found = list(iter_files(str(archive.root_of(site)), compile_layout("default")))
     paths = [file.path for one in found for file in (one.script, one.environment) if file]
-    waiting = site.root / ".waiting"
+    waiting = archive.root_of(site) / ".waiting"
     return (
         list(verify(site.settings, "files")) == []
-        and sorted(paths) == sorted(site.files())
+        and sorted(paths) == sorted(archive.files(site))
         and (not waiting.exists() or not os.listdir(waiting))
-        and site.rows("SELECT * FROM leaving") == []
+        and archive.rows(site, "SELECT * FROM leaving") == []
     )
 
 
@@ -69,36 +63,39 @@ def test_a_kill_at_the_commit_and_another_setting(
     where: str,
     in_one: bool,
 ) -> None:
-    site = Site(tmp_path, compress=before)
-    script = site.script(7, SCRIPT)
-    identity = site.identity(script)
+    site = archive.make_site(tmp_path, compress=before)
+    script = archive.script(site, 7, SCRIPT)
+    identity = archive.identity(script)
     events = (script, identity) if in_one else (identity,)
     if not in_one:
-        site.apply(script)
-        site.store().unlink([script.body.script.path, script.body.environment.path])
+        site.feed(script)
+        archive.store_of(site).unlink([script.body.script.path, script.body.environment.path])
     killed(monkeypatch, site, where, *events)
-    site = restarted(site, compress=after)
-    site.apply(*events)
+    archive.reopen(site, compress=after)
+    site.feed(*events)
     end = ".zst" if before == "zstd" else ""
-    assert set(site.files()) == {f"{DAY}/7-run.sh{end}", f"{DAY}/7-run.env{end}"}
+    assert set(archive.files(site)) == {f"{DAY}/7-run.sh{end}", f"{DAY}/7-run.env{end}"}
     assert nothing_is_amiss(site)
     reader = FilesReader(site.settings, "files")
     assert reader.read(script.key, "script") == SCRIPT
-    site.apply(site.purge(script))
-    assert site.files() == {}
+    site.feed(archive.purge(script))
+    assert archive.files(site) == {}
     assert nothing_is_amiss(site)
 
 
 def test_what_has_another_name_for_its_job_id_came_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path)
-    first, second = site.script(7, b"first"), site.script(7, b"second", mtime_ns=1772712001 * 10**9)
-    site.apply(first, site.identity(first), second)
-    killed(monkeypatch, site, "write", site.identity(second))
-    site = restarted(site, compress="zstd")
-    site.apply(site.identity(second))
-    assert {path: data for path, data in site.files().items() if ".sh" in path} == {
+    site = archive.make_site(tmp_path)
+    first, second = (
+        archive.script(site, 7, b"first"),
+        archive.script(site, 7, b"second", mtime_ns=NOON_NS + 10**9),
+    )
+    site.feed(first, archive.identity(first), second)
+    killed(monkeypatch, site, "write", archive.identity(second))
+    archive.reopen(site, compress="zstd")
+    site.feed(archive.identity(second))
+    assert {path: data for path, data in archive.files(site).items() if ".sh" in path} == {
         f"{DAY}/7-run.sh": b"first",
         f"{DAY}/7-run~2.sh": b"second",
     }
@@ -110,14 +107,16 @@ def test_what_has_another_name_for_its_job_id_came_again(
 def test_a_job_that_is_known_after_a_kill_lies_in_one_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, after: str
 ) -> None:
-    site = Site(tmp_path)
-    script = site.script(7, SCRIPT)
-    site.apply(script)
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 7, SCRIPT)
+    site.feed(script)
     killed(monkeypatch, site, where)
-    site = restarted(site, compress=after)
-    site.apply(site.identity(script))
-    assert {path.rpartition(".sh")[0] for path in site.files() if ".sh" in path} == {f"{DAY}/7-run"}
-    assert len(site.files()) == 2
+    archive.reopen(site, compress=after)
+    site.feed(archive.identity(script))
+    assert {path.rpartition(".sh")[0] for path in archive.files(site) if ".sh" in path} == {
+        f"{DAY}/7-run"
+    }
+    assert len(archive.files(site)) == 2
     assert nothing_is_amiss(site)
 
 
@@ -125,65 +124,65 @@ def test_a_job_that_is_known_after_a_kill_lies_in_one_place(
 def test_a_kill_while_a_job_gets_another_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    site = Site(tmp_path)
-    script = site.script(7, SCRIPT)
-    site.apply(script, site.identity(script))
-    other = site.identity(script, uid=4002, user="bela", why="updated")
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 7, SCRIPT)
+    site.feed(script, archive.identity(script))
+    other = archive.identity(script, uid=4002, user="bela", why="updated")
     killed(monkeypatch, site, where, other)
-    site = restarted(site, compress="zstd")
-    site.apply(other)
+    archive.reopen(site, compress="zstd")
+    site.feed(other)
     theirs = DAY.replace("ada", "bela")
-    assert set(site.files()) == {f"{theirs}/7-run.sh", f"{theirs}/7-run.env"}
-    assert not (site.root / DAY).exists()
+    assert set(archive.files(site)) == {f"{theirs}/7-run.sh", f"{theirs}/7-run.env"}
+    assert not (archive.root_of(site) / DAY).exists()
     assert nothing_is_amiss(site)
 
 
 def test_who_gets_back_what_was_another_owners_in_one_batch_keeps_it(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    script = site.script(7, SCRIPT)
-    site.apply(script, site.identity(script))
-    site.apply(
-        site.identity(script, uid=4002, user="bela", why="updated"),
-        site.identity(script, why="again"),
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 7, SCRIPT)
+    site.feed(script, archive.identity(script))
+    site.feed(
+        archive.identity(script, uid=4002, user="bela", why="updated"),
+        archive.identity(script, why="again"),
     )
-    assert site.files() == {f"{DAY}/7-run.sh": SCRIPT, f"{DAY}/7-run.env": ENVIRONMENT}
+    assert archive.files(site) == {f"{DAY}/7-run.sh": SCRIPT, f"{DAY}/7-run.env": ENVIRONMENT}
     assert nothing_is_amiss(site)
 
 
 def test_a_purge_removes_what_another_setting_left(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    script = site.script(7, SCRIPT)
-    site.apply(script, site.identity(script))
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 7, SCRIPT)
+    site.feed(script, archive.identity(script))
     (tmp_path / "other").mkdir()
-    other = Site(tmp_path / "other", compress="zstd")
-    theirs = other.script(7, SCRIPT)
-    other.apply(theirs, other.identity(theirs))
-    for path, data in other.files().items():
-        (site.root / path).write_bytes(data)
-    strange = site.root / DAY / "7-run~2.sh"
+    other = archive.make_site(tmp_path / "other", compress="zstd")
+    theirs = archive.script(other, 7, SCRIPT)
+    other.feed(theirs, archive.identity(theirs))
+    for path, data in archive.files(other).items():
+        (archive.root_of(site) / path).write_bytes(data)
+    strange = archive.root_of(site) / DAY / "7-run~2.sh"
     strange.write_bytes(b"nobody's")
-    site.apply(site.purge(script))
-    assert set(site.files()) == {f"{DAY}/7-run~2.sh"}
+    site.feed(archive.purge(script))
+    assert set(archive.files(site)) == {f"{DAY}/7-run~2.sh"}
 
 
 def test_what_is_lost_keeps_its_row_and_can_be_had_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site = Site(tmp_path)
-    script = site.script(7, SCRIPT)
-    site.apply(script)
-    kept = site.root / ".waiting" / script.body.script.path
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 7, SCRIPT)
+    site.feed(script)
+    kept = archive.root_of(site) / ".waiting" / script.body.script.path
     data = kept.read_bytes()
     kept.unlink()
-    site.sink.file_waiting()
-    site.sink.file_waiting()
+    archive.sink_of(site).file_waiting()
+    archive.sink_of(site).file_waiting()
     assert caplog.text.count("cannot file") == 1
     assert FilesReader(site.settings, "files").locate(script.key) is None
     kept.write_bytes(data)
-    site = restarted(site)
-    site.apply(site.identity(script))
-    assert set(site.files()) == {f"{DAY}/7-run.sh", f"{DAY}/7-run.env"}
-    ((since_ns,),) = site.rows("SELECT since_ns FROM script")
+    archive.reopen(site)
+    site.feed(archive.identity(script))
+    assert set(archive.files(site)) == {f"{DAY}/7-run.sh", f"{DAY}/7-run.env"}
+    ((since_ns,),) = archive.rows(site, "SELECT since_ns FROM script")
     assert since_ns < 2**62
     assert nothing_is_amiss(site)
 
@@ -192,10 +191,10 @@ def test_a_script_that_could_not_be_unpacked_is_not_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pending, "LONGEST", len(SCRIPT) - 1)
-    site = Site(tmp_path, compress="zstd")
-    script = site.script(7, SCRIPT)
-    site.apply(script, site.identity(script))
-    assert set(site.files()) == {f"{DAY}/7-run.sh", f"{DAY}/7-run.env.zst"}
+    site = archive.make_site(tmp_path, compress="zstd")
+    script = archive.script(site, 7, SCRIPT)
+    site.feed(script, archive.identity(script))
+    assert set(archive.files(site)) == {f"{DAY}/7-run.sh", f"{DAY}/7-run.env.zst"}
     assert FilesReader(site.settings, "files").read(script.key, "script") == SCRIPT
     assert nothing_is_amiss(site)
 
@@ -215,24 +214,27 @@ def test_a_file_system_without_links(
     no_links(monkeypatch)
     if not knows_noreplace:
         monkeypatch.setattr("steward.core.filesystems.RENAME_NOREPLACE", 1 << 20)
-    site = Site(tmp_path, compress=compress)
-    first, second = site.script(7, b"first"), site.script(7, b"second", mtime_ns=1772712001 * 10**9)
-    site.apply(first, second)
-    killed(monkeypatch, site, "write", site.identity(first), site.identity(second))
-    site = restarted(site, compress="none")
-    site.apply(site.identity(first), site.identity(second))
+    site = archive.make_site(tmp_path, compress=compress)
+    first, second = (
+        archive.script(site, 7, b"first"),
+        archive.script(site, 7, b"second", mtime_ns=NOON_NS + 10**9),
+    )
+    site.feed(first, second)
+    killed(monkeypatch, site, "write", archive.identity(first), archive.identity(second))
+    archive.reopen(site, compress="none")
+    site.feed(archive.identity(first), archive.identity(second))
     end = ".zst" if compress == "zstd" else ""
-    assert {path for path in site.files() if ".sh" in path} == {
+    assert {path for path in archive.files(site) if ".sh" in path} == {
         f"{DAY}/7-run.sh{end}",
         f"{DAY}/7-run~2.sh{end}",
     }
     assert nothing_is_amiss(site)
-    names = os.listdir(site.root / DAY)
+    names = os.listdir(archive.root_of(site) / DAY)
     assert not [name for name in names if name.startswith(".")]
 
 
 def waits(site: Site) -> bool:
-    return bool(site.rows("SELECT 1 FROM script WHERE state = 0"))
+    return bool(archive.rows(site, "SELECT 1 FROM script WHERE state = 0"))
 
 
 _STEPS = st.lists(
@@ -251,8 +253,8 @@ _STEPS = st.lists(
 def test_no_kill_leaves_anything_astray(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, str, str]]
 ) -> None:
-    site = Site(tmp_path_factory.mktemp("site"))
-    site.sink.prepare()
+    site = archive.make_site(tmp_path_factory.mktemp("site"))
+    archive.sink_of(site).prepare()
     known: dict[int, Event] = {}
     with pytest.MonkeyPatch.context() as monkeypatch:
         for what, number, kill, compress in steps:
@@ -260,27 +262,27 @@ def test_no_kill_leaves_anything_astray(
             if what == "script":
                 if number in known:
                     continue
-                known[number] = site.script(number, b"%d" % number * 20)
+                known[number] = archive.script(site, number, b"%d" % number * 20)
                 events = (known[number],)
             elif number not in known:
                 continue
             elif what == "known":
-                events = (site.identity(known[number]),)
+                events = (archive.identity(known[number]),)
             elif what == "other":
-                events = (site.identity(known[number], uid=4002, user="bela", why="updated"),)
+                events = (archive.identity(known[number], uid=4002, user="bela", why="updated"),)
             elif what == "purge":
-                events = (site.purge(known.pop(number)),)
+                events = (archive.purge(known.pop(number)),)
             if kill != "none":
                 if events or waits(site):
                     killed(monkeypatch, site, kill, *events)
-                site = restarted(site, compress=compress)
+                archive.reopen(site, compress=compress)
             if events:
-                site.apply(*events)
+                site.feed(*events)
             else:
-                site.sink.file_waiting()
-    site.sink.file_waiting()
+                archive.sink_of(site).file_waiting()
+    archive.sink_of(site).file_waiting()
     assert nothing_is_amiss(site)
     scripts = FilesReader(site.settings, "files")
     for number, script in known.items():
         assert scripts.read(script.key, "script") == b"%d" % number * 20
-    assert len(site.files()) == 2 * len(known)
+    assert len(archive.files(site)) == 2 * len(known)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from archive_site import NOON
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.events import NOON_NS
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.acl import Readers, let_read
 from steward.archive.imported import from_job_archive, from_lines, from_sarchive, pack
@@ -48,7 +48,7 @@ def old_tree(root: Path) -> Path:
         (month / f"{job_id}-run.sh").write_bytes(b"#!/bin/sh\nhostname\n\0")
         (month / f"{job_id}-run.env").write_bytes(as_job_archive(ENTRIES))
         for name in os.listdir(month):
-            os.utime(month / name, ns=(NOON, NOON))
+            os.utime(month / name, ns=(NOON_NS, NOON_NS))
     return root
 
 
@@ -62,11 +62,11 @@ def test_a_tree_of_job_archive_is_taken_over(tmp_path: Path, store: Store) -> No
     done = import_tree(str(tree), "job_archive", "alpha", store, redact, events.extend)
     assert (done.scripts, done.owned, done.unknown_users) == (2, 1, ("nobody-knows",))
     assert {event.key for event in events} == {
-        f"script:7:{NOON}",
-        f"script:8:{NOON}",
-        f"import:7:{NOON}",
+        f"script:7:{NOON_NS}",
+        f"script:8:{NOON_NS}",
+        f"import:7:{NOON_NS}",
     }
-    script = next(event for event in events if event.key == f"script:7:{NOON}")
+    script = next(event for event in events if event.key == f"script:7:{NOON_NS}")
     assert script.source == "import"
     assert store.read(script.body.script) == b"#!/bin/sh\nhostname\n"
     assert script.body.redacted == ("DB_PASSWORD",)
@@ -75,7 +75,7 @@ def test_a_tree_of_job_archive_is_taken_over(tmp_path: Path, store: Store) -> No
     assert SECRET not in everything_in(store.directory)
     seen = next(event for event in events if event.kind == "job.seen")
     assert (seen.body.record.uid, seen.body.record.user) == (0, "root")
-    assert seen.body.record.submit == datetime.fromtimestamp(NOON / 1e9, UTC)
+    assert seen.body.record.submit == datetime.fromtimestamp(NOON_NS / 1e9, UTC)
 
 
 def test_importing_twice_says_the_same(tmp_path: Path, store: Store) -> None:
@@ -184,7 +184,7 @@ def test_what_slurmdbd_stored_is_taken_over(store: Store) -> None:
         record=JobRecord(job_id=7, uid=4001, user="ada", submit=submit, state="COMPLETED"),
         script=b"#!/bin/sh\n",
         environment=lines,
-        mtime_ns=NOON,
+        mtime_ns=NOON_NS,
     )
     task = JobRecord(job_id=12, array_job_id=11, uid=4001, submit=submit)
     events: list[Event] = []
@@ -202,10 +202,10 @@ def test_what_slurmdbd_stored_is_taken_over(store: Store) -> None:
     )
     assert (done.scripts, done.scriptless, done.known, done.skipped) == (2, 1, 1, 0)
     assert [event.key for event in events] == [
-        f"script:7:{NOON}",
-        f"import:7:{NOON}",
-        f"script:11:{NOON}",
-        f"import:12:{NOON}",
+        f"script:7:{NOON_NS}",
+        f"import:7:{NOON_NS}",
+        f"script:11:{NOON_NS}",
+        f"import:12:{NOON_NS}",
     ]
     environment = dict(entries_of(store.read(events[0].body.environment)))
     assert environment[b"A"] == b"1\n2"
@@ -249,7 +249,7 @@ def test_a_strange_file_name_stops_nothing(
     tree = old_tree(tmp_path / "old")
     strange = os.path.join(os.fsencode(tree), b"root/2026/03", name)
     Path(os.fsdecode(strange)).write_bytes(b"#!/bin/sh\n")
-    os.utime(strange, ns=(-NOON, -NOON))
+    os.utime(strange, ns=(-NOON_NS, -NOON_NS))
     rows: list[tuple[str, str, str, bytes]] = []
     import_tree(
         str(tree), "job_archive", "alpha", store, redact, lambda new: rows.extend(rows_of(new))

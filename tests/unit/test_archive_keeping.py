@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from archive_site import Site
-from cli_site import steward
 
+from harness import archive
+from harness.commands import steward
+from harness.site import Site
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.keeping import KEEPER, Keeper
 from steward.archive.files.sink import FilesSink
@@ -16,35 +17,34 @@ from steward.core.config.file import load
 
 
 def other_site(tmp_path: Path, root: Path) -> Site:
-    (tmp_path / "other").mkdir(exist_ok=True)
-    return Site(tmp_path / "other", root=root)
+    return archive.make_site(tmp_path / "other", path=str(root))
 
 
 def test_a_tree_that_is_kept_is_not_kept_by_another(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    site.sink.prepare()
-    other = other_site(tmp_path, site.root)
+    site = archive.make_site(tmp_path)
+    archive.sink_of(site).prepare()
+    other = other_site(tmp_path, archive.root_of(site))
     with pytest.raises(ArchiveUnavailable, match=f"state in {site.state}: give another"):
-        other.sink.prepare()
-    site.sink.close()
-    other.sink.prepare()
-    assert (site.root / KEEPER).read_text() == f"{os.uname().nodename} {other.state}\n"
-    assert (site.root / KEEPER).stat().st_mode & 0o777 == 0o600
-    other.sink.close()
+        archive.sink_of(other).prepare()
+    archive.sink_of(site).close()
+    archive.sink_of(other).prepare()
+    assert (archive.root_of(site) / KEEPER).read_text() == f"{os.uname().nodename} {other.state}\n"
+    assert (archive.root_of(site) / KEEPER).stat().st_mode & 0o777 == 0o600
+    archive.sink_of(other).close()
 
 
 def test_processes_of_one_state_directory_keep_it_together(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    site.sink.prepare()
+    site = archive.make_site(tmp_path)
+    archive.sink_of(site).prepare()
     again = FilesSink(site.settings, "files", site.stores)
     again.prepare()
-    site.sink.close()
-    other = other_site(tmp_path, site.root)
+    archive.sink_of(site).close()
+    other = other_site(tmp_path, archive.root_of(site))
     with pytest.raises(ArchiveUnavailable, match="is kept by another Steward"):
-        other.sink.prepare()
+        archive.sink_of(other).prepare()
     again.close()
-    other.sink.prepare()
-    other.sink.close()
+    archive.sink_of(other).prepare()
+    archive.sink_of(other).close()
 
 
 def test_who_was_killed_keeps_nothing(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_who_was_killed_keeps_nothing(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     keeper.look()
-    Site(tmp_path).sink.prepare()
+    archive.sink_of(archive.make_site(tmp_path)).prepare()
 
 
 def test_a_root_that_was_replaced_is_kept_anew(tmp_path: Path) -> None:
@@ -87,19 +87,21 @@ def test_a_root_that_was_replaced_is_kept_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["watch", "consume"])
 def test_a_command_does_not_start_in_a_tree_that_is_kept(tmp_path: Path, command: str) -> None:
-    site = Site(tmp_path)
-    site.sink.prepare()
+    site = archive.make_site(tmp_path)
+    archive.sink_of(site).prepare()
     (tmp_path / "spool").mkdir()
     words = ["--cluster", "c", "--spool", str(tmp_path / "spool"), "--no-slurm"]
     if command == "consume":
         words = ["--from", "kafka", "--server", "localhost:1"]
-    done = steward("archive", command, *words, "--archive", str(site.root))
+    done = steward("archive", command, *words, "--archive", str(archive.root_of(site)))
     assert done.returncode == 1
     assert b"is kept by another Steward that runs" in done.stderr
     assert done.stderr.count(b"\n") == 1
-    assert not (site.root / ".steward").exists()
-    site.sink.close()
+    assert not (archive.root_of(site) / ".steward").exists()
+    archive.sink_of(site).close()
     if command == "watch":
-        done = steward("archive", command, *words, "--archive", str(site.root), "--once")
+        done = steward(
+            "archive", command, *words, "--archive", str(archive.root_of(site)), "--once"
+        )
         assert done.returncode == 0
-        assert load(str(site.root / ".steward/steward.toml")).cluster.keys() == {"c"}
+        assert load(str(archive.root_of(site) / ".steward/steward.toml")).cluster.keys() == {"c"}

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archive_site import Site
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness import archive
+from harness.site import Site
 from steward.archive.files.mover import Mover
 from steward.archive.files.records import Records
 from steward.archive.files.retention import Retention
@@ -28,8 +29,8 @@ NOW_NS = time.time_ns()
 
 def keep(site: Site, job_id: int, data: bytes, *, days: float = 0.0, **job: Any) -> Event:
     mtime_ns = NOW_NS - int(days * DAY_NS) + job_id
-    script = site.script(job_id, data, environment=None, mtime_ns=mtime_ns)
-    site.apply(script, site.identity(script, **job))
+    script = archive.script(site, job_id, data, environment=None, mtime_ns=mtime_ns)
+    site.feed(script, archive.identity(script, **job))
     return script
 
 
@@ -54,7 +55,7 @@ def gone(site: Site, **pages: int) -> list[int]:
 
 
 def limited(tmp_path: Path, **limit: Any) -> Site:
-    return Site(tmp_path, limit={"one": LimitSettings(**limit)})
+    return archive.make_site(tmp_path, limit={"one": LimitSettings(**limit)})
 
 
 def test_days_of_some_users_and_accounts(tmp_path: Path) -> None:
@@ -69,9 +70,9 @@ def test_days_of_some_users_and_accounts(tmp_path: Path) -> None:
 
 
 def test_days_of_everybody_are_those_of_what_has_no_owner_too(tmp_path: Path) -> None:
-    site = Site(tmp_path, slurm=False, limit={"all": LimitSettings(days=30)})
-    script = site.script(1, mtime_ns=NOW_NS - 31 * DAY_NS)
-    site.apply(script)
+    site = archive.make_site(tmp_path, slurm=False, limit={"all": LimitSettings(days=30)})
+    script = archive.script(site, 1, mtime_ns=NOW_NS - 31 * DAY_NS)
+    site.feed(script)
     assert gone(site) == [1]
 
 
@@ -162,7 +163,7 @@ def test_an_empty_file_is_not_ordered_in_vain(tmp_path: Path) -> None:
 
 
 def test_without_sharing_each_counts(tmp_path: Path) -> None:
-    site = Site(tmp_path, layout="sliced", limit={"one": LimitSettings(max_bytes=250)})
+    site = archive.make_site(tmp_path, layout="sliced", limit={"one": LimitSettings(max_bytes=250)})
     for number in range(1, 5):
         keep(site, number, b"s" * 100, days=9 - number)
     assert gone(site) == [1, 2]
@@ -172,9 +173,9 @@ def test_it_is_done_when_the_events_are_applied(tmp_path: Path) -> None:
     site = limited(tmp_path, users=("ada",), max_bytes=150)
     for number in (1, 2, 3):
         keep(site, number, b"%d" % number * 100, days=9 - number)
-    site.apply(*ask(site))
-    assert [path.rpartition("/")[2] for path in site.files()] == ["3-run.sh"]
-    assert site.rows("SELECT * FROM ordered") == []
+    site.feed(*ask(site))
+    assert [path.rpartition("/")[2] for path in archive.files(site)] == ["3-run.sh"]
+    assert archive.rows(site, "SELECT * FROM ordered") == []
     assert gone(site) == []
 
 
@@ -194,7 +195,7 @@ def test_what_was_set_aside_is_ordered_again_after_an_hour(
 
 def test_what_was_moved_on_counts_and_goes_there(tmp_path: Path) -> None:
     there = tmp_path / "there"
-    site = Site(
+    site = archive.make_site(
         tmp_path,
         move_to=str(there),
         move_after_s=0.0,
@@ -206,21 +207,21 @@ def test_what_was_moved_on_counts_and_goes_there(tmp_path: Path) -> None:
         mover.run_once(Stop())
     events = ask(site)
     assert [event.body.script_keys[0].split(":")[1] for event in events] == ["1"]
-    site.apply(*events)
+    site.feed(*events)
     assert ask(site) == []
     mover.run_once(Stop())
     assert [path.name for path in there.rglob("*.sh")] == ["2-run.sh"]
-    assert site.rows("SELECT bytes FROM holder") == [(100,)]
+    assert archive.rows(site, "SELECT bytes FROM holder") == [(100,)]
 
 
 def test_without_limits_there_is_no_index_to_keep(tmp_path: Path) -> None:
     def indexed(site: Site) -> bool:
         sql = "SELECT 1 FROM sqlite_master WHERE name = 'script_holder'"
-        return bool(site.rows(sql))
+        return bool(archive.rows(site, sql))
 
-    assert not indexed(Site(tmp_path))
+    assert not indexed(archive.make_site(tmp_path))
     assert indexed(limited(tmp_path, days=1))
-    assert not indexed(Site(tmp_path))
+    assert not indexed(archive.make_site(tmp_path))
 
 
 def test_many_are_ordered_in_turns_and_the_oldest_first(
@@ -265,7 +266,7 @@ def test_a_database_without_sums_gets_them(tmp_path: Path) -> None:
     ],
 )
 def test_a_limit_that_is_none_is_an_error(tmp_path: Path, limit: LimitSettings, said: str) -> None:
-    site = Site(tmp_path, limit={"one": limit})
+    site = archive.make_site(tmp_path, limit={"one": limit})
     found = [problem.what for problem in problems(site.settings)]
     assert len(found) == bool(said)
     assert all("archive.sink.files.limit.one" in what and said in what for what in found)

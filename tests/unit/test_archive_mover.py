@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archive_site import Site
 
+from harness import archive
+from harness.archive import DAY
+from harness.events import NOON_NS
+from harness.site import Site
 from steward.archive.errors import ArchiveError, ArchiveUnavailable
 from steward.archive.files.mover import Mover
 from steward.archive.files.places import FilesReader
@@ -16,40 +19,43 @@ from steward.archive.files.tree import Tree
 from steward.archive.files.verify import Problem, verify
 from steward.core.waiting import Stop
 
-DAY = "alpha/ada/2026/03/05"
-
 
 @pytest.fixture
 def stop() -> Stop:
     return Stop()
 
 
-class TwoTrees(Site):
-    def __init__(self, directory: Path, **sink: Any) -> None:
-        self.common = directory / "common"
-        sink.setdefault("move_after_s", 0.0)
-        super().__init__(directory, move_to=str(self.common), **sink)
+def make_site(directory: Path, **sink: Any) -> Site:
+    """Whose files move on to another tree, at once unless told otherwise."""
+    moves = {"move_to": str(directory / "common"), "move_after_s": 0.0}
+    return archive.make_site(directory, **{**moves, **sink})
 
-    def moved(self) -> dict[str, bytes]:
-        return {
-            str(path.relative_to(self.common)): path.read_bytes()
-            for path in self.common.rglob("*")
-            if path.is_file() and path.name not in {"MANIFEST.jsonl", ".steward-archive"}
-        }
+
+def common_of(site: Site) -> Path:
+    return site.directory / "common"
+
+
+def moved_files(site: Site) -> dict[str, bytes]:
+    common = common_of(site)
+    return {
+        str(path.relative_to(common)): path.read_bytes()
+        for path in common.rglob("*")
+        if path.is_file() and path.name not in {"MANIFEST.jsonl", ".steward-archive"}
+    }
 
 
 def test_files_and_what_is_known_of_them_move_on(tmp_path: Path, stop: Stop) -> None:
-    site = TwoTrees(tmp_path)
-    scripts = [site.script(number) for number in (1, 2)]
-    site.apply(*scripts, *map(site.identity, scripts))
-    before = site.files()
+    site = make_site(tmp_path)
+    scripts = [archive.script(site, number) for number in (1, 2)]
+    site.feed(*scripts, *map(archive.identity, scripts))
+    before = archive.files(site)
     assert len(before) == 4
-    manifest = (site.root / DAY / "MANIFEST.jsonl").read_bytes()
+    manifest = (archive.root_of(site) / DAY / "MANIFEST.jsonl").read_bytes()
     Mover(site.settings, "files").run_once(stop)
-    assert site.moved() == before
-    assert site.files() == {}
-    assert not (site.root / "alpha").exists()
-    moved = (site.common / DAY / "MANIFEST.jsonl").read_bytes()
+    assert moved_files(site) == before
+    assert archive.files(site) == {}
+    assert not (archive.root_of(site) / "alpha").exists()
+    moved = (common_of(site) / DAY / "MANIFEST.jsonl").read_bytes()
     assert sorted(moved.splitlines()) == sorted(manifest.splitlines())
     placed = FilesReader(site.settings, "files").locate(scripts[0].key)
     assert placed is not None
@@ -64,84 +70,84 @@ def test_files_and_what_is_known_of_them_move_on(tmp_path: Path, stop: Stop) -> 
 def test_what_is_being_moved_is_not_unknown(
     tmp_path: Path, stop: Stop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = TwoTrees(tmp_path)
-    script = site.script(1)
-    site.apply(script, site.identity(script))
+    site = make_site(tmp_path)
+    script = archive.script(site, 1)
+    site.feed(script, archive.identity(script))
     sync = Tree.sync
     found: list[list[Problem]] = []
 
     def looked_at(tree: Tree) -> None:
         sync(tree)
-        if tree.root == str(site.common):
+        if tree.root == str(common_of(site)):
             # The files are in both trees.
             found.append(list(verify(site.settings, "files")))
 
     monkeypatch.setattr(Tree, "sync", looked_at)
     Mover(site.settings, "files").run_once(stop)
     assert found == [[]]
-    (site.common / DAY / "stray").write_text("x")
+    (common_of(site) / DAY / "stray").write_text("x")
     assert [problem.kind for problem in verify(site.settings, "files")] == ["unknown"]
 
 
 def test_what_is_young_or_unverified_stays(tmp_path: Path, stop: Stop) -> None:
-    site = TwoTrees(tmp_path, move_after_s=3600.0, slurm=True)
-    script = site.script(1)
-    site.apply(script, site.identity(script))
+    site = make_site(tmp_path, move_after_s=3600.0, slurm=True)
+    script = archive.script(site, 1)
+    site.feed(script, archive.identity(script))
     Mover(site.settings, "files").run_once(stop)
-    assert site.moved() == {}
-    assert len(site.files()) == 2
+    assert moved_files(site) == {}
+    assert len(archive.files(site)) == 2
 
 
 def test_the_owner_reads_there_too(tmp_path: Path, stop: Stop) -> None:
     from steward.archive.files import acl
 
-    site = TwoTrees(tmp_path)
-    script = site.script(1)
-    site.apply(script, site.identity(script))
-    if not site.has_acls():
+    site = make_site(tmp_path)
+    script = archive.script(site, 1)
+    site.feed(script, archive.identity(script))
+    if not archive.has_acls(site):
         pytest.skip("the file system has no POSIX ACLs")
     Mover(site.settings, "files").run_once(stop)
     for path in ("alpha/ada", f"{DAY}/1-run.sh", f"{DAY}/1-run.env"):
-        fd = os.open(site.common / path, os.O_RDONLY)
+        fd = os.open(common_of(site) / path, os.O_RDONLY)
         assert acl.readers_of(fd).uid == 4001
         os.close(fd)
-    site.names = {4001: "mallory"}
-    site.tick()
+    site.user_names = {4001: "mallory"}
+    archive.sink_of(site).tick(site.append)
     Mover(site.settings, "files").run_once(stop)
-    fd = os.open(site.common / "alpha/ada", os.O_RDONLY)
+    fd = os.open(common_of(site) / "alpha/ada", os.O_RDONLY)
     assert acl.readers_of(fd).uid is None
     os.close(fd)
 
 
 def test_a_missing_target_stops_the_mover_not_the_sink(tmp_path: Path, stop: Stop) -> None:
-    site = TwoTrees(tmp_path)
+    site = make_site(tmp_path)
     mover = Mover(site.settings, "files")
-    first, second = site.script(1), site.script(2)
-    site.apply(first, site.identity(first))
+    first, second = archive.script(site, 1), archive.script(site, 2)
+    site.feed(first, archive.identity(first))
     mover.run_once(stop)
-    site.common.rename(tmp_path / "unmounted")
-    site.common.mkdir()
-    site.apply(second, site.identity(second))
+    common_of(site).rename(tmp_path / "unmounted")
+    common_of(site).mkdir()
+    site.feed(second, archive.identity(second))
     with pytest.raises(ArchiveUnavailable, match="mounted"):
         mover.run_once(stop)
-    assert f"{DAY}/2-run.sh" in site.files()
-    assert list(site.common.iterdir()) == []
-    site.common.rmdir()
-    (tmp_path / "unmounted").rename(site.common)
+    assert f"{DAY}/2-run.sh" in archive.files(site)
+    assert list(common_of(site).iterdir()) == []
+    common_of(site).rmdir()
+    (tmp_path / "unmounted").rename(common_of(site))
     mover.run_once(stop)
-    assert len(site.moved()) == 4
+    assert len(moved_files(site)) == 4
 
 
 class Crash(Exception):
     """Nothing more is done."""
 
 
-def crash_at(step: str, site: TwoTrees, patch: pytest.MonkeyPatch) -> None:
+def crash_at(step: str, site: Site, patch: pytest.MonkeyPatch) -> None:
     """Have moving on end where files are ``copied``, ``synced``, ``removed`` here or ``gone``."""
     sync, writing = Tree.sync, Records.writing
 
     def crashing_sync(tree: Tree) -> None:
-        there = tree.root == str(site.common)
+        there = tree.root == str(common_of(site))
         if step == ("copied" if there else "removed"):
             raise Crash
         sync(tree)
@@ -150,7 +156,7 @@ def crash_at(step: str, site: TwoTrees, patch: pytest.MonkeyPatch) -> None:
 
     def crashing_writing(records: Records) -> Any:
         # Only the last transaction: the files are gone here by then.
-        if step == "gone" and not site.files():
+        if step == "gone" and not archive.files(site):
             raise Crash
         return writing(records)
 
@@ -162,10 +168,10 @@ def crash_at(step: str, site: TwoTrees, patch: pytest.MonkeyPatch) -> None:
 def test_a_crash_is_completed_by_the_next_run(
     tmp_path: Path, stop: Stop, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    site = TwoTrees(tmp_path)
-    script = site.script(1)
-    site.apply(script, site.identity(script))
-    before = site.files()
+    site = make_site(tmp_path)
+    script = archive.script(site, 1)
+    site.feed(script, archive.identity(script))
+    before = archive.files(site)
     with monkeypatch.context() as patch:
         crash_at(step, site, patch)
         with pytest.raises(Crash):
@@ -175,30 +181,30 @@ def test_a_crash_is_completed_by_the_next_run(
     mover = Mover(site.settings, "files")
     mover.run_once(stop)
     mover.run_once(stop)
-    assert site.moved() == before
-    assert site.files() == {}
+    assert moved_files(site) == before
+    assert archive.files(site) == {}
     assert list(verify(site.settings, "files")) == []
 
 
 def test_what_is_purged_while_it_is_copied_is_gone_everywhere(
     tmp_path: Path, stop: Stop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = TwoTrees(tmp_path)
-    script, other = site.script(1), site.script(2)
-    site.apply(script, other, site.identity(script, name="private"), site.identity(other))
+    site = make_site(tmp_path)
+    script, other = archive.script(site, 1), archive.script(site, 2)
+    site.feed(script, other, archive.identity(script, name="private"), archive.identity(other))
     sync = Tree.sync
     purged: list[bool] = []
 
     def purge_meanwhile(tree: Tree) -> None:
         sync(tree)
-        if tree.root == str(site.common) and not purged:
+        if tree.root == str(common_of(site)) and not purged:
             purged.append(True)
-            site.apply(site.purge(script))
+            site.feed(archive.purge(script))
 
     monkeypatch.setattr(Tree, "sync", purge_meanwhile)
     Mover(site.settings, "files").run_once(stop)
-    assert set(site.moved()) == {f"{DAY}/2-run.sh", f"{DAY}/2-run.env"}
-    assert site.files() == {}
+    assert set(moved_files(site)) == {f"{DAY}/2-run.sh", f"{DAY}/2-run.env"}
+    assert archive.files(site) == {}
     for manifest in tmp_path.rglob("MANIFEST.jsonl"):
         assert b"private" not in manifest.read_bytes()
 
@@ -206,31 +212,31 @@ def test_what_is_purged_while_it_is_copied_is_gone_everywhere(
 def test_what_is_purged_after_a_crash_is_gone_everywhere(
     tmp_path: Path, stop: Stop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = TwoTrees(tmp_path)
-    script = site.script(1)
-    site.apply(script, site.identity(script, name="private"))
+    site = make_site(tmp_path)
+    script = archive.script(site, 1)
+    site.feed(script, archive.identity(script, name="private"))
     with monkeypatch.context() as patch:
         crash_at("synced", site, patch)
         with pytest.raises(Crash):
             Mover(site.settings, "files").run_once(stop)
-    assert len(site.moved()) == 2
-    site.apply(site.purge(script))
+    assert len(moved_files(site)) == 2
+    site.feed(archive.purge(script))
     Mover(site.settings, "files").run_once(stop)
-    assert site.moved() == {}
+    assert moved_files(site) == {}
     for manifest in tmp_path.rglob("MANIFEST.jsonl"):
         assert b"private" not in manifest.read_bytes()
 
 
 def test_later_facts_and_purges_reach_what_was_moved(tmp_path: Path, stop: Stop) -> None:
-    site = TwoTrees(tmp_path)
-    unresolved, purged = site.script(1), site.script(2)
-    site.apply(unresolved, purged, site.identity(unresolved, 4001, ""), site.identity(purged))
+    site = make_site(tmp_path)
+    unresolved, purged = archive.script(site, 1), archive.script(site, 2)
+    site.feed(unresolved, purged, archive.identity(unresolved, 4001, ""), archive.identity(purged))
     mover = Mover(site.settings, "files")
     mover.run_once(stop)
-    assert "alpha/4001/2026/03/05/1-run.sh" in site.moved()
-    site.apply(site.identity(unresolved, 4001, "ada", why="renamed"), site.purge(purged))
+    assert "alpha/4001/2026/03/01/1-run.sh" in moved_files(site)
+    site.feed(archive.identity(unresolved, 4001, "ada", why="renamed"), archive.purge(purged))
     mover.run_once(stop)
-    assert set(site.moved()) == {f"{DAY}/1-run.sh", f"{DAY}/1-run.env"}
+    assert set(moved_files(site)) == {f"{DAY}/1-run.sh", f"{DAY}/1-run.env"}
     reader = FilesReader(site.settings, "files")
     assert reader.read(unresolved.key, "script") == b"#!/bin/sh\nhostname\n"
     assert reader.locate(purged.key) is None
@@ -245,18 +251,18 @@ def test_a_purge_that_meets_something_in_the_way_is_not_forgotten(
     monkeypatch: pytest.MonkeyPatch,
     where: str,
 ) -> None:
-    site = TwoTrees(tmp_path)
-    script, other = site.script(1), site.script(2)
-    site.apply(script, other, site.identity(script, name="run"), site.identity(other))
+    site = make_site(tmp_path)
+    script, other = archive.script(site, 1), archive.script(site, 2)
+    site.feed(script, other, archive.identity(script, name="run"), archive.identity(other))
     mover = Mover(site.settings, "files")
     mover.run_once(stop)
-    there, aside = site.common / DAY / where, tmp_path / "aside"
+    there, aside = common_of(site) / DAY / where, tmp_path / "aside"
     there.rename(aside)
     if where:
         there.mkdir()
     else:
         there.write_text("in the way")
-    site.apply(site.purge(script))
+    site.feed(archive.purge(script))
     now_s = time.time()
     monkeypatch.setattr("steward.archive.files.mover.time.time", lambda: now_s)
     for _ in range(3):
@@ -267,7 +273,7 @@ def test_a_purge_that_meets_something_in_the_way_is_not_forgotten(
     # It is left alone for a while.
     for _ in range(2):
         mover.run_once(stop)
-        assert site.rows("SELECT tries FROM later") == [(4,)]
+        assert archive.rows(site, "SELECT tries FROM later") == [(4,)]
     if where:
         there.rmdir()
     else:
@@ -275,23 +281,22 @@ def test_a_purge_that_meets_something_in_the_way_is_not_forgotten(
     aside.rename(there)
     now_s += 3600
     mover.run_once(stop)
-    assert set(site.moved()) == {f"{DAY}/2-run.sh", f"{DAY}/2-run.env"}
+    assert set(moved_files(site)) == {f"{DAY}/2-run.sh", f"{DAY}/2-run.env"}
     assert FilesReader(site.settings, "files").locate(script.key) is None
-    lines = (site.common / DAY / "MANIFEST.jsonl").read_text().splitlines()
+    lines = (common_of(site) / DAY / "MANIFEST.jsonl").read_text().splitlines()
     assert sum(script.key in each for each in lines) == 1
-    assert site.rows("SELECT count(*) FROM later") == [(0,)]
+    assert archive.rows(site, "SELECT count(*) FROM later") == [(0,)]
 
 
 def test_a_name_that_is_taken_there_keeps_both(tmp_path: Path, stop: Stop) -> None:
-    from archive_site import NOON
 
-    site = TwoTrees(tmp_path)
+    site = make_site(tmp_path)
     mover = Mover(site.settings, "files")
     for number, data in enumerate((b"one", b"two", b"two")):
-        script = site.script(1, data, environment=None, mtime_ns=NOON + number)
-        site.apply(script, site.identity(script))
+        script = archive.script(site, 1, data, environment=None, mtime_ns=NOON_NS + number)
+        site.feed(script, archive.identity(script))
         mover.run_once(stop)
-    assert sorted(site.moved().items()) == [
+    assert sorted(moved_files(site).items()) == [
         (f"{DAY}/1-run.sh", b"one"),
         (f"{DAY}/1-run~2.sh", b"two"),
         (f"{DAY}/1-run~3.sh", b"two"),
@@ -303,17 +308,17 @@ def test_a_name_that_is_taken_there_keeps_both(tmp_path: Path, stop: Stop) -> No
 def test_damaged_bytes_are_not_moved(
     tmp_path: Path, stop: Stop, damaged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site = TwoTrees(tmp_path)
-    script, good = site.script(1), site.script(2)
-    site.apply(script, good, site.identity(script), site.identity(good))
-    path = site.root / DAY / f"1-run.{damaged}"
+    site = make_site(tmp_path)
+    script, good = archive.script(site, 1), archive.script(site, 2)
+    site.feed(script, good, archive.identity(script), archive.identity(good))
+    path = archive.root_of(site) / DAY / f"1-run.{damaged}"
     data = path.read_bytes()
     path.unlink()
     path.write_bytes(data + b"#")
     Mover(site.settings, "files").run_once(stop)
     assert script.key in caplog.text
-    assert set(site.moved()) == {f"{DAY}/2-run.sh", f"{DAY}/2-run.env"}
-    assert set(site.files()) == {f"{DAY}/1-run.sh", f"{DAY}/1-run.env"}
+    assert set(moved_files(site)) == {f"{DAY}/2-run.sh", f"{DAY}/2-run.env"}
+    assert set(archive.files(site)) == {f"{DAY}/1-run.sh", f"{DAY}/1-run.env"}
 
 
 def test_a_tree_on_another_file_system(tmp_path: Path, stop: Stop) -> None:
@@ -324,9 +329,9 @@ def test_a_tree_on_another_file_system(tmp_path: Path, stop: Stop) -> None:
         pytest.skip("there is no second file system")
     common = other / f"steward-test-{os.getpid()}"
     try:
-        site = Site(tmp_path, move_to=str(common), move_after_s=0.0)
-        script = site.script(1)
-        site.apply(script, site.identity(script))
+        site = archive.make_site(tmp_path, move_to=str(common), move_after_s=0.0)
+        script = archive.script(site, 1)
+        site.feed(script, archive.identity(script))
         Mover(site.settings, "files").run_once(stop)
         assert (common / DAY / "1-run.sh").read_bytes() == b"#!/bin/sh\nhostname\n"
     finally:
@@ -335,4 +340,4 @@ def test_a_tree_on_another_file_system(tmp_path: Path, stop: Stop) -> None:
 
 def test_a_sink_without_a_second_tree_has_no_mover(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="move_to"):
-        Mover(Site(tmp_path).settings, "files")
+        Mover(archive.make_site(tmp_path).settings, "files")

@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archive_site import Site
 
+from harness import archive
+from harness.site import Site
 from steward.archive.files import acl
 from steward.archive.files.owners import Owners, user_name
 from steward.archive.files.records import Records
 
 
 def reader(site: Site, path: str) -> int | None:
-    fd = os.open(site.root / path, os.O_RDONLY)
+    fd = os.open(archive.root_of(site) / path, os.O_RDONLY)
     try:
         return acl.readers_of(fd).uid
     finally:
@@ -21,61 +22,61 @@ def reader(site: Site, path: str) -> int | None:
 
 
 def test_a_name_taken_over_gets_a_directory_of_its_own(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    old, new = site.script(1), site.script(2)
-    site.apply(old, site.identity(old, 4001, "ada"))
+    site = archive.make_site(tmp_path)
+    old, new = archive.script(site, 1), archive.script(site, 2)
+    site.feed(old, archive.identity(old, 4001, "ada"))
     site.reopen()
-    site.apply(new, site.identity(new, 4002, "ada"))
-    assert "alpha/ada/2026/03/05/1-run.sh" in site.files()
-    assert "alpha/ada.4002/2026/03/05/2-run.sh" in site.files()
+    site.feed(new, archive.identity(new, 4002, "ada"))
+    assert "alpha/ada/2026/03/01/1-run.sh" in archive.files(site)
+    assert "alpha/ada.4002/2026/03/01/2-run.sh" in archive.files(site)
 
 
 def test_a_uid_taken_over_gets_a_directory_of_its_own(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    old, new = site.script(1), site.script(2)
-    site.apply(old, site.identity(old, 4001, "ada"))
-    site.apply(new, site.identity(new, 4001, "bela"))
-    assert "alpha/bela/2026/03/05/2-run.sh" in site.files()
+    site = archive.make_site(tmp_path)
+    old, new = archive.script(site, 1), archive.script(site, 2)
+    site.feed(old, archive.identity(old, 4001, "ada"))
+    site.feed(new, archive.identity(new, 4001, "bela"))
+    assert "alpha/bela/2026/03/01/2-run.sh" in archive.files(site)
 
 
 def test_a_directory_of_another_uid_is_not_taken_over_without_the_database(
     tmp_path: Path,
 ) -> None:
-    site = Site(tmp_path)
-    if not site.has_acls():
+    site = archive.make_site(tmp_path)
+    if not archive.has_acls(site):
         pytest.skip("the file system has no POSIX ACLs")
-    old = site.script(1)
-    site.apply(old, site.identity(old, 4001, "ada"))
-    site.sink.close()
+    old = archive.script(site, 1)
+    site.feed(old, archive.identity(old, 4001, "ada"))
+    archive.sink_of(site).close()
     for path in site.state.glob("archive-files.db*"):
         path.unlink()
     site.reopen()
-    new = site.script(2)
-    site.apply(new, site.identity(new, 4002, "ada"))
-    assert "alpha/ada.4002/2026/03/05/2-run.sh" in site.files()
+    new = archive.script(site, 2)
+    site.feed(new, archive.identity(new, 4002, "ada"))
+    assert "alpha/ada.4002/2026/03/01/2-run.sh" in archive.files(site)
 
 
 def test_an_unresolved_uid_is_kept_under_its_number_and_renamed(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    script = site.script(1)
-    site.apply(script, site.identity(script, 4001, ""))
-    assert "alpha/4001/2026/03/05/1-run.sh" in site.files()
-    if site.has_acls():
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 1)
+    site.feed(script, archive.identity(script, 4001, ""))
+    assert "alpha/4001/2026/03/01/1-run.sh" in archive.files(site)
+    if archive.has_acls(site):
         assert reader(site, "alpha/4001") is None
-    site.apply(site.identity(script, 4001, "ada", why="renamed"))
-    assert set(site.files()) == {
-        "alpha/ada/2026/03/05/1-run.sh",
-        "alpha/ada/2026/03/05/1-run.env",
+    site.feed(archive.identity(script, 4001, "ada", why="renamed"))
+    assert set(archive.files(site)) == {
+        "alpha/ada/2026/03/01/1-run.sh",
+        "alpha/ada/2026/03/01/1-run.env",
     }
-    assert not (site.root / "alpha/4001").exists()
+    assert not (archive.root_of(site) / "alpha/4001").exists()
 
 
 def test_a_later_name_of_the_job_or_user_moves_nothing(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    script = site.script(1)
-    site.apply(script, site.identity(script, 4001, "ada"))
-    site.apply(site.identity(script, 4001, "ada-new", name="new", why="updated"))
-    assert "alpha/ada/2026/03/05/1-run.sh" in site.files()
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 1)
+    site.feed(script, archive.identity(script, 4001, "ada"))
+    site.feed(archive.identity(script, 4001, "ada-new", name="new", why="updated"))
+    assert "alpha/ada/2026/03/01/1-run.sh" in archive.files(site)
 
 
 @pytest.mark.parametrize(
@@ -84,42 +85,42 @@ def test_a_later_name_of_the_job_or_user_moves_nothing(tmp_path: Path) -> None:
 def test_a_reused_uid_loses_access_until_it_is_the_same_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, layout: str, path: str
 ) -> None:
-    site = Site(tmp_path, layout=layout)
-    if not site.has_acls():
+    site = archive.make_site(tmp_path, layout=layout)
+    if not archive.has_acls(site):
         pytest.skip("the file system has no POSIX ACLs")
     caplog.set_level("INFO")
-    script = site.script(1)
-    site.apply(script, site.identity(script, 4001, "ada"))
-    site.names = {4001: "ada"}
-    site.tick()
+    script = archive.script(site, 1)
+    site.feed(script, archive.identity(script, 4001, "ada"))
+    site.user_names = {4001: "ada"}
+    archive.sink_of(site).tick(site.append)
     assert reader(site, path) == 4001
     for names, expected in (({4001: "mallory"}, None), ({}, None), ({4001: "ada"}, 4001)):
-        site.names = names
+        site.user_names = names
         site.clock.now_s += 60.0
-        site.tick()
+        archive.sink_of(site).tick(site.append)
         assert reader(site, path) == expected
-        later = site.script(100)
-        site.apply(later, site.identity(later, 4001, "ada"))
+        later = archive.script(site, 100)
+        site.feed(later, archive.identity(later, 4001, "ada"))
         assert reader(site, path) == expected
     assert "4001" in caplog.text
 
 
 def check(site: Site, names: dict[int, str]) -> None:
-    site.names = names
+    site.user_names = names
     site.clock.now_s += 60.0
-    while not site.tick():
+    while not archive.sink_of(site).tick(site.append):
         pass
 
 
 def site_of(tmp_path: Path, *uids: int, **sink: Any) -> Site:
     """A site at which each uid has one script, its job's id, and is called u<uid>."""
-    site = Site(tmp_path, **sink)
-    if not site.has_acls():
+    site = archive.make_site(tmp_path, **sink)
+    if not archive.has_acls(site):
         pytest.skip("the file system has no POSIX ACLs")
-    site.names = {uid: f"u{uid}" for uid in uids}
+    site.user_names = {uid: f"u{uid}" for uid in uids}
     for uid in uids:
-        script = site.script(uid)
-        site.apply(script, site.identity(script, uid, f"u{uid}"))
+        script = archive.script(site, uid)
+        site.feed(script, archive.identity(script, uid, f"u{uid}"))
     return site
 
 
@@ -175,15 +176,15 @@ def test_a_job_of_a_uid_under_another_name_shuts_the_other_out_at_once(
     tmp_path: Path, layout: str, path: str
 ) -> None:
     site = site_of(tmp_path, 4001, layout=layout)
-    site.names = {4001: "new"}
-    script = site.script(7)
-    site.apply(script, site.identity(script, 4001, "new"))
+    site.user_names = {4001: "new"}
+    script = archive.script(site, 7)
+    site.feed(script, archive.identity(script, 4001, "new"))
     assert reader(site, path) is None
     mine = {"default": "alpha/new", "sarchive": "2026/job.7_script"}[layout]
     assert reader(site, mine) == 4001
-    late = site.script(8)
+    late = archive.script(site, 8)
     # Told late, of the one who had the uid before.
-    site.apply(late, site.identity(late, 4001, "older"))
+    site.feed(late, archive.identity(late, 4001, "older"))
     theirs = {"default": "alpha/older", "sarchive": "2026/job.8_script"}[layout]
     assert reader(site, theirs) is None
     site.reopen()
@@ -192,31 +193,31 @@ def test_a_job_of_a_uid_under_another_name_shuts_the_other_out_at_once(
 
 
 def test_many_files_are_closed_page_by_page_and_after_a_restart(tmp_path: Path) -> None:
-    site = Site(tmp_path, layout="sarchive", page_rows=2)
-    if not site.has_acls():
+    site = archive.make_site(tmp_path, layout="sarchive", page_rows=2)
+    if not archive.has_acls(site):
         pytest.skip("the file system has no POSIX ACLs")
-    scripts = [site.script(number) for number in range(1, 6)]
-    site.apply(*scripts, *[site.identity(script) for script in scripts])
-    (site.root / "2026/job.2_script").unlink()
-    (site.root / "2026/job.3_script").unlink()
-    (site.root / "2026/job.3_script").symlink_to("/etc/passwd")
+    scripts = [archive.script(site, number) for number in range(1, 6)]
+    site.feed(*scripts, *[archive.identity(script) for script in scripts])
+    (archive.root_of(site) / "2026/job.2_script").unlink()
+    (archive.root_of(site) / "2026/job.3_script").unlink()
+    (archive.root_of(site) / "2026/job.3_script").symlink_to("/etc/passwd")
     numbers = (1, 4, 5)
 
     def open_files() -> int:
         return sum(reader(site, f"2026/job.{each}_script") is not None for each in numbers)
 
-    site.names = {4001: "mallory"}
+    site.user_names = {4001: "mallory"}
     left = [open_files()]
     waits_s = []
     while left[-1]:
-        waits_s.append(site.tick())
+        waits_s.append(archive.sink_of(site).tick(site.append))
         left.append(open_files())
         # As after a crash: what is done is known from the disk alone.
         site.reopen()
     assert left == [3, 2, 1, 0]
     assert waits_s[0] == 0.0
     assert reader(site, "2026/job.5_environment") is None
-    assert site.tick() > 0.0, "nothing is left to do"
+    assert archive.sink_of(site).tick(site.append) > 0.0, "nothing is left to do"
 
 
 def test_uids_resolve_to_names_or_nothing() -> None:

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import zstandard
-from archive_site import ENVIRONMENT, NOON, Site
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import archive
+from harness.archive import DAY, ENVIRONMENT
+from harness.events import NOON_NS
+from harness.site import Site
 from steward.archive.catalog.reindexing import Reindexing
 from steward.archive.files.found import iter_files, named_scripts
 from steward.archive.files.layout import compile_layout
@@ -24,29 +27,28 @@ from steward.archive.files.verify import verify
 from steward.core.events import Event
 from steward.core.waiting import Stop
 
-DAY = "alpha/ada/2026/03/05"
 SCRIPT = b"#!/bin/sh\n" + b"hostname\n" * 200
 
 
 def keep(site: Site, job_id: int, data: bytes = SCRIPT) -> Event:
-    script = site.script(job_id, data)
-    site.apply(script, site.identity(script))
+    script = archive.script(site, job_id, data)
+    site.feed(script, archive.identity(script))
     return script
 
 
 def plain(site: Site) -> dict[str, bytes]:
     return {
         path: read_plain(io.BufferedReader(io.BytesIO(data)), path)
-        for path, data in site.files().items()
+        for path, data in archive.files(site).items()
     }
 
 
 def test_files_are_compressed_and_read_plain(tmp_path: Path) -> None:
-    site = Site(tmp_path, compress="zstd")
+    site = archive.make_site(tmp_path, compress="zstd")
     script = keep(site, 7)
     assert plain(site) == {f"{DAY}/7-run.sh.zst": SCRIPT, f"{DAY}/7-run.env.zst": ENVIRONMENT}
-    assert len(site.files()[f"{DAY}/7-run.sh.zst"]) < len(SCRIPT) / 10
-    (kept, _) = facts((site.root / DAY / "MANIFEST.jsonl").read_bytes())
+    assert len(archive.files(site)[f"{DAY}/7-run.sh.zst"]) < len(SCRIPT) / 10
+    (kept, _) = facts((archive.root_of(site) / DAY / "MANIFEST.jsonl").read_bytes())
     assert kept.script is not None
     assert (kept.script.name, kept.script.length) == ("7-run.sh.zst", len(SCRIPT))
     assert kept.script.sha256 == script.body.script.sha256
@@ -58,12 +60,12 @@ def test_files_are_compressed_and_read_plain(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["default", "job_archive", "sarchive", "sliced"])
 def test_every_layout_is_found_again(tmp_path: Path, layout: str) -> None:
-    site = Site(tmp_path, layout=layout, compress="zstd")
+    site = archive.make_site(tmp_path, layout=layout, compress="zstd")
     keep(site, 7)
     keep(site, 8)
-    assert all(path.endswith(".zst") for path in site.files())
+    assert all(path.endswith(".zst") for path in archive.files(site))
     assert set(plain(site).values()) == {SCRIPT, ENVIRONMENT}
-    found = list(iter_files(str(site.root), compile_layout(layout)))
+    found = list(iter_files(str(archive.root_of(site)), compile_layout(layout)))
     assert {one.job_id for one in found} == {7, 8}
     assert all(one.script and one.environment for one in found)
     *_, answer = Reindexing(site.settings, "files").run()
@@ -72,14 +74,14 @@ def test_every_layout_is_found_again(tmp_path: Path, layout: str) -> None:
 
 
 def test_a_tree_of_both_kinds_goes_on_working(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+    site = archive.make_site(tmp_path)
     first, other = keep(site, 7), keep(site, 8, b"first plain, not shared")
-    site = Site(tmp_path, compress="zstd")
+    site = archive.make_site(tmp_path, compress="zstd")
     # What is there already is shared as it is; what is new is compressed.
     second, third = keep(site, 9), keep(site, 10, b"then compressed")
-    site = Site(tmp_path)
+    site = archive.make_site(tmp_path)
     fourth = keep(site, 11, b"then compressed")
-    assert {path.removeprefix(DAY) for path in site.files() if ".sh" in path} == {
+    assert {path.removeprefix(DAY) for path in archive.files(site) if ".sh" in path} == {
         *("/7-run.sh", "/8-run.sh", "/9-run.sh", "/10-run.sh.zst", "/11-run.sh.zst")
     }
     reader = FilesReader(site.settings, "files")
@@ -87,22 +89,24 @@ def test_a_tree_of_both_kinds_goes_on_working(tmp_path: Path) -> None:
     assert reader.read(third.key, "script") == b"then compressed"
     assert reader.read(fourth.key, "script") == b"then compressed"
     assert list(verify(site.settings, "files")) == []
-    site.apply(site.purge(first, other, second, third, fourth))
-    assert site.files() == {}
+    site.feed(archive.purge(first, other, second, third, fourth))
+    assert archive.files(site) == {}
 
 
 def test_what_is_compressed_stays_so_on_its_way(tmp_path: Path) -> None:
     there = tmp_path / "there"
-    site = Site(tmp_path, compress="zstd", identity_wait_s=0.0, move_to=str(there), move_after_s=0)
-    script = site.script(7)
-    site.apply(script)
-    assert set(site.files()) == {
-        f"unverified/alpha/2026/03/05/7-claim{suffix}" for suffix in (".sh.zst", ".env.zst")
+    site = archive.make_site(
+        tmp_path, compress="zstd", identity_wait_s=0.0, move_to=str(there), move_after_s=0
+    )
+    script = archive.script(site, 7)
+    site.feed(script)
+    assert set(archive.files(site)) == {
+        f"unverified/alpha/2026/03/01/7-claim{suffix}" for suffix in (".sh.zst", ".env.zst")
     }
-    site.apply(site.identity(script))
-    assert set(site.files()) == {f"{DAY}/7-run.sh.zst", f"{DAY}/7-run.env.zst"}
+    site.feed(archive.identity(script))
+    assert set(archive.files(site)) == {f"{DAY}/7-run.sh.zst", f"{DAY}/7-run.env.zst"}
     Mover(site.settings, "files").run_once(Stop())
-    assert site.files() == {}
+    assert archive.files(site) == {}
     assert FilesReader(site.settings, "files").read(script.key, "environment") == ENVIRONMENT
     assert (there / f"{DAY}/7-run.env.zst").is_file()
     assert list(verify(site.settings, "files")) == []
@@ -112,8 +116,8 @@ def test_what_is_compressed_stays_so_on_its_way(tmp_path: Path) -> None:
 def test_what_a_crash_kept_from_the_disk_is_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bytes | None
 ) -> None:
-    site = Site(tmp_path, compress="zstd")
-    script = site.script(7)
+    site = archive.make_site(tmp_path, compress="zstd")
+    script = archive.script(site, 7)
 
     class Crash(Exception):
         pass
@@ -124,23 +128,23 @@ def test_what_a_crash_kept_from_the_disk_is_written_anew(
     with monkeypatch.context() as patch:
         patch.setattr("steward.archive.files.placing.sync_filesystem", crash)
         with pytest.raises(Crash):
-            site.apply(script, site.identity(script))
+            site.feed(script, archive.identity(script))
     if torn is not None:
-        for path in site.files():
-            (site.root / path).write_bytes(torn)
+        for path in archive.files(site):
+            (archive.root_of(site) / path).write_bytes(torn)
     site.reopen()
-    site.apply(script, site.identity(script))
+    site.feed(script, archive.identity(script))
     assert plain(site) == {
         f"{DAY}/7-run.sh.zst": b"#!/bin/sh\nhostname\n",
         f"{DAY}/7-run.env.zst": ENVIRONMENT,
     }
-    assert {os.stat(site.root / path).st_nlink for path in site.files()} == {1}
+    assert {os.stat(archive.root_of(site) / path).st_nlink for path in archive.files(site)} == {1}
 
 
 def test_a_compressed_file_that_may_not_be_linked_to_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path, compress="zstd")
+    site = archive.make_site(tmp_path, compress="zstd")
     keep(site, 7)
     link = os.link
 
@@ -159,20 +163,20 @@ def test_a_compressed_file_that_may_not_be_linked_to_is_copied(
 
 
 def test_a_files_own_time_is_that_of_its_capture(tmp_path: Path) -> None:
-    site = Site(tmp_path, layout="job_archive", compress="zstd")
-    script = site.script(7)
-    there = Path(site.store().path(script.body.script))
-    os.utime(there, ns=(NOON, NOON))
-    site.apply(script, site.identity(script))
-    directory = site.root / "ada/2026/03"
+    site = archive.make_site(tmp_path, layout="job_archive", compress="zstd")
+    script = archive.script(site, 7)
+    there = Path(archive.store_of(site).path(script.body.script))
+    os.utime(there, ns=(NOON_NS, NOON_NS))
+    site.feed(script, archive.identity(script))
+    directory = archive.root_of(site) / "ada/2026/03"
     (found,) = named_scripts(
-        str(site.root),
+        str(archive.root_of(site)),
         "ada/2026/03",
         os.listdir(directory),
         str(directory),
         compile_layout("job_archive"),
     )
-    assert found.spool_mtime_ns == NOON
+    assert found.spool_mtime_ns == NOON_NS
 
 
 def bomb() -> bytes:
@@ -190,9 +194,9 @@ def bomb() -> bytes:
     ],
 )
 def test_damage_is_told_by_verify_and_never_shown(tmp_path: Path, data: bytes) -> None:
-    site = Site(tmp_path, compress="zstd")
+    site = archive.make_site(tmp_path, compress="zstd")
     script = keep(site, 7)
-    path = site.root / f"{DAY}/7-run.sh.zst"
+    path = archive.root_of(site) / f"{DAY}/7-run.sh.zst"
     path.write_bytes(data)
     assert [(one.kind, one.path) for one in verify(site.settings, "files")] == [
         ("changed", str(path))
@@ -207,7 +211,7 @@ def test_damage_is_told_by_verify_and_never_shown(tmp_path: Path, data: bytes) -
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
         tracemalloc.stop()
     keep(site, 8)
-    assert FilesReader(site.settings, "files").read(f"script:8:{NOON}", "script") == SCRIPT
+    assert FilesReader(site.settings, "files").read(f"script:8:{NOON_NS}", "script") == SCRIPT
 
 
 @given(st.binary(max_size=300))

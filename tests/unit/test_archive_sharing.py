@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archive_site import ENVIRONMENT, NOON, Site
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness import archive
+from harness.archive import DAY, ENVIRONMENT, SCRIPT
+from harness.events import NOON_NS
+from harness.site import Site
 from steward.archive.files.acl import readers_of
 from steward.archive.files.copying import NO_LINK
 from steward.archive.files.mover import Mover
@@ -17,24 +20,21 @@ from steward.archive.files.verify import verify
 from steward.core.events import Event
 from steward.core.waiting import Stop
 
-DAY = "alpha/ada/2026/03/05"
-SCRIPT = b"#!/bin/sh\nhostname\n"
-
 
 def inode(site: Site, path: str) -> int:
-    return (site.root / path).stat().st_ino
+    return (archive.root_of(site) / path).stat().st_ino
 
 
 def keep(site: Site, job_id: int, data: bytes = SCRIPT, **job: Any) -> Event:
-    mtime_ns = job.pop("mtime_ns", NOON)
-    script = site.script(job_id, data, mtime_ns=mtime_ns)
-    site.apply(script, site.identity(script, **job))
-    site.store().unlink([script.body.script.path, script.body.environment.path])
+    mtime_ns = job.pop("mtime_ns", NOON_NS)
+    script = archive.script(site, job_id, data, mtime_ns=mtime_ns)
+    site.feed(script, archive.identity(script, **job))
+    archive.store_of(site).unlink([script.body.script.path, script.body.environment.path])
     return script
 
 
 def sizes(site: Site) -> dict[tuple[str, str], int]:
-    rows = site.rows("SELECT user, account, bytes FROM holder")
+    rows = archive.rows(site, "SELECT user, account, bytes FROM holder")
     return {(user, account): size for user, account, size in rows}
 
 
@@ -42,9 +42,10 @@ def true_sizes(site: Site) -> dict[tuple[str, str], int]:
     """The sums as they would be were they counted anew."""
     found: dict[tuple[str, str], int] = {}
     met = set()
-    rows = site.rows(
+    rows = archive.rows(
+        site,
         "SELECT script.user, account, holder, state = 3, shared, script_sha, script_length, "
-        "env_sha, env_length FROM script JOIN holder ON holder.number = script.holder"
+        "env_sha, env_length FROM script JOIN holder ON holder.number = script.holder",
     )
     for user, account, holder, moved, shared, *files in rows:
         for what, (sha, length) in enumerate(zip(files[::2], files[1::2], strict=True)):
@@ -56,7 +57,7 @@ def true_sizes(site: Site) -> dict[tuple[str, str], int]:
 
 
 def test_the_next_of_the_same_is_a_link(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+    site = archive.make_site(tmp_path)
     keep(site, 7)
     keep(site, 8)
     site.reopen()
@@ -64,15 +65,15 @@ def test_the_next_of_the_same_is_a_link(tmp_path: Path) -> None:
     assert inode(site, f"{DAY}/7-run.sh") == inode(site, f"{DAY}/8-run.sh")
     assert inode(site, f"{DAY}/7-run.env") == inode(site, f"{DAY}/9-run.env")
     assert inode(site, f"{DAY}/7-run.sh") != inode(site, f"{DAY}/9-run.sh")
-    assert (site.root / f"{DAY}/7-run.sh").stat().st_nlink == 2
+    assert (archive.root_of(site) / f"{DAY}/7-run.sh").stat().st_nlink == 2
     assert list(verify(site.settings, "files")) == []
     assert sizes(site) == {("ada", ""): len(SCRIPT + b"another" + ENVIRONMENT)}
 
 
 def test_one_batch_shares_too(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    scripts = [site.script(number) for number in (1, 2, 3)]
-    site.apply(*scripts, *map(site.identity, scripts))
+    site = archive.make_site(tmp_path)
+    scripts = [archive.script(site, number) for number in (1, 2, 3)]
+    site.feed(*scripts, *map(archive.identity, scripts))
     assert len({inode(site, f"{DAY}/{number}-run.sh") for number in (1, 2, 3)}) == 1
 
 
@@ -80,53 +81,53 @@ def test_one_batch_shares_too(tmp_path: Path) -> None:
 def test_another_user_or_account_has_a_file_of_its_own(
     tmp_path: Path, other: dict[str, Any]
 ) -> None:
-    site = Site(tmp_path)
+    site = archive.make_site(tmp_path)
     keep(site, 7)
     keep(site, 8, **other)
-    assert {os.stat(site.root / path).st_nlink for path in site.files()} == {1}
+    assert {os.stat(archive.root_of(site) / path).st_nlink for path in archive.files(site)} == {1}
 
 
 @pytest.mark.parametrize("layout", ["job_archive", "sarchive", "sliced", "{account}/{job_id}"])
 def test_without_manifest_or_directory_of_the_user_nothing_is_shared(
     tmp_path: Path, layout: str
 ) -> None:
-    site = Site(tmp_path, layout=layout)
+    site = archive.make_site(tmp_path, layout=layout)
     keep(site, 7)
     keep(site, 8)
-    assert {os.stat(site.root / path).st_nlink for path in site.files()} == {1}
+    assert {os.stat(archive.root_of(site) / path).st_nlink for path in archive.files(site)} == {1}
     assert sizes(site) == {("ada", ""): 2 * len(SCRIPT + ENVIRONMENT)}
 
 
 def test_a_purge_leaves_what_others_share(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+    site = archive.make_site(tmp_path)
     first, second = keep(site, 7), keep(site, 8)
-    site.apply(site.purge(first))
-    assert site.files() == {f"{DAY}/8-run.sh": SCRIPT, f"{DAY}/8-run.env": ENVIRONMENT}
+    site.feed(archive.purge(first))
+    assert archive.files(site) == {f"{DAY}/8-run.sh": SCRIPT, f"{DAY}/8-run.env": ENVIRONMENT}
     assert sizes(site) == {("ada", ""): len(SCRIPT + ENVIRONMENT)}
     keep(site, 9)
     assert inode(site, f"{DAY}/9-run.sh") == inode(site, f"{DAY}/8-run.sh")
-    site.apply(site.purge(second))
-    site.apply(site.purge(site.script(9)))
-    assert site.files() == {}
+    site.feed(archive.purge(second))
+    site.feed(archive.purge(archive.script(site, 9)))
+    assert archive.files(site) == {}
     assert sizes(site) == {("ada", ""): 0}
-    assert site.rows("SELECT * FROM content") == []
+    assert archive.rows(site, "SELECT * FROM content") == []
 
 
 def test_damage_does_not_spread_to_the_next_job(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+    site = archive.make_site(tmp_path)
     keep(site, 7)
-    (site.root / f"{DAY}/7-run.sh").write_bytes(b"#!/bin/sh\nhostnamE\n")
-    (site.root / f"{DAY}/7-run.env").unlink()
+    (archive.root_of(site) / f"{DAY}/7-run.sh").write_bytes(b"#!/bin/sh\nhostnamE\n")
+    (archive.root_of(site) / f"{DAY}/7-run.env").unlink()
     keep(site, 8)
-    assert site.files()[f"{DAY}/8-run.sh"] == SCRIPT
-    assert site.files()[f"{DAY}/8-run.env"] == ENVIRONMENT
+    assert archive.files(site)[f"{DAY}/8-run.sh"] == SCRIPT
+    assert archive.files(site)[f"{DAY}/8-run.env"] == ENVIRONMENT
 
 
 @pytest.mark.parametrize("error", sorted(NO_LINK))
 def test_where_there_can_be_no_link_there_is_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    site = Site(tmp_path)
+    site = archive.make_site(tmp_path)
     keep(site, 7)
     link = os.link
 
@@ -140,36 +141,39 @@ def test_where_there_can_be_no_link_there_is_a_file(
     assert inode(site, f"{DAY}/8-run.sh") != inode(site, f"{DAY}/7-run.sh")
     keep(site, 9)
     assert inode(site, f"{DAY}/9-run.sh") == inode(site, f"{DAY}/8-run.sh")
-    assert set(site.files().values()) == {SCRIPT, ENVIRONMENT}
+    assert set(archive.files(site).values()) == {SCRIPT, ENVIRONMENT}
 
 
 def test_who_gets_another_owner_gets_bytes_of_its_own(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+    site = archive.make_site(tmp_path)
     keep(site, 7)
     script = keep(site, 8)
-    site.apply(site.identity(script, uid=4002, user="bela", why="updated"))
-    theirs = "alpha/bela/2026/03/05/8-run.sh"
-    assert site.files()[theirs] == SCRIPT
+    site.feed(archive.identity(script, uid=4002, user="bela", why="updated"))
+    theirs = "alpha/bela/2026/03/01/8-run.sh"
+    assert archive.files(site)[theirs] == SCRIPT
     assert inode(site, theirs) != inode(site, f"{DAY}/7-run.sh")
     for path, uid in ((theirs, 4002), (f"{DAY}/7-run.sh", 4001)):
-        with open(site.root / path, "rb") as file:
-            assert readers_of(file.fileno()).uid in {uid, None if not site.has_acls() else uid}
+        with open(archive.root_of(site) / path, "rb") as file:
+            assert readers_of(file.fileno()).uid in {
+                uid,
+                None if not archive.has_acls(site) else uid,
+            }
     assert sizes(site) == true_sizes(site)
 
 
 def test_an_account_that_is_known_late_is_counted(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+    site = archive.make_site(tmp_path)
     script = keep(site, 7)
-    site.apply(site.identity(script, why="ended", account="physics"))
+    site.feed(archive.identity(script, why="ended", account="physics"))
     assert sizes(site) == {("ada", ""): 0, ("ada", "physics"): len(SCRIPT + ENVIRONMENT)}
 
 
 def test_a_crash_between_link_and_database_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path)
+    site = archive.make_site(tmp_path)
     keep(site, 7)
-    script = site.script(8)
+    script = archive.script(site, 8)
 
     class Crash(Exception):
         pass
@@ -179,11 +183,11 @@ def test_a_crash_between_link_and_database_is_completed(
 
     monkeypatch.setattr(Pending, "write", crash)
     with pytest.raises(Crash):
-        site.apply(script, site.identity(script))
+        site.feed(script, archive.identity(script))
     monkeypatch.undo()
     site.reopen()
-    site.apply(script, site.identity(script))
-    assert set(site.files()) == {
+    site.feed(script, archive.identity(script))
+    assert set(archive.files(site)) == {
         f"{DAY}/{name}" for name in ("7-run.sh", "7-run.env", "8-run.sh", "8-run.env")
     }
     assert sizes(site) == true_sizes(site) == {("ada", ""): len(SCRIPT + ENVIRONMENT)}
@@ -191,14 +195,14 @@ def test_a_crash_between_link_and_database_is_completed(
 
 def test_what_is_moved_on_is_shared_there(tmp_path: Path) -> None:
     there = tmp_path / "there"
-    site = Site(tmp_path, move_to=str(there), move_after_s=0.0)
+    site = archive.make_site(tmp_path, move_to=str(there), move_after_s=0.0)
     for number in (7, 8):
         keep(site, number)
     mover = Mover(site.settings, "files")
     mover.run_once(Stop())
     keep(site, 9)
     mover.run_once(Stop())
-    assert site.files() == {}
+    assert archive.files(site) == {}
     scripts = [there / f"{DAY}/{number}-run.sh" for number in (7, 8, 9)]
     assert [path.read_bytes() for path in scripts] == [SCRIPT] * 3
     assert len({path.stat().st_ino for path in scripts}) == 1
@@ -222,17 +226,17 @@ _STEPS = st.lists(
 def test_sums_are_right_whatever_happens(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, bytes, str]]
 ) -> None:
-    site = Site(tmp_path_factory.mktemp("site"))
+    site = archive.make_site(tmp_path_factory.mktemp("site"))
     known: dict[int, tuple[Event, bytes]] = {}
     for what, number, data, user in steps:
         uid = {"ada": 4001, "bela": 4002}[user]
         if what == "keep" and number not in known:
             known[number] = (keep(site, number, data, uid=uid, user=user), data)
         elif what == "purge" and number in known:
-            site.apply(site.purge(known.pop(number)[0]))
+            site.feed(archive.purge(known.pop(number)[0]))
         elif what in {"again", "owner"} and number in known:
-            site.apply(site.identity(known[number][0], uid=uid, user=user, why="updated"))
+            site.feed(archive.identity(known[number][0], uid=uid, user=user, why="updated"))
     true = true_sizes(site)
     assert {holder: size for holder, size in sizes(site).items() if size} == true
-    kept = [data for path, data in site.files().items() if path.endswith(".sh")]
+    kept = [data for path, data in archive.files(site).items() if path.endswith(".sh")]
     assert sorted(kept) == sorted(data for _, data in known.values())

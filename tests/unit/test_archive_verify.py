@@ -4,8 +4,11 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from archive_site import NOON, Site
 
+from harness import archive
+from harness.archive import DAY
+from harness.events import NOON_NS
+from harness.site import Site
 from steward.archive.errors import NotArchived
 from steward.archive.files.found import iter_files, iter_manifest, parse_file_name
 from steward.archive.files.layout import compile_layout
@@ -14,35 +17,33 @@ from steward.archive.files.places import FilesReader
 from steward.archive.files.verify import Checked, Problem, verify
 from steward.core.sqlite import SqliteUnavailable
 
-DAY = "alpha/ada/2026/03/05"
-
 
 def problems(site: Site) -> set[tuple[str, str]]:
     found = verify(site.settings, "files")
-    return {(p.kind, str(Path(p.path).relative_to(site.root))) for p in found}
+    return {(p.kind, str(Path(p.path).relative_to(archive.root_of(site)))) for p in found}
 
 
 def test_a_sound_archive_has_no_problems(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    scripts = [site.script(number) for number in (1, 2)]
-    site.apply(*scripts, *map(site.identity, scripts), site.script(3))
+    site = archive.make_site(tmp_path)
+    scripts = [archive.script(site, number) for number in (1, 2)]
+    site.feed(*scripts, *map(archive.identity, scripts), archive.script(site, 3))
     told: list[Checked] = []
     assert list(verify(site.settings, "files", told.append)) == []
     assert told[-1].files == told[-1].total_files == 4
 
 
 def test_every_difference_is_told(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    scripts = [site.script(number, b"hostname %d" % number) for number in (1, 2, 3)]
-    site.apply(*scripts, *map(site.identity, scripts))
-    day = site.root / DAY
+    site = archive.make_site(tmp_path)
+    scripts = [archive.script(site, number, b"hostname %d" % number) for number in (1, 2, 3)]
+    site.feed(*scripts, *map(archive.identity, scripts))
+    day = archive.root_of(site) / DAY
     (day / "1-run.sh").unlink()
     data = (day / "2-run.sh").read_bytes()
     (day / "2-run.sh").write_bytes(data.replace(b"hostname", b"hostnamE"))
     (day / "3-run.env").unlink()
     (day / "3-run.env").symlink_to("/etc/passwd")
     (day / "stray").write_text("x")
-    (site.root / "stray.sh").write_text("x")
+    (archive.root_of(site) / "stray.sh").write_text("x")
     assert problems(site) == {
         ("missing", f"{DAY}/1-run.sh"),
         ("changed", f"{DAY}/2-run.sh"),
@@ -53,39 +54,39 @@ def test_every_difference_is_told(tmp_path: Path) -> None:
 
 
 def test_a_whole_directory_may_be_missing(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    script = site.script(1, environment=None)
-    site.apply(script, site.identity(script))
-    (site.root / "alpha").rename(tmp_path / "aside")
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 1, environment=None)
+    site.feed(script, archive.identity(script))
+    (archive.root_of(site) / "alpha").rename(tmp_path / "aside")
     assert problems(site) == {("missing", f"{DAY}/1-run.sh")}
 
 
 def test_a_directory_that_is_made_meanwhile_is_not_missing(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    first, later = site.script(1), site.script(2)
-    site.apply(first, site.identity(first))
+    site = archive.make_site(tmp_path)
+    first, later = archive.script(site, 1), archive.script(site, 2)
+    site.feed(first, archive.identity(first))
     counts: list[int] = []
 
     def report(checked: Checked) -> None:
         # What is above the first one's files is listed by then.
         if checked.files == 2 and 2 not in counts:
-            site.apply(later, site.identity(later, 4002, "bela"))
+            site.feed(later, archive.identity(later, 4002, "bela"))
         counts.append(checked.files)
 
     assert list(verify(site.settings, "files", report)) == []
     assert counts[-1] == 4
-    (site.root / "alpha/bela/2026/03/05/2-run.sh").unlink()
-    assert problems(site) == {("missing", "alpha/bela/2026/03/05/2-run.sh")}
+    (archive.root_of(site) / "alpha/bela/2026/03/01/2-run.sh").unlink()
+    assert problems(site) == {("missing", "alpha/bela/2026/03/01/2-run.sh")}
 
 
 @pytest.mark.parametrize("moment", ["finish", "written"])
 def test_what_is_being_filed_is_not_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    site = Site(tmp_path, identity_wait_s=0.001)
-    script = site.script(1)
-    site.apply(script)
-    site.sink.file_waiting()
+    site = archive.make_site(tmp_path, identity_wait_s=0.001)
+    script = archive.script(site, 1)
+    site.feed(script)
+    archive.sink_of(site).file_waiting()
     real = getattr(Pending, moment)
     found: list[Problem] = []
     looking = Thread(target=lambda: found.extend(verify(site.settings, "files")))
@@ -97,19 +98,19 @@ def test_what_is_being_filed_is_not_unknown(
         real(*arguments)
 
     monkeypatch.setattr(Pending, moment, looked_at)
-    site.apply(site.identity(script))
+    site.feed(archive.identity(script))
     looking.join()
     assert found == []
-    (site.root / DAY / "stray").write_text("x")
+    (archive.root_of(site) / DAY / "stray").write_text("x")
     assert problems(site) == {("unknown", f"{DAY}/stray")}
 
 
 def test_who_only_reads_makes_no_lock(tmp_path: Path) -> None:
     """Made by root, it would keep out the daemon of SlurmUser's."""
-    site = Site(tmp_path)
-    script = site.script(1)
-    site.apply(script, site.identity(script))
-    (site.root / DAY / "stray").write_text("x")
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 1)
+    site.feed(script, archive.identity(script))
+    (archive.root_of(site) / DAY / "stray").write_text("x")
     (lock,) = tmp_path.rglob("archive-files.lock")
     lock.unlink()
     assert problems(site) == {("unknown", f"{DAY}/stray")}
@@ -117,16 +118,16 @@ def test_who_only_reads_makes_no_lock(tmp_path: Path) -> None:
 
 
 def test_a_reader_follows_a_script(tmp_path: Path) -> None:
-    site = Site(tmp_path, identity_wait_s=0.001)
+    site = archive.make_site(tmp_path, identity_wait_s=0.001)
     reader = FilesReader(site.settings, "files")
-    script = site.script(7, b"bytes")
+    script = archive.script(site, 7, b"bytes")
     with pytest.raises(NotArchived):
         reader.read(script.key, "script")
     states = []
-    steps: list[Callable[[], None]] = [
-        lambda: site.apply(script),
-        site.sink.file_waiting,
-        lambda: site.apply(site.identity(script)),
+    steps: list[Callable[[], object]] = [
+        lambda: site.feed(script),
+        archive.sink_of(site).file_waiting,
+        lambda: site.feed(archive.identity(script)),
     ]
     for step in steps:
         step()
@@ -137,16 +138,16 @@ def test_a_reader_follows_a_script(tmp_path: Path) -> None:
     assert states == ["waiting", "unverified", "placed"]
     assert [entry.script_key for entry in reader.entries()] == [script.key]
     assert reader.locate(script.key, "beta") is None
-    site.apply(site.purge(script))
+    site.feed(archive.purge(script))
     with pytest.raises(NotArchived):
         reader.read(script.key, "environment")
 
 
 def test_a_reader_does_not_follow_links(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    script = site.script(7)
-    site.apply(script, site.identity(script))
-    path = site.root / DAY / "7-run.sh"
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 7)
+    site.feed(script, archive.identity(script))
+    path = archive.root_of(site) / DAY / "7-run.sh"
     path.unlink()
     path.symlink_to("/etc/passwd")
     reader = FilesReader(site.settings, "files")
@@ -155,7 +156,7 @@ def test_a_reader_does_not_follow_links(tmp_path: Path) -> None:
 
 
 def test_a_reader_of_no_database_says_so(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+    site = archive.make_site(tmp_path)
     assert FilesReader(site.settings, "files").locate("script:1:1") is None
     for path in site.state.glob("*.db*"):
         path.unlink()
@@ -164,14 +165,15 @@ def test_a_reader_of_no_database_says_so(tmp_path: Path) -> None:
 
 
 def test_manifests_tell_everything(tmp_path: Path) -> None:
-    site = Site(tmp_path, slurm=False)
-    known, unknown = site.script(7, name="claim"), site.script(8)
-    site.apply(known, unknown, site.identity(known, account="physics"))
+    site = archive.make_site(tmp_path, slurm=False)
+    known, unknown = archive.script(site, 7, name="claim"), archive.script(site, 8)
+    site.feed(known, unknown, archive.identity(known, account="physics"))
     found = {
-        script.job_id: script for script in iter_files(str(site.root), compile_layout("default"))
+        script.job_id: script
+        for script in iter_files(str(archive.root_of(site)), compile_layout("default"))
     }
     assert found[7].key == known.key
-    assert found[7].spool_mtime_ns == NOON
+    assert found[7].spool_mtime_ns == NOON_NS
     assert found[7].record is not None
     assert found[7].record.account == "physics"
     assert found[7].script is not None
@@ -179,17 +181,17 @@ def test_manifests_tell_everything(tmp_path: Path) -> None:
     assert found[7].script.sha256 == known.body.script.sha256
     assert found[8].record is None
     assert found[8].cluster == "alpha"
-    kinds = sorted(entry.fact.fact for entry in iter_manifest(str(site.root)))
+    kinds = sorted(entry.fact.fact for entry in iter_manifest(str(archive.root_of(site))))
     assert kinds == ["identity", "kept", "kept", "kept", "moved"]
 
 
 @pytest.mark.parametrize("layout", ["job_archive", "sarchive", "sliced"])
 def test_names_tell_what_they_can(tmp_path: Path, layout: str) -> None:
-    site = Site(tmp_path, layout=layout)
-    one, again = site.script(7), site.script(7, b"two", mtime_ns=NOON + 1)
+    site = archive.make_site(tmp_path, layout=layout)
+    one, again = archive.script(site, 7), archive.script(site, 7, b"two", mtime_ns=NOON_NS + 1)
     for script in (one, again):
-        site.apply(script, site.identity(script, user="a/da", name="my~job"))
-    found = list(iter_files(str(site.root), compile_layout(layout)))
+        site.feed(script, archive.identity(script, user="a/da", name="my~job"))
+    found = list(iter_files(str(archive.root_of(site)), compile_layout(layout)))
     assert [script.job_id for script in found] == [7, 7]
     assert all(script.script and script.environment for script in found)
     if layout == "job_archive":

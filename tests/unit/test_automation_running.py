@@ -7,20 +7,17 @@ from typing import Any
 
 import pytest
 
-from steward.automation.actions import ACTIONS
+from harness.site import Site
 from steward.automation.errors import (
     AuditUnavailable,
     NotYours,
     UnknownOperation,
     WrongParameters,
 )
-from steward.automation.room import AutomationRoom
 from steward.automation.running import Runner
 from steward.automation.settings import ActionsSettings
 from steward.core.access import Access, Asker, Standing
-from steward.core.actions import Registry
-from steward.core.config import AccessSettings, Settings
-from steward.slurm.settings import ClusterSettings
+from steward.core.config import AccessSettings
 
 ROOT = Asker(uid=0, user="root", how="local")
 ADA = Asker(uid=1001, user="ada")
@@ -29,47 +26,35 @@ CARL = Asker(uid=1003, user="carl")
 SECONDS = 120.0
 
 
-class Site:
+class RunningSite(Site):
     """Two clusters without Slurm: olga is an operator of the one, carl an administrator of all."""
 
     def __init__(self, tmp_path: Path) -> None:
-        self.state = tmp_path / "state"
-        self.state.mkdir()
         self.programs = tmp_path / "programs"
         self.programs.write_text("/bin/echo\n/bin/false\n/bin/sleep\n/bin/sh\n")
-        self.settings = Settings(
-            state_dir=str(self.state),
-            cluster={name: ClusterSettings(slurm=False) for name in ("one", "two")},
+        super().__init__(
+            tmp_path,
+            clusters=("one", "two"),
             access=AccessSettings(administrators=("carl",)),
             actions=ActionsSettings(programs_file=str(self.programs), timeout_s=SECONDS),
         )
         standings = {"one": Standing(admins=frozenset({"olga"})), "two": Standing()}
         self.access = Access(self.settings.access, os.getuid(), standings.get)
-        self.registry = Registry(
-            ACTIONS,
-            {"automation": lambda: AutomationRoom(
-                self.settings, access=self.access, registry=self.registry
-            )},
-        )  # fmt: skip
         self.runner = Runner(self.settings, self.access, self.registry)
 
     def run(self, asker: Asker = ROOT, **options: Any) -> Any:
         given = {"program": "/bin/echo", "arguments": ["a"]}
         return self.runner.run("local.command", given, asker, **options)
 
-    def ask(self, name: str, asker: Asker = ROOT, **request: Any) -> Any:
-        name = f"automation.{name}"
-        return self.registry.call(name, asker, self.registry.decode(name, request))
-
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path: Path) -> RunningSite:
     if os.geteuid() != 0:
         pytest.skip("the list of programs is root's")
-    return Site(tmp_path)
+    return RunningSite(tmp_path)
 
 
-def test_it_is_run_and_written_down(site: Site) -> None:
+def test_it_is_run_and_written_down(site: RunningSite) -> None:
     ran = site.run(CARL)
     assert (ran.id, ran.status, ran.cluster, ran.dry_run) == (1, "succeeded", "", False)
     assert ran.result == {"exit_code": 0, "stdout": "a\n", "stderr": ""}
@@ -81,21 +66,21 @@ def test_it_is_run_and_written_down(site: Site) -> None:
     )  # fmt: skip
 
 
-def test_a_rule_speaks_for_itself(site: Site) -> None:
+def test_a_rule_speaks_for_itself(site: RunningSite) -> None:
     site.run(speaker="rule node-down")
     row = site.runner.audit.row(1)
     assert row is not None
     assert (row.user, row.speaker) == ("root", "rule node-down")
 
 
-def test_a_dry_run_writes_nothing_down(site: Site) -> None:
+def test_a_dry_run_writes_nothing_down(site: RunningSite) -> None:
     ran = site.run(dry_run=True)
     assert (ran.id, ran.dry_run, ran.result["would_run"]) == (0, True, True)
     assert not (site.state / "audit.db").exists()
 
 
 @pytest.mark.parametrize("how", ["munge", "token"])
-def test_programs_are_not_to_be_had_from_other_hosts(site: Site, how: str) -> None:
+def test_programs_are_not_to_be_had_from_other_hosts(site: RunningSite, how: str) -> None:
     asker = Asker(uid=0, user="root", how=how)
     with pytest.raises(NotYours, match="other hosts"):
         site.run(asker)
@@ -103,11 +88,13 @@ def test_programs_are_not_to_be_had_from_other_hosts(site: Site, how: str) -> No
     with pytest.raises(NotYours, match="other hosts"):
         site.runner.run("slurm.trigger.set", given, asker)
     with pytest.raises(NotYours, match="other hosts"):
-        site.ask("run", asker, action="local.command", parameters={"program": "/bin/echo"})
+        site.ask(
+            "automation.run", asker, action="local.command", parameters={"program": "/bin/echo"}
+        )
     assert not (site.state / "audit.db").exists()
 
 
-def test_it_is_refused_before_anything_is_written(site: Site) -> None:
+def test_it_is_refused_before_anything_is_written(site: RunningSite) -> None:
     for asker in (ADA, OLGA, Asker(uid=4711)):
         with pytest.raises(NotYours, match="administrators"):
             site.run(asker)
@@ -120,7 +107,7 @@ def test_it_is_refused_before_anything_is_written(site: Site) -> None:
     assert not (site.state / "audit.db").exists()
 
 
-def test_what_is_done_on_no_cluster_is_for_operators_of_each(site: Site) -> None:
+def test_what_is_done_on_no_cluster_is_for_operators_of_each(site: RunningSite) -> None:
     given = {"to": "root", "subject": "x"}
     with pytest.raises(NotYours, match="operators"):
         site.runner.run("notify.email", given, OLGA, dry_run=True)
@@ -133,7 +120,7 @@ def test_what_is_done_on_no_cluster_is_for_operators_of_each(site: Site) -> None
     assert site.runner.run("notify.email", given, CARL, dry_run=True).status == "succeeded"
 
 
-def test_a_cluster_is_named_where_there_are_several(site: Site) -> None:
+def test_a_cluster_is_named_where_there_are_several(site: RunningSite) -> None:
     given = {"nodes": "n1"}
     with pytest.raises(WrongParameters, match=r"say on which cluster.*one, two"):
         site.runner.run("slurm.node.resume", given, ROOT)
@@ -143,7 +130,7 @@ def test_a_cluster_is_named_where_there_are_several(site: Site) -> None:
         site.runner.run("slurm.node.resume", given, ROOT, cluster="one")
 
 
-def test_a_program_that_fails(site: Site) -> None:
+def test_a_program_that_fails(site: RunningSite) -> None:
     ran = site.runner.run("local.command", {"program": "/bin/false"}, ROOT)
     assert (ran.status, ran.message) == ("failed", "/bin/false ended with 1")
     assert ran.result["exit_code"] == 1
@@ -152,7 +139,7 @@ def test_a_program_that_fails(site: Site) -> None:
     assert (row.status, row.message) == ("failed", ran.message)
 
 
-def test_a_program_that_does_not_end(site: Site) -> None:
+def test_a_program_that_does_not_end(site: RunningSite) -> None:
     given = {"program": "/bin/sh", "arguments": ["-c", "sleep 3600 & echo $!; wait"]}
     ran = site.runner.run("local.command", given, ROOT, timeout_s=1.0)
     assert ran.status == "timeout"
@@ -162,13 +149,13 @@ def test_a_program_that_does_not_end(site: Site) -> None:
     assert row.status == "timeout"
 
 
-def test_a_program_that_says_much(site: Site) -> None:
+def test_a_program_that_says_much(site: RunningSite) -> None:
     given = {"program": "/bin/sh", "arguments": ["-c", "head -c 3000000 /dev/zero | tr '\\0' x"]}
     ran = site.runner.run("local.command", given, ROOT)
     assert ran.result["stdout"] == "x" * 65536
 
 
-def test_arguments_are_no_shells(site: Site) -> None:
+def test_arguments_are_no_shells(site: RunningSite) -> None:
     words = ["$(id)", "`id`", "; id", "a b", "", "-n", "*", "\n"]
     given = {"program": "/bin/sh", "arguments": ["-c", 'printf "<%s>" "$@"', "sh", *words]}
     ran = site.runner.run("local.command", given, ROOT)
@@ -177,7 +164,7 @@ def test_arguments_are_no_shells(site: Site) -> None:
         site.runner.run("local.command", {"program": "/bin/echo", "arguments": ["\0"]}, ROOT)
 
 
-def test_what_cannot_be_written_down_is_not_done(site: Site) -> None:
+def test_what_cannot_be_written_down_is_not_done(site: RunningSite) -> None:
     (site.state / "audit.db").mkdir()
     marker = site.state / "marker"
     given = {"program": "/bin/sh", "arguments": ["-c", f"touch {marker}"]}
@@ -186,31 +173,31 @@ def test_what_cannot_be_written_down_is_not_done(site: Site) -> None:
     assert not marker.exists()
 
 
-def test_others_than_operators_are_shown_what_they_did(site: Site) -> None:
+def test_others_than_operators_are_shown_what_they_did(site: RunningSite) -> None:
     site.run(CARL)
     site.run(ROOT)
-    assert len(site.ask("audit", ROOT).actions) == 2
-    assert len(site.ask("audit", CARL).actions) == 2
-    assert site.ask("audit", ADA).actions == ()
-    assert site.ask("audit", ADA, id=1).actions == ()
-    assert len(site.ask("audit", ROOT, action="local.command", limit=1).actions) == 1
-    assert len(site.ask("audit", ROOT, since="now+1hour").actions) == 0
+    assert len(site.ask("automation.audit", ROOT).actions) == 2
+    assert len(site.ask("automation.audit", CARL).actions) == 2
+    assert site.ask("automation.audit", ADA).actions == ()
+    assert site.ask("automation.audit", ADA, id=1).actions == ()
+    assert len(site.ask("automation.audit", ROOT, action="local.command", limit=1).actions) == 1
+    assert len(site.ask("automation.audit", ROOT, since="now+1hour").actions) == 0
     with pytest.raises(NotYours):
-        site.ask("audit", Asker(uid=4711))
+        site.ask("automation.audit", Asker(uid=4711))
 
 
-def test_nobody_is_shown_an_audit_that_is_not_there(site: Site) -> None:
-    assert site.ask("audit", ROOT).actions == ()
+def test_nobody_is_shown_an_audit_that_is_not_there(site: RunningSite) -> None:
+    assert site.ask("automation.audit", ROOT).actions == ()
 
 
-def test_everything_is_listed_and_helped_with(site: Site) -> None:
-    every = site.ask("list", ADA).actions
+def test_everything_is_listed_and_helped_with(site: RunningSite) -> None:
+    every = site.ask("automation.list", ADA).actions
     for one in every:
-        assert site.ask("help", ADA, action=one.action).actions == (one,)
+        assert site.ask("automation.help", ADA, action=one.action).actions == (one,)
     assert "slurm.node.drain" in {one.action for one in every}
 
 
-def test_the_log_is_stewards_alone(site: Site) -> None:
+def test_the_log_is_stewards_alone(site: RunningSite) -> None:
     site.run()
     mode = (site.state / "audit.db").stat().st_mode
     assert stat.S_IMODE(mode) == 0o600

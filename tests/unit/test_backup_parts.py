@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import script_event
 
+from harness.events import script_event
 from steward.admin.backup.checking import is_safe
 from steward.admin.backup.choosing import chosen, in_order, named_files
 from steward.admin.backup.looking import Looks

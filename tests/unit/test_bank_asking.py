@@ -6,9 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking_site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
-from bank_site import NOON, record
 
+from harness import bank
+from harness.events import NOON
+from harness.jobs import record
+from harness.site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, Site
 from steward.bank.asking_views import UsageRequest, usage
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import By
@@ -26,15 +28,15 @@ from steward.slurm.times import zone_called
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> AskingSite:
-    return AskingSite(tmp_path)
+def site(tmp_path: Path) -> Site:
+    return bank.make_shared_site(tmp_path)
 
 
-def accounts(site: AskingSite, asker: Asker) -> list[str]:
-    return [one.account for one in site.ask("balance", asker).accounts]
+def accounts(site: Site, asker: Asker) -> list[str]:
+    return [one.account for one in site.ask("bank.balance", asker).accounts]
 
 
-def test_everybody_sees_their_own_accounts(site: AskingSite) -> None:
+def test_everybody_sees_their_own_accounts(site: Site) -> None:
     assert accounts(site, ROOT) == ["chemistry", "optics", "physics"]
     assert accounts(site, OWNER) == ["optics", "physics"]
     assert accounts(site, COORDINATOR) == ["chemistry"]
@@ -43,15 +45,15 @@ def test_everybody_sees_their_own_accounts(site: AskingSite) -> None:
     assert accounts(site, NOBODY) == []
 
 
-def test_what_is_used_is_shown_to_owners_and_coordinators(site: AskingSite) -> None:
-    site.charge(1, hours=4)
-    site.charge(2, hours=2, account="optics")
-    site.charge(3, hours=1, account="chemistry", user="bela")
-    site.charge(4, hours=3, account="physics", user="bela")
+def test_what_is_used_is_shown_to_owners_and_coordinators(site: Site) -> None:
+    bank.charge(site, 1, hours=4)
+    bank.charge(site, 2, hours=2, account="optics")
+    bank.charge(site, 3, hours=1, account="chemistry", user="bela")
+    bank.charge(site, 4, hours=3, account="physics", user="bela")
 
     def used(asker: Asker, **request: Any) -> dict[tuple[str, str], int]:
         asked = {"by": ["account", "user"], "since": "2020-01-01", "until": "2030-01-01", **request}
-        rows = site.ask("usage", asker, **asked).rows
+        rows = site.ask("bank.usage", asker, **asked).rows
         return {(row.account, row.user): row.amount // MICRO for row in rows}
 
     physics = {("physics", "ada"): 4, ("physics", "bela"): 3, ("optics", "ada"): 2}
@@ -68,7 +70,7 @@ def test_what_is_used_is_shown_to_owners_and_coordinators(site: AskingSite) -> N
 
 
 @pytest.mark.parametrize("report", ["users", "accounts", "jobs", "waste", "waits", "partitions"])
-def test_reports_show_owners_what_they_show_coordinators(site: AskingSite, report: str) -> None:
+def test_reports_show_owners_what_they_show_coordinators(site: Site, report: str) -> None:
     books = open_database(database_path(site.settings.state_dir), MIGRATIONS)
     start = micros(NOON)
     runs = [("physics", "ada"), ("optics", "ada"), ("chemistry", "bela")]
@@ -129,190 +131,192 @@ def test_reports_show_owners_what_they_show_coordinators(site: AskingSite, repor
         ("import", {"kind": "csv", "text": "account\nx\n"}),
     ],
 )
-def test_only_operators_change_anything(
-    site: AskingSite, name: str, request_: dict[str, Any]
-) -> None:
+def test_only_operators_change_anything(site: Site, name: str, request_: dict[str, Any]) -> None:
     for asker in (OWNER, COORDINATOR, ADA, NOBODY):
         with site.ledger.reading() as t:
             before = t.seq
         with pytest.raises(BankRefused):
-            site.ask(name, asker, **request_)
+            site.ask(f"bank.{name}", asker, **request_)
         with site.ledger.reading() as t:
             assert t.seq == before
 
 
-def test_others_accounts_are_as_if_they_were_not_there(site: AskingSite) -> None:
+def test_others_accounts_are_as_if_they_were_not_there(site: Site) -> None:
     for name in ("balance", "account_show"):
         field = "accounts" if name == "balance" else "names"
         with pytest.raises(BankRefused, match="no account 'chemistry'"):
-            site.ask(name, ADA, **{field: ["chemistry"]})
+            site.ask(f"bank.{name}", ADA, **{field: ["chemistry"]})
         with pytest.raises(BankRefused, match="no account 'nowhere'"):
-            site.ask(name, ADA, **{field: ["nowhere"]})
+            site.ask(f"bank.{name}", ADA, **{field: ["nowhere"]})
     with pytest.raises(BankUsage):
-        site.ask("balance", ROOT, accounts=["nowhere"])
+        site.ask("bank.balance", ROOT, accounts=["nowhere"])
 
 
-def test_what_an_account_owes_that_nobody_created_is_shown(site: AskingSite) -> None:
-    site.charge(7, hours=4, account="stray")
-    shown = {one.account: one for one in site.ask("balance").accounts}
+def test_what_an_account_owes_that_nobody_created_is_shown(site: Site) -> None:
+    bank.charge(site, 7, hours=4, account="stray")
+    shown = {one.account: one for one in site.ask("bank.balance").accounts}
     assert sorted(shown) == ["chemistry", "optics", "physics", "stray"]
     assert (shown["stray"].balance, shown["stray"].known) == (-4 * MICRO, False)
     assert shown["physics"].known
-    assert [one.account for one in site.ask("balance", accounts=["Stray"]).accounts] == ["stray"]
-    assert site.ask("statement", account="stray").statement.lines
+    assert [one.account for one in site.ask("bank.balance", accounts=["Stray"]).accounts] == [
+        "stray"
+    ]
+    assert site.ask("bank.statement", account="stray").statement.lines
     assert accounts(site, BELA) == ["chemistry"]
 
 
-def test_owners_and_coordinators_set_limits(site: AskingSite) -> None:
-    site.ask("user_change", OWNER, account="Physics", user="ada", limit=7, is_limited=True)
-    site.ask("user_create", OWNER, account="optics", user="gus", limit=None)
-    site.ask("user_create", COORDINATOR, account="chemistry", user="ada", limit=3)
+def test_owners_and_coordinators_set_limits(site: Site) -> None:
+    site.ask("bank.user_change", OWNER, account="Physics", user="ada", limit=7, is_limited=True)
+    site.ask("bank.user_create", OWNER, account="optics", user="gus", limit=None)
+    site.ask("bank.user_create", COORDINATOR, account="chemistry", user="ada", limit=3)
     for asker in (ADA, COORDINATOR, NOBODY):
         with pytest.raises(BankRefused, match="only owners"):
-            site.ask("user_change", asker, account="physics", user="ada", is_limited=True)
-    page = site.ask("user_show", OWNER)
+            site.ask("bank.user_change", asker, account="physics", user="ada", is_limited=True)
+    page = site.ask("bank.user_show", OWNER)
     limits = {(one.account, one.user): one.limit for one in page.users}
     assert limits["physics", "ada"] == 7
     assert ("optics", "gus") in limits
     assert not any(account == "chemistry" for account, _ in limits)
     with pytest.raises(BankUsage, match="already"):
-        site.ask("user_create", OWNER, account="physics", user="ada")
+        site.ask("bank.user_create", OWNER, account="physics", user="ada")
 
 
-def test_a_change_of_the_listing_leaves_the_limit(site: AskingSite) -> None:
-    page = site.ask("user_change", OWNER, account="physics", user="ada", listed=False)
+def test_a_change_of_the_listing_leaves_the_limit(site: Site) -> None:
+    page = site.ask("bank.user_change", OWNER, account="physics", user="ada", listed=False)
     ada = next(one for one in page.users if one.user == "ada")
     assert (ada.limit, ada.listed) == (500 * MICRO, False)
 
 
-def test_who_is_only_in_an_account_sees_their_own_use(site: AskingSite) -> None:
-    site.charge(1, hours=2)
-    site.charge(2, hours=3, user="gus")
-    whole = site.ask("statement", OWNER, account="physics").statement
+def test_who_is_only_in_an_account_sees_their_own_use(site: Site) -> None:
+    bank.charge(site, 1, hours=2)
+    bank.charge(site, 2, hours=3, user="gus")
+    whole = site.ask("bank.statement", OWNER, account="physics").statement
     charged = [line.user for line in whole.lines if line.kind == "charge"]
     assert sorted(charged) == ["ada", "gus"]
-    own = site.ask("statement", ADA, account="physics").statement
+    own = site.ask("bank.statement", ADA, account="physics").statement
     assert [line.user for line in own.lines] == ["ada"]
     for name in ({"account": "physics", "user": "gus"}, {"user": "gus"}, {}):
         with pytest.raises(BankRefused):
-            site.ask("statement", ADA, **name)
-    used = site.ask("usage", ADA, accounts=["physics"])
+            site.ask("bank.statement", ADA, **name)
+    used = site.ask("bank.usage", ADA, accounts=["physics"])
     assert [(row.user, row.amount) for row in used.rows] == [("ada", 2 * MICRO)]
-    assert site.ask("usage", OWNER, accounts=["physics"]).total == 5 * MICRO
-    assert site.ask("usage", ROOT, by=["account", "month"]).total == 5 * MICRO
+    assert site.ask("bank.usage", OWNER, accounts=["physics"]).total == 5 * MICRO
+    assert site.ask("bank.usage", ROOT, by=["account", "month"]).total == 5 * MICRO
     with pytest.raises(BankRefused):
-        site.ask("usage", ADA, users=["gus"])
+        site.ask("bank.usage", ADA, users=["gus"])
     with pytest.raises(BankRefused):
-        site.ask("usage", NOBODY)
+        site.ask("bank.usage", NOBODY)
 
 
-def test_months_and_shares(site: AskingSite) -> None:
-    site.charge(1, start=NOON - timedelta(days=40))
-    site.charge(2, start=NOON - timedelta(days=1))
-    site.charge(3, hours=2, user="gus")
-    rows = site.ask("usage", ROOT, by=["month", "user"], since="2026-01-01").rows
+def test_months_and_shares(site: Site) -> None:
+    bank.charge(site, 1, start=NOON - timedelta(days=40))
+    bank.charge(site, 2, start=NOON - timedelta(days=1))
+    bank.charge(site, 3, hours=2, user="gus")
+    rows = site.ask("bank.usage", ROOT, by=["month", "user"], since="2026-01-01").rows
     assert [row.month for row in rows] == sorted(row.month for row in rows)
     assert sum(row.amount for row in rows) == 4 * MICRO
 
 
-def test_a_key_makes_a_repeat_harmless(site: AskingSite) -> None:
+def test_a_key_makes_a_repeat_harmless(site: Site) -> None:
     gift = {"account": "physics", "amount": 5 * MICRO, "reason": "grant", "key": "k1"}
-    first = site.ask("deposit", **gift)
-    again = site.ask("deposit", **gift)
+    first = site.ask("bank.deposit", **gift)
+    again = site.ask("bank.deposit", **gift)
     assert not first.repeated
     assert again.repeated
     assert again.transfers == first.transfers
     assert again.balances == {"physics": 1005 * MICRO}
     with pytest.raises(BankUsage):
-        site.ask("deposit", **{**gift, "amount": 6 * MICRO})
+        site.ask("bank.deposit", **{**gift, "amount": 6 * MICRO})
 
 
 @pytest.mark.parametrize("reason", ["", "  \t"])
-def test_money_moves_for_a_reason(site: AskingSite, reason: str) -> None:
+def test_money_moves_for_a_reason(site: Site, reason: str) -> None:
     with pytest.raises(BankUsage, match="--reason"):
-        site.ask("deposit", account="physics", amount=1, reason=reason)
+        site.ask("bank.deposit", account="physics", amount=1, reason=reason)
     with pytest.raises(BankUsage, match="--reason"):
-        site.ask("withdraw", account="physics", amount=1, reason=reason)
+        site.ask("bank.withdraw", account="physics", amount=1, reason=reason)
 
 
 @pytest.mark.parametrize("amount", [0, -1])
-def test_what_moves_is_above_zero(site: AskingSite, amount: int) -> None:
+def test_what_moves_is_above_zero(site: Site, amount: int) -> None:
     for name in ("deposit", "withdraw"):
         with pytest.raises(BankUsage, match="above zero"):
-            site.ask(name, account="physics", amount=amount, reason="x")
+            site.ask(f"bank.{name}", account="physics", amount=amount, reason="x")
     with pytest.raises(BankUsage):
-        site.ask("adjust", account="physics", amount=0, reason="x")
+        site.ask("bank.adjust", account="physics", amount=0, reason="x")
 
 
-def test_no_more_is_taken_than_there_is(site: AskingSite) -> None:
+def test_no_more_is_taken_than_there_is(site: Site) -> None:
     with pytest.raises(BankRefused):
-        site.ask("withdraw", account="chemistry", amount=11 * MICRO, reason="x")
+        site.ask("bank.withdraw", account="chemistry", amount=11 * MICRO, reason="x")
     with pytest.raises(BankRefused):
-        site.ask("transfer", source="chemistry", target="optics", amount=11 * MICRO, reason="x")
-    moved = site.ask("transfer", source="chemistry", target="optics", amount=MICRO, reason="x")
+        site.ask(
+            "bank.transfer", source="chemistry", target="optics", amount=11 * MICRO, reason="x"
+        )
+    moved = site.ask("bank.transfer", source="chemistry", target="optics", amount=MICRO, reason="x")
     assert moved.balances == {"chemistry": 9 * MICRO, "optics": MICRO}
 
 
-def test_where_a_gate_has_run_nothing_leaves_without_it(site: AskingSite, tmp_path: Path) -> None:
-    (tmp_path / "gate.db").touch()
+def test_where_a_gate_has_run_nothing_leaves_without_it(site: Site) -> None:
+    (site.state / "gate.db").touch()
     for name in ("withdraw", "adjust"):
         amount = MICRO if name == "withdraw" else -MICRO
         with pytest.raises(GateUnavailable, match="start 'steward serve'"):
-            site.ask(name, account="physics", amount=amount, reason="x")
-    assert site.ask("balance").accounts[2].balance == 1000 * MICRO
-    assert site.ask("deposit", account="physics", amount=1, reason="x").gate_knows is False
+            site.ask(f"bank.{name}", account="physics", amount=amount, reason="x")
+    assert site.ask("bank.balance").accounts[2].balance == 1000 * MICRO
+    assert site.ask("bank.deposit", account="physics", amount=1, reason="x").gate_knows is False
 
 
-def test_a_jobs_charges_are_refunded_as_far_as_they_go(site: AskingSite) -> None:
-    site.charge(7, hours=4)
-    part = site.ask("refund", job="7", amount=MICRO, reason="node was slow", key="a")
+def test_a_jobs_charges_are_refunded_as_far_as_they_go(site: Site) -> None:
+    bank.charge(site, 7, hours=4)
+    part = site.ask("bank.refund", job="7", amount=MICRO, reason="node was slow", key="a")
     assert part.transfers[0].amount == MICRO
-    assert site.ask("refund", job="7", amount=MICRO, reason="node was slow", key="a").repeated
+    assert site.ask("bank.refund", job="7", amount=MICRO, reason="node was slow", key="a").repeated
     with pytest.raises(BankUsage, match="not charged so much"):
-        site.ask("refund", job="7", amount=4 * MICRO, reason="x")
-    assert site.ask("refund", job="7", reason="all of it").transfers[0].amount == 3 * MICRO
+        site.ask("bank.refund", job="7", amount=4 * MICRO, reason="x")
+    assert site.ask("bank.refund", job="7", reason="all of it").transfers[0].amount == 3 * MICRO
     with pytest.raises(BankUsage, match="nothing that job 7"):
-        site.ask("refund", job="7", reason="again")
+        site.ask("bank.refund", job="7", reason="again")
     with pytest.raises(BankUsage, match="either an account"):
-        site.ask("refund", reason="x")
-    assert not site.ask("check").findings
+        site.ask("bank.refund", reason="x")
+    assert not site.ask("bank.check").findings
 
 
-def test_a_charge_is_explained_by_its_sum(site: AskingSite) -> None:
-    site.charge(7, hours=4)
+def test_a_charge_is_explained_by_its_sum(site: Site) -> None:
+    bank.charge(site, 7, hours=4)
     for asker in (ROOT, OWNER, ADA):
-        answer = site.ask("explain", asker, job="7")
+        answer = site.ask("bank.explain", asker, job="7")
         assert (answer.amount, answer.is_right) == (4 * MICRO, True)
         assert answer.charges[0].recomputed == 4 * MICRO
         assert answer.charges[0].lines
     for asker in (BELA, NOBODY):
         with pytest.raises(BankRefused):
-            site.ask("explain", asker, job="7")
+            site.ask("bank.explain", asker, job="7")
     for unknown in ("8", "x", "7_1"):
         with pytest.raises(BankUsage):
-            site.ask("explain", job=unknown)
+            site.ask("bank.explain", job=unknown)
 
 
-def test_array_tasks_are_named_as_slurm_does(site: AskingSite) -> None:
-    site.feed(site.life(7, begin=-60, array_job_id=5, array_task="2"))
-    site.charge(7)
-    site.charge(8)
-    answer = site.ask("statement", account="physics")
+def test_array_tasks_are_named_as_slurm_does(site: Site) -> None:
+    bank.feed(site, bank.life(7, begin=-60, array_job_id=5, array_task="2"))
+    bank.charge(site, 7)
+    bank.charge(site, 8)
+    answer = site.ask("bank.statement", account="physics")
     assert list(answer.names.values()) == ["5_2"]
-    assert [line.name for line in site.ask("explain", job="5_2").charges] == ["5_2"]
-    assert [line.name for line in site.ask("explain", job="8").charges] == ["8"]
+    assert [line.name for line in site.ask("bank.explain", job="5_2").charges] == ["5_2"]
+    assert [line.name for line in site.ask("bank.explain", job="8").charges] == ["8"]
 
 
-def test_a_job_without_a_charge_is_told_why(site: AskingSite) -> None:
+def test_a_job_without_a_charge_is_told_why(site: Site) -> None:
     def told(asker: Asker, job: str) -> str:
         with pytest.raises(BankUsage) as refused:
-            site.ask("explain", asker, job=job)
+            site.ask("bank.explain", asker, job=job)
         return str(refused.value)
 
-    pending, running, ended = site.life(7)
-    site.feed([pending])
+    pending, running, ended = bank.life(7)
+    bank.feed(site, [pending])
     assert "yet: it waits" in told(ADA, "7")
-    site.feed([running])
+    bank.feed(site, [running])
     site.now = NOON + timedelta(seconds=1801)
     for asker in (ROOT, OWNER, ADA):
         # Two CPUs for half an hour, at a unit each hour.
@@ -320,20 +324,20 @@ def test_a_job_without_a_charge_is_told_why(site: AskingSite) -> None:
         assert told(asker, "7").endswith("accrued so far: 1.00 SU")
     for stranger in (BELA, NOBODY):
         assert told(stranger, "7") == "nothing was charged for job 7 on c1"
-    site.feed([ended])
+    bank.feed(site, [ended])
     assert "it ended, and Steward charges it" in told(ADA, "7")
-    site.feed(site.life(8, partition="other"))
+    bank.feed(site, bank.life(8, partition="other"))
     assert "partition other of cluster c1 has no rate" in told(ADA, "8")
-    site.feed([record(9, 0, "CANCELLED", seen=5, end=5, user="ada", account="physics")])
+    bank.feed(site, [record(9, 0, "CANCELLED", seen=5, end=5, user="ada", account="physics")])
     assert told(ADA, "9").endswith("it never ran")
 
 
-def test_a_charge_that_is_not_what_it_should_be_is_seen(site: AskingSite) -> None:
-    charge = site.charge(7, hours=4)
+def test_a_charge_that_is_not_what_it_should_be_is_seen(site: Site) -> None:
+    charge = bank.charge(site, 7, hours=4)
     with site.ledger.transaction() as t:
         wrong = {name: getattr(charge, name) for name in charge.__struct_fields__}
         t.charges.charge(type(charge)(**{**wrong, "amount": 5 * MICRO}), By(who="x", why="wrong"))
-    assert not site.ask("explain", job="7").is_right
+    assert not site.ask("bank.explain", job="7").is_right
 
 
 def test_without_a_bank_it_is_said(tmp_path: Path) -> None:
@@ -342,19 +346,19 @@ def test_without_a_bank_it_is_said(tmp_path: Path) -> None:
     from steward.bank.room import BankRoom
     from steward.bank.settings import BankSettings
 
-    site = AskingSite(tmp_path)
+    site = bank.make_shared_site(tmp_path)
     off = msgspec.structs.replace(site.settings, bank=BankSettings())
     with pytest.raises(BankUsage, match="no bank here"):
-        BankRoom(off, access=site.room.access).ledger  # noqa: B018 -- opening it is the point
+        BankRoom(off, access=site.room("bank").access).ledger  # noqa: B018 -- opening it is the point
 
 
 def test_months_are_cut_in_the_hosts_zone_where_the_cluster_names_none(
-    site: AskingSite, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = msgspec.structs.replace(site.settings.cluster["c1"], timezone="")
     settings = msgspec.structs.replace(site.settings, cluster={"c1": cluster})
-    room = BankRoom(settings, access=site.room.access, now=lambda: site.now)
-    site.charge(1, start=datetime(2026, 2, 28, 11, 30, tzinfo=UTC))
+    room = BankRoom(settings, access=site.room("bank").access, now=lambda: site.now)
+    bank.charge(site, 1, start=datetime(2026, 2, 28, 11, 30, tzinfo=UTC))
     request = UsageRequest(by=("month",), since="2026-01-01")
     try:
         for zone, month in (("Pacific/Auckland", "2026-03"), ("America/Lima", "2026-02")):

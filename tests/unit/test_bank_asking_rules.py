@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking_site import ADA, OWNER, AskingSite
-from bank_site import NOON
-from gate_process import running
-from gate_site import account, job, settings_of
-from machine_site import Stage
 
+from harness import bank
+from harness.events import NOON
+from harness.gate import account, job, running, settings_of
+from harness.site import ADA, OWNER, Site
+from harness.slurm import Stage
 from steward.bank.asking_upkeep import holds_and_jobs
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import By, Refusal
@@ -22,11 +22,11 @@ from steward.slurm.picture import NodeShape, Picture
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> AskingSite:
-    return AskingSite(tmp_path)
+def site(tmp_path: Path) -> Site:
+    return bank.make_shared_site(tmp_path)
 
 
-def test_rates_say_what_they_cost_or_that_it_is_nothing(site: AskingSite) -> None:
+def test_rates_say_what_they_cost_or_that_it_is_nothing(site: Site) -> None:
     for bad in (
         Rate(partition="gpu"),
         Rate(partition="gpu", free=True, weights={"cpu": 1}),
@@ -37,10 +37,10 @@ def test_rates_say_what_they_cost_or_that_it_is_nothing(site: AskingSite) -> Non
         Rate(weights={"cpu": 1}, cluster="elsewhere"),
     ):
         with pytest.raises(BankUsage):
-            site.ask("rate_create", rate=msgspec_of(bad))
-    made = site.ask("rate_create", rate={"partition": "gpu", "weights": {"gres/gpu": MICRO}})
+            site.ask("bank.rate_create", rate=msgspec_of(bad))
+    made = site.ask("bank.rate_create", rate={"partition": "gpu", "weights": {"gres/gpu": MICRO}})
     assert made.rates[0].cluster == "c1"
-    assert [one.partition for one in site.ask("rate_show", ADA).rates] == ["debug", "gpu"]
+    assert [one.partition for one in site.ask("bank.rate_show", ADA).rates] == ["debug", "gpu"]
 
 
 @pytest.mark.parametrize(
@@ -59,19 +59,19 @@ def test_rates_say_what_they_cost_or_that_it_is_nothing(site: AskingSite) -> Non
         ("fs/disk", "measured"),
     ],
 )
-def test_what_no_job_is_handed_is_not_weighed(site: AskingSite, name: str, said: str) -> None:
+def test_what_no_job_is_handed_is_not_weighed(site: Site, name: str, said: str) -> None:
     with pytest.raises(BankUsage, match=said):
-        site.ask("rate_create", rate={"partition": "gpu", "weights": {name: MICRO}})
-    assert [one.partition for one in site.ask("rate_show").rates] == ["debug"]
+        site.ask("bank.rate_create", rate={"partition": "gpu", "weights": {name: MICRO}})
+    assert [one.partition for one in site.ask("bank.rate_show").rates] == ["debug"]
 
 
-def test_a_gres_that_no_node_has_is_warned_of(site: AskingSite) -> None:
+def test_a_gres_that_no_node_has_is_warned_of(site: Site) -> None:
     picture = Picture(cluster="c1", shapes=(NodeShape(tres={"gres/gpu:a100": 4}),))
     with site.ledger.transaction() as t:
         t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
     sound = {"cpu": 1, "gres/gpu": 1, "gres/gpu:a100": 1, "license/matlab@db": 1}
-    assert site.ask("rate_create", rate={"weights": sound}).warnings == ()
-    told = site.ask("rate_create", rate={"weights": {"gres/gpu:h100": 1}}).warnings
+    assert site.ask("bank.rate_create", rate={"weights": sound}).warnings == ()
+    told = site.ask("bank.rate_create", rate={"weights": {"gres/gpu:h100": 1}}).warnings
     assert told == (
         "no node of cluster c1 has gres/gpu:h100 now; there are gres/gpu, gres/gpu:a100",
     )
@@ -82,25 +82,25 @@ def msgspec_of(rate: Rate) -> dict[str, Any]:
     return found
 
 
-def test_the_last_rate_is_shown_and_what_is_to_come(site: AskingSite) -> None:
-    site.ask("rate_create", rate={"partition": "debug", "weights": {"cpu": 2}})
-    site.ask("rate_create", rate={"partition": "debug", "free": True}, valid_from="2027-01-01")
-    shown = site.ask("rate_show").rates
+def test_the_last_rate_is_shown_and_what_is_to_come(site: Site) -> None:
+    site.ask("bank.rate_create", rate={"partition": "debug", "weights": {"cpu": 2}})
+    site.ask("bank.rate_create", rate={"partition": "debug", "free": True}, valid_from="2027-01-01")
+    shown = site.ask("bank.rate_show").rates
     assert [(one.weights, one.free) for one in shown] == [({"cpu": 2}, False), ({}, True)]
-    assert len(site.ask("rate_show", past=True).rates) == 3
+    assert len(site.ask("bank.rate_show", past=True).rates) == 3
 
 
-def test_modes_are_set_and_taken_back(site: AskingSite) -> None:
-    assert site.ask("enforce", ADA).rules == ()
-    site.ask("enforce", mode="gate")
-    rules = site.ask("enforce", mode="off", partition="debug", cluster="c1").rules
+def test_modes_are_set_and_taken_back(site: Site) -> None:
+    assert site.ask("bank.enforce", ADA).rules == ()
+    site.ask("bank.enforce", mode="gate")
+    rules = site.ask("bank.enforce", mode="off", partition="debug", cluster="c1").rules
     assert {(one.mode, one.partition) for one in rules} == {("gate", ""), ("off", "debug")}
-    left = site.ask("enforce", mode="default", partition="debug", cluster="c1").rules
+    left = site.ask("bank.enforce", mode="default", partition="debug", cluster="c1").rules
     assert [one.mode for one in left] == ["gate"]
     with pytest.raises(BankUsage, match="no mode"):
-        site.ask("enforce", mode="strict")
+        site.ask("bank.enforce", mode="strict")
     with pytest.raises(BankUsage, match="no cluster"):
-        site.ask("enforce", mode="gate", cluster="c2")
+        site.ask("bank.enforce", mode="gate", cluster="c2")
 
 
 def refusal(number: int, user: str = "ada", account: str = "physics", mode: Any = "observe") -> Any:
@@ -117,23 +117,23 @@ def refusal(number: int, user: str = "ada", account: str = "physics", mode: Any 
     )
 
 
-def test_what_would_have_been_refused(site: AskingSite) -> None:
+def test_what_would_have_been_refused(site: Site) -> None:
     with site.ledger.transaction() as t:
         t.refusals.add(refusal(1))
         t.refusals.add(refusal(2, user="gus"))
         t.refusals.add(refusal(3, mode="gate"))
-    assert [one.id for one in site.ask("would_refuse").refusals] == ["gate:1", "gate:2"]
-    assert len(site.ask("would_refuse", all=True).refusals) == 3
-    assert [one.id for one in site.ask("would_refuse", ADA).refusals] == ["gate:1"]
-    assert len(site.ask("would_refuse", OWNER, account="physics").refusals) == 2
-    assert not site.ask("would_refuse", since="now-1hour").refusals
+    assert [one.id for one in site.ask("bank.would_refuse").refusals] == ["gate:1", "gate:2"]
+    assert len(site.ask("bank.would_refuse", all=True).refusals) == 3
+    assert [one.id for one in site.ask("bank.would_refuse", ADA).refusals] == ["gate:1"]
+    assert len(site.ask("bank.would_refuse", OWNER, account="physics").refusals) == 2
+    assert not site.ask("bank.would_refuse", since="now-1hour").refusals
 
 
-def test_it_is_said_that_no_plugin_asks(site: AskingSite, tmp_path: Path) -> None:
-    assert site.ask("enforce", mode="gate").warning == "", "without a gate nothing is known"
+def test_it_is_said_that_no_plugin_asks(site: Site, tmp_path: Path) -> None:
+    assert site.ask("bank.enforce", mode="gate").warning == "", "without a gate nothing is known"
     settings = settings_of(tmp_path)
     with running(settings) as gate:
-        for answer in (site.ask("enforce", mode="gate"), site.ask("would_refuse")):
+        for answer in (site.ask("bank.enforce", mode="gate"), site.ask("bank.would_refuse")):
             assert "has not asked the gate yet" in answer.warning
             assert "steward plugins install" in answer.warning
         # With the plugin in place the advice is not to install it again.
@@ -141,62 +141,65 @@ def test_it_is_said_that_no_plugin_asks(site: AskingSite, tmp_path: Path) -> Non
         plugins = "ClusterName = c1\nJobSubmitPlugins = lua\nStateSaveLocation = /spool\n"
         stage.answer("scontrol show config", plugins)
         of = msgspec.structs.replace(
-            site.room.settings.cluster["c1"], slurm=True, slurm_bin=str(tmp_path)
+            site.settings.cluster["c1"], slurm=True, slurm_bin=str(tmp_path)
         )
-        site.room.settings = msgspec.structs.replace(site.room.settings, cluster={"c1": of})
-        warned = site.ask("would_refuse").warning
+        settings = msgspec.structs.replace(site.settings, cluster={"c1": of})
+        site.room("bank").settings = settings
+        warned = site.ask("bank.would_refuse").warning
         assert "has not asked the gate yet, though slurm.conf names job_submit/lua" in warned
         assert "steward plugins install" not in warned
-        assert site.ask("enforce", mode="observe").warning == ""
+        assert site.ask("bank.enforce", mode="observe").warning == ""
         gate.tell(account("physics", 100))
         gate.ask(job(9))
-        assert site.ask("enforce", mode="gate").warning == ""
-        assert site.ask("would_refuse").warning == ""
+        assert site.ask("bank.enforce", mode="gate").warning == ""
+        assert site.ask("bank.would_refuse").warning == ""
         site.now = utc_now() + timedelta(days=8)
-        assert "has not asked the gate since 20" in site.ask("would_refuse").warning
+        assert "has not asked the gate since 20" in site.ask("bank.would_refuse").warning
 
 
-def test_allocations_end_after_they_begin(site: AskingSite) -> None:
+def test_allocations_end_after_they_begin(site: Site) -> None:
     new = {"account": "optics", "amount": MICRO}
     for times in ({"end": "2020-01-01"}, {}, {"begin": "2028-01-01", "end": "2027-01-01"}):
         with pytest.raises(BankUsage):
-            site.ask("allocation_create", **new, **times)
-    made = site.ask("allocation_create", **new, end="2027-01-01", key="k").allocations[0]
-    changed = site.ask("allocation_change", number=made.number, rollover="next", end="2028-01-01")
+            site.ask("bank.allocation_create", **new, **times)
+    made = site.ask("bank.allocation_create", **new, end="2027-01-01", key="k").allocations[0]
+    changed = site.ask(
+        "bank.allocation_change", number=made.number, rollover="next", end="2028-01-01"
+    )
     assert changed.allocations[0].rollover == "next"
     with pytest.raises(BankUsage):
-        site.ask("allocation_change", number=made.number, end="2020-01-01")
+        site.ask("bank.allocation_change", number=made.number, end="2020-01-01")
     with pytest.raises(BankUsage):
-        site.ask("allocation_change", number=999, note="x")
+        site.ask("bank.allocation_change", number=999, note="x")
 
 
-def test_an_allocation_that_begins_now_is_created_once_by_a_key(site: AskingSite) -> None:
+def test_an_allocation_that_begins_now_is_created_once_by_a_key(site: Site) -> None:
     request = {"account": "optics", "amount": MICRO, "end": "2099-01-01", "key": "grant-4"}
-    first = site.ask("allocation_create", **request).allocations[0]
+    first = site.ask("bank.allocation_create", **request).allocations[0]
     site.now += timedelta(minutes=1)
-    assert site.ask("allocation_create", **request).allocations[0] == first
+    assert site.ask("bank.allocation_create", **request).allocations[0] == first
     with pytest.raises(BankUsage, match="was used for another request") as refusal:
-        site.ask("allocation_create", **request | {"amount": 2 * MICRO})
+        site.ask("bank.allocation_create", **request | {"amount": 2 * MICRO})
     assert "[" not in str(refusal.value)
 
 
-def test_the_proof_says_that_holds_were_not_looked_at(site: AskingSite) -> None:
-    site.charge(1)
-    answer = site.ask("check")
+def test_the_proof_says_that_holds_were_not_looked_at(site: Site) -> None:
+    bank.charge(site, 1)
+    answer = site.ask("bank.check")
     assert (answer.findings, answer.holds, answer.accounts) == ((), None, 3)
 
 
-def test_the_proof_tells_of_what_slurm_does_not_count(site: AskingSite) -> None:
+def test_the_proof_tells_of_what_slurm_does_not_count(site: Site) -> None:
     picture = Picture(cluster="c1", accounting=True, tracked=("cpu", "mem", "node", "billing"))
     gpus = Rate(cluster="c1", partition="gpu", weights={"gres/gpu": MICRO}, valid_from=NOON)
     with site.ledger.transaction() as t:
         t.rates.add(gpus, By(who="root"))
         t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
-    (found,) = site.ask("check").findings
+    (found,) = site.ask("bank.check").findings
     assert (found.kind, found.where) == ("not-counted", "c1/gres/gpu")
 
 
-def held(job_id: int, minutes_ago: int, site: AskingSite) -> Hold:
+def held(job_id: int, minutes_ago: int, site: Site) -> Hold:
     created = site.now - timedelta(minutes=minutes_ago)
     return Hold(
         id=f"h{job_id}",
@@ -207,16 +210,18 @@ def held(job_id: int, minutes_ago: int, site: AskingSite) -> Hold:
     )
 
 
-def test_holds_are_compared_with_jobs(site: AskingSite) -> None:
+def test_holds_are_compared_with_jobs(site: Site) -> None:
     for job_id in (1, 2, 3):
-        site.feed(site.life(job_id)[:2])
-    site.job(4)
-    site.feed(site.life(5, partition="unpriced")[:2])
-    found = holds_and_jobs(site.room, [held(1, 60, site), held(4, 60, site), held(9, 1, site)])
+        bank.feed(site, bank.life(job_id)[:2])
+    bank.feed(site, bank.life(4))
+    bank.feed(site, bank.life(5, partition="unpriced")[:2])
+    found = holds_and_jobs(
+        site.room("bank"), [held(1, 60, site), held(4, 60, site), held(9, 1, site)]
+    )
     assert sorted((one.kind, one.where) for one in found) == [
         ("hold-without-job", "c1/4"),
         ("job-without-hold", "c1/2"),
         ("job-without-hold", "c1/3"),
     ]
-    site.ask("enforce", mode="off")
-    assert [one.where for one in holds_and_jobs(site.room, [held(4, 60, site)])] == ["c1/4"]
+    site.ask("bank.enforce", mode="off")
+    assert [one.where for one in holds_and_jobs(site.room("bank"), [held(4, 60, site)])] == ["c1/4"]

@@ -5,29 +5,30 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from asking_site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, AskingSite
-from job_lives import NOON
 
+from harness import bank
+from harness.events import NOON
+from harness.site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, Site
 from steward.bank.money import MICRO
 from steward.core.access import Asker
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[AskingSite]:
-    made = AskingSite(tmp_path)
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = bank.make_shared_site(tmp_path)
     yield made
     made.close()
 
 
-def told(site: AskingSite, asker: Asker, *jobs: int) -> dict[int, int]:
+def told(site: Site, asker: Asker, *jobs: int) -> dict[int, int]:
     asked = [{"cluster": "c1", "job_id": job} for job in jobs]
-    answer = site.ask("charged", asker, jobs=asked)
+    answer = site.ask("bank.charged", asker, jobs=asked)
     return {one.job_id: one.amount // MICRO for one in answer.jobs}
 
 
-def test_each_is_told_to_who_may_know_it(site: AskingSite) -> None:
-    site.charge(1, hours=2)
-    site.charge(2, hours=3, user="bela", account="chemistry")
+def test_each_is_told_to_who_may_know_it(site: Site) -> None:
+    bank.charge(site, 1, hours=2)
+    bank.charge(site, 2, hours=3, user="bela", account="chemistry")
     for asker, known in (
         (ROOT, {1: 2, 2: 3}),
         (OWNER, {1: 2}),
@@ -39,14 +40,14 @@ def test_each_is_told_to_who_may_know_it(site: AskingSite) -> None:
         assert told(site, asker, 1, 2, 3) == known, asker
 
 
-def test_of_an_id_that_was_used_again_the_job_that_is_meant(site: AskingSite) -> None:
+def test_of_an_id_that_was_used_again_the_job_that_is_meant(site: Site) -> None:
     later = NOON + timedelta(days=400)
-    site.charge(1, hours=2)
-    site.charge(1, hours=5, start=later)
+    bank.charge(site, 1, hours=2)
+    bank.charge(site, 1, hours=5, start=later)
     assert told(site, ADA, 1) == {1: 7}
     for start, hours in ((NOON, 2), (later, 5)):
         first = (start - timedelta(minutes=1)).isoformat()
         answer = site.ask(
-            "charged", ADA, jobs=[{"cluster": "c1", "job_id": 1, "first_submit": first}]
+            "bank.charged", ADA, jobs=[{"cluster": "c1", "job_id": 1, "first_submit": first}]
         )
         assert [one.amount for one in answer.jobs] == [hours * MICRO]

@@ -9,8 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from bank_site import BY, HOUR, NOON, BankSite, record
 
+from harness.bank import BY, HOUR, balance, begin, feed, found_bank
+from harness.bank import life as life_of
+from harness.events import NOON
+from harness.gate import gate_settings
+from harness.jobs import record
+from harness.site import Site
 from steward.bank.consumer import BankConsumer
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink
@@ -20,7 +25,7 @@ from steward.bank.ledger import Account, Refusal
 from steward.bank.live import MARK_S, PICTURE_S, Pictures
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Hold, ModeRule
-from steward.bank.settings import BankSettings, GateSettings
+from steward.bank.settings import BankSettings
 from steward.core.events import (
     CONTROLLER_STATE,
     HOLD_PLACED,
@@ -54,26 +59,22 @@ def picture() -> Picture:
     )
 
 
-class Bank(BankSite):
+class Bank(Site):
     """The same with the bank's consumer and a gate that runs."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, money=100, bank=BankSettings(enabled=True, reconcile_s=1.0))
-        gate = GateSettings(
-            socket=str(directory / "plugin.sock"),
-            off_switch=str(directory / "gate.off"),
-            plugin_conf=str(directory / "gate.conf"),
-            plugin_users=(),
-        )
-        self.settings = msgspec.structs.replace(self.settings, gate=gate)
+        gate = gate_settings(directory, off_switch=str(directory / "gate.off"))
+        bank = BankSettings(enabled=True, reconcile_s=1.0)
+        super().__init__(directory, bank=bank, gate=gate)
+        found_bank(self, 100)
         with self.ledger.transaction() as t:
             t.modes.set(ModeRule(mode="gate", cluster="c1"), BY)
             t.set_mark("picture:c1", msgspec.json.encode(picture()).decode())
-        self.began(NOON - timedelta(hours=1))
+        begin(self, NOON - timedelta(hours=1))
         self.link = GateLink(self.settings.state_dir)
         self.said: list[Event] = []
         self.start_gate()
-        self.consumer = self.make()
+        self.charger = self.make()
         self.turn()
 
     def start_gate(self) -> None:
@@ -101,17 +102,17 @@ class Bank(BankSite):
 
     def turn(self, times: int = 3) -> None:
         for _ in range(times):
-            self.consumer.tick(self.said.extend)
+            self.charger.tick(self.said.extend)
 
     def happen(self, events: Sequence[Event]) -> None:
         """Have jobs.db and the bank take in what Slurm shows."""
-        said = self.feed(events)
-        mine = [e for e in (*self.journal[-len(events) :], *said) if e.kind in BankConsumer.kinds]
-        self.take(mine)
+        begin = len(self.journal)
+        feed(self, events)
+        self.take([e for e in self.journal[begin:] if e.kind in BankConsumer.kinds])
 
     def take(self, events: Sequence[Event]) -> None:
         if events:
-            self.consumer.apply(events, self.consumer.cursor() + 1, self.said.extend)
+            self.charger.apply(events, self.charger.cursor() + 1, self.said.extend)
         self.turn()
 
     def holds(self) -> list[Hold]:
@@ -134,20 +135,20 @@ class Bank(BankSite):
         self.now += timedelta(seconds=seconds)
 
     def close(self) -> None:
-        self.consumer.close()
+        self.charger.close()
         self.stop_gate()
         super().close()
 
 
 @pytest.fixture
 def bank(tmp_path: Path) -> Iterator[Bank]:
-    bank = Bank(tmp_path / "state")
+    bank = Bank(tmp_path)
     yield bank
     bank.close()
 
 
 def life(job_id: int, begin: int = 0, **fields: Any) -> list[Event]:
-    return BankSite.life(job_id, begin=begin, time_limit_s=7200, **fields)
+    return life_of(job_id, begin=begin, time_limit_s=7200, **fields)
 
 
 def test_a_job_without_a_hold_is_given_one_and_charged_once(bank: Bank) -> None:
@@ -160,13 +161,13 @@ def test_a_job_without_a_hold_is_given_one_and_charged_once(bank: Bank) -> None:
     assert bank.holds()[0].started
     bank.happen([ended])
     assert bank.holds() == []
-    assert bank.balance() == 98 * HOUR
+    assert balance(bank) == 98 * HOUR
     with bank.ledger.reading() as t:
         (row,) = t.charges.of_job("c1", 1)
     assert (row.charge.hold, row.charge.why, row.overdraw) == (hold.id, "end", 0)
     # The same events once more, as after a crash in front of the cursor.
-    bank.take([e for e in bank.feed([]) if e.kind in BankConsumer.kinds])
-    assert bank.balance() == 98 * HOUR
+    bank.take([e for e in feed(bank, []) if e.kind in BankConsumer.kinds])
+    assert balance(bank) == 98 * HOUR
     assert bank.ledger.check() == []
     assert HOLD_PLACED in {event.kind for event in bank.said}
 
@@ -183,11 +184,11 @@ def test_a_requeued_job_that_slurm_forgot_holds_nothing(bank: Bank) -> None:
     shown = as_running(running)
     bank.happen([record(1, 0, "REQUEUED", seen=3611, end=3601, **shown)])
     (hold,) = bank.holds()
-    spent = 100 * HOUR - bank.balance()
+    spent = 100 * HOUR - balance(bank)
     assert spent > 0
     bank.happen([record(1, 0, "UNKNOWN", seen=3700, **shown)])
     assert bank.holds() == [], hold
-    assert bank.balance() == 100 * HOUR - spent
+    assert balance(bank) == 100 * HOUR - spent
 
 
 def test_a_job_whose_requeue_slurm_forgot_holds_nothing_when_it_ends(bank: Bank) -> None:
@@ -197,10 +198,10 @@ def test_a_job_whose_requeue_slurm_forgot_holds_nothing_when_it_ends(bank: Bank)
     told = {**shown, "source": "jobcomp"}
     bank.happen([record(1, 0, "REQUEUED", seen=3601, end=3601, **told)])
     (hold,) = bank.holds()
-    spent = 100 * HOUR - bank.balance()
+    spent = 100 * HOUR - balance(bank)
     bank.happen([record(1, 0, "FAILED", seen=3602, end=3602, **told)])
     assert bank.holds() == [], hold
-    assert 100 * HOUR - bank.balance() > spent
+    assert 100 * HOUR - balance(bank) > spent
 
 
 def test_a_hold_of_an_array_whose_id_another_job_has_is_free(bank: Bank) -> None:
@@ -218,11 +219,11 @@ def test_a_hold_of_an_array_whose_id_another_job_has_is_free(bank: Bank) -> None
 
 def test_events_that_come_again_change_nothing(bank: Bank) -> None:
     events = life(1)
-    said = bank.feed(events)
-    mine = [e for e in (*bank.journal, *said) if e.kind in BankConsumer.kinds]
+    feed(bank, events)
+    mine = [e for e in bank.journal if e.kind in BankConsumer.kinds]
     for _ in range(3):
         bank.take(mine)
-    assert bank.balance() == 98 * HOUR
+    assert balance(bank) == 98 * HOUR
     assert bank.holds() == []
     with bank.ledger.reading() as t:
         assert len(t.settlements.after(0)) <= 1
@@ -242,7 +243,7 @@ def test_a_gate_that_is_new_learns_everything_again(bank: Bank) -> None:
     bank.turn()
     assert [hold.job_id for hold in bank.holds()] == [1]
     bank.happen([running, ended])
-    assert (bank.holds(), bank.balance()) == ([], 98 * HOUR)
+    assert (bank.holds(), balance(bank)) == ([], 98 * HOUR)
 
 
 def test_a_job_that_vanished_is_given_its_money_back(bank: Bank) -> None:
@@ -251,7 +252,7 @@ def test_a_job_that_vanished_is_given_its_money_back(bank: Bank) -> None:
     assert bank.held()
     cancelled = record(*(1, 0, "CANCELLED"), seen=60, end=59, account="physics", partition="debug")
     bank.happen([cancelled])
-    assert (bank.held(), bank.balance()) == (0, 100 * HOUR)
+    assert (bank.held(), balance(bank)) == (0, 100 * HOUR)
 
 
 def test_what_cannot_be_paid_is_remembered_until_it_can(bank: Bank) -> None:
@@ -302,7 +303,7 @@ def test_a_job_that_runs_unpaid_keeps_others_from_the_same_money(bank: Bank, acc
     bank.turn()
     assert [one.remaining for one in bank.holds()] == [hold.remaining]
     bank.happen([ended])
-    assert (bank.held(), bank.balance()) == (0, 36 * HOUR)
+    assert (bank.held(), balance(bank)) == (0, 36 * HOUR)
     assert bank.link.would("c1", another).ok
 
 
@@ -386,14 +387,14 @@ def test_a_requeued_jobs_next_run_is_covered_and_charged_by_itself(bank: Bank) -
     bank.happen([record(1, 0, seen=1, **fields)])
     bank.happen([record(1, 0, "RUNNING", seen=11, start=start, **shown)])
     bank.happen([record(1, 0, "COMPLETED", seen=3611, start=start, end=3610, **shown)])
-    assert (bank.held(), bank.balance()) == (0, 99 * HOUR)
+    assert (bank.held(), balance(bank)) == (0, 99 * HOUR)
     # Its user puts it into the queue again, and asks nobody.
     bank.happen([record(1, 4000, seen=4001, restarts=1, **fields)])
     assert [hold.job_id for hold in bank.holds()] == [1]
     bank.happen([record(1, 4000, "RUNNING", seen=8001, start=again, restarts=1, **shown)])
     last = record(1, 4000, "COMPLETED", seen=9801, start=again, end=9800, restarts=1, **shown)
     bank.happen([last])
-    assert (bank.held(), bank.balance()) == (0, 99 * HOUR - HOUR // 2)
+    assert (bank.held(), balance(bank)) == (0, 99 * HOUR - HOUR // 2)
 
 
 def test_a_look_that_shows_no_such_job_voids_its_hold(bank: Bank) -> None:
@@ -409,14 +410,14 @@ def test_a_look_that_shows_no_such_job_voids_its_hold(bank: Bank) -> None:
         id=1,
     )
     bank.take([looked])
-    assert bank.consumer.cursor() == 1
+    assert bank.charger.cursor() == 1
 
 
 def test_a_job_that_is_over_for_nobody_to_tell_loses_its_hold_to_the_sweep(bank: Bank) -> None:
     pending, running, ended = life(1)
     bank.happen([pending])
     # jobs.db hears of the end, the bank does not.
-    bank.feed([running, ended])
+    feed(bank, [running, ended])
     assert bank.held()
     bank.later(3600 * 24)
     bank.turn()
@@ -429,7 +430,7 @@ def test_a_partition_without_a_rate_stops_nobody(bank: Bank) -> None:
         bank.happen([event])
     for event in life(2):
         bank.happen([event])
-    assert bank.balance() == 98 * HOUR
+    assert balance(bank) == 98 * HOUR
     with bank.ledger.reading() as t:
         assert int(t.mark("unpriced:c1")) > 0
 
@@ -500,8 +501,8 @@ def test_a_slurmctld_with_a_new_configuration_is_asked_for_its_picture(
     monkeypatch.setattr(Slurm, "configuration_mark", lambda _: "the same")
     of = msgspec.structs.replace(bank.settings.cluster["c1"], slurm=True)
     bank.settings = msgspec.structs.replace(bank.settings, cluster={"c1": of})
-    bank.consumer.close()
-    bank.consumer = bank.make()
+    bank.charger.close()
+    bank.charger = bank.make()
     bank.turn()
     assert known() == {"cpu": "1"}
     billing = {"cpu": "2"}
@@ -518,7 +519,7 @@ def test_a_slurmctld_with_a_new_configuration_is_asked_for_its_picture(
         id=1,
     )
     bank.take([event])
-    assert bank.consumer.cursor() == 1
+    assert bank.charger.cursor() == 1
     assert (known() == {"cpu": "2"}) == is_expired
 
 
@@ -606,20 +607,20 @@ def test_two_jobs_of_one_id_in_a_batch_have_a_hold_each(bank: Bank, is_late: boo
     token = bank.submit(Description(uid=1000, account="physics", time_limit_min=120, min_cpus=2))
     (new,) = (hold for hold in bank.holds() if hold.id != old.id)
     second = life(1, begin=9000, admin_comment=token)[0]
-    said = bank.feed([first[2], second])
+    said = feed(bank, [first[2], second])
     shown = [event for event in (first[2], second, *said) if event.kind in BankConsumer.kinds]
     if is_late:
         shown.sort(key=lambda event: event.kind == RUN_END)
     bank.take(shown)
     assert [(hold.id, hold.remaining) for hold in bank.holds()] == [(new.id, new.amount)]
-    assert bank.balance() == 98 * HOUR
+    assert balance(bank) == 98 * HOUR
 
 
 def test_a_job_without_a_hold_is_seen_beside_the_end_of_the_one_before_it(bank: Bank) -> None:
     first, second = life(1), life(1, begin=9000)[0]
     bank.happen(first[:2])
     (old,) = bank.holds()
-    said = bank.feed([first[2], second])
+    said = feed(bank, [first[2], second])
     bank.take([event for event in (first[2], second, *said) if event.kind in BankConsumer.kinds])
     (hold,) = bank.holds()
     assert (hold.id != old.id, hold.job_id) == (True, 1)
@@ -632,7 +633,7 @@ def test_a_job_that_began_anew_after_a_forgotten_end_is_charged_for_both(
     events = life(1)
     for event in events:
         bank.happen([event])
-    assert (bank.held(), bank.balance()) == (0, 98 * HOUR)
+    assert (bank.held(), balance(bank)) == (0, 98 * HOUR)
     # slurmctld was killed before it saved the end, and ran the job once more.
     fields: dict[str, Any] = {"account": "physics", "partition": "debug", "cpus": 2}
     fields |= {"tres_allocated": "cpu=2,mem=1G,node=1", "nodelist": "n1"}
@@ -640,10 +641,10 @@ def test_a_job_that_began_anew_after_a_forgotten_end_is_charged_for_both(
     bank.happen([record(1, 0, "RUNNING", seen=4001, start=start, **fields)])
     last = record(1, 0, state, seen=5800, start=start, end=5800, source="jobcomp", **fields)
     bank.happen([last])
-    assert bank.balance() == 97 * HOUR
+    assert balance(bank) == 97 * HOUR
     bank.happen([last])
-    assert bank.balance() == 97 * HOUR
+    assert balance(bank) == 97 * HOUR
     bank.later(3600 * 24)
     bank.turn()
-    assert (bank.held(), bank.balance()) == (0, 97 * HOUR)
+    assert (bank.held(), balance(bank)) == (0, 97 * HOUR)
     assert bank.ledger.check() == []

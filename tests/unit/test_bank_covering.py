@@ -2,8 +2,8 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from job_lives import NOON
 
+from harness.events import NOON
 from steward.bank.claims import claim_of
 from steward.bank.covering import grouped, is_too_large, needs
 from steward.bank.money import MICRO

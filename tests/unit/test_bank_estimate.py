@@ -2,10 +2,10 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from estimate_site import CLUSTER, CPUS, GRACE_S, NOW, SETTINGS, SU, estimator, quote
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.estimates import CLUSTER, CPUS, GRACE_S, NOW, SETTINGS, SU, estimator, quote
 from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.estimate import (
     Estimator,

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from estimate_site import CLUSTER, NOW, estimator
-from gate_site import CLUSTER as SITE
-from gate_site import Site, account, job, now_us
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.estimates import CLUSTER, NOW, estimator
+from harness.gate import CLUSTER as SITE
+from harness.gate import GateCore, account, job, now_us
 from steward.bank.errors import NoEstimate
 from steward.bank.estimate.named import nodes_named
 from steward.bank.gate.shapes import Claim, Seen
@@ -126,7 +126,7 @@ def test_the_most_that_is_let_through_is_read_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_endless_is_not_kept(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 5))
+    site = GateCore(tmp_path, account("chem", 5))
     endless = "x," * 400_000
     for name in ("account", "partition", "req_nodes"):
         said = site.submit(msgspec.structs.replace(job(99), **{name: endless}))
@@ -138,7 +138,7 @@ def test_what_is_endless_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_limit_that_is_lowered_frees_nothing_of_an_arrays_hold(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 100))
+    site = GateCore(tmp_path, account("chem", 100))
     said = site.submit(job(9, array="1-8"))
     assert site.free() == 20
     with site.store.transaction():

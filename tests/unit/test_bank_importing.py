@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from asking_site import ADA, AskingSite
-from bank_site import BY
 from hypothesis import given as with_any
 from hypothesis import strategies as st
 
+from harness import bank
+from harness.bank import BY
+from harness.site import ADA, Site
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.importing import bank_config, csv_file, sacctmgr
 from steward.bank.importing.plan import Plan, carry_out
@@ -58,19 +59,19 @@ url = "http://localhost:5000"
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> AskingSite:
-    return AskingSite(tmp_path)
+def site(tmp_path: Path) -> Site:
+    return bank.make_shared_site(tmp_path)
 
 
-def test_a_table_is_brought_in_once(site: AskingSite) -> None:
-    dry = site.ask("import", kind="csv", text=TABLE, name="a.csv", dry_run=True)
-    assert not any(one.account == "physics2" for one in site.ask("balance").accounts)
-    first = site.ask("import", kind="csv", text=TABLE, name="a.csv")
+def test_a_table_is_brought_in_once(site: Site) -> None:
+    dry = site.ask("bank.import", kind="csv", text=TABLE, name="a.csv", dry_run=True)
+    assert not any(one.account == "physics2" for one in site.ask("bank.balance").accounts)
+    first = site.ask("bank.import", kind="csv", text=TABLE, name="a.csv")
     assert first.changes == dry.changes
     assert {one.how for one in first.changes} == {"create"}
-    again = site.ask("import", kind="csv", text=TABLE, name="a.csv")
+    again = site.ask("bank.import", kind="csv", text=TABLE, name="a.csv")
     assert {one.how for one in again.changes} == {"keep"}
-    page = site.ask("account_show", names=["physics2", "optics2"])
+    page = site.ask("bank.account_show", names=["physics2", "optics2"])
     physics, optics = page.accounts
     assert (physics.owners, physics.credit) == (("olga", "carl"), 10 * MICRO)
     assert (optics.parent, optics.draws_on_parent) == ("physics2", True)
@@ -79,14 +80,14 @@ def test_a_table_is_brought_in_once(site: AskingSite) -> None:
         1000 * MICRO,
         500_000,
     }
-    balance = site.ask("balance", accounts=["optics2"]).accounts[0]
+    balance = site.ask("bank.balance", accounts=["optics2"]).accounts[0]
     assert (balance.payer, balance.balance) == ("physics2", 1_000_500_000)
 
 
-def test_what_was_set_here_stays(site: AskingSite) -> None:
-    site.ask("account_change", name="physics", credit=5, note="ours")
-    site.ask("import", kind="csv", text="account,owners,note\nphysics,carl,theirs\n", name="b")
-    page = site.ask("account_show", names=["physics"])
+def test_what_was_set_here_stays(site: Site) -> None:
+    site.ask("bank.account_change", name="physics", credit=5, note="ours")
+    site.ask("bank.import", kind="csv", text="account,owners,note\nphysics,carl,theirs\n", name="b")
+    page = site.ask("bank.account_show", names=["physics"])
     assert page.accounts[0].owners == ("olga", "carl")
     assert (page.accounts[0].credit, page.accounts[0].note) == (5, "ours")
     assert page.users[0].limit == 500 * MICRO
@@ -118,25 +119,27 @@ def test_what_was_set_here_stays(site: AskingSite) -> None:
         ('account\n"x\n', "line"),
     ],
 )
-def test_a_table_that_is_wrong_changes_nothing(site: AskingSite, text: str, says: str) -> None:
+def test_a_table_that_is_wrong_changes_nothing(site: Site, text: str, says: str) -> None:
     with site.ledger.reading() as t:
         before = t.seq
     with pytest.raises(BankUsage, match=says):
-        site.ask("import", kind="csv", text=text, name="bad.csv")
+        site.ask("bank.import", kind="csv", text=text, name="bad.csv")
     with site.ledger.reading() as t:
         assert t.seq == before
 
 
-def test_a_dump_of_sacctmgr(site: AskingSite) -> None:
-    answer = site.ask("import", kind="sacctmgr", text=DUMP, name="linux.cfg")
+def test_a_dump_of_sacctmgr(site: Site) -> None:
+    answer = site.ask("bank.import", kind="sacctmgr", text=DUMP, name="linux.cfg")
     assert {one.how for one in answer.changes} == {"create"}
-    page = site.ask("account_show", names=["physics3", "optics3"])
+    page = site.ask("bank.account_show", names=["physics3", "optics3"])
     physics, optics = page.accounts
     assert (physics.parent, physics.owners, physics.note) == ("", ("ada",), "all of: physics")
     assert (optics.parent, optics.owners, optics.note) == ("physics3", ("ada",), "")
     members = sorted((one.account, one.user) for one in page.users)
     assert members == [("optics3", "ada"), ("optics3", "bela"), ("physics3", "ada")]
-    assert {one.how for one in site.ask("import", kind="sacctmgr", text=DUMP).changes} == {"keep"}
+    assert {one.how for one in site.ask("bank.import", kind="sacctmgr", text=DUMP).changes} == {
+        "keep"
+    }
 
 
 def test_associations_as_slurmdbd_answers() -> None:
@@ -161,36 +164,38 @@ def test_what_is_no_dump(text: str) -> None:
         sacctmgr.read_dump(text)
 
 
-def test_prices_of_the_old_plugins(site: AskingSite) -> None:
-    answer = site.ask("import", kind="bank-config", text=OLD, name="bank-config.toml")
+def test_prices_of_the_old_plugins(site: Site) -> None:
+    answer = site.ask("bank.import", kind="bank-config", text=OLD, name="bank-config.toml")
     assert "(enable_job_submit_plugin = True): 'steward bank enforce'" in answer.remarks[0]
     assert "[bank.remote]" in answer.remarks[1]
     details = {one.name.partition(" ")[2]: one.detail for one in answer.changes}
     assert details["normal"] == "cpu=1; lowprio: x0; high: x2.5"
     assert details["free"] == "free"
-    rates = {one.partition: one for one in site.ask("rate_show").rates}
+    rates = {one.partition: one for one in site.ask("bank.rate_show").rates}
     assert rates["normal"].weights == {"cpu": MICRO}
     assert rates["Savio_BigMem"].weights == {"cpu": 1_670_000}
     assert rates["debug"].qos_permille == {"lowprio": 0, "high": 2500}
     assert rates["free"].free
-    again = site.ask("import", kind="bank-config", text=OLD, name="bank-config.toml")
+    again = site.ask("bank.import", kind="bank-config", text=OLD, name="bank-config.toml")
     assert {one.how for one in again.changes} == {"keep"}
 
 
-def test_prices_of_partitions_that_are_not_there_are_told_of(site: AskingSite) -> None:
+def test_prices_of_partitions_that_are_not_there_are_told_of(site: Site) -> None:
     known = PartitionPicture(name="normal"), PartitionPicture(name="savio_bigmem")
     picture = Picture(cluster="c1", partitions={one.name: one for one in known})
     with site.ledger.transaction() as t:
         t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
-    answer = site.ask("import", kind="bank-config", text=OLD, name="bank-config.toml")
+    answer = site.ask("bank.import", kind="bank-config", text=OLD, name="bank-config.toml")
     said = "cluster c1 has no partition Savio_BigMem now; there are normal, savio_bigmem"
     assert said in answer.remarks
-    created = site.ask("rate_create", rate={"partition": "Savio_BigMem", "weights": {"cpu": 1}})
+    created = site.ask(
+        "bank.rate_create", rate={"partition": "Savio_BigMem", "weights": {"cpu": 1}}
+    )
     assert created.warnings == (said,)
     assert not any("partition normal" in one for one in answer.remarks)
 
 
-def test_rates_are_imported_as_they_are_created(site: AskingSite) -> None:
+def test_rates_are_imported_as_they_are_created(site: Site) -> None:
     plan = Plan(rates=[Rate(cluster="c1", partition="normal", weights={"gpus": 1})])
     with pytest.raises(BankUsage, match="gres/gpu is"), site.ledger.transaction() as t:
         carry_out(t, plan, BY)
@@ -229,9 +234,9 @@ def test_what_is_no_bank_config(text: str) -> None:
         bank_config.read(text, "c1")
 
 
-def test_only_operators_import(site: AskingSite) -> None:
+def test_only_operators_import(site: Site) -> None:
     with pytest.raises(BankRefused):
-        site.ask("import", ADA, kind="csv", text=TABLE)
+        site.ask("bank.import", ADA, kind="csv", text=TABLE)
 
 
 def reads(text: str) -> list[Plan]:
@@ -267,9 +272,9 @@ HEAD = "account,amount,end,note\n"
 ROWS = ("physics,100,2027-01-01,grant\n", "optics,50,,\n", "optics,50,,\n")
 
 
-def given(site: AskingSite, text: str, name: str = "m.csv") -> list[tuple[str, int | None]]:
+def given(site: Site, text: str, name: str = "m.csv") -> list[tuple[str, int | None]]:
     """What an import gives that was not there: accounts and units."""
-    changes = site.ask("import", kind="csv", text=text, name=name).changes
+    changes = site.ask("bank.import", kind="csv", text=text, name=name).changes
     return [
         (one.name, one.amount and one.amount // MICRO)
         for one in changes
@@ -277,7 +282,7 @@ def given(site: AskingSite, text: str, name: str = "m.csv") -> list[tuple[str, i
     ]
 
 
-def test_lines_that_move_within_a_file_give_nothing_again(site: AskingSite) -> None:
+def test_lines_that_move_within_a_file_give_nothing_again(site: Site) -> None:
     assert len(given(site, HEAD + "".join(ROWS))) == 3
     assert given(site, HEAD + "# a remark\n\n" + "".join(reversed(ROWS))) == []
     first = HEAD + "chemistry,7,,new\n" + "".join(ROWS) + ROWS[1]
@@ -285,7 +290,7 @@ def test_lines_that_move_within_a_file_give_nothing_again(site: AskingSite) -> N
     assert given(site, first) == []
 
 
-def test_money_of_a_file_that_was_changed_is_not_given_twice(site: AskingSite) -> None:
+def test_money_of_a_file_that_was_changed_is_not_given_twice(site: Site) -> None:
     given(site, HEAD + "".join(ROWS))
     for changed in (
         "physics,200,2027-01-01,grant\n",
@@ -299,12 +304,12 @@ def test_money_of_a_file_that_was_changed_is_not_given_twice(site: AskingSite) -
         with site.ledger.reading() as t:
             assert t.seq == before
     # What is left out stays, and what others get is none of its business.
-    answer = site.ask("import", kind="csv", text=HEAD + ROWS[1] + ROWS[2], name="m.csv")
+    answer = site.ask("bank.import", kind="csv", text=HEAD + ROWS[1] + ROWS[2], name="m.csv")
     assert answer.remarks[0].endswith("which stay: 1")
     assert given(site, HEAD + ROWS[1] + ROWS[2] + "chemistry,1,,\n") == [("chemistry", 1)]
 
 
-def test_money_that_has_ended_may_be_followed_by_more(site: AskingSite) -> None:
+def test_money_that_has_ended_may_be_followed_by_more(site: Site) -> None:
     assert given(site, HEAD + "physics,100,now+1day,grant\n") == [("physics", 100)]
     assert given(site, HEAD + "physics,100,now+1day,grant\n") == []
     site.now += timedelta(days=2)

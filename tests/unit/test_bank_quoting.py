@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking_site import ADA, BELA, NOBODY, OWNER, AskingSite
-from bank_site import BY
-from gate_process import running
 
+from harness import bank
+from harness.bank import BY
+from harness.gate import gate_settings, running
+from harness.site import ADA, BELA, NOBODY, OWNER, Site
 from steward.bank.records import ModeRule
-from steward.bank.settings import GateSettings
 from steward.core.access import Asker
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
 
@@ -29,31 +29,26 @@ PICTURE = Picture(
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[AskingSite]:
-    made = AskingSite(tmp_path)
-    settings = GateSettings(
-        socket=str(tmp_path / "plugin.sock"),
-        off_switch=str(tmp_path / "off"),
-        plugin_conf=str(tmp_path / "gate.conf"),
-        plugin_users=(),
-    )
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = bank.make_shared_site(tmp_path)
+    settings = gate_settings(tmp_path, off_switch=str(tmp_path / "off"))
     with made.ledger.transaction() as t:
         t.modes.set(ModeRule(mode="gate", cluster="c1"), BY)
         t.set_mark("picture:c1", msgspec.json.encode(PICTURE).decode())
     with running(msgspec.structs.replace(made.settings, gate=settings)) as gate:
-        assert made.room.tell_gate(0, rules=True)
+        assert made.room("bank").tell_gate(0, rules=True)
         gate.link.picture(PICTURE)
         yield made
     made.close()
 
 
-def quote(site: AskingSite, asker: Asker, hours: int, account: str = "physics") -> Any:
+def quote(site: Site, asker: Asker, hours: int, account: str = "physics") -> Any:
     options = ["-A", account, "-p", "debug", "-n", "1", "-t", f"{hours}:00:00"]
-    return site.ask("quote", asker, options=options)
+    return site.ask("bank.quote", asker, options=options)
 
 
 @pytest.mark.parametrize("asker", [OWNER, ADA])
-def test_its_own_people_hear_whether_a_job_would_be_let_in(site: AskingSite, asker: Asker) -> None:
+def test_its_own_people_hear_whether_a_job_would_be_let_in(site: Site, asker: Asker) -> None:
     assert quote(site, asker, 1).is_let_in is True
     dear = quote(site, asker, 5000)
     assert (dear.is_let_in, dear.free) == (False, 1_000_000_000)
@@ -61,18 +56,16 @@ def test_its_own_people_hear_whether_a_job_would_be_let_in(site: AskingSite, ask
 
 
 @pytest.mark.parametrize("asker", [BELA, NOBODY])
-def test_nobody_finds_out_by_quotes_what_anothers_account_has(
-    site: AskingSite, asker: Asker
-) -> None:
+def test_nobody_finds_out_by_quotes_what_anothers_account_has(site: Site, asker: Asker) -> None:
     for hours in (1, 5000):
         answer = quote(site, asker, hours)
         assert answer.amount > 0
         assert (answer.is_let_in, answer.say, answer.free) == (None, "", None)
 
 
-def test_one_component_of_anothers_account_is_enough(site: AskingSite) -> None:
+def test_one_component_of_anothers_account_is_enough(site: Site) -> None:
     parts = ["-A", "chemistry", "-p", "debug", "-t", "60"]
     parts += [":", "-A", "physics", "-p", "debug", "-t", "60"]
     assert quote(site, BELA, 1, "chemistry").is_let_in is True
-    answer = site.ask("quote", BELA, options=parts)
+    answer = site.ask("bank.quote", BELA, options=parts)
     assert (answer.is_let_in, answer.free) == (None, None)

@@ -6,8 +6,12 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from bank_site import BY, HOUR, NOON, BankSite, rate, record
 
+from harness import bank
+from harness.bank import BY, HOUR, rate
+from harness.events import NOON
+from harness.jobs import record
+from harness.site import Site
 from steward.bank.backfilling import backfill
 from steward.bank.ledger import By
 from steward.bank.reckoning import Reckoning
@@ -24,13 +28,13 @@ from steward.slurm.settings import ClusterSettings
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[BankSite]:
-    site = BankSite(tmp_path / "state")
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = bank.make_site(tmp_path)
     yield site
     site.close()
 
 
-def compared(site: BankSite, *, is_dry: bool = False) -> list[tuple[int, int | None, int | None]]:
+def compared(site: Site, *, is_dry: bool = False) -> list[tuple[int, int | None, int | None]]:
     found = reconcile(
         *(site.settings, site.ledger, None, "c1", NOON - timedelta(hours=1)),
         is_dry=is_dry,
@@ -39,19 +43,19 @@ def compared(site: BankSite, *, is_dry: bool = False) -> list[tuple[int, int | N
     return [(one.job_id, one.charged, one.due) for one in found]
 
 
-def test_what_was_not_charged_is_charged_once(site: BankSite) -> None:
-    site.job(1)
-    site.job(2, seconds=1800)
+def test_what_was_not_charged_is_charged_once(site: Site) -> None:
+    bank.feed(site, bank.life(1))
+    bank.feed(site, bank.life(2, seconds=1800))
     assert compared(site, is_dry=True) == [(1, None, 2 * HOUR), (2, None, HOUR)]
-    assert site.balance() == 1000 * HOUR
+    assert bank.balance(site) == 1000 * HOUR
     assert len(compared(site)) == 2
-    assert site.balance() == 997 * HOUR
+    assert bank.balance(site) == 997 * HOUR
     assert compared(site) == []
     assert site.ledger.check() == []
 
 
-def test_a_wrong_charge_is_corrected_by_an_entry_that_says_why(site: BankSite) -> None:
-    site.job(1)
+def test_a_wrong_charge_is_corrected_by_an_entry_that_says_why(site: Site) -> None:
+    bank.feed(site, bank.life(1))
     compared(site)
     with site.ledger.transaction() as t:
         (row,) = t.charges.of_job("c1", 1)
@@ -64,47 +68,47 @@ def test_a_wrong_charge_is_corrected_by_an_entry_that_says_why(site: BankSite) -
             amount=5 * HOUR,
         )
         t.charges.charge(wrong, By(who="test", why="a fault"))
-    assert site.balance() == 995 * HOUR
+    assert bank.balance(site) == 995 * HOUR
     assert compared(site) == [(1, 5 * HOUR, 2 * HOUR)]
-    assert site.balance() == 998 * HOUR
+    assert bank.balance(site) == 998 * HOUR
     with site.ledger.reading() as t:
         last = t.charges.versions(row.charge.key)[-1]
     assert "its record" in last.why
     assert last.added == -3 * HOUR
 
 
-def test_what_ended_before_the_bank_began_is_a_backfills(site: BankSite) -> None:
-    site.job(1)
-    site.began(NOON + timedelta(hours=2))
+def test_what_ended_before_the_bank_began_is_a_backfills(site: Site) -> None:
+    bank.feed(site, bank.life(1))
+    bank.begin(site, NOON + timedelta(hours=2))
     assert compared(site) == []
     since, until = NOON - timedelta(hours=1), NOON + timedelta(hours=5)
     args = (site.settings, site.ledger, "c1", since, until)
     dry = backfill(*args, is_dry=True, now=site.now)
     assert (dry.charges, dry.amount) == (1, 2 * HOUR)
-    assert site.balance() == 1000 * HOUR
+    assert bank.balance(site) == 1000 * HOUR
     assert backfill(*args, is_dry=False, now=site.now) == dry
-    assert site.balance() == 998 * HOUR
+    assert bank.balance(site) == 998 * HOUR
     again = backfill(*args, is_dry=False, now=site.now)
     assert (again.charges, again.amount) == (0, 0)
 
 
-def test_a_backfill_leaves_what_was_charged_already(site: BankSite) -> None:
-    site.job(1)
+def test_a_backfill_leaves_what_was_charged_already(site: Site) -> None:
+    bank.feed(site, bank.life(1))
     compared(site)
     with site.ledger.transaction() as t:
         (row,) = t.charges.of_job("c1", 1)
         other = msgspec.structs.replace(row.charge, amount=5 * HOUR)
         t.charges.charge(other, By(who="root", why="agreed with its user"))
-    site.job(2)
+    bank.feed(site, bank.life(2))
     since, until = NOON - timedelta(hours=1), NOON + timedelta(hours=5)
     args = (site.settings, site.ledger, "c1", since, until)
     done = backfill(*args, is_dry=False, now=site.now)
     assert (done.charges, done.amount) == (1, 2 * HOUR)
-    assert site.balance() == 993 * HOUR
+    assert bank.balance(site) == 993 * HOUR
 
 
-def test_a_job_without_a_rate_is_charged_when_there_is_one(site: BankSite) -> None:
-    site.job(1, partition="new")
+def test_a_job_without_a_rate_is_charged_when_there_is_one(site: Site) -> None:
+    bank.feed(site, bank.life(1, partition="new"))
     (found,) = reconcile(
         *(site.settings, site.ledger, None, "c1", NOON - timedelta(hours=1)),
         is_dry=False,
@@ -117,7 +121,7 @@ def test_a_job_without_a_rate_is_charged_when_there_is_one(site: BankSite) -> No
     assert compared(site) == [(1, None, 6 * HOUR)]
 
 
-def test_every_run_of_a_requeued_job_is_charged_by_itself(site: BankSite) -> None:
+def test_every_run_of_a_requeued_job_is_charged_by_itself(site: Site) -> None:
     fields: dict[str, Any] = {
         "account": "physics",
         "partition": "debug",
@@ -125,7 +129,8 @@ def test_every_run_of_a_requeued_job_is_charged_by_itself(site: BankSite) -> Non
     }
     shown: dict[str, Any] = {**fields, "nodelist": "n1", "cpus": 1}
     start, again = NOON + timedelta(seconds=10), NOON + timedelta(seconds=8000)
-    site.feed(
+    bank.feed(
+        site,
         [
             record(1, 0, seen=1, **fields),
             record(1, 0, "RUNNING", seen=11, start=start, **shown),
@@ -133,7 +138,7 @@ def test_every_run_of_a_requeued_job_is_charged_by_itself(site: BankSite) -> Non
             record(1, 3611, seen=3620, restarts=1, **fields),
             record(1, 3611, "RUNNING", seen=8001, start=again, restarts=1, **shown),
             record(1, 3611, "COMPLETED", seen=9801, start=again, end=9800, restarts=1, **shown),
-        ]
+        ],
     )
     assert compared(site) == [(1, None, HOUR), (1, None, HOUR // 2)]
     with site.ledger.reading() as t:
@@ -144,7 +149,7 @@ def test_every_run_of_a_requeued_job_is_charged_by_itself(site: BankSite) -> Non
     }
 
 
-def test_a_resized_job_is_charged_piece_by_piece(site: BankSite) -> None:
+def test_a_resized_job_is_charged_piece_by_piece(site: Site) -> None:
     fields: dict[str, Any] = {"account": "physics", "partition": "debug", "nodelist": "n[1-2]"}
     start = NOON + timedelta(seconds=10)
     large: dict[str, Any] = {**fields, "tres_allocated": "cpu=4,node=2", "start": start}
@@ -154,32 +159,34 @@ def test_a_resized_job_is_charged_piece_by_piece(site: BankSite) -> None:
         "start": start,
         "nodelist": "n1",
     }
-    site.feed(
+    bank.feed(
+        site,
         [
             record(1, 0, "RUNNING", seen=11, **large),
             record(1, 0, "RESIZING", seen=1811, end=1810, source="jobcomp", **large),
             record(1, 0, "RUNNING", seen=1815, **small),
             record(1, 0, "COMPLETED", seen=5411, end=5410, source="jobcomp", **small),
-        ]
+        ],
     )
     assert compared(site) == [(1, None, 2 * HOUR), (1, None, 2 * HOUR)]
     assert compared(site) == []
 
 
-def test_what_never_ran_or_ran_elsewhere_is_free(site: BankSite) -> None:
-    site.feed(
+def test_what_never_ran_or_ran_elsewhere_is_free(site: Site) -> None:
+    bank.feed(
+        site,
         [
             record(1, 0, seen=1, account="physics", partition="debug"),
             record(1, 0, "CANCELLED", seen=100, end=99, account="physics", partition="debug"),
-        ]
+        ],
     )
-    site.feed(site.life(2)[:2])
-    site.feed([record(2, 0, "REVOKED", seen=50, end=49, start=NOON, account="physics")])
+    bank.feed(site, bank.life(2)[:2])
+    bank.feed(site, [record(2, 0, "REVOKED", seen=50, end=49, start=NOON, account="physics")])
     assert compared(site) == []
 
 
-def test_the_clocks_turn_looks_again_at_what_had_no_rate(site: BankSite) -> None:
-    site.job(1, partition="new")
+def test_the_clocks_turn_looks_again_at_what_had_no_rate(site: Site) -> None:
+    bank.feed(site, bank.life(1, partition="new"))
     rates: list[Rate] = []
 
     def pricing(_cluster: str) -> Pricing:
@@ -190,42 +197,42 @@ def test_the_clocks_turn_looks_again_at_what_had_no_rate(site: BankSite) -> None
         mark_unpriced(t, "c1", NOON)
     began = NOON - timedelta(hours=1)
     reconciling.turn("c1", began, site.now, 1)
-    assert site.balance() == 1000 * HOUR
+    assert bank.balance(site) == 1000 * HOUR
     rates.append(rate("new"))
     reconciling.turn("c1", began, site.now, 1)
-    assert site.balance() == 1000 * HOUR, "nothing has changed as far as it knows"
+    assert bank.balance(site) == 1000 * HOUR, "nothing has changed as far as it knows"
     reconciling.turn("c1", began, site.now + timedelta(seconds=60), 2)
-    assert site.balance() == 998 * HOUR
+    assert bank.balance(site) == 998 * HOUR
     with site.ledger.reading() as t:
         assert t.mark("unpriced:c1") == ""
     reconciling.close()
 
 
-def test_the_clocks_turn_finds_what_came_to_be_known_late(site: BankSite) -> None:
+def test_the_clocks_turn_finds_what_came_to_be_known_late(site: Site) -> None:
     def pricing(_cluster: str) -> Pricing:
         return Pricing(settings=site.settings.bank, rates=[rate("debug")], zone="UTC")
 
     reconciling = Reconciling(site.settings, site.ledger, pricing)
     began = NOON - timedelta(hours=1)
     reconciling.turn("c1", began, site.now, 1)
-    site.job(1)  # it ended five hours ago: the mark has moved past it
+    bank.feed(site, bank.life(1))  # it ended five hours ago: the mark has moved past it
     reconciling.turn("c1", began, site.now + timedelta(minutes=1), 1)
-    assert site.balance() == 1000 * HOUR
+    assert bank.balance(site) == 1000 * HOUR
     reconciling.turn("c1", began, site.now + timedelta(minutes=61), 1)
-    assert site.balance() == 998 * HOUR
-    site.job(2)
+    assert bank.balance(site) == 998 * HOUR
+    bank.feed(site, bank.life(2))
     reconciling.close()
     again = Reconciling(site.settings, site.ledger, pricing)
     again.turn("c1", began, site.now + timedelta(minutes=62), 1)
-    assert site.balance() == 996 * HOUR, "when the bank has been away it looks far back"
+    assert bank.balance(site) == 996 * HOUR, "when the bank has been away it looks far back"
     again.close()
 
 
-def test_a_run_that_slurm_forgot_ended_when_it_was_found_to_be_gone(site: BankSite) -> None:
-    shown, running, ended = site.life(1)
+def test_a_run_that_slurm_forgot_ended_when_it_was_found_to_be_gone(site: Site) -> None:
+    shown, running, ended = bank.life(1)
     lost = msgspec.structs.replace(ended.body.record, state="UNKNOWN", end=None)
     gone = msgspec.structs.replace(ended, body=msgspec.structs.replace(ended.body, record=lost))
-    assert not [event for event in site.feed([shown, running, gone]) if event.kind == RUN_END]
+    assert not [event for event in bank.feed(site, [shown, running, gone]) if event.kind == RUN_END]
     found_us = site.now
     site.now += timedelta(minutes=3)
     (said,) = [event for event in site.tick() if event.kind == RUN_END]
@@ -246,10 +253,10 @@ def test_what_slurmdbd_could_not_be_asked_for_is_asked_for_again(tmp_path: Path)
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    site = BankSite(tmp_path / "state")
+    site = bank.make_site(tmp_path)
     of_cluster = ClusterSettings(slurm_bin=str(tmp_path), timezone="UTC")
     site.settings = msgspec.structs.replace(site.settings, cluster={"c1": of_cluster})
-    site.job(1)
+    bank.feed(site, bank.life(1))
 
     def pricing(_cluster: str) -> Pricing:
         return Pricing(settings=site.settings.bank, rates=[rate("debug")], zone="UTC")
@@ -263,7 +270,7 @@ def test_what_slurmdbd_could_not_be_asked_for_is_asked_for_again(tmp_path: Path)
     since = [line.split(" -S ")[1].split()[0] for line in asked.read_text().splitlines()]
     first, until = f"{began:%Y-%m-%dT%H:%M:%S}", site.now + timedelta(minutes=31 - 2 - 10)
     assert since == [first, first, first, f"{until:%Y-%m-%dT%H:%M:%S}"]
-    assert site.balance() == 998 * HOUR
+    assert bank.balance(site) == 998 * HOUR
     reconciling.close()
     site.close()
 
@@ -300,12 +307,12 @@ class _Rows:
 
 
 def test_each_size_that_slurmdbd_alone_knows_is_rid_of_its_own_suspended_time(
-    site: BankSite,
+    site: Site,
 ) -> None:
     with site.ledger.reading() as t:
         rates = t.rules().rates
     pricing = Pricing(settings=site.settings.bank, rates=rates, zone="UTC")
-    reckoning = Reckoning("c1", site.open_jobs(), pricing, lambda _: [])
+    reckoning = Reckoning("c1", bank.jobs_of(site), pricing, lambda _: [])
     history = cast("History", _Rows())
     since, until = NOON, NOON + timedelta(days=1)
     dues = list(reckoning.of_slurmdbd(history, since, until, People()))
@@ -314,7 +321,7 @@ def test_each_size_that_slurmdbd_alone_knows_is_rid_of_its_own_suspended_time(
 
 
 @pytest.mark.parametrize("source", ["sacct", "slurmdbd"])
-def test_sizes_of_a_run_whose_end_slurmdbd_tells(site: BankSite, source: str) -> None:
+def test_sizes_of_a_run_whose_end_slurmdbd_tells(site: Site, source: str) -> None:
     rows = [job_of(row, People()) for row in _sizes()]
     records = whole_runs([row for row in rows if row is not None])
     if source == "slurmdbd":
@@ -332,8 +339,8 @@ def test_sizes_of_a_run_whose_end_slurmdbd_tells(site: BankSite, source: str) ->
         )
         for row in records
     ]
-    site.feed(events)
-    facts = site.open_jobs().run_facts("c1", [1])
+    bank.feed(site, events)
+    facts = bank.jobs_of(site).run_facts("c1", [1])
     assert [
         (micros_or_0(fact.record.start) - micros(NOON), fact.record.suspended_s) for fact in facts
     ] == [(10_000_000, 300), (1_210_000_000, 600), (10_000_000, 1800)]
@@ -365,12 +372,12 @@ class _Row:
         ]
 
 
-def compare_both(site: BankSite, row: _Row) -> list[int | None]:
+def compare_both(site: Site, row: _Row) -> list[int | None]:
     """What is corrected by slurmdbd's word, and by jobs.db's after it."""
     with site.ledger.reading() as t:
         rates = t.rules().rates
     pricing = Pricing(settings=site.settings.bank, rates=rates, zone="UTC")
-    reckoning = Reckoning("c1", site.open_jobs(), pricing, partial(charges, site.ledger, "c1"))
+    reckoning = Reckoning("c1", bank.jobs_of(site), pricing, partial(charges, site.ledger, "c1"))
     rows = cast("History", row)
     due = reckoning.of_slurmdbd(rows, NOON, NOON + timedelta(days=1), People())
     found = settle(site.ledger, "c1", due, why="reconcile", is_dry=False)
@@ -383,32 +390,30 @@ def compare_both(site: BankSite, row: _Row) -> list[int | None]:
     [("00:20:00", None, 40), ("00:20:00", 600, 40), ("00:20:00", 1200, 40), ("00:00:02", None, 60)],
 )
 def test_a_suspension_that_nobody_saw_is_taken_off_by_slurmdbds_word(
-    site: BankSite, suspended: str, seen_s: int | None, minutes: int
+    site: Site, suspended: str, seen_s: int | None, minutes: int
 ) -> None:
-    *begun, end = site.life(1)
+    *begun, end = bank.life(1)
     over = msgspec.structs.replace(end.body.record, suspended_s=seen_s)
-    site.feed([*begun, msgspec.structs.replace(end, body=JobFacts(record=over, whole=True))])
+    bank.feed(site, [*begun, msgspec.structs.replace(end, body=JobFacts(record=over, whole=True))])
     reconcile(site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now)
     is_news = minutes == 40 and seen_s != 1200
     row = _Row(suspended=suspended)
     assert compare_both(site, row) == ([2 * HOUR * 40 // 60] if is_news else [])
     assert compare_both(site, row) == []
-    assert site.balance() == 1000 * HOUR - round(2 * HOUR * minutes / 60)
+    assert bank.balance(site) == 1000 * HOUR - round(2 * HOUR * minutes / 60)
 
 
 @pytest.mark.parametrize("start", ["12:00:01", "13:00:01"])
-def test_what_ran_though_a_killed_slurmctld_forgot_that_it_began(
-    site: BankSite, start: str
-) -> None:
+def test_what_ran_though_a_killed_slurmctld_forgot_that_it_began(site: Site, start: str) -> None:
     """It took the job for one that waited, and then the job was cancelled."""
-    waiting, running, end = site.life(1)
+    waiting, running, end = bank.life(1)
     never: dict[str, Any] = {"state": "CANCELLED", "nodelist": "", "tres_allocated": ""}
     over = msgspec.structs.replace(end.body.record, start=end.body.record.end, **never)
-    site.feed([waiting, running, msgspec.structs.replace(end, body=JobFacts(record=over))])
+    bank.feed(site, [waiting, running, msgspec.structs.replace(end, body=JobFacts(record=over))])
     reconcile(site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now)
-    assert site.balance() == 1000 * HOUR
+    assert bank.balance(site) == 1000 * HOUR
     row = _Row(state="CANCELLED by 1000", start=f"2026-03-01T{start}", suspended="00:00:00")
     has_run = start != "13:00:01"
     assert compare_both(site, row) == ([2 * HOUR] if has_run else [])
     assert compare_both(site, row) == []
-    assert site.balance() == (998 if has_run else 1000) * HOUR
+    assert bank.balance(site) == (998 if has_run else 1000) * HOUR

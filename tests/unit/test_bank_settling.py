@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from job_lives import NOON
 
+from harness.events import NOON
 from steward.bank.errors import NoRate
 from steward.bank.money import MICRO
 from steward.bank.prices import price

@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking_site import ADA, AskingSite
-from bank_site import NOON
 
+from harness import bank
+from harness.events import NOON
+from harness.site import ADA, Site
 from servers.answering import Quiet, answering
 from steward.accounting.settings import MailSettings
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
@@ -60,7 +61,7 @@ def hook() -> Iterator[Any]:
         yield server
 
 
-def settings_of(site: AskingSite, directory: Path, *, fails: int = 0, **notify: Any) -> Settings:
+def settings_of(site: Site, directory: Path, *, fails: int = 0, **notify: Any) -> Settings:
     """The site's settings, with a mailer that keeps what it is given."""
     mailer = directory / "mailer"
     mailer.write_text(f"#!/bin/sh\ncat >> {directory}/mails\nexit {int(fails)}\n")
@@ -76,21 +77,21 @@ def settings_of(site: AskingSite, directory: Path, *, fails: int = 0, **notify: 
 DAY = timedelta(days=1)
 
 
-def waiting(site: AskingSite) -> list[Notice]:
+def waiting(site: Site) -> list[Notice]:
     with site.ledger.reading() as t:
         items = t.outbox.due(OUTBOX, site.now + timedelta(days=1))
     return [msgspec.json.decode(item.payload, type=Notice) for item in items]
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> AskingSite:
-    return AskingSite(tmp_path)
+def site(tmp_path: Path) -> Site:
+    return bank.make_shared_site(tmp_path)
 
 
-def test_a_month_is_told_once_to_owners(site: AskingSite, tmp_path: Path) -> None:
+def test_a_month_is_told_once_to_owners(site: Site, tmp_path: Path) -> None:
     settings = settings_of(site, tmp_path, statements=True)
-    site.charge(1, hours=2)
-    site.charge(2, hours=3, user="gus")
+    bank.charge(site, 1, hours=2)
+    bank.charge(site, 2, hours=3, user="gus")
     with site.ledger.transaction() as t:
         by = By(who="root", why="grant 7", at=NOON)
         t.transfers.deposit("physics", 5 * MICRO, by)
@@ -107,14 +108,14 @@ def test_a_month_is_told_once_to_owners(site: AskingSite, tmp_path: Path) -> Non
     assert notice.body["closing"] - notice.body["opening"] == 1000 * MICRO
 
 
-def test_none_is_told_unless_it_is_wanted(site: AskingSite, tmp_path: Path) -> None:
+def test_none_is_told_unless_it_is_wanted(site: Site, tmp_path: Path) -> None:
     settings = settings_of(site, tmp_path)
     for month in range(3):
         assert mail_due(site.ledger, settings, NOON + timedelta(days=40 * month)) == 0
     assert not waiting(site)
 
 
-def test_months_are_the_clusters(site: AskingSite) -> None:
+def test_months_are_the_clusters(site: Site) -> None:
     cluster = msgspec.structs.replace(site.settings.cluster["c1"], timezone="Asia/Tokyo")
     settings = msgspec.structs.replace(site.settings, cluster={"c1": cluster})
     begin, end = last_month(settings, datetime(2026, 12, 31, 20, tzinfo=UTC))
@@ -126,7 +127,7 @@ def test_months_are_the_clusters(site: AskingSite) -> None:
     assert begin == datetime(2026, 12, 1, tzinfo=UTC)
 
 
-def test_a_notice_goes_to_all_it_is_for(site: AskingSite, tmp_path: Path, hook: Any) -> None:
+def test_a_notice_goes_to_all_it_is_for(site: Site, tmp_path: Path, hook: Any) -> None:
     url = f"http://127.0.0.1:{hook.server_port}/x"
     settings = settings_of(site, tmp_path, mail=("all@example.org",), webhook=url)
     send(settings, NOTICE)
@@ -142,7 +143,7 @@ def test_a_notice_goes_to_all_it_is_for(site: AskingSite, tmp_path: Path, hook: 
     ("answer", "again"), [(503, True), (429, True), (302, True), (400, False), (404, False)]
 )
 def test_a_webhook_is_tried_again_where_that_can_help(
-    site: AskingSite, tmp_path: Path, hook: Any, answer: int, again: bool
+    site: Site, tmp_path: Path, hook: Any, answer: int, again: bool
 ) -> None:
     hook.answer = answer
     url = f"http://127.0.0.1:{hook.server_port}/"
@@ -154,12 +155,12 @@ def test_a_webhook_is_tried_again_where_that_can_help(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "nonsense", "http://[::/"])
-def test_a_webhook_that_is_not_there(site: AskingSite, tmp_path: Path, url: str) -> None:
+def test_a_webhook_that_is_not_there(site: Site, tmp_path: Path, url: str) -> None:
     with pytest.raises(NoticeNotSent):
         send(settings_of(site, tmp_path, webhook=url), msgspec.structs.replace(NOTICE, to=()))
 
 
-def turns(site: AskingSite, settings: Settings, times: int, seconds: int = 0) -> None:
+def turns(site: Site, settings: Settings, times: int, seconds: int = 0) -> None:
     """Let the bank's clock work go on, which sends one notice a turn."""
     upkeep = Upkeep(settings, site.ledger, GateLink(settings.state_dir))
     for _ in range(times):
@@ -168,9 +169,7 @@ def turns(site: AskingSite, settings: Settings, times: int, seconds: int = 0) ->
             upkeep.turn(site.now, lambda events: None)
 
 
-def test_a_mail_comes_once_while_the_webhook_is_down(
-    site: AskingSite, tmp_path: Path, hook: Any
-) -> None:
+def test_a_mail_comes_once_while_the_webhook_is_down(site: Site, tmp_path: Path, hook: Any) -> None:
     hook.answer = 503
     url = f"http://127.0.0.1:{hook.server_port}/T0/secret"
     settings = settings_of(site, tmp_path, webhook=url)
@@ -187,7 +186,7 @@ def test_a_mail_comes_once_while_the_webhook_is_down(
 
 
 def test_a_webhook_is_told_once_while_no_mail_is_taken(
-    site: AskingSite, tmp_path: Path, hook: Any
+    site: Site, tmp_path: Path, hook: Any
 ) -> None:
     settings = settings_of(
         site, tmp_path, fails=True, webhook=f"http://127.0.0.1:{hook.server_port}/"
@@ -199,12 +198,12 @@ def test_a_webhook_is_told_once_while_no_mail_is_taken(
     assert [one.by for one in waiting(site)] == ["mail"]
 
 
-def listed(site: AskingSite) -> list[tuple[str, bool]]:
-    return [(one.way, one.aside) for one in site.ask("notices").notices]
+def listed(site: Site) -> list[tuple[str, bool]]:
+    return [(one.way, one.aside) for one in site.ask("bank.notices").notices]
 
 
 def test_a_refused_mail_is_set_aside_after_some_tries_until_somebody_asks(
-    site: AskingSite, tmp_path: Path
+    site: Site, tmp_path: Path
 ) -> None:
     settings = settings_of(site, tmp_path, fails=True)
     with site.ledger.transaction() as t:
@@ -212,21 +211,19 @@ def test_a_refused_mail_is_set_aside_after_some_tries_until_somebody_asks(
     turns(site, settings, 30, seconds=3600)
     assert (tmp_path / "mails").read_text().count("Subject:") == 5
     assert listed(site) == [("mail", True)]
-    (line,) = site.ask("notices").notices
+    (line,) = site.ask("bank.notices").notices
     assert (line.what, line.tries, line.next_at) == ("[bank] x", 5, None)
     assert "ended with 1" in line.error
     settings = settings_of(site, tmp_path)
     turns(site, settings, 3, seconds=3600)
     assert listed(site) == [("mail", True)]
-    assert site.ask("notices_retry").retried == 1
+    assert site.ask("bank.notices_retry").retried == 1
     turns(site, settings, 1)
     assert listed(site) == []
     assert (tmp_path / "mails").read_text().count("Subject:") == 6
 
 
-def test_a_mail_that_cannot_be_sent_now_is_tried_for_a_week(
-    site: AskingSite, tmp_path: Path
-) -> None:
+def test_a_mail_that_cannot_be_sent_now_is_tried_for_a_week(site: Site, tmp_path: Path) -> None:
     settings = settings_of(site, tmp_path, fails=os.EX_TEMPFAIL)
     with site.ledger.transaction() as t:
         t.outbox.put(OUTBOX, msgspec.json.encode(NOTICE))
@@ -236,7 +233,7 @@ def test_a_mail_that_cannot_be_sent_now_is_tried_for_a_week(
     assert listed(site) == [("mail", True)]
 
 
-def test_what_a_webhook_refuses_is_set_aside(site: AskingSite, tmp_path: Path, hook: Any) -> None:
+def test_what_a_webhook_refuses_is_set_aside(site: Site, tmp_path: Path, hook: Any) -> None:
     hook.answer = 410
     settings = settings_of(site, tmp_path, webhook=f"http://127.0.0.1:{hook.server_port}/")
     with site.ledger.transaction() as t:
@@ -245,12 +242,12 @@ def test_what_a_webhook_refuses_is_set_aside(site: AskingSite, tmp_path: Path, h
     assert (len(hook.told), listed(site)) == (5, [("webhook", True)])
 
 
-def test_only_operators_look_after_notices(site: AskingSite) -> None:
+def test_only_operators_look_after_notices(site: Site) -> None:
     for name in ("notices", "notices_retry"):
         with pytest.raises(BankRefused):
-            site.ask(name, ADA)
+            site.ask(f"bank.{name}", ADA)
     with pytest.raises(BankUsage):
-        site.ask("notices_retry", numbers=[7])
+        site.ask("bank.notices_retry", numbers=[7])
 
 
 @pytest.fixture
@@ -265,7 +262,7 @@ def as_it_was() -> Iterator[None]:
 
 @pytest.mark.parametrize("answer", [None, 503, 404])
 def test_a_webhooks_url_is_not_said(
-    site: AskingSite,
+    site: Site,
     tmp_path: Path,
     hook: Any,
     answer: int | None,
@@ -285,17 +282,17 @@ def test_a_webhooks_url_is_not_said(
         assert all("secret" not in i.error for i in t.outbox.due(OUTBOX, site.now + DAY))
 
 
-def test_a_mail_that_is_not_taken_is_tried_again(site: AskingSite, tmp_path: Path) -> None:
+def test_a_mail_that_is_not_taken_is_tried_again(site: Site, tmp_path: Path) -> None:
     with pytest.raises(NotSent):
         send(settings_of(site, tmp_path, fails=True), NOTICE)
 
 
-def test_nobody_is_told_where_nobody_is_named(site: AskingSite, tmp_path: Path) -> None:
+def test_nobody_is_told_where_nobody_is_named(site: Site, tmp_path: Path) -> None:
     send(settings_of(site, tmp_path), msgspec.structs.replace(NOTICE, to=()))
     assert not (tmp_path / "mails").exists()
 
 
-def test_names_that_are_no_addresses_get_nothing(site: AskingSite, tmp_path: Path) -> None:
+def test_names_that_are_no_addresses_get_nothing(site: Site, tmp_path: Path) -> None:
     settings = settings_of(site, tmp_path, mail=("ops@example.org",))
     hostile = ("-oQ/tmp", "a\nBcc: x", "ada", "b@other.org", "ada")
     assert addresses(settings, hostile) == (
@@ -305,7 +302,7 @@ def test_names_that_are_no_addresses_get_nothing(site: AskingSite, tmp_path: Pat
     )
 
 
-def test_a_threshold_says_what_is_left(site: AskingSite, tmp_path: Path) -> None:
+def test_a_threshold_says_what_is_left(site: Site, tmp_path: Path) -> None:
     settings = settings_of(site, tmp_path)
     used = BankThreshold(
         account="physics", allocation=7, kind="used", value=90, balance=MICRO, total=10 * MICRO

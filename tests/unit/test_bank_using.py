@@ -2,10 +2,10 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
-from estimate_site import CLUSTER, CPUS, NOW, SETTINGS, SU, estimator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.estimates import CLUSTER, CPUS, NOW, SETTINGS, SU, estimator
 from steward.bank.estimate import description_of, parse_options
 from steward.bank.prices import price
 from steward.bank.records import Rate, Use

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from builders import environment_bytes, make_spool, submit
-from spool_site import Faults, faults, no_lease_signals
 
+from harness.spool import Faults, environment_bytes, faults, make_spool, no_lease_signals, submit
 from steward.capture.slurm.spool import SlurmSpool
 from steward.capture.spool import Capture, CaptureBatch, CaptureLimits, Committer
 from steward.capture.taking import MOST_SCRIPT_BYTES

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from cli_site import ENVIRONMENTS, HOSTILE, SCRIPTS, on_terminal
-from kept_archive import archive, keep, look
 
+from harness.commands import ENVIRONMENTS, HOSTILE, SCRIPTS, archive, keep, look, on_terminal
 from steward.cli.app import run
 from steward.core.journal import Journal
 

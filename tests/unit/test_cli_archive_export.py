@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
-from cli_site import SCRIPTS
-from kept_archive import archive, look
+
+from harness.commands import SCRIPTS, archive, look
 
 __all__ = ["archive", "look"]
 

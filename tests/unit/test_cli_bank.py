@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking_site import AskingSite, config_of, run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.bank import charge, config_of, make_shared_site
+from harness.commands import run
 from steward.bank.ledger import Refusal
 from steward.bank.money import MICRO
 from steward.bank.notices import Notice
@@ -52,9 +53,9 @@ def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def rich(tmp_path: Path, bank: Any) -> Any:
     """The same, with accounts, money and two jobs that were charged."""
-    site = AskingSite(tmp_path)
-    site.charge(7, hours=4)
-    site.charge(8, hours=1, user="=cmd|' /C calc'!A0")
+    site = make_shared_site(tmp_path)
+    charge(site, 7, hours=4)
+    charge(site, 8, hours=1, user="=cmd|' /C calc'!A0")
     site.ledger.close()
     return bank
 
@@ -82,12 +83,12 @@ def test_money_from_first_to_last(bank: Any, tmp_path: Path) -> None:
         ["physics", "physics", "800.000000"],
     ]
     assert "The ledger is right: 3 accounts." in bank("check")
-    assert stat.S_IMODE((tmp_path / "ledger.db").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "state" / "ledger.db").stat().st_mode) == 0o600
 
 
 def test_an_account_that_nobody_created_is_in_the_balance(bank: Any, tmp_path: Path) -> None:
-    site = AskingSite(tmp_path)
-    site.charge(7, hours=4, account="stray")
+    site = make_shared_site(tmp_path)
+    charge(site, 7, hours=4, account="stray")
     site.ledger.close()
     row = next(line for line in bank("balance").splitlines() if "stray" in line)
     assert row.split()[1] == "-4.00"
@@ -172,7 +173,7 @@ def test_modes_and_what_they_would_do(bank: Any) -> None:
 
 def test_a_pipe_gets_all_of_why(bank: Any, tmp_path: Path) -> None:
     why = "this job may cost more than " + "a very great deal of " * 5 + "money"
-    site = AskingSite(tmp_path)
+    site = make_shared_site(tmp_path)
     at = datetime.now(UTC)
     with site.ledger.transaction() as t:
         t.refusals.add(Refusal(id="gate:1", at=at, mode="observe", cluster="c1", uid=1, why=why))
@@ -282,7 +283,7 @@ def test_a_rate_without_anything_else_is_short() -> None:
 
 
 def test_what_was_not_told_is_listed_and_told_again(bank: Any, tmp_path: Path) -> None:
-    site = AskingSite(tmp_path)
+    site = make_shared_site(tmp_path)
     assert bank("notices").strip() == "Nothing waits to be told."
     notice = Notice(kind="bank.threshold", subject="90 % is used", text="", to=("ada",), by="mail")
     job = Told(cluster="c1", job_id=7, first_submit=site.now, account="physics", uid=1)

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from cli_site import steward
+
+from harness.commands import steward
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from builders import environment_bytes, make_spool, submit
-from cli_site import steward
+
+from harness.commands import steward
+from harness.spool import environment_bytes, make_spool, submit
 
 NAME = "né漢"
 COMMANDS = (

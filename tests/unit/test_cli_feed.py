@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_site import SCRIPTS, fill_spool, steward
 
+from harness.commands import SCRIPTS, fill_spool, steward
 from steward.cli.app import run
 from steward.core.config.file import load
 

@@ -8,9 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from history_site import GIB, NOON, Site
-from history_site import at as after_noon
 
+from harness import history
+from harness.events import NOON
+from harness.events import at as after_noon
+from harness.history import GIB
+from harness.site import Site
 from steward.cli import app
 
 TIME = ["-S", "2024-01-08T12:00:00", "-E", "2024-01-08T16:00:00"]
@@ -38,17 +41,19 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setenv("TZ", "UTC")
     for name in ("STEWARD_SOCKET", "SLURM_TIME_FORMAT"):
         monkeypatch.delenv(name, raising=False)
-    made = Site(state)
+    made = history.make_site(tmp_path)
     made.feed(
-        made.told.node(THEN - HOUR, "n1", "IDLE", source="start"),
-        made.told.node(
+        history.node(THEN - HOUR, "n1", "IDLE", source="start"),
+        history.node(
             THEN + HOUR, "n1", "DOWN", old_state="IDLE", reason="a fan", reason_user="root"
         ),
-        made.told.node(THEN - HOUR, "n2", "IDLE", source="start", cpus=16),
+        history.node(THEN - HOUR, "n2", "IDLE", source="start", cpus=16),
     )
-    made.ran(1, THEN, THEN + 2 * HOUR, cpus=4, user="=cmd|x", user_us=HOUR * 1_000_000, name="fit")
+    history.add_run(
+        made, 1, THEN, THEN + 2 * HOUR, cpus=4, user="=cmd|x", user_us=HOUR * 1_000_000, name="fit"
+    )
     other = {"nodelist": "n2", "tres_allocated": "cpu=1,mem=1G", "peak_bytes": GIB}
-    made.ran(2, THEN, THEN + 30, eligible=THEN - 90, **other)
+    history.add_run(made, 2, THEN, THEN + 30, eligible=THEN - 90, **other)
     yield made
     made.close()
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from cli_site import SCRIPTS, fill_spool, on_terminal, steward
 
+from harness.commands import SCRIPTS, fill_spool, on_terminal, steward
 from steward.archive.sink_answers import SinkLine, SinksAnswer
 from steward.cli import archive_sinks
 from steward.cli.app import run

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from served import LIMITS, Done, Question, Step, Told, registry, serving
 
+from harness.socket import LIMITS, Done, Question, Step, Told, registry, serving
 from steward.cli import options
 from steward.client import ClientError, DaemonAway, asking, here
 from steward.client.asking import choose

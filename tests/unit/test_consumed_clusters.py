@@ -4,9 +4,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from job_lives import NOON
-from library_site import ADA, BELA, ROOT, LibrarySite
 
+from harness import archive
+from harness.events import NOON
+from harness.site import ADA, BELA, ROOT, Site
 from steward.admin.journal import StatusRequest
 from steward.core.access import Access, Asker, Standing
 from steward.core.actions import Registry
@@ -37,25 +38,25 @@ def seen(cluster: str, job_id: int, asker: Asker) -> Event:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> LibrarySite:
+def site(tmp_path: Path) -> Site:
     """Cluster alpha is ours, where ``opera`` is an administrator; beta is taken from a topic."""
-    site = LibrarySite(tmp_path)
+    site = archive.make_library(tmp_path)
 
     def standing(cluster: str) -> Standing | None:
         return Standing(admins=frozenset({"opera"})) if cluster == "alpha" else None
 
-    site.library.access = Access(site.settings.access, 0, standing)
+    site.room("archive").access = Access(site.settings.access, 0, standing)
     site.append([seen("alpha", 1, ADA), seen("beta", 2, ADA), seen("beta", 3, BELA)])
     site.feed()
     return site
 
 
-def listed(site: LibrarySite, asker: Asker) -> set[tuple[str, int]]:
-    jobs = site.ask("list", asker, since="2020-01-01").jobs
+def listed(site: Site, asker: Asker) -> set[tuple[str, int]]:
+    jobs = site.ask("archive.list", asker, since="2020-01-01").jobs
     return {(line.cluster, line.job_id) for line in jobs}
 
 
-def test_every_cluster_that_is_known_counts(site: LibrarySite) -> None:
+def test_every_cluster_that_is_known_counts(site: Site) -> None:
     assert clusters_of(site.settings) == ["alpha", "beta"]
     assert clusters_of(msgspec.structs.replace(site.settings, cluster={})) == ["alpha", "beta"]
     jobs = Jobs(database_path(site.settings.state_dir))
@@ -64,25 +65,25 @@ def test_every_cluster_that_is_known_counts(site: LibrarySite) -> None:
 
 
 def test_where_nothing_is_known_the_decision_is_still_made(tmp_path: Path) -> None:
-    site = LibrarySite(tmp_path)
+    site = archive.make_library(tmp_path)
     empty = msgspec.structs.replace(site.settings, cluster={}, state_dir=str(tmp_path / "none"))
     assert clusters_of(empty) == [""]
 
 
-def test_owners_see_their_jobs_of_a_cluster_that_others_tell_of(site: LibrarySite) -> None:
+def test_owners_see_their_jobs_of_a_cluster_that_others_tell_of(site: Site) -> None:
     assert listed(site, ADA) == {("alpha", 1), ("beta", 2)}
     assert listed(site, BELA) == {("alpha", 1), ("beta", 3)}
     assert listed(site, ROOT) == {("alpha", 1), ("beta", 2), ("beta", 3)}
 
 
-def test_an_administrator_of_our_cluster_is_none_of_another(site: LibrarySite) -> None:
+def test_an_administrator_of_our_cluster_is_none_of_another(site: Site) -> None:
     assert listed(site, OPERA) == {("alpha", 1)}
     with pytest.raises(Refused):
-        site.ask("verify", OPERA)
+        site.ask("archive.verify", OPERA)
 
 
 def test_without_clusters_of_our_own_the_journal_is_still_the_operators(
-    site: LibrarySite,
+    site: Site,
 ) -> None:
     settings = msgspec.structs.replace(
         site.settings, cluster={}, access=AccessSettings(operators=("opera",))

@@ -2,8 +2,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from builders import script_event
 
+from harness.events import script_event
 from steward.core.consumers import Append, Feed, Pace, Rejected
 from steward.core.errors import Unavailable
 from steward.core.events import JOB_SCRIPT, Event

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from litestar.testing import RequestFactory
-from served import serving
 
+from harness.socket import serving
 from steward.client import Client
 from steward.client.sockets import remote
 from steward.core.actions import LEAST, MOST, Action, ActionError, Registry, is_in_bounds

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_site import steward
 
+from harness.commands import steward
 from steward.core.waiting import Stop
 from steward.daemon.reload import Reloaded, ReloadListener, ReloadUnavailable, ask_reload
 
@@ -27,7 +27,7 @@ path = "{root}/archive"
 """
 
 
-class Site:
+class Daemon:
     """A daemon of a configuration file."""
 
     def __init__(self, root: Path) -> None:
@@ -62,11 +62,11 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path) -> Iterator[Daemon]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(120)
-        site = Site(tmp_path)
+        site = Daemon(tmp_path)
         try:
             while b"READY=1" not in manager.recv(4096):
                 pass
@@ -75,7 +75,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
             site.end()
 
 
-def test_a_configuration_is_applied_or_the_present_one_kept(site: Site) -> None:
+def test_a_configuration_is_applied_or_the_present_one_kept(site: Daemon) -> None:
     parts = (site.root / "state/daemon.json").read_bytes()
     site.write(site.path.read_text() + "nonsense = 1\n")
     code, said = site.reload()
@@ -96,11 +96,11 @@ def test_a_configuration_is_applied_or_the_present_one_kept(site: Site) -> None:
     assert steward("archive", "list", "--socket", site.socket).returncode == 0
 
 
-def test_root_and_the_daemons_user_alone_may_ask(site: Site) -> None:
+def test_root_and_the_daemons_user_alone_may_ask(site: Daemon) -> None:
     assert stat.S_IMODE(os.stat(f"{site.socket}.reload").st_mode) == 0o600
 
 
-def test_the_listener_follows_the_socket_and_goes_with_the_daemon(site: Site) -> None:
+def test_the_listener_follows_the_socket_and_goes_with_the_daemon(site: Daemon) -> None:
     moved = site.path.read_text().replace("steward.sock", "moved.sock")
     site.write(moved)
     assert site.reload()[0] == 0

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from cli_site import fill_spool, steward
-from doctor_site import ROOT, Site, only, site
-from gate_process import running
 
+from harness.commands import fill_spool, steward
+from harness.doctor import DoctorSite, only, site
+from harness.gate import running
+from harness.site import ROOT
 from servers.answering import Quiet, answering
 from servers.mybrc import mybrc_settings, serving, token_of
 from steward.admin.doctor import bank
@@ -239,7 +240,7 @@ def test_what_has_a_database_open_is_used_by_no_check(tmp_path: Path) -> None:
     assert opened == [os.getpid()]
 
 
-def test_a_mybrc_server_that_cannot_be_told_is_a_finding(site: Site, tmp_path: Path) -> None:
+def test_a_mybrc_server_that_cannot_be_told_is_a_finding(site: DoctorSite, tmp_path: Path) -> None:
     assert only(bank.remote(site.ground())).status == "skipped"
     directory = tmp_path / "there"
     directory.mkdir()
@@ -251,7 +252,7 @@ def test_a_mybrc_server_that_cannot_be_told_is_a_finding(site: Site, tmp_path: P
             ("/apis", "wrong", "404. Is the path in [bank.remote] url right?"),
         ):
             remote = RemoteBankSettings(url=f"{url}{path}", token_file=str(token), timeout_s=20.0)
-            site.set(bank=BankSettings(enabled=True, remote=remote))
+            site.reopen(bank=BankSettings(enabled=True, remote=remote))
             found = only(bank.remote(site.ground()))
             assert (found.status, said in found.what) == (status, True)
     found = only(bank.remote(site.ground()))
@@ -289,7 +290,11 @@ class ReadOnly(Quiet, BaseHTTPRequestHandler):
     ],
 )
 def test_a_token_that_may_only_read_is_a_finding(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: HTTPStatus, status: str
+    site: DoctorSite,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    writes: HTTPStatus,
+    status: str,
 ) -> None:
     monkeypatch.setattr(ReadOnly, "writes", writes)
     token = tmp_path / "token"
@@ -297,12 +302,14 @@ def test_a_token_that_may_only_read_is_a_finding(
     with answering(ReadOnly) as server:
         url = f"http://127.0.0.1:{server.server_port}/api"
         remote = RemoteBankSettings(url=url, token_file=str(token), timeout_s=20.0)
-        site.set(bank=BankSettings(enabled=True, remote=remote))
+        site.reopen(bank=BankSettings(enabled=True, remote=remote))
         found = only(bank.remote(site.ground()))
     assert (found.status, str(writes.value) in found.what) == (status, status == "wrong")
 
 
-def test_balances_at_a_mybrc_server_that_are_old_are_a_finding(site: Site, tmp_path: Path) -> None:
+def test_balances_at_a_mybrc_server_that_are_old_are_a_finding(
+    site: DoctorSite, tmp_path: Path
+) -> None:
     for name in ("there", "here"):
         tmp_path.joinpath(name).mkdir()
     token = tmp_path / "token"
@@ -314,7 +321,7 @@ def test_balances_at_a_mybrc_server_that_are_old_are_a_finding(site: Site, tmp_p
         token.write_text(token_of(url))
         remote = RemoteBankSettings(url=f"{url}/api", token_file=str(token), balances=True)
         bank_settings = BankSettings(enabled=True, remote=remote)
-        site.set(bank=bank_settings, state_dir=str(tmp_path / "here"), gate=gate)
+        site.reopen(bank=bank_settings, state_dir=str(tmp_path / "here"), gate=gate)
         with running(site.settings) as started:
             now_us = time.time_ns() // 1000
             for at_us, status, said in (

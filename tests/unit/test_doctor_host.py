@@ -7,8 +7,8 @@ from threading import Thread
 
 import msgspec
 import pytest
-from doctor_site import Site, only, site
 
+from harness.doctor import DoctorSite, only, site
 from steward.admin.doctor import host, running
 from steward.capture.settings import NodesSettings
 from steward.web.settings import HEALTHY, WebSettings
@@ -33,9 +33,9 @@ def test_a_configuration_that_is_not_there_is_made_by_init(tmp_path: Path) -> No
     assert host.file_of_settings(str(tmp_path / "none")).mend == ("steward init",)
 
 
-def test_a_state_directory_is_nobody_elses(site: Site) -> None:
+def test_a_state_directory_is_nobody_elses(site: DoctorSite) -> None:
     assert only(host.state(site.ground())).status == "wrong"  # none yet
-    state = site.root / "state"
+    state = site.directory / "state"
     state.mkdir(mode=0o700)
     (state / "journal.db").touch()
     assert only(host.state(site.ground())).status == "ok"
@@ -45,8 +45,8 @@ def test_a_state_directory_is_nobody_elses(site: Site) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_that_the_daemon_cannot_use_is_named(site: Site) -> None:
-    state = site.root / "state"
+def test_a_file_that_the_daemon_cannot_use_is_named(site: DoctorSite) -> None:
+    state = site.directory / "state"
     state.mkdir(mode=0o700)
     os.chown(state, 12345, 12345)
     (state / "gate.db-wal").touch()
@@ -80,19 +80,19 @@ def test_how_much_room_is_enough(status: os.statvfs_result, of: str) -> None:
     assert host.room("state", "/x", status).status == of
 
 
-def test_a_password_that_everybody_may_read(site: Site, tmp_path: Path) -> None:
+def test_a_password_that_everybody_may_read(site: DoctorSite, tmp_path: Path) -> None:
     key = tmp_path / "steward.key"
     key.touch(mode=0o640)
     nodes = NodesSettings(listen="127.0.0.1:1", certificate_file=str(key), key_file=str(key))
-    site.set(nodes=nodes)
+    site.reopen(nodes=nodes)
     assert only(host.secrets(site.ground())).what == "1 file, closed to others"
     key.chmod(0o644)
     found = only(host.secrets(site.ground()))
     assert (found.status, found.mend) == ("wrong", (f"chmod o= {key}",))
 
 
-def test_what_the_settings_name_and_is_not_there(site: Site) -> None:
-    site.set(nodes=NodesSettings(listen="127.0.0.1:1", certificate_file="/nowhere/cert"))
+def test_what_the_settings_name_and_is_not_there(site: DoctorSite) -> None:
+    site.reopen(nodes=NodesSettings(listen="127.0.0.1:1", certificate_file="/nowhere/cert"))
     found = only(host.configuration(site.ground()))
     assert found.status == "warning"
     assert "/nowhere/cert" in found.what
@@ -112,11 +112,11 @@ class Other(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-def test_another_program_at_the_port_is_not_taken_for_the_pages(site: Site) -> None:
+def test_another_program_at_the_port_is_not_taken_for_the_pages(site: DoctorSite) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         web = WebSettings(listen=f"127.0.0.1:{server.server_port}", url="http://steward.test")
-        site.settings = msgspec.structs.replace(site.settings, web=web)
+        site.reopen(web=web)
         server.words = b"hello"  # type: ignore[attr-defined] # read above
         (found,) = (one for one in running.web(site.ground()) if one.of != "static")
         assert (found.status, "another program answers" in found.what) == ("wrong", True)
@@ -124,7 +124,7 @@ def test_another_program_at_the_port_is_not_taken_for_the_pages(site: Site) -> N
         (found,) = (one for one in running.web(site.ground()) if one.of != "static")
         assert found.status == "ok"
         unnamed = msgspec.structs.replace(web, url="")
-        site.settings = msgspec.structs.replace(site.settings, web=unnamed)
+        site.reopen(web=unnamed)
         told = {one.of: one for one in running.web(site.ground())}
         assert (told["url"].status, told["url"].looked_at) == ("warning", "[web] url")
         server.shutdown()

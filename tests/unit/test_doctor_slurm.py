@@ -5,9 +5,10 @@ import time
 
 import msgspec
 import pytest
-from doctor_site import HERE, ROOT, Site, only, site
-from machine_site import LINE
 
+from harness.doctor import HERE, DoctorSite, only, site
+from harness.site import ROOT
+from harness.slurm import LINE
 from steward.admin.doctor import controllers, plugins, slurmconf, spool
 from steward.admin.doctor.ground import ground_of
 from steward.bank.settings import BankSettings, GateSettings
@@ -21,17 +22,17 @@ __all__ = ["site"]
 # slurmctld, and its spool
 
 
-def test_a_slurmctld_that_answers(site: Site) -> None:
+def test_a_slurmctld_that_answers(site: DoctorSite) -> None:
     assert only(controllers.answers(site.ground())).status == "ok"
-    site.change(SLURM_VERSION="24.11.4")
+    site.shown |= {"SLURM_VERSION": "24.11.4"}
     found = only(controllers.answers(site.ground()))
     assert found.status == "warning"
     assert "slurmctld is 24.11.4, the commands here are 24.11.5" in found.what
 
 
-def test_a_slurmctld_that_is_away_is_told_once(site: Site) -> None:
+def test_a_slurmctld_that_is_away_is_told_once(site: DoctorSite) -> None:
     site.stage.answer("scontrol show config", "", 1)
-    (site.root / "slurm" / "scontrol show config").write_text(
+    (site.directory / "slurm" / "scontrol show config").write_text(
         "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
     )
     site.stage.answer("scontrol ping", "Slurmctld(primary) at box is DOWN\n", 1)
@@ -44,22 +45,22 @@ def test_a_slurmctld_that_is_away_is_told_once(site: Site) -> None:
         assert (found.status, found.of) == ("skipped", "c1")
 
 
-def test_a_busy_slurmctld_and_one_that_hangs(site: Site) -> None:
-    (site.root / "slurm" / "scontrol show config").write_text("exec sleep 60\n")
-    settings = ClusterSettings(slurm_bin=str(site.root / "slurm"), command_timeout_s=1.0)
-    site.set(cluster={"c1": settings})
+def test_a_busy_slurmctld_and_one_that_hangs(site: DoctorSite) -> None:
+    (site.directory / "slurm" / "scontrol show config").write_text("exec sleep 60\n")
+    settings = ClusterSettings(slurm_bin=str(site.directory / "slurm"), command_timeout_s=1.0)
+    site.reopen(cluster={"c1": settings})
     ground = ground_of(site.settings, Registry, ROOT)
     found = only(controllers.answers(ground))
     assert found.status == "wrong"
     assert "slurmctld is busy" in found.what
     assert "sdiag" in found.mend[0]
-    (site.root / "slurm" / "scontrol ping").write_text("exec sleep 60\n")
+    (site.directory / "slurm" / "scontrol ping").write_text("exec sleep 60\n")
     hung = only(controllers.answers(ground, ping_s=0.5))
     assert "no ping within 0.5 s: it hangs, or its host is away" in hung.what
 
 
-def test_commands_that_are_not_there(site: Site) -> None:
-    site.set(cluster={"c1": ClusterSettings(slurm_bin="/nowhere")})
+def test_commands_that_are_not_there(site: DoctorSite) -> None:
+    site.reopen(cluster={"c1": ClusterSettings(slurm_bin="/nowhere")})
     found = only(controllers.answers(ground_of(site.settings, Registry, ROOT)))
     assert found.status == "wrong"
     assert "slurm_bin" in found.mend[0]
@@ -69,12 +70,12 @@ def test_commands_that_are_not_there(site: Site) -> None:
     ("skew_s", "status"),
     [(0.0, "ok"), (10.0, "warning"), (-10.0, "warning"), (200.0, "wrong"), (-200.0, "wrong")],
 )
-def test_clocks_that_disagree(site: Site, skew_s: float, status: str) -> None:
+def test_clocks_that_disagree(site: DoctorSite, skew_s: float, status: str) -> None:
     found = only(controllers.clocks(site.ground(skew_s)))
     assert found.status == status, found.what
 
 
-def test_a_node_whose_slurmd_started_in_the_future(site: Site) -> None:
+def test_a_node_whose_slurmd_started_in_the_future(site: DoctorSite) -> None:
     later = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 900))
     site.stage.nodes(
         LINE.format(name="n1"),
@@ -85,7 +86,7 @@ def test_a_node_whose_slurmd_started_in_the_future(site: Site) -> None:
     assert "the clock of n2 is ahead" in found.what
 
 
-def test_two_controllers_of_which_one_is_not_seen(site: Site) -> None:
+def test_two_controllers_of_which_one_is_not_seen(site: DoctorSite) -> None:
     assert only(controllers.hosts(site.ground())).status == "ok"
     site.shown["SlurmctldHost[1]"] = "ctl2(10.0.0.2)"
     found = only(controllers.hosts(site.ground()))
@@ -93,7 +94,7 @@ def test_two_controllers_of_which_one_is_not_seen(site: Site) -> None:
     assert "ctl2" in found.what
     assert "steward controller" in found.mend[0]
     cluster = msgspec.structs.replace(site.settings.cluster["c1"], controllers=("ctl2.site.org",))
-    site.set(cluster={"c1": cluster})
+    site.reopen(cluster={"c1": cluster})
     assert only(controllers.hosts(site.ground())).status == "ok"
     down = f"Slurmctld(primary) at {HERE} is UP\nSlurmctld(backup) at ctl2 is DOWN\n"
     site.stage.answer("scontrol ping", down)
@@ -102,36 +103,36 @@ def test_two_controllers_of_which_one_is_not_seen(site: Site) -> None:
     assert "ctl2 is away" in first.what
 
 
-def test_a_slurmctld_that_forgets_too_soon(site: Site) -> None:
+def test_a_slurmctld_that_forgets_too_soon(site: DoctorSite) -> None:
     for age, lines, status in (("5 sec", "", "wrong"), ("5 sec", "/x", "warning")):
         cluster = msgspec.structs.replace(site.settings.cluster["c1"], jobcomp_lines=lines)
-        site.set(cluster={"c1": cluster})
-        site.change(MinJobAge=age)
+        site.reopen(cluster={"c1": cluster})
+        site.shown |= {"MinJobAge": age}
         found = only(controllers.memory(site.ground()))
         assert (found.status, found.mend) == (status, ("slurm.conf: MinJobAge=300",))
 
 
-def test_usage_that_nobody_can_know(site: Site) -> None:
+def test_usage_that_nobody_can_know(site: DoctorSite) -> None:
     assert only(slurmconf.usage(site.ground())).status == "ok"
-    site.change(JobAcctGatherType="jobacct_gather/none", ProctrackType="proctrack/pgid")
+    site.shown |= {"JobAcctGatherType": "jobacct_gather/none", "ProctrackType": "proctrack/pgid"}
     assert "neither Slurm nor Steward" in only(slurmconf.usage(site.ground())).what
-    site.set(nodes=NodesSettings(listen="127.0.0.1:1"))
-    site.change(TaskEpilog="/etc/slurm/epilog")
+    site.reopen(nodes=NodesSettings(listen="127.0.0.1:1"))
+    site.shown |= {"TaskEpilog": "/etc/slurm/epilog"}
     found = list(slurmconf.usage(site.ground()))
     assert [one.status for one in found] == ["warning", "warning"]
     assert "proctrack/pgid" in found[0].what
     assert "/etc/slurm/epilog" in found[1].what
 
 
-def test_a_spool_that_is_not_there(site: Site) -> None:
-    site.change(StateSaveLocation=f"{site.root}/gone")
+def test_a_spool_that_is_not_there(site: DoctorSite) -> None:
+    site.shown |= {"StateSaveLocation": f"{site.directory}/gone"}
     found = only(spool.spool(site.ground()))
     assert (found.status, found.of) == ("wrong", "c1")
     assert "StateSaveLocation" in found.mend[0]
 
 
-def test_a_slurmctld_that_forgets_no_job(site: Site) -> None:
-    site.change(MinJobAge="0 sec")
+def test_a_slurmctld_that_forgets_no_job(site: DoctorSite) -> None:
+    site.shown |= {"MinJobAge": "0 sec"}
     site.stage.answer("squeue -a -t all --local -h --noconvert", "")
     found = only(controllers.memory(site.ground()))
     assert found.status == "ok"
@@ -141,24 +142,24 @@ def test_a_slurmctld_that_forgets_no_job(site: Site) -> None:
 # What Slurm loads
 
 
-def test_a_place_that_another_has_taken_is_named_with_what_is_lost(site: Site) -> None:
-    site.change(JobCompType="jobcomp/elasticsearch")
+def test_a_place_that_another_has_taken_is_named_with_what_is_lost(site: DoctorSite) -> None:
+    site.shown |= {"JobCompType": "jobcomp/elasticsearch"}
     found = only(plugins.jobcomp(site.ground()))
     assert found.status == "warning"
     assert "taken by jobcomp/elasticsearch: lost are former sizes of resized jobs" in found.what
 
 
-def test_jobcomp_as_it_should_be_and_not(site: Site) -> None:
-    lines = site.root / "lines" / "jobcomp.jsonl"
+def test_jobcomp_as_it_should_be_and_not(site: DoctorSite) -> None:
+    lines = site.directory / "lines" / "jobcomp.jsonl"
     cluster = msgspec.structs.replace(site.settings.cluster["c1"], jobcomp_lines=str(lines))
-    site.set(cluster={"c1": cluster})
+    site.reopen(cluster={"c1": cluster})
     found = only(plugins.jobcomp(site.ground()))
     assert found.status == "wrong"
     assert "slurm.conf: JobCompType=jobcomp/lua" in found.mend
 
-    site.change(JobCompType="jobcomp/lua")
+    site.shown |= {"JobCompType": "jobcomp/lua"}
     assert "No such file" in only(plugins.jobcomp(site.ground())).what
-    script = site.root / "slurm" / "jobcomp.lua"
+    script = site.directory / "slurm" / "jobcomp.lua"
     script.write_text(f'-- steward\nsteward_jobcomp_file = "{lines}"\n')
     lines.parent.mkdir(0o755)
     os.utime(script, (0, 0))
@@ -174,45 +175,45 @@ def test_jobcomp_as_it_should_be_and_not(site: Site) -> None:
     assert found.mend == (f'[cluster.c1] jobcomp_lines = "{lines}.other"',)
 
 
-def test_a_bank_that_nobody_asks_and_one_that_is_not_asked_last(site: Site) -> None:
+def test_a_bank_that_nobody_asks_and_one_that_is_not_asked_last(site: DoctorSite) -> None:
     assert only(plugins.submit(site.ground())).status == "skipped"
-    site.set(bank=BankSettings(enabled=True), gate=GateSettings())
-    site.change(JobSubmitPlugins="site")
+    site.reopen(bank=BankSettings(enabled=True), gate=GateSettings())
+    site.shown |= {"JobSubmitPlugins": "site"}
     found = only(plugins.submit(site.ground()))
     assert found.status == "warning"
     assert "slurm.conf: JobSubmitPlugins=site,lua" in found.mend
-    site.change(JobSubmitPlugins="lua,site")
+    site.shown |= {"JobSubmitPlugins": "lua,site"}
     told = [one.what for one in plugins.submit(site.ground())]
     assert "JobSubmitPlugins has site behind lua: what they change is not priced" in told
 
 
-def test_a_cluster_that_the_gate_knows_by_another_name(site: Site) -> None:
-    site.set(bank=BankSettings(enabled=True), gate=GateSettings())
-    site.change(JobSubmitPlugins="steward", ClusterName="tower")
+def test_a_cluster_that_the_gate_knows_by_another_name(site: DoctorSite) -> None:
+    site.reopen(bank=BankSettings(enabled=True), gate=GateSettings())
+    site.shown |= {"JobSubmitPlugins": "steward", "ClusterName": "tower"}
     told = [one.what for one in plugins.submit(site.ground())]
     assert "the gate knows the cluster as c1: of tower it knows nothing" in told
 
 
-def test_triggers_that_only_slurm_user_may_set(site: Site) -> None:
+def test_triggers_that_only_slurm_user_may_set(site: DoctorSite) -> None:
     assert only(plugins.triggers(site.ground())).status == "skipped"
-    site.set(sensor=SensorSettings(enabled=True, helper=str(site.root / "helper")))
-    (site.root / "state").mkdir()
-    site.change(SlurmUser=f"nobody-here({os.geteuid() + 4321})")
+    site.reopen(sensor=SensorSettings(enabled=True, helper=str(site.directory / "helper")))
+    (site.directory / "state").mkdir()
+    site.shown |= {"SlurmUser": f"nobody-here({os.geteuid() + 4321})"}
     ground = msgspec.structs.replace(site.ground(), own_uid=os.geteuid() + 1)
     found = only(plugins.triggers(ground))
     assert found.status == "wrong"
     assert "only SlurmUser nobody-here may set triggers" in found.what
 
 
-def test_a_node_that_is_here_and_has_no_plugin(site: Site) -> None:
+def test_a_node_that_is_here_and_has_no_plugin(site: DoctorSite) -> None:
     assert only(plugins.spank(site.ground())).status == "skipped"
-    site.set(nodes=NodesSettings(listen="127.0.0.1:1"))
+    site.reopen(nodes=NodesSettings(listen="127.0.0.1:1"))
     assert only(plugins.spank(site.ground())).status == "skipped"  # no node
     site.stage.nodes(LINE.format(name="n1").replace("NodeHostName=h1", f"NodeHostName={HERE}"))
     found = only(plugins.spank(site.ground()))
-    install = f"steward plugins install --plugstack {site.root}/slurm/plugstack.conf"
+    install = f"steward plugins install --plugstack {site.directory}/slurm/plugstack.conf"
     assert (found.status, found.mend[-1]) == ("warning", install)
-    conf = site.root / "slurm" / "plugstack.conf.d" / "steward.conf"
+    conf = site.directory / "slurm" / "plugstack.conf.d" / "steward.conf"
     conf.parent.mkdir()
     conf.write_text("optional /nowhere/24.11.4/spank_steward.so\n")
     told = [one.what for one in plugins.spank(site.ground())]

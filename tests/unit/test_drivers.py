@@ -12,9 +12,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from cli_site import fill_spool
-from jobacct_site import NOON, Fed, run, settings_in
 
+from harness.commands import fill_spool
+from harness.jobacct import LogSite, run
 from steward.accounting.sacct.sources import Parquet, closed_days
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import open_ledger
@@ -24,8 +24,8 @@ from steward.core.config import Settings
 from steward.core.config.file import load
 from steward.core.drivers import DRIVERS, Driver
 from steward.core.errors import Unavailable
+from steward.core.events import Event
 from steward.demo.configured import configuration
-from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs.line_queries import LineFilter
 from steward.slurm.settings import ClusterSettings
@@ -65,7 +65,7 @@ PACKAGES = {
 BLOCKED = "import sys\n" + "".join(f"sys.modules[{one.module!r}] = None\n" for one in DRIVERS)
 
 
-class Site:
+class BareDaemon:
     """A daemon whose interpreter has none of the drivers."""
 
     def __init__(self, root: Path) -> None:
@@ -116,11 +116,11 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path) -> Iterator[BareDaemon]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(120)
-        site = Site(tmp_path)
+        site = BareDaemon(tmp_path)
         try:
             while b"READY=1" not in manager.recv(4096):
                 pass
@@ -135,7 +135,7 @@ def block(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
     monkeypatch.setitem(sys.modules, driver.module, None)
 
 
-def test_the_daemon_runs_without_any_driver_and_tells_how_to_install_each(site: Site) -> None:
+def test_the_daemon_runs_without_any_driver_and_tells_how_to_install_each(site: BareDaemon) -> None:
     for name in ("es", "os", "ka"):
         site.wait_for_log(f"archive.{name}")
     site.wait_for_log("the ledger postgresql")
@@ -225,19 +225,14 @@ def test_parquet_without_its_driver_is_unavailable(
 def test_a_day_stays_open_until_the_driver_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = settings_in(tmp_path)
-    fed = Fed(settings)
-    fed.tell(run(1))
-    now = NOON + timedelta(hours=1)
+    site = LogSite(tmp_path)
 
-    def write() -> list[str]:
-        consumer = LogConsumer(settings, now=lambda: now)
-        fed.feed(consumer)
-        consumer.close()
-        return sorted(path.name for path in (tmp_path / "joblog").iterdir())
+    def write(*events: Event) -> list[str]:
+        site.write(*events)
+        return site.names()
 
-    assert write() == ["2026-03-01.jsonl"]
-    now += timedelta(days=9)
+    assert write(run(1)) == ["2026-03-01.jsonl"]
+    site.now += timedelta(days=9)
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked/sitecustomize.py").write_text(BLOCKED)
     with monkeypatch.context() as without:

@@ -1,9 +1,9 @@
 import struct
 
-from builders import environment_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.spool import environment_bytes
 from steward.core.config import RedactSettings
 from steward.core.redaction import REDACTED, Redactor
 from steward.slurm.environment import MISCOUNTED, SHORT, entries_of, read_environment

@@ -1,9 +1,9 @@
 import msgspec
 import pytest
-from builders import NOON, script_event
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.events import NOON, script_event
 from steward.core.events import (
     BODIES,
     JOB_SEEN,

@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import NOON
 
-from steward.core.access import Access, Asker, Standing
+from harness.events import NOON, make_event
+from harness.journal import JournaledSite
+from steward.core.access import Asker, Standing
 from steward.core.bank_facts import BankThreshold
 from steward.core.config import AccessSettings
 from steward.core.errors import UsageError
@@ -20,15 +21,12 @@ from steward.core.events import (
     PARTITION_STATE,
     RULE_EXECUTION,
     ControllerState,
-    Event,
     JobFacts,
 )
-from steward.core.journal import Journal
-from steward.core.journal.store import rows_of
 from steward.core.records import JobRecord
 from steward.core.state_facts import NodeState, PartitionState, RuleExecution
 from steward.reports.descriptions import words
-from steward.reports.events import ACTIONS, EventsAnswer, EventsRequest, EventsRoom, EventTold
+from steward.reports.events import EventsAnswer, EventTold
 
 ADA = Asker(uid=1000, user="ada")
 OPERATOR = Asker(uid=1001, user="op")
@@ -54,121 +52,110 @@ BODIES: list[tuple[str, Any]] = [
 JOBS = (JOB_STATE,)
 
 
-class Site:
+class EventsSite(JournaledSite):
+    """A journal whose events come a minute apart."""
+
     def __init__(self, tmp_path: Path) -> None:
-        self.private: frozenset[str] = frozenset()
-        self.store = Journal(str(tmp_path))
+        super().__init__(tmp_path, access=AccessSettings(operators=("op",)))
+        self.now = NOON + timedelta(hours=1)
+        self.hide()
         self._number = 0
-        settings = AccessSettings(operators=("op",))
-        access = Access(settings, own_uid=999, standing=lambda _cluster: self.standing())
-        self.room = EventsRoom(str(tmp_path), access, now=lambda: NOON + timedelta(hours=1))
 
-    def standing(self) -> Standing:
-        return Standing(private_data=self.private, coordinators={"physics": frozenset({"coord"})})
+    def hide(self, *words: str) -> None:
+        """What Slurm's PrivateData says."""
+        coordinators = {"physics": frozenset({"coord"})}
+        self.standing = Standing(private_data=frozenset(words), coordinators=coordinators)
 
-    def append(self, *bodies: tuple[str, Any], cluster: str = "c1") -> None:
-        new = []
+    def happen(self, *bodies: tuple[str, Any], cluster: str = "c1") -> None:
         for kind, body in bodies:
             self._number += 1
-            at = NOON + timedelta(minutes=self._number)
-            new.append(
-                Event(
-                    kind=kind,
-                    cluster=cluster,
-                    key=f"{kind}:{self._number}",
-                    at=at,
-                    seen_at=at,
-                    source="test",
-                    body=body,
-                )
-            )
-        self.store.append(rows_of(new))
+            when = NOON + timedelta(minutes=self._number)
+            self.append([make_event(kind, f"{kind}:{self._number}", body, when, cluster=cluster)])
 
-    def ask(self, asker: Asker = ADA, **request: Any) -> EventsAnswer:
-        (action,) = ACTIONS
-        answer: EventsAnswer = action.run(self.room, asker, EventsRequest(**request))
+    def listed(self, asker: Asker = ADA, **request: Any) -> EventsAnswer:
+        answer: EventsAnswer = self.ask("events.list", asker, **request)
         return answer
 
     def kinds(self, asker: Asker = ADA, **request: Any) -> list[str]:
-        return [event.kind for event in self.ask(asker, **request).events]
+        return [event.kind for event in self.listed(asker, **request).events]
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    site = Site(tmp_path)
-    site.append(*BODIES)
+def site(tmp_path: Path) -> EventsSite:
+    site = EventsSite(tmp_path)
+    site.happen(*BODIES)
     return site
 
 
 STATES = [NODE_STATE] * 3 + [PARTITION_STATE, CONTROLLER_STATE]
 
 
-def test_states_are_everybodys(site: Site) -> None:
+def test_states_are_everybodys(site: EventsSite) -> None:
     assert site.kinds(ADA) == STATES
     assert site.kinds(OPERATOR) == [*STATES, BANK_THRESHOLD, RULE_EXECUTION]
 
 
-def test_private_data_hides_them(site: Site) -> None:
-    site.private = frozenset({"nodes"})
+def test_private_data_hides_them(site: EventsSite) -> None:
+    site.hide("nodes")
     assert site.kinds(ADA) == [PARTITION_STATE, CONTROLLER_STATE]
-    site.private = frozenset({"partitions"})
+    site.hide("partitions")
     assert site.kinds(ADA) == [NODE_STATE] * 3 + [CONTROLLER_STATE]
     assert site.kinds(OPERATOR) == [*STATES, BANK_THRESHOLD, RULE_EXECUTION]
 
 
-def test_an_accounts_coordinator_is_told_of_its_money(site: Site) -> None:
+def test_an_accounts_coordinator_is_told_of_its_money(site: EventsSite) -> None:
     assert site.kinds(COORDINATOR, kinds=(BANK_THRESHOLD, RULE_EXECUTION)) == [BANK_THRESHOLD]
 
 
-def test_jobs_are_told_as_their_records(site: Site) -> None:
-    assert len(site.ask(ADA, kinds=JOBS).events) == 2
-    site.private = frozenset({"jobs"})
-    (own,) = site.ask(ADA, kinds=JOBS).events
+def test_jobs_are_told_as_their_records(site: EventsSite) -> None:
+    assert len(site.listed(ADA, kinds=JOBS).events) == 2
+    site.hide("jobs")
+    (own,) = site.listed(ADA, kinds=JOBS).events
     assert own.body.record.uid == ADA.uid
-    assert len(site.ask(OPERATOR, kinds=JOBS).events) == 2
+    assert len(site.listed(OPERATOR, kinds=JOBS).events) == 2
 
 
-def test_filters(site: Site) -> None:
-    site.append((NODE_STATE, NodeState(node="n9", state="IDLE")), cluster="c2")
-    assert [e.body.node for e in site.ask(nodes="n[2-9]").events] == ["n2", "n9"]
-    assert [e.body.state for e in site.ask(failed=True).events] == ["DOWN"]
-    assert len(site.ask(clusters=("c2",)).events) == 1
-    assert len(site.ask(since="2026-03-01T12:03:00", zone="UTC").events) == 4
-    assert len(site.ask(until="2026-03-01T12:03:00", zone="UTC").events) == 2
-    assert [e.body.state for e in site.ask(kinds=(NODE_STATE,), limit=1).events] == ["IDLE"]
+def test_filters(site: EventsSite) -> None:
+    site.happen((NODE_STATE, NodeState(node="n9", state="IDLE")), cluster="c2")
+    assert [e.body.node for e in site.listed(nodes="n[2-9]").events] == ["n2", "n9"]
+    assert [e.body.state for e in site.listed(failed=True).events] == ["DOWN"]
+    assert len(site.listed(clusters=("c2",)).events) == 1
+    assert len(site.listed(since="2026-03-01T12:03:00", zone="UTC").events) == 4
+    assert len(site.listed(until="2026-03-01T12:03:00", zone="UTC").events) == 2
+    assert [e.body.state for e in site.listed(kinds=(NODE_STATE,), limit=1).events] == ["IDLE"]
     with pytest.raises(UsageError, match=r"no kind 'node\.stat'"):
-        site.ask(kinds=("node.stat",))
+        site.listed(kinds=("node.stat",))
 
 
-def test_following_misses_nothing_and_repeats_nothing(site: Site) -> None:
-    seen = [event.id for event in site.ask(OPERATOR, after=0, limit=2).events]
-    position = site.ask(OPERATOR, after=0, limit=2).position
+def test_following_misses_nothing_and_repeats_nothing(site: EventsSite) -> None:
+    seen = [event.id for event in site.listed(OPERATOR, after=0, limit=2).events]
+    position = site.listed(OPERATOR, after=0, limit=2).position
     for number in range(1200):
-        site.append((NODE_STATE, NodeState(node=f"x{number}", state="IDLE")))
+        site.happen((NODE_STATE, NodeState(node=f"x{number}", state="IDLE")))
         if number % 100 == 0:
-            answer = site.ask(OPERATOR, after=position, limit=7)
+            answer = site.listed(OPERATOR, after=position, limit=7)
             seen += [event.id for event in answer.events]
             position = answer.position
     while True:
-        answer = site.ask(OPERATOR, after=position, limit=500)
+        answer = site.listed(OPERATOR, after=position, limit=500)
         if not answer.events:
             break
         seen += [event.id for event in answer.events]
         position = answer.position
     assert len(seen) == len(set(seen)) == len(BODIES) - 2 + 1200
     assert seen == sorted(seen)
-    assert site.ask(after=10**9).position < 10**9
+    assert site.listed(after=10**9).position < 10**9
 
 
-def test_the_newest_are_found_behind_many_others(site: Site) -> None:
+def test_the_newest_are_found_behind_many_others(site: EventsSite) -> None:
     jobs = JobFacts(record=JobRecord(job_id=7, uid=1))
     for _ in range(3):
-        site.append(*((JOB_STATE, jobs) for _ in range(900)))
+        site.happen(*((JOB_STATE, jobs) for _ in range(900)))
     assert site.kinds(ADA, limit=4) == STATES[-4:]
 
 
-def test_an_answer_survives_the_socket(site: Site) -> None:
-    answer = site.ask(OPERATOR)
+def test_an_answer_survives_the_socket(site: EventsSite) -> None:
+    answer = site.listed(OPERATOR)
     again = msgspec.json.decode(msgspec.json.encode(answer), type=EventsAnswer)
 
     def shown(event: EventTold) -> tuple[object, ...]:

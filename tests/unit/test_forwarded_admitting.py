@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import NOON
-from forwarding_site import MTIME_NS, row_of, script_row, store_in
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.events import NOON, NOON_NS
+from harness.forwarding import row_of, script_row, store_in
 from steward.capture.lines.source import JobcompLines, Places
 from steward.core.events import (
     ControllerState,
@@ -65,8 +65,8 @@ def test_a_script_is_kept_under_names_of_ours(tmp_path: Path) -> None:
     assert (directory / event.body.script.path).read_bytes() == b"#!/bin/sh\n\0\xff"
     assert (directory / event.body.environment.path).read_bytes() == b"\1\0\0\0A=1\0"
     assert sorted(path.name for path in directory.iterdir()) == [
-        f"c1.7.{MTIME_NS}.12.script",
-        f"c1.7.{MTIME_NS}.8.env",
+        f"c1.7.{NOON_NS}.12.script",
+        f"c1.7.{NOON_NS}.8.env",
     ]
 
 

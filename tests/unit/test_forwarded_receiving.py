@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from forwarding_site import Raw, Receiving, script_row
 
+from harness.forwarding import ForwardedSite, Raw, script_row
 from servers.authority import Authority
 from steward.core.events import script_key
 from steward.extensions.controllers import wire
@@ -29,15 +29,17 @@ def limits() -> dict[str, int]:
 
 
 @pytest.fixture
-def receiver(tmp_path: Path, authority: Authority, limits: dict[str, int]) -> Iterator[Receiving]:
+def receiver(
+    tmp_path: Path, authority: Authority, limits: dict[str, int]
+) -> Iterator[ForwardedSite]:
     hosts = {"c1": ("ctl1", "10.9.8.7"), "c2": ("ctl2",)}
-    site = Receiving(tmp_path, authority, hosts, **limits)
+    site = ForwardedSite(tmp_path, authority, hosts, **limits)
     yield site
     site.close()
 
 
 @pytest.fixture
-def connect(receiver: Receiving, authority: Authority) -> Iterator[Connect]:
+def connect(receiver: ForwardedSite, authority: Authority) -> Iterator[Connect]:
     made = []
 
     def make(*names: str) -> Raw:
@@ -50,7 +52,7 @@ def connect(receiver: Receiving, authority: Authority) -> Iterator[Connect]:
         raw.close()
 
 
-def test_a_batch_is_durable_when_it_is_answered(receiver: Receiving, connect: Connect) -> None:
+def test_a_batch_is_durable_when_it_is_answered(receiver: ForwardedSite, connect: Connect) -> None:
     raw = connect()
     assert raw.greet().verdict == "durable"
     raw.say(wire.Batch(1, [script_row(1), script_row(2, environment=None)]))
@@ -59,7 +61,7 @@ def test_a_batch_is_durable_when_it_is_answered(receiver: Receiving, connect: Co
     assert sorted(receiver.kept().values()) == [b"\1\0\0\0A=1\0", b"#!/bin/sh\n", b"#!/bin/sh\n"]
 
 
-def test_what_comes_twice_is_there_once(receiver: Receiving, connect: Connect) -> None:
+def test_what_comes_twice_is_there_once(receiver: ForwardedSite, connect: Connect) -> None:
     for name in ("DNS:ctl1", "IP:10.9.8.7"):
         raw = connect(name)
         assert raw.greet().verdict == "durable"
@@ -89,7 +91,7 @@ def test_a_name_of_the_certificate_is_what_counts(connect: Connect, names: tuple
     ],
 )
 def test_a_host_reports_only_for_its_own_cluster(
-    receiver: Receiving, connect: Connect, names: tuple[str], cluster: str, reason: str
+    receiver: ForwardedSite, connect: Connect, names: tuple[str], cluster: str, reason: str
 ) -> None:
     raw = connect(*names)
     answer = raw.greet(cluster)
@@ -98,7 +100,7 @@ def test_a_host_reports_only_for_its_own_cluster(
     assert raw.ends()
 
 
-def test_events_of_another_cluster_are_refused(receiver: Receiving, connect: Connect) -> None:
+def test_events_of_another_cluster_are_refused(receiver: ForwardedSite, connect: Connect) -> None:
     raw = connect()
     raw.greet()
     raw.say(wire.Batch(1, [script_row(1, cluster="c2"), script_row(2)]))
@@ -108,7 +110,7 @@ def test_events_of_another_cluster_are_refused(receiver: Receiving, connect: Con
     assert len(receiver.keys("c1")) == 1
 
 
-def test_bytes_that_are_others_are_refused(receiver: Receiving, connect: Connect) -> None:
+def test_bytes_that_are_others_are_refused(receiver: ForwardedSite, connect: Connect) -> None:
     raw = connect()
     raw.greet()
     row = script_row(1)
@@ -121,7 +123,7 @@ def test_bytes_that_are_others_are_refused(receiver: Receiving, connect: Connect
 
 @pytest.mark.parametrize("number", [0, 1, 3, 2**63])
 def test_a_number_that_is_not_due_ends_the_connection(
-    receiver: Receiving, connect: Connect, number: int
+    receiver: ForwardedSite, connect: Connect, number: int
 ) -> None:
     raw = connect()
     raw.greet()
@@ -132,7 +134,7 @@ def test_a_number_that_is_not_due_ends_the_connection(
     assert receiver.keys() == [script_key(1, 1_772_366_400_000_000_000)]
 
 
-def test_too_many_events_at_once_are_not_taken(receiver: Receiving, connect: Connect) -> None:
+def test_too_many_events_at_once_are_not_taken(receiver: ForwardedSite, connect: Connect) -> None:
     raw = connect()
     raw.greet()
     raw.say(wire.Batch(1, [script_row(1)] * (wire.MOST_ROWS + 1)))
@@ -145,7 +147,7 @@ def test_another_version_is_told_which_one_is_spoken(connect: Connect) -> None:
     assert (answer.verdict, answer.detail) == ("refused", "it speaks version 99, we speak 1")
 
 
-def test_nothing_is_taken_before_a_hello(receiver: Receiving, connect: Connect) -> None:
+def test_nothing_is_taken_before_a_hello(receiver: ForwardedSite, connect: Connect) -> None:
     raw = connect()
     assert isinstance(raw.hear(), wire.Greeting)
     raw.say(wire.Batch(1, [script_row(1)]))
@@ -161,7 +163,7 @@ def test_a_stranger_gets_only_a_small_frame(connect: Connect) -> None:
     assert raw.ends()
 
 
-def test_garbage_moves_nothing(receiver: Receiving, connect: Connect) -> None:
+def test_garbage_moves_nothing(receiver: ForwardedSite, connect: Connect) -> None:
     before = receiver.files()
     for length in (1, 3, 100, 5000):
         plain = socket.create_connection(("127.0.0.1", receiver.port), 10)
@@ -179,7 +181,9 @@ def test_garbage_moves_nothing(receiver: Receiving, connect: Connect) -> None:
     assert connect().greet().verdict == "durable"
 
 
-def test_without_a_certificate_nobody_is_heard(receiver: Receiving, authority: Authority) -> None:
+def test_without_a_certificate_nobody_is_heard(
+    receiver: ForwardedSite, authority: Authority
+) -> None:
     other = Authority(Path(authority.file).parent / "other")
     raw = Raw(receiver.port, authority, other.certificate("DNS:ctl1"))
     with pytest.raises((wire.WireUnavailable, OSError)):
@@ -189,7 +193,7 @@ def test_without_a_certificate_nobody_is_heard(receiver: Receiving, authority: A
 
 
 @pytest.mark.parametrize("limits", [{"most_strangers": 4}])
-def test_who_says_nothing_makes_room_for_others(receiver: Receiving, connect: Connect) -> None:
+def test_who_says_nothing_makes_room_for_others(receiver: ForwardedSite, connect: Connect) -> None:
     known = connect()
     assert known.greet().verdict == "durable"
     silent = [socket.create_connection(("127.0.0.1", receiver.port), 10) for _ in range(12)]
@@ -204,7 +208,7 @@ def test_who_says_nothing_makes_room_for_others(receiver: Receiving, connect: Co
 
 @pytest.mark.parametrize("limits", [{"most_strangers": 8}])
 def test_a_flood_takes_no_more_threads_than_there_may_be(
-    receiver: Receiving, connect: Connect
+    receiver: ForwardedSite, connect: Connect
 ) -> None:
     before = threading.active_count()
     most = 0
@@ -223,7 +227,7 @@ def test_a_flood_takes_no_more_threads_than_there_may_be(
 
 
 @pytest.mark.parametrize("limits", [{"most_of_cluster": 3}])
-def test_one_cluster_takes_no_place_of_anothers(receiver: Receiving, connect: Connect) -> None:
+def test_one_cluster_takes_no_place_of_anothers(receiver: ForwardedSite, connect: Connect) -> None:
     many = [connect() for _ in range(9)]
     for raw in many:
         assert raw.greet().verdict == "durable"
@@ -234,7 +238,7 @@ def test_one_cluster_takes_no_place_of_anothers(receiver: Receiving, connect: Co
         assert raw.hear().verdict == "durable"
 
 
-def test_a_disk_that_is_away_is_later(receiver: Receiving, connect: Connect) -> None:
+def test_a_disk_that_is_away_is_later(receiver: ForwardedSite, connect: Connect) -> None:
     incoming = Path(receiver.settings.state_dir) / "incoming"
     incoming.write_bytes(b"in the way")
     raw = connect()

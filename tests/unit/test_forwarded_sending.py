@@ -9,11 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from forwarding_site import Receiving, script_row, stores_in
-from spool_site import no_lease_signals
-from torque_player import Player
-from torque_site import Site as TorqueSite
 
+from harness.forwarding import ForwardedSite, script_row, stores_in
+from harness.spool import no_lease_signals
+from harness.torque import Player, TorqueCapture
 from servers.authority import Authority
 from steward.core.config import Settings
 from steward.core.consumers import Rejected
@@ -36,19 +35,19 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def receiver(tmp_path: Path, authority: Authority) -> Iterator[Receiving]:
+def receiver(tmp_path: Path, authority: Authority) -> Iterator[ForwardedSite]:
     (tmp_path / "serve").mkdir()
-    site = Receiving(tmp_path / "serve", authority, {"c1": ("ctl1",)})
+    site = ForwardedSite(tmp_path / "serve", authority, {"c1": ("ctl1",)})
     yield site
     site.close()
 
 
 @pytest.fixture
-def make(tmp_path: Path, receiver: Receiving, authority: Authority) -> Iterator[MakeForward]:
+def make(tmp_path: Path, receiver: ForwardedSite, authority: Authority) -> Iterator[MakeForward]:
     made = []
 
     def forward(settings: ForwardSettings | None = None) -> Forward:
-        settings = settings or receiver.forward_settings(authority, "DNS:ctl1")
+        settings = settings or receiver.forward_settings("DNS:ctl1")
         all_settings = Settings(
             state_dir=str(tmp_path), cluster={"c1": ClusterSettings()}, forward=settings
         )
@@ -80,7 +79,7 @@ def nothing(_: object) -> None:
 
 
 def test_events_and_bytes_arrive_and_the_cursor_moves(
-    tmp_path: Path, receiver: Receiving, make: MakeForward
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward
 ) -> None:
     forward = make()
     assert forward.cursor() == 0
@@ -96,7 +95,7 @@ def test_events_and_bytes_arrive_and_the_cursor_moves(
 
 
 def test_what_is_of_another_cluster_is_passed_over(
-    tmp_path: Path, receiver: Receiving, make: MakeForward
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward
 ) -> None:
     forward = make()
     forward.apply([captured(tmp_path, 1, cluster="c2")], 5, nothing)
@@ -105,7 +104,7 @@ def test_what_is_of_another_cluster_is_passed_over(
 
 
 def test_many_bytes_go_in_several_batches(
-    tmp_path: Path, receiver: Receiving, make: MakeForward, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
     really = wire.frame_of
@@ -122,7 +121,7 @@ def test_many_bytes_go_in_several_batches(
 
 
 def test_what_is_refused_is_named_and_the_others_are_there(
-    tmp_path: Path, receiver: Receiving, make: MakeForward
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward
 ) -> None:
     forward = make()
     good, bad = captured(tmp_path, 1), captured(tmp_path, 2)
@@ -138,7 +137,7 @@ def test_what_is_refused_is_named_and_the_others_are_there(
 
 
 def test_bytes_that_are_gone_set_one_event_aside(
-    tmp_path: Path, receiver: Receiving, make: MakeForward
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward
 ) -> None:
     event = captured(tmp_path, 1)
     (tmp_path / "incoming" / event.body.script.path).unlink()
@@ -153,27 +152,25 @@ def test_more_than_a_frame_holds_sets_one_event_aside(tmp_path: Path, make: Make
 
 
 def test_a_host_that_may_not_report_waits_and_says_why(
-    tmp_path: Path, receiver: Receiving, make: MakeForward, authority: Authority
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward, authority: Authority
 ) -> None:
-    forward = make(receiver.forward_settings(authority, "DNS:ctl9"))
+    forward = make(receiver.forward_settings("DNS:ctl9"))
     with pytest.raises(Unavailable, match=r"may not report for cluster c1: .*ctl9"):
         forward.apply([captured(tmp_path, 1)], 1, nothing)
     assert forward.cursor() == 0
 
 
 def test_who_is_not_certified_is_sent_nothing(
-    tmp_path: Path, receiver: Receiving, make: MakeForward, authority: Authority
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward, authority: Authority
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     other = Authority(tmp_path / "elsewhere" / "ca")
-    settings = msgspec.structs.replace(
-        receiver.forward_settings(authority, "DNS:ctl1"), ca_file=other.file
-    )
+    settings = msgspec.structs.replace(receiver.forward_settings("DNS:ctl1"), ca_file=other.file)
     forward = make(settings)
     with pytest.raises(Unavailable, match=r"cannot be reached: .*certificate"):
         forward.apply([captured(tmp_path, 1)], 1, nothing)
     named = msgspec.structs.replace(
-        receiver.forward_settings(authority, "DNS:ctl1"), to=f"127.0.0.2:{receiver.port}"
+        receiver.forward_settings("DNS:ctl1"), to=f"127.0.0.2:{receiver.port}"
     )
     with pytest.raises(Unavailable, match="cannot be reached"):
         make(named).apply([captured(tmp_path, 1)], 1, nothing)
@@ -181,13 +178,13 @@ def test_who_is_not_certified_is_sent_nothing(
 
 
 def test_a_certificate_that_cannot_be_read_is_waited_for(
-    tmp_path: Path, receiver: Receiving, make: MakeForward, authority: Authority
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward, authority: Authority
 ) -> None:
-    settings = receiver.forward_settings(authority, "DNS:ctl1")
+    settings = receiver.forward_settings("DNS:ctl1")
     Path(settings.key_file).write_text("being written")
     with pytest.raises(Unavailable, match="cannot be used"):
         make(settings).apply([captured(tmp_path, 1)], 1, nothing)
-    fresh = receiver.forward_settings(authority, "DNS:ctl1")
+    fresh = receiver.forward_settings("DNS:ctl1")
     make(fresh).apply([captured(tmp_path, 1)], 1, nothing)
     assert len(receiver.keys()) == 1
 
@@ -246,13 +243,13 @@ class Scripted:
 )
 def test_any_other_answer_leaves_the_cursor(
     tmp_path: Path,
-    receiver: Receiving,
+    receiver: ForwardedSite,
     make: MakeForward,
     authority: Authority,
     answer: wire.Answer,
 ) -> None:
     other = Scripted(authority, [answer])
-    settings = receiver.forward_settings(authority, "DNS:ctl1")
+    settings = receiver.forward_settings("DNS:ctl1")
     forward = make(msgspec.structs.replace(settings, to=f"127.0.0.1:{other.port}"))
     with pytest.raises(Unavailable):
         forward.apply([captured(tmp_path, 1)], 1, nothing)
@@ -262,11 +259,11 @@ def test_any_other_answer_leaves_the_cursor(
 
 
 def test_a_connection_that_ended_meanwhile_is_made_anew(
-    tmp_path: Path, receiver: Receiving, make: MakeForward, authority: Authority
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward, authority: Authority
 ) -> None:
     good = wire.Answer(number=1, verdict="durable")
     other = Scripted(authority, [good, None, good])
-    settings = receiver.forward_settings(authority, "DNS:ctl1")
+    settings = receiver.forward_settings("DNS:ctl1")
     forward = make(msgspec.structs.replace(settings, to=f"127.0.0.1:{other.port}"))
     forward.apply([captured(tmp_path, 1)], 1, nothing)
     forward.apply([captured(tmp_path, 2)], 2, nothing)
@@ -279,15 +276,15 @@ def test_a_connection_that_ended_meanwhile_is_made_anew(
 
 @pytest.mark.parametrize("moment", ["running", "completed"])
 def test_jobs_of_torque_arrive_with_the_tasks_of_its_arrays(
-    tmp_path: Path, receiver: Receiving, authority: Authority, moment: str
+    tmp_path: Path, receiver: ForwardedSite, authority: Authority, moment: str
 ) -> None:
     Player("flat", tmp_path / "spool").snapshot(moment, tmp_path / "at" / "jobs")
-    site = TorqueSite(tmp_path / "torque", tmp_path / "at").finish()
+    site = TorqueCapture(tmp_path / "torque", tmp_path / "at").finish()
     events = [msgspec.structs.replace(event, id=n) for n, event in enumerate(site.events, 1)]
     settings = Settings(
         state_dir=str(tmp_path),
         cluster={"c1": ClusterSettings()},
-        forward=receiver.forward_settings(authority, "DNS:ctl1"),
+        forward=receiver.forward_settings("DNS:ctl1"),
     )
     forward = Forward(settings, "c1", Stores([site.store]))
     forward.apply(events, len(events), nothing)

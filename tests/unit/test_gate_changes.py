@@ -3,15 +3,15 @@
 from pathlib import Path
 
 import msgspec
-from gate_site import CLUSTER, Site, account, job, now_us, rules
 
+from harness.gate import CLUSTER, GateCore, account, job, now_us, rules
 from steward.bank.gate import token
 from steward.bank.gate.shapes import Claim, Said, Seen, Submit
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Settlement
 
 
-def changed(site: Site, what: Description, jobs: str = "", by: int = 1000) -> Said:
+def changed(site: GateCore, what: Description, jobs: str = "", by: int = 1000) -> Said:
     """What a user is answered who changes a job."""
     ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what, jobs=jobs, by=by)
     with site.store.transaction():
@@ -21,7 +21,7 @@ def changed(site: Site, what: Description, jobs: str = "", by: int = 1000) -> Sa
 def test_another_run_that_is_to_begin_at_once_needs_what_the_former_has_used(
     tmp_path: Path,
 ) -> None:
-    site = Site(tmp_path, account("chem", 15))
+    site = GateCore(tmp_path, account("chem", 15))
     comment = site.submit(job(9)).admin_comment
     seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment, started=True)
     hold = token.find(comment)[0].id
@@ -39,7 +39,7 @@ def test_another_run_that_is_to_begin_at_once_needs_what_the_former_has_used(
 
 
 def test_an_array_is_paid_by_one_account(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 50), account("phys", 50, number=2))
+    site = GateCore(tmp_path, account("chem", 50), account("phys", 50, number=2))
     comment = site.submit(job(9, array="0-1")).admin_comment
     seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment)
     with site.store.transaction():
@@ -53,7 +53,7 @@ def test_an_array_is_paid_by_one_account(tmp_path: Path) -> None:
 
 
 def test_a_het_jobs_component_has_its_own_hold(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 50))
+    site = GateCore(tmp_path, account("chem", 50))
     for number, minutes in ((5, 9), (6, 19)):
         comment = site.submit(job(minutes, het=True)).admin_comment
         seen = Seen(cluster=CLUSTER, job_id=number, uid=1000, admin_comment=comment)
@@ -63,7 +63,7 @@ def test_a_het_jobs_component_has_its_own_hold(tmp_path: Path) -> None:
     assert site.free() == 0
 
 
-def shown(site: Site, minutes: int, after_s: int = 0, *, started: bool = False) -> None:
+def shown(site: GateCore, minutes: int, after_s: int = 0, *, started: bool = False) -> None:
     """The queue shows a job so, some seconds from now."""
     at_us = now_us() + after_s * 1_000_000
     claim = Claim(
@@ -76,7 +76,7 @@ def shown(site: Site, minutes: int, after_s: int = 0, *, started: bool = False) 
 def test_a_job_that_has_never_started_is_held_for_less_once_the_queue_shows_that(
     tmp_path: Path,
 ) -> None:
-    site = Site(tmp_path, account("chem", 50))
+    site = GateCore(tmp_path, account("chem", 50))
     comment = site.submit(job(29)).admin_comment
     seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment)
     with site.store.transaction():

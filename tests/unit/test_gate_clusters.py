@@ -4,9 +4,8 @@ import logging
 from pathlib import Path
 
 import pytest
-from gate_process import running, state_dir
-from gate_site import CLUSTER, account, job, settings_of
 
+from harness.gate import CLUSTER, account, job, running, settings_of
 from steward.bank.gate.clusters import Clusters
 from steward.bank.gate.shapes import Submit
 
@@ -14,7 +13,7 @@ ASK = Submit(v=1, op="submit", cluster="", job=job(9))
 
 
 def test_a_job_of_no_cluster_is_refused_as_the_only_ones(tmp_path: Path) -> None:
-    with running(settings_of(state_dir(tmp_path))) as gate:
+    with running(settings_of(tmp_path)) as gate:
         gate.tell(account("chem", 30))
         assert not gate.ask(job(99), cluster="")["ok"]
         assert "steward=1." in gate.ask(job(9), cluster="")["admin_comment"]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gate_site import CLUSTER, Site, account, now_us, picture, rules
-from gate_site import job as usual_job
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from harness.gate import CLUSTER, GateCore, account, now_us, picture, rules
+from harness.gate import job as usual_job
 from steward.bank.estimate import named, sizes, tasks_of
 from steward.bank.estimate.bounds import LONGEST_TEXTS, Budget
 from steward.bank.gate.answering import Answering, Right
@@ -33,12 +33,11 @@ def many_partitions() -> Picture:
     return msgspec.structs.replace(usual, partitions=usual.partitions | more)
 
 
-class AskedSite(Site):
+class AskedGate(GateCore):
     """A gate that answers questions of the submit plugin."""
 
-    def __init__(self, state_dir: Path, su: int, mode: str = "gate") -> None:
-        state_dir.mkdir(exist_ok=True)
-        super().__init__(state_dir, account("chem", su), mode=mode)
+    def __init__(self, directory: Path, su: int, mode: str = "gate") -> None:
+        super().__init__(directory, account("chem", su), mode=mode)
         priced = tuple(
             msgspec.structs.replace(rate, partition="*") for rate in rules().rates if not rate.free
         )
@@ -147,19 +146,19 @@ def test_each_bounded_text_has_a_worst_case() -> None:
 
 
 @pytest.fixture(scope="module")
-def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, AskedSite]:
+def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, AskedGate]:
     print(f"hypothesis seed {_SEED}")
     where = tmp_path_factory.mktemp("gates")
     return {
-        "admitted": AskedSite(where / "rich", 10**12),
-        "refused": AskedSite(where / "poor", 100),
+        "admitted": AskedGate(where / "rich", 10**12),
+        "refused": AskedGate(where / "poor", 100),
     }
 
 
 @pytest.mark.parametrize("purse", ["admitted", "refused"])
 @pytest.mark.parametrize("field", _WORST)
 def test_the_worst_text_of_a_field_is_answered_within_the_budget(
-    sites: dict[str, AskedSite], field: str, purse: str
+    sites: dict[str, AskedGate], field: str, purse: str
 ) -> None:
     for make in _WORST[field]:
         text = make(LONGEST_TEXTS.get(field, 4096))
@@ -173,7 +172,7 @@ def test_the_worst_text_of_a_field_is_answered_within_the_budget(
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), purse=st.sampled_from(["admitted", "refused"]))
 def test_worst_texts_together_are_answered_within_the_budget(
-    sites: dict[str, AskedSite], data: st.DataObject, purse: str
+    sites: dict[str, AskedGate], data: st.DataObject, purse: str
 ) -> None:
     fields = data.draw(st.lists(st.sampled_from(sorted(_WORST)), min_size=1, unique=True))
     texts = {
@@ -200,14 +199,14 @@ def test_an_array_is_read_once_for_a_refusal(
         return tasks_of(text)
 
     monkeypatch.setattr("steward.bank.estimate.estimator.tasks_of", counted_tasks_of)
-    site = AskedSite(tmp_path, 100)
+    site = AskedGate(tmp_path, 100)
     said = site.ask(usual_job(10_000, array="0-9"))
     assert "What would fit: a time limit of at most 00:09:00 (--time=9)" in said.say
     assert read == ["0-9"]
 
 
 def test_a_refusal_goes_out_without_advice_when_the_budget_is_spent(tmp_path: Path) -> None:
-    site = AskedSite(tmp_path, 100)
+    site = AskedGate(tmp_path, 100)
     with site.ground.limited(Budget(0)):
         said = site.submit(usual_job(10_000, array="0-9"))
     assert not said.ok
@@ -217,7 +216,7 @@ def test_a_refusal_goes_out_without_advice_when_the_budget_is_spent(tmp_path: Pa
 
 
 def test_a_user_who_takes_too_much_of_the_gate_is_refused_without_a_price(tmp_path: Path) -> None:
-    site = AskedSite(tmp_path, 10**9)
+    site = AskedGate(tmp_path, 10**9)
     site.limits.add(1000, USER_NS, is_het=False)
     holds = len(site.keeper.purses.holds)
     said = site.ask(usual_job())
@@ -232,13 +231,13 @@ def test_a_user_who_takes_too_much_of_the_gate_is_refused_without_a_price(tmp_pa
 
 def test_nobody_is_refused_for_cpu_time_where_nothing_is_enforced(tmp_path: Path) -> None:
     for mode in ("observe", "off"):
-        site = AskedSite(tmp_path / mode, 1, mode)
+        site = AskedGate(tmp_path / mode, 1, mode)
         site.limits.add(1000, USER_NS, is_het=False)
         assert site.ask(usual_job()).ok
 
 
 def test_components_of_a_het_job_share_one_budget(tmp_path: Path) -> None:
-    site = AskedSite(tmp_path, 10**9)
+    site = AskedGate(tmp_path, 10**9)
     usual = [site.ask(usual_job(het=True)) for _ in range(128)]
     assert all(said.ok for said in usual)
     site.second += 1
@@ -258,7 +257,7 @@ def test_components_of_a_het_job_share_one_budget(tmp_path: Path) -> None:
 def test_a_text_that_was_cut_is_refused_whatever_the_policy(
     tmp_path: Path, op: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site = AskedSite(tmp_path, 10**9)
+    site = AskedGate(tmp_path, 10**9)
     cut = usual_job(req_nodes="n1,n2", job_id=7 if op == "modify" else 0)
     said = site.ask(cut, op=op, oversize="req_nodes")
     assert not said.ok
@@ -270,14 +269,14 @@ def test_a_text_that_was_cut_is_refused_whatever_the_policy(
     assert site.ask(usual_job(), op=op).ok
     assert not site.ask(cut, op=op, oversize="req_nodes").ok
     for mode in ("observe", "off"):
-        free = AskedSite(tmp_path / mode, 1, mode)
+        free = AskedGate(tmp_path / mode, 1, mode)
         assert free.ask(cut, op=op, oversize="req_nodes").ok
 
 
 def test_a_list_of_partitions_that_is_cut_is_enforced_as_the_strictest(tmp_path: Path) -> None:
     from steward.bank.records import ModeRule
 
-    site = AskedSite(tmp_path, 1, "observe")
+    site = AskedGate(tmp_path, 1, "observe")
     site.ground.put_rules(rules("observe", ModeRule(mode="gate", partition="main")))
     observed = filled("cheap", 5000)
     assert not site.ask(usual_job(partition=observed), oversize="partition").ok

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gate_site import CLUSTER, DAY_US, Site, account, job, now_us, rules
 
+from harness.gate import CLUSTER, DAY_US, GateCore, account, job, now_us, rules
 from steward.bank.gate import token
 from steward.bank.gate.shapes import Claim, Seen, Submit
 from steward.bank.money import MICRO
@@ -15,7 +15,7 @@ from steward.bank.settings import RefusalSettings
 
 def test_where_nothing_fits_it_is_said_whom_to_ask_and_what_else_can_pay(tmp_path: Path) -> None:
     alice, spent_up = UserBooks(name="alice"), UserBooks(name="alice", limit=5 * MICRO)
-    site = Site(
+    site = GateCore(
         tmp_path,
         account("chem", 0, owners=("olga", "carl")),
         account("lab", 0, number=2, payer="chem", users=(alice,)),
@@ -36,7 +36,7 @@ def test_where_nothing_fits_it_is_said_whom_to_ask_and_what_else_can_pay(tmp_pat
 
 
 def test_without_a_time_limit_it_is_said_what_is_reckoned_with(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 10))
+    site = GateCore(tmp_path, account("chem", 10))
     said = site.submit(job(9, time_limit_min=None)).say
     assert "It gives no time limit, so 01:00:00 are reckoned with: a shorter --time" in said
     assert "--time=9)" in said
@@ -54,7 +54,7 @@ def test_without_a_time_limit_it_is_said_what_is_reckoned_with(tmp_path: Path) -
     ],
 )
 def test_the_rule_that_names_most_holds(tmp_path: Path, rule: ModeRule, mode: str) -> None:
-    site = Site(tmp_path, account("chem", 5))
+    site = GateCore(tmp_path, account("chem", 5))
     site.ground.put_rules(rules("gate", rule))
     said = site.submit(job(99))
     assert said.ok == (mode != "gate")
@@ -65,7 +65,7 @@ def test_the_rule_that_names_most_holds(tmp_path: Path, rule: ModeRule, mode: st
 
 
 def test_of_several_partitions_the_strictest_holds(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 5))
+    site = GateCore(tmp_path, account("chem", 5))
     site.ground.put_rules(rules("gate", ModeRule(mode="off", partition="cheap")))
     assert site.submit(job(99, partition="cheap")).ok
     assert not site.submit(job(99, partition="cheap,main")).ok
@@ -78,7 +78,7 @@ def test_on_paper_the_same_is_refused_as_in_earnest(tmp_path: Path) -> None:
     for mode in ("observe", "gate"):
         where = tmp_path / mode
         where.mkdir()
-        site = Site(where, account("chem", 20), mode=mode)
+        site = GateCore(where, account("chem", 20), mode=mode)
         for one in wanted:
             site.submit(one)
         rows = [fact.refusal for fact in site.store.facts(0, 99) if fact.refusal]
@@ -90,7 +90,7 @@ def test_on_paper_the_same_is_refused_as_in_earnest(tmp_path: Path) -> None:
 def test_accounts_that_may_not_pay(tmp_path: Path) -> None:
     listed = account("math", 9, number=2, only_listed=True, users=(UserBooks(name="bob"),))
     closed = account("old", 9, number=3, closed=True)
-    site = Site(tmp_path, account("chem", 9), listed, closed)
+    site = GateCore(tmp_path, account("chem", 9), listed, closed)
     assert "no account phys" in site.submit(job(1, account="phys")).say
     assert "closed" in site.submit(job(1, account="old")).say
     assert "alice may not charge" in site.submit(job(1, account="math")).say
@@ -105,7 +105,7 @@ def test_accounts_that_may_not_pay(tmp_path: Path) -> None:
 
 def test_limits_of_users_and_shares_of_accounts(tmp_path: Path) -> None:
     users = (UserBooks(name="alice", limit=20 * MICRO, spent=5 * MICRO),)
-    site = Site(tmp_path, account("chem", 100, users=users), hold_share=0.3)
+    site = GateCore(tmp_path, account("chem", 100, users=users), hold_share=0.3)
     assert site.submit(job(9)).ok
     said = site.submit(job(9))
     assert "user alice has 5.00 SU left" in said.say
@@ -117,7 +117,7 @@ def test_limits_of_users_and_shares_of_accounts(tmp_path: Path) -> None:
 
 def test_a_parent_pays_and_exempt_users_are_never_refused(tmp_path: Path) -> None:
     child = account("lab", 0, number=2, payer="chem", allocations=())
-    site = Site(tmp_path, account("chem", 10), child, exempt=("op",))
+    site = GateCore(tmp_path, account("chem", 10), child, exempt=("op",))
     assert site.submit(job(7, account="lab")).ok
     assert site.free() == 2
     assert "Account lab (paid by chem)" in site.submit(job(7, account="lab")).say
@@ -129,7 +129,7 @@ def test_a_parent_pays_and_exempt_users_are_never_refused(tmp_path: Path) -> Non
 
 
 def test_what_is_not_eligible_yet_holds_nothing(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 10))
+    site = GateCore(tmp_path, account("chem", 10))
     later = now_us() + DAY_US
     for one in (job(9, held=True), job(9, begin_us=later)):
         said = site.submit(one)
@@ -150,14 +150,14 @@ def test_what_is_not_eligible_yet_holds_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("arrays", "held"), [("full", 80), ("running", 20), ("start", 0)])
 def test_arrays_hold_by_the_sites_rule(tmp_path: Path, arrays: str, held: int) -> None:
-    site = Site(tmp_path, account("chem", 100), arrays=arrays)
+    site = GateCore(tmp_path, account("chem", 100), arrays=arrays)
     assert site.submit(job(9, array="1-8%2")).ok
     assert site.free() == 100 - held
 
 
 def test_a_refusal_may_send_the_job_elsewhere(tmp_path: Path) -> None:
     instead = {"chem": RefusalSettings(partition="cheap")}
-    site = Site(tmp_path, account("chem", 5), refusal=instead)
+    site = GateCore(tmp_path, account("chem", 5), refusal=instead)
     said = site.submit(job(99))
     assert (said.ok, said.partition) == (True, "cheap")
     assert said.say.endswith("it goes to partition cheap instead.")
@@ -168,7 +168,7 @@ def test_a_refusal_may_send_the_job_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_federations_sibling_has_no_second_hold(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 100))
+    site = GateCore(tmp_path, account("chem", 100))
     other = msgspec.structs.replace(site.ground.pictures[CLUSTER], cluster="d")
     site.ground.put_picture(other)
     rates = tuple(msgspec.structs.replace(rate, cluster="") for rate in rules().rates)
@@ -190,7 +190,7 @@ def test_a_federations_sibling_has_no_second_hold(tmp_path: Path) -> None:
 
 
 def test_a_change_needs_the_difference_or_another_account(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 30), account("phys", 15, number=2))
+    site = GateCore(tmp_path, account("chem", 30), account("phys", 15, number=2))
     comment = site.submit(job(9)).admin_comment
     with site.store.transaction():
         seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment, started=True)
@@ -212,7 +212,7 @@ def test_a_change_needs_the_difference_or_another_account(tmp_path: Path) -> Non
 
 def test_a_stranger_changes_no_hold(tmp_path: Path) -> None:
     """slurmctld asks its plugins before it looks whose job it is."""
-    site = Site(tmp_path, account("chem", 30), account("phys", 30, number=2))
+    site = GateCore(tmp_path, account("chem", 30), account("phys", 30, number=2))
     comment = site.submit(job(9)).admin_comment
     with site.store.transaction():
         seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=comment, started=True)
@@ -228,7 +228,7 @@ def test_a_stranger_changes_no_hold(tmp_path: Path) -> None:
 
 
 def test_a_change_that_the_queue_shows_is_held_once(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 25))
+    site = GateCore(tmp_path, account("chem", 25))
     comment = site.submit(job(9)).admin_comment
     with site.store.transaction():
         site.upkeep.confirm(
@@ -248,7 +248,7 @@ def test_holds_move_when_an_allocation_ends(tmp_path: Path) -> None:
     first = AllocationBooks(number=1, balance=50 * MICRO, end_us=begin + DAY_US)
     last = AllocationBooks(number=2, balance=0)
     following = AllocationBooks(number=3, balance=15 * MICRO, begin_us=begin + DAY_US)
-    site = Site(tmp_path, account("chem", 0, allocations=(first, last, following)))
+    site = GateCore(tmp_path, account("chem", 0, allocations=(first, last, following)))
     comments = [site.submit(job(9)).admin_comment for _ in range(3)]
     with site.store.transaction():
         for number, comment in enumerate(comments, 1):
@@ -283,7 +283,7 @@ def test_a_job_that_starts_after_its_allocation_ended_is_held_for_all_the_same(
     begin = now_us()
     first = AllocationBooks(number=1, balance=50 * MICRO, end_us=begin + DAY_US)
     last = AllocationBooks(number=2, balance=5 * MICRO)
-    site = Site(tmp_path, account("chem", 0, allocations=(first, last)))
+    site = GateCore(tmp_path, account("chem", 0, allocations=(first, last)))
     comment = site.submit(job(9)).admin_comment
     with site.store.transaction():
         site.upkeep.tick(begin + DAY_US)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gate_process import running, state_dir
-from gate_site import account, settings_of
 
+from harness.gate import account, running, settings_of
 from steward.bank.gate import plugin_conf
 
 
@@ -23,7 +22,7 @@ def private() -> Iterator[None]:
 
 @pytest.mark.usefixtures("private")
 def test_what_is_made_is_open_whatever_the_umask(tmp_path: Path) -> None:
-    settings = settings_of(state_dir(tmp_path))
+    settings = settings_of(tmp_path)
     for conf in (f"{tmp_path}/run/gate.conf", ""):
         gate = msgspec.structs.replace(
             settings.gate, socket=f"{tmp_path}/run/gate.sock", plugin_conf=conf

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from gate_process import PATIENCE_S, running_here, state_dir
-from gate_site import settings_of
 
+from harness.gate import PATIENCE_S, running_here, settings_of
 from steward.bank.gate import peers
 from steward.bank.gate.link import connect
 
@@ -71,7 +70,7 @@ def test_where_it_can_be_nobodys_anybody_may_connect(
 def test_who_is_turned_away_is_told_of_once_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = settings_of(state_dir(tmp_path))
+    settings = settings_of(tmp_path)
 
     def uid_of(connection: socket.socket) -> int:
         is_plugins = os.path.basename(settings.gate.socket) in connection.getsockname()

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from gate_site import CLUSTER, Site, account, job, now_us, rules
 
+from harness.gate import CLUSTER, GateCore, account, job, now_us, rules
 from steward.bank.gate.shapes import Claim, Seen, Submit
 from steward.bank.records import Description
 
@@ -16,7 +16,7 @@ LOOK_US = 7_000_000
 class Queue:
     """What Slurm shows now and then, and time that goes by between."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: GateCore) -> None:
         self.site = site
         self.now = now_us()
 
@@ -44,7 +44,7 @@ class Queue:
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Queue:
-    return Queue(Site(tmp_path, account("chem", 100)))
+    return Queue(GateCore(tmp_path, account("chem", 100)))
 
 
 def test_a_loop_leaves_colleagues_nearly_all_from_the_third_look_on(queue: Queue) -> None:
@@ -113,7 +113,7 @@ def test_a_queue_that_was_long_unseen_is_one_look(queue: Queue) -> None:
 
 def test_doubt_is_about_one_user_and_one_purse(tmp_path: Path) -> None:
     child = account("lab", 0, number=2, payer="chem", allocations=())
-    site = Site(tmp_path, account("chem", 100), child, account("phys", 100, number=3))
+    site = GateCore(tmp_path, account("chem", 100), child, account("phys", 100, number=3))
     queue = Queue(site)
     for _ in range(4):
         queue.fill()
@@ -149,7 +149,7 @@ def test_changes_that_never_show_count_and_what_the_queue_shows_is_not_bound(que
 
 
 def test_the_part_is_the_sites_to_choose(tmp_path: Path) -> None:
-    queue = Queue(Site(tmp_path, account("chem", 100), unseen_share=0.5))
+    queue = Queue(GateCore(tmp_path, account("chem", 100), unseen_share=0.5))
     for _ in range(4):
         queue.fill()
         queue.look()

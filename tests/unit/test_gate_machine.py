@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-from gate_site import CLUSTER, DAY_US, Site, job, now_us
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from harness.gate import CLUSTER, DAY_US, GateCore, job, now_us
 from steward.bank.errors import BankRefused
 from steward.bank.gate.shapes import Claim, Seen
 from steward.bank.money import MICRO
@@ -30,7 +30,7 @@ class Gate(RuleBasedStateMachine):
         self.ends = {1: self.now + DAY_US // 4, 2: 0, 3: 0}
         self.owners = {1: "chem", 2: "chem", 3: "phys"}
         self.credits = {"chem": 5 * MICRO, "phys": 0}
-        self.site = Site(Path(self.dir))
+        self.site = GateCore(Path(self.dir))
         self.comments: dict[int, str] = {}
         self.next_job = 1
         self.seq = 0

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gate_site import CLUSTER, DAY_US, Site, account, job, now_us, rules
 
+from harness.gate import CLUSTER, DAY_US, GateCore, account, job, now_us, rules
 from steward.bank.gate.shapes import Claim, Covered, Seen
 from steward.bank.money import MICRO
 from steward.bank.records import AllocationBooks, Books, Settlement
@@ -22,7 +22,7 @@ class Array:
         self.old = AllocationBooks(number=1, balance=40 * MICRO, end_us=self.end)
         self.open_ended = AllocationBooks(number=2, balance=0)
         self.new = AllocationBooks(number=3, balance=later_su * MICRO, begin_us=self.end)
-        self.site = Site(tmp_path, account("chem", 0, allocations=self.allocations))
+        self.site = GateCore(tmp_path, account("chem", 0, allocations=self.allocations))
         comment = self.site.submit(job(9, array="0-3"), at_us=self.now).admin_comment
         self.seen = Seen(
             cluster=CLUSTER, job_id=ARRAY, uid=1000, admin_comment=comment, started=True

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gate_process import PATIENCE_S, RunningGate, running
-from gate_site import account, job, settings_of
 
+from harness.gate import PATIENCE_S, RunningGate, account, job, running, settings_of
 from servers.authority import Authority
 from steward.bank.money import MICRO
 from steward.core.config import Settings

@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-from gate_process import running, state_dir
-from gate_site import account, job, settings_of
-
+from harness.gate import account, job, running, settings_of
 from steward.bank.gate.shapes import Seen
 
 
 def test_holds_and_confirmations_are_the_same_in_pieces(tmp_path: Path) -> None:
-    with running(settings_of(state_dir(tmp_path))) as gate:
+    with running(settings_of(tmp_path)) as gate:
         gate.tell(account("chem", 10**12))
         comments = [gate.ask(job(30))["admin_comment"] for _ in range(450)]
         whole = gate.link.holds()

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from gate_site import CLUSTER, HOUR_MIN, Site, account, job, now_us
 
+from harness.gate import CLUSTER, HOUR_MIN, GateCore, account, job, now_us
 from steward.bank.gate.keeper import SEEN_WITHIN_US
 from steward.bank.gate.shapes import Claim, Said, Seen, Submit
 from steward.bank.records import Description
@@ -15,7 +15,7 @@ NUMBER = 5
 LATER_US = now_us() + HOUR_MIN * 60_000_000
 
 
-def put_off(site: Site, minutes: int, number: int = NUMBER, **more: Any) -> None:
+def put_off(site: GateCore, minutes: int, number: int = NUMBER, **more: Any) -> None:
     """Submit a job that holds nothing yet, and have Slurm show it."""
     said = site.submit(job(minutes, **more))
     assert said.ok
@@ -24,11 +24,11 @@ def put_off(site: Site, minutes: int, number: int = NUMBER, **more: Any) -> None
         site.upkeep.confirm([seen], now_us())
 
 
-def changed(site: Site, number: int = NUMBER, **changes: Any) -> Said:
+def changed(site: GateCore, number: int = NUMBER, **changes: Any) -> Said:
     return site.modify(Description(uid=-1, job_id=number, **changes))
 
 
-def looked(site: Site, minutes: int, at_us: int = 0, **more: Any) -> None:
+def looked(site: GateCore, minutes: int, at_us: int = 0, **more: Any) -> None:
     """The queue shows the job so."""
     claim = Claim(cluster=CLUSTER, job_id=NUMBER, description=job(minutes, **more))
     with site.store.transaction():
@@ -37,7 +37,7 @@ def looked(site: Site, minutes: int, at_us: int = 0, **more: Any) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"released": True}])
 def test_a_release_needs_all_that_the_job_may_cost(tmp_path: Path, changes: dict[str, Any]) -> None:
-    site = Site(tmp_path, account("chem", 30))
+    site = GateCore(tmp_path, account("chem", 30))
     put_off(site, 99, held=True)
     put_off(site, 19, 6, held=True)
     put_off(site, 19, 7, held=True, begin_us=LATER_US)
@@ -50,7 +50,7 @@ def test_a_release_needs_all_that_the_job_may_cost(tmp_path: Path, changes: dict
 
 
 def test_a_release_that_says_more_is_one_all_the_same(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 30))
+    site = GateCore(tmp_path, account("chem", 30))
     put_off(site, 99, held=True)
     assert not changed(site, time_limit_min=98, released=True).ok
     assert changed(site, time_limit_min=19, released=True).ok
@@ -58,7 +58,7 @@ def test_a_release_that_says_more_is_one_all_the_same(tmp_path: Path) -> None:
 
 
 def test_what_is_to_begin_now_is_held_for(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 30))
+    site = GateCore(tmp_path, account("chem", 30))
     put_off(site, 99, begin_us=LATER_US)
     put_off(site, 9, 6, begin_us=LATER_US)
     assert not changed(site, begin_us=now_us()).ok
@@ -70,7 +70,7 @@ def test_what_is_to_begin_now_is_held_for(tmp_path: Path) -> None:
 def test_what_holds_nothing_is_not_made_larger_than_can_be_paid(
     tmp_path: Path, off: dict[str, Any]
 ) -> None:
-    site = Site(tmp_path, account("chem", 30))
+    site = GateCore(tmp_path, account("chem", 30))
     put_off(site, 9, **off)
     assert not changed(site, time_limit_min=39).ok
     assert changed(site, time_limit_min=24).ok
@@ -81,7 +81,7 @@ def test_what_holds_nothing_is_not_made_larger_than_can_be_paid(
 
 
 def test_what_is_held_for_is_not_put_off_by_a_change(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 30))
+    site = GateCore(tmp_path, account("chem", 30))
     put_off(site, 9)
     assert changed(site, begin_us=LATER_US).ok
     assert not changed(site, begin_us=LATER_US, time_limit_min=39).ok
@@ -91,7 +91,7 @@ def test_what_is_held_for_is_not_put_off_by_a_change(tmp_path: Path) -> None:
 
 
 def test_only_the_queue_makes_it_less(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 30))
+    site = GateCore(tmp_path, account("chem", 30))
     put_off(site, 99, held=True)
     assert changed(site, time_limit_min=9).ok
     assert not changed(site, released=True).ok, "Slurm may have refused that"
@@ -103,7 +103,7 @@ def test_only_the_queue_makes_it_less(tmp_path: Path) -> None:
 
 
 def test_what_is_refused_puts_off_nothing_that_was_changed_before(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 30))
+    site = GateCore(tmp_path, account("chem", 30))
     put_off(site, 99, held=True)
     changed_us = now_us() - SEEN_WITHIN_US
     what = Description(uid=-1, job_id=NUMBER, time_limit_min=9)
@@ -116,7 +116,7 @@ def test_what_is_refused_puts_off_nothing_that_was_changed_before(tmp_path: Path
 
 
 def test_a_job_not_seen_yet_is_not_changed_by_its_user(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 30), account("phys", 30, number=2))
+    site = GateCore(tmp_path, account("chem", 30), account("phys", 30, number=2))
     said = site.submit(job(99, held=True))
     ask = Submit(v=1, op="modify", cluster=CLUSTER, job=Description(uid=-1, job_id=77), by=1000)
     with site.store.transaction():

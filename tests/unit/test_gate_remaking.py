@@ -4,9 +4,7 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gate_process import running, state_dir
-from gate_site import CLUSTER, SECRET, Site, account, job, now_us, settings_of
-
+from harness.gate import CLUSTER, SECRET, GateCore, account, job, now_us, running, settings_of
 from steward.bank.gate import token
 from steward.bank.gate.remaking import remake
 from steward.bank.gate.shapes import Claim, Seen
@@ -34,12 +32,12 @@ def record(number: int, comment: str, **more: object) -> JobRecord:
 
 
 def test_the_lost_holds_are_there_again(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 100))
+    site = GateCore(tmp_path, account("chem", 100))
     comments = [site.submit(job(9)).admin_comment for _ in range(4)]
     forged = token.make(bytes(32), token.new_id(), 1, 1, "chem", CLUSTER, 1000)
     site.store.close()
-    os.unlink(tmp_path / "gate.db")
-    site = Site(tmp_path, account("chem", 100))
+    os.unlink(tmp_path / "state" / "gate.db")
+    site = GateCore(tmp_path, account("chem", 100))
     assert site.free() == 100
     shown = [
         record(1, comments[0]),
@@ -69,7 +67,7 @@ def test_the_lost_holds_are_there_again(tmp_path: Path) -> None:
 
 
 def test_an_arrays_records_make_one_hold(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 100))
+    site = GateCore(tmp_path, account("chem", 100))
     comment = site.submit(job(9, array="0-3")).admin_comment
     with site.store.transaction():
         site.upkeep.looked(CLUSTER, now_us() + 60_000_000, now_us())
@@ -92,7 +90,7 @@ def test_an_arrays_records_make_one_hold(tmp_path: Path) -> None:
 
 
 def test_a_gate_whose_database_is_gone_numbers_its_facts_on(tmp_path: Path) -> None:
-    settings = settings_of(state_dir(tmp_path))
+    settings = settings_of(tmp_path)
     with running(settings) as gate:
         gate.tell(account("chem", 100))
         comment = gate.ask(job(9))["admin_comment"]

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from gate_site import CLUSTER, Site, account, job, now_us
 
+from harness.gate import CLUSTER, GateCore, account, job, now_us
 from steward.bank.gate.shapes import Allowance, Claim, Said, Seen, Submit
 from steward.bank.records import Description
 from steward.core.access import Standing
@@ -18,9 +18,9 @@ DENIED = "Steward: permission denied: this job is not yours to change"
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path: Path) -> GateCore:
     """Ten SU, a job of 10 that its owner holds, and who may what."""
-    site = Site(tmp_path, account("chem", 10))
+    site = GateCore(tmp_path, account("chem", 10))
     site.ground.slurm_uids = frozenset({0, SLURM})
     standing = Standing(admins=frozenset({"op"}), coordinators={"chem": frozenset({"bob"})})
     site.ground.put_standing(CLUSTER, standing)
@@ -28,7 +28,7 @@ def site(tmp_path: Path) -> Site:
     return site
 
 
-def queued(site: Site, what: Description, number: int = 5) -> None:
+def queued(site: GateCore, what: Description, number: int = 5) -> None:
     said = site.submit(what)
     assert said.ok, said.say
     with site.store.transaction():
@@ -36,7 +36,7 @@ def queued(site: Site, what: Description, number: int = 5) -> None:
         site.upkeep.confirm([seen], now_us())
 
 
-def changed(site: Site, what: Description, by: int, *, grant: bool = False) -> Said:
+def changed(site: GateCore, what: Description, by: int, *, grant: bool = False) -> Said:
     ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what, jobs=str(what.job_id), by=by)
     with site.store.transaction():
         if grant:
@@ -54,7 +54,7 @@ def changed(site: Site, what: Description, by: int, *, grant: bool = False) -> S
         Description(uid=-1, job_id=5, released=True, account="phys"),
     ],
 )
-def test_a_change_is_priced_whoever_sends_it(site: Site, by: int, change: Description) -> None:
+def test_a_change_is_priced_whoever_sends_it(site: GateCore, by: int, change: Description) -> None:
     site.tell(account("chem", 9), account("phys", 9, number=2))
     said = changed(site, change, by)
     assert not said.ok
@@ -63,7 +63,7 @@ def test_a_change_is_priced_whoever_sends_it(site: Site, by: int, change: Descri
 
 
 @pytest.mark.parametrize("by", [OWNER, COORDINATOR, OPERATOR, SLURM])
-def test_a_change_that_can_be_paid_is_held_for_once(site: Site, by: int) -> None:
+def test_a_change_that_can_be_paid_is_held_for_once(site: GateCore, by: int) -> None:
     assert changed(site, RELEASE, by).ok
     assert site.free() == 0
     assert changed(site, RELEASE, by).ok, "Slurm asks once for each of an array's records"
@@ -71,7 +71,7 @@ def test_a_change_that_can_be_paid_is_held_for_once(site: Site, by: int) -> None
 
 
 @pytest.mark.parametrize("means", [9, 10])
-def test_a_stranger_learns_and_changes_nothing(site: Site, means: int) -> None:
+def test_a_stranger_learns_and_changes_nothing(site: GateCore, means: int) -> None:
     site.tell(account("chem", means))
     before = site.store.changes
     for change in (RELEASE, Description(uid=-1, job_id=5, time_limit_min=1)):
@@ -82,12 +82,12 @@ def test_a_stranger_learns_and_changes_nothing(site: Site, means: int) -> None:
 
 
 def test_a_stranger_is_left_to_slurm_where_nothing_is_enforced(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 10), mode="observe")
+    site = GateCore(tmp_path, account("chem", 10), mode="observe")
     queued(site, job(9))
     assert changed(site, RELEASE, STRANGER).ok
 
 
-def test_root_passes_and_is_held_for_and_marked(site: Site) -> None:
+def test_root_passes_and_is_held_for_and_marked(site: GateCore) -> None:
     site.tell(account("chem", 9))
     assert changed(site, RELEASE, 0).ok
     assert site.free() == -1, "further jobs are refused"
@@ -100,7 +100,7 @@ def test_root_passes_and_is_held_for_and_marked(site: Site) -> None:
     assert not changed(site, longer, OWNER).ok, "what root let pass is no leave for its owner"
 
 
-def test_an_operator_allows_one_job_until_a_time(site: Site) -> None:
+def test_an_operator_allows_one_job_until_a_time(site: GateCore) -> None:
     site.tell(account("chem", 9))
     until_us = now_us() + 60_000_000
     with site.store.transaction():
@@ -116,7 +116,7 @@ def test_an_operator_allows_one_job_until_a_time(site: Site) -> None:
 
 
 def test_what_makes_a_job_no_dearer_passes_also_without_means(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 10))
+    site = GateCore(tmp_path, account("chem", 10))
     queued(site, job(9))
     site.tell(account("chem", 0, closed=True))
     for by in (OWNER, COORDINATOR, SLURM):
@@ -126,7 +126,7 @@ def test_what_makes_a_job_no_dearer_passes_also_without_means(tmp_path: Path) ->
     assert not changed(site, Description(uid=-1, job_id=5, time_limit_min=50), OWNER).ok
 
 
-def test_a_grant_is_consumed_once_by_slurmuser(site: Site) -> None:
+def test_a_grant_is_consumed_once_by_slurmuser(site: GateCore) -> None:
     assert changed(site, RELEASE, OWNER, grant=True).ok
     assert site.free() == 0
     site.tell(account("chem", 5))
@@ -134,14 +134,14 @@ def test_a_grant_is_consumed_once_by_slurmuser(site: Site) -> None:
     assert not changed(site, RELEASE, SLURM).ok, "once"
 
 
-def test_a_grant_is_for_its_change_alone(site: Site) -> None:
+def test_a_grant_is_for_its_change_alone(site: GateCore) -> None:
     assert changed(site, RELEASE, OWNER, grant=True).ok
     site.tell(account("chem", 5))
     assert not changed(site, Description(uid=-1, job_id=5, time_limit_min=3000), SLURM).ok
     assert not changed(site, RELEASE, COORDINATOR).ok, "it is Steward that sends it"
 
 
-def test_an_unconsumed_grant_gives_its_hold_back(site: Site) -> None:
+def test_an_unconsumed_grant_gives_its_hold_back(site: GateCore) -> None:
     assert changed(site, RELEASE, OWNER, grant=True).ok
     assert site.free() == 0
     with site.store.transaction():
@@ -152,7 +152,7 @@ def test_an_unconsumed_grant_gives_its_hold_back(site: Site) -> None:
 
 
 @pytest.mark.parametrize("restarts", [0, RUN, RUN + 1])
-def test_a_grant_is_for_its_run_alone(site: Site, restarts: int) -> None:
+def test_a_grant_is_for_its_run_alone(site: GateCore, restarts: int) -> None:
     assert changed(site, RELEASE, OWNER, grant=True).ok
     assert site.free() == 0
     with site.store.transaction():
@@ -165,7 +165,7 @@ def test_a_grant_is_for_its_run_alone(site: Site, restarts: int) -> None:
 
 
 @pytest.mark.parametrize("by", [OWNER, STRANGER])
-def test_what_cannot_be_paid_is_not_granted(site: Site, by: int) -> None:
+def test_what_cannot_be_paid_is_not_granted(site: GateCore, by: int) -> None:
     site.tell(account("chem", 9))
     said = changed(site, RELEASE, by, grant=True)
     assert not said.ok
@@ -174,7 +174,7 @@ def test_what_cannot_be_paid_is_not_granted(site: Site, by: int) -> None:
 
 
 @pytest.mark.parametrize("by", [COORDINATOR, OPERATOR])
-def test_a_job_that_was_just_submitted_is_not_changed_unseen(site: Site, by: int) -> None:
+def test_a_job_that_was_just_submitted_is_not_changed_unseen(site: GateCore, by: int) -> None:
     assert not site.submit(job(90)).ok
     site.tell(account("chem", 100))
     assert site.submit(job(20)).ok
@@ -184,7 +184,7 @@ def test_a_job_that_was_just_submitted_is_not_changed_unseen(site: Site, by: int
 
 
 def test_a_queued_job_that_cannot_be_paid_is_not_released_by_anybody(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 5))
+    site = GateCore(tmp_path, account("chem", 5))
     site.ground.slurm_uids = frozenset({0, SLURM})
     site.ground.put_standing(CLUSTER, Standing(admins=frozenset({"op"})))
     claim = Claim(cluster=CLUSTER, job_id=5, description=job(9))

@@ -9,9 +9,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gate_process import PATIENCE_S, RunningGate, running, state_dir
-from gate_site import CLUSTER, account, job, now_us, rules, settings_of
 
+from harness.gate import (
+    CLUSTER,
+    PATIENCE_S,
+    RunningGate,
+    account,
+    job,
+    now_us,
+    rules,
+    running,
+    settings_of,
+)
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.gate.link import GateLink, connect
 from steward.bank.gate.shapes import VERSION, Claim, Seen, Submit
@@ -24,7 +33,7 @@ from steward.core.standings import Standings
 
 
 def test_a_job_from_its_submit_to_its_settlement(tmp_path: Path) -> None:
-    with running(settings_of(state_dir(tmp_path))) as gate:
+    with running(settings_of(tmp_path)) as gate:
         gate.tell(account("chem", 100))
         link = gate.link
         said = gate.ask(job(49, admin_comment="site words"))
@@ -62,7 +71,7 @@ def test_a_job_from_its_submit_to_its_settlement(tmp_path: Path) -> None:
 
 
 def test_when_plugins_asked_last_outlives_the_gate(tmp_path: Path) -> None:
-    with running(settings_of(state_dir(tmp_path))) as gate:
+    with running(settings_of(tmp_path)) as gate:
         gate.tell(account("chem", 100))
         assert gate.link.would(CLUSTER, job(9)).ok
         assert gate.link.state().asked_at_us == 0, "Steward's own questions do not count"
@@ -76,7 +85,7 @@ def test_when_plugins_asked_last_outlives_the_gate(tmp_path: Path) -> None:
 
 
 def test_what_the_link_asks_and_is_refused(tmp_path: Path) -> None:
-    settings = settings_of(state_dir(tmp_path))
+    settings = settings_of(tmp_path)
     with pytest.raises(GateUnavailable, match="steward serve"):
         GateLink(settings.state_dir).state()
     with running(settings) as gate:
@@ -99,7 +108,7 @@ def test_what_the_link_asks_and_is_refused(tmp_path: Path) -> None:
 
 
 def test_hostile_and_slow_peers_hold_nobody_up(tmp_path: Path) -> None:
-    with running(settings_of(state_dir(tmp_path))) as gate, ExitStack() as peers:
+    with running(settings_of(tmp_path)) as gate, ExitStack() as peers:
         gate.tell(account("chem", 1000))
 
         def peer(said: bytes) -> socket.socket:
@@ -136,9 +145,7 @@ def _flood(endless: socket.socket) -> None:
 
 
 def test_without_books_the_policy_decides(tmp_path: Path) -> None:
-    settings = settings_of(
-        state_dir(tmp_path), partition={"main": BankPartitionSettings(policy="deny")}
-    )
+    settings = settings_of(tmp_path, partition={"main": BankPartitionSettings(policy="deny")})
     settings = msgspec.structs.replace(
         settings, bank=msgspec.structs.replace(settings.bank, without_ledger_s=0.0)
     )
@@ -162,7 +169,7 @@ def test_without_books_the_policy_decides(tmp_path: Path) -> None:
 
 
 def test_with_postgresql_only_a_lease_gives_the_right(tmp_path: Path) -> None:
-    settings = settings_of(state_dir(tmp_path))
+    settings = settings_of(tmp_path)
     bank = BankSettings(enabled=True, database="postgresql+psycopg://nowhere/steward")
     with running(msgspec.structs.replace(settings, bank=bank)) as gate:
         secret = gate.link.lease(3, 0.0)
@@ -182,7 +189,7 @@ def test_a_gate_killed_under_load_has_every_hold_again(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    with running(settings_of(state_dir(tmp_path))) as gate:
+    with running(settings_of(tmp_path)) as gate:
         gate.tell(account("chem", 100_000))
         answered: list[str] = []
         for _ in range(4):
@@ -219,7 +226,7 @@ def _load(gate: RunningGate, answered: list[str]) -> None:
 
 
 def test_an_operator_is_known_as_soon_as_slurm_has_named_one(tmp_path: Path) -> None:
-    with running(settings_of(state_dir(tmp_path))) as gate:
+    with running(settings_of(tmp_path)) as gate:
         gate.tell(account("chem", 100))
         comment = gate.ask(job(49, held=True))["admin_comment"]
         gate.link.confirm([Seen(cluster=CLUSTER, job_id=7, uid=1000, admin_comment=comment)])

@@ -8,9 +8,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from gate_process import PATIENCE_S, running_here, state_dir
-from gate_site import CLUSTER, Site, account, job, now_us, picture, rules, settings_of
 
+from harness.gate import (
+    CLUSTER,
+    PATIENCE_S,
+    GateCore,
+    account,
+    job,
+    now_us,
+    picture,
+    rules,
+    running_here,
+    settings_of,
+)
 from steward.bank.errors import NoEstimate
 from steward.bank.estimate import Estimator
 from steward.bank.gate.answering import Answering, Right
@@ -48,7 +58,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 class Asked:
     """A gate that answers as its process does, without one."""
 
-    def __init__(self, tmp_path: Path, site: Site) -> None:
+    def __init__(self, tmp_path: Path, site: GateCore) -> None:
         self.site = site
         self.right = Right(site.settings)
         self.clock = 1000.0
@@ -75,7 +85,7 @@ class Asked:
 
 @pytest.mark.parametrize("req_nodes", STRANGE)
 def test_node_lists_of_all_sorts_are_decided_on(tmp_path: Path, req_nodes: str) -> None:
-    ask = Asked(tmp_path, Site(tmp_path, account("chem", 5)))
+    ask = Asked(tmp_path, GateCore(tmp_path, account("chem", 5)))
     assert not ask(job(99, req_nodes=req_nodes)).ok
     assert ask(job(1)).admin_comment
 
@@ -83,7 +93,7 @@ def test_node_lists_of_all_sorts_are_decided_on(tmp_path: Path, req_nodes: str) 
 @pytest.mark.usefixtures("broken")
 @pytest.mark.parametrize("what", ["slurm", "python"])
 def test_a_job_that_cannot_be_estimated_is_refused_alone(tmp_path: Path, what: str) -> None:
-    site = Site(tmp_path, account("chem", 50))
+    site = GateCore(tmp_path, account("chem", 50))
     ask = Asked(tmp_path, site)
     holds = site.keeper.purses
     for _ in range(3):
@@ -106,7 +116,7 @@ def test_a_job_that_cannot_be_estimated_is_refused_alone(tmp_path: Path, what: s
 def test_whatever_fails_in_a_decision_refuses_one_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path, account("chem", 50))
+    site = GateCore(tmp_path, account("chem", 50))
     ask = Asked(tmp_path, site)
     known = site.ground.account_of
     failing = [1]
@@ -140,7 +150,7 @@ def test_a_decision_that_cannot_be_carried_out_does_not_let_others_in(
 
     monkeypatch.setattr(Store, "insert", failing)
     jobs = [job(9), job(9), job(1, reservation="x"), job(4)]
-    with running_here(settings_of(state_dir(tmp_path))) as gate, ExitStack() as sockets:
+    with running_here(settings_of(tmp_path)) as gate, ExitStack() as sockets:
         gate.tell(account("chem", 15))
         with gate.paused():
             asked = [sockets.enter_context(socket.socket(socket.AF_UNIX)) for _ in jobs]
@@ -158,7 +168,7 @@ def test_a_decision_that_cannot_be_carried_out_does_not_let_others_in(
 def test_what_fails_half_way_is_undone_with_all_that_came_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path, account("chem", 30))
+    site = GateCore(tmp_path, account("chem", 30))
     ask = Asked(tmp_path, site)
     assert ask(job(9)).ok
 
@@ -174,7 +184,7 @@ def test_what_fails_half_way_is_undone_with_all_that_came_with_it(
 
 
 def test_partitions_without_end_are_refused_soon(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 50))
+    site = GateCore(tmp_path, account("chem", 50))
     ask = Asked(tmp_path, site)
     tracemalloc.start()
     assert not ask(job(1, partition="," * 500_000)).ok
@@ -185,7 +195,7 @@ def test_partitions_without_end_are_refused_soon(tmp_path: Path) -> None:
 
 
 def test_under_deny_changes_are_refused_while_nobody_can_decide(tmp_path: Path) -> None:
-    site = Site(
+    site = GateCore(
         tmp_path,
         account("chem", 50),
         partition={"cheap": BankPartitionSettings(policy="deny")},
@@ -211,14 +221,14 @@ def test_under_deny_changes_are_refused_while_nobody_can_decide(tmp_path: Path) 
 
 
 def test_what_cannot_be_priced_is_an_error_of_that_job(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 50))
+    site = GateCore(tmp_path, account("chem", 50))
     with pytest.raises(NoEstimate):
         site.ground.quote(CLUSTER, job(1, array="x-y"), now_us())
 
 
 def test_whose_name_is_not_known_is_refused_where_users_have_limits(tmp_path: Path) -> None:
     users = (UserBooks(name="alice", limit=20 * MICRO), UserBooks(name="bob"))
-    site = Site(tmp_path, account("chem", 100, users=users), account("phys", 100, number=2))
+    site = GateCore(tmp_path, account("chem", 100, users=users), account("phys", 100, number=2))
     nameless = job(50, uid=4242)
     said = site.submit(nameless)
     assert not said.ok
@@ -251,7 +261,7 @@ def test_a_name_that_comes_later_counts_for_what_was_let_in_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     users = (UserBooks(name="eve", limit=20 * MICRO),)
-    site = Site(tmp_path, account("chem", 100, users=users), account("phys", 100, number=2))
+    site = GateCore(tmp_path, account("chem", 100, users=users), account("phys", 100, number=2))
     ask = Asked(tmp_path, site)
     with site.store.transaction():
         claim = Claim(cluster=CLUSTER, job_id=5, description=job(9, uid=4242, account="phys"))
@@ -267,7 +277,7 @@ def test_a_name_that_comes_later_counts_for_what_was_let_in_before(
 
 
 def test_who_has_no_association_cannot_have_others_money_held(tmp_path: Path) -> None:
-    site = Site(tmp_path, account("chem", 100))
+    site = GateCore(tmp_path, account("chem", 100))
     shown = msgspec.structs.replace(picture(), enforced=True, qos={"chem/alice": ""})
     site.ground.put_picture(shown)
     assert site.submit(job(9, account="CHEM")).admin_comment

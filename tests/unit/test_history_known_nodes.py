@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from history_site import ADA, Site
 
+from harness import history
+from harness.site import ADA, Site
 from steward.admin.credentials.shapes import MeAnswer
 from steward.core.access import Asker
 from steward.core.errors import Refused
@@ -20,7 +21,7 @@ from steward.web.visit import Visit
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
+    made = history.make_site(tmp_path)
     yield made
     made.close()
 
@@ -55,7 +56,7 @@ def states(known: KnownNodes, desk: Straight) -> dict[str, str]:
 
 def test_a_tag_stands_for_how_nodes_are(site: Site) -> None:
     assert site.ask("history.nodes", ADA).tag == ""
-    site.feed(site.told.node(0, "n1", "IDLE"), site.told.node(0, "n2", "IDLE"))
+    site.feed(history.node(0, "n1", "IDLE"), history.node(0, "n2", "IDLE"))
     first = site.ask("history.nodes", ADA)
     assert len(first.nodes) == 2
     assert not first.is_known
@@ -67,27 +68,27 @@ def test_a_tag_stands_for_how_nodes_are(site: Site) -> None:
     assert (past.tag, past.is_known, len(past.nodes)) == ("", False, 2)
     for state in ("DOWN", "IDLE", "REMOVED"):
         before = site.ask("history.nodes", ADA)
-        site.feed(site.told.node(10, "n2", state))
+        site.feed(history.node(10, "n2", state))
         after = site.ask("history.nodes", ADA, known=before.tag)
         assert not after.is_known, state
         assert len(after.nodes) == (1 if state == "REMOVED" else 2)
 
 
 def test_pages_show_the_nodes_as_they_are_and_are_told_them_once(site: Site) -> None:
-    site.feed(site.told.node(0, "n1", "IDLE"), site.told.node(0, "n2", "IDLE"))
+    site.feed(history.node(0, "n1", "IDLE"), history.node(0, "n2", "IDLE"))
     known, desk = KnownNodes(), Straight(site, ADA)
     for _ in range(3):
         assert states(known, desk) == {"n1": "IDLE", "n2": "IDLE"}
     assert desk.nodes == 2
-    site.feed(site.told.node(10, "n2", "DOWN"))
+    site.feed(history.node(10, "n2", "DOWN"))
     assert states(known, desk) == {"n1": "IDLE", "n2": "DOWN"}
     assert states(known, desk) == {"n1": "IDLE", "n2": "DOWN"}
     assert desk.nodes == 4
 
 
 def test_what_others_were_told_is_not_shown_to_whom_it_is_refused(tmp_path: Path) -> None:
-    site = Site(tmp_path, private=frozenset({"nodes"}))
-    site.feed(site.told.node(0, "n1", "IDLE"))
+    site = history.make_site(tmp_path, private=frozenset({"nodes"}))
+    site.feed(history.node(0, "n1", "IDLE"))
     known = KnownNodes()
     assert states(known, Straight(site, Asker(uid=0, user="root"))) == {"n1": "IDLE"}
     with pytest.raises(Refused):

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history_site import ADA, NOON, ROOT, Site, Told, at
 
+from harness import history
+from harness.events import NOON, at
+from harness.site import ADA, ROOT, Site
 from steward.core.errors import Refused, UsageError
 from steward.core.events import PARTITION_STATE, encode
 from steward.core.leaving import leave
@@ -19,16 +21,15 @@ from steward.reports.history.tables import MIGRATIONS
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
+    made = history.make_site(tmp_path)
     yield made
     made.close()
 
 
 def test_what_is_there_is_what_was_last_told_of_it(site: Site) -> None:
-    told = site.told
 
     def partition(when: float, name: str, state: str) -> None:
-        site.feed(told.event(PARTITION_STATE, when, PartitionState(partition=name, state=state)))
+        site.feed(history.event(PARTITION_STATE, when, PartitionState(partition=name, state=state)))
 
     partition(0, "main", "UP")
     partition(0, "big", "UP")
@@ -37,9 +38,9 @@ def test_what_is_there_is_what_was_last_told_of_it(site: Site) -> None:
     (main,) = site.ask("history.partitions", ADA).partitions
     assert (main.cluster, main.partition, main.state, main.since) == ("c1", "main", "DOWN", at(50))
     site.feed(
-        told.reservation(0, "maint", "INACTIVE", nodes="n[1-2]", start=at(100), end=at(200)),
-        told.reservation(0, "gone", "ACTIVE", nodes="n3"),
-        told.reservation(9, "gone", "REMOVED"),
+        history.reservation(0, "maint", "INACTIVE", nodes="n[1-2]", start=at(100), end=at(200)),
+        history.reservation(0, "gone", "ACTIVE", nodes="n3"),
+        history.reservation(9, "gone", "REMOVED"),
     )
     (maint,) = site.ask("history.reservations", ADA).reservations
     assert (maint.reservation, maint.state, maint.nodes) == ("maint", "INACTIVE", "n[1-2]")
@@ -50,11 +51,10 @@ def test_what_is_there_is_what_was_last_told_of_it(site: Site) -> None:
 
 
 def test_nodes_in_use_are_shown_as_they_are_at_the_last_poll(site: Site) -> None:
-    told = site.told
     site.feed(
-        *(told.node(0, name, "IDLE") for name in ("n1", "n2", "n3")),
-        told.node(5, "n4", "DOWN", reason="fan"),
-        told.node(0, "n1", "MIXED", cluster="c2"),
+        *(history.node(0, name, "IDLE") for name in ("n1", "n2", "n3")),
+        history.node(5, "n4", "DOWN", reason="fan"),
+        history.node(0, "n1", "MIXED", cluster="c2"),
     )
 
     def poll(silent_since: datetime | None = None, **states: tuple[str, ...]) -> None:
@@ -94,11 +94,11 @@ def test_nodes_in_use_are_shown_as_they_are_at_the_last_poll(site: Site) -> None
 
 
 def test_private_data_hides_what_is_there(tmp_path: Path) -> None:
-    site = Site(tmp_path, private=frozenset({"nodes", "partitions", "reservations"}))
+    site = history.make_site(tmp_path, private=frozenset({"nodes", "partitions", "reservations"}))
     site.feed(
-        site.told.node(0, "n1", "IDLE"),
-        site.told.event(PARTITION_STATE, 0, PartitionState(partition="main", state="UP")),
-        site.told.reservation(0, "maint", "ACTIVE"),
+        history.node(0, "n1", "IDLE"),
+        history.event(PARTITION_STATE, 0, PartitionState(partition="main", state="UP")),
+        history.reservation(0, "maint", "ACTIVE"),
     )
     assert site.ask("history.partitions", ADA).partitions == ()
     assert site.ask("history.reservations", ADA).reservations == ()
@@ -115,13 +115,12 @@ def test_private_data_hides_what_is_there(tmp_path: Path) -> None:
 
 
 def test_nodes_are_counted_by_state(site: Site) -> None:
-    told = site.told
     site.feed(
-        told.node(0, "n1", "IDLE"),
-        told.node(0, "n2", "IDLE"),
-        told.node(9, "n2", "DOWN", old_state="IDLE"),
-        told.node(9, "n3", "REMOVED"),
-        told.node(0, "n1", "IDLE", cluster="c2"),
+        history.node(0, "n1", "IDLE"),
+        history.node(0, "n2", "IDLE"),
+        history.node(9, "n2", "DOWN", old_state="IDLE"),
+        history.node(9, "n3", "REMOVED"),
+        history.node(0, "n1", "IDLE", cluster="c2"),
     )
     found = site.ask("history.node_counts", ADA).counts
     assert {(one.cluster, one.state): one.nodes for one in found} == {
@@ -133,13 +132,12 @@ def test_nodes_are_counted_by_state(site: Site) -> None:
 
 
 def test_what_became_of_a_node(site: Site) -> None:
-    told = site.told
     site.feed(
-        told.node(0, "n1", "IDLE"),
-        told.node(100, "n1", "DOWN", old_state="IDLE", reason="no power", reason_user="root"),
-        told.node(160, "n1", "IDLE", old_state="DOWN"),
-        told.node(200, "n1", "REMOVED", old_state="IDLE"),
-        told.node(0, "n2", "DOWN"),
+        history.node(0, "n1", "IDLE"),
+        history.node(100, "n1", "DOWN", old_state="IDLE", reason="no power", reason_user="root"),
+        history.node(160, "n1", "IDLE", old_state="DOWN"),
+        history.node(200, "n1", "REMOVED", old_state="IDLE"),
+        history.node(0, "n2", "DOWN"),
     )
     times = {"since": at(40).isoformat(), "until": at(300).isoformat()}
     answer = site.ask("history.node", ADA, node="n1", cluster="c1", **times)
@@ -165,20 +163,21 @@ def test_what_became_of_a_node(site: Site) -> None:
 
 def test_a_history_from_before_knows_what_is_there(tmp_path: Path) -> None:
     # Nothing tells again of what has not changed since.
-    path = database_path(str(tmp_path))
+    state = tmp_path / "state"
+    state.mkdir()
+    path = database_path(str(state))
     old = open_database(path, MIGRATIONS[:1])
 
-    told = Told()
     with transaction(old):
-        for state in ("UP", "DRAIN"):
-            event = told.event(PARTITION_STATE, 0, PartitionState(partition="p", state=state))
+        for number, shown in enumerate(("UP", "DRAIN")):
+            event = history.event(PARTITION_STATE, 0, PartitionState(partition="p", state=shown))
             old.execute(
                 "INSERT INTO event (at_us, kind, cluster, subject, failed, key, data) "
                 "VALUES (?, ?, ?, ?, 0, ?, ?)",
-                (told.number, event.kind, "c1", "p", event.key, encode(event)),
+                (number, event.kind, "c1", "p", event.key, encode(event)),
             )
     old.close()
-    site = Site(tmp_path)
+    site = history.make_site(tmp_path)
     (found,) = site.ask("history.partitions", ADA).partitions
     assert (found.partition, found.state) == ("p", "DRAIN")
     site.close()

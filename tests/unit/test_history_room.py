@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history_site import ADA, BELA, COORDINATOR, NOON, ROOT, Site, at
 
+from harness import history
+from harness.events import NOON, at
+from harness.site import ADA, BELA, COORDINATOR, ROOT, Site
 from steward.core.bank_facts import BankThreshold
 from steward.core.errors import Refused, UsageError
 from steward.core.events import (
@@ -19,11 +21,12 @@ from steward.core.events import (
     ControllerState,
 )
 from steward.core.state_facts import RuleExecution
+from steward.reports.history.consumer import HistoryConsumer
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
+    made = history.make_site(tmp_path)
     yield made
     made.close()
 
@@ -33,14 +36,13 @@ def when(seconds: float) -> str:
 
 
 def test_nodes_now_and_then(site: Site) -> None:
-    told = site.told
     site.feed(
-        told.node(0, "n1", "IDLE", source="start"),
-        told.node(0, "n2", "IDLE", source="start", partitions=("big", "main"), gpus=2),
-        told.node(100, "n1", "DOWN", old_state="IDLE", reason="x", reason_user="root"),
-        told.node(200, "n1", "DOWN", old_state="DOWN", reason="y", old_reason="x"),
-        told.node(300, "n2", "REMOVED", old_state="IDLE"),
-        told.node(0, "m1", "IDLE", source="start", cluster="c2"),
+        history.node(0, "n1", "IDLE", source="start"),
+        history.node(0, "n2", "IDLE", source="start", partitions=("big", "main"), gpus=2),
+        history.node(100, "n1", "DOWN", old_state="IDLE", reason="x", reason_user="root"),
+        history.node(200, "n1", "DOWN", old_state="DOWN", reason="y", old_reason="x"),
+        history.node(300, "n2", "REMOVED", old_state="IDLE"),
+        history.node(0, "m1", "IDLE", source="start", cluster="c2"),
     )
     now = site.ask("history.nodes")
     assert [(one.cluster, one.node, one.state) for one in now.nodes] == [
@@ -64,7 +66,7 @@ def test_nodes_now_and_then(site: Site) -> None:
 
 
 def test_without_a_sensor_it_is_said(tmp_path: Path) -> None:
-    site = Site(tmp_path, sensor=False)
+    site = history.make_site(tmp_path, sensor=False)
     answer = site.ask("history.nodes")
     assert (answer.nodes, answer.sensor, answer.begins) == ((), False, None)
     assert not site.ask("history.events").sensor
@@ -72,18 +74,18 @@ def test_without_a_sensor_it_is_said(tmp_path: Path) -> None:
 
 
 def test_an_event_is_kept_once_however_often_it_comes(site: Site) -> None:
-    down = site.told.node(0, "n1", "DOWN", old_state="IDLE", failed=True)
+    down = history.node(0, "n1", "DOWN", old_state="IDLE", failed=True)
     site.feed(down)
-    site.feed(site.told.node(5, "n1", "IDLE", old_state="DOWN"))
-    site.feed(down)
+    site.feed(history.node(5, "n1", "IDLE", old_state="DOWN"))
+    site.consumer(HistoryConsumer).apply(site.journal[:1], 1, site.append)
     assert [one.body.state for one in site.ask("history.events").events] == ["IDLE", "DOWN"]
     assert site.ask("history.nodes").nodes[0].state == "IDLE"
-    assert site.consumer.cursor() == 2
+    assert site.consumer(HistoryConsumer).cursor() == 2
 
 
 def test_events_are_paged_to_the_end_and_on(site: Site) -> None:
     # Ten in the same second: a position is more than a time.
-    site.feed(*(site.told.node(number // 10, f"n{number}", "IDLE") for number in range(35)))
+    site.feed(*(history.node(number // 10, f"n{number}", "IDLE") for number in range(35)))
     seen: list[str] = []
     answer = site.ask("history.events", limit=10)
     newest = answer.newer
@@ -95,18 +97,17 @@ def test_events_are_paged_to_the_end_and_on(site: Site) -> None:
     assert seen == [f"n{number}" for number in reversed(range(35))]
     assert site.ask("history.events", after=newest).events == ()
     assert answer.position == 35
-    site.feed(site.told.node(9, "x", "IDLE"))
+    site.feed(history.node(9, "x", "IDLE"))
     assert [one.body.node for one in site.ask("history.events", after=newest).events] == ["x"]
     with pytest.raises(UsageError):
         site.ask("history.events", before="nonsense")
 
 
 def test_events_of_a_time_and_of_nodes(site: Site) -> None:
-    told = site.told
     site.feed(
-        *(told.node(number, f"n{number % 3}", "IDLE") for number in range(9)),
-        told.node(20, "n1", "DOWN", old_state="IDLE", failed=True),
-        told.event(CONTROLLER_STATE, 21, ControllerState(up=False)),
+        *(history.node(number, f"n{number % 3}", "IDLE") for number in range(9)),
+        history.node(20, "n1", "DOWN", old_state="IDLE", failed=True),
+        history.event(CONTROLLER_STATE, 21, ControllerState(up=False)),
     )
     chosen = site.ask("history.events", nodes="n[1-2]", since=when(3), until=when(6)).events
     assert [(one.at, one.body.node) for one in chosen] == [(at(5), "n2"), (at(4), "n1")]
@@ -118,7 +119,7 @@ def test_events_of_a_time_and_of_nodes(site: Site) -> None:
 
 
 def test_who_may_see_which_events(tmp_path: Path) -> None:
-    site = Site(tmp_path, private=frozenset({"nodes"}))
+    site = history.make_site(tmp_path, private=frozenset({"nodes"}))
     threshold: dict[str, Any] = {
         "allocation": 1,
         "kind": "used",
@@ -128,11 +129,11 @@ def test_who_may_see_which_events(tmp_path: Path) -> None:
     }
     ran = RuleExecution(execution=1, rule="r", event="e", action="a", status="succeeded")
     site.feed(
-        site.told.node(0, "n1", "DOWN"),
-        site.told.event(CONTROLLER_STATE, 1, ControllerState(up=True)),
-        site.told.event(RULE_EXECUTION, 2, ran),
-        site.told.event(BANK_THRESHOLD, 3, BankThreshold(account="physics", **threshold)),
-        site.told.event(BANK_THRESHOLD, 4, BankThreshold(account="chemistry", **threshold)),
+        history.node(0, "n1", "DOWN"),
+        history.event(CONTROLLER_STATE, 1, ControllerState(up=True)),
+        history.event(RULE_EXECUTION, 2, ran),
+        history.event(BANK_THRESHOLD, 3, BankThreshold(account="physics", **threshold)),
+        history.event(BANK_THRESHOLD, 4, BankThreshold(account="chemistry", **threshold)),
     )
 
     def kinds(asker: Any) -> list[str]:
@@ -149,10 +150,10 @@ def test_who_may_see_which_events(tmp_path: Path) -> None:
 
 
 def test_what_ran_on_a_node(site: Site) -> None:
-    site.ran(1, 0, 100, nodelist="n[1-3]", nodes=3)
-    site.ran(2, 50, None, nodelist="n2", uid=1001, user="bela")
-    site.ran(3, 120, 130, nodelist="n10")
-    site.ran(4, 200, 300, nodelist="n2", account="chemistry", uid=1001, user="bela")
+    history.add_run(site, 1, 0, 100, nodelist="n[1-3]", nodes=3)
+    history.add_run(site, 2, 50, None, nodelist="n2", uid=4002, user="bela")
+    history.add_run(site, 3, 120, 130, nodelist="n10")
+    history.add_run(site, 4, 200, 300, nodelist="n2", account="chemistry", uid=4002, user="bela")
 
     def ids(asker: Any = ROOT, /, **request: Any) -> list[int]:
         answer = site.ask("history.node_jobs", asker, **request)
@@ -179,17 +180,16 @@ def test_what_ran_on_a_node(site: Site) -> None:
 
 
 def test_what_is_too_old_is_forgotten_but_not_how_nodes_are(site: Site) -> None:
-    told = site.told
     site.feed(
-        told.node(0, "n1", "IDLE", source="start"),
-        told.node(10, "n1", "DOWN", old_state="IDLE"),
-        told.node(20, "gone", "IDLE"),
-        told.node(30, "gone", "REMOVED", old_state="IDLE"),
-        told.reservation(5, "r", "ACTIVE", start=at(5), end=at(6), nodes="n1"),
-        told.reservation(6, "r", "REMOVED", old_state="ACTIVE", start=at(5), end=at(6)),
+        history.node(0, "n1", "IDLE", source="start"),
+        history.node(10, "n1", "DOWN", old_state="IDLE"),
+        history.node(20, "gone", "IDLE"),
+        history.node(30, "gone", "REMOVED", old_state="IDLE"),
+        history.reservation(5, "r", "ACTIVE", start=at(5), end=at(6), nodes="n1"),
+        history.reservation(6, "r", "REMOVED", old_state="ACTIVE", start=at(5), end=at(6)),
     )
-    site.now = timedelta(days=site.settings.history.retention_days).total_seconds() + 3600
-    assert site.consumer.tick(lambda _new: None) > 0
+    site.now = NOON + timedelta(days=site.settings.history.retention_days, hours=1)
+    assert site.consumer(HistoryConsumer).tick(lambda _new: None) > 0
     answer = site.ask("history.nodes")
     assert [(one.node, one.state, one.since) for one in answer.nodes] == [("n1", "DOWN", at(10))]
     assert answer.begins == at(3600)
@@ -200,7 +200,7 @@ def test_what_is_too_old_is_forgotten_but_not_how_nodes_are(site: Site) -> None:
 @pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "America/Los_Angeles"])
 @pytest.mark.parametrize("text", ["0001-01-01", "9999-12-31", "0001-01-01T00:00:00+14:00"])
 def test_the_ends_of_the_calendar_are_times_or_wrong_ones(site: Site, text: str, zone: str) -> None:
-    site.feed(site.told.node(0, "n1", "IDLE"))
+    site.feed(history.node(0, "n1", "IDLE"))
     requests: list[tuple[str, dict[str, Any]]] = [
         ("history.nodes", {"at": text}),
         ("history.events", {"since": text}),

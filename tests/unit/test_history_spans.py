@@ -3,10 +3,11 @@
 import itertools
 
 import msgspec
-from history_site import Told, at, us
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import history
+from harness.events import at, us
 from steward.core.events import Event
 from steward.reports.history.spans import (
     OPEN_US,
@@ -28,10 +29,10 @@ EVENTS = st.lists(
 
 
 def spans_of(told: list[tuple[int, str, str]]) -> tuple[list[NodeSpan], list[Event]]:
-    made, spans, events = Told(), list[NodeSpan](), list[Event]()
+    spans, events = list[NodeSpan](), list[Event]()
     old = ""
     for when, state, reason in told:
-        event = made.node(when, "n1", state, old_state=old, reason=reason)
+        event = history.node(when, "n1", state, old_state=old, reason=reason)
         span = next_span(spans[-1] if spans else None, event)
         if spans:
             spans[-1] = msgspec.structs.replace(spans[-1], until_us=span.from_us)
@@ -81,32 +82,29 @@ def test_a_new_reason_keeps_since_when_the_state_is() -> None:
 
 
 def test_what_the_sensor_saw_first_may_be_old() -> None:
-    told = Told()
-    first = next_span(None, told.node(5, "n1", "DOWN", source="start"))
+    first = next_span(None, history.node(5, "n1", "DOWN", source="start"))
     assert not first.is_known
     # A former version's events may have begun before this history.
-    assert next_span(None, told.node(5, "n1", "DOWN", old_state="IDLE")).is_known
-    assert not next_span(None, told.node(5, "n1", "DOWN", old_state="DOWN", reason="x")).is_known
+    assert next_span(None, history.node(5, "n1", "DOWN", old_state="IDLE")).is_known
+    assert not next_span(None, history.node(5, "n1", "DOWN", old_state="DOWN", reason="x")).is_known
 
 
 def test_capacity_that_is_not_told_is_what_it_was() -> None:
-    told = Told()
-    first = next_span(None, told.node(0, "n1", "IDLE", cpus=8, gpus=2))
-    then = next_span(first, told.node(1, "n1", "DOWN", old_state="IDLE", cpus=0, memory_bytes=0))
+    first = next_span(None, history.node(0, "n1", "IDLE", cpus=8, gpus=2))
+    then = next_span(first, history.node(1, "n1", "DOWN", old_state="IDLE", cpus=0, memory_bytes=0))
     assert (then.cpus, then.gpus, then.memory_bytes) == (8, 2, first.memory_bytes)
 
 
 def test_a_reservation_is_active_from_its_start_to_its_end() -> None:
-    told = Told()
-    begun = told.reservation(103, "r", "ACTIVE", start=at(100), end=at(200), nodes="n[1-2]")
+    begun = history.reservation(103, "r", "ACTIVE", start=at(100), end=at(200), nodes="n[1-2]")
     span = active_span(begun)
     assert span is not None
     assert span.from_us == us(100)
-    assert ended_us(span, told.reservation(204, "r", "REMOVED", end=at(200))) == us(200)
+    assert ended_us(span, history.reservation(204, "r", "REMOVED", end=at(200))) == us(200)
     # Taken away before its end, and a daily one whose times are tomorrow's by now.
-    assert ended_us(span, told.reservation(150, "r", "REMOVED", end=at(200))) == us(150)
-    assert ended_us(span, told.reservation(204, "r", "INACTIVE", end=at(86_600))) == us(204)
-    assert active_span(told.reservation(0, "r", "INACTIVE", start=at(100))) is None
+    assert ended_us(span, history.reservation(150, "r", "REMOVED", end=at(200))) == us(150)
+    assert ended_us(span, history.reservation(204, "r", "INACTIVE", end=at(86_600))) == us(204)
+    assert active_span(history.reservation(0, "r", "INACTIVE", start=at(100))) is None
 
 
 def test_what_slurmdbd_counts_as_down() -> None:

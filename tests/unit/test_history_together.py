@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from history_site import Site, us
 
+from harness import history
+from harness.events import at, us
+from harness.site import Site
 from steward.reports.history.reading import HistoryReader
 from steward.reports.history.spans import REMOVED, NodeSpan
 
@@ -21,19 +23,20 @@ Alike = tuple[int, int, str]
 def past(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[HistoryReader, Site]]:
     """Nodes that something becomes of, now and then several at once."""
     chance = random.Random(request.param)
-    site = Site(tmp_path, now=LENGTH)
+    site = history.make_site(tmp_path)
+    site.now = at(LENGTH)
     for _ in range(60):
         when, state = (
             chance.randrange(0, LENGTH, 5) + chance.choice((0, 0.25)),
             chance.choice(STATES),
         )
         told = [
-            site.told.node(
+            history.node(
                 when, node, state, cpus=chance.choice((0, 4, 8)), gpus=chance.choice((0, 2))
             )
             for node in chance.sample(NODES, chance.choice((1, 1, 3)))
         ]
-        site.feed(*told, site.told.node(when, "n1", state, cluster="c2"))
+        site.feed(*told, history.node(when, "n1", state, cluster="c2"))
     reader = HistoryReader(site.settings.state_dir)
     yield reader, site
     reader.close()

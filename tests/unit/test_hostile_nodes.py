@@ -6,18 +6,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from books_of_steps import done, lines_of, running
-from job_lives import Books, at, record
-from jobacct_site import Fed, settings_in
-from nodes_site import LAUNCHED_US, line
-from nodes_site import task as task_line
-from step_lives import ended, exited, launched, task
 
+from harness.events import NOON_US, at
+from harness.jobacct import LogSite
+from harness.jobs import Books, record
+from harness.nodes import line
+from harness.nodes import task as task_line
+from harness.steps import done, ended, exited, launched, lines_of, running, task
 from steward.capture.nodes.folding import flaw_of, fold
 from steward.core.events import STEP_USAGE
 from steward.core.lines import Line
 from steward.core.moments import moment
-from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
 from steward.extensions.jobacct_plugins.log.reading import read_lines
 from steward.jobs import Jobs
 
@@ -46,13 +45,13 @@ def lines(books: Books) -> dict[str, Line]:
     ],
 )
 def test_what_no_machine_can_do_is_a_gap(more: dict[str, int]) -> None:
-    found = fold("c1", "n1", task_line(1, **more) + task_line(2), moment(LAUNCHED_US)).events
+    found = fold("c1", "n1", task_line(1, **more) + task_line(2), moment(NOON_US)).events
     assert [event.kind for event in found] == ["task.exit", "node.gap"]
     assert (found[1].body.why, found[1].body.lines) == ("garbled", 1)
 
 
 def test_what_another_receiver_let_through_is_refused() -> None:
-    (event,) = fold("c1", "n1", line("end", cut=1, csy=1), moment(LAUNCHED_US)).events
+    (event,) = fold("c1", "n1", line("end", cut=1, csy=1), moment(NOON_US)).events
     assert flaw_of(event) == ""
     for forged in ({"cgroup_user_us": HUGE}, {"peak_bytes": HUGE}, {"lost": 2**40}):
         body = msgspec.structs.replace(event.body, **forged)
@@ -94,18 +93,18 @@ class Log:
     """The job log that is written of what books say, as it is read again."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir()
-        self.path = f"{directory}/joblog"
-        self._fed = Fed(settings_in(directory))
-        self._consumer = LogConsumer(settings_in(directory), now=lambda: at(60))
+        self._site = LogSite(directory)
+        self._site.now = at(60)
+        self.path = str(self._site.location)
+        self._consumer = self._site.open_log()
         self._told = 0
 
     def lines(self, books: Books) -> dict[str, Line]:
         """The lines of what was said until now."""
-        self._fed.tell(*books.said[self._told :])
+        self._site.append(books.said[self._told :])
         self._told = len(books.said)
-        self._fed.feed(self._consumer)
-        return {line.step: line for line in read_lines(self.path)}
+        self._site.feed_one(self._consumer)
+        return {line.step: line for line in self._site.lines()}
 
     def records(self) -> list[dict[str, Any]]:
         """Its records, as they are."""

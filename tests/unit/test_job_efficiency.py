@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from page_site import GIB, S, T, answer_of, drawn, kinds, launch, run_line, run_of, task
 
+from harness.job_page import GIB, S, T, answer_of, drawn, kinds, launch, run_line, run_of, task
 from steward.accounting.page import formulas
 from steward.accounting.page.parts import run_part
 from steward.accounting.settings import NotesSettings

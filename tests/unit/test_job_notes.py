@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from page_site import GIB, kinds, launch, run_line, run_of, task
+
+from harness.job_page import GIB, kinds, launch, run_line, run_of, task
 
 
 def test_nobody_is_told_to_ask_for_less_memory_where_its_peak_is_not_known() -> None:

@@ -6,8 +6,20 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from page_site import GIB, NOW, S, T, answer_of, drawn, launch, run_line, run_of, step_line, task
 
+from harness.job_page import (
+    GIB,
+    NOW,
+    S,
+    T,
+    answer_of,
+    drawn,
+    launch,
+    run_line,
+    run_of,
+    step_line,
+    task,
+)
 from steward.accounting.page.array import array_part
 from steward.accounting.page.gathering import without_private
 from steward.accounting.page.notes import duration, size

@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 import pytest
 from litestar import Request
 from litestar.testing import RequestFactory
-from page_site import answer_of, launch, run_line, run_of, task
 
+from harness.job_page import answer_of, launch, run_line, run_of, task
 from steward.accounting.listing.shapes import JobRow
 from steward.archive.answers import DiffAnswer, HitLine
 from steward.archive.messages import Content

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobacct_site import Fed, run
-from plugin_site import TYPE, Scene, scene
 
+from harness.jobacct import TYPE, LogSite, Scene, run, scene
 from steward.core.errors import Unavailable
 from steward.core.events import (
     RUN_START,
@@ -29,7 +28,7 @@ def test_a_hook_that_raises_harms_no_other(
             raise error
 
     scene.do(deed)
-    scene.run(*(run(job_id, RUN_START) for job_id in range(1, 6)), run(1))
+    scene.take(*(run(job_id, RUN_START) for job_id in range(1, 6)), run(1))
     assert scene.hooks().count("job_start") == 5
     assert scene.hooks()[-2:] == ["job_complete", "fini"]
     assert scene.failures() == {("slurmctld_jobacct_job_start", type(error).__name__): 5}
@@ -50,7 +49,7 @@ def test_a_hook_that_hangs_is_ended(scene: Scene) -> None:
                     pass
 
     scene.do(deed)
-    scene.run(*(run(job_id, RUN_START) for job_id in (1, 2, 3)))
+    scene.take(*(run(job_id, RUN_START) for job_id in (1, 2, 3)))
     assert [job.job_id for job in scene.of("job_start")] == [1, 2, 3]
     assert scene.failures() == {("slurmctld_jobacct_job_start", "time-out"): 2}
 
@@ -65,9 +64,9 @@ def test_unavailable_means_later_and_calls_nothing_else_again(scene: Scene) -> N
                 raise Unavailable("the disk is full")
 
     scene.do(deed)
-    scene.fed.tell(*(run(job_id, RUN_START) for job_id in (1, 2, 3)))
+    scene.append([*(run(job_id, RUN_START) for job_id in (1, 2, 3))])
     made = scene.make()
-    scene.fed.feed(made, turns=6)
+    scene.feed_one(made, turns=6)
     made.close()
     assert [job.job_id for job in scene.of("job_start")] == [1, 2, 2, 2, 3]
     assert scene.failures() == {}
@@ -83,14 +82,14 @@ def test_a_plugin_that_cannot_start_waits_and_says_why(scene: Scene) -> None:
                 raise OSError("no such directory")
 
     scene.do(deed)
-    scene.fed.tell(run(1))
+    scene.append([run(1)])
     made = scene.make()
-    feed = scene.fed.feed(made, turns=1)
-    assert "no such directory" in scene.fed.link.waiting["accounting.plugins.mine"]
+    feed = scene.feed_one(made, turns=1)
+    assert "no such directory" in scene.link.waiting["accounting.plugins.mine"]
     assert scene.of("job_complete") == []
     refusal = read_health(scene.settings.state_dir, TYPE).refusal
     assert "slurmctld_jobacct_init: OSError: no such directory" in refusal
-    scene.fed.clock.now_s += 60.0
+    scene.clock.now_s += 60.0
     feed.turn()
     assert len(scene.of("job_complete")) == 1
     assert read_health(scene.settings.state_dir, TYPE).refusal == ""
@@ -107,12 +106,12 @@ def test_one_that_ends_its_process_is_found_out(scene: Scene) -> None:
 
     calls = f"{scene.settings.state_dir}/calls"
     scene.do(deed)
-    scene.fed.tell(*(run(job_id, RUN_START) for job_id in range(1, 41)))
+    scene.append([*(run(job_id, RUN_START) for job_id in range(1, 41))])
     for _ in range(6):
         pid = os.fork()
         if not pid:
             made = scene.make()
-            Fed(scene.settings).feed(made)
+            LogSite(scene.directory).feed_one(made)
             made.close()
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

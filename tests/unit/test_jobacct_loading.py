@@ -1,8 +1,8 @@
 """Which accounting plugins there are, and how their parameters are written."""
 
 import pytest
-from plugin_site import TYPE
 
+from harness.jobacct import TYPE
 from steward.extensions.jobacct_plugins import (
     JobAcctPlugin,
     PluginError,

@@ -12,9 +12,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from jobacct_site import NOON, Fed, PowerCut, at, cut_power, event, run, settings_in, usage
 
-from steward.core.config import Settings
+from harness.events import at
+from harness.jobacct import LogSite, PowerCut, cut_power, event, run, usage
 from steward.core.events import (
     ACCOUNTING_EXPIRE,
     RUN_END,
@@ -25,7 +25,6 @@ from steward.core.events import (
 )
 from steward.core.lines import Line
 from steward.core.usage import AccountingExpire, StepAccounted
-from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
 from steward.extensions.jobacct_plugins.log.errors import LogUnavailable
 from steward.extensions.jobacct_plugins.log.files import LogFiles
 from steward.extensions.jobacct_plugins.log.keeping import Writer
@@ -33,49 +32,29 @@ from steward.extensions.jobacct_plugins.log.places import days_in
 from steward.extensions.jobacct_plugins.log.reading import read_lines
 
 
-class Site:
-    """A job log with a clock of its own."""
+def records(site: LogSite, name: str = "2026-03-01.jsonl") -> list[dict[str, Any]]:
+    path = site.location / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def __init__(self, tmp_path: Path) -> None:
-        self.settings = settings_in(tmp_path)
-        self.location = tmp_path / "joblog"
-        self.now = NOON + timedelta(hours=1)
-        self.fed = Fed(self.settings)
 
-    def write(self, *events: Event) -> None:
-        self.fed.tell(*events)
-        consumer = LogConsumer(self.settings, now=lambda: self.now)
-        self.fed.feed(consumer)
-        consumer.close()
-
-    def records(self, name: str = "2026-03-01.jsonl") -> list[dict[str, Any]]:
-        path = self.location / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def kinds(self, name: str = "2026-03-01.jsonl") -> list[str]:
-        return [record["record"] for record in self.records(name)]
-
-    def names(self) -> list[str]:
-        return sorted(path.name for path in self.location.iterdir())
-
-    def close_days(self) -> None:
-        """Let so much time pass that all days are closed."""
-        self.now += timedelta(days=10)
-        self.write()
+def kinds(site: LogSite, name: str = "2026-03-01.jsonl") -> list[str]:
+    return [record["record"] for record in records(site, name)]
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path) -> LogSite:
+    return LogSite(tmp_path)
 
 
-def test_a_run_is_written_when_it_has_ended_all_at_once(site: Site) -> None:
+def test_a_run_is_written_when_it_has_ended_all_at_once(site: LogSite) -> None:
     site.write(run(1, RUN_START), usage(1, tasks=2), run(1, RUN_SUSPEND))
-    assert site.records() == []
+    assert records(site) == []
     site.write(run(1, RUN_END))
-    kinds = ["JOB_START", "JOB_STEP", "JOB_TASK", "JOB_TASK", "JOB_SUSPEND", "JOB_TERMINATED"]
-    assert site.kinds() == kinds
-    ids = [record["event"] for record in site.records()]
+    assert kinds(site) == [
+        *("JOB_START", "JOB_STEP", "JOB_TASK", "JOB_TASK"),
+        *("JOB_SUSPEND", "JOB_TERMINATED"),
+    ]
+    ids = [record["event"] for record in records(site)]
     assert ids[0] == "c1/run.start:1:0"
     assert ids[2:4] == ["c1/usage:1:0:batch:n1#0", "c1/usage:1:0:batch:n1#1"]
     assert len(set(ids)) == len(ids)
@@ -83,18 +62,18 @@ def test_a_run_is_written_when_it_has_ended_all_at_once(site: Site) -> None:
     assert site.location.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_day_is_that_of_the_end_where_the_cluster_is(site: Site) -> None:
+def test_the_day_is_that_of_the_end_where_the_cluster_is(site: LogSite) -> None:
     site.write(run(1, RUN_START), run(1), run(2, RUN_START, cluster="far"), run(2, cluster="far"))
     assert site.names() == ["2026-03-01.jsonl", "2026-03-02.jsonl"]
-    assert {record["job_id"] for record in site.records("2026-03-02.jsonl")} == {2}
+    assert {record["job_id"] for record in records(site, "2026-03-02.jsonl")} == {2}
 
 
-def test_runs_of_a_requeued_job_and_pieces_are_told_apart(site: Site) -> None:
+def test_runs_of_a_requeued_job_and_pieces_are_told_apart(site: LogSite) -> None:
     piece = run(1, piece_end=at(4), key="piece", seconds=4, state="RESIZING", nodes=2)
     site.write(run(1, RUN_START), piece, run(1, state="REQUEUED"))
     site.write(run(1, RUN_START, restarts=1, seconds=40), run(1, restarts=1, seconds=40))
-    assert site.kinds().count("JOB_TERMINATED") == 3
-    lines = list(read_lines(str(site.location)))
+    assert kinds(site).count("JOB_TERMINATED") == 3
+    lines = site.lines()
     assert [(line.restarts, line.state, line.is_latest) for line in lines] == [
         (0, "RESIZING", 0),
         (0, "REQUEUED", 0),
@@ -103,7 +82,7 @@ def test_runs_of_a_requeued_job_and_pieces_are_told_apart(site: Site) -> None:
     assert lines[0].piece_us == int(at(4).timestamp() * 1e6)
 
 
-def test_lines_are_those_that_sacct_shows(site: Site) -> None:
+def test_lines_are_those_that_sacct_shows(site: LogSite) -> None:
     site.write(run(1, RUN_START), usage(1, "batch"), usage(1, "0", 4), run(1))
     job, batch, srun = read_lines(str(site.location / "2026-03-01.jsonl"))
     assert (job.step, job.state, job.exit_code, job.name) == ("", "COMPLETED", 0, "job1")
@@ -112,24 +91,24 @@ def test_lines_are_those_that_sacct_shows(site: Site) -> None:
     assert job.user_us == 500_000
 
 
-def test_what_comes_after_the_end_goes_to_the_day_and_replaces(site: Site) -> None:
+def test_what_comes_after_the_end_goes_to_the_day_and_replaces(site: LogSite) -> None:
     site.write(run(1, RUN_START), usage(1, tasks=1), run(1))
     site.write(
         usage(1, tasks=3, key="more", correction=True),
         run(1, key="again", correction=True, state="FAILED", exit_code=3),
     )
-    job, step = read_lines(str(site.location))
+    job, step = site.lines()
     assert (job.state, job.exit_code) == ("FAILED", 3)
     assert (step.tasks, step.user_us) == (3, 300_000)
 
 
-def test_a_correction_of_the_end_stays_with_its_run(site: Site) -> None:
+def test_a_correction_of_the_end_stays_with_its_run(site: LogSite) -> None:
     site.write(run(1, RUN_START), run(1))
     site.write(run(1, key="again", correction=True, seconds=86400.0))
     assert site.names() == ["2026-03-01.jsonl"]
 
 
-def test_steps_of_another_s_books_find_their_run(site: Site) -> None:
+def test_steps_of_another_s_books_find_their_run(site: LogSite) -> None:
     def accounted(job_id: int, step: str) -> Event:
         line = Line(cluster="x", job_id=9, label="9", step=step, user_us=7, source="slurmdbd")
         body = StepAccounted(job_id=job_id, submit=at(0), line=line)
@@ -137,7 +116,7 @@ def test_steps_of_another_s_books_find_their_run(site: Site) -> None:
 
     site.write(accounted(1, "batch"), accounted(1, "0"), usage(1, "0"), run(1))
     site.write(accounted(1, "1"))
-    job, *steps = read_lines(str(site.location))
+    job, *steps = site.lines()
     assert [(line.job_id, line.step, line.user_us, line.source) for line in steps] == [
         (1, "batch", 7, "slurmdbd"),
         (1, "0", 100_000, ""),
@@ -146,7 +125,7 @@ def test_steps_of_another_s_books_find_their_run(site: Site) -> None:
     assert job.user_us == 100_014
 
 
-def test_a_closed_day_is_packed_and_has_its_lines_in_parquet(site: Site) -> None:
+def test_a_closed_day_is_packed_and_has_its_lines_in_parquet(site: LogSite) -> None:
     import duckdb
 
     odd: dict[str, Any] = {
@@ -155,11 +134,11 @@ def test_a_closed_day_is_packed_and_has_its_lines_in_parquet(site: Site) -> None
         "submit_line": "x" * 10_000,
     }
     site.write(run(2, **odd), run(1, RUN_START), usage(1, "extern"), usage(1, "0", 2), run(1))
-    before = list(read_lines(str(site.location)))
+    before = site.lines()
     site.close_days()
     assert site.names() == ["2026-03-01.jsonl.zst", "2026-03-01.parquet"]
     assert {(site.location / name).stat().st_mode & 0o777 for name in site.names()} == {0o600}
-    assert list(read_lines(str(site.location))) == before
+    assert site.lines() == before
     path = str(site.location / "2026-03-01.parquet")
     relation = duckdb.connect().sql(f"SELECT * FROM read_parquet('{path}')")
     assert relation.columns == list(Line.__struct_fields__)
@@ -177,7 +156,7 @@ def test_a_closed_day_is_packed_and_has_its_lines_in_parquet(site: Site) -> None
     assert [(row.job_id, row.step) for row in rows] == [(1, ""), (1, "extern"), (1, "0"), (2, "")]
 
 
-def test_a_day_is_closed_no_sooner_than_the_settings_say(site: Site) -> None:
+def test_a_day_is_closed_no_sooner_than_the_settings_say(site: LogSite) -> None:
     site.write(run(1))
     site.now = datetime.fromisoformat("2026-03-04T23:59:00+00:00")
     site.write()
@@ -187,7 +166,7 @@ def test_a_day_is_closed_no_sooner_than_the_settings_say(site: Site) -> None:
     assert site.names() == ["2026-03-01.jsonl.zst", "2026-03-01.parquet"]
 
 
-def test_late_facts_wait_beside_a_closed_day_and_are_merged(site: Site) -> None:
+def test_late_facts_wait_beside_a_closed_day_and_are_merged(site: LogSite) -> None:
     site.write(run(1), run(2))
     site.close_days()
     site.write(usage(1, "0", 2), run(2, key="again", correction=True, state="FAILED"))
@@ -196,18 +175,18 @@ def test_late_facts_wait_beside_a_closed_day_and_are_merged(site: Site) -> None:
         "2026-03-01.late.jsonl",
         "2026-03-01.parquet",
     ]
-    told = sorted(map(repr, read_lines(str(site.location))))
+    told = sorted(map(repr, site.lines()))
     site.now += timedelta(hours=2)
     site.write()
     assert site.names() == ["2026-03-01.jsonl.zst", "2026-03-01.parquet"]
-    assert sorted(map(repr, read_lines(str(site.location)))) == told
-    assert {line.state for line in read_lines(str(site.location)) if not line.step} == {
+    assert sorted(map(repr, site.lines())) == told
+    assert {line.state for line in site.lines() if not line.step} == {
         "COMPLETED",
         "FAILED",
     }
 
 
-def test_a_run_that_was_requeued_into_another_day_is_not_the_latest_there(site: Site) -> None:
+def test_a_run_that_was_requeued_into_another_day_is_not_the_latest_there(site: LogSite) -> None:
     import duckdb
 
     site.write(run(1, state="REQUEUED"), run(1, RUN_START, restarts=1, seconds=90_000))
@@ -218,14 +197,14 @@ def test_a_run_that_was_requeued_into_another_day_is_not_the_latest_there(site: 
 
 @pytest.mark.parametrize("step", range(6))
 def test_a_closing_that_is_cut_short_is_taken_up(
-    site: Site, step: int, monkeypatch: pytest.MonkeyPatch
+    site: LogSite, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.write(run(1), run(2))
-    told = sorted(map(repr, read_lines(str(site.location))))
+    told = sorted(map(repr, site.lines()))
     site.now += timedelta(days=10)
     with monkeypatch.context() as patch:
         cut_power(patch, step)
-        consumer = LogConsumer(site.settings, now=lambda: site.now)
+        consumer = site.open_log()
         if step < 5:
             with pytest.raises(PowerCut):
                 consumer.tick(lambda _: None)
@@ -233,10 +212,10 @@ def test_a_closing_that_is_cut_short_is_taken_up(
     (site.location / ".2026-03-01.parquet.lines.new").write_bytes(b"left behind")
     site.write()
     assert site.names() == ["2026-03-01.jsonl.zst", "2026-03-01.parquet"]
-    assert sorted(map(repr, read_lines(str(site.location)))) == told
+    assert sorted(map(repr, site.lines())) == told
 
 
-def test_expire_removes_whole_days_that_are_over(site: Site) -> None:
+def test_expire_removes_whole_days_that_are_over(site: LogSite) -> None:
     def expire(before: datetime) -> Event:
         body = AccountingExpire(before=before)
         return event(ACCOUNTING_EXPIRE, f"expire:{before}", body, site.now)
@@ -249,13 +228,13 @@ def test_expire_removes_whole_days_that_are_over(site: Site) -> None:
     assert site.names() == []
 
 
-def test_a_full_disk_loses_and_doubles_nothing(site: Site) -> None:
+def test_a_full_disk_loses_and_doubles_nothing(site: LogSite) -> None:
     site.write(run(1))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = (site.location / "2026-03-01.jsonl").stat().st_size
-    site.fed.tell(run(2), run(3))
-    consumer = LogConsumer(site.settings, now=lambda: site.now)
-    events = site.fed.reader.read(consumer.cursor(), consumer.kinds, 10)
+    site.append([run(2), run(3)])
+    consumer = site.open_log()
+    events = site.reader.read(consumer.cursor(), consumer.kinds, 10)
     # One that takes a few bytes before it is full; SQLite has less than that in its files.
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, hard))
     try:
@@ -265,7 +244,7 @@ def test_a_full_disk_loses_and_doubles_nothing(site: Site) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     consumer.apply(events[0], events[1], lambda _: None)
     consumer.close()
-    assert [record["job_id"] for record in site.records()] == [1, 2, 3]
+    assert [record["job_id"] for record in records(site)] == [1, 2, 3]
 
 
 def test_a_torn_append_is_cut_off(tmp_path: Path) -> None:
@@ -287,17 +266,17 @@ def test_a_torn_append_is_cut_off(tmp_path: Path) -> None:
         files.append("day.jsonl", 0, [b"no\n"])
 
 
-def test_a_log_whose_database_was_lost_is_written_on(site: Site) -> None:
+def test_a_log_whose_database_was_lost_is_written_on(site: LogSite) -> None:
     site.write(run(1))
     for path in Path(site.settings.state_dir).glob("accounting-log.db*"):
         path.unlink()
     site.write(run(2))
     # The journal still had the first, which is told twice, and is one line all the same.
-    assert [record["job_id"] for record in site.records()] == [1, 1, 2]
-    assert [line.job_id for line in read_lines(str(site.location))] == [1, 2]
+    assert [record["job_id"] for record in records(site)] == [1, 1, 2]
+    assert [line.job_id for line in site.lines()] == [1, 2]
 
 
-def _consume_and_die(settings: Settings, after_s: float, batches: int) -> None:
+def _consume_and_die(directory: Path, after_s: float, batches: int) -> None:
     """In a process of its own: be the consumer, until somebody kills it.
 
     Nothing is as unlikely as a kill between what is appended and what is committed, so
@@ -324,11 +303,11 @@ def _consume_and_die(settings: Settings, after_s: float, batches: int) -> None:
 
     Writer.advance = dangerous  # type: ignore[method-assign]
     try:
-        consumer = LogConsumer(settings, now=lambda: NOON)
+        site = LogSite(directory)
+        consumer = site.open_log()
         consumer.batch_events = 3
-        fed = Fed(settings)
         while True:
-            fed.feed(consumer, turns=1)
+            site.feed_one(consumer, turns=1)
     finally:
         os._exit(1)
 
@@ -337,17 +316,19 @@ def test_kills_at_random_instants_double_no_line_and_lose_none(tmp_path: Path) -
     seed = int(os.environ.get("STEWARD_KILL_SEED", time.time_ns() % 10**6))
     print(f"STEWARD_KILL_SEED={seed}")
     chance = Random(seed)
-    site = Site(tmp_path)
+    site = LogSite(tmp_path)
     jobs = range(1, 601)
     for job_id in jobs:
-        site.fed.tell(
-            run(job_id, RUN_START), usage(job_id, "0", 3), run(job_id, seconds=job_id * 600.0)
+        site.append(
+            [run(job_id, RUN_START), usage(job_id, "0", 3), run(job_id, seconds=job_id * 600.0)]
         )
     for _ in range(25):
-        _consume_and_die(site.settings, chance.uniform(0.01, 0.08), chance.randint(2, 40))
+        _consume_and_die(site.directory, chance.uniform(0.01, 0.08), chance.randint(2, 40))
     site.write()
     found = [
-        record for day in days_in(str(site.location)) for record in site.records(f"{day.day}.jsonl")
+        record
+        for day in days_in(str(site.location))
+        for record in records(site, f"{day.day}.jsonl")
     ]
     ids = [record["event"] for record in found]
     assert len(ids) == len(set(ids)) == len(jobs) * 6

@@ -6,21 +6,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from books_of_steps import Clocked, done, histories, running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from job_lives import NOON, at, record
-from jobacct_site import settings_in
-from step_lives import ended as ended_step
-from step_lives import exited, launched
 
+from harness.events import at
+from harness.jobacct import LogSite
+from harness.jobs import record
+from harness.steps import Clocked, done, exited, histories, launched, running
+from harness.steps import ended as ended_step
 from steward.core.events import STEP_USAGE, Event
 from steward.core.lines import Line
 from steward.core.moments import micros
 from steward.core.sqlite import open_reader
 from steward.core.usage import StepUsage
-from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
-from steward.extensions.jobacct_plugins.log.reading import read_lines
 from steward.jobs.lines import COLUMNS, line_of
 
 
@@ -67,7 +65,8 @@ def both(
     books: Clocked, batch: int
 ) -> tuple[list[Event], list[Line], list[Line], list[tuple[Any, ...]]]:
     """What was said, the lines that the log has of it, those of jobs.db, and its launches."""
-    log = LogConsumer(settings_in(books.directory), now=lambda: NOON)
+    site = LogSite(books.directory)
+    log = site.open_log()
     said = [
         msgspec.structs.replace(event, id=number)
         for number, event in enumerate(books.said, start=1)
@@ -80,8 +79,7 @@ def both(
     rows = reader.execute(f"SELECT {COLUMNS} FROM line").fetchall()
     launches = reader.execute("SELECT step, node, launched, submit FROM launch").fetchall()
     reader.close()
-    location = books.directory / "joblog"
-    found = list(read_lines(str(location))) if location.exists() else []
+    found = site.lines() if site.location.exists() else []
     return said, found, list(map(line_of, rows)), launches
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from jobacct_site import NOON, at, event, raw_events, run, usage
-from plugin_site import TYPE, Recording, Scene, scene
 
+from harness.events import NOON, at
+from harness.jobacct import TYPE, Recording, Scene, event, raw_events, run, scene, usage
 from steward.core.errors import Unavailable
 from steward.core.events import (
     CONTROLLER_STATE,
@@ -32,7 +32,7 @@ __all__ = ["scene"]
 
 def test_hooks_come_in_their_order_with_what_they_are_promised(scene: Scene) -> None:
     suspended = run(7, RUN_SUSPEND, state="SUSPENDED")
-    scene.run(run(7, RUN_START), usage(7, "0", 2), suspended, run(7, RUN_END))
+    scene.take(run(7, RUN_START), usage(7, "0", 2), suspended, run(7, RUN_END))
     assert scene.hooks() == [
         *("init", "node_init", "job_start", "launched", "smgr", "task_exit", "task_exit"),
         *("terminated", "job_suspend", "job_complete", "fini"),
@@ -66,7 +66,7 @@ def test_hooks_come_in_their_order_with_what_they_are_promised(scene: Scene) -> 
 def test_what_a_node_tells_reaches_no_hook_before_the_books_know_whose_it_is(
     scene: Scene,
 ) -> None:
-    scene.run(*raw_events(4242))
+    scene.take(*raw_events(4242))
     assert scene.hooks() == ["init", "node_init", "fini"]
 
 
@@ -74,7 +74,7 @@ def test_a_step_that_is_told_again_or_taken_back_says_so(scene: Scene) -> None:
     first, again = usage(7), usage(7, key="again", correction=True)
     body: StepUsage = again.body
     gone = msgspec.structs.replace(body, withdrawn=True, start=None, tasks=(), end=None)
-    scene.run(first, again, msgspec.structs.replace(again, key="gone", body=gone))
+    scene.take(first, again, msgspec.structs.replace(again, key="gone", body=gone))
     of_step = ["launched", "smgr", "task_exit", "terminated"]
     assert scene.hooks()[2:-1] == [*of_step, *of_step, "terminated"]
     steps = [call[1] for call in scene.plugin.calls[2:-1]]
@@ -90,22 +90,22 @@ def begun(**fields: Any) -> Event:
 
 
 def test_the_hooks_of_a_step_that_begins_come_while_it_runs(scene: Scene) -> None:
-    scene.fed.tell(run(7, RUN_START), begun())
+    scene.append([run(7, RUN_START), begun()])
     made = scene.make()
-    scene.fed.feed(made)
+    scene.feed_one(made)
     assert scene.hooks()[2:] == ["job_start", "launched", "smgr"]
     over = usage(7)
-    scene.fed.tell(
-        msgspec.structs.replace(over, body=msgspec.structs.replace(over.body, announced=True))
+    scene.append(
+        [msgspec.structs.replace(over, body=msgspec.structs.replace(over.body, announced=True))]
     )
-    scene.fed.feed(made)
+    scene.feed_one(made)
     made.close()
     assert scene.hooks()[5:-1] == ["task_exit", "terminated"]
     assert (scene.of("launched")[0].uid, scene.of("launched")[0].at) == (1000, at(1))
 
 
 def test_a_begin_that_is_taken_back_says_so(scene: Scene) -> None:
-    scene.run(begun(), begun(withdrawn=True, start=None, correction=True))
+    scene.take(begun(), begun(withdrawn=True, start=None, correction=True))
     assert scene.hooks()[2:-1] == ["launched", "smgr", "terminated"]
     (gone,) = scene.of("terminated")
     assert (gone.withdrawn, gone.smgr_status) == (True, None)
@@ -122,7 +122,7 @@ def test_the_end_of_a_step_has_the_status_of_its_tasks_together(
         msgspec.structs.replace(task, status=code)
         for task, code in zip(over.body.tasks, statuses, strict=True)
     )
-    scene.run(msgspec.structs.replace(over, body=msgspec.structs.replace(over.body, tasks=tasks)))
+    scene.take(msgspec.structs.replace(over, body=msgspec.structs.replace(over.body, tasks=tasks)))
     assert scene.of("terminated")[0].smgr_status == status
 
 
@@ -133,7 +133,7 @@ def test_slurmctld_that_starts_or_reads_its_configuration_calls_init(scene: Scen
         ControllerState(up=True, daemon="slurmdbd"),
         ControllerState(up=True, reconfigured=True),
     ]
-    scene.run(*(event(CONTROLLER_STATE, f"c{n}", one, at(n)) for n, one in enumerate(states)))
+    scene.take(*(event(CONTROLLER_STATE, f"c{n}", one, at(n)) for n, one in enumerate(states)))
     assert scene.hooks() == [*("init", "node_init") * 3, "fini"]
     assert len({call[1:] for call in scene.plugin.calls if call[0] == "init"}) == 1
 
@@ -141,7 +141,7 @@ def test_slurmctld_that_starts_or_reads_its_configuration_calls_init(scene: Scen
 def test_of_a_step_whose_begin_and_end_were_lost_the_tasks_are_told(scene: Scene) -> None:
     event = usage(7, tasks=2)
     body = msgspec.structs.replace(event.body, start=None, end=None, ended_us=None)
-    scene.run(msgspec.structs.replace(event, body=body))
+    scene.take(msgspec.structs.replace(event, body=body))
     assert scene.hooks()[2:-1] == ["task_exit", "task_exit", "terminated"]
     assert [step.uid for step in scene.of("task_exit")] == [None, None]
     assert scene.of("terminated")[0].end is None
@@ -153,9 +153,9 @@ def test_a_step_of_many_tasks_goes_on_where_it_had_to_wait(scene: Scene) -> None
             raise Unavailable("the disk is full")
 
     scene.do(deed)
-    scene.fed.tell(usage(7, tasks=5))
+    scene.append([usage(7, tasks=5)])
     made = scene.make()
-    scene.fed.feed(made, turns=6)
+    scene.feed_one(made, turns=6)
     made.close()
     assert [step.task for step in scene.of("task_exit")] == [0, 1, 2, 3, 3, 3, 4]
     assert len(scene.of("launched")) == len(scene.of("terminated")) == 1
@@ -177,7 +177,7 @@ def test_events_of_hooks_that_do_nothing_are_not_even_read(scene: Scene) -> None
 
 def _messages(scene: Scene) -> list[bytes]:
     """The messages that are in the journal."""
-    events, _ = scene.fed.reader.read(0, frozenset({PLUGIN_MESSAGE}), 100)
+    events, _ = scene.reader.read(0, frozenset({PLUGIN_MESSAGE}), 100)
     return [one.body.data for one in events]
 
 
@@ -196,7 +196,7 @@ def test_messages_are_recorded_before_they_are_processed(scene: Scene) -> None:
             plugin.send("mynode", b"here")
 
     scene.do(deed)
-    scene.run(run(7, RUN_START), usage(7))
+    scene.take(run(7, RUN_START), usage(7))
     told = [(one.sender, one.to, one.data) for one in scene.of("message")]
     assert told == [
         ("controller", "controller", b"here"),
@@ -209,10 +209,10 @@ def test_messages_are_recorded_before_they_are_processed(scene: Scene) -> None:
     before = len(told)
     made = scene.make()
     made.tick(lambda _: None)
-    reader = scene.fed.reader
+    reader = scene.reader
     events, upto = reader.read(0, made.kinds, 100)
     made.apply([one for one in events if one.kind != PLUGIN_MESSAGE], upto, lambda _: None)
-    scene.fed.feed(made)
+    scene.feed_one(made)
     made.close()
     assert len(scene.of("message")) == before
 
@@ -225,12 +225,12 @@ def test_a_message_that_cannot_be_recorded_is_tried_as_often_as_is_said(scene: S
     scene.do(deed)
     scene.is_away = True
     made = scene.make()
-    scene.fed.tell(run(1, RUN_START))
-    scene.fed.feed(made, turns=2)
+    scene.append([run(1, RUN_START)])
+    scene.feed_one(made, turns=2)
     assert len(scene.of("job_start")) == 2
     assert scene.failures() == {}
     scene.is_away = False
-    scene.fed.feed(made, turns=2)
+    scene.feed_one(made, turns=2)
     assert [one.data for one in scene.of("message")] == [b"x"]
     made.close()
 
@@ -240,7 +240,7 @@ def test_a_message_that_cannot_be_recorded_is_tried_as_often_as_is_said(scene: S
 )
 def test_what_cannot_be_sent_is_the_plugin_s_error(scene: Scene, to: Any, data: Any) -> None:
     scene.do(lambda plugin, hook, *_: hook == "job_start" and plugin.send(to, data))
-    scene.run(run(1, RUN_START))
+    scene.take(run(1, RUN_START))
     assert scene.failures() == {("slurmctld_jobacct_job_start", "PluginError"): 1}
     with pytest.raises(PluginError):
         JobAcctPlugin().send("controller", b"x")
@@ -248,5 +248,5 @@ def test_what_cannot_be_sent_is_the_plugin_s_error(scene: Scene, to: Any, data: 
 
 def test_messages_of_other_plugins_are_not_its_own(scene: Scene) -> None:
     body = PluginMessage(plugin_type="jobacct/other", to="controller", sender="n1", data=b"")
-    scene.run(event(PLUGIN_MESSAGE, "m", body, NOON))
+    scene.take(event(PLUGIN_MESSAGE, "m", body, NOON))
     assert scene.of("message") == []

@@ -1,12 +1,12 @@
 """What a purge takes from the job log: all that a person wrote of the job, wherever it is."""
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobacct_site import NOON, Fed, PowerCut, at, cut_power, event, run, settings_in, usage
 
+from harness.events import at
+from harness.jobacct import LogSite, PowerCut, cut_power, event, run, usage
 from steward.core.events import (
     ARCHIVE_PURGE,
     RUN_START,
@@ -18,8 +18,6 @@ from steward.core.events import (
 from steward.core.lines import Line
 from steward.core.usage import StepAccounted
 from steward.extensions.jobacct_plugins.log.blanking import Blanking
-from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
-from steward.extensions.jobacct_plugins.log.reading import read_lines
 
 PRIVATE: dict[str, Any] = {
     "name": "zq-name",
@@ -31,42 +29,14 @@ PRIVATE: dict[str, Any] = {
 OPEN, LATE = "2026-03-01.jsonl", "2026-03-01.late.jsonl"
 
 
-class Site:
-    """A job log with a clock of its own."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.directory = tmp_path
-        self.settings = settings_in(tmp_path)
-        self.location = tmp_path / "joblog"
-        self.now = NOON + timedelta(hours=1)
-        self.fed = Fed(self.settings)
-
-    def consumer(self) -> LogConsumer:
-        return LogConsumer(self.settings, now=lambda: self.now)
-
-    def write(self, *events: Event) -> None:
-        self.fed.tell(*events)
-        consumer = self.consumer()
-        self.fed.feed(consumer)
-        while consumer.tick(lambda _: None) == 0.0:
-            pass
-        consumer.close()
-
-    def close_days(self) -> None:
-        self.now += timedelta(days=10)
-        self.write()
-
-    def text(self) -> bytes:
-        """All that is in the log and in its database, unpacked."""
-        packed = self.location.glob("*.zst")
-        parts = [unpacked(path) for path in packed]
-        parts += [path.read_bytes() for path in self.directory.glob("accounting-log.db*")]
-        parts += [path.read_bytes() for path in self.location.glob("*.jsonl")]
-        parts += [repr(rows_of(path)).encode() for path in self.location.glob("*.parquet")]
-        return b"".join(parts)
-
-    def lines(self) -> list[Line]:
-        return list(read_lines(str(self.location)))
+def text_of(site: LogSite) -> bytes:
+    """All that is in the log and in its database, unpacked."""
+    packed = site.location.glob("*.zst")
+    parts = [unpacked(path) for path in packed]
+    parts += [path.read_bytes() for path in site.state.glob("accounting-log.db*")]
+    parts += [path.read_bytes() for path in site.location.glob("*.jsonl")]
+    parts += [repr(rows_of(path)).encode() for path in site.location.glob("*.parquet")]
+    return b"".join(parts)
 
 
 def unpacked(path: Path) -> bytes:
@@ -96,22 +66,22 @@ def accounted(job_id: int) -> Event:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path) -> LogSite:
+    return LogSite(tmp_path)
 
 
-def fill(site: Site) -> None:
+def fill(site: LogSite) -> None:
     """An ended job 1 and a running job 2 of which a person wrote, and another's job 3."""
     site.write(run(1, RUN_START, **PRIVATE), usage(1, "0"), accounted(1), run(1, **PRIVATE))
     site.write(run(2, RUN_START, **PRIVATE), accounted(2), run(3, name="kept", comment="kept"))
 
 
-def test_a_growing_day_and_what_waits_are_blanked_in_place(site: Site) -> None:
+def test_a_growing_day_and_what_waits_are_blanked_in_place(site: LogSite) -> None:
     fill(site)
-    assert site.text().count(b"zq-") > 3
+    assert text_of(site).count(b"zq-") > 3
     size = (site.location / OPEN).stat().st_size
     site.write(purge(1), purge(2))
-    assert b"zq" not in site.text()
+    assert b"zq" not in text_of(site)
     assert (site.location / OPEN).stat().st_size == size
     assert {path.name for path in site.location.iterdir()} == {OPEN}
     site.write(run(2), run(1, key="again", correction=True, state="FAILED", exit_code=2))
@@ -121,14 +91,14 @@ def test_a_growing_day_and_what_waits_are_blanked_in_place(site: Site) -> None:
     assert (2, "5") in told
 
 
-def test_closed_days_and_what_came_late_are_blanked(site: Site) -> None:
+def test_closed_days_and_what_came_late_are_blanked(site: LogSite) -> None:
     fill(site)
     site.close_days()
     site.write(run(1, key="again", correction=True, state="FAILED", **PRIVATE))
     assert (site.location / LATE).exists()
-    assert site.text().count(b"zq-name") > 4
+    assert text_of(site).count(b"zq-name") > 4
     site.write(purge(1), purge(2))
-    assert b"zq" not in site.text()
+    assert b"zq" not in text_of(site)
     assert not (site.location / LATE).exists()
     (parquet,) = site.location.glob("*.parquet")
     assert len(rows_of(parquet)) == 4
@@ -136,7 +106,7 @@ def test_closed_days_and_what_came_late_are_blanked(site: Site) -> None:
     assert any(line.name == "kept" for line in site.lines())
 
 
-def test_tasks_and_components_go_with_their_leader_and_none_else(site: Site) -> None:
+def test_tasks_and_components_go_with_their_leader_and_none_else(site: LogSite) -> None:
     site.write(
         run(11, array_job_id=10, array_task="1", **PRIVATE),
         usage(11, "0"),
@@ -145,7 +115,7 @@ def test_tasks_and_components_go_with_their_leader_and_none_else(site: Site) -> 
         run(31, array_job_id=30, name="kept-other"),
     )
     site.write(purge(10), purge(20), purge(30, seconds=900.0), purge(31))
-    text = site.text()
+    text = text_of(site)
     assert b"zq" not in text
     assert b"kept-far" in text
     assert b"kept-other" in text
@@ -153,35 +123,35 @@ def test_tasks_and_components_go_with_their_leader_and_none_else(site: Site) -> 
     assert (step.job_id, step.name) == (11, "")
 
 
-def test_what_was_said_before_the_books_knew_of_the_purge_is_not_written(site: Site) -> None:
+def test_what_was_said_before_the_books_knew_of_the_purge_is_not_written(site: LogSite) -> None:
     site.write(run(1, RUN_START, **PRIVATE), purge(1), run(1, **PRIVATE))
-    assert b"zq" not in site.text()
+    assert b"zq" not in text_of(site)
     site.write(purge(2))
     site.write(run(2, RUN_START, **PRIVATE), run(2, **PRIVATE))
-    assert b"zq" not in site.text()
+    assert b"zq" not in text_of(site)
 
 
-def test_a_purge_of_one_sink_leaves_the_log(site: Site) -> None:
+def test_a_purge_of_one_sink_leaves_the_log(site: LogSite) -> None:
     fill(site)
     before = (site.location / OPEN).read_bytes()
     site.write(purge(1, sink="files"))
     assert (site.location / OPEN).read_bytes() == before
 
 
-def test_lines_that_are_no_records_stay(site: Site) -> None:
+def test_lines_that_are_no_records_stay(site: LogSite) -> None:
     site.location.mkdir()
     odd = b'nothing\n{"v":1}\n\xff\xfe\n[]\n' + b"x" * 100_000 + b"\n"
     (site.location / OPEN).write_bytes(odd)
     fill(site)
     site.write(purge(1), purge(2))
     assert (site.location / OPEN).read_bytes().startswith(odd)
-    assert b"zq" not in site.text()
+    assert b"zq" not in text_of(site)
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
 @pytest.mark.parametrize("step", range(7))
 def test_a_blanking_that_is_cut_short_is_taken_up(
-    site: Site, step: int, is_closed: bool, monkeypatch: pytest.MonkeyPatch
+    site: LogSite, step: int, is_closed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(site)
     if is_closed:
@@ -189,19 +159,19 @@ def test_a_blanking_that_is_cut_short_is_taken_up(
     site.write(run(1, key="again", correction=True, **PRIVATE))
     told = len(site.lines())
 
-    site.fed.tell(purge(1), purge(2))
-    consumer = site.consumer()
+    site.append([purge(1), purge(2)])
+    consumer = site.open_log()
     with monkeypatch.context() as patch:
         cut_power(patch, step)
         try:
-            site.fed.feed(consumer)
+            site.feed_one(consumer)
             while consumer.tick(lambda _: None) == 0.0:
                 pass
         except PowerCut:
             pass
         consumer.close()
     site.write()
-    assert b"zq" not in site.text()
+    assert b"zq" not in text_of(site)
     assert len(site.lines()) == told
     assert not [path.name for path in site.location.iterdir() if path.name.startswith(".")]
 

@@ -1,7 +1,6 @@
 """Reading job logs of anybody, and what Steward can be asked of its own."""
 
 import json
-import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,33 +8,25 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobacct_site import NOON, Fed, run, settings_in, usage
 
+from harness.events import NOON
+from harness.jobacct import LogSite, run, usage
+from harness.site import ADA, ROOT
 from steward.accounting.errors import AccountingUsage
-from steward.accounting.room import AccountingRoom
 from steward.cli import accounting_log
-from steward.core.access import Access, Asker
-from steward.core.config import AccessSettings, Settings
+from steward.core.access import Asker
+from steward.core.config import AccessSettings
 from steward.core.errors import Refused
-from steward.core.events import RUN_START, Event
+from steward.core.events import ACCOUNTING_EXPIRE, RUN_START, Event
 from steward.core.lines import Line
-from steward.extensions.jobacct_plugins.asking import PluginsRequest, plugins
 from steward.extensions.jobacct_plugins.log.asking import (
     DumpAnswer,
     DumpChunk,
-    DumpRequest,
-    ExpireRequest,
-    dump,
-    expire,
 )
-from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
 from steward.extensions.jobacct_plugins.log.errors import LogError
 from steward.extensions.jobacct_plugins.log.reading import read_lines
 from steward.extensions.jobacct_plugins.log.records import lines_of
 from steward.extensions.jobacct_plugins.state import PluginState, state_path
-
-ROOT = Asker(uid=0, user="root")
-ADA = Asker(uid=1000, user="ada")
 
 
 def written(path: Path, *events: Event | bytes) -> str:
@@ -133,98 +124,93 @@ def test_what_is_no_log_is_told(tmp_path: Path) -> None:
         list(read_lines(str(tmp_path / "x.jsonl.zst")))
 
 
-class Site:
-    """A state directory with a job log, and a room that answers."""
+def make_site(directory: Path, *events: Event, **accounting: Any) -> LogSite:
+    """A job log of events that came at noon, nine days later."""
+    site = LogSite(directory, **accounting)
+    site.reopen(access=AccessSettings(operators=("op",)))
+    site.write(*events)
+    site.now = NOON + timedelta(days=9)
+    return site
 
-    def __init__(self, tmp_path: Path, **accounting: Any) -> None:
-        self.settings: Settings = settings_in(tmp_path, **accounting)
-        self.location = tmp_path / "joblog"
-        self.now = NOON + timedelta(days=9)
-        self.ordered: list[Event] = []
-        access = Access(AccessSettings(operators=("op",)), os.geteuid(), lambda _: None)
-        self.room = AccountingRoom(
-            self.settings, access=access, order=self.ordered.extend, now=lambda: self.now
-        )
-        self._fed = Fed(self.settings)
 
-    def write(self, *events: Event) -> None:
-        self._fed.tell(*events)
-        consumer = LogConsumer(self.settings, now=lambda: NOON)
-        self._fed.feed(consumer)
-        consumer.close()
+def dumped(site: LogSite, **request: str) -> tuple[list[dict[str, Any]], DumpAnswer]:
+    chunks, answer = site.stream("accounting.dump", zone="UTC", **request)
+    assert isinstance(answer, DumpAnswer)
+    text = "".join(one.text for one in chunks if isinstance(one, DumpChunk))
+    return [json.loads(line) for line in text.splitlines()], answer
 
-    def dumped(self, **request: str) -> tuple[list[dict[str, Any]], DumpAnswer]:
-        *chunks, answer = dump(self.room, ROOT, DumpRequest(zone="UTC", **request))
-        assert isinstance(answer, DumpAnswer)
-        text = "".join(one.text for one in chunks if isinstance(one, DumpChunk))
-        return [json.loads(line) for line in text.splitlines()], answer
+
+def expire(site: LogSite, asker: Asker = ROOT, **request: Any) -> Any:
+    return site.ask("accounting.expire", asker, zone="UTC", **request)
+
+
+def apply_orders(site: LogSite) -> list[Event]:
+    """What was ordered, once the log has taken it in at noon."""
+    ordered, _ = site.reader.read(0, frozenset({ACCOUNTING_EXPIRE}), 100)
+    site.now = NOON
+    site.write()
+    return list(ordered)
 
 
 def test_dump_gives_out_what_happened_within_a_time(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    site.write(*good(), run(2, RUN_START, seconds=86400.0), run(2, seconds=86400.0))
+    site = make_site(tmp_path, *good(), run(2, RUN_START, seconds=86400.0), run(2, seconds=86400.0))
     (site.location / "2026-03-02.late.jsonl").write_bytes(b"garbage\n")
-    records, answer = site.dumped()
+    records, answer = dumped(site)
     assert [one["record"] for one in records] == [
         *("JOB_START", "JOB_STEP", "JOB_TASK", "JOB_TASK", "JOB_TERMINATED"),
         *("JOB_START", "JOB_TERMINATED"),
     ]
     assert (answer.records, answer.passed_over) == (7, 1)
     assert "2026-03-02.late.jsonl:1:" in answer.examples[0]
-    assert [one["job_id"] for one in site.dumped(since="2026-03-02T00:00")[0]] == [2, 2]
-    assert {one["job_id"] for one in site.dumped(until="2026-03-02T00:00")[0]} == {1}
+    assert [one["job_id"] for one in dumped(site, since="2026-03-02T00:00")[0]] == [2, 2]
+    assert {one["job_id"] for one in dumped(site, until="2026-03-02T00:00")[0]} == {1}
 
 
 def test_expire_says_what_would_go_and_orders_it(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    site.write(*good(), run(2, seconds=86400.0))
-    request = ExpireRequest(before="2026-03-02T12:00", zone="UTC")
-    answer = expire(site.room, ROOT, request)
+    site = make_site(tmp_path, *good(), run(2, seconds=86400.0))
+    answer = expire(site, before="2026-03-02T12:00")
     assert [day.day for day in answer.days] == ["2026-03-01"]
     assert not answer.done
-    assert site.ordered == []
-    answer = expire(
-        site.room,
-        Asker(uid=7, user="op"),
-        ExpireRequest(before="2026-03-02T12:00", zone="UTC", yes=True),
-    )
+    assert apply_orders(site) == []
+    site.now = NOON + timedelta(days=9)
+    answer = expire(site, Asker(uid=7, user="op"), before="2026-03-02T12:00", yes=True)
     assert answer.done
-    assert [event.cluster for event in site.ordered] == ["c1", "far"]
-    assert site.ordered[0].body.asked_by == "op"
-    site.write(*site.ordered)
+    ordered = apply_orders(site)
+    assert [event.cluster for event in ordered] == ["c1", "far"]
+    assert ordered[0].body.asked_by == "op"
     assert [path.name for path in site.location.iterdir()] == ["2026-03-02.jsonl"]
 
 
 def test_what_the_log_keeps_leaves_jobs_db_alone(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    site.write(*good())
-    request = ExpireRequest(before="2026-03-04T12:00", zone="UTC", keep_log=True, yes=True)
-    assert expire(site.room, ROOT, request).days == ()
-    site.write(*site.ordered)
+    site = make_site(tmp_path, *good())
+    request: dict[str, Any] = {"before": "2026-03-04T12:00", "keep_log": True, "yes": True}
+    assert expire(site, **request).days == ()
+    assert apply_orders(site)
     assert [path.name for path in site.location.iterdir()] == ["2026-03-01.jsonl"]
+    site.now = NOON + timedelta(days=9)
     for before, why in (("2026-03-09", "are closed after 3 days"), ("now+1day", "not happened")):
         with pytest.raises(AccountingUsage, match=why):
-            expire(site.room, ROOT, ExpireRequest(before=before, zone="UTC", keep_log=True))
-    (tmp_path / "other").mkdir()
-    other = Site(tmp_path / "other", type="jobacct/none")
+            expire(site, before=before, keep_log=True)
+    other = make_site(tmp_path / "other", type="jobacct/none")
     with pytest.raises(AccountingUsage, match="no job log"):
-        expire(other.room, ROOT, request)
+        expire(other, **request)
 
 
 def test_only_operators_may_ask(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    for ask in (
-        lambda: dump(site.room, ADA, DumpRequest()),
-        lambda: expire(site.room, ADA, ExpireRequest(before="now")),
-        lambda: plugins(site.room, ADA, PluginsRequest()),
-    ):
+    site = make_site(tmp_path)
+    requests: list[tuple[str, dict[str, str]]] = [
+        ("dump", {}),
+        ("expire", {"before": "now"}),
+        ("plugins", {}),
+    ]
+    for name, request in requests:
         with pytest.raises(Refused, match="only operators"):
-            ask()
+            site.ask(f"accounting.{name}", ADA, **request)
 
 
 def test_plugins_are_listed_with_those_that_are_configured(tmp_path: Path) -> None:
-    site = Site(tmp_path, type="jobacct/log,jobacct/gone")
-    found = {one.type: one for one in plugins(site.room, ROOT, PluginsRequest()).plugins}
+    site = make_site(tmp_path, type="jobacct/log,jobacct/gone")
+    found = {one.type: one for one in site.ask("accounting.plugins").plugins}
     assert found["jobacct/log"].used
     assert not found["jobacct/none"].used
     assert found["jobacct/gone"].used
@@ -235,11 +221,11 @@ def test_plugins_are_listed_with_those_that_are_configured(tmp_path: Path) -> No
 def test_a_plugin_that_is_refused_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path, type="jobacct/old")
+    site = make_site(tmp_path, type="jobacct/old")
     state = PluginState(state_path(site.settings.state_dir, "jobacct/old"))
     state.note_refusal("jobacct/old is written for version 9 of the plugin API")
     state.close()
-    answer = plugins(site.room, ROOT, PluginsRequest())
+    answer = site.ask("accounting.plugins")
     (line,) = [one for one in answer.plugins if one.type == "jobacct/old"]
     assert line.refusal == "jobacct/old is written for version 9 of the plugin API"
     monkeypatch.setattr(accounting_log, "call", lambda *_: answer)

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from job_lives import Books, Life, at, lives, record, script
 
+from harness.events import at
+from harness.jobs import Books, Life, lives, record, script
 from steward.core.consumers import Rejected
 from steward.core.events import JOB_END, JOB_SCRIPT, RUN_END, RUN_START, Event, JobFacts
 from steward.core.records import JobRecord

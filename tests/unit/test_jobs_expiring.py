@@ -4,8 +4,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from job_lives import NOON, Books, at, record, script
 
+from harness.events import NOON, at
+from harness.jobs import Books, record, script
 from steward.core.events import ACCOUNTING_EXPIRE, RUN_END, RUN_START, Event
 from steward.core.sqlite import open_reader
 from steward.core.usage import AccountingExpire

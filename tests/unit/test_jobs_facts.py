@@ -3,8 +3,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from job_lives import at, record
 
+from harness.events import at
+from harness.jobs import record
 from steward.core.events import JOB_END, Event
 from steward.core.moments import micros, moment
 from steward.core.records import JobRecord

@@ -6,12 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from books_of_steps import STEP, Clocked, books, done, histories, lines, running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from job_lives import Books, at, record
-from step_lives import ended, exited, launched, task, us
 
+from harness.events import at, us
+from harness.jobs import Books, record
+from harness.steps import (
+    STEP,
+    Clocked,
+    books,
+    done,
+    ended,
+    exited,
+    histories,
+    launched,
+    lines,
+    running,
+    task,
+)
 from steward.core.events import (
     NODE_GAP,
     RUN_END,

@@ -3,8 +3,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from job_lives import Books, at, purge, record, script
 
+from harness.archive import purge
+from harness.events import at
+from harness.jobs import Books, record, script
 from steward.core.events import ArchivePurge
 from steward.jobs import Jobs
 

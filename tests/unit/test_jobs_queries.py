@@ -3,8 +3,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_lives import NOON, Books, at, record, script
 
+from harness.events import NOON, at
+from harness.jobs import Books, record, script
 from steward.core.access import Scope
 from steward.core.errors import UsageError
 from steward.core.records import JobRecord

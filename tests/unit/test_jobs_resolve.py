@@ -1,8 +1,9 @@
 from typing import Any
 
 import msgspec
-from job_lives import at, record
 
+from harness.events import at
+from harness.jobs import record
 from steward.core.events import JOB_END, Event, JobFacts
 from steward.core.moments import micros
 from steward.jobs.facts import RunFacts

@@ -5,10 +5,11 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from books_of_steps import STEP, Clocked, books, done, lines, running
-from job_lives import NOON, at, purge, record, script
-from step_lives import ended, exited, launched, us
 
+from harness.archive import purge
+from harness.events import NOON, at, us
+from harness.jobs import record, script
+from harness.steps import STEP, Clocked, books, done, ended, exited, launched, lines, running
 from steward.core.consumers import Rejected
 from steward.core.events import (
     ACCOUNTING_EXPIRE,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from builders import script_event
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_site import fill
 
+from harness.events import script_event
+from harness.journal import fill
 from steward.core.config import JournalSettings, Settings
 from steward.core.consumers import Append, Feed, Rejected, feed_all
 from steward.core.events import JOB_SCRIPT, Event

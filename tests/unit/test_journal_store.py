@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from builders import script_event
-from journal_site import append, fill, journal, reader, seen_event, tables, two_sinks
 
+from harness.events import script_event
+from harness.journal import append, fill, journal, reader, seen_event, tables, two_sinks
 from steward.core import sqlite
 from steward.core.config import Settings
 from steward.core.events import (

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from builders import script_event
-from journal_site import append, journal, reader, seen_event, two_sinks
 
+from harness.events import script_event
+from harness.journal import append, journal, reader, seen_event, two_sinks
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import (

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import NOON, environment_bytes
 
+from harness.events import NOON
+from harness.spool import environment_bytes
 from steward.archive.messages import Message, decode
 from steward.archive.messages import encode as encode_message
 from steward.archive.remote.document import Document
@@ -43,7 +44,7 @@ VERSION = MTIME_NS // 1000
 KEY = script_key(7, MTIME_NS)
 
 
-class Site:
+class TopicTaking:
     """A store, and what the journal knows."""
 
     def __init__(self, directory: Path) -> None:
@@ -72,8 +73,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path) -> TopicTaking:
+    return TopicTaking(tmp_path)
 
 
 def message(
@@ -110,7 +111,7 @@ def message(
     return decode(encode_message(msgspec.structs.replace(document, **(changes or {}))))
 
 
-def test_a_script_and_whose_it_is(site: Site) -> None:
+def test_a_script_and_whose_it_is(site: TopicTaking) -> None:
     environment = environment_bytes(b"A=1", b"RAW=\xff")
     script, facts = site.take(message(b"\xff#!", environment))
     assert (script.kind, script.cluster, script.key) == (JOB_SCRIPT, "hpc1", KEY)
@@ -121,21 +122,21 @@ def test_a_script_and_whose_it_is(site: Site) -> None:
     assert (facts.body.record.uid, facts.body.record.user) == (1000, "ada")
 
 
-def test_the_same_message_gives_the_same_events(site: Site) -> None:
+def test_the_same_message_gives_the_same_events(site: TopicTaking) -> None:
     first, again = (site.take(message(state="RUNNING")) for _ in range(2))
     assert [event.key for event in first] == [event.key for event in again]
     assert [encode(event) for event in first][1:] == [encode(event) for event in again][1:]
     assert len(list(Path(site.store.directory).iterdir())) == 1
 
 
-def test_other_versions_are_other_facts_in_their_order(site: Site) -> None:
+def test_other_versions_are_other_facts_in_their_order(site: TopicTaking) -> None:
     _, first = site.take(message(version=10, state="PENDING"))
     _, second = site.take(message(version=11, state="PENDING"))
     assert first.key != second.key
     assert first.seen_at < second.seen_at
 
 
-def test_bytes_of_what_is_known_do_not_come_back(site: Site) -> None:
+def test_bytes_of_what_is_known_do_not_come_back(site: TopicTaking) -> None:
     site.known.add(("hpc1", KEY))
     (facts,) = site.take(message())
     assert facts.kind == JOB_SEEN
@@ -151,11 +152,11 @@ def test_bytes_of_what_is_known_do_not_come_back(site: Site) -> None:
         ("updated", "PENDING", JOB_SEEN),
     ],
 )
-def test_what_is_over_is_said_to_be(site: Site, why: str, state: str, kind: str) -> None:
+def test_what_is_over_is_said_to_be(site: TopicTaking, why: str, state: str, kind: str) -> None:
     assert site.take(message(why=why, state=state))[-1].kind == kind
 
 
-def test_a_requeued_jobs_first_run_is_told_too(site: Site) -> None:
+def test_a_requeued_jobs_first_run_is_told_too(site: TopicTaking) -> None:
     later = NOON + timedelta(days=1)
     _, first, last = site.take(message(restarts=2, submit=later, state="RUNNING", start=later))
     assert (first.body.record.restarts, first.body.record.submit) == (0, NOON)
@@ -163,11 +164,11 @@ def test_a_requeued_jobs_first_run_is_told_too(site: Site) -> None:
     assert (last.body.record.restarts, last.body.record.submit) == (2, later)
 
 
-def test_a_record_without_submit_time_has_the_jobs(site: Site) -> None:
+def test_a_record_without_submit_time_has_the_jobs(site: TopicTaking) -> None:
     assert site.take(message(submit=None))[-1].body.record.submit == NOON
 
 
-def test_secrets_that_were_left_in_are_taken_out(site: Site) -> None:
+def test_secrets_that_were_left_in_are_taken_out(site: TopicTaking) -> None:
     environment = environment_bytes(b"API_TOKEN=hunter2", b"A=1")
     line = "sbatch --export=API_TOKEN=hunter2 x"
     script, facts = site.take(message(b"x", environment, submit_line=line))
@@ -176,19 +177,19 @@ def test_secrets_that_were_left_in_are_taken_out(site: Site) -> None:
     assert "hunter2" not in facts.body.record.submit_line
 
 
-def test_what_was_taken_out_before_stays_as_it_is(site: Site) -> None:
+def test_what_was_taken_out_before_stays_as_it_is(site: TopicTaking) -> None:
     environment = environment_bytes(b"API_TOKEN=" + REDACTED, b"ghp_" + b"a" * 3, REDACTED)
     site.take(message(b"x", environment))
     assert site.files()["env"] == environment
 
 
-def test_environments_are_not_kept_where_the_site_keeps_none(site: Site) -> None:
+def test_environments_are_not_kept_where_the_site_keeps_none(site: TopicTaking) -> None:
     script, _ = site.take(message(b"x", environment_bytes(b"A=1")), environments=False)
     assert script.body.environment is None
     assert site.files() == {"script": b"x"}
 
 
-def test_a_purge_is_one_of_that_script_alone(site: Site) -> None:
+def test_a_purge_is_one_of_that_script_alone(site: TopicTaking) -> None:
     (event,) = site.take(message(changes={"deleted": True}))
     assert (event.kind, event.cluster, event.body.script_keys) == (ARCHIVE_PURGE, "hpc1", (KEY,))
     assert event.body.sink == ""
@@ -199,14 +200,16 @@ PURGE: dict[str, Any] = {"changes": {"deleted": True}}
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_script_whose_purge_is_in_the_same_batch_is_not_taken(site: Site, is_first: bool) -> None:
+def test_a_script_whose_purge_is_in_the_same_batch_is_not_taken(
+    site: TopicTaking, is_first: bool
+) -> None:
     batch = [message(version=9, **PURGE), message(version=5)]
     events = chain(*site.take_all(*(batch if is_first else batch[::-1])))
     assert sorted(event.kind for event in events) == [ARCHIVE_PURGE, JOB_SEEN]
     assert not Path(site.store.directory).exists()
 
 
-def test_a_script_whose_purge_came_before_is_not_taken_in_any_version(site: Site) -> None:
+def test_a_script_whose_purge_came_before_is_not_taken_in_any_version(site: TopicTaking) -> None:
     site.purged.add(("hpc1", KEY))
     assert [event.kind for event in site.take(message(version=99))] == [JOB_SEEN]
     assert not Path(site.store.directory).exists()
@@ -214,7 +217,7 @@ def test_a_script_whose_purge_came_before_is_not_taken_in_any_version(site: Site
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (1, 0, 2)])
 def test_of_several_versions_in_a_batch_the_highest_ones_bytes_are_kept(
-    site: Site, order: tuple[int, ...]
+    site: TopicTaking, order: tuple[int, ...]
 ) -> None:
     versions = [
         message(b"#!/bin/sh\nAAAA\n", environment_bytes(b"A=1"), version=5),
@@ -228,7 +231,7 @@ def test_of_several_versions_in_a_batch_the_highest_ones_bytes_are_kept(
     assert sum(event.kind == JOB_SEEN for event in events) == 3
 
 
-def test_a_message_that_comes_twice_in_a_batch_is_kept_once(site: Site) -> None:
+def test_a_message_that_comes_twice_in_a_batch_is_kept_once(site: TopicTaking) -> None:
     first, again = site.take_all(message(), message())
     assert [event.kind for event in first] == [JOB_SCRIPT, JOB_SEEN]
     assert [event.key for event in again] == [first[1].key]
@@ -239,7 +242,7 @@ def test_what_a_purge_leaves_is_known_before_jobs_db_has_it(tmp_path: Path) -> N
     journal = Journal(state)
     lately = LatelyPurged(state, JournalReader(state))
     assert not lately.look()
-    purge = Site(tmp_path).take(message(**PURGE))
+    purge = TopicTaking(tmp_path).take(message(**PURGE))
     journal.append(rows_of(purge))
     assert ("hpc1", KEY) in lately.look()
     assert ("hpc1", KEY) in LatelyPurged(state, JournalReader(state)).look()
@@ -256,7 +259,7 @@ def test_what_a_purge_leaves_is_known_before_jobs_db_has_it(tmp_path: Path) -> N
     journal.close()
 
 
-def test_a_correction_without_bytes_is_facts_alone(site: Site) -> None:
+def test_a_correction_without_bytes_is_facts_alone(site: TopicTaking) -> None:
     (facts,) = site.take(
         message(changes={"body": None, "script": None, "partial": True}, state="RUNNING")
     )
@@ -271,7 +274,9 @@ def test_the_first_store_that_can_be_written_is_used(tmp_path: Path) -> None:
         Stores([away]).usable()
 
 
-def test_a_script_that_was_written_late_is_still_its_jobs(site: Site, tmp_path: Path) -> None:
+def test_a_script_that_was_written_late_is_still_its_jobs(
+    site: TopicTaking, tmp_path: Path
+) -> None:
     (tmp_path / "state").mkdir()
     jobs = JobsConsumer(Settings(state_dir=str(tmp_path / "state")))
     submit = NOON - timedelta(minutes=10)

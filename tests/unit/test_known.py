@@ -4,13 +4,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from builders import make_spool, script_event, submit
-from job_lives import Books, purge, record, script
 
-from steward.archive.settings import FilesSinkSettings
+from harness import archive
+from harness.archive import purge
+from harness.events import make_event, script_event
+from harness.jobs import Books, record, script
+from harness.site import Site
+from harness.spool import make_spool, submit
 from steward.capture.known import Known
-from steward.core.config import ArchiveSettings, Settings
-from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event, script_key, utc_now
+from steward.core.events import ARCHIVE_PURGE, ArchivePurge, script_key, utc_now
 from steward.core.incoming import kept_filename, stores_of
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import rows_of
@@ -65,35 +67,25 @@ def test_without_jobs_db_the_journal_alone_is_asked(
     assert Known(str(books.directory), reader).known("c1", script(7, 0.4).key)
 
 
-class Site:
+class MonthsSite(Site):
     """A spool whose jobs wait for months, kept by passes over it."""
 
     def __init__(self, directory: Path) -> None:
         self.spool = make_spool(directory / "spool")
-        self.archive = directory / "archive"
-        (directory / "state").mkdir()
-        self.settings = Settings(
-            state_dir=str(directory / "state"),
-            capture_processes=1,
-            cluster={"c1": ClusterSettings(spool=str(self.spool), slurm=False)},
-            archive=ArchiveSettings(sink={"files": FilesSinkSettings(path=str(self.archive))}),
-        )
+        clusters = {"c1": ClusterSettings(spool=str(self.spool), slurm=False)}
+        sinks = archive.sink_settings(directory)
+        super().__init__(directory, clusters=clusters, archive=sinks, capture_processes=1)
 
     def run(self) -> int:
         return run_once(self.settings).captured
 
     def files(self) -> list[str]:
-        return sorted(path.name for path in self.archive.rglob("*.sh"))
-
-    def append(self, *events: Event) -> None:
-        journal = Journal(self.settings.state_dir)
-        journal.append(rows_of(events))
-        journal.close()
+        return sorted(path.name for path in archive.root_of(self).rglob("*.sh"))
 
     def months_pass(self) -> None:
         """The journal lets go of all events, and forgets their keys."""
         journal = Journal(self.settings.state_dir)
-        assert trim(journal, stores_of(self.settings), keep_s=0.0)
+        assert trim(journal, self.stores, keep_s=0.0)
         journal.forget_remembered(int(utc_now().timestamp()) + 1)
         journal.close()
 
@@ -104,27 +96,18 @@ class Site:
         ]
 
     def purge(self, key: str) -> None:
-        now = utc_now()
         body = ArchivePurge(script_keys=(key,), asked_by="root")
-        self.append(
-            Event(
-                kind=ARCHIVE_PURGE,
-                cluster="c1",
-                key=f"purge:{key}",
-                at=now,
-                seen_at=now,
-                source="test",
-                body=body,
-            )
-        )
+        journal = Journal(self.settings.state_dir)
+        journal.append(rows_of([make_event(ARCHIVE_PURGE, f"purge:{key}", body, utc_now())]))
+        journal.close()
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path) -> MonthsSite:
+    return MonthsSite(tmp_path)
 
 
-def test_a_job_that_waits_for_months_is_kept_once_and_stays_purged(site: Site) -> None:
+def test_a_job_that_waits_for_months_is_kept_once_and_stays_purged(site: MonthsSite) -> None:
     submit(site.spool, 1, b"#!/bin/sh\none\n")
     submit(site.spool, 2, b"#!/bin/sh\ntwo\n")
     assert site.run() == 2
@@ -144,14 +127,14 @@ def test_a_job_that_waits_for_months_is_kept_once_and_stays_purged(site: Site) -
     assert kept[0] not in site.files()
 
 
-def test_bytes_that_a_crash_left_of_a_purged_script_go(site: Site) -> None:
+def test_bytes_that_a_crash_left_of_a_purged_script_go(site: MonthsSite) -> None:
     submit(site.spool, 1)
     site.run()
     (key,) = site.scripts()
     site.purge(key)
     site.run()
     site.months_pass()
-    (store, *_) = stores_of(site.settings)
+    (store, *_) = site.stores
     mtime_ns = int(key.rpartition(":")[2])
     store.write(kept_filename("c1", 1, mtime_ns, 1, "script"), b"x")
     store.sync()
@@ -160,7 +143,7 @@ def test_bytes_that_a_crash_left_of_a_purged_script_go(site: Site) -> None:
     assert list(store.names()) == []
 
 
-def test_bytes_that_a_crash_left_of_another_ones_purged_script_go(site: Site) -> None:
+def test_bytes_that_a_crash_left_of_another_ones_purged_script_go(site: MonthsSite) -> None:
     """As above, of a cluster that only a topic tells of, when the journal has forgotten it."""
     submit(site.spool, 1)
     site.run()

@@ -1,7 +1,6 @@
 """The ledger on SQLite does what any ledger does."""
 
-from ledger_place import empty, place
-
+from harness.ledger_place import empty, place
 from ledger.accounts import AccountCases
 from ledger.charges import ChargeCases
 from ledger.lists import ListCases

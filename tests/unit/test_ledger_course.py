@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
-from ledger_place import empty, place
 
+from harness.ledger_place import empty, place
 from steward.bank.ledger import By, open_ledger
 from steward.bank.ledger.opened import Ledger
 from steward.bank.ledger.records import Account

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import hypothesis
 from hypothesis.stateful import run_state_machine_as_test
-from ledger_place import empty
 
+from harness.ledger_place import empty
 from ledger.machine import SETTINGS, LedgerMachine
 from ledger.site import settings_for
 from steward.core.config import Settings

@@ -11,9 +11,9 @@ import sqlalchemy
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from ledger_place import empty, place
 from pysqlite3 import dbapi2
 
+from harness.ledger_place import empty, place
 from ledger.crowd import CrowdCases
 from ledger.site import BY, NOON, Clock, account, allocation, charge, clock, ledger, settings_for
 from steward.bank.errors import BankError, LedgerUnavailable

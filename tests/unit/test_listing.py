@@ -7,11 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from library_site import ADA, BELA, NOW, ROOT, LibrarySite
 
+from harness import archive
+from harness.events import NOVEMBER
+from harness.site import ADA, BELA, ROOT, Site
 from steward.archive.library import NoSuchJob
 from steward.archive.selecting import PageError
-from steward.core.access import Asker
+from steward.core.access import Asker, Standing
 from steward.core.actions import ActionError
 from steward.core.errors import UsageError
 from steward.slurm.states import StateError
@@ -19,15 +21,16 @@ from steward.slurm.times import TimeError
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[LibrarySite]:
-    made = LibrarySite(tmp_path)
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = archive.make_library(tmp_path)
     yield made
     made.close()
 
 
 @pytest.fixture
-def private(tmp_path: Path) -> Iterator[LibrarySite]:
-    made = LibrarySite(tmp_path, private=True)
+def private(tmp_path: Path) -> Iterator[Site]:
+    made = archive.make_library(tmp_path)
+    made.standing = Standing(private_data=frozenset({"jobs"}))
     yield made
     made.close()
 
@@ -35,32 +38,32 @@ def private(tmp_path: Path) -> Iterator[LibrarySite]:
 # ---------------------------------------------------------------- list
 
 
-def test_a_list_is_of_the_last_seven_days_and_says_so(site: LibrarySite) -> None:
-    site.job(1, ago=timedelta(days=8))
-    site.job(2, ago=timedelta(days=6))
-    site.job(3, None, submit_line="salloc -n 4")
-    answer = site.ask("list", ADA)
+def test_a_list_is_of_the_last_seven_days_and_says_so(site: Site) -> None:
+    archive.add_job(site, 1, ago=timedelta(days=8))
+    archive.add_job(site, 2, ago=timedelta(days=6))
+    archive.add_job(site, 3, None, submit_line="salloc -n 4")
+    answer = site.ask("archive.list", ADA)
     assert [line.job_id for line in answer.jobs] == [3, 2]
     assert answer.default_days == 7
-    assert answer.since == NOW - timedelta(days=7)
+    assert answer.since == NOVEMBER - timedelta(days=7)
     assert [line.kind for line in answer.jobs] == ["interactive", "batch"]
     assert answer.jobs[0].submit_line == "salloc -n 4"
     assert answer.zones == {"alpha": "UTC"}
-    all_time = site.ask("list", ADA, since="2026-01-01")
+    all_time = site.ask("archive.list", ADA, since="2026-01-01")
     assert [line.job_id for line in all_time.jobs] == [3, 2, 1]
     assert all_time.default_days == 0
     assert [line.script_bytes for line in all_time.jobs] == [None, 19, 19]
-    named = site.ask("list", ADA, jobs=["1"])
+    named = site.ask("archive.list", ADA, jobs=["1"])
     assert [line.job_id for line in named.jobs] == [1]
 
 
-def test_a_list_obeys_its_filters(site: LibrarySite) -> None:
-    site.job(1, name="md", account="chem")
-    site.job(2, name="post", state="FAILED", who=BELA)
-    site.job(3, name="md-2", partition="gpu")
+def test_a_list_obeys_its_filters(site: Site) -> None:
+    archive.add_job(site, 1, name="md", account="chem")
+    archive.add_job(site, 2, name="post", state="FAILED", who=BELA)
+    archive.add_job(site, 3, name="md-2", partition="gpu")
 
     def listed(**request: object) -> list[int]:
-        return [line.job_id for line in site.ask("list", ADA, **request).jobs]
+        return [line.job_id for line in site.ask("archive.list", ADA, **request).jobs]
 
     assert listed(users=["bela"]) == [2]
     assert listed(users=["4001"]) == [3, 1]
@@ -74,14 +77,14 @@ def test_a_list_obeys_its_filters(site: LibrarySite) -> None:
     assert listed(until="now-2hours") == []
 
 
-def test_pages_of_a_list_follow_each_other(site: LibrarySite) -> None:
+def test_pages_of_a_list_follow_each_other(site: Site) -> None:
     for job_id in range(1, 8):
-        site.job(job_id, None, feed=False)
+        archive.add_job(site, job_id, None, feed=False)
     site.feed()
     found: list[int] = []
     page = ""
     while True:
-        answer = site.ask("list", ADA, limit=3, page=page)
+        answer = site.ask("archive.list", ADA, limit=3, page=page)
         found += [line.job_id for line in answer.jobs]
         page = answer.next
         if not page:
@@ -105,58 +108,60 @@ BAD_PAGES = [
 
 
 @pytest.mark.parametrize("page", BAD_PAGES)
-def test_a_page_that_no_answer_gave_is_refused(site: LibrarySite, page: str) -> None:
-    site.job(1, None)
+def test_a_page_that_no_answer_gave_is_refused(site: Site, page: str) -> None:
+    archive.add_job(site, 1, None)
     with pytest.raises(PageError):
-        site.ask("list", ADA, page=page)
+        site.ask("archive.list", ADA, page=page)
     with pytest.raises(PageError):
-        site.ask("search", ADA, terms=["x"], page=page)
+        site.ask("archive.search", ADA, terms=["x"], page=page)
 
 
-def test_what_cannot_be_asked_for_is_said(site: LibrarySite) -> None:
-    site.job(1, None)
+def test_what_cannot_be_asked_for_is_said(site: Site) -> None:
+    archive.add_job(site, 1, None)
     with pytest.raises(StateError):
-        site.ask("list", ADA, states=["DEAD"])
+        site.ask("archive.list", ADA, states=["DEAD"])
     with pytest.raises(TimeError):
-        site.ask("list", ADA, since="yesterdayish")
+        site.ask("archive.list", ADA, since="yesterdayish")
     with pytest.raises(TimeError):
-        site.ask("list", ADA, since="today", zone="Mars/Olympus")
-    assert site.ask("list", ADA, until="0001-01-02", zone="UTC").jobs == ()
+        site.ask("archive.list", ADA, since="today", zone="Mars/Olympus")
+    assert site.ask("archive.list", ADA, until="0001-01-02", zone="UTC").jobs == ()
     with pytest.raises(UsageError):
-        site.ask("list", ADA, limit=0)
+        site.ask("archive.list", ADA, limit=0)
     for uid in ("9" * 30, "4294967296"):
         with pytest.raises(UsageError, match="uid"):
-            site.ask("list", ADA, users=[uid])
+            site.ask("archive.list", ADA, users=[uid])
         with pytest.raises(UsageError, match="uid"):
-            site.ask("search", ADA, terms=["x"], users=[uid])
+            site.ask("archive.search", ADA, terms=["x"], users=[uid])
     for action, words in (("list", {}), ("search", {"terms": ["x"]})):
         with pytest.raises(UsageError, match="at most 1000"):
-            site.ask(action, ADA, names=[f"x{number}" for number in range(1001)], **words)
+            site.ask(
+                f"archive.{action}", ADA, names=[f"x{number}" for number in range(1001)], **words
+            )
         with pytest.raises(UsageError, match="wildcards"):
-            site.ask(action, ADA, names=["*x" * 100], **words)
-        site.ask(action, ADA, names=["*" * 5000 + "x"], **words)
+            site.ask(f"archive.{action}", ADA, names=["*x" * 100], **words)
+        site.ask(f"archive.{action}", ADA, names=["*" * 5000 + "x"], **words)
     with pytest.raises(ActionError):
-        site.ask("list", ADA, colour="red")
+        site.ask("archive.list", ADA, colour="red")
 
 
-def test_of_others_jobs_the_record_is_public_but_not_the_private_text(site: LibrarySite) -> None:
-    site.job(1, who=ADA)
-    [line] = site.ask("list", BELA).jobs
+def test_of_others_jobs_the_record_is_public_but_not_the_private_text(site: Site) -> None:
+    archive.add_job(site, 1, who=ADA)
+    [line] = site.ask("archive.list", BELA).jobs
     assert (line.user, line.state) == ("ada", "COMPLETED")
     assert "secret-of-ada" not in msgspec.json.encode(line).decode()
     assert (line.script_key, line.script_hidden) == ("", "private")
-    [own] = site.ask("list", ADA).jobs
+    [own] = site.ask("archive.list", ADA).jobs
     assert own.submit_line == "sbatch secret-of-ada.sh"
 
 
-def test_with_private_data_others_jobs_are_not_there(private: LibrarySite) -> None:
-    private.job(1, who=ADA)
-    assert private.ask("list", BELA).jobs == ()
-    assert len(private.ask("list", ROOT).jobs) == 1
+def test_with_private_data_others_jobs_are_not_there(private: Site) -> None:
+    archive.add_job(private, 1, who=ADA)
+    assert private.ask("archive.list", BELA).jobs == ()
+    assert len(private.ask("archive.list", ROOT).jobs) == 1
     with pytest.raises(NoSuchJob) as unknown:
-        private.ask("show", BELA, job="2")
+        private.ask("archive.show", BELA, job="2")
     with pytest.raises(NoSuchJob) as hidden:
-        private.ask("show", BELA, job="1")
+        private.ask("archive.show", BELA, job="1")
     # Whether there is such a job cannot be told from the answer.
     assert str(hidden.value).replace("1", "2") == str(unknown.value)
 
@@ -164,29 +169,29 @@ def test_with_private_data_others_jobs_are_not_there(private: LibrarySite) -> No
 # ---------------------------------------------------------------- search
 
 
-def test_search_finds_jobs_and_only_ones_own(site: LibrarySite) -> None:
-    site.job(1, b"module load GROMACS/2023\n", who=ADA)
-    site.job(2, b"module load GROMACS/2024\n", who=BELA, state="FAILED")
-    answer = site.ask("search", ADA, terms=["gromacs"], count=True)
+def test_search_finds_jobs_and_only_ones_own(site: Site) -> None:
+    archive.add_job(site, 1, b"module load GROMACS/2023\n", who=ADA)
+    archive.add_job(site, 2, b"module load GROMACS/2024\n", who=BELA, state="FAILED")
+    answer = site.ask("archive.search", ADA, terms=["gromacs"], count=True)
     assert [hit.job.job_id for hit in answer.hits] == [1]
     assert answer.count == 1
     assert answer.hits[0].job.state == "COMPLETED"
     assert answer.hits[0].lines[0].text == "module load GROMACS/2023"
     assert b"2024" not in msgspec.json.encode(answer)
-    everything = site.ask("search", ROOT, terms=["gromacs"], count=True)
+    everything = site.ask("archive.search", ROOT, terms=["gromacs"], count=True)
     assert [hit.job.job_id for hit in everything.hits] == [2, 1]
     assert everything.count == 2
-    assert site.ask("search", Asker(uid=ADA.uid, user="cora"), terms=["gromacs"]).hits == ()
-    assert site.ask("search", Asker(uid=ADA.uid, user=""), terms=["gromacs"]).hits == ()
+    assert site.ask("archive.search", Asker(uid=ADA.uid, user="cora"), terms=["gromacs"]).hits == ()
+    assert site.ask("archive.search", Asker(uid=ADA.uid, user=""), terms=["gromacs"]).hits == ()
 
 
-def test_search_obeys_filters_of_jobs_and_states(site: LibrarySite) -> None:
-    site.job(1, b"text one", state="FAILED")
-    site.job(2, b"text two", ago=timedelta(days=90))
-    site.job(3, b"text two")
+def test_search_obeys_filters_of_jobs_and_states(site: Site) -> None:
+    archive.add_job(site, 1, b"text one", state="FAILED")
+    archive.add_job(site, 2, b"text two", ago=timedelta(days=90))
+    archive.add_job(site, 3, b"text two")
 
     def found(**request: object) -> list[int]:
-        answer = site.ask("search", ADA, terms=["text"], **request)
+        answer = site.ask("archive.search", ADA, terms=["text"], **request)
         return [hit.job.job_id for hit in answer.hits]
 
     assert found() == [3, 1, 2]
@@ -197,10 +202,10 @@ def test_search_obeys_filters_of_jobs_and_states(site: LibrarySite) -> None:
     assert found(users=["ada"], accounts=["physics"], names=["r*"]) == [3, 1, 2]
 
 
-def test_pages_of_hits_follow_each_other(site: LibrarySite) -> None:
+def test_pages_of_hits_follow_each_other(site: Site) -> None:
     for job_id in range(1, 6):
-        site.job(job_id, b"text", ago=timedelta(hours=job_id))
-    first = site.ask("search", ADA, terms=["text"], limit=3)
-    second = site.ask("search", ADA, terms=["text"], limit=3, page=first.next)
+        archive.add_job(site, job_id, b"text", ago=timedelta(hours=job_id))
+    first = site.ask("archive.search", ADA, terms=["text"], limit=3)
+    second = site.ask("archive.search", ADA, terms=["text"], limit=3, page=first.next)
     assert [hit.job.job_id for hit in (*first.hits, *second.hits)] == [1, 2, 3, 4, 5]
     assert second.next == ""

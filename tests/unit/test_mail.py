@@ -15,8 +15,8 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from page_site import answer_of, launch, run_line, run_of, task
 
+from harness.job_page import answer_of, launch, run_line, run_of, task
 from steward.accounting.page.shapes import PageAnswer
 from steward.accounting.settings import MailSettings
 from steward.cli import mail

@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import NOON, environment_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import message_schema
+from harness.events import NOON
+from harness.spool import environment_bytes
 from steward.archive.messages import (
     LARGEST_BYTES,
     SCHEMA,

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from gate_process import RunningGate, running, state_dir
-from gate_site import account, job, rules
 
+from harness.gate import RunningGate, account, gate_settings, job, rules, running
 from servers.mybrc import BY, SU, mybrc_settings, with_money
 from steward.bank.gate.ground import chosen_mode
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import Account, open_ledger
 from steward.bank.records import ModeRule, UserBooks
-from steward.bank.settings import BankSettings, GateSettings
+from steward.bank.settings import BankSettings
 from steward.core.config import Settings
 from steward.daemon.mybrc import Pusher
 from steward.extensions.mybrc.affording import Affording
@@ -29,12 +28,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Settings:
-    directory = Path(state_dir(tmp_path))
-    gate = GateSettings(
-        socket=str(directory / "plugin.sock"),
-        off_switch=str(directory / "off"),
-        plugin_conf=str(directory / "gate.conf"),
-    )
+    directory = tmp_path / "state"
+    directory.mkdir()
+    gate = gate_settings(directory, off_switch=str(directory / "off"))
     settings = mybrc_settings(directory, 1, gate=gate)
     with_money(settings, "physics")
     return settings

@@ -9,78 +9,49 @@ from typing import Any
 
 import msgspec
 import pytest
-from bank_site import BY, NOON, BankSite
-from gate_process import RunningGate, running, state_dir
-from gate_site import job, picture, rules
 
+from harness import bank
+from harness.bank import BY
+from harness.events import NOON
+from harness.gate import RunningGate, gate_settings, job, picture, rules, running
+from harness.mybrc import ReportingSite
 from servers.mybrc import SU, mybrc_settings, serving, token_of, with_money
 from servers.mybrc_reference import ReferenceBank
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import Account
-from steward.bank.reconciling import reconcile
-from steward.bank.records import Hold
-from steward.bank.settings import BankSettings, GateSettings, RemoteBankSettings
-from steward.core.events import Event, utc_now
+from steward.core.events import utc_now
 from steward.core.waiting import Stop
 from steward.daemon.mybrc import Pusher
 from steward.extensions.mybrc.balances import DEAREST, Balances
-from steward.extensions.mybrc.passing import Passing
-from steward.extensions.mybrc.relaying import relay
 
 ALICE, BOB = "daemon", "bin"
 UIDS = {name: pwd.getpwnam(name).pw_uid for name in (ALICE, BOB)}
 WORDS = [None, "", "No.", "to account balance 1e9 would exceed account allocation NaN", "x" * 10**6]
-HELD = 51_670_000
 
 
-class Site(BankSite):
-    """A ledger whose money is at the reference server, and a gate that runs."""
+class FollowingSite(ReportingSite):
+    """A bank whose money is at the reference server, and a gate that runs."""
 
-    def __init__(self, directory: Path, url: str, **settings: Any) -> None:
-        directory.joinpath("token").write_text("Token x\n")
-        self.remote = RemoteBankSettings(
-            **{
-                "url": url,
-                "token_file": str(directory / "token"),
-                "timeout_s": 20.0,
-                "balances": True,
-                **settings,
-            }
-        )
-        bank = BankSettings(enabled=True, remote=self.remote)
-        super().__init__(state_dir(directory), money=0, bank=bank)
-        self.began(NOON)
+    def __init__(self, directory: Path, url: str, **remote: Any) -> None:
+        super().__init__(directory, url, money=0, began=NOON, balances=True, **remote)
         with self.ledger.transaction() as t:
             for name in UIDS:
                 t.accounts.set_user("physics", name, BY, limit=None)
-        self.balances = self._opened()
-        self._passing = Passing(self.settings, self.ledger, utc_now)
+        self.balances = self._open_balances()
 
-    def _opened(self) -> Balances:
+    def _open_balances(self) -> Balances:
         link = GateLink(self.settings.state_dir)
         return Balances(self.settings, self.ledger, link, Pusher(self.ledger, link).push, utc_now)
 
-    def ask(self, rounds: int = 1) -> None:
+    def follow(self, rounds: int = 1) -> None:
         """Have the balances follow, some times."""
         for _ in range(rounds):
             self.balances.close()
-            self.balances = self._opened()
+            self.balances = self._open_balances()
             self.balances.ask_once(Stop(), lambda: None)
-
-    def show(self, events: list[Event], *, is_sent: bool = True) -> None:
-        """Slurm shows a job, with a hold on it; the bank charges and reports."""
-        said = self.feed(events)
-        reconcile(self.settings, self.ledger, None, "c1", NOON, is_dry=False, now=self.now)
-        shown = [*self.journal[-len(events) :], *said]
-        held = Hold(id="h", cluster="c1", account="physics", amount=HELD, created_us=1)
-        with self.ledger.transaction() as t:
-            relay(t, [(event, held) for event in shown], NOON)
-        if is_sent:
-            self._passing.send_once(Stop(), lambda: None)
 
     def close(self) -> None:
         self.balances.close()
-        self._passing.close()
         super().close()
 
 
@@ -96,25 +67,25 @@ def url(reference: ReferenceBank) -> Iterator[str]:
 
 
 @pytest.fixture
-def site(tmp_path: Path, url: str) -> Iterator[Site]:
-    made = Site(tmp_path, url)
+def site(tmp_path: Path, url: str) -> Iterator[FollowingSite]:
+    made = FollowingSite(tmp_path, url)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("words", WORDS)
 def test_a_balance_follows_whatever_the_words(
-    site: Site, reference: ReferenceBank, words: str | None
+    site: FollowingSite, reference: ReferenceBank, words: str | None
 ) -> None:
     reference.words = words
     for used, most, left in (("30", "100", 70), ("30.01", "5000", 4969.99), ("7", "7", 0)):
         reference.usage, reference.allocation = Decimal(used), Decimal(most)
-        site.ask()
-        assert site.balance() == round(left * SU)
+        site.follow()
+        assert bank.balance(site) == round(left * SU)
         assert site.ledger.check() == []
     reference.allocation = None
-    site.ask()
-    assert site.balance() == DEAREST
+    site.follow()
+    assert bank.balance(site) == DEAREST
 
 
 def test_the_server_may_be_another_steward(tmp_path: Path) -> None:
@@ -123,17 +94,17 @@ def test_the_server_may_be_another_steward(tmp_path: Path) -> None:
     settings = mybrc_settings(there)
     with_money(settings, "physics", amount=321_090_000)
     with serving(settings) as server:
-        site = Site(tmp_path, f"{server}/mybrc-rest")
+        site = FollowingSite(tmp_path, f"{server}/mybrc-rest")
         (tmp_path / "token").write_text(token_of(server))
-        site.ask()
-        assert site.balance() == 321_090_000
+        site.follow()
+        assert bank.balance(site) == 321_090_000
         site.close()
 
 
 def test_few_questions_are_asked_where_little_has_changed(
     tmp_path: Path, url: str, reference: ReferenceBank
 ) -> None:
-    site = Site(tmp_path, url, balance_age_s=0.03)
+    site = FollowingSite(tmp_path, url, balance_age_s=0.03)
     reference.words = "No."
     site.balances.ask_once(Stop(), lambda: None)
     first = len(reference.questions)
@@ -144,62 +115,62 @@ def test_few_questions_are_asked_where_little_has_changed(
         while len(reference.questions) == before:
             site.balances.ask_once(Stop(), lambda: None)
         assert len(reference.questions) - before <= most
-    assert site.balance() == round(996.83 * SU)
+    assert bank.balance(site) == round(996.83 * SU)
     site.close()
 
 
 @pytest.mark.parametrize("is_sent", [True, False], ids=["told", "not told yet"])
 def test_what_is_held_or_charged_is_taken_off_once(
-    site: Site, reference: ReferenceBank, is_sent: bool
+    site: FollowingSite, reference: ReferenceBank, is_sent: bool
 ) -> None:
-    waits, runs, ends = site.life(1)
-    site.ask()
-    assert site.balance() == 1000 * SU
+    waits, runs, ends = bank.life(1)
+    site.follow()
+    assert bank.balance(site) == 1000 * SU
     site.show([waits])
-    site.ask()
-    assert site.balance() == 1000 * SU
+    site.follow()
+    assert bank.balance(site) == 1000 * SU
     site.show([runs])
     assert reference.usage == Decimal("51.67")
-    site.ask()
+    site.follow()
     # The gate takes the hold off by itself.
-    assert site.balance() == 1000 * SU
+    assert bank.balance(site) == 1000 * SU
     reference.usage += 100
-    site.ask()
-    assert site.balance() == 900 * SU
+    site.follow()
+    assert bank.balance(site) == 900 * SU
     site.show([ends], is_sent=is_sent)
-    assert site.balance() == 898 * SU
-    site.ask()
+    assert bank.balance(site) == 898 * SU
+    site.follow()
     # Until it is told the server counts the hold, too: too little rather than too much is left.
-    assert site.balance() == 898 * SU
+    assert bank.balance(site) == 898 * SU
     site.show([])
     assert reference.usage == 102
-    site.ask()
-    assert site.balance() == 898 * SU
+    site.follow()
+    assert bank.balance(site) == 898 * SU
 
 
 def test_a_charge_while_the_server_is_asked_makes_the_answer_void(
-    site: Site, reference: ReferenceBank
+    site: FollowingSite, reference: ReferenceBank
 ) -> None:
     def charge() -> None:
         reference.asked = lambda: None
-        site.job(1)
+        bank.feed(site, bank.life(1))
         site.show([])
         with site.ledger.transaction() as t:
             t.transfers.adjust("physics", -5 * SU, BY)
 
-    site.ask()
+    site.follow()
     reference.usage, reference.asked = Decimal(400), charge
-    site.ask()
-    assert site.balance() == 993 * SU
-    site.ask()
-    assert site.balance() == 598 * SU
+    site.follow()
+    assert bank.balance(site) == 993 * SU
+    site.follow()
+    assert bank.balance(site) == 598 * SU
 
 
 def test_charges_while_the_server_is_asked_delay_nothing(
-    site: Site, reference: ReferenceBank
+    site: FollowingSite, reference: ReferenceBank
 ) -> None:
-    waits, runs, ends = site.life(1)
-    site.ask()
+    waits, runs, ends = bank.life(1)
+    site.follow()
     site.show([waits, runs])
 
     def charge() -> None:
@@ -208,15 +179,17 @@ def test_charges_while_the_server_is_asked_delay_nothing(
 
     reference.usage += 400
     reference.asked = charge
-    site.ask()
-    assert site.balance() == 598 * SU
+    site.follow()
+    assert bank.balance(site) == 598 * SU
 
 
-def test_a_user_may_have_less_than_the_account(site: Site, reference: ReferenceBank) -> None:
+def test_a_user_may_have_less_than_the_account(
+    site: FollowingSite, reference: ReferenceBank
+) -> None:
     with running(with_policy(site, "deny")) as gate:
         gate.link.rules(rules("gate"))
         gate.link.picture(picture())
-        site.ask()
+        site.follow()
         gate.wait_open()
 
         def free(user: str) -> int:
@@ -228,25 +201,18 @@ def test_a_user_may_have_less_than_the_account(site: Site, reference: ReferenceB
 
         assert (free(ALICE), free(BOB)) == (3, 3)
         reference.users = {str(UIDS[ALICE]): (Decimal(10), Decimal(50))}
-        site.ask()
+        site.follow()
         assert (free(ALICE), free(BOB)) == (2, 3)
         reference.strangers.add(str(UIDS[BOB]))
-        site.ask()
+        site.follow()
         assert (free(ALICE), free(BOB)) == (2, 0)
         reference.users, reference.strangers = {}, set()
-        site.ask()
+        site.follow()
         assert (free(ALICE), free(BOB)) == (3, 3)
 
 
-def with_policy(site: Site, policy: Any) -> Any:
-    directory = Path(site.settings.state_dir)
-    gate = GateSettings(
-        socket=str(directory / "plugin.sock"),
-        plugin_conf=str(directory / "gate.conf"),
-        plugin_users=(),
-        policy=policy,
-    )
-    return msgspec.structs.replace(site.settings, gate=gate)
+def with_policy(site: FollowingSite, policy: Any) -> Any:
+    return msgspec.structs.replace(site.settings, gate=gate_settings(site.state, policy=policy))
 
 
 def open_gate(gate: RunningGate) -> None:
@@ -255,12 +221,12 @@ def open_gate(gate: RunningGate) -> None:
 
 
 def test_the_gate_decides_by_the_servers_balance_and_says_how_old_it_is(
-    site: Site, reference: ReferenceBank
+    site: FollowingSite, reference: ReferenceBank
 ) -> None:
     reference.usage = Decimal(950)
     with running(with_policy(site, "deny")) as gate:
         open_gate(gate)
-        site.ask()
+        site.follow()
         gate.wait_open()
         dear = job(59, account="physics")
         refused = gate.ask(dear)
@@ -272,7 +238,7 @@ def test_the_gate_decides_by_the_servers_balance_and_says_how_old_it_is(
         assert (means.balance, means.held) == (50 * SU, 40 * SU)
         assert 0 <= time.time() - means.at_us / 1e6 < 60
         # What is held here, and not known there, is held still.
-        site.ask()
+        site.follow()
         assert gate.link.means("physics").available == 10 * SU
 
 
@@ -281,7 +247,7 @@ def test_the_policy_decides_where_the_server_has_been_away_for_too_long(
     tmp_path: Path, reference: ReferenceBank, policy: str
 ) -> None:
     with reference.serving() as server:
-        site = Site(
+        site = FollowingSite(
             tmp_path, f"http://127.0.0.1:{server.server_port}/api", balance_age_s=2.0, timeout_s=1.0
         )
         reference.usage = Decimal(950)
@@ -295,7 +261,7 @@ def test_the_policy_decides_where_the_server_has_been_away_for_too_long(
             assert policy == "allow" or "was not asked yet" in never["say"]
             server.shutdown()
             server.server_close()
-            site.ask(3)
+            site.follow(3)
             away = gate.ask(dear)
             assert away["ok"] == (policy == "allow")
         site.close()
@@ -305,16 +271,16 @@ def test_a_restart_while_the_server_is_away_forgets_no_figure(
     tmp_path: Path, reference: ReferenceBank
 ) -> None:
     with reference.serving() as server:
-        site = Site(tmp_path, f"http://127.0.0.1:{server.server_port}/api", timeout_s=1.0)
+        site = FollowingSite(tmp_path, f"http://127.0.0.1:{server.server_port}/api", timeout_s=1.0)
         reference.usage = Decimal(950)
-        site.ask()
+        site.follow()
         server.shutdown()
         server.server_close()
         with running(with_policy(site, "deny")) as gate:
             open_gate(gate)
             Pusher(site.ledger, gate.link).push()
             gate.wait_open()
-            site.ask()
+            site.follow()
             site.balances.ask_once(Stop(), lambda: None)
             assert "has 50.00 SU free" in gate.ask(job(59, account="physics"))["say"]
             assert gate.ask(job(39, account="physics"))["ok"]
@@ -322,7 +288,7 @@ def test_a_restart_while_the_server_is_away_forgets_no_figure(
 
 
 def test_accounts_that_draw_on_another_or_are_closed_are_not_asked_for(
-    site: Site, reference: ReferenceBank
+    site: FollowingSite, reference: ReferenceBank
 ) -> None:
     with site.ledger.transaction() as t:
         t.accounts.create(Account(name="lab", parent="physics", draws_on_parent=True), BY)
@@ -334,18 +300,18 @@ def test_accounts_that_draw_on_another_or_are_closed_are_not_asked_for(
     for _ in range(4):
         site.balances.ask_once(Stop(), lambda: None)
     assert set(reference.questions) == {"physics", "unknown-there"}
-    assert site.balance() == 1000 * SU
+    assert bank.balance(site) == 1000 * SU
     with site.ledger.reading() as t:
         assert t.reading.balance("unknown-there") == 0
 
 
 @pytest.mark.parametrize("words", [7, None, ["x"], {"a": 1}])
 def test_an_answer_that_is_none_changes_nothing(
-    site: Site, reference: ReferenceBank, caplog: pytest.LogCaptureFixture, words: Any
+    site: FollowingSite, reference: ReferenceBank, caplog: pytest.LogCaptureFixture, words: Any
 ) -> None:
-    site.ask()
+    site.follow()
     reference.usage = Decimal(500)
     reference.words = words if words is not None else {"null": None}
-    site.ask()
-    assert site.balance() == 1000 * SU
+    site.follow()
+    assert bank.balance(site) == 1000 * SU
     assert "[bank.remote] url" in caplog.text

@@ -56,7 +56,7 @@ def url() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
 
 
-class Site:
+class Outbox:
     """An outbox, and what empties it, by a clock of its own."""
 
     def __init__(self, directory: Path, url: str) -> None:
@@ -94,13 +94,13 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, url: str) -> Iterator[Site]:
-    made = Site(tmp_path, url)
+def site(tmp_path: Path, url: str) -> Iterator[Outbox]:
+    made = Outbox(tmp_path, url)
     yield made
     made.close()
 
 
-def test_a_job_that_it_fails_over_holds_up_no_other(site: Site) -> None:
+def test_a_job_that_it_fails_over_holds_up_no_other(site: Outbox) -> None:
     Elsewhere.poison.add("1")
     site.say(1, 2, 3)
     site.send()
@@ -118,7 +118,7 @@ def test_a_job_that_it_fails_over_holds_up_no_other(site: Site) -> None:
     assert site.waiting() == 0
 
 
-def test_a_server_that_fails_over_everything_is_left_alone_for_a_while(site: Site) -> None:
+def test_a_server_that_fails_over_everything_is_left_alone_for_a_while(site: Outbox) -> None:
     Elsewhere.poison.update(map(str, range(1, 100)))
     site.say(*range(1, 51))
     site.send()
@@ -132,7 +132,7 @@ def test_a_server_that_fails_over_everything_is_left_alone_for_a_while(site: Sit
     assert site.waiting() == 0
 
 
-def test_what_is_refused_for_a_week_is_set_aside_until_somebody_asks(site: Site) -> None:
+def test_what_is_refused_for_a_week_is_set_aside_until_somebody_asks(site: Outbox) -> None:
     Elsewhere.refused.add("1")
     site.say(1)
     for _ in range(6 * 24):
@@ -152,7 +152,7 @@ def test_what_is_refused_for_a_week_is_set_aside_until_somebody_asks(site: Site)
         assert t.outbox.untold((KIND,)) == []
 
 
-def test_what_was_refused_is_not_told_behind_what_came_later(site: Site) -> None:
+def test_what_was_refused_is_not_told_behind_what_came_later(site: Outbox) -> None:
     Elsewhere.refused.update(("1", "2"))
     site.say(1, 2)
     site.send()
@@ -171,7 +171,7 @@ def test_what_was_refused_is_not_told_behind_what_came_later(site: Site) -> None
 def test_a_wrong_path_drops_nothing_and_is_told(
     tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    made = Site(tmp_path, f"{url}/{path}")
+    made = Outbox(tmp_path, f"{url}/{path}")
     job = Told(cluster="c", job_id=1, first_submit=NOW, account="physics", uid=1, start=NOW)
     with made.ledger.transaction() as t:
         told_hold(t, job, 5)

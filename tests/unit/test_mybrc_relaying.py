@@ -7,8 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from bank_site import NOON, BankSite, record
 
+from harness import bank
+from harness.events import NOON
+from harness.jobs import record
+from harness.site import Site
 from steward.bank.reconciling import reconcile
 from steward.bank.records import Hold
 from steward.core.events import JOB_SEEN, RUN_END, RUN_START, Event
@@ -17,15 +20,17 @@ from steward.extensions.mybrc.relaying import relay
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[BankSite]:
-    made = BankSite(tmp_path / "state")
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = bank.make_site(tmp_path)
     yield made
     made.close()
 
 
-def ended(site: BankSite, job_id: int, **fields: Any) -> list[Event]:
+def ended(site: Site, job_id: int, **fields: Any) -> list[Event]:
     """The ends of a job's runs, as jobs.db tells them."""
-    return [event for event in site.feed(site.life(job_id, **fields)) if event.kind == RUN_END]
+    return [
+        event for event in bank.feed(site, bank.life(job_id, **fields)) if event.kind == RUN_END
+    ]
 
 
 def cancelled(job_id: int) -> list[Event]:
@@ -35,14 +40,14 @@ def cancelled(job_id: int) -> list[Event]:
     return [record(job_id, 0, seen=0, **values), gone]
 
 
-def charge(site: BankSite) -> None:
+def charge(site: Site) -> None:
     """Charge what is over and has a rate."""
     since = NOON - timedelta(hours=1)
     reconcile(site.settings, site.ledger, None, "c1", since, is_dry=False, now=site.now)
 
 
 def told(
-    site: BankSite, events: Sequence[Event], hours_ago: float, hold: int = 0
+    site: Site, events: Sequence[Event], hours_ago: float, hold: int = 0
 ) -> list[tuple[str, int]]:
     """What is put into the outbox, where the bank began so long before noon."""
     holds = {}
@@ -59,28 +64,28 @@ def told(
     return [(message.op, message.told.job_id) for message in messages]
 
 
-def test_runs_of_the_banks_time_are_told(site: BankSite) -> None:
+def test_runs_of_the_banks_time_are_told(site: Site) -> None:
     events = ended(site, 1)
     charge(site)
     assert told(site, events, 1) == [("change", 1)]
 
 
-def test_a_run_that_never_began_is_told_without_a_charge(site: BankSite) -> None:
-    gone = [event for event in site.feed(cancelled(1)) if event.kind == RUN_END]
+def test_a_run_that_never_began_is_told_without_a_charge(site: Site) -> None:
+    gone = [event for event in bank.feed(site, cancelled(1)) if event.kind == RUN_END]
     assert told(site, gone, 1) == [("change", 1)]
 
 
-def test_what_is_not_priced_yet_is_not_told(site: BankSite) -> None:
+def test_what_is_not_priced_yet_is_not_told(site: Site) -> None:
     events = ended(site, 1, partition="new")
     charge(site)
     assert told(site, events, 1) == []
 
 
-def test_what_ended_before_there_was_a_bank_is_not(site: BankSite) -> None:
+def test_what_ended_before_there_was_a_bank_is_not(site: Site) -> None:
     assert told(site, ended(site, 1), -5) == []
 
 
-def test_what_anothers_books_tell_is_not(site: BankSite) -> None:
+def test_what_anothers_books_tell_is_not(site: Site) -> None:
     events = ended(site, 1)
     bodies = [msgspec.structs.replace(event.body, source="sacct") for event in events]
     imported = [
@@ -90,20 +95,20 @@ def test_what_anothers_books_tell_is_not(site: BankSite) -> None:
     assert told(site, imported, 1) == []
 
 
-def test_a_hold_is_told_once_its_job_runs_and_only_once(site: BankSite) -> None:
-    pending, running, _ = site.life(1)
+def test_a_hold_is_told_once_its_job_runs_and_only_once(site: Site) -> None:
+    pending, running, _ = bank.life(1)
     # Slurm shows the start time that it expects of a pending job.
     body = msgspec.structs.replace(
         pending.body,
         record=msgspec.structs.replace(pending.body.record, start=NOON + timedelta(hours=3)),
     )
-    site.feed([msgspec.structs.replace(pending, body=body)])
+    bank.feed(site, [msgspec.structs.replace(pending, body=body)])
     waits = [event for event in site.journal if event.kind == JOB_SEEN]
     assert waits
     assert waits[-1].body.record.start is not None
     assert told(site, waits, 1, hold=1) == []
-    said = site.feed([running])
-    runs = [event for event in (*site.journal[1:], *said) if event.kind in (JOB_SEEN, RUN_START)]
+    bank.feed(site, [running])
+    runs = [event for event in site.journal[1:] if event.kind in (JOB_SEEN, RUN_START)]
     assert any(event.kind == RUN_START for event in runs)
     assert told(site, runs, 1) == []
     assert told(site, runs, 1, hold=1) == [("hold", 1)]

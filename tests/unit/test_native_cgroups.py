@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from shim_site import Run, lines_of, needs_compiler, run, sanitized, spool
+
+from harness.native import Run, lines_of, needs_compiler, run, sanitized, spool
 
 __all__ = ["run", "sanitized", "spool"]
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from submit_site import (
+
+from harness.native import (
     SENT_TEXTS,
     VECTORS,
     answer_of,
@@ -27,7 +28,6 @@ from submit_site import (
     setting,
     spoilt_answers,
 )
-
 from servers.gate import AskedGate, FullGate, hangs, says
 
 pytestmark = needs_compiler

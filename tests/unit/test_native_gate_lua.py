@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from submit_site import (
+
+from harness.native import (
     NATIVE,
     SENT_TEXTS,
     TEXTS,
@@ -27,7 +28,6 @@ from submit_site import (
     run_gate,
     spoilt_answers,
 )
-
 from servers.gate import AskedGate, hangs, says
 
 LUAS = [name for name in ("lua5.1", "lua5.2", "lua5.3", "lua5.4") if shutil.which(name)]

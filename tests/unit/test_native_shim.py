@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shim_site import Run, lines_of, needs_compiler, plain, run, sanitized, spool
+
+from harness.native import Run, lines_of, needs_compiler, plain, run, sanitized, spool
 
 __all__ = ["plain", "run", "sanitized", "spool"]
 

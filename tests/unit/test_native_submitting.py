@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from submit_site import needs_compiler
 
+from harness.native import needs_compiler
 from steward.admin.plugins import building, checking, submitting
 from steward.admin.plugins.building import SUBMIT_LIBRARY, Built, SlurmVersion
 from steward.admin.plugins.errors import NativeError

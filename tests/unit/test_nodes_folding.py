@@ -8,14 +8,15 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes_site import LAUNCHED_US, line, task
 
+from harness.events import NOON_US
+from harness.nodes import line, task
 from steward.capture.nodes.folding import MOST_TASKS, flaw_of, fold
 from steward.capture.nodes.lines import LARGEST_LINE, OLDEST_US, read_line
 from steward.core.events import Event, decode, encode
 from steward.core.usage import NodeGap, StepEnd, StepStart, TasksExited
 
-NOW = datetime.fromtimestamp(LAUNCHED_US / 1e6, UTC) + timedelta(minutes=5)
+NOW = datetime.fromtimestamp(NOON_US / 1e6, UTC) + timedelta(minutes=5)
 START = line("start", tasks=128, cpus=128, mem=2**30, name="a.out", r=1, aj=6, at="3")
 END = line("end", tasks=128, rss=4096, peak=8192, cut=192000, csy=64000, crd=1, cwr=2)
 
@@ -32,7 +33,7 @@ def test_a_steps_tasks_on_a_node_are_one_event() -> None:
         job_id=7,
         step="0",
         node="n1",
-        launched_us=LAUNCHED_US,
+        launched_us=NOON_US,
         uid=1000,
         gid=1000,
         tasks=128,
@@ -68,9 +69,7 @@ def test_very_many_tasks_are_a_few_events() -> None:
 
 def test_launches_of_one_step_are_told_apart() -> None:
     """A requeued job's batch step has the same name again."""
-    events = folded(
-        b"".join([task(0), task(0, l=LAUNCHED_US + 1), task(0, s="batch"), task(0, j=8)])
-    )
+    events = folded(b"".join([task(0), task(0, l=NOON_US + 1), task(0, s="batch"), task(0, j=8)]))
     assert len(events) == len({event.key for event in events}) == 4
 
 
@@ -91,7 +90,7 @@ def test_launches_of_one_step_are_told_apart() -> None:
         task(1, ut=1.5),
         task(1, t=5),
         task(1, l=0),
-        task(1, t=LAUNCHED_US + 3 * 86400 * 10**6),
+        task(1, t=NOON_US + 3 * 86400 * 10**6),
         task(1, k="reboot"),
         line("start", name="x" * 65),
         line("start", u=None),

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes_site import Hearing, line, task
 
+from harness.nodes import HearingSite, line, task
+from harness.receiving import context_of
 from servers.authority import Authority
 from steward.admin.certificates import Authority as OwnAuthority
 from steward.admin.certificates import CertificateError
@@ -32,8 +33,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def hearing(tmp_path: Path, authority: Authority) -> Iterator[Hearing]:
-    here = Hearing(tmp_path, authority, most_connections=4)
+def hearing(tmp_path: Path, authority: Authority) -> Iterator[HearingSite]:
+    here = HearingSite(tmp_path, authority, most_connections=4)
     yield here
     here.close()
 
@@ -50,11 +51,11 @@ def put(spool: Path, data: bytes, node: str = "n1") -> None:
         file.write(data)
 
 
-def kinds(hearing: Hearing) -> list[str]:
+def kinds(hearing: HearingSite) -> list[str]:
     return [event.kind for event in hearing.events()]
 
 
-def test_what_a_node_writes_becomes_events_once(hearing: Hearing, spool: Path) -> None:
+def test_what_a_node_writes_becomes_events_once(hearing: HearingSite, spool: Path) -> None:
     put(spool, BATCH)
     for _ in range(2):
         assert hearing.run_agent(spool) == 0
@@ -80,7 +81,7 @@ def boot(monkeypatch: pytest.MonkeyPatch, boot_id: str) -> None:
 
 
 def test_another_boot_with_another_place_was_a_reboot(
-    hearing: Hearing, spool: Path, monkeypatch: pytest.MonkeyPatch
+    hearing: HearingSite, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert hearing.run_agent(spool) == 0
     boot(monkeypatch, "another-boot")
@@ -93,7 +94,7 @@ def test_another_boot_with_another_place_was_a_reboot(
     assert len(kinds(hearing)) == 1  # the spool is on a disk: nothing went with the boot
 
 
-def test_nodes_say_that_they_are_there(hearing: Hearing, spool: Path) -> None:
+def test_nodes_say_that_they_are_there(hearing: HearingSite, spool: Path) -> None:
     assert hearing.run_agent(spool) == 0
     heard = hearing.heard()
     (node,) = heard.nodes("c1")
@@ -105,7 +106,7 @@ def test_nodes_say_that_they_are_there(hearing: Hearing, spool: Path) -> None:
     assert hearing.run_agent(spool, "--to", "127.0.0.1:1") == 0
 
 
-def test_what_was_dropped_is_a_gap(hearing: Hearing, spool: Path) -> None:
+def test_what_was_dropped_is_a_gap(hearing: HearingSite, spool: Path) -> None:
     put(spool, b"".join(map(task, range(100))))
     small = ("--rotate-bytes", "4000", "--most-bytes", "4000")
     assert hearing.run_agent(spool, *small, "--to", "127.0.0.1:1") == 1
@@ -117,7 +118,7 @@ def test_what_was_dropped_is_a_gap(hearing: Hearing, spool: Path) -> None:
 
 
 def test_a_node_reports_on_itself_alone(
-    hearing: Hearing, spool: Path, capsys: pytest.CaptureFixture[str]
+    hearing: HearingSite, spool: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(spool, BATCH)
     assert hearing.run_agent(spool, name="n2") == 1
@@ -131,7 +132,7 @@ def test_a_node_reports_on_itself_alone(
     assert hearing.run_agent(spool, name="n1.c1") == 0
 
 
-def test_a_stranger_is_no_node(hearing: Hearing, spool: Path, tmp_path: Path) -> None:
+def test_a_stranger_is_no_node(hearing: HearingSite, spool: Path, tmp_path: Path) -> None:
     certificate, key = Authority(tmp_path / "other").certificate("DNS:n1")
     words = ("--certificate", certificate, "--key", key)
     assert hearing.run_agent(spool, *words) == 1
@@ -139,7 +140,7 @@ def test_a_stranger_is_no_node(hearing: Hearing, spool: Path, tmp_path: Path) ->
 
 
 def test_while_the_journal_is_away_nodes_keep_what_they_have(
-    hearing: Hearing, spool: Path, capsys: pytest.CaptureFixture[str]
+    hearing: HearingSite, spool: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(spool, BATCH)
     hearing.end_journal()
@@ -152,7 +153,7 @@ def test_while_the_journal_is_away_nodes_keep_what_they_have(
     assert kinds(hearing) == ["step.start", "task.exit", "step.end"]
 
 
-def test_a_long_backlog_comes_in_pieces(hearing: Hearing, spool: Path) -> None:
+def test_a_long_backlog_comes_in_pieces(hearing: HearingSite, spool: Path) -> None:
     tasks = b"".join(task(number % 500, s=str(number // 500)) for number in range(30_000))
     put(spool, tasks)
     assert hearing.run_agent(spool, "--limit", "120") == 0
@@ -161,7 +162,7 @@ def test_a_long_backlog_comes_in_pieces(hearing: Hearing, spool: Path) -> None:
     assert agent.Place(str(spool / "n1.place")).sequence > 1
 
 
-def answer_to(hearing: Hearing, data: bytes) -> bytes:
+def answer_to(hearing: HearingSite, data: bytes) -> bytes:
     with hearing.connect() as connection:
         connection.sendall(data)
         return connection.recv(1 << 16).split(b"\r\n")[0]
@@ -190,12 +191,12 @@ def request(head: str, body: bytes, path: str = agent.PATH) -> bytes:
     ],
 )
 def test_what_is_no_batch_is_answered_and_let_go(
-    hearing: Hearing, data: bytes, status: bytes
+    hearing: HearingSite, data: bytes, status: bytes
 ) -> None:
     assert status in answer_to(hearing, data)
 
 
-def test_who_says_nothing_holds_up_nobody(hearing: Hearing, spool: Path) -> None:
+def test_who_says_nothing_holds_up_nobody(hearing: HearingSite, spool: Path) -> None:
     """Four may be heard at once, and a dozen are there who say nothing."""
     silent = [socket.create_connection(("127.0.0.1", hearing.port), 20) for _ in range(12)]
     put(spool, BATCH)
@@ -209,7 +210,7 @@ def status_of(connection: ssl.SSLSocket) -> bytes:
     return connection.recv(1 << 16).split(b"\r\n")[0]
 
 
-def test_a_node_has_one_batch_under_way(hearing: Hearing) -> None:
+def test_a_node_has_one_batch_under_way(hearing: HearingSite) -> None:
     whole = request('{"v": 1, "node": "n1"}', BATCH)
     with hearing.connect() as slow:
         slow.sendall(whole[:-10])
@@ -232,7 +233,7 @@ def test_a_node_has_one_batch_under_way(hearing: Hearing) -> None:
         assert b"200" in status_of(slow)
 
 
-def test_a_connection_that_rests_makes_room_for_its_nodes_next(hearing: Hearing) -> None:
+def test_a_connection_that_rests_makes_room_for_its_nodes_next(hearing: HearingSite) -> None:
     with hearing.connect() as idle:
         idle.sendall(request('{"v": 1, "node": "n1"}', BATCH))
         assert b"200" in status_of(idle)
@@ -243,7 +244,7 @@ def test_a_connection_that_rests_makes_room_for_its_nodes_next(hearing: Hearing)
 
 
 def flood(
-    hearing: Hearing, context: ssl.SSLContext, over: threading.Event, taken: list[int]
+    hearing: HearingSite, context: ssl.SSLContext, over: threading.Event, taken: list[int]
 ) -> None:
     """Batch after batch of what is no line, as fast as they are taken."""
     data = request('{"v": 1, "node": "n2"}', b"a\n" * (MOST_BODY // 2))
@@ -255,9 +256,9 @@ def flood(
 
 
 def test_one_node_that_floods_silences_no_other(tmp_path: Path, authority: Authority) -> None:
-    hearing = Hearing(tmp_path, authority)
+    hearing = HearingSite(tmp_path, authority)
     over, taken = threading.Event(), list[int]()
-    context = hearing.context("n2")
+    context = context_of(authority, "DNS:n2")
     many = [threading.Thread(target=flood, args=(hearing, context, over, taken)) for _ in range(30)]
     try:
         for one in many:
@@ -316,7 +317,7 @@ def test_nodes_are_known_by_them(tmp_path: Path) -> None:
             list(self._own.nodes(name))
             return str(where / "nodes" / f"{name}.crt"), str(where / "nodes" / f"{name}.key")
 
-    hearing = Hearing(tmp_path, Own(tmp_path / "ca"))
+    hearing = HearingSite(tmp_path, Own(tmp_path / "ca"))
     (tmp_path / "spool").mkdir()
     put(tmp_path / "spool", BATCH)
     try:
@@ -343,7 +344,7 @@ def test_an_agent_says_where_only_one_side_has_tls(
         return capsys.readouterr().err
 
     authority = Authority(tmp_path)
-    hearing = Hearing(tmp_path, authority)
+    hearing = HearingSite(tmp_path, authority)
     try:
         assert "if Steward listens with TLS there, give --tls" in said(hearing.port)
     finally:

@@ -5,11 +5,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
-from doctor_site import ROOT, Site, only, site
-from nodes_site import Hearing, line
 
+from harness.doctor import DoctorSite, only, site
+from harness.nodes import HearingSite, line
+from harness.site import ROOT
 from servers.authority import Authority
 from steward.admin.doctor import books
 from steward.admin.status.shapes import StatusShowRequest
@@ -22,13 +22,13 @@ __all__ = ["site"]
 
 
 @pytest.fixture
-def hearing(tmp_path: Path) -> Iterator[Hearing]:
-    hearing = Hearing(tmp_path, Authority(tmp_path / "authority"))
+def hearing(tmp_path: Path) -> Iterator[HearingSite]:
+    hearing = HearingSite(tmp_path, Authority(tmp_path / "authority"))
     yield hearing
     hearing.close()
 
 
-def test_a_refusal_is_noted_until_that_host_is_heard(hearing: Hearing, tmp_path: Path) -> None:
+def test_a_refusal_is_noted_until_that_host_is_heard(hearing: HearingSite, tmp_path: Path) -> None:
     state = hearing.settings.state_dir
     spool = tmp_path / "spool"
     spool.mkdir()
@@ -49,12 +49,10 @@ def test_a_refusal_is_noted_until_that_host_is_heard(hearing: Hearing, tmp_path:
     wait_for(0)
 
 
-def test_doctor_and_status_tell_refusals(site: Site) -> None:
-    state = site.root / "state"
+def test_doctor_and_status_tell_refusals(site: DoctorSite) -> None:
+    state = site.directory / "state"
     state.mkdir(mode=0o700)
-    site.settings = msgspec.structs.replace(
-        site.settings, nodes=NodesSettings(listen="127.0.0.1:6826")
-    )
+    site.reopen(nodes=NodesSettings(listen="127.0.0.1:6826"))
     refusals = Refusals(str(state))
     refusals.add(
         "10.0.0.7", "the MUNGE credential was made on 127.0.1.1, and node n7 is at 10.0.0.7"
@@ -90,11 +88,11 @@ def test_addresses_without_end_are_not_kept(tmp_path: Path) -> None:
     assert kept[-1] == "10.0.0.199"
 
 
-def test_a_listener_that_is_away_is_a_finding(site: Site) -> None:
+def test_a_listener_that_is_away_is_a_finding(site: DoctorSite) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         listen = f"127.0.0.1:{server.getsockname()[1]}"
         nodes = NodesSettings(listen=listen, listener="steward-listen")
-        site.settings = msgspec.structs.replace(site.settings, nodes=nodes)
+        site.reopen(nodes=nodes)
         assert "ever heard" in only(books.nodes(site.ground())).what
     found = only(books.nodes(site.ground()))
     assert (found.status, found.of) == ("wrong", "listener")

@@ -1,15 +1,15 @@
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.events import NOON
 from steward.capture.observed import Observed
 from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event
 from steward.core.records import JobRecord
 from steward.slurm.states import FORGOTTEN
 
-NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LATER = NOON + timedelta(seconds=5)
 JOB = JobRecord(job_id=7, name="ok", uid=1000, state="PENDING", submit=NOON, batch=True)
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from library_site import ADA, BELA, NOW, ROOT, LibrarySite
 
+from harness import archive
+from harness.events import NOVEMBER
+from harness.site import ADA, BELA, ROOT, Site
 from steward.archive.bulk_answers import Progress, ReindexAnswer
 from steward.archive.catalog.consumer import Catalogue
 from steward.archive.catalog.generations import Generations
@@ -21,40 +23,41 @@ from steward.archive.files.acl import readers_of
 from steward.core.access import Asker
 from steward.core.errors import Refused
 from steward.core.incoming import Stores
+from steward.jobs import JobsConsumer
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[LibrarySite]:
-    made = LibrarySite(tmp_path)
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = archive.make_library(tmp_path)
     yield made
     made.close()
 
 
-def found(site: LibrarySite, who: Any = ROOT, *terms: str) -> list[int]:
-    answer = site.ask("search", who, terms=list(terms) or ["text"])
+def found(site: Site, who: Any = ROOT, *terms: str) -> list[int]:
+    answer = site.ask("archive.search", who, terms=list(terms) or ["text"])
     return [hit.job.job_id for hit in answer.hits]
 
 
-def three_jobs(site: LibrarySite) -> None:
-    site.job(1, b"text one", who=ADA, ago=timedelta(days=40))
-    site.job(2, b"text one", who=BELA)
-    site.job(3, b"text three", who=ADA)
-    site.trim()
+def three_jobs(site: Site) -> None:
+    archive.add_job(site, 1, b"text one", who=ADA, ago=timedelta(days=40))
+    archive.add_job(site, 2, b"text one", who=BELA)
+    archive.add_job(site, 3, b"text three", who=ADA)
+    archive.trim(site)
 
 
-def test_with_manifests_all_is_as_before(site: LibrarySite) -> None:
+def test_with_manifests_all_is_as_before(site: Site) -> None:
     three_jobs(site)
-    before = site.ask("search", ADA, terms=["text"])
-    site.library.searcher.close()
+    before = site.ask("archive.search", ADA, terms=["text"])
+    site.room("archive").searcher.close()
     shutil.rmtree(site.state / "catalogue")
     os.unlink(site.state / "jobs.db")
-    site.library.close()
-    items, answer = site.stream("reindex", ROOT)
+    site.room("archive").close()
+    items, answer = site.stream("archive.reindex", ROOT)
     assert all(isinstance(item, Progress) for item in items)
     assert answer == ReindexAnswer(scripts=3, distinct=3, months=("2026-10", "2026-11"))
-    site.jobs.close()
-    site.jobs = type(site.jobs)(site.settings)
-    after = site.ask("search", ADA, terms=["text"])
+    site.consumer(JobsConsumer).close()
+    site.reopen()
+    after = site.ask("archive.search", ADA, terms=["text"])
     assert [hit.job.job_id for hit in after.hits] == [hit.job.job_id for hit in before.hits]
     assert after.hits[0].job.account == "physics"
     assert after.hits[0].job.name == "run"
@@ -62,12 +65,12 @@ def test_with_manifests_all_is_as_before(site: LibrarySite) -> None:
     assert found(site, BELA) == [2]
 
 
-def test_only_operators_may_and_only_one_at_a_time(site: LibrarySite) -> None:
+def test_only_operators_may_and_only_one_at_a_time(site: Site) -> None:
     three_jobs(site)
     with pytest.raises(Refused):
-        site.ask("reindex", ADA)
+        site.ask("archive.reindex", ADA)
     with pytest.raises(Refused):
-        site.ask("verify", ADA)
+        site.ask("archive.verify", ADA)
     first = Reindexing(site.settings, "files").run()
     next(first)
     with pytest.raises(CatalogueUnavailable, match="another process"):
@@ -76,26 +79,25 @@ def test_only_operators_may_and_only_one_at_a_time(site: LibrarySite) -> None:
     assert sorted(found(site)) == [1, 2, 3]
 
 
-def test_the_daemon_goes_on_meanwhile_and_nothing_is_missed(site: LibrarySite) -> None:
+def test_the_daemon_goes_on_meanwhile_and_nothing_is_missed(site: Site) -> None:
     three_jobs(site)
     run = Reindexing(site.settings, "files").run()
     next(run)
     # While the new one is filled: a script comes, one is purged, and one is not filed yet.
-    site.job(4, b"text four")
-    site.ask("purge", ROOT, jobs=["3"], yes=True)
+    archive.add_job(site, 4, b"text four")
+    site.ask("archive.purge", ROOT, jobs=["3"], yes=True)
     site.feed()
-    site.script(5, b"text five", NOW, None)
+    site.append([archive.script_at(site, 5, b"text five", NOVEMBER)])
     news = site.journal[-1:]
-    site.catalogue.apply(news, len(site.journal), site.append)
-    site.fed["catalogue"] = len(site.journal)
+    site.consumer(Catalogue).apply(news, len(site.journal), site.append)
     assert isinstance(list(run)[-1], ReindexAnswer)
     assert sorted(found(site)) == [1, 2, 4, 5]
     # The writer follows into the new catalogue, with its cursor.
-    assert site.catalogue.cursor() == len(site.journal)
-    site.job(6, b"text six")
+    assert site.consumer(Catalogue).cursor() == len(site.journal)
+    archive.add_job(site, 6, b"text six")
     assert sorted(found(site)) == [1, 2, 4, 5, 6]
     # What was purged stays so even if its event comes again.
-    site.catalogue.apply(
+    site.consumer(Catalogue).apply(
         [event for event in site.journal if event.key.startswith("script:3:")],
         len(site.journal),
         site.append,
@@ -103,18 +105,18 @@ def test_the_daemon_goes_on_meanwhile_and_nothing_is_missed(site: LibrarySite) -
     assert sorted(found(site)) == [1, 2, 4, 5, 6]
 
 
-def test_what_waits_for_its_identity_is_taken_over(site: LibrarySite) -> None:
+def test_what_waits_for_its_identity_is_taken_over(site: Site) -> None:
     three_jobs(site)
-    site.script(7, b"text seven", NOW, None)
+    site.append([archive.script_at(site, 7, b"text seven", NOVEMBER)])
     site.feed()
     list(Reindexing(site.settings, "files").run())
     assert sorted(found(site)) == [1, 2, 3, 7]
 
 
-def test_damage_is_healed(site: LibrarySite) -> None:
+def test_damage_is_healed(site: Site) -> None:
     three_jobs(site)
-    site.library.searcher.close()
-    site.catalogue.close()
+    site.room("archive").searcher.close()
+    site.consumer(Catalogue).close()
     current = Path(Generations(str(site.state / "catalogue")).current())
     for name in ("2026-11.db", "cursor.db"):
         (current / name).write_bytes(b"no database at all " * 500)
@@ -122,13 +124,13 @@ def test_damage_is_healed(site: LibrarySite) -> None:
         found(site)
     list(Reindexing(site.settings, "files").run())
     assert sorted(found(site)) == [1, 2, 3]
-    site.catalogue.apply(site.journal[:1], len(site.journal), site.append)
+    site.consumer(Catalogue).apply(site.journal[:1], len(site.journal), site.append)
     assert sorted(found(site)) == [1, 2, 3]
 
 
-def test_files_that_are_gone_or_changed_are_indexed_as_they_are(site: LibrarySite) -> None:
+def test_files_that_are_gone_or_changed_are_indexed_as_they_are(site: Site) -> None:
     three_jobs(site)
-    paths = {job: Path(site.ask("show", ROOT, job=str(job)).script.path) for job in (1, 2)}
+    paths = {job: Path(site.ask("archive.show", ROOT, job=str(job)).script.path) for job in (1, 2)}
     paths[1].unlink()
     paths[2].write_bytes(b"text that was changed")
     shutil.rmtree(site.state / "catalogue")
@@ -139,7 +141,7 @@ def test_files_that_are_gone_or_changed_are_indexed_as_they_are(site: LibrarySit
 
 @pytest.mark.parametrize("layout", ["job_archive", "sarchive", "sliced"])
 def test_without_manifests_the_sinks_database_says_the_rest(tmp_path: Path, layout: str) -> None:
-    site = LibrarySite(tmp_path, layout=layout)
+    site = archive.make_library(tmp_path, layout=layout)
     three_jobs(site)
     shutil.rmtree(site.state / "catalogue")
     list(Reindexing(site.settings, "files").run())
@@ -150,7 +152,7 @@ def test_without_manifests_the_sinks_database_says_the_rest(tmp_path: Path, layo
 
 @pytest.mark.parametrize("layout", ["job_archive", "sarchive", "sliced"])
 def test_without_anything_else_the_files_say_what_they_can(tmp_path: Path, layout: str) -> None:
-    site = LibrarySite(tmp_path, layout=layout)
+    site = archive.make_library(tmp_path, layout=layout)
     three_jobs(site)
     shutil.rmtree(site.state / "catalogue")
     for path in site.state.glob("archive-files.db*"):
@@ -162,7 +164,7 @@ def test_without_anything_else_the_files_say_what_they_can(tmp_path: Path, layou
     site.close()
 
 
-def test_a_reindexing_that_is_left_off_leaves_the_old_one(site: LibrarySite) -> None:
+def test_a_reindexing_that_is_left_off_leaves_the_old_one(site: Site) -> None:
     three_jobs(site)
     run = Reindexing(site.settings, "files").run()
     next(run)
@@ -177,11 +179,11 @@ def test_an_acl_says_whose_a_file_is_if_the_name_still_fits(tmp_path: Path) -> N
     there = pwd.getpwnam("daemon")
     daemon = Asker(uid=there.pw_uid, user="daemon")
     former = Asker(uid=there.pw_uid, user="former")
-    site = LibrarySite(tmp_path, layout="job_archive")
-    site.job(1, b"text one", who=daemon)
-    site.job(2, b"text two", who=former)
-    site.trim()
-    path = site.ask("show", ROOT, job="1").script.path
+    site = archive.make_library(tmp_path, layout="job_archive")
+    archive.add_job(site, 1, b"text one", who=daemon)
+    archive.add_job(site, 2, b"text two", who=former)
+    archive.trim(site)
+    path = site.ask("archive.show", ROOT, job="1").script.path
     fd = os.open(path, os.O_RDONLY)
     try:
         has_acl = readers_of(fd).uid == there.pw_uid
@@ -199,9 +201,9 @@ def test_an_acl_says_whose_a_file_is_if_the_name_still_fits(tmp_path: Path) -> N
     site.close()
 
 
-def test_what_was_filed_long_ago_is_read_from_there(site: LibrarySite) -> None:
+def test_what_was_filed_long_ago_is_read_from_there(site: Site) -> None:
     three_jobs(site)
-    site.catalogue.close()
+    site.consumer(Catalogue).close()
     shutil.rmtree(site.state / "catalogue")
     catalogue = Catalogue(str(site.state / "catalogue"), contents_of(site.settings, Stores([])))
     events = [event for event in site.journal if event.kind in catalogue.kinds]

@@ -7,8 +7,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from remote_site import ENVIRONMENT, NOON_NS, RemoteSite
 
+from harness import archive
+from harness.events import NOVEMBER_NS
+from harness.sinks import RemoteSite
 from steward.archive.remote.document import Document, Refusal
 from steward.archive.remote.records import Records
 from steward.core.errors import Unavailable
@@ -27,28 +29,28 @@ def make(tmp_path: Path) -> Make:
 def test_a_script_is_sent_when_it_is_known_whose_it_is(make: Make) -> None:
     site = make(identity_wait_s=3600.0)
     script = site.submit(7, b"#!/bin/sh\necho 7\n")
-    site.run()
-    assert site.lines.sent() == []
+    site.turn()
+    assert site.elsewhere.sent == []
     assert site.passed() == 0, "the journal keeps event and bytes until then"
     site.identify(script)
-    site.run()
-    (sent,) = site.lines.sent()
-    assert (sent.id, sent.user) == (f"alpha/7:{NOON_NS + 7}", "ada")
-    assert (sent.script, sent.environment) == (b"#!/bin/sh\necho 7\n", ENVIRONMENT)
+    site.turn()
+    (sent,) = site.elsewhere.sent
+    assert (sent.id, site.elsewhere.users()) == (f"alpha/7:{NOVEMBER_NS + 7}", ["ada"])
+    assert (sent.script, sent.environment) == (b"#!/bin/sh\necho 7\n", archive.ENVIRONMENT)
     assert site.passed() == 2
 
 
 def test_it_is_sent_without_an_owner_when_it_has_waited_long_enough(make: Make) -> None:
     site = make(identity_wait_s=0.01)
     script = site.submit(7)
-    site.run()
-    site.feed.turn()
-    while not site.lines.sent():
-        site.run(1)
+    site.turn()
+    site.feeds["archive.there"].turn()
+    while not site.elsewhere.sent:
+        site.turn(1)
     site.identify(script)
-    site.run()
-    first, second = site.lines.sent()
-    assert (first.user, second.user) == ("", "ada")
+    site.turn()
+    first, second = site.elsewhere.sent
+    assert site.elsewhere.users() == ["", "ada"]
     assert (first.corrects, second.corrects) == (False, True)
     assert first.id == second.id
     assert second.version > first.version
@@ -58,22 +60,22 @@ def test_it_is_sent_without_an_owner_when_it_has_waited_long_enough(make: Make) 
 def test_nobody_waits_for_a_cluster_that_tells_no_owners(make: Make) -> None:
     site = make(slurm=False, identity_wait_s=3600.0)
     site.submit(7)
-    site.run()
-    assert [sent.user for sent in site.lines.sent()] == [""]
+    site.turn()
+    assert site.elsewhere.users() == [""]
 
 
 def test_a_correction_goes_without_the_bytes_once_they_have_left_the_store(make: Make) -> None:
     site = make()
     script = site.submit(7)
     site.identify(script)
-    site.run()
-    site.lose_bytes()
+    site.turn()
+    archive.trim(site, "state")
     site.identify(script, "ada-2", "renamed")
-    site.run()
-    first, second = site.lines.sent()
+    site.turn()
+    first, second = site.elsewhere.sent
     assert not first.partial
     assert second.partial
-    assert second.user == "ada-2"
+    assert site.elsewhere.users()[1] == "ada-2"
     assert second.script is None
     assert second.version > first.version
 
@@ -81,12 +83,12 @@ def test_a_correction_goes_without_the_bytes_once_they_have_left_the_store(make:
 def test_bytes_lost_before_they_were_ever_sent_are_told_of(make: Make) -> None:
     site = make()
     script = site.submit(7)
-    site.lose_bytes()
+    archive.trim(site, "state")
     site.identify(script)
     other = site.submit(8)
     site.identify(other)
-    site.run()
-    assert [sent.id for sent in site.lines.sent()] == [f"alpha/8:{NOON_NS + 8}"]
+    site.turn()
+    assert [sent.id for sent in site.elsewhere.sent] == [f"alpha/8:{NOVEMBER_NS + 8}"]
     (letter,) = site.reader.dead()
     assert letter.id == 1
     assert "no archive has it" in letter.error
@@ -95,46 +97,46 @@ def test_bytes_lost_before_they_were_ever_sent_are_told_of(make: Make) -> None:
 
 def test_what_the_other_end_refuses_is_set_aside_and_can_be_replayed(make: Make) -> None:
     site = make()
-    site.lines.refuses = {1, 3}
+    site.elsewhere.refuses = {1, 3}
     for job_id in (1, 2, 3):
         site.identify(site.submit(job_id))
-    site.run()
+    site.turn()
     assert [letter.error for letter in site.reader.dead()] == [
         "job 1 is not taken",
         "job 3 is not taken",
     ]
     assert site.passed() == 6
-    site.lines.refuses = set()
-    site.journal.replay("archive.there")
-    site.run()
+    site.elsewhere.refuses = set()
+    site.writer.replay("archive.there")
+    site.turn()
     assert site.reader.dead() == []
-    assert min(sent.id for sent in site.lines.sent()) == f"alpha/1:{NOON_NS + 1}"
-    assert len(site.lines.sent()) == 3
+    assert min(sent.id for sent in site.elsewhere.sent) == f"alpha/1:{NOVEMBER_NS + 1}"
+    assert len(site.elsewhere.sent) == 3
 
 
 def test_a_refusal_that_the_journal_has_not_heard_of_is_said_again(make: Make) -> None:
     site = make()
-    site.lines.refuses = {1}
+    site.elsewhere.refuses = {1}
     site.identify(site.submit(1))
-    site.run(2)
-    while not site.lines.batches:
-        site.feed.turn()
+    site.turn(2)
+    while not site.elsewhere.batches:
+        site.feeds["archive.there"].turn()
     assert site.reader.dead() == []
-    site.restart()
-    site.run()
+    site.reopen()
+    site.turn()
     assert [letter.error for letter in site.reader.dead()] == ["job 1 is not taken"]
 
 
 def test_while_the_other_end_is_away_the_backlog_stays_in_the_journal(make: Make) -> None:
     site = make(slurm=False)
-    site.lines.is_away = True
-    site.append(*(site.submit(job_id, environment=None, append=False) for job_id in range(1, 1201)))
-    site.run()
+    site.elsewhere.is_away = True
+    site.append([site.submit(job_id, environment=None, append=False) for job_id in range(1, 1201)])
+    site.turn()
     assert site.sink.cursor() <= 500, "no more than a batch is taken in"
     assert site.passed() == 0
-    site.lines.is_away = False
-    site.run()
-    ids = [int(sent.id.split("/")[1].split(":")[0]) for sent in site.lines.sent()]
+    site.elsewhere.is_away = False
+    site.turn()
+    ids = [int(sent.id.split("/")[1].split(":")[0]) for sent in site.elsewhere.sent]
     assert ids == list(range(1, 1201)), "in order, each once"
     assert site.passed() == 1200
 
@@ -143,30 +145,30 @@ def test_batches_are_bounded_by_their_bytes(make: Make) -> None:
     site = make(slurm=False)
     for job_id in range(1, 6):
         site.submit(job_id, bytes(600_000), environment=None)
-    site.run()
-    assert site.lines.batches == [1] * 5
+    site.turn()
+    assert site.elsewhere.batches == [1] * 5
 
 
 def test_a_purge_is_sent_and_nothing_brings_the_script_back(make: Make) -> None:
     site = make()
     script = site.submit(7)
     site.identify(script)
-    site.run()
+    site.turn()
     site.purge(script)
     site.identify(script, why="ended")
-    site.run()
-    assert [sent.deleted for sent in site.lines.sent()] == [False, True]
-    assert site.lines.sent()[1].script is None
+    site.turn()
+    assert [sent.deleted for sent in site.elsewhere.sent] == [False, True]
+    assert site.elsewhere.sent[1].script is None
 
 
 def test_a_purge_that_came_before_its_script_counts(make: Make) -> None:
     site = make()
     script = site.submit(7, b"secret", append=False)
     site.purge(script)
-    site.append(script)
+    site.append([script])
     site.identify(script)
-    site.run()
-    assert [(sent.deleted, sent.script) for sent in site.lines.sent()] == [(True, None)]
+    site.turn()
+    assert [(sent.deleted, sent.script) for sent in site.elsewhere.sent] == [(True, None)]
 
 
 def test_a_purge_of_another_sink_is_none_of_its_business(make: Make) -> None:
@@ -174,29 +176,29 @@ def test_a_purge_of_another_sink_is_none_of_its_business(make: Make) -> None:
     script = site.submit(7)
     site.identify(script)
     site.purge(script, sink="files")
-    site.run()
-    assert [sent.deleted for sent in site.lines.sent()] == [False]
+    site.turn()
+    assert [sent.deleted for sent in site.elsewhere.sent] == [False]
 
 
 def test_a_purge_overtakes_a_script_that_was_not_sent_yet(make: Make) -> None:
     site = make(identity_wait_s=3600.0)
     script = site.submit(7, b"secret")
     site.purge(script)
-    site.run()
-    assert [(sent.deleted, sent.script) for sent in site.lines.sent()] == [(True, None)]
+    site.turn()
+    assert [(sent.deleted, sent.script) for sent in site.elsewhere.sent] == [(True, None)]
 
 
 def test_a_script_is_sent_again_when_it_is_asked_for(make: Make) -> None:
     site = make()
     script = site.submit(7)
     site.identify(script)
-    site.run()
+    site.turn()
     site.resend(script, sink="files")
-    site.run()
-    assert len(site.lines.sent()) == 1
+    site.turn()
+    assert len(site.elsewhere.sent) == 1
     site.resend(script)
-    site.run()
-    first, second = site.lines.sent()
+    site.turn()
+    first, second = site.elsewhere.sent
     assert second.script == first.script
     assert second.version > first.version
     assert not second.corrects, "whatever the other end has by now"
@@ -207,8 +209,8 @@ def test_a_script_from_before_the_sink_was_there_is_not_corrected(make: Make) ->
     script = site.submit(7, mtime_ns=10**9)
     site.trim()
     site.identify(script)
-    site.run()
-    assert site.lines.sent() == []
+    site.turn()
+    assert site.elsewhere.sent == []
     assert site.reader.dead() == []
 
 
@@ -223,27 +225,27 @@ def test_kills_between_any_two_steps_lose_nothing(make: Make) -> None:
         if chance.random() < 0.5:
             site.identify(scripts.pop(chance.randrange(len(scripts))))
         if chance.random() < 0.1:
-            site.lines.is_away = chance.random() < 0.5
+            site.elsewhere.is_away = chance.random() < 0.5
         if chance.random() < 0.2:
-            site.restart()
-        site.run(1)
-    site.lines.is_away = False
+            site.reopen()
+        site.turn(1)
+    site.elsewhere.is_away = False
     for script in scripts:
         site.identify(script)
-    site.restart()
-    site.run()
-    assert {sent.id for sent in site.lines.sent()} == {
-        f"alpha/{job_id}:{NOON_NS + job_id}" for job_id in range(1, 101)
+    site.reopen()
+    site.turn()
+    assert {sent.id for sent in site.elsewhere.sent} == {
+        f"alpha/{job_id}:{NOVEMBER_NS + job_id}" for job_id in range(1, 101)
     }
-    assert all(sent.user == "ada" for sent in site.lines.sent())
+    assert set(site.elsewhere.users()) == {"ada"}
     assert site.sink.needed_from() is None
     assert site.passed() == site.reader.head()
 
 
 def test_retention_is_left_to_the_other_end(make: Make) -> None:
     site = make(retention_days=30)
-    site.run()
-    assert b'"expire"' in site.lines.path.read_bytes()
+    site.turn()
+    assert site.elsewhere.expired
 
 
 def test_what_retention_has_dropped_does_not_come_back(make: Make) -> None:
@@ -253,8 +255,8 @@ def test_what_retention_has_dropped_does_not_come_back(make: Make) -> None:
     site.identify(script)
     site.identify(old)
     site.purge(old)
-    site.run()
-    assert [(sent.id.split(":")[0], sent.deleted) for sent in site.lines.sent()] == [
+    site.turn()
+    assert [(sent.id.split(":")[0], sent.deleted) for sent in site.elsewhere.sent] == [
         ("alpha/7", False),
         ("alpha/8", True),
     ]
@@ -263,75 +265,75 @@ def test_what_retention_has_dropped_does_not_come_back(make: Make) -> None:
 
 def test_what_is_refused_again_is_a_dead_letter_again(make: Make) -> None:
     site = make()
-    site.lines.refuses = {1}
+    site.elsewhere.refuses = {1}
     script = site.submit(1)
     site.identify(script)
-    site.run()
-    site.journal.trim([event for event in site.journal.trimmable(9) if event.id == 2])
+    site.turn()
+    site.writer.trim([event for event in site.writer.trimmable(9) if event.id == 2])
     for _ in range(2):
-        site.journal.replay("archive.there")
-        site.run()
+        site.writer.replay("archive.there")
+        site.turn()
         (letter,) = site.reader.dead()
         assert not letter.replay
-    site.restart()
-    site.lines.refuses = set()
-    site.journal.replay("archive.there")
-    site.run()
+    site.reopen()
+    site.elsewhere.refuses = set()
+    site.writer.replay("archive.there")
+    site.turn()
     assert site.reader.dead() == []
-    assert [sent.user for sent in site.lines.sent()] == ["ada"]
+    assert site.elsewhere.users() == ["ada"]
 
 
 def test_a_letter_stays_until_what_it_tells_of_is_delivered(make: Make) -> None:
     site = make()
-    site.lines.refuses = {1}
+    site.elsewhere.refuses = {1}
     site.identify(site.submit(1))
-    site.run()
-    site.lines.refuses = set()
-    site.lines.is_away = True
-    site.journal.replay("archive.there")
-    site.run()
+    site.turn()
+    site.elsewhere.refuses = set()
+    site.elsewhere.is_away = True
+    site.writer.replay("archive.there")
+    site.turn()
     assert len(site.reader.dead()) == 1
-    site.restart()
-    site.lines.is_away = False
-    site.run()
+    site.reopen()
+    site.elsewhere.is_away = False
+    site.turn()
     assert site.reader.dead() == []
-    assert len(site.lines.sent()) >= 1
+    assert len(site.elsewhere.sent) >= 1
 
 
 def test_a_purge_that_comes_with_a_refusal_is_not_forgotten(make: Make) -> None:
     site = make()
     script = site.submit(1)
     site.identify(script)
-    site.run()
-    send = site.lines.send
+    site.turn()
+    send = site.elsewhere.send
 
     def purge_meanwhile(documents: Sequence[Document]) -> list[Refusal]:
         refusals = send(documents)
         if refusals:
             site.purge(script)
-            site.lines.refuses = set()
+            site.elsewhere.refuses = set()
         return refusals
 
-    site.lines.send = purge_meanwhile  # type: ignore[method-assign]
-    site.lines.refuses = {1}
+    site.elsewhere.send = purge_meanwhile  # type: ignore[method-assign]
+    site.elsewhere.refuses = {1}
     site.identify(script, why="ended")
-    site.run()
-    assert [sent.deleted for sent in site.lines.sent()] == [False, True]
+    site.turn()
+    assert [sent.deleted for sent in site.elsewhere.sent] == [False, True]
 
 
 def test_what_was_set_aside_keeps_its_owner_for_as_long_as_it_takes(make: Make) -> None:
     site = make()
-    site.lines.refuses = {1}
+    site.elsewhere.refuses = {1}
     site.identify(site.submit(1))
     site.identify(site.submit(2))
-    site.run()
+    site.turn()
     records = Records(f"{site.settings.state_dir}/archive-there.db")
     with closing(records), records.writing() as writer:
         assert writer.forget(before_ns=2**62) == 1
-    site.lines.refuses = set()
-    site.journal.replay("archive.there")
-    site.run()
-    assert [sent.user for sent in site.lines.sent()] == ["ada", "ada"]
+    site.elsewhere.refuses = set()
+    site.writer.replay("archive.there")
+    site.turn()
+    assert site.elsewhere.users() == ["ada", "ada"]
 
 
 def test_retention_that_fails_holds_up_nothing(make: Make, caplog: Any) -> None:
@@ -340,8 +342,8 @@ def test_retention_that_fails_holds_up_nothing(make: Make, caplog: Any) -> None:
     def expire(before: object) -> None:
         raise Unavailable("an old index is read-only")
 
-    site.lines.expire = expire  # type: ignore[method-assign]
+    site.elsewhere.expire = expire  # type: ignore[method-assign]
     site.identify(site.submit(1))
-    site.run()
-    assert len(site.lines.sent()) == 1
+    site.turn()
+    assert len(site.elsewhere.sent) == 1
     assert "stays for now: an old index is read-only" in caplog.text

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Question, registry
 
+from harness.socket import Question, registry
 from steward.core.access import Asker
 from steward.core.errors import Conflict, Refused, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now

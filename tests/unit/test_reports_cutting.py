@@ -5,10 +5,10 @@ from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
-from history_site import NOON, at, us
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.events import NOON, at, us
 from steward.core.errors import UsageError
 from steward.reports.hours import HOUR_S, Hours, hours
 from steward.reports.periods import asked, cut
@@ -64,7 +64,7 @@ def test_yesterday_is_meant_where_nothing_is_said() -> None:
     # Since this morning, until now; what is still to come is left out.
     assert asked("08:00", "", NOON, UTC) == (midnight + timedelta(hours=8), NOON)
     assert asked("08:00", "2026-12-24", NOON, UTC)[1] == NOON
-    for since, until in (("2026-11-20", "2026-11-19"), ("2026-12-24", "2026-12-25")):
+    for since, until in (("2026-02-20", "2026-02-19"), ("2026-12-24", "2026-12-25")):
         with pytest.raises(UsageError):
             asked(since, until, NOON, UTC)
 

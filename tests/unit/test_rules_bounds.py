@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules_site import DRAIN, MAIL, NOON, RulesSite, World, failure, with_care
 
+from harness.events import NOON
+from harness.rules import DRAIN, MAIL, RulesSite, World, failure, with_care
 from steward.automation.errors import NotYours
 from steward.automation.rules import caps
 from steward.automation.rules.hand import Found, Look
@@ -170,7 +171,7 @@ def test_a_storm_keeps_to_its_bounds(tmp_path: Path) -> None:
     events = [failure(number, f"n{number % 100 + 1}", at=NOON) for number in range(1, 2001)]
     for start in range(0, len(events), 200):
         site.give(*events[start : start + 200])
-        site.consumer.tick(site.append)
+        site.engine.tick(site.append)
     site.settle()
     assert len(site.world.drained) == 4
     assert sum(rule == "mail" for rule, _, _ in site.world.done) == 20
@@ -211,7 +212,7 @@ def test_whatever_comes_in_whatever_order_bounds_are_kept(steps: list[tuple[str,
             elif step == "again" and given_events:
                 site.give(*given_events[-5:])
             elif step == "tick":
-                site.consumer.tick(site.append)
+                site.engine.tick(site.append)
             elif step == "kill":
                 site.kill()
             elif step == "settle":
@@ -237,4 +238,4 @@ def test_whatever_comes_in_whatever_order_bounds_are_kept(steps: list[tuple[str,
             for moment in made:
                 within = [one for one in made if moment <= one < moment + timedelta(minutes=10)]
                 assert len(within) <= most
-        site.consumer.close()
+        site.engine.close()

@@ -4,8 +4,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from rules_site import DRAIN, MAIL, NOON, RulesSite, failure, with_care
 
+from harness.events import NOON
+from harness.rules import DRAIN, MAIL, RulesSite, failure, with_care
 from steward.automation.rules.store import Store
 
 
@@ -30,7 +31,7 @@ def test_a_rule_acts_once_on_an_event_and_tells_it(tmp_path: Path) -> None:
     ]
     assert told[0].body.status == "succeeded"
     assert told[0].body.parameters == {"nodes": "n1", "reason": "failed: "}
-    assert site.consumer.cursor() == 1
+    assert site.engine.cursor() == 1
 
 
 def test_what_a_reason_holds_is_never_a_template(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from rules_site import DRAIN, MAIL, Killed, RulesSite, failure, ran, with_care
 
+from harness.rules import DRAIN, MAIL, Killed, RulesSite, failure, ran, with_care
 from steward.automation.errors import NotYours
 from steward.automation.rules.hand import Found
 from steward.automation.rules.store import Store
@@ -137,7 +137,7 @@ def test_what_a_crash_left_open_is_looked_up(
     # The process is killed while the action is under way; what it does then is lost on us.
     site.world.ran = lambda one: (hangs.wait(60), ran(one))[1]
     site.give(failure(1))
-    site.consumer.tick(site.append)
+    site.engine.tick(site.append)
     assert site.statuses() == ["started"]
     site.world.ran = lambda _one: None
     site.world.found = lambda _one: Found(traces=traces)  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def test_a_slow_action_holds_up_its_own_rule_alone(tmp_path: Path) -> None:
     site.world.ran = lambda one: None if one.rule == "mail" else (hangs.wait(60), None)[1]
     site.give(failure(1, "n1"), failure(2, "n2"))
     for _ in range(2000):
-        site.consumer.tick(site.append)
+        site.engine.tick(site.append)
         if site.statuses().count("succeeded") == 2:
             break
         time.sleep(0.002)
@@ -226,7 +226,7 @@ def test_kills_at_each_step_leave_each_execution_once(
             give_and_settle(site, *events)
         monkeypatch.undo()
     site.restart()
-    assert site.consumer.cursor() in (0, 5)
+    assert site.engine.cursor() in (0, 5)
     site.give(*events)
     site.settle()
     assert Counter(site.statuses()) == {"succeeded": 2, "held-back": 3}
@@ -241,9 +241,9 @@ def test_what_is_under_way_at_the_end_is_waited_for_and_told_at_the_next_start(
     ends = threading.Event()
     site.world.ran = lambda one: (ends.wait(0.2), None)[1]
     site.give(failure(1))
-    site.consumer.tick(site.append)
+    site.engine.tick(site.append)
     assert site.statuses() == ["started"]
-    site.consumer.close()
+    site.engine.close()
     assert site.statuses() == ["succeeded"]
     assert site.said == {}
     site.start()

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from rules_site import NOON, failure
 
+from harness.events import NOON
+from harness.rules import failure
+from harness.site import Site
 from steward.accounting.settings import MailSettings
 from steward.automation.audit import Audit, AuditBegun
 from steward.automation.errors import WrongParameters
 from steward.automation.rules.hand import RunnersHand, message_of
 from steward.automation.rules.tables import Execution
 from steward.core.actions import Registry
-from steward.core.config import AccessSettings, Settings
 from steward.core.events import utc_now
 from steward.core.standings import access_of
-from steward.slurm.settings import ClusterSettings
 
 BEGIN = """
 import sys, msgspec
@@ -29,18 +29,15 @@ audit.begin(msgspec.json.decode(sys.argv[2], type=AuditBegun))
 """
 
 
-class Site:
+class HandSite(Site):
+    """A Site that writes down its mails, and the hand that runs its actions."""
+
     def __init__(self, directory: Path) -> None:
         mailer = directory / "mailer"
         self.mails = directory / "mails"
         mailer.write_text(f'#!/bin/sh\n{{ echo "$@"; cat; }} >> {self.mails}\n')
         mailer.chmod(0o755)
-        self.settings = Settings(
-            state_dir=str(directory),
-            cluster={"c1": ClusterSettings(slurm=False, spool="/none")},
-            access=AccessSettings(),
-            mail=MailSettings(program=str(mailer)),
-        )
+        super().__init__(directory, mail=MailSettings(program=str(mailer)))
         self.hand = RunnersHand(self.settings, access_of(self.settings), Registry())
 
     def begin_elsewhere(self, one: Execution, **more: str) -> None:
@@ -65,8 +62,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path) -> HandSite:
+    return HandSite(tmp_path)
 
 
 def execution(action: str = "notify.email", **more: object) -> Execution:
@@ -94,7 +91,7 @@ def execution(action: str = "notify.email", **more: object) -> Execution:
     )
 
 
-def test_an_action_is_run_with_what_it_was_given_as_it_is(site: Site) -> None:
+def test_an_action_is_run_with_what_it_was_given_as_it_is(site: HandSite) -> None:
     one = execution()
     ran = site.hand.run(one, 10.0)
     assert (ran.status, ran.ref) == ("succeeded", "notify.email")
@@ -105,19 +102,19 @@ def test_an_action_is_run_with_what_it_was_given_as_it_is(site: Site) -> None:
     assert site.hand.find(one).traces == "ended"
 
 
-def test_a_dry_run_sends_nothing(site: Site) -> None:
+def test_a_dry_run_sends_nothing(site: HandSite) -> None:
     one = execution(dry_run=True)
     assert site.hand.run(one, 10.0).dry_run
     assert not site.mails.exists()
     assert site.hand.find(one).traces == "not-begun"
 
 
-def test_wrong_parameters_are_refused(site: Site) -> None:
+def test_wrong_parameters_are_refused(site: HandSite) -> None:
     with pytest.raises(WrongParameters):
         site.hand.run(execution(parameters={"subject": "x"}), 10.0)
 
 
-def test_what_has_no_line_was_not_begun(site: Site) -> None:
+def test_what_has_no_line_was_not_begun(site: HandSite) -> None:
     one = execution()
     assert site.hand.find(one).traces == "not-begun"
     # Another rule's, and this rule's before, are not this one's.
@@ -127,13 +124,13 @@ def test_what_has_no_line_was_not_begun(site: Site) -> None:
     assert site.hand.find(one).traces == "not-begun"
 
 
-def test_what_was_begun_and_has_no_end_is_unseen_where_slurm_cannot_tell(site: Site) -> None:
+def test_what_was_begun_and_has_no_end_is_unseen_where_slurm_cannot_tell(site: HandSite) -> None:
     one = execution()
     site.begin_elsewhere(one)
     assert site.hand.find(one).traces == "unseen"
 
 
-def test_what_somebody_still_runs_is_running(site: Site) -> None:
+def test_what_somebody_still_runs_is_running(site: HandSite) -> None:
     one = execution()
     audit = Audit(site.settings.state_dir)
     number = audit.begin(site.begun(one))
@@ -146,6 +143,6 @@ def test_what_somebody_still_runs_is_running(site: Site) -> None:
     audit.close()
 
 
-def test_what_changes_nothing_can_be_done_again(site: Site) -> None:
+def test_what_changes_nothing_can_be_done_again(site: HandSite) -> None:
     one = execution("slurm.node.jobs", parameters={"nodes": "n1"})
     assert site.hand.find(one).traces == "not-begun"

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from rules_site import DRAIN
 
+from harness.rules import DRAIN
 from steward.automation.errors import RuleError
 from steward.automation.rules import book
 from steward.automation.rules.checking import differences, problems

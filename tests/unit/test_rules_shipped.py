@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import yaml
 from jsonschema import Draft4Validator
-from rules_site import NOON, RulesSite, failure
 
+from harness.events import NOON
+from harness.rules import RulesSite, failure
 from steward.automation.catalogue import operation
 from steward.automation.describing import read as read_parameters
 from steward.automation.rules import book

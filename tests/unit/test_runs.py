@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import NOON
 
+from harness.events import NOON
 from steward.capture.lines.jobcomp import Told, end_event
 from steward.capture.observed import Observed
 from steward.capture.runs import Runs, unfinished

@@ -5,8 +5,9 @@ from datetime import UTC
 from pathlib import Path
 
 import pytest
-from sacct_site import JOBS, NOW, ROOT, asked, closed, ids, mixed, run, source, step
 
+from harness.events import NOVEMBER
+from harness.sacct import JOBS, ROOT, asked, closed, ids, mixed, run, source, step
 from steward.accounting.errors import AccountingError
 from steward.accounting.sacct.listing import listed
 from steward.accounting.sacct.options import options
@@ -96,10 +97,10 @@ def test_wide_lines_are_made_as_they_are_sent() -> None:
     wide = ",".join(["jobid%900", *["jobid"] * 99])
     tracemalloc.start()
     request = options(["-X", "-a", "-o", wide], {}, "UTC").request
-    when = window(request, NOW, UTC)
+    when = window(request, NOVEMBER, UTC)
     wanted = line_filter(ROOT, request, when, (), None)
     letters = 0
-    for item in listed(lines, wanted, request, when, NOW, {"main": "UTC"}):
+    for item in listed(lines, wanted, request, when, NOVEMBER, {"main": "UTC"}):
         letters += len(item.text) if isinstance(item, SacctText) else 0
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

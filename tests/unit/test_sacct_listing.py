@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sacct_site import ADA, JOBS, NOW, asked, closed, ids, mixed, run, source, us
 
+from harness.events import NOVEMBER
+from harness.sacct import ADA, JOBS, asked, closed, ids, mixed, run, source, us
 from steward.accounting.sacct.listing import sacct_of_file
 from steward.accounting.sacct.options import options
 from steward.accounting.sacct.selecting import limit_s, window
@@ -162,7 +163,7 @@ def test_a_file_can_be_asked(tmp_path: Path) -> None:
     ],
 )
 def test_the_window_of_time(line: str, since: str, until: str) -> None:
-    found = window(options(line.split(), {}).request, NOW, UTC)
+    found = window(options(line.split(), {}).request, NOVEMBER, UTC)
     assert (found.since_us, found.until_us) == (us(since), us(until))
 
 

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sacct_site import ADA, JOBS, NOW, ROOT, asked, parquet_of, run, step
 
+from harness.events import NOVEMBER
+from harness.sacct import ADA, JOBS, ROOT, asked, parquet_of, run, step
 from steward.accounting.room import AccountingRoom
 from steward.accounting.sacct.listing import sacct
 from steward.accounting.sacct.options import options
@@ -38,7 +39,7 @@ def room(tmp_path: Path) -> Callable[[Standing | None], AccountingRoom]:
 
     def make(standing: Standing | None) -> AccountingRoom:
         access = Access(AccessSettings(operators=("oper",)), 999, lambda _: standing)
-        return AccountingRoom(made, access=access, now=lambda: NOW)
+        return AccountingRoom(made, access=access, now=lambda: NOVEMBER)
 
     return make
 
@@ -87,7 +88,7 @@ def some_lines(draw: st.DrawFn) -> list[Line]:
     """Runs and steps at whole hours; the key of each is its own."""
     made: dict[tuple[Any, ...], Line] = {}
     for _ in range(draw(st.integers(0, 12))):
-        begin = NOW - timedelta(hours=draw(st.integers(1, 40)))
+        begin = NOVEMBER - timedelta(hours=draw(st.integers(1, 40)))
         submit_us = int(begin.timestamp()) * 1_000_000
         ended = draw(st.booleans())
         of = run(

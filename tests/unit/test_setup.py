@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cli_site import steward
-from machine_site import Stage
 
+from harness.commands import steward
+from harness.slurm import Stage
 from steward.admin.init import making
 from steward.admin.init.configuration import text_of
 from steward.admin.init.errors import SetupError

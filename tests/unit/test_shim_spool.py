@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from doctor_site import Site, site
 
+from harness.doctor import DoctorSite, site
 from steward.admin.doctor import plugins
 from steward.admin.doctor.findings import Finding
 from steward.admin.plugins import building, checking, installing, spools
@@ -43,27 +43,27 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 class Node:
     """A host that is controller and node, with the plugin installed as a reader of docs does."""
 
-    def __init__(self, site: Site, built: Built) -> None:
+    def __init__(self, site: DoctorSite, built: Built) -> None:
         self.site = site
-        self.default = str(site.root / "default" / "shim")
+        self.default = str(site.directory / "default" / "shim")
         self.libdir = os.path.dirname(os.path.dirname(built.path))
         self.built = built
-        self.etc = site.root / "slurm"
+        self.etc = site.directory / "slurm"
         self.plugstack = self.etc / "plugstack.conf"
         self.conf = Path(f"{self.plugstack}.d/steward.conf")
         self.plugstack.write_text(f"include {self.plugstack}.d/*.conf\n")
-        self.spool = site.root / "shim"
-        self.lines = site.root / "jobcomp" / "jobcomp.jsonl"
+        self.spool = site.directory / "shim"
+        self.lines = site.directory / "jobcomp" / "jobcomp.jsonl"
         self.lines.parent.mkdir()
         self.lines.parent.chmod(0o750)
         os.chown(self.lines.parent, NOBODY, NOBODY)
         cluster = msgspec.structs.replace(
             site.settings.cluster["c1"], jobcomp_lines=str(self.lines)
         )
-        site.set(cluster={"c1": cluster})
-        site.change(SLURM_VERSION=str(built.version), SlurmUser=f"nobody({NOBODY})")
+        site.reopen(cluster={"c1": cluster})
+        site.shown |= {"SLURM_VERSION": str(built.version), "SlurmUser": f"nobody({NOBODY})"}
         site.stage.answer("squeue --version", f"slurm-wlm {built.version}\n")
-        self.config = site.root / "steward.toml"
+        self.config = site.directory / "steward.toml"
         self.config.write_text(render(Loaded(site.settings)))
         self.install(self.spool)
 
@@ -100,12 +100,12 @@ class Node:
 
 
 @pytest.fixture
-def node(site: Site, built: Built, monkeypatch: pytest.MonkeyPatch) -> Node:
+def node(site: DoctorSite, built: Built, monkeypatch: pytest.MonkeyPatch) -> Node:
     # No test makes the spool of the host that it runs on.
     monkeypatch.setattr(
-        "steward.admin.plugins.spools.DEFAULT_SPOOL", str(site.root / "default" / "shim")
+        "steward.admin.plugins.spools.DEFAULT_SPOOL", str(site.directory / "default" / "shim")
     )
-    monkeypatch.setenv("PATH", f"{site.root}/slurm:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{site.directory}/slurm:{os.environ['PATH']}")
     monkeypatch.delenv("STEWARD_CONFIG", raising=False)
     return Node(site, built)
 
@@ -242,7 +242,7 @@ def refused(node: Node, spool: Path | str) -> bool:
 def test_install_refuses_directories_of_the_daemon_and_of_jobcomp(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = node.site.root
+    root = node.site.directory
     taken: dict[Path | str, str] = {
         "/var/spool/steward": "the directory of jobcomp's lines",
         node.lines.parent: "the directory of [cluster.c1] jobcomp_lines",
@@ -278,7 +278,7 @@ def test_every_directory_of_the_configuration_is_known() -> None:
 def test_install_tells_how_to_close_a_spool_that_was_there(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = node.site.root / "there"
+    other = node.site.directory / "there"
     other.mkdir()
     other.chmod(0o777)
     os.chown(other, NOBODY, NOBODY)
@@ -307,10 +307,10 @@ def test_jobs_lines_are_not_written_into_the_spool(
 @pytest.mark.parametrize("harm", ["root's", "root's file", "missing", "open", "no script"])
 def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: str) -> None:
     """Among them what an earlier doctor advised: to give the directory to root."""
-    libdir = str(node.site.root / "lib")
+    libdir = str(node.site.directory / "lib")
     installing.install_jobcomp(str(node.etc), libdir=libdir, lines=str(node.lines))
     os.utime(node.etc / "jobcomp.lua", (0, 0))
-    node.site.change(JobCompType="jobcomp/lua")
+    node.site.shown |= {"JobCompType": "jobcomp/lua"}
     directory = node.lines.parent
     # SlurmUser must reach it.
     for above in directory.parents:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from library_site import ADA, BELA, NOW, ROOT, LibrarySite
 
+from harness import archive
+from harness.events import NOVEMBER
+from harness.site import ADA, BELA, ROOT, Site
 from steward.archive.errors import ArchiveError, NotArchived
 from steward.archive.library import NotYours
 from steward.archive.resubmitting import options
@@ -21,8 +23,8 @@ from steward.slurm.settings import ClusterSettings
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[LibrarySite]:
-    made = LibrarySite(tmp_path)
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = archive.make_library(tmp_path)
     yield made
     made.close()
 
@@ -30,83 +32,81 @@ def site(tmp_path: Path) -> Iterator[LibrarySite]:
 # ---------------------------------------------------------------- show, env, diff
 
 
-def test_a_job_is_shown_with_its_script_byte_for_byte(site: LibrarySite) -> None:
+def test_a_job_is_shown_with_its_script_byte_for_byte(site: Site) -> None:
     data = b"#!/bin/sh\n\xff\xfe\0 caf\xe9\n"
-    site.job(1, data)
-    answer = site.ask("show", ADA, job="1")
+    archive.add_job(site, 1, data)
+    answer = site.ask("archive.show", ADA, job="1")
     assert answer.content.encoding == "base64"
     assert answer.content.data == data
     assert answer.record.account == "physics"
     assert answer.script.length == len(data)
     assert Path(answer.script.path).read_bytes() == data
     assert [run.state for run in answer.runs] == ["COMPLETED"]
-    site.trim()
-    assert site.ask("show", ADA, job="1").content.data == data
+    archive.trim(site)
+    assert site.ask("archive.show", ADA, job="1").content.data == data
 
 
-def test_a_script_is_shown_before_it_is_filed(site: LibrarySite) -> None:
-    site.job(1, b"fresh", feed=False)
-    site.jobs.apply(
-        [event for event in site.journal if event.kind in site.jobs.kinds],
-        len(site.journal),
-        site.append,
-    )
-    assert site.ask("show", ADA, job="1").content.data == b"fresh"
-    assert site.ask("show", ADA, job="1").script.path == ""
+def test_a_script_is_shown_before_it_is_filed(site: Site) -> None:
+    archive.add_job(site, 1, b"fresh", feed=False)
+    del site.consumers["archive.files"]
+    assert site.ask("archive.show", ADA, job="1").content.data == b"fresh"
+    assert site.ask("archive.show", ADA, job="1").script.path == ""
 
 
 @pytest.mark.parametrize("action", ["show", "env"])
-def test_nobody_is_shown_anothers_job(site: LibrarySite, action: str) -> None:
-    site.job(1, b"a secret plan", who=ADA, name="hush")
+def test_nobody_is_shown_anothers_job(site: Site, action: str) -> None:
+    archive.add_job(site, 1, b"a secret plan", who=ADA, name="hush")
     with pytest.raises(NotYours) as caught:
-        site.ask(action, BELA, job="1")
+        site.ask(f"archive.{action}", BELA, job="1")
     assert isinstance(caught.value, Refused)
     for word in ("plan", "hush", "ada"):
         assert word not in str(caught.value)
-    assert site.ask(action, ROOT, job="1")
+    assert site.ask(f"archive.{action}", ROOT, job="1")
     reused_uid = Asker(uid=ADA.uid, user="cora")
     with pytest.raises(NotYours):
-        site.ask(action, reused_uid, job="1")
+        site.ask(f"archive.{action}", reused_uid, job="1")
 
 
-def test_a_script_whose_owner_is_unknown_is_the_operators(site: LibrarySite) -> None:
-    site.script(1, b"early", NOW - timedelta(hours=1), None)
+def test_a_script_whose_owner_is_unknown_is_the_operators(site: Site) -> None:
+    site.append([archive.script_at(site, 1, b"early", NOVEMBER - timedelta(hours=1))])
     site.feed()
     with pytest.raises(NotYours, match="Slurm has not said"):
-        site.ask("show", ADA, job="1")
-    assert site.ask("show", ROOT, job="1").content.data == b"early"
+        site.ask("archive.show", ADA, job="1")
+    assert site.ask("archive.show", ROOT, job="1").content.data == b"early"
 
 
-def test_of_a_reused_id_the_newest_is_shown_and_others_are_mentioned(site: LibrarySite) -> None:
-    site.job(1, b"old", ago=timedelta(days=30))
-    site.job(1, b"new", ago=timedelta(days=1))
-    answer = site.ask("show", ADA, job="1")
+def test_of_a_reused_id_the_newest_is_shown_and_others_are_mentioned(site: Site) -> None:
+    archive.add_job(site, 1, b"old", ago=timedelta(days=30))
+    archive.add_job(site, 1, b"new", ago=timedelta(days=1))
+    answer = site.ask("archive.show", ADA, job="1")
     assert answer.content.data == b"new"
-    assert [other.submit for other in answer.others] == [NOW - timedelta(days=30)]
-    site.job(1, b"anothers", ago=timedelta(hours=1), who=BELA)
-    assert site.ask("show", ADA, job="1").content.data == b"new"
+    assert [other.submit for other in answer.others] == [NOVEMBER - timedelta(days=30)]
+    archive.add_job(site, 1, b"anothers", ago=timedelta(hours=1), who=BELA)
+    assert site.ask("archive.show", ADA, job="1").content.data == b"new"
 
 
-def test_an_array_task_shows_its_arrays_script(site: LibrarySite) -> None:
-    site.job(10, b"array script", array_job_id=10, array_task="2")
-    site.job(11, None, array_job_id=10, array_task="1")
-    answer = site.ask("show", ADA, job="10_1")
+def test_an_array_task_shows_its_arrays_script(site: Site) -> None:
+    archive.add_job(site, 10, b"array script", array_job_id=10, array_task="2")
+    archive.add_job(site, 11, None, array_job_id=10, array_task="1")
+    answer = site.ask("archive.show", ADA, job="10_1")
     assert answer.job.job == "10_1"
     assert answer.content.data == b"array script"
     assert answer.script_of == "10"
-    assert "--array=1 " in site.ask("show", ADA, job="10_1", sbatch=True).sbatch
-    assert "--array=1-2 " in site.ask("show", ADA, job="10", sbatch=True).sbatch
-    [hit] = site.ask("search", ADA, terms=["array"]).hits
+    assert "--array=1 " in site.ask("archive.show", ADA, job="10_1", sbatch=True).sbatch
+    assert "--array=1-2 " in site.ask("archive.show", ADA, job="10", sbatch=True).sbatch
+    [hit] = site.ask("archive.search", ADA, terms=["array"]).hits
     assert hit.job.job == "10"
 
 
-def test_no_sbatch_submits_a_job_that_is_not_slurms(site: LibrarySite) -> None:
-    site.job(10, b"plan")
+def test_no_sbatch_submits_a_job_that_is_not_slurms(site: Site) -> None:
+    archive.add_job(site, 10, b"plan")
     torque = ClusterSettings(scheduler="torque")
-    site.library.settings = msgspec.structs.replace(site.settings, cluster={"alpha": torque})
+    site.room("archive").settings = msgspec.structs.replace(
+        site.settings, cluster={"alpha": torque}
+    )
     with pytest.raises(UsageError, match="is not Slurm's"):
-        site.ask("show", ADA, job="10", sbatch=True)
-    assert site.ask("show", ADA, job="10").content.data == b"plan"
+        site.ask("archive.show", ADA, job="10", sbatch=True)
+    assert site.ask("archive.show", ADA, job="10").content.data == b"plan"
 
 
 @pytest.mark.parametrize(
@@ -118,65 +118,63 @@ def test_no_sbatch_submits_a_job_that_is_not_slurms(site: LibrarySite) -> None:
         ([""], ""),
     ],
 )
-def test_tasks_are_said_as_sbatch_takes_them(
-    site: LibrarySite, tasks: list[str], said: str
-) -> None:
-    site.job(1, None)
-    [job] = site.library.jobs.find("1")
+def test_tasks_are_said_as_sbatch_takes_them(site: Site, tasks: list[str], said: str) -> None:
+    archive.add_job(site, 1, None)
+    [job] = site.room("archive").jobs.find("1")
     expected = [f"--array={said}"] if said else []
     assert [one.word for one in options(job, tasks) if one.name == "array"] == expected
 
 
-def test_a_job_without_a_script_is_shown_without(site: LibrarySite) -> None:
-    site.job(1, None)
-    answer = site.ask("show", ADA, job="1")
+def test_a_job_without_a_script_is_shown_without(site: Site) -> None:
+    archive.add_job(site, 1, None)
+    answer = site.ask("archive.show", ADA, job="1")
     assert answer.content is None
     assert answer.job.kind == "interactive"
     with pytest.raises(NotArchived, match="interactive"):
-        site.ask("show", ADA, job="1", sbatch=True)
+        site.ask("archive.show", ADA, job="1", sbatch=True)
     with pytest.raises(NotArchived):
-        site.ask("env", ADA, job="1")
+        site.ask("archive.env", ADA, job="1")
 
 
-def test_a_changed_file_is_not_shown_as_the_script(site: LibrarySite) -> None:
-    site.job(1, b"as it was")
-    path = site.ask("show", ADA, job="1").script.path
-    site.trim()
+def test_a_changed_file_is_not_shown_as_the_script(site: Site) -> None:
+    archive.add_job(site, 1, b"as it was")
+    path = site.ask("archive.show", ADA, job="1").script.path
+    archive.trim(site)
     Path(path).write_bytes(b"as it never was")
     with pytest.raises(ArchiveError, match="changed"):
-        site.ask("show", ADA, job="1")
-    items, answer = site.stream("verify", ROOT)
+        site.ask("archive.show", ADA, job="1")
+    items, answer = site.stream("archive.verify", ROOT)
     assert answer.problems == 1
     assert [item.problem for item in items if hasattr(item, "problem")] == ["changed"]
 
 
-def test_an_environment_is_shown_with_what_was_redacted(site: LibrarySite) -> None:
-    site.job(1)
-    answer = site.ask("env", ADA, job="1")
+def test_an_environment_is_shown_with_what_was_redacted(site: Site) -> None:
+    archive.add_job(site, 1)
+    answer = site.ask("archive.env", ADA, job="1")
     values = {variable.name: variable.value.data for variable in answer.variables}
     assert values["HOME"] == b"/home/ada"
     assert values["TEXT"] == b"a=b\nc\xff"
     assert [variable.name for variable in answer.variables if variable.redacted] == ["API_TOKEN"]
     assert answer.redacted == ("API_TOKEN",)
-    some = site.ask("env", ADA, job="1", names=["H*"])
+    some = site.ask("archive.env", ADA, job="1", names=["H*"])
     assert [variable.name for variable in some.variables] == ["HOME"]
 
 
-def test_a_diff_says_what_differs(site: LibrarySite) -> None:
-    site.job(1, b"one\ntwo\r\nthree")
-    site.job(2, b"one\ntwo\r\nfour\n")
-    answer = site.ask("diff", ADA, left="1", right="2")
+def test_a_diff_says_what_differs(site: Site) -> None:
+    archive.add_job(site, 1, b"one\ntwo\r\nthree")
+    archive.add_job(site, 2, b"one\ntwo\r\nfour\n")
+    answer = site.ask("archive.diff", ADA, left="1", right="2")
     assert not answer.identical
     assert answer.diff.data == (
         b"--- 1\n+++ 2\n@@ -1,3 +1,3 @@\n one\n two\r\n-three\n"
         b"\\ No newline at end of file\n+four\n"
     )
-    same = site.ask("diff", ADA, left="1", right="1", environments=True)
+    same = site.ask("archive.diff", ADA, left="1", right="1", environments=True)
     assert same.identical
     assert same.diff.data == b""
-    site.job(3, b"other", who=BELA)
+    archive.add_job(site, 3, b"other", who=BELA)
     with pytest.raises(NotYours):
-        site.ask("diff", ADA, left="1", right="3")
+        site.ask("archive.diff", ADA, left="1", right="3")
 
 
 @pytest.mark.parametrize(
@@ -190,11 +188,12 @@ def test_a_diff_says_what_differs(site: LibrarySite) -> None:
         b"$HOME `id` \\ 'quotes\"\n",
     ],
 )
-def test_what_would_submit_again_does(site: LibrarySite, tmp_path: Path, script: bytes) -> None:
+def test_what_would_submit_again_does(site: Site, tmp_path: Path, script: bytes) -> None:
     work = tmp_path / "work dir"
     work.mkdir()
     hostile = "na me'; touch owned; '"
-    site.job(
+    archive.add_job(
+        site,
         1,
         script,
         name=hostile,
@@ -208,7 +207,7 @@ def test_what_would_submit_again_does(site: LibrarySite, tmp_path: Path, script:
         stdout="/home/ada/slurm-1.out",
         submit_line="sbatch --no-such-option x\ntouch owned",
     )
-    text = site.ask("show", ADA, job="1", sbatch=True).sbatch
+    text = site.ask("archive.show", ADA, job="1", sbatch=True).sbatch
     # In sbatch's place stands a program that notes how it was called.
     there = tmp_path / "bin"
     there.mkdir()
@@ -240,19 +239,19 @@ def test_what_would_submit_again_does(site: LibrarySite, tmp_path: Path, script:
 
 
 def test_a_secret_that_was_taken_out_is_pointed_at_where_a_job_is_submitted_again(
-    site: LibrarySite,
+    site: Site,
 ) -> None:
     hole = REDACTED.decode()
     command = f"/home/ada/job.sh --password {hole} --key={hole} in.txt"
-    site.job(1, command=command, submit_line=f"sbatch {command}")
-    lines = site.ask("show", ADA, job="1", sbatch=True).sbatch.splitlines()
+    archive.add_job(site, 1, command=command, submit_line=f"sbatch {command}")
+    lines = site.ask("archive.show", ADA, job="1", sbatch=True).sbatch.splitlines()
     assert any("put yours where it says" in line for line in lines if line.startswith("#"))
     words = shlex.split(lines[-1])
     assert words[-4:] == ["--password", hole, f"--key={hole}", "in.txt"]
 
 
-def test_only_a_whole_number_in_a_files_name_is_taken_for_the_jobs_id(site: LibrarySite) -> None:
-    site.job(1, stdout="/data/run12.out", stderr="/data/run-1.err", submit_line="")
-    last = site.ask("show", ADA, job="1", sbatch=True).sbatch.splitlines()[-1]
+def test_only_a_whole_number_in_a_files_name_is_taken_for_the_jobs_id(site: Site) -> None:
+    archive.add_job(site, 1, stdout="/data/run12.out", stderr="/data/run-1.err", submit_line="")
+    last = site.ask("archive.show", ADA, job="1", sbatch=True).sbatch.splitlines()[-1]
     assert "--output=/data/run12.out" in last
     assert "--error=/data/run-%j.err" in last

@@ -1,14 +1,15 @@
 """The client on stand-ins for Slurm's commands: what real ones print is in the fixtures, and
 integration tests run the real ones."""
 
-from datetime import UTC, datetime
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from slurm_rows import squeue_row
 
+from harness.events import NOON
+from harness.slurm import squeue_row
 from steward.core.access import Standing
 from steward.core.records import JobRecord
 from steward.slurm import MOST_WHOLE, Slurm, SlurmError, SlurmUnavailable, StoredScript
@@ -17,7 +18,6 @@ from steward.slurm.queue import QueueFormat
 from steward.slurm.settings import ClusterSettings
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
-NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 ENDED = JobRecord(job_id=5, submit=NOON, end=NOON.replace(hour=13))
 DASHES = "-" * 80
 
@@ -39,7 +39,7 @@ Slurmctld(primary) at localhost is UP
 """  # noqa: W291 # as Slurm prints it
 
 
-class Site:
+class Standins:
     """A directory of stand-ins, each of which prints what a test writes for its arguments."""
 
     def __init__(self, root: Path) -> None:
@@ -71,12 +71,12 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path) -> Standins:
+    return Standins(tmp_path)
 
 
 @pytest.fixture
-def site_with_slurmdbd(site: Site) -> Site:
+def site_with_slurmdbd(site: Standins) -> Standins:
     site.configure("accounting_storage/slurmdbd", "jobs,usage")
     site.answer("squeue", "--version", "slurm-wlm 26.05.5\n")
     offer(site, "sacct", "26.05")
@@ -91,14 +91,14 @@ def site_with_slurmdbd(site: Site) -> Site:
         ("slurm 24.11\n", (24, 11, 0)),
     ],
 )
-def test_versions(site: Site, said: str, version: tuple[int, int, int]) -> None:
+def test_versions(site: Standins, said: str, version: tuple[int, int, int]) -> None:
     site.answer("squeue", "--version", said)
     assert site.slurm.version() == version
     assert site.slurm.version() == version
     assert len(site.log()) == 1, "asked once"
 
 
-def exchange(site: Site, version: str) -> None:
+def exchange(site: Standins, version: str) -> None:
     """Have another squeue there, as an upgrade puts it in its place."""
     for old in site.root.glob("squeue.*"):
         old.unlink()
@@ -109,7 +109,7 @@ def exchange(site: Site, version: str) -> None:
     fresh.rename(site.root / "squeue")
 
 
-def test_commands_that_are_exchanged_are_noticed_at_once(site: Site) -> None:
+def test_commands_that_are_exchanged_are_noticed_at_once(site: Standins) -> None:
     site.answer("squeue", "--version", "slurm-wlm 22.05.8\n")
     assert site.slurm.version() == (22, 5, 8)
     exchange(site, "26.05")
@@ -117,7 +117,7 @@ def test_commands_that_are_exchanged_are_noticed_at_once(site: Site) -> None:
 
 
 def test_the_queue_is_asked_in_the_form_of_the_commands_that_are_there(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Standins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded(site, monkeypatch, "22.05")
     rows = site.slurm.queue({}).rows
@@ -131,13 +131,13 @@ def test_the_queue_is_asked_in_the_form_of_the_commands_that_are_there(
     assert queue.passed_over == 0
 
 
-def test_a_version_that_is_none(site: Site) -> None:
+def test_a_version_that_is_none(site: Standins) -> None:
     site.answer("squeue", "--version", "hello\n")
     with pytest.raises(SlurmError, match="no version"):
         site.slurm.version()
 
 
-def test_configuration(site: Site) -> None:
+def test_configuration(site: Standins) -> None:
     config = site.slurm.config()
     assert config["StateSaveLocation"] == "/var/spool/slurmctld"
     assert config["AuthInfo"] == "socket=/run/munge.sock,ttl=60"
@@ -145,7 +145,7 @@ def test_configuration(site: Site) -> None:
     assert config["MinJobAge"] == "300 sec"
 
 
-def test_configuration_that_is_none(site: Site) -> None:
+def test_configuration_that_is_none(site: Standins) -> None:
     for old in site.root.glob("scontrol.*"):
         old.unlink()
     site.answer("scontrol", "show config", "Slurmctld(primary) at localhost is DOWN\n")
@@ -153,7 +153,7 @@ def test_configuration_that_is_none(site: Site) -> None:
         site.slurm.config()
 
 
-def test_standing_without_slurmdbd(site: Site) -> None:
+def test_standing_without_slurmdbd(site: Standins) -> None:
     assert site.slurm.standing() == Standing()
     site.configure(private="Jobs,usage")
     assert site.slurm.standing().private_data == {"jobs", "usage"}
@@ -162,7 +162,7 @@ def test_standing_without_slurmdbd(site: Site) -> None:
     assert site.slurm.stored_script(ENDED) == StoredScript()
 
 
-def test_standing_with_slurmdbd(site_with_slurmdbd: Site) -> None:
+def test_standing_with_slurmdbd(site_with_slurmdbd: Standins) -> None:
     site = site_with_slurmdbd
     site.answer(
         "sacctmgr", "show user", "root|Administrator\nada|None\nbela|Operator\nodd|x|Operator\n|\n"
@@ -178,7 +178,7 @@ def test_standing_with_slurmdbd(site_with_slurmdbd: Site) -> None:
     }
 
 
-def test_associations_of_slurmdbd(site_with_slurmdbd: Site) -> None:
+def test_associations_of_slurmdbd(site_with_slurmdbd: Standins) -> None:
     site = site_with_slurmdbd
     rows = "root||\nroot||root\nphysics|root|\nphysics||ada\nodd|x|y|z\n|\n"
     site.answer("sacctmgr", "show associations", rows)
@@ -194,23 +194,23 @@ def test_associations_of_slurmdbd(site_with_slurmdbd: Site) -> None:
     assert found.coordinators == {"physics": frozenset({"bela"})}
 
 
-def test_there_are_no_associations_without_slurmdbd(site: Site) -> None:
+def test_there_are_no_associations_without_slurmdbd(site: Standins) -> None:
     assert site.slurm.associations() is None
 
 
-def test_an_unknown_job_is_no_error(site: Site) -> None:
+def test_an_unknown_job_is_no_error(site: Standins) -> None:
     site.answer("squeue", "--version", "slurm-wlm 22.05.8\n")
     assert site.slurm.job(99) == []
 
 
-def test_a_job_that_squeue_shows_in_another_format_is_an_error(site: Site) -> None:
+def test_a_job_that_squeue_shows_in_another_format_is_an_error(site: Standins) -> None:
     site.answer("squeue", "--version", "slurm-wlm 22.05.8\n")
     site.answer("squeue", "-j 1", "1 main ok ada\n")
     with pytest.raises(SlurmError, match="not understood"):
         site.slurm.job(1)
 
 
-def offer(site: Site, program: str, version: str) -> None:
+def offer(site: Standins, program: str, version: str) -> None:
     """Let a command show the fields that it offers in a version."""
     option = "--helpFormat" if program == "squeue" else "--helpformat"
     path = FIXTURES / f"{program}-fields-{version}.txt"
@@ -227,7 +227,7 @@ def offer(site: Site, program: str, version: str) -> None:
     ],
 )
 def test_fields_are_asked_for_where_slurm_offers_them(
-    site_with_slurmdbd: Site, version: str, of_squeue: set[str], of_sacct: set[str]
+    site_with_slurmdbd: Standins, version: str, of_squeue: set[str], of_sacct: set[str]
 ) -> None:
     site = site_with_slurmdbd
     for old in site.root.glob("sacct.*"):
@@ -247,7 +247,7 @@ def test_fields_are_asked_for_where_slurm_offers_them(
     assert sum("--help" in line for line in site.log()) == 2, "asked once each"
 
 
-def recorded(site: Site, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+def recorded(site: Standins, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Let squeue show what was recorded of a version."""
     monkeypatch.setattr(
         "steward.slurm.client.QueueFormat",
@@ -258,7 +258,7 @@ def recorded(site: Site, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     site.answer("squeue", "-a -t all", (FIXTURES / f"squeue-{version}.out").read_bytes())
 
 
-def test_a_queue_and_its_changes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_and_its_changes(site: Standins, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(site, monkeypatch, "24.11")
     first = site.slurm.queue()
     assert len(first.records) == len(first.rows) == 11
@@ -282,7 +282,7 @@ def test_texts_of_the_whole_queue_are_bounded() -> None:
 
 
 def test_whole_records_by_json_and_where_there_is_none_by_text(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Standins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded(site, monkeypatch, "26.05")
     held = next(job for job in site.slurm.queue().records if job.name.startswith("caf"))
@@ -295,7 +295,9 @@ def test_whole_records_by_json_and_where_there_is_none_by_text(
     assert sum("--json" in line for line in site.log()) == 1, "not tried again"
 
 
-def test_a_torn_array_is_not_asked_for_whole(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_array_is_not_asked_for_whole(
+    site: Standins, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorded(site, monkeypatch, "24.11")
     monkeypatch.setattr("steward.slurm.client.MOST_WHOLE", 3)
     assert MOST_WHOLE > 3
@@ -309,7 +311,7 @@ ROW = (
 )
 
 
-def test_a_job_that_slurmdbd_knows(site_with_slurmdbd: Site) -> None:
+def test_a_job_that_slurmdbd_knows(site_with_slurmdbd: Standins) -> None:
     site = site_with_slurmdbd
     site.answer("sacct", "-o JobIDRaw,JobID", ROW.format(state="CANCELLED by 1001"))
     site.answer("sacct", "-o JobName", "a|b\nc\n")
@@ -327,7 +329,7 @@ def test_a_job_that_slurmdbd_knows(site_with_slurmdbd: Site) -> None:
     assert all("-M demo" in line for line in questions)
 
 
-def test_runs_of_one_id_come_without_text(site_with_slurmdbd: Site) -> None:
+def test_runs_of_one_id_come_without_text(site_with_slurmdbd: Standins) -> None:
     site = site_with_slurmdbd
     rows = ROW.format(state="REQUEUED") + ROW.format(state="COMPLETED")
     site.answer("sacct", "-o JobIDRaw,JobID", rows)
@@ -335,13 +337,13 @@ def test_runs_of_one_id_come_without_text(site_with_slurmdbd: Site) -> None:
     assert [(job.state, job.name) for job in jobs] == [("REQUEUED", ""), ("COMPLETED", "")]
 
 
-def test_a_row_of_sacct_that_is_none(site_with_slurmdbd: Site) -> None:
+def test_a_row_of_sacct_that_is_none(site_with_slurmdbd: Standins) -> None:
     site_with_slurmdbd.answer("sacct", "-o JobIDRaw,JobID", "12|10_2|oops\n")
     with pytest.raises(SlurmError, match="not understood"):
         site_with_slurmdbd.slurm.accounted(12)
 
 
-def test_stored_scripts_are_taken_to_the_byte(site_with_slurmdbd: Site) -> None:
+def test_stored_scripts_are_taken_to_the_byte(site_with_slurmdbd: Standins) -> None:
     site = site_with_slurmdbd
     site.answer("sacct", "--batch-script", b"#!/bin/sh\necho caf\xe9\n\n")
     site.answer("sacct", "--env-vars", "NONE\n")
@@ -351,7 +353,7 @@ def test_stored_scripts_are_taken_to_the_byte(site_with_slurmdbd: Site) -> None:
     assert "-j 5 -S 2026-03-01T12:00:00 -E 2026-03-01T13:00:00 --env-vars" in site.log()[-1]
 
 
-def test_a_heading_of_older_versions_is_no_part_of_a_script(site_with_slurmdbd: Site) -> None:
+def test_a_heading_of_older_versions_is_no_part_of_a_script(site_with_slurmdbd: Standins) -> None:
     site = site_with_slurmdbd
     site.answer("sacct", "--batch-script", f"Batch Script for 5\n{DASHES}\n#!/bin/sh\n\n\n")
     heading = f"Environment used for 5 (must be batch to display)\n{DASHES}\n"
@@ -368,7 +370,7 @@ def test_a_heading_of_older_versions_is_no_part_of_a_script(site_with_slurmdbd: 
     ],
 )
 def test_of_an_array_or_a_het_job_one_script_is_asked_for(
-    site_with_slurmdbd: Site, changes: dict[str, Any], name: str
+    site_with_slurmdbd: Standins, changes: dict[str, Any], name: str
 ) -> None:
     site = site_with_slurmdbd
     site.answer("sacct", "--batch-script", "#!/bin/sh\n# 1\n")

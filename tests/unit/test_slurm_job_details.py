@@ -1,16 +1,15 @@
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.events import NOON
 from steward.core.records import JobRecord
 from steward.slurm.job_details import details, extras, named, segments
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
-NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 SHOWN = (
     " JobName={name} UserId=alice(1001) GroupId=alice(1001) Nice=0 Requeue=1 Restarts=0 "
     "Reboot=0 TimeLimit=01:00:00 AccrueTime=2026-11-21T09:54:24 ReqNodeList=(null) "

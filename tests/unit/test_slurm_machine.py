@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from machine_site import LINE, Stage
 
+from harness.slurm import LINE, Stage
 from steward.slurm import (
     NodeListError,
     SlurmError,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from machine_site import LINE, Stage
 
+from harness.slurm import LINE, Stage
 from steward.slurm import (
     MachineChanging,
     SlurmError,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from machine_site import LINE
 
+from harness.slurm import LINE
 from steward.slurm import machine_rows
 from steward.slurm.machine_rows import NodeRecord, Shown
 from steward.slurm.people import People

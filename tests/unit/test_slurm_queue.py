@@ -5,8 +5,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slurm_rows import squeue_row
 
+from harness.slurm import squeue_row
 from steward.core.records import JobRecord
 from steward.slurm.people import People
 from steward.slurm.queue import QueueFormat, parse

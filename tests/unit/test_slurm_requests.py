@@ -1,9 +1,9 @@
 import msgspec
 import pytest
-from estimate_site import CLUSTER, NOW, SETTINGS, SU, estimator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.estimates import CLUSTER, NOW, SETTINGS, SU, estimator
 from steward.bank.estimate import description_of
 from steward.bank.records import Rate
 from steward.bank.uncounted import uncounted

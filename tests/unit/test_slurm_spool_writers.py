@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import make_spool, submit
 from inotify_simple import INotify
-from spool_site import Watch, contents, no_lease_signals, take, watch
+
+from harness.spool import Watch, contents, make_spool, no_lease_signals, submit, take, watch
 
 __all__ = ["no_lease_signals", "watch"]
 

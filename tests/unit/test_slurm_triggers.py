@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from machine_site import Stage
 
+from harness.slurm import Stage
 from steward.slurm import (
     EventNeverFires,
     SlurmError,

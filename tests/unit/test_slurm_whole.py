@@ -1,17 +1,17 @@
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.events import NOON
 from steward.core.records import JobRecord
 from steward.slurm import whole
 from steward.slurm.errors import SlurmError
 from steward.slurm.people import People
 from steward.slurm.queue import QueueFormat, parse
 
-NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 OFFERED = {"22.05": (), "24.11": (), "26.05": ("sluid", "exclusive")}
 EXTRAS = (

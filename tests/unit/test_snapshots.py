@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 import pytest
-from builders import Clock, script_event
-from snapshots_site import NOON, Scripted, clock, journal, kinds, record, slurm, snapshots
 
+from harness.events import NOON, script_event
+from harness.site import Clock
+from harness.slurm import Scripted, clock, journal, kinds, record, slurm, snapshots
 from steward.capture.snapshots import Allowance, Snapshots
 from steward.core.errors import Unavailable
 from steward.core.events import (

@@ -1,8 +1,8 @@
 """How jobs end that snapshots saw: by what Slurm shows, by jobcomp, by slurmdbd, or unseen."""
 
-from builders import Clock
-from snapshots_site import NOON, Scripted, clock, journal, kinds, record, slurm, snapshots
-
+from harness.events import NOON
+from harness.site import Clock
+from harness.slurm import Scripted, clock, journal, kinds, record, slurm, snapshots
 from steward.capture.lines.jobcomp import Told, end_event
 from steward.capture.snapshots import Snapshots
 from steward.core.events import (

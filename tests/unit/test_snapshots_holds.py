@@ -3,9 +3,10 @@
 from datetime import datetime, timedelta
 
 import pytest
-from builders import Clock
-from snapshots_site import NOON, Scripted, clock, journal, record, slurm
 
+from harness.events import NOON
+from harness.site import Clock
+from harness.slurm import Scripted, clock, journal, record, slurm
 from steward.capture.snapshots import Snapshots
 from steward.core.bank_facts import HoldFact
 from steward.core.events import (

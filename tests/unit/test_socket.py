@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from served import LIMITS, Done, Question, Step, Told, registry, serving
 from submitting import wait_until
 
+from harness.socket import LIMITS, Done, Question, Step, Told, registry, serving
 from steward.client.sockets import remote
 from steward.core.errors import Refused
 from steward.daemon.answering import Limits

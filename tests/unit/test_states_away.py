@@ -7,8 +7,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from states_site import BOOTED, SILENT, Site, site
 
+from harness.events import NOON
+from harness.sensor import SILENT, SensorRun, site
 from steward.capture.states import source
 from steward.capture.states.daemons import stands_by
 from steward.core.events import (
@@ -24,7 +25,7 @@ from steward.slurm.machine import Ping
 __all__ = ["site"]
 
 
-def test_a_picture_of_a_steward_that_knew_less_is_read(site: Site, tmp_path: Path) -> None:
+def test_a_picture_of_a_steward_that_knew_less_is_read(site: SensorRun, tmp_path: Path) -> None:
     """It was never told that a node is being resumed: nothing changes, and nothing is told."""
     site.shown.states["n1"] = SILENT
     site.turn()
@@ -37,7 +38,7 @@ def test_a_picture_of_a_steward_that_knew_less_is_read(site: Site, tmp_path: Pat
     assert site.news() == []
 
 
-def test_slurmctld_away_is_no_change(site: Site) -> None:
+def test_slurmctld_away_is_no_change(site: SensorRun) -> None:
     site.turn()
     site.news()
     site.shown.down = True
@@ -46,7 +47,7 @@ def test_slurmctld_away_is_no_change(site: Site) -> None:
     assert site.told.events == []
     site.shown.down = False
     site.shown.states["n1"] = "DOWN"
-    site.shown.booted = BOOTED + timedelta(hours=1)
+    site.shown.booted = NOON + timedelta(hours=1)
     site.turn("down", after_s=31.0)
     kinds = [event.kind for event in site.told.events]
     assert kinds == [CONTROLLER_STATE, NODE_STATE]
@@ -56,7 +57,7 @@ def test_slurmctld_away_is_no_change(site: Site) -> None:
 
 
 def test_the_last_poll_is_told_with_its_time_while_slurmctld_is_away(
-    site: Site, tmp_path: Path
+    site: SensorRun, tmp_path: Path
 ) -> None:
     def now() -> NodesNow:
         found = left(nodes_now_path(str(tmp_path), "c1"), NodesNow)
@@ -80,11 +81,11 @@ def test_the_last_poll_is_told_with_its_time_while_slurmctld_is_away(
     assert now() == before, "though no node is otherwise"
 
 
-def test_a_restart_between_two_looks_is_noticed_by_its_own_trigger(site: Site) -> None:
+def test_a_restart_between_two_looks_is_noticed_by_its_own_trigger(site: SensorRun) -> None:
     site.turn()
     site.news()
     kept = site.kept
-    site.shown.booted = BOOTED + timedelta(hours=1)
+    site.shown.booted = NOON + timedelta(hours=1)
     site.shown.states["n1"] = "DOWN"
     site.turn("primary_slurmctld_resumed_operation", "down", after_s=0.6)
     assert [event.kind for event in site.told.events] == [CONTROLLER_STATE, NODE_STATE]
@@ -92,7 +93,7 @@ def test_a_restart_between_two_looks_is_noticed_by_its_own_trigger(site: Site) -
     assert site.kept == kept + 1, "triggers that it lost are set again"
 
 
-def test_what_changed_while_steward_was_away_is_told_at_its_start(site: Site) -> None:
+def test_what_changed_while_steward_was_away_is_told_at_its_start(site: SensorRun) -> None:
     site.turn()
     site.news()
     site.shown.states["n1"] = "DOWN"
@@ -101,7 +102,7 @@ def test_what_changed_while_steward_was_away_is_told_at_its_start(site: Site) ->
     assert [(body.old_state, body.source) for body in site.news()] == [("IDLE", "start")]
 
 
-def test_slurmdbd_goes_and_comes_back(site: Site) -> None:
+def test_slurmdbd_goes_and_comes_back(site: SensorRun) -> None:
     def dbd(*, up: bool) -> None:
         site.shown.daemons = (
             *(ping for ping in site.shown.daemons if ping.daemon == "slurmctld"),
@@ -118,12 +119,12 @@ def test_slurmdbd_goes_and_comes_back(site: Site) -> None:
     assert [(one.daemon, one.up) for one in told] == [("slurmdbd", False), ("slurmdbd", True)]
 
 
-def test_who_stands_by_tells_nothing_and_knows_all(site: Site) -> None:
+def test_who_stands_by_tells_nothing_and_knows_all(site: SensorRun) -> None:
     site.turn()
     site.told.events.clear()
     site.stands_by = True
     site.shown.states["n1"] = "DOWN"
-    site.shown.booted = BOOTED + timedelta(hours=1)
+    site.shown.booted = NOON + timedelta(hours=1)
     site.turn(after_s=source.WHOLE_S)
     assert site.told.events == []
     site.stands_by = False
@@ -147,7 +148,7 @@ def test_in_charge_is_the_first_that_answers() -> None:
     assert not stands_by(pings(False, False), "ctl2")
 
 
-def test_what_the_journal_did_not_take_is_told_later_and_once(site: Site) -> None:
+def test_what_the_journal_did_not_take_is_told_later_and_once(site: SensorRun) -> None:
     site.turn()
     site.told.events.clear()
     site.told.away = True
@@ -164,7 +165,9 @@ def test_what_the_journal_did_not_take_is_told_later_and_once(site: Site) -> Non
     ]
 
 
-def test_a_lost_store_tells_everything_anew_under_other_keys(site: Site, tmp_path: Path) -> None:
+def test_a_lost_store_tells_everything_anew_under_other_keys(
+    site: SensorRun, tmp_path: Path
+) -> None:
     site.turn()
     before = {event.key for event in site.told.events}
     for path in tmp_path.glob("states-c1.db*"):
@@ -175,7 +178,9 @@ def test_a_lost_store_tells_everything_anew_under_other_keys(site: Site, tmp_pat
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_replayed_events_give_what_was_shown_whatever_was_killed(site: Site, seed: int) -> None:
+def test_replayed_events_give_what_was_shown_whatever_was_killed(
+    site: SensorRun, seed: int
+) -> None:
     chance = random.Random(seed)
     states = ["IDLE", "DOWN", "IDLE+DRAIN", "ALLOCATED", "DOWN+DRAIN+NOT_RESPONDING", SILENT]
     for _ in range(60):

@@ -1,7 +1,8 @@
 """Which changes of a node the sensor calls a failure: each is one, once."""
 
 import pytest
-from states_site import SILENT, Site, site
+
+from harness.sensor import SILENT, SensorRun, site
 
 __all__ = ["site"]
 
@@ -15,7 +16,7 @@ GONE = "DOWN+NOT_RESPONDING"
         *("IDLE+PLANNED", "IDLE+MAINTENANCE", "ALLOCATED", "MIXED+DRAIN", "IDLE+REBOOT_ISSUED"),
     ],
 )
-def test_what_somebody_wants_is_no_failure(site: Site, state: str) -> None:
+def test_what_somebody_wants_is_no_failure(site: SensorRun, state: str) -> None:
     site.turn()
     site.news()
     site.shown.states["n1"] = state
@@ -25,7 +26,7 @@ def test_what_somebody_wants_is_no_failure(site: Site, state: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["DOWN", "DOWN+NOT_RESPONDING", "ERROR", "IDLE+FAIL"])
-def test_what_fails_has_failed_once(site: Site, state: str) -> None:
+def test_what_fails_has_failed_once(site: SensorRun, state: str) -> None:
     site.turn()
     site.news()
     site.shown.states["n1"] = state
@@ -53,7 +54,7 @@ def test_what_fails_has_failed_once(site: Site, state: str) -> None:
     ],
 )
 def test_a_node_that_was_resumed_has_not_failed_while_its_slurmd_is_asked(
-    site: Site, before: str, is_killed: bool, then: list[str], failed: list[bool]
+    site: SensorRun, before: str, is_killed: bool, then: list[str], failed: list[bool]
 ) -> None:
     site.turn()
     for state in (before, SILENT):
@@ -73,7 +74,7 @@ def test_a_node_that_was_resumed_has_not_failed_while_its_slurmd_is_asked(
     assert told == failed
 
 
-def test_a_node_that_falls_silent_fails_once_whatever_its_jobs_do(site: Site) -> None:
+def test_a_node_that_falls_silent_fails_once_whatever_its_jobs_do(site: SensorRun) -> None:
     site.turn()
     site.news()
     for state in ("ALLOCATED+NOT_RESPONDING", SILENT, "MIXED+NOT_RESPONDING", GONE):

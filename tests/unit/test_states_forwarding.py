@@ -1,13 +1,14 @@
 """What a controller's sensor tells is taken by the Steward that it reports to."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from states_site import Shown, Told
 
+from harness.events import NOON
+from harness.sensor import Shown, Told
 from steward.capture.states.source import Sensor
 from steward.capture.states.store import StateStore
 from steward.core.events import NODE_STATE, Event, encode
@@ -15,8 +16,6 @@ from steward.core.state_facts import NodeState
 from steward.extensions.controllers.admitting import Admitting
 from steward.extensions.controllers.wire import Row
 from steward.slurm.machine_rows import ReservationRecord
-
-NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def no_store() -> Any:

@@ -4,8 +4,8 @@ import random
 
 import msgspec
 import pytest
-from machine_site import LINE
 
+from harness.slurm import LINE
 from steward.slurm import machine_rows
 from steward.slurm.machine_rows import NodeReader, Shown
 from steward.slurm.people import People

@@ -3,8 +3,8 @@
 from datetime import timedelta
 from pathlib import Path
 
-from states_site import BOOTED, SILENT, Patch, Site, site
-
+from harness.events import NOON
+from harness.sensor import SILENT, Patch, SensorRun, site
 from steward.capture.states import source
 from steward.core.events import (
     NODE_STATE,
@@ -17,7 +17,7 @@ from steward.slurm.machine_rows import ReservationRecord
 __all__ = ["site"]
 
 
-def test_the_first_look_tells_everything_once(site: Site) -> None:
+def test_the_first_look_tells_everything_once(site: SensorRun) -> None:
     site.turn()
     assert site.told.replayed() == {
         NODE_STATE: {"n1": "IDLE", "n2": "IDLE"},
@@ -32,7 +32,7 @@ def test_the_first_look_tells_everything_once(site: Site) -> None:
     assert len(site.told.events) == count
 
 
-def test_a_change_says_what_it_was_before_and_why(site: Site) -> None:
+def test_a_change_says_what_it_was_before_and_why(site: SensorRun) -> None:
     site.turn()
     site.news()
     at = utc_now().replace(microsecond=0)
@@ -47,16 +47,16 @@ def test_a_change_says_what_it_was_before_and_why(site: Site) -> None:
     assert (event.at, event.source) == (at, "sensor")
 
 
-def test_a_date_that_is_long_past_is_not_when_it_happened(site: Site) -> None:
+def test_a_date_that_is_long_past_is_not_when_it_happened(site: SensorRun) -> None:
     site.turn()
     site.news()
-    site.shown.reasons["n1"] = ("an old story", "root", BOOTED)
+    site.shown.reasons["n1"] = ("an old story", "root", NOON)
     site.turn()
     assert utc_now() - site.told.events[0].at < timedelta(minutes=1)
 
 
 def test_use_is_told_where_it_is_asked_for_alone(tmp_path: Path, monkeypatch: Patch) -> None:
-    site = Site(tmp_path, monkeypatch, usage=False)
+    site = SensorRun(tmp_path, monkeypatch, usage=False)
     site.turn()
     site.news()
     for state in ("ALLOCATED", "MIXED+PLANNED", "ALLOCATED+COMPLETING", "IDLE", "ALLOCATED"):
@@ -84,7 +84,7 @@ def test_use_is_told_where_it_is_asked_for_alone(tmp_path: Path, monkeypatch: Pa
     assert [(body.old_state, body.failed) for body in site.news()] == [("MIXED", True)]
 
 
-def test_nodes_come_and_go(site: Site) -> None:
+def test_nodes_come_and_go(site: SensorRun) -> None:
     site.turn()
     site.news()
     site.shown.states["dyn1"] = "DOWN"
@@ -98,7 +98,7 @@ def test_nodes_come_and_go(site: Site) -> None:
     assert [(body.node, body.old_state) for body in site.news()] == [("n2", "")]
 
 
-def test_a_flap_between_two_looks_ends_in_the_right_state(site: Site) -> None:
+def test_a_flap_between_two_looks_ends_in_the_right_state(site: SensorRun) -> None:
     site.turn()
     site.news()
     site.shown.states["n1"] = "DOWN"
@@ -108,7 +108,7 @@ def test_a_flap_between_two_looks_ends_in_the_right_state(site: Site) -> None:
     assert site.sensor.looks == 2
 
 
-def test_a_trigger_has_a_look_taken_at_once_and_is_named(site: Site) -> None:
+def test_a_trigger_has_a_look_taken_at_once_and_is_named(site: SensorRun) -> None:
     site.turn()
     site.news()
     site.shown.states["n1"] = "DOWN"
@@ -119,7 +119,7 @@ def test_a_trigger_has_a_look_taken_at_once_and_is_named(site: Site) -> None:
 def test_what_a_trigger_reports_is_told_though_it_has_passed(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    site = Site(tmp_path, monkeypatch, usage=False)
+    site = SensorRun(tmp_path, monkeypatch, usage=False)
     site.shown.states["n2"] = "MIXED"
     site.turn()
     site.turn("drained n1")
@@ -168,7 +168,7 @@ def test_a_node_that_is_resumed_is_looked_at_until_it_answers(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """slurmctld tells that it was resumed, and then no more."""
-    site = Site(tmp_path, monkeypatch, interval_s=3600.0)
+    site = SensorRun(tmp_path, monkeypatch, interval_s=3600.0)
     site.shown.states["n1"] = "DOWN"
     site.turn()
     site.shown.states["n1"] = SILENT
@@ -184,7 +184,7 @@ def test_a_node_that_is_resumed_is_looked_at_until_it_answers(
     assert site.turn(after_s=0.0) > 60.0
 
 
-def test_many_wake_ups_cost_one_look(site: Site) -> None:
+def test_many_wake_ups_cost_one_look(site: SensorRun) -> None:
     site.turn()
     for _ in range(1000):
         site.turn("down", "up", after_s=0.0001)
@@ -193,7 +193,7 @@ def test_many_wake_ups_cost_one_look(site: Site) -> None:
     assert site.sensor.looks == 2
 
 
-def test_a_forger_cannot_have_more_looks_than_their_cost_allows(site: Site) -> None:
+def test_a_forger_cannot_have_more_looks_than_their_cost_allows(site: SensorRun) -> None:
     def take() -> None:
         site.now_s += 2.0
 
@@ -204,7 +204,7 @@ def test_a_forger_cannot_have_more_looks_than_their_cost_allows(site: Site) -> N
     assert 8 <= site.sensor.looks <= 11
 
 
-def test_partitions_and_reservations(site: Site) -> None:
+def test_partitions_and_reservations(site: SensorRun) -> None:
     site.turn()
     site.told.events.clear()
     site.shown.parts["main"] = "DRAIN"
@@ -231,7 +231,7 @@ def test_partitions_and_reservations(site: Site) -> None:
     ]
 
 
-def test_names_of_any_kind_make_keys_that_can_be_forwarded(site: Site) -> None:
+def test_names_of_any_kind_make_keys_that_can_be_forwarded(site: SensorRun) -> None:
     site.shown.parts["a b:c\u00e9" + "x" * 500] = "UP"
     site.turn()
     for event in site.told.events:
@@ -240,7 +240,9 @@ def test_names_of_any_kind_make_keys_that_can_be_forwarded(site: Site) -> None:
         assert all("!" <= letter <= "~" for letter in event.key)
 
 
-def test_a_look_that_writes_nothing_leaves_the_database_alone(site: Site, tmp_path: Path) -> None:
+def test_a_look_that_writes_nothing_leaves_the_database_alone(
+    site: SensorRun, tmp_path: Path
+) -> None:
     site.turn()
     site.turn()
     wal = tmp_path / "states-c1.db-wal"

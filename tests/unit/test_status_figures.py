@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from asking_site import run
-from gate_process import running, state_dir
-from gate_site import job, settings_of
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
+from harness.commands import run
+from harness.gate import job, running, settings_of
+from harness.site import ROOT
 from steward.admin.status.metrics import Families
 from steward.admin.status.shapes import MetricsRequest
 from steward.bank.asking_standing import BankStandingRequest
@@ -25,7 +25,6 @@ from steward.core.events import utc_now
 from steward.core.looks import Look, Looks
 from steward.daemon.rooms import registry
 
-ROOT = Asker(uid=0, user="root")
 BY = By(who="root")
 
 
@@ -57,7 +56,7 @@ def scraped(settings: Settings) -> dict[tuple[str, tuple[tuple[str, str], ...]],
 
 
 def banked(directory: Path) -> Settings:
-    settings = settings_of(state_dir(directory))
+    settings = settings_of(directory)
     return msgspec.structs.replace(
         settings, bank=msgspec.structs.replace(settings.bank, enabled=True)
     )
@@ -129,9 +128,10 @@ def test_no_label_ends_its_line() -> None:
 
 
 def test_an_interval_between_polls_of_over_a_minute_is_told(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
     config = tmp_path / "steward.toml"
     config.write_text(
-        f'state_dir = "{state_dir(tmp_path)}"\n'
+        f'state_dir = "{tmp_path}/state"\n'
         f'[cluster.c]\nslurm = false\nspool = "{tmp_path}/spool"\n[bank]\nenabled = true\n'
         f'[gate]\nsocket = "{tmp_path}/plugin.sock"\nplugin_conf = "{tmp_path}/gate.conf"\n'
         "plugin_users = []\n"

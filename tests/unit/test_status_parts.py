@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from doctor_site import ROOT
 from submitting import wait_until
 
+from harness.site import ROOT
 from steward.admin.doctor.ground import ground_of
 from steward.admin.doctor.running import parts
 from steward.admin.status.parts import DaemonStanding, PartLine, read

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from spool_site import no_lease_signals
-from torque_site import Site, Spool, site, spool, wait_for
 
+from harness.spool import no_lease_signals
+from harness.torque import Spool, TorqueCapture, site, spool, wait_for
 from steward.capture.spool import SpoolUnavailable
 from steward.capture.taking import MOST_SCRIPT_BYTES
 from steward.core.events import JOB_END
@@ -27,7 +27,7 @@ def test_jobs_that_is_not_there_is_waited_for(tmp_path: Path, spool: Spool, befo
     unfinished = JobRecord(job_id=9, submit=datetime(2026, 1, 1, tzinfo=UTC), state="RUNNING")
     here = [] if before != "missing" else [unfinished]
     timing = TorqueTiming(reattach_s=0.05, check_s=0.05)
-    site = Site(tmp_path / "site", root, timing=timing, unfinished=lambda: here)
+    site = TorqueCapture(tmp_path / "site", root, timing=timing, unfinished=lambda: here)
     site.capture.turn()
     if before == "renamed":
         spool.jobs.rename(root / "jobs.old")
@@ -48,7 +48,7 @@ def test_jobs_that_is_not_there_is_waited_for(tmp_path: Path, spool: Spool, befo
 
 def test_once_does_not_wait_for_jobs_that_is_not_there(tmp_path: Path, spool: Spool) -> None:
     spool.jobs.rmdir()
-    site = Site(tmp_path / "site", spool.jobs.parent)
+    site = TorqueCapture(tmp_path / "site", spool.jobs.parent)
     with pytest.raises(SpoolUnavailable, match="spool/jobs: No such file"):
         site.capture.run_once()
     site.capture.finish()
@@ -62,7 +62,7 @@ def test_what_a_late_directory_lacks_ends_when_it_had_time_to_be_filled(
     spool.jobs.rename(tmp_path / "away")
     timing = TorqueTiming(reattach_s=0.05, check_s=0.05, filled_s=0.3)
     root = spool.jobs.parent
-    site = Site(tmp_path / "site", root, timing=timing, unfinished=lambda: unfinished)
+    site = TorqueCapture(tmp_path / "site", root, timing=timing, unfinished=lambda: unfinished)
     site.capture.turn()
     spool.jobs.mkdir()
     wait_for(site, lambda: site.spool.due_s() == 0.05)
@@ -75,7 +75,7 @@ def test_what_a_late_directory_lacks_ends_when_it_had_time_to_be_filled(
 
 
 def test_files_that_are_moved_into_subdirectories_are_the_same_jobs(
-    site: Site, spool: Spool
+    site: TorqueCapture, spool: Spool
 ) -> None:
     spool.save("7.vm", job_state="R")
     spool.script("7.vm", b"echo\n")
@@ -89,7 +89,9 @@ def test_files_that_are_moved_into_subdirectories_are_the_same_jobs(
     assert len(site.jobs()) == 1
 
 
-def test_jobs_without_a_script_hold_no_descriptor(tmp_path: Path, site: Site, spool: Spool) -> None:
+def test_jobs_without_a_script_hold_no_descriptor(
+    tmp_path: Path, site: TorqueCapture, spool: Spool
+) -> None:
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))
 
@@ -117,7 +119,7 @@ def test_on_a_network_only_what_has_changed_is_opened(
         spool.script(f"{number}.vm", b"echo\n")
         spool.save(f"{number}.vm")
     timing = TorqueTiming(rescan_s=0.0)
-    site = Site(tmp_path / "site", spool.jobs.parent, timing=timing)
+    site = TorqueCapture(tmp_path / "site", spool.jobs.parent, timing=timing)
     wait_for(site, lambda: site.capture.captured == 19)
     opened: list[str] = []
     really = os.open
@@ -140,7 +142,7 @@ def test_on_a_network_only_what_has_changed_is_opened(
 
 
 def test_a_look_ends_before_it_is_taken_for_hung(tmp_path: Path, spool: Spool) -> None:
-    site = Site(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(look_s=0.0))
+    site = TorqueCapture(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(look_s=0.0))
     site.spool.look()
     for number in range(1, 10):
         spool.save(f"{number}.vm")
@@ -151,7 +153,7 @@ def test_a_look_ends_before_it_is_taken_for_hung(tmp_path: Path, spool: Spool) -
     assert len(site.jobs()) == 9
 
 
-def test_a_script_too_large_to_be_kept_is_said_to_be(site: Site, spool: Spool) -> None:
+def test_a_script_too_large_to_be_kept_is_said_to_be(site: TorqueCapture, spool: Spool) -> None:
     spool.script("7.vm", b"x")
     os.truncate(spool.jobs / "7.vm.SC", MOST_SCRIPT_BYTES + 1)
     spool.script("8.vm", b"x" * 99_999)

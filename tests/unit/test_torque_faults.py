@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-from spool_site import Faults, faults, no_lease_signals
-from torque_site import Site, Spool, spool, wait_for
 
+from harness.spool import Faults, faults, no_lease_signals
+from harness.torque import Spool, TorqueCapture, spool, wait_for
 from steward.capture.spool import CaptureLimits
 from steward.core.events import JOB_MISSED, JOB_SEEN
 from steward.extensions.torque.taking import TorqueTiming
@@ -27,15 +27,15 @@ def purge(spool: Spool, number: int) -> None:
         path.unlink()
 
 
-def missed(site: Site) -> list[int]:
+def missed(site: TorqueCapture) -> list[int]:
     told = [event.body.job_ids for event in site.events if event.kind == JOB_MISSED]
     return sorted(job_id for job_ids in told for job_id in job_ids)
 
 
-def watched(tmp_path: Path, spool: Spool, limits: CaptureLimits | None = None) -> Site:
+def watched(tmp_path: Path, spool: Spool, limits: CaptureLimits | None = None) -> TorqueCapture:
     """A site that scans often where watches do not tell all."""
     timing = TorqueTiming(rescan_s=0.05)
-    site = Site(tmp_path / "site", spool.jobs.parent, timing=timing, limits=limits)
+    site = TorqueCapture(tmp_path / "site", spool.jobs.parent, timing=timing, limits=limits)
     site.spool.look()
     return site
 
@@ -46,13 +46,13 @@ def unread(caplog: pytest.LogCaptureFixture) -> int:
 
 
 @pytest.fixture
-def site(tmp_path: Path, spool: Spool) -> Site:
+def site(tmp_path: Path, spool: Spool) -> TorqueCapture:
     return watched(tmp_path, spool)
 
 
 @ERRORS
 def test_a_read_that_fails_is_tried_again_also_of_what_was_removed(
-    site: Site, spool: Spool, faults: Faults, caplog: pytest.LogCaptureFixture, error: int
+    site: TorqueCapture, spool: Spool, faults: Faults, caplog: pytest.LogCaptureFixture, error: int
 ) -> None:
     faults.error, faults.of = error, ""
     for number in range(1, 11):
@@ -69,7 +69,7 @@ def test_a_read_that_fails_is_tried_again_also_of_what_was_removed(
 
 
 def test_a_job_file_that_could_not_be_read_is_read_later(
-    site: Site, spool: Spool, faults: Faults, caplog: pytest.LogCaptureFixture
+    site: TorqueCapture, spool: Spool, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults.error, faults.of = errno.EIO, ".JB"
     submit(spool, 7)
@@ -112,7 +112,7 @@ def test_what_is_removed_before_it_could_be_read_is_told_to_be_lost(
 
 @pytest.mark.parametrize("call", ["of_opens", "of_stats"])
 def test_a_script_that_cannot_be_opened_is_found_or_told_to_be_lost(
-    site: Site, spool: Spool, faults: Faults, monkeypatch: pytest.MonkeyPatch, call: str
+    site: TorqueCapture, spool: Spool, faults: Faults, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     faults.error, faults.of = errno.EIO, ".SC"
     getattr(faults, call)(monkeypatch)

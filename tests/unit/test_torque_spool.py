@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from spool_site import no_lease_signals
-from torque_player import BIG, PIECE, Player, Step
-from torque_site import Site, Spool, site, spool, wait_for
 
+from harness.spool import no_lease_signals
+from harness.torque import BIG, PIECE, Player, Spool, Step, TorqueCapture, site, spool, wait_for
 from steward.core.events import JOB_END, JOB_SCRIPT
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED
@@ -23,12 +22,12 @@ __all__ = ["no_lease_signals", "site", "spool"]
 KINDS = pytest.mark.parametrize("kind", ["flat", "subdirs"])
 
 
-def told(site: Site) -> dict[str, tuple[JobRecord, bool, str]]:
+def told(site: TorqueCapture) -> dict[str, tuple[JobRecord, bool, str]]:
     """What is known of each job, but for its row's number."""
     return {label: (job.record, job.ended, job.script_key) for label, job in site.jobs().items()}
 
 
-def bodies(site: Site) -> dict[int, object]:
+def bodies(site: TorqueCapture) -> dict[int, object]:
     return {job_id: event.body for job_id, event in site.scripts().items()}
 
 
@@ -36,7 +35,7 @@ def bodies(site: Site) -> dict[int, object]:
 @pytest.mark.parametrize("pause", ["each", "seldom"])
 def test_scanned_and_watched_are_the_same(tmp_path: Path, kind: str, pause: str) -> None:
     player = Player(kind, tmp_path / "spool")
-    watched = Site(tmp_path / "watched", tmp_path / "spool")
+    watched = TorqueCapture(tmp_path / "watched", tmp_path / "spool")
     count = 0
 
     def look(step: Step) -> None:
@@ -49,7 +48,7 @@ def test_scanned_and_watched_are_the_same(tmp_path: Path, kind: str, pause: str)
     player.play("completed", look)
     watched.finish()
     player.snapshot("completed", tmp_path / "finished" / "jobs")
-    scanned = Site(tmp_path / "scanned", tmp_path / "finished").finish()
+    scanned = TorqueCapture(tmp_path / "scanned", tmp_path / "finished").finish()
     assert told(watched) == told(scanned)
     assert bodies(watched) == bodies(scanned)
     assert len(scanned.scripts()) == 8
@@ -66,7 +65,7 @@ def test_each_moment_is_read_as_it_was(tmp_path: Path, kind: str, moment: str) -
     first = 1021 if kind == "flat" else 2031
     states = {
         label: (job.record.state, job.record.exit_code)
-        for label, job in Site(tmp_path / "s", tmp_path / "at").finish().jobs().items()
+        for label, job in TorqueCapture(tmp_path / "s", tmp_path / "at").finish().jobs().items()
     }
     waiting, runs, done = ("PENDING", None), ("RUNNING", None), ("COMPLETED", 0)
     # The big one was deleted from the queue in the one recording only.
@@ -83,7 +82,7 @@ def test_each_moment_is_read_as_it_was(tmp_path: Path, kind: str, moment: str) -
 def test_what_is_known_of_a_job(tmp_path: Path) -> None:
     player = Player("flat", tmp_path / "spool")
     player.snapshot("completed", tmp_path / "at" / "jobs")
-    site = Site(tmp_path / "s", tmp_path / "at").finish()
+    site = TorqueCapture(tmp_path / "s", tmp_path / "at").finish()
     jobs = site.jobs()
     record = jobs["1021"].record
     assert (record.uid, record.user, record.gid) == (0, pwd.getpwuid(0).pw_name, 0)
@@ -108,7 +107,7 @@ def test_what_is_known_of_a_job(tmp_path: Path) -> None:
 def test_environments_are_cut_and_flagged(tmp_path: Path) -> None:
     player = Player("flat", tmp_path / "spool")
     player.snapshot("queued", tmp_path / "at" / "jobs")
-    site = Site(tmp_path / "s", tmp_path / "at").finish()
+    site = TorqueCapture(tmp_path / "s", tmp_path / "at").finish()
     entries = site.environment(1021)
     assert b"COMMA=a,b,c" in entries
     assert b"MULTI=line one\nline two\n\nline four" in entries
@@ -127,7 +126,7 @@ def test_environments_are_cut_and_flagged(tmp_path: Path) -> None:
 
 def test_nothing_is_lost_when_all_is_purged(tmp_path: Path) -> None:
     player = Player("flat", tmp_path / "spool")
-    site = Site(tmp_path / "s", tmp_path / "spool")
+    site = TorqueCapture(tmp_path / "s", tmp_path / "spool")
     player.play("", lambda step: site.capture.turn())
     site.finish()
     jobs = site.jobs()
@@ -143,12 +142,12 @@ def test_nothing_is_lost_when_all_is_purged(tmp_path: Path) -> None:
 def test_a_second_look_repeats_nothing_new(tmp_path: Path) -> None:
     player = Player("flat", tmp_path / "spool")
     player.play("running")
-    first = Site(tmp_path / "1", tmp_path / "spool").finish()
-    again = Site(tmp_path / "2", tmp_path / "spool").finish()
+    first = TorqueCapture(tmp_path / "1", tmp_path / "spool").finish()
+    again = TorqueCapture(tmp_path / "2", tmp_path / "spool").finish()
     assert {event.key for event in again.events} == {event.key for event in first.events}
 
 
-def test_a_script_waits_for_its_job_file(site: Site, spool: Spool) -> None:
+def test_a_script_waits_for_its_job_file(site: TorqueCapture, spool: Spool) -> None:
     (spool.jobs / "7.vm.JB").touch()
     spool.script("7.vm", b"echo\n")
     for _ in range(20):
@@ -162,7 +161,7 @@ def test_a_script_waits_for_its_job_file(site: Site, spool: Spool) -> None:
 
 
 def test_a_script_without_a_job_file_is_kept_in_the_end(tmp_path: Path, spool: Spool) -> None:
-    site = Site(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(record_s=0.2))
+    site = TorqueCapture(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(record_s=0.2))
     spool.script("7.vm", b"echo\n")
     spool.script("8.vm", b"echo\n")
     spool.save("8.vm", b"<job><jobid>8.vm</jobid>")
@@ -173,7 +172,7 @@ def test_a_script_without_a_job_file_is_kept_in_the_end(tmp_path: Path, spool: S
         assert site.bytes_of(job_id) == b"echo\n"
 
 
-def test_pieces_that_come_late_are_waited_for(site: Site, spool: Spool) -> None:
+def test_pieces_that_come_late_are_waited_for(site: TorqueCapture, spool: Spool) -> None:
     spool.script("7.vm", b"x" * PIECE)
     spool.save("7.vm")
     for _ in range(20):
@@ -193,7 +192,7 @@ def test_pieces_that_come_late_are_waited_for(site: Site, spool: Spool) -> None:
 def test_a_script_of_whole_pieces_is_kept_after_a_while_and_again_when_it_grows(
     tmp_path: Path, spool: Spool
 ) -> None:
-    site = Site(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(pieces_s=0.2))
+    site = TorqueCapture(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(pieces_s=0.2))
     site.spool.look()
     spool.save("7.vm")
     spool.script("7.vm", b"x" * PIECE)
@@ -209,7 +208,7 @@ def test_a_script_of_whole_pieces_is_kept_after_a_while_and_again_when_it_grows(
     assert site.jobs()["7"].script_key == second.key
 
 
-def test_what_waits_for_its_pieces_survives_a_purge(site: Site, spool: Spool) -> None:
+def test_what_waits_for_its_pieces_survives_a_purge(site: TorqueCapture, spool: Spool) -> None:
     spool.save("7.vm")
     spool.script("7.vm", b"x" * PIECE)
     site.spool.look()
@@ -222,7 +221,7 @@ def test_what_waits_for_its_pieces_survives_a_purge(site: Site, spool: Spool) ->
     assert site.jobs()["7"].record.state == "UNKNOWN"
 
 
-def test_an_end_that_was_missed_is_an_end_without_a_time(site: Site, spool: Spool) -> None:
+def test_an_end_that_was_missed_is_an_end_without_a_time(site: TorqueCapture, spool: Spool) -> None:
     spool.save("7.vm", job_state="R")
     site.capture.turn()
     (spool.jobs / "7.vm.JB").unlink()
@@ -236,15 +235,15 @@ def test_what_ended_while_nobody_watched_is_ended_at_the_start(
     tmp_path: Path, spool: Spool
 ) -> None:
     spool.save("7.vm")
-    first = Site(tmp_path / "1", spool.jobs.parent).finish()
+    first = TorqueCapture(tmp_path / "1", spool.jobs.parent).finish()
     (spool.jobs / "7.vm.JB").unlink()
     records = [job.record for job in first.jobs().values()]
-    second = Site(tmp_path / "2", spool.jobs.parent, unfinished=lambda: records).finish()
+    second = TorqueCapture(tmp_path / "2", spool.jobs.parent, unfinished=lambda: records).finish()
     (end,) = second.events
     assert (end.kind, end.body.record.job_id, end.body.record.state) == (JOB_END, 7, "UNKNOWN")
 
 
-def test_a_hold_that_is_released_and_set_again_is_seen(site: Site, spool: Spool) -> None:
+def test_a_hold_that_is_released_and_set_again_is_seen(site: TorqueCapture, spool: Spool) -> None:
     for number, letter in enumerate(["H", "Q", "H", "Q"]):
         spool.save("7.vm", job_state=letter, Hold_Types="1", mtime=str(1795256300 + number))
         site.capture.turn()
@@ -253,7 +252,7 @@ def test_a_hold_that_is_released_and_set_again_is_seen(site: Site, spool: Spool)
     assert site.jobs()["7"].record.reason == ""
 
 
-def test_a_requeued_job_is_another_run(site: Site, spool: Spool) -> None:
+def test_a_requeued_job_is_another_run(site: TorqueCapture, spool: Spool) -> None:
     lives = [("Q", ""), ("R", "1"), ("Q", "1"), ("R", "2")]
     for number, (letter, starts) in enumerate(lives):
         spool.save("7.vm", job_state=letter, hop_count="1", mtime=str(1795256300 + number))
@@ -268,14 +267,16 @@ def test_a_requeued_job_is_another_run(site: Site, spool: Spool) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.vm.JB", "0.vm.JB", "7.vm.BD", "7", "7-.vm.JB", "9" * 40])
-def test_what_is_foreign_is_passed_over(site: Site, spool: Spool, name: str) -> None:
+def test_what_is_foreign_is_passed_over(site: TorqueCapture, spool: Spool, name: str) -> None:
     (spool.jobs / name).write_bytes(b"<job/>")
     spool.save("8.vm")
     site.finish()
     assert {event.body.record.job_id for event in site.events} == {8}
 
 
-def test_links_and_directories_are_no_jobs(site: Site, spool: Spool, tmp_path: Path) -> None:
+def test_links_and_directories_are_no_jobs(
+    site: TorqueCapture, spool: Spool, tmp_path: Path
+) -> None:
     secret = tmp_path / "secret"
     secret.write_text("mine")
     (spool.jobs / "7.vm.SC").symlink_to(secret)
@@ -286,7 +287,7 @@ def test_links_and_directories_are_no_jobs(site: Site, spool: Spool, tmp_path: P
     assert {event.body.record.job_id for event in site.events} == {8}
 
 
-def test_a_file_of_another_job_is_not_believed(site: Site, spool: Spool) -> None:
+def test_a_file_of_another_job_is_not_believed(site: TorqueCapture, spool: Spool) -> None:
     spool.save("7.vm", jobid="8.vm")
     site.finish()
     assert site.events == []
@@ -295,16 +296,16 @@ def test_a_file_of_another_job_is_not_believed(site: Site, spool: Spool) -> None
 def test_shares_meet_in_no_job(tmp_path: Path) -> None:
     player = Player("subdirs", tmp_path / "spool")
     player.play("completed")
-    make = partial(Site, root=tmp_path / "spool", of=2)
+    make = partial(TorqueCapture, root=tmp_path / "spool", of=2)
     parts = [make(tmp_path / str(share), share=share).finish() for share in (0, 1)]
-    whole = Site(tmp_path / "whole", tmp_path / "spool").finish()
+    whole = TorqueCapture(tmp_path / "whole", tmp_path / "spool").finish()
     keys = [{event.key for event in part.events} for part in parts]
     assert not keys[0] & keys[1]
     assert keys[0] | keys[1] == {event.key for event in whole.events}
 
 
 def test_a_spool_that_comes_back_is_watched_again(tmp_path: Path, spool: Spool) -> None:
-    site = Site(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(reattach_s=0.05))
+    site = TorqueCapture(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(reattach_s=0.05))
     site.capture.turn()
     shutil.rmtree(spool.jobs)
     site.capture.turn()
@@ -315,7 +316,7 @@ def test_a_spool_that_comes_back_is_watched_again(tmp_path: Path, spool: Spool) 
 
 
 def test_scripts_are_taken_where_leases_do_not_work(
-    site: Site, spool: Spool, monkeypatch: pytest.MonkeyPatch
+    site: TorqueCapture, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steward.extensions.torque.taking.is_written", lambda fd, remote: None)
     spool.script("7.vm", b"echo\n")
@@ -328,7 +329,7 @@ def test_descriptors_are_given_back(tmp_path: Path) -> None:
     gc.collect()  # what earlier tests let go of is not to be counted
     before = len(os.listdir("/proc/self/fd"))
     player = Player("flat", tmp_path / "spool")
-    site = Site(tmp_path / "s", tmp_path / "spool")
+    site = TorqueCapture(tmp_path / "s", tmp_path / "spool")
     player.play("completed", lambda step: site.capture.turn())
     site.finish()
     site.store.close()

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import LIMITS, Done, Question, Step, Told, registry, serving
 
+from harness.socket import LIMITS, Done, Question, Step, Told, registry, serving
 from steward.core.errors import Refused
 from steward.daemon.protocol import answer_line
 from steward.web import desk as desks

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from served import serving
 
+from harness.socket import serving
 from steward.admin.credentials.errors import NotKnown
 from steward.admin.credentials.shapes import MeAnswer, MeRequest, VouchAnswer, VouchRequest
 from steward.core.access import Asker

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.events import NOVEMBER
 from steward.accounting.sacct.listing import listed
 from steward.accounting.sacct.options import options
 from steward.accounting.sacct.selecting import line_filter, window
@@ -17,7 +18,6 @@ from steward.core.access import Asker
 from steward.core.lines import Line
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 
-NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 ROOT = Asker(uid=0, user="root", how="local")
 ADA = Asker(uid=1001, user="ada")
 
@@ -143,9 +143,9 @@ def source(request: pytest.FixtureRequest, closed: Source, mixed: Source) -> Sou
 
 def asked(source: Source, line: str, asker: Asker = ROOT) -> str:
     request = options(line.split(), {}, "UTC").request
-    when = window(request, NOW, UTC)
+    when = window(request, NOVEMBER, UTC)
     wanted = line_filter(asker, request, when, request.clusters, None)
-    items = listed(source, wanted, request, when, NOW, {"main": "UTC"})
+    items = listed(source, wanted, request, when, NOVEMBER, {"main": "UTC"})
     return "".join(item.text for item in items if isinstance(item, SacctText))
 
 

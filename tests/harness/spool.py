@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,12 +66,18 @@ class Faults:
         pread = os.pread
 
         def fails(fd: int, count: int, offset: int) -> bytes:
-            if self.error and os.readlink(f"/proc/self/fd/{fd}").endswith(self.of):
-                self.reads += 1
-                raise OSError(self.error, os.strerror(self.error))
+            self._fail_of_open(fd)
             return pread(fd, count, offset)
 
         monkeypatch.setattr(os, "pread", fails)
+
+    def _fail(self) -> None:
+        self.reads += 1
+        raise OSError(self.error, os.strerror(self.error))
+
+    def _fail_of_open(self, fd: int) -> None:
+        if self.error and os.readlink(f"/proc/self/fd/{fd}").endswith(self.of):
+            self._fail()
 
     def of_opens(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """From now on opening fails likewise."""
@@ -79,8 +86,7 @@ class Faults:
         def fails(path: str, *args: int, **options: int) -> int:
             if self.error and str(path).endswith(self.of):
                 os.lstat(path, **options)  # what is gone is gone
-                self.reads += 1
-                raise OSError(self.error, os.strerror(self.error))
+                self._fail()
             return really(path, *args, **options)
 
         monkeypatch.setattr(os, "open", fails)
@@ -90,9 +96,7 @@ class Faults:
         really = os.fstat
 
         def fails(fd: int) -> os.stat_result:
-            if self.error and os.readlink(f"/proc/self/fd/{fd}").endswith(self.of):
-                self.reads += 1
-                raise OSError(self.error, os.strerror(self.error))
+            self._fail_of_open(fd)
             return really(fd)
 
         monkeypatch.setattr(os, "fstat", fails)
@@ -101,3 +105,32 @@ class Faults:
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     return Faults(monkeypatch)
+
+
+def environment_bytes(*entries: bytes, count: int | None = None) -> bytes:
+    """An ``environment`` file as slurmctld writes it."""
+    number = len(entries) if count is None else count
+    return struct.pack("=I", number) + b"".join(entry + b"\0" for entry in entries)
+
+
+def make_spool(root: Path) -> Path:
+    """An empty StateSaveLocation with its ten hash directories."""
+    for number in range(10):
+        (root / f"hash.{number}").mkdir(parents=True)
+    return root
+
+
+def submit(
+    root: Path, job_id: int, script: bytes = b"#!/bin/sh\n", environment: bytes | None = None
+) -> Path:
+    """Write a job into a spool in slurmctld's order; returns its directory."""
+    directory = root / f"hash.{job_id % 10}" / f"job.{job_id}"
+    directory.mkdir(parents=True)
+    block = environment_bytes(b"HOME=/home/ada") if environment is None else environment
+    (directory / "environment").write_bytes(block)
+    with open(directory / "script", "wb") as out:
+        out.write(script)
+        out.write(b"\0")
+        out.flush()
+        os.fsync(out.fileno())
+    return directory

@@ -1,12 +1,13 @@
 """A cluster whose states the test writes, and a journal that can be away, for the sensor."""
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.events import NOON
 from steward.capture.states.source import Sensor
 from steward.capture.states.store import StateStore
 from steward.capture.states.wakeups import Wake
@@ -22,7 +23,6 @@ from steward.slurm import SlurmDown
 from steward.slurm.machine import Ping
 from steward.slurm.machine_rows import NodeRecord, PartitionRecord, ReservationRecord
 
-BOOTED = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 SILENT = "IDLE+NOT_RESPONDING"
 Patch = pytest.MonkeyPatch
 
@@ -35,7 +35,7 @@ class Shown:
         self.reasons: dict[str, tuple[str, str, datetime | None]] = {}
         self.parts: dict[str, str] = {"main": "UP"}
         self.reserved: dict[str, ReservationRecord] = {}
-        self.booted = BOOTED
+        self.booted = NOON
         self.daemons: tuple[Ping, ...] = (
             Ping(daemon="slurmctld", role="primary", host="ctl1", up=True),
         )
@@ -118,7 +118,7 @@ class Told:
         return shown
 
 
-class Site:
+class SensorRun:
     """A sensor that can be killed, its cluster, its journal, and a clock that the test moves."""
 
     def __init__(
@@ -167,5 +167,5 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: Patch) -> Site:
-    return Site(tmp_path, monkeypatch)
+def site(tmp_path: Path, monkeypatch: Patch) -> SensorRun:
+    return SensorRun(tmp_path, monkeypatch)

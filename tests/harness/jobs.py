@@ -1,49 +1,37 @@
 """Lives of jobs, and the events that Steward gets of them: for the tests of steward.jobs."""
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
+from harness.events import at, make_event
+from harness.site import Site
 from steward.core.config import Settings
 from steward.core.events import (
-    ARCHIVE_PURGE,
     JOB_END,
     JOB_IDENTITY,
     JOB_SCRIPT,
     JOB_SEEN,
     JOB_STATE,
-    ArchivePurge,
     Event,
     JobFacts,
     JobIdentity,
     JobScript,
+    script_key,
 )
 from steward.core.records import JobRecord
 from steward.jobs import JobsConsumer
 
-NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 OPEN_END = {"COMPLETED", "FAILED", "REQUEUED", "RESIZING", "UNKNOWN"}
-
-
-def at(seconds: float) -> datetime:
-    """So many seconds after noon."""
-    return NOON + timedelta(seconds=seconds)
 
 
 def script(job_id: int, seconds: float, *, cluster: str = "c1", **body: Any) -> Event:
     """job.script of a spool entry with this time."""
     mtime_ns = int(at(seconds).timestamp()) * 10**9 + round(seconds % 1 * 1000) * 10**6 + 321
-    return Event(
-        kind=JOB_SCRIPT,
-        cluster=cluster,
-        key=f"script:{job_id}:{mtime_ns}",
-        at=at(seconds),
-        seen_at=at(seconds),
-        source="spool",
-        body=JobScript(job_id=job_id, spool_mtime_ns=mtime_ns, **body),
-    )
+    spooled = JobScript(job_id=job_id, spool_mtime_ns=mtime_ns, **body)
+    key = script_key(job_id, mtime_ns)
+    return make_event(JOB_SCRIPT, key, spooled, at(seconds), cluster=cluster, source="spool")
 
 
 def record(
@@ -68,29 +56,14 @@ def record(
         **{"uid": 1000, "user": "ada", "batch": True, **fields},
     )
     moment = submit + 1 if seen is None else seen
-    return Event(
-        kind=kind,
-        cluster=cluster,
-        key=f"{kind}:{job_id}:{submit}:{facts.restarts}:{state}:{moment}:{whole}",
-        at=at(moment),
-        seen_at=at(moment),
-        source=source,
-        body=JobFacts(record=facts, whole=whole),
-    )
+    key = f"{kind}:{job_id}:{submit}:{facts.restarts}:{state}:{moment}:{whole}"
+    body = JobFacts(record=facts, whole=whole)
+    return make_event(kind, key, body, at(moment), cluster=cluster, source=source)
 
 
-def purge(*scripts: Event, sink: str = "") -> Event:
-    """archive.purge of these scripts."""
-    keys = tuple(event.key for event in scripts)
-    return Event(
-        kind=ARCHIVE_PURGE,
-        cluster=scripts[0].cluster,
-        key=f"purge:{sink}:{keys}",
-        at=NOON,
-        seen_at=NOON,
-        source="test",
-        body=ArchivePurge(script_keys=keys, sink=sink),
-    )
+def open_jobs(site: Site) -> JobsConsumer:
+    """The consumer of jobs.db, with the Site's clock."""
+    return JobsConsumer(site.settings, lambda: site.now)
 
 
 class Books:

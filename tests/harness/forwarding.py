@@ -4,30 +4,22 @@ import hashlib
 import os
 import socket
 import ssl
-import threading
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from builders import NOON
-
+from harness.events import NOON_NS, script_event
+from harness.receiving import ReceivingSite, listener_keys
 from servers.authority import Authority
-from steward.core.config import ArchiveSettings, JournalSettings, Settings
-from steward.core.events import Event, JobScript, Kept, encode, script_key
-from steward.core.incoming import Store, Stores, kept_filename, stores_of
-from steward.core.journal import JournalLink, JournalReader
-from steward.core.journal.server import JournalServer
-from steward.core.waiting import Stop
+from steward.core.events import Event, Kept, encode
+from steward.core.incoming import Store, Stores, kept_filename
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.receiving import Receiver
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 from steward.slurm.settings import ClusterSettings
 
-MTIME_NS = 1_772_366_400_000_000_000
 
-
-class Receiving:
-    """Journal and receiver of one Steward.
+class ForwardedSite(ReceivingSite):
+    """Receives from controllers.
 
     Args:
         directory: Where all its files are.
@@ -43,44 +35,13 @@ class Receiving:
         clusters: dict[str, tuple[str, ...]],
         **limits: int,
     ) -> None:
-        certificate, key = authority.certificate("IP:127.0.0.1", "DNS:localhost")
-        state = directory / "state"
-        state.mkdir()
-        self.settings = Settings(
-            state_dir=str(state),
-            cluster={
-                name: ClusterSettings(remote=True, controllers=hosts)
-                for name, hosts in clusters.items()
-            },
-            archive=ArchiveSettings(sink={}),
-            receive=ReceiveSettings(
-                listen="127.0.0.1:0",
-                certificate_file=certificate,
-                key_file=key,
-                client_ca_file=authority.file,
-            ),
-        )
-        self._stop = Stop()
-        server = JournalServer(str(state), JournalSettings(), stores_of(self.settings))
-        self._journal = threading.Thread(target=server.run, args=(self._stop,))
-        self._journal.start()
-        self.reader = JournalReader(str(state))
-        self._halt = Stop()
-        self._link = JournalLink(str(state), self._halt)
-        stores = stores_of(self.settings)
-        receiver = Receiver(self.settings, stores, self.reader.known, self._link, **limits)
-        self.port = receiver.address[1]
-        self._receiver = threading.Thread(target=receiver.run, args=(self._halt, lambda: None))
-        self._receiver.start()
-
-    def close(self) -> None:
-        """End both."""
-        for stop, thread in ((self._halt, self._receiver), (self._stop, self._journal)):
-            stop.set()
-            thread.join(10)
-            assert not thread.is_alive()
-        self._link.close()
-        self.reader.close()
+        remote = {
+            name: ClusterSettings(remote=True, controllers=hosts)
+            for name, hosts in clusters.items()
+        }
+        receive = ReceiveSettings(**listener_keys(authority))
+        super().__init__(directory, authority, clusters=remote, receive=receive)
+        self.start(Receiver(self.settings, self.stores, self.reader.known, self.link, **limits))
 
     def keys(self, cluster: str = "c1") -> list[str]:
         """Keys of the cluster's events in the journal."""
@@ -90,21 +51,21 @@ class Receiving:
 
     def kept(self) -> dict[str, bytes]:
         """What lies in its store."""
-        directory = Path(self.settings.state_dir) / "incoming"
+        directory = self.state / "incoming"
         return {path.name: path.read_bytes() for path in directory.glob("*")}
 
     def files(self) -> set[str]:
         """Every file that it has written, but for its databases."""
-        found = Path(self.settings.state_dir).parent.rglob("*")
+        found = self.directory.rglob("*")
         return {p.name for p in found if p.is_file() and not p.name.startswith("journal.db")}
 
-    def forward_settings(self, authority: Authority, *names: str) -> ForwardSettings:
+    def forward_settings(self, *names: str) -> ForwardSettings:
         """How a controller of these names reports here."""
-        certificate, key = authority.certificate(*names)
+        certificate, key = self.authority.certificate(*names)
         return ForwardSettings(
             to=f"127.0.0.1:{self.port}",
             tls=True,
-            ca_file=authority.file,
+            ca_file=self.authority.file,
             certificate_file=certificate,
             key_file=key,
             timeout_s=10.0,
@@ -163,25 +124,15 @@ def script_row(
     """A job.script as a controller sends it; ``changes`` are to its body."""
 
     def kept(data: bytes, what: str) -> Kept:
-        name = kept_filename(cluster, job_id, MTIME_NS, len(data), what)
+        name = kept_filename(cluster, job_id, NOON_NS, len(data), what)
         return Kept(path=name, length=len(data), sha256=hashlib.sha256(data).hexdigest())
 
-    body = JobScript(
-        job_id=job_id,
-        spool_mtime_ns=MTIME_NS,
-        script=kept(script, "script"),
-        environment=None if environment is None else kept(environment, "env"),
-        store="state",
-    )
-    event = Event(
-        kind="job.script",
-        cluster=cluster,
-        key=script_key(job_id, MTIME_NS),
-        at=NOON,
-        seen_at=NOON,
-        source="spool",
-        body=msgspec.structs.replace(body, **changes),
-    )
+    body: dict[str, Any] = {
+        "script": kept(script, "script"),
+        "environment": None if environment is None else kept(environment, "env"),
+        **changes,
+    }
+    event = script_event(job_id, cluster=cluster, source="spool", **body)
     return wire.Row(event.kind, cluster, event.key, encode(event), script, environment)
 
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import msgspec
 
+from harness.events import NOON, make_event
+from harness.site import Site
 from steward.automation.rules.consumer import RulesConsumer
 from steward.automation.rules.hand import Found, Look
 from steward.automation.rules.store import Store
 from steward.automation.rules.tables import Execution
 from steward.automation.running import Ran
 from steward.automation.settings import ActionsSettings, RulesSettings
-from steward.core.config import Settings
 from steward.core.events import NODE_STATE, Event
 from steward.core.state_facts import NodeState
 from steward.slurm.settings import ClusterSettings
 
-NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 SOON_S = 0.1
 
 DRAIN = """
@@ -66,16 +66,9 @@ def failure(number: int, node: str = "n1", **more: Any) -> Event:
     """The number-th event of a day: a node fails."""
     at = more.pop("at", NOON + timedelta(seconds=number))
     body = {"node": node, "state": "DOWN", "old_state": "IDLE", "failed": True, **more}
-    return Event(
-        kind=NODE_STATE,
-        cluster="c1",
-        key=f"node.state:{node}:{number}",
-        at=at,
-        seen_at=at,
-        source="sensor",
-        body=NodeState(**body),
-        id=number,
-    )
+    key = f"node.state:{node}:{number}"
+    event = make_event(NODE_STATE, key, NodeState(**body), at, source="sensor")
+    return msgspec.structs.replace(event, id=number)
 
 
 class Killed(BaseException):
@@ -98,9 +91,6 @@ class World:
         self.checked: Callable[[Execution], bool | None] = lambda _one: None
         self.found: Callable[[Execution], Found] = lambda _one: Found(traces="unseen")
         self.lock = threading.Lock()
-
-    def most_drained(self) -> int:
-        return len(self.drained)
 
 
 class WorldsHand:
@@ -148,44 +138,47 @@ def ran(one: Execution, **more: Any) -> Ran:
     return Ran(ref=one.action, cluster=one.cluster, parameters=one.parameters, **given)
 
 
-class RulesSite:
-    """The consumer of rules, which can be killed and started again."""
+class RulesSite(Site):
+    """The consumer of rules, which can be killed and started again.
+
+    Attributes:
+        engine: The consumer; it is given events by the ids that they have.
+    """
 
     def __init__(self, directory: Path, *rules: str, world: World | None = None, **of: Any) -> None:
-        self.directory = directory
         self.rules = directory / "rules.d"
         self.rules.mkdir(exist_ok=True)
         for number, text in enumerate(rules):
             (self.rules / f"{number}.yaml").write_text(text)
-        (directory / "state").mkdir(exist_ok=True)
         given = {"enabled": True, "directories": (str(self.rules),), "shipped": False, **of}
-        self.settings = Settings(
-            state_dir=str(directory / "state"),
-            cluster={"c1": ClusterSettings()},
+        super().__init__(
+            directory,
+            clusters={"c1": ClusterSettings()},
             rules=RulesSettings(**given),
             actions=ActionsSettings(timeout_s=0.5),
         )
         self.world = world or World()
-        self.now = NOON
-        self.said: dict[str, Event] = {}
-        self.appended: list[Event] = []
         self.kill_at_append = False
         self.start()
 
     def start(self) -> None:
-        self.store = Store(self.settings.state_dir)
-        self.consumer = RulesConsumer(
-            *(self.settings, lambda: WorldsHand(self.world, self._clock), self._clock),
-            store=self.store,
-        )
+        def clock() -> datetime:
+            return self.now
 
-    def _clock(self) -> datetime:
-        return self.now
+        self.store = Store(self.settings.state_dir)
+        self.engine = RulesConsumer(
+            self.settings, lambda: WorldsHand(self.world, clock), clock, store=self.store
+        )
 
     def restart(self) -> None:
         """As after SIGKILL: nothing is said goodbye to."""
         self.store.close()
         self.start()
+
+    @property
+    def said(self) -> dict[str, Event]:
+        """What the consumer appended: the journal keeps the first of a key."""
+        return {event.key: event for event in reversed(self.journal)}
 
     def kill(self) -> None:
         """As SIGKILL, when actions are over and nobody has heard of it; and start again."""
@@ -198,23 +191,20 @@ class RulesSite:
         started = {(one.id, one.tries) for one in self.store.open_("started")}
         return not started <= self.world.over
 
-    def append(self, events: Sequence[Event]) -> None:
-        self.appended += events
-        for event in events:
-            # The journal keeps the first of a key.
-            self.said.setdefault(event.key, event)
+    def append(self, new: Sequence[Event]) -> None:
+        super().append(new)
         if self.kill_at_append:
             raise Killed
 
     def give(self, *events: Event) -> None:
-        self.consumer.apply(events, events[-1].id, self.append)
+        self.engine.apply(events, events[-1].id, self.append)
 
     def settle(self) -> None:
         """Turn until nothing is under way, or due now."""
         until = time.monotonic() + 60
         while time.monotonic() < until:
             # It asks to be called soon while anything is under way or due.
-            if self.consumer.tick(self.append) > SOON_S:
+            if self.engine.tick(self.append) > SOON_S:
                 return
             time.sleep(0.002)
         left = self.open_()

@@ -1,11 +1,18 @@
-"""A spool of jobs, kept by ``steward archive watch --once``, and ways to run commands on it."""
+"""Commands in this process, in one of their own and on a terminal, and an archive for them."""
 
+import io
 import os
 import pty
 import struct
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steward.cli import app
 
 HOSTILE = "evil\x1b[31m\n999|root"
 
@@ -50,6 +57,23 @@ def steward(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byte
     )
 
 
+def run(*words: str, stdin: bytes = b"") -> tuple[int, str, str]:
+    """A command line, in this process: its exit code, what it printed, what it complained of."""
+
+    written = io.BytesIO()
+    out = io.TextIOWrapper(written, encoding="utf-8", write_through=True)
+    err = io.StringIO()
+    before = sys.stdin
+    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin))
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            code = app.run(list(words))
+    finally:
+        sys.stdin = before
+    out.flush()
+    return code, written.getvalue().decode(), err.getvalue()
+
+
 def on_terminal(*words: str, lines: int = 500) -> str:
     """What a person sees of a command: its output and its notes."""
     environment = _environment() | {"COLUMNS": "100", "LINES": str(lines), "TERM": "xterm-256color"}
@@ -83,3 +107,38 @@ def _environment() -> dict[str, str]:
     dropped = ("STEWARD_", "SLURM_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return kept | {"TZ": "UTC", "PAGER": "cat"}
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An archive of four jobs, kept once for all tests that only look."""
+    home = tmp_path_factory.mktemp("site")
+    return keep(home)
+
+
+def keep(home: Path) -> str:
+    fill_spool(home / "spool")
+    root = str(home / "archive")
+    words = ["--cluster", "c", "--spool", str(home / "spool"), "--archive", root, "--no-slurm"]
+    done = steward("archive", "watch", *words, "--once")
+    assert done.returncode == 0, done.stderr
+    assert b"Kept 4 new scripts of c" in done.stdout
+    return root
+
+
+@pytest.fixture
+def look(
+    archive: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """Runs a command of the archive here; its output and exit code."""
+    monkeypatch.setenv("TZ", "UTC")
+
+    def look(*words: str, code: int = 0) -> str:
+        assert app.run(["archive", *words, "--archive", archive]) == code
+        captured = capfdbinary.readouterr()
+        look.raw = captured.out  # type: ignore[attr-defined] # for the tests of bytes
+        return (captured.out if code == 0 else captured.out + captured.err).decode(
+            "utf-8", "backslashreplace"
+        )
+
+    return look

@@ -1,10 +1,10 @@
-"""slurmctld's plugin in a slurmctld of our own making: ``tests/native/gate_harness.c``."""
+"""Native parts as programs: the SPANK plugin in a slurmstepd, slurmctld's plugin in a slurmctld."""
 
 import json
 import random
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,89 @@ from typing import Any
 import pytest
 
 from steward.admin.plugins import building
-from steward.admin.plugins.building import SOURCES, SUBMIT_LIBRARY
+from steward.admin.plugins.building import LIBRARY, SOURCES, SUBMIT_LIBRARY
 from steward.bank.estimate.bounds import LONGEST, LONGEST_TEXTS
 
-HARNESS = Path(__file__).parents[1] / "native" / "gate_harness.c"
-VECTORS = json.loads((Path(__file__).parent / "gate_vectors.json").read_text())
+TESTS = Path(__file__).parents[1]
 NATIVE = Path(str(resources.files("steward.native")))
 CC = shutil.which("cc") or ""
 HEADERS = "/usr/include"
+
+needs_compiler = pytest.mark.skipif(
+    not CC or not all(Path(HEADERS, "slurm", name).exists() for name in ("slurm.h", "spank.h")),
+    reason="needs a C compiler and Slurm's headers",
+)
+
+Run = Callable[..., str]
+
+
+def compile_program(target: Path, sources: Iterable[str], *flags: str) -> Path:
+    """A harness of tests/native and the native parts that it runs, as one program."""
+    words = [CC, "-std=gnu11", "-g", "-Wall", "-Wextra", "-Werror", *flags, f"-I{NATIVE}"]
+    files = [str(TESTS / "native" / f"{target.name}.c"), *(str(NATIVE / one) for one in sources)]
+    words += ["-rdynamic", "-pthread", "-o", str(target), *files]
+    subprocess.run(words, check=True, timeout=100)
+    return target
+
+
+def compile_harness(directory: Path, *flags: str) -> Path:
+    """The SPANK plugin in a slurmstepd."""
+    wraps = ("-Wl,--wrap=open", "-Wl,--wrap=fopen")
+    return compile_program(directory / "harness", SOURCES[LIBRARY], *flags, *wraps)
+
+
+@pytest.fixture(scope="session")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_harness(
+        tmp_path_factory.mktemp("asan"),
+        *("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    )
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_harness(tmp_path_factory.mktemp("plain"), "-O2")
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    directory = tmp_path / "spool"
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+@pytest.fixture
+def run(sanitized: Path, spool: Path) -> Run:
+    """Give a slurmstepd orders; returns what it says."""
+
+    def call(*orders: str, program: str = "", title: str = "slurmstepd: [5.0]") -> str:
+        lines = [f"node {b'n1'.hex()}", "item job 5", "item uid 1001", "item gid 1002", *orders]
+        text = "".join(line.replace("SPOOL", f"spool={spool}") + "\n" for line in lines)
+        result = subprocess.run(
+            [title],
+            executable=program or str(sanitized),
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        assert result.stderr == ""
+        return result.stdout
+
+    return call
+
+
+def lines_of(spool: Path, node: str = "n1") -> list[dict[str, Any]]:
+    data = (spool / f"{node}.log").read_bytes()
+    assert data.endswith(b"\n")
+    found = data.splitlines(keepends=True)
+    assert all(len(line) <= 4096 for line in found)
+    return [json.loads(line) for line in found if line.strip()]
+
+
+VECTORS = json.loads((TESTS / "unit" / "gate_vectors.json").read_text())
 SENT_TEXTS = {
     name: longest
     for name, longest in LONGEST_TEXTS.items()
@@ -28,11 +103,6 @@ SENT_TEXTS = {
 """Texts that a question has, with how much of each is sent at the most, in bytes."""
 TEXTS = ("say", "admin_comment", "qos", "partition", "account")
 
-needs_compiler = pytest.mark.skipif(
-    not CC or not Path(HEADERS, "slurm/slurm.h").exists(),
-    reason="needs a C compiler and Slurm's headers",
-)
-
 
 def raw(text: Any) -> bytes:
     """A text of the vectors: itself, or bytes that are no UTF-8."""
@@ -40,14 +110,10 @@ def raw(text: Any) -> bytes:
 
 
 def compile_gate(directory: Path, *flags: str) -> Path:
-    """The harness and the plugin as one program."""
-    target = directory / "gate_harness"
+    """slurmctld's plugin in a slurmctld."""
+    flags = (*flags, f"-I{HEADERS}", *building.defines(HEADERS))
     # The harness holds the first of them.
-    sources = [str(HARNESS), *(str(NATIVE / name) for name in SOURCES[SUBMIT_LIBRARY][1:])]
-    words = [CC, "-std=gnu11", "-g", "-Wall", "-Wextra", "-Werror", *flags]
-    words += [f"-I{NATIVE}", f"-I{HEADERS}", *building.defines(HEADERS), "-rdynamic", "-pthread"]
-    subprocess.run([*words, "-o", str(target), *sources], check=True, timeout=100)
-    return target
+    return compile_program(directory / "gate_harness", SOURCES[SUBMIT_LIBRARY][1:], *flags)
 
 
 def run_gate(program: Path, orders: Iterable[str]) -> list[str]:

@@ -1,0 +1,262 @@
+"""Scripts that are kept: their bytes, events, files and index, and the jobs that they are of."""
+
+import os
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness.events import NOON_NS, NOVEMBER, make_event, script_event
+from harness.jobs import open_jobs
+from harness.site import ADA, Site
+from harness.spool import environment_bytes
+from steward.archive.catalog.consumer import Catalogue
+from steward.archive.contents import contents_of
+from steward.archive.files import acl
+from steward.archive.files.manifest import facts
+from steward.archive.files.owners import user_name
+from steward.archive.files.records import Records
+from steward.archive.files.sink import FilesSink
+from steward.archive.settings import FilesSinkSettings
+from steward.core.access import Asker
+from steward.core.config import ArchiveSettings
+from steward.core.events import (
+    ARCHIVE_PURGE,
+    JOB_IDENTITY,
+    JOB_SEEN,
+    ArchivePurge,
+    Event,
+    JobFacts,
+    JobIdentity,
+    Kept,
+)
+from steward.core.incoming import Store, kept_filename
+from steward.core.moments import micros
+from steward.core.records import JobRecord
+from steward.core.redaction import REDACTED
+from steward.slurm.settings import ClusterSettings
+
+DAY = "alpha/ada/2026/03/01"
+"""Where scripts of ada's are filed that were spooled at noon."""
+SCRIPT = b"#!/bin/sh\nhostname\n"
+ENVIRONMENT = environment_bytes(b"HOME=/home/ada")
+REDACTED_ENVIRONMENT = b"\x03\0\0\0HOME=/home/ada\0TEXT=a=b\nc\xff\0API_TOKEN=" + REDACTED + b"\0"
+
+
+# ---------------------------------------------------------------- sites and consumers
+
+
+def open_sink(site: Site, name: str = "files", page_rows: int = 200) -> FilesSink:
+    def resolve(uid: int) -> str:
+        return user_name(uid) if site.user_names is None else site.user_names.get(uid, "")
+
+    clock, stores = site.clock, site.stores
+    return FilesSink(site.settings, name, stores, resolve=resolve, clock=clock, page_rows=page_rows)
+
+
+def open_catalogue(site: Site) -> Catalogue:
+    return Catalogue(str(site.state / "catalogue"), contents_of(site.settings, site.stores))
+
+
+def sink_settings(directory: Path, **sink: Any) -> ArchiveSettings:
+    """The sink ``files`` in ``archive`` below a directory; ``sink`` sets its other keys."""
+    keys = {"path": str(directory / "archive"), **sink}
+    return ArchiveSettings(sink={"files": FilesSinkSettings(**keys)})
+
+
+def make_site(directory: Path, *, slurm: bool = True, page_rows: int = 200, **sink: Any) -> Site:
+    """A cluster called ``alpha`` whose scripts the sink ``files`` keeps."""
+    clusters = {"alpha": ClusterSettings(slurm=slurm, timezone="UTC")}
+    site = Site(directory, clusters=clusters, archive=sink_settings(directory, **sink))
+    site.open(partial(open_sink, page_rows=page_rows))
+    return site
+
+
+def make_library(directory: Path, **sink: Any) -> Site:
+    """The same with jobs.db and a catalogue, so that the archive's actions can be asked."""
+    site = make_site(directory, **sink)
+    site.now = NOVEMBER
+    sink_of(site).prepare()
+    site.open(open_jobs, open_catalogue)
+    return site
+
+
+def sink_of(site: Site) -> FilesSink:
+    return site.consumer(FilesSink)
+
+
+def reopen(site: Site, **sink: Any) -> None:
+    """As after a crash, with other keys of the sink."""
+    site.reopen(archive=sink_settings(site.directory, **sink))
+    sink_of(site).prepare()
+
+
+# ---------------------------------------------------------------- bytes and events
+
+
+def store_of(site: Site, name: str = "archive.files") -> Store:
+    if name == "archive.files":
+        sink_of(site).prepare()
+    return site.stores.get(name)
+
+
+def trim(site: Site, store: str = "archive.files") -> None:
+    """Unlink the incoming bytes, as when every consumer has passed."""
+    there = site.stores.get(store)
+    there.unlink([name.filename for name in there.names()])
+
+
+def write_kept(
+    store: Store, job_id: int, mtime_ns: int, data: bytes, what: str, cluster: str
+) -> Kept:
+    return store.write(kept_filename(cluster, job_id, mtime_ns, len(data), what), data)
+
+
+def script(
+    site: Site,
+    job_id: int,
+    data: bytes = SCRIPT,
+    *,
+    environment: bytes | None = ENVIRONMENT,
+    mtime_ns: int = NOON_NS,
+    name: str = "claim",
+    store: str = "archive.files",
+    cluster: str = "alpha",
+    **body: Any,
+) -> Event:
+    """job.script, its bytes written to the store; ``body`` sets other fields of it."""
+    there = store_of(site, store)
+    kept: dict[str, Any] = {
+        which: None if text is None else write_kept(there, job_id, mtime_ns, text, end, cluster)
+        for which, end, text in (("script", "script", data), ("environment", "env", environment))
+    }
+    there.sync()
+    return script_event(
+        job_id, mtime_ns=mtime_ns, cluster=cluster, store=store, claimed_name=name, **kept, **body
+    )
+
+
+def identity(
+    script: Event,
+    uid: int | None = 4001,
+    user: str = "ada",
+    *,
+    name: str = "run",
+    why: str = "bound",
+    **record: Any,
+) -> Event:
+    """job.identity: the script is a job's of this user."""
+    job_id = script.body.job_id
+    body = JobIdentity(
+        script_key=script.key,
+        job_id=job_id,
+        first_submit=datetime.fromtimestamp(script.body.spool_mtime_ns / 1e9, UTC),
+        record=JobRecord(job_id=job_id, name=name, uid=uid, user=user, **record),
+        why=why,
+    )
+    key = f"identity:{script.key}:{why}:{uid}:{user}"
+    return make_event(JOB_IDENTITY, key, body, cluster=script.cluster)
+
+
+def purge(*scripts: Event, sink: str = "", asked_by: str = "root") -> Event:
+    """archive.purge of these scripts."""
+    keys = tuple(script.key for script in scripts)
+    body = ArchivePurge(script_keys=keys, sink=sink, asked_by=asked_by)
+    return make_event(
+        ARCHIVE_PURGE, f"purge:{sink}:{'+'.join(keys)}", body, cluster=scripts[0].cluster
+    )
+
+
+def seen(
+    job_id: int, when: datetime, *, cluster: str = "alpha", who: Asker = ADA, **record: Any
+) -> Event:
+    """job.seen of a job that ada, or somebody else, submitted at this time."""
+    usual = {
+        "name": "run",
+        "uid": who.uid,
+        "user": who.user,
+        "account": "physics",
+        "state": "COMPLETED",
+        "submit": when,
+    }
+    facts = JobFacts(record=JobRecord(**{"job_id": job_id, **usual, **record}))
+    return make_event(JOB_SEEN, f"seen:{job_id}:{when}", facts, when, cluster=cluster)
+
+
+def add_job(
+    site: Site,
+    job_id: int,
+    data: bytes | None = SCRIPT,
+    *,
+    who: Asker = ADA,
+    ago: timedelta = timedelta(hours=1),
+    environment: bytes | None = REDACTED_ENVIRONMENT,
+    feed: bool = True,
+    **record: Any,
+) -> str:
+    """Append a job that Slurm has shown, and its script; the key of that."""
+    submit = site.now - ago
+    key = ""
+    if data is not None:
+        spooled = script_at(site, job_id, data, submit, environment)
+        site.append([spooled])
+        key = spooled.key
+    usual = {
+        "partition": "long",
+        "batch": data is not None or bool(record.get("array_job_id")),
+        "submit_line": f"sbatch secret-of-{who.user}.sh",
+    }
+    site.append([seen(job_id, submit, who=who, **{**usual, **record})])
+    if feed:
+        site.feed()
+    return key
+
+
+def script_at(
+    site: Site, job_id: int, data: bytes, submit: datetime, environment: bytes | None = None
+) -> Event:
+    """job.script of a job that was submitted at this time, with what was redacted."""
+    redacted = () if environment is None else ("API_TOKEN",)
+    given: dict[str, Any] = {"environment": environment, "name": "run", "redacted": redacted}
+    return script(site, job_id, data, mtime_ns=micros(submit) * 1000 + 17_000, **given)
+
+
+# ---------------------------------------------------------------- what is filed and found
+
+
+def root_of(site: Site, sink: str = "files") -> Path:
+    return Path(site.settings.sink_path(sink))
+
+
+def files(site: Site, sink: str = "files") -> dict[str, bytes]:
+    """Every archived file, its path below the root and its bytes; no manifests."""
+    root = root_of(site, sink)
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file()
+        and not path.relative_to(root).parts[0].startswith(".")
+        and path.name != "MANIFEST.jsonl"
+    }
+
+
+def rows(site: Site, sql: str, sink: str = "files") -> list[Any]:
+    """What a statement finds in a sink's database."""
+    with closing(Records(site.settings, sink, reading=True)) as records:
+        return records.query(sql)
+
+
+def has_acls(site: Site) -> bool:
+    """Whether the tree can have POSIX ACLs."""
+    sink_of(site).prepare()
+    fd = os.open(root_of(site), os.O_RDONLY)
+    try:
+        return acl.supported(fd)
+    finally:
+        os.close(fd)
+
+
+def manifest(site: Site, directory: str) -> list[tuple[str, str]]:
+    data = (root_of(site) / directory / "MANIFEST.jsonl").read_bytes()
+    return [(fact.fact, fact.key) for fact in facts(data)]

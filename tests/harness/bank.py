@@ -1,0 +1,150 @@
+"""A bank of one cluster: its ledger, the jobs that it charges, and people of every standing."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from harness.events import NOON
+from harness.jobs import open_jobs, record
+from harness.site import Site
+from steward.bank.ledger import Account, By
+from steward.bank.money import MICRO
+from steward.bank.records import Charge, Rate, Use
+from steward.bank.settings import BankSettings
+from steward.core.access import Standing
+from steward.core.events import Event
+from steward.core.moments import micros
+from steward.jobs import Jobs, database_path
+
+BY = By(who="root")
+HOUR = MICRO
+"""What a CPU costs for an hour: one unit."""
+
+
+def rate(partition: str, hourly: int = HOUR) -> Rate:
+    """What a CPU costs there for an hour, for jobs of every time."""
+    long_ago = NOON - timedelta(days=365)
+    return Rate(cluster="c1", partition=partition, weights={"cpu": hourly}, valid_from=long_ago)
+
+
+def make_site(directory: Path, *, money: int = 1000, bank: BankSettings | None = None) -> Site:
+    """Cluster ``c1`` with account ``physics`` and so many units in it."""
+    site = Site(directory, bank=bank or BankSettings(enabled=True))
+    found_bank(site, money)
+    return site
+
+
+def found_bank(site: Site, money: int) -> None:
+    """Create account ``physics`` with so many units, and a rate of one unit a CPU hour."""
+    site.now = NOON + timedelta(hours=6)
+    site.open(open_jobs)
+    with site.ledger.transaction() as t:
+        t.accounts.create(Account(name="physics"), BY)
+        if money:
+            t.transfers.deposit("physics", money * MICRO, BY)
+        t.rates.add(rate("debug"), BY)
+
+
+def make_shared_site(directory: Path) -> Site:
+    """The same, where olga owns ``physics`` with ``optics`` below it, and ada is in both.
+
+    carl coordinates ``chemistry`` in Slurm, where bela is.
+    """
+    site = make_site(directory)
+    by = By(who="root", why="to begin with")
+    with site.ledger.transaction() as t:
+        t.accounts.change("physics", by, owners=("olga",))
+        t.accounts.create(Account(name="optics", parent="physics"), by)
+        t.accounts.create(Account(name="chemistry"), by)
+        t.accounts.set_user("physics", "ada", by, limit=500 * MICRO)
+        t.accounts.set_user("optics", "ada", by, limit=None)
+        t.accounts.set_user("chemistry", "bela", by, limit=None)
+        t.transfers.deposit("chemistry", 10 * MICRO, by)
+    site.standing = Standing(coordinators={"chemistry": frozenset({"carl"})})
+    return site
+
+
+def feed(site: Site, events: Sequence[Event]) -> list[Event]:
+    """Have jobs.db take in events, and do what is due by the clock; what it said."""
+    return [*site.feed(*events), *site.tick()]
+
+
+def life(job_id: int, *, begin: int = 0, seconds: int = 3600, **fields: Any) -> list[Event]:
+    """What Slurm shows of a job that ran: its beginning and its end."""
+    values: dict[str, Any] = {
+        "account": "physics",
+        "partition": "debug",
+        "cpus": 2,
+        "qos": "normal",
+    }
+    values |= {"tres_allocated": "cpu=2,mem=1G,node=1", "nodelist": "n1", **fields}
+    start = NOON + timedelta(seconds=begin + 1)
+    ended: dict[str, Any] = {**values, "start": start}
+    return [
+        record(job_id, begin, seen=begin, **values),
+        record(job_id, begin, "RUNNING", seen=begin + 2, **ended),
+        record(
+            *(job_id, begin, "COMPLETED"),
+            seen=begin + seconds + 2,
+            end=begin + seconds + 1,
+            exit_code=0,
+            **ended,
+        ),
+    ]
+
+
+def charge(
+    site: Site,
+    job_id: int,
+    *,
+    hours: int = 1,
+    user: str = "ada",
+    account: str = "physics",
+    partition: str = "debug",
+    start: datetime = NOON,
+) -> Charge:
+    """Charge a job of one CPU, at a unit an hour."""
+    made = Charge(
+        cluster="c1",
+        job_id=job_id,
+        first_submit=start - timedelta(minutes=1),
+        account=account,
+        user=user,
+        partition=partition,
+        amount=hours * MICRO,
+        use=Use(tres={"cpu": 1}, start=start, seconds=3600 * hours, state="COMPLETED"),
+        rate=1,
+    )
+    with site.ledger.transaction() as t:
+        t.charges.charge(made, By(who="bank", why="end", at=start))
+    return made
+
+
+def balance(site: Site) -> int:
+    """What ``physics`` has left."""
+    with site.ledger.reading() as t:
+        return t.reading.balance("physics", site.now)
+
+
+def jobs_of(site: Site) -> Jobs:
+    """jobs.db, to ask."""
+    return Jobs(database_path(site.settings.state_dir))
+
+
+def begin(site: Site, at: datetime) -> None:
+    """Have the bank begin at a time."""
+    with site.ledger.transaction() as t:
+        t.set_mark("began", str(micros(at)))
+
+
+def config_of(directory: Path) -> Path:
+    """A configuration file for commands that work on the ledger of a Site there."""
+    (directory / "state").mkdir(exist_ok=True)
+    path = directory / "steward.toml"
+    path.write_text(
+        f'state_dir = "{directory}/state"\nsocket = "{directory}/s.sock"\n'
+        f'[cluster.c1]\nslurm = false\nspool = "{directory}/spool"\ntimezone = "UTC"\n'
+        "[bank]\nenabled = true\n"
+    )
+    return path

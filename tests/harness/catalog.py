@@ -1,0 +1,92 @@
+"""The catalogue of scripts, and what is found in it."""
+
+import os
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from harness import archive
+from harness.events import NOVEMBER
+from harness.site import Site
+from steward.archive.catalog.consumer import Catalogue
+from steward.archive.catalog.matching import Matcher
+from steward.archive.catalog.month import Use
+from steward.archive.catalog.search import Found, Searcher
+from steward.archive.catalog.walking import Wanted
+from steward.core.config import ArchiveSettings
+from steward.core.events import Event
+from steward.core.incoming import STATE_STORE, Store
+from steward.core.moments import micros
+
+
+def make_site(directory: Path) -> Site:
+    """A cluster called ``one`` whose scripts are indexed, and filed nowhere."""
+    site = Site(directory, clusters=("one",), archive=ArchiveSettings(sink={}))
+    site.open(archive.open_catalogue)
+    return site
+
+
+def directory_of(site: Site) -> Path:
+    return site.state / "catalogue"
+
+
+def catalogue_of(site: Site) -> Catalogue:
+    return site.consumer(Catalogue)
+
+
+def searcher_of(site: Site) -> Searcher:
+    searcher: Searcher = site.room("archive").searcher
+    return searcher
+
+
+def store_of(site: Site) -> Store:
+    return site.stores.get(STATE_STORE)
+
+
+def script(
+    site: Site,
+    job_id: int,
+    data: bytes,
+    at: datetime = NOVEMBER,
+    cluster: str = "one",
+    name: str = "job",
+) -> Event:
+    """job.script, its bytes written to the store."""
+    given: dict[str, Any] = {"environment": None, "store": STATE_STORE}
+    mtime_ns = micros(at) * 1000
+    return archive.script(
+        site, job_id, data, mtime_ns=mtime_ns, cluster=cluster, name=name, **given
+    )
+
+
+def identity(script: Event, uid: int, user: str, account: str = "physics") -> Event:
+    """job.identity: the script is a job's of this user, called as it claims to be."""
+    return archive.identity(script, uid, user, name=script.body.claimed_name, account=account)
+
+
+def keep(site: Site, job_id: int, text: str | bytes, uid: int = 1001, user: str = "ada") -> None:
+    """Index one script with its identity; the higher the id, the later."""
+    data = text if isinstance(text, bytes) else text.encode()
+    spooled = script(site, job_id, data, NOVEMBER + timedelta(seconds=job_id))
+    site.feed(spooled, identity(spooled, uid, user))
+
+
+def anybody(use: Use) -> bool:
+    return True
+
+
+def hits(site: Site, *terms: str, case: bool = False, words: bool = False) -> list[Found]:
+    matcher = Matcher(terms, case=case, words=words)
+    return searcher_of(site).page(matcher, Wanted(), anybody, limit=1000).hits
+
+
+def found(site: Site, *terms: str, case: bool = False, words: bool = False) -> list[int]:
+    """Ids of the jobs whose scripts are hits."""
+    return [hit.use.job_id for hit in hits(site, *terms, case=case, words=words)]
+
+
+def everything_below(directory: Path) -> bytes:
+    """All bytes of all files, to look for what should not be there."""
+    return b"".join(
+        Path(folder, name).read_bytes() for folder, _, names in os.walk(directory) for name in names
+    )

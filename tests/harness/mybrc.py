@@ -1,0 +1,93 @@
+"""A bank that tells a server elsewhere what jobs cost, over the myBRC API."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from harness import bank
+from harness.events import NOON
+from harness.site import Site
+from steward.bank.reconciling import reconcile
+from steward.bank.records import Hold
+from steward.bank.settings import BankSettings, RemoteBankSettings
+from steward.core.events import Event
+from steward.core.waiting import Stop
+from steward.extensions.mybrc.passing import Passing
+from steward.extensions.mybrc.relaying import relay
+
+HELD = 51_670_000
+"""What is held for a job that is shown."""
+
+
+class ReportingSite(Site):
+    """A bank, and what passes on to the server at a URL.
+
+    Args:
+        directory: Where its files are.
+        url: The server's API.
+        token: What it wants to see.
+        money: Units in account ``physics``.
+        began: When the bank began.
+        remote: Other keys of [bank.remote].
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        url: str,
+        *,
+        token: str = "Token x\n",
+        money: int = 1000,
+        began: datetime = NOON - timedelta(hours=1),
+        **remote: Any,
+    ) -> None:
+        (directory / "token").write_text(token)
+        keys = {"url": url, "token_file": str(directory / "token"), "timeout_s": 20.0, **remote}
+        self.remote = RemoteBankSettings(**keys)
+        super().__init__(directory, bank=BankSettings(enabled=True, remote=self.remote))
+        bank.found_bank(self, money)
+        bank.begin(self, began)
+        self._began = began
+        self._passing = self._open_passing()
+
+    def _open_passing(self) -> Passing:
+        return Passing(self.settings, self.ledger, lambda: self.now)
+
+    def restart(self) -> None:
+        """End what sends, and start it anew."""
+        self._passing.close()
+        self._passing = self._open_passing()
+
+    def show(self, events: Sequence[Event], *, is_sent: bool = True) -> None:
+        """Slurm shows a job, with a hold on it; the bank charges and reports."""
+        begin = len(self.journal)
+        bank.feed(self, events)
+        self.reconcile()
+        self.relay(self.journal[begin:], HELD)
+        if is_sent:
+            self.send()
+
+    def reconcile(self) -> None:
+        """Compare and correct, as the minute's turn and ``steward bank reconcile`` do."""
+        books = (self.settings, self.ledger, None, "c1", self._began)
+        reconcile(*books, is_dry=False, now=self.now)
+
+    def relay(self, events: Sequence[Event], held: int = 0) -> None:
+        """Have events passed on, with so much held for each one's job."""
+
+        def hold(event: Event) -> Hold | None:
+            job_id = event.body.record.job_id
+            name = {"id": "h", "cluster": "c1", "job_id": job_id, "account": "physics"}
+            return Hold(**name, amount=held, created_us=1) if held else None
+
+        with self.ledger.transaction() as t:
+            relay(t, [(event, hold(event)) for event in events], self._began)
+
+    def send(self) -> None:
+        """Send what waits."""
+        self._passing.send_once(Stop(), lambda: None)
+
+    def close(self) -> None:
+        self._passing.close()
+        super().close()

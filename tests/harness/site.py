@@ -1,0 +1,226 @@
+"""One Steward of a test's own, without its processes: what all unit tests stand on.
+
+What belongs to a subject is in the module of its name beside this one, as plain functions and
+constants.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from harness.events import NOON
+from steward.core.access import Access, Asker, Standing
+from steward.core.actions import Registry
+from steward.core.config import Settings
+from steward.core.consumers import Consumer
+from steward.core.events import Event
+from steward.core.incoming import stores_of
+from steward.slurm.settings import ClusterSettings
+
+if TYPE_CHECKING:
+    from steward.bank.ledger.opened import Ledger
+
+ROOT = Asker(uid=0, user="root")
+OWNER = Asker(uid=4000, user="olga")
+ADA = Asker(uid=4001, user="ada")
+BELA = Asker(uid=4002, user="bela")
+COORDINATOR = Asker(uid=4003, user="carl")
+NOBODY = Asker(uid=4999)
+
+Opened = TypeVar("Opened")
+Open = Callable[["Site"], Consumer]
+"""Opens a consumer with a Site's settings and clock."""
+
+
+class Clock:
+    """Seconds that go by as a test says, and no others."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Site:
+    """Settings, clock, journal, consumers and actions of one Steward.
+
+    Args:
+        directory: Where its files are; its state is in ``state`` there.
+        clusters: Names of clusters whose Slurm is not asked, or the settings of each.
+        sections: The other sections of its settings.
+
+    Attributes:
+        now: The present moment: a test sets it.
+        clock: The monotonic clock, likewise.
+        user_names: Of uids, by now; the machine's own where None.
+        standing: What every cluster's Slurm says of who stands where.
+        journal: Every event so far.
+        consumers: Those that are open, by name.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        clusters: Iterable[str] | Mapping[str, ClusterSettings] = ("c1",),
+        **sections: Any,
+    ) -> None:
+        self.directory = directory
+        self.state = directory / "state"
+        self.state.mkdir(parents=True, exist_ok=True)
+        if not isinstance(clusters, Mapping):
+            clusters = {name: ClusterSettings(slurm=False, timezone="UTC") for name in clusters}
+        self.settings = Settings(state_dir=str(self.state), cluster=dict(clusters), **sections)
+        self.now = NOON
+        self.clock = Clock()
+        self.user_names: dict[int, str] | None = None
+        self.standing = Standing()
+        self.journal: list[Event] = []
+        self.consumers: dict[str, Consumer] = {}
+        self._opens: list[Open] = []
+        self._fed: dict[str, int] = {}
+        self._rooms: dict[str, Any] = {}
+        self._ledger: Ledger | None = None
+        self.reopen()
+
+    def reopen(self, **sections: Any) -> None:
+        """Begin anew as after a crash: nothing is closed; ``sections`` replace the settings'."""
+        self.settings = msgspec.structs.replace(self.settings, **sections)
+        self.access = Access(self.settings.access, 0, lambda _cluster: self.standing)
+        self.stores = stores_of(self.settings)
+        self._rooms = {}
+        self._registry: Registry | None = None
+        for opens in self._opens:
+            self.add(opens(self))
+
+    def open(self, *opens: Open) -> None:
+        """Open consumers, which are given what comes from now on."""
+        self._opens += opens
+        for one in opens:
+            self.add(one(self))
+
+    def add(self, consumer: Consumer) -> None:
+        """Feed a consumer from now on, in place of one of its name."""
+        self.consumers[consumer.name] = consumer
+        self._fed.setdefault(consumer.name, len(self.journal))
+
+    def consumer(self, kind: type[Opened]) -> Opened:
+        """The open consumer of a class."""
+        return next(one for one in self.consumers.values() if isinstance(one, kind))
+
+    def append(self, new: Sequence[Event]) -> None:
+        """Append events, each with its position as its id."""
+        for event in new:
+            self.journal.append(msgspec.structs.replace(event, id=len(self.journal) + 1))
+
+    def refilled(self, consumer: str, since_s: int) -> None:
+        """Hear that a consumer gets again what it missed: there is nothing to note."""
+
+    def feed(self, *events: Event) -> list[Event]:
+        """Append events and have consumers apply all that is new, until nothing more comes.
+
+        Returns:
+            What consumers appended.
+
+        Raises:
+            Unavailable: As the consumer does; what was to be applied is not given again.
+            Rejected: Likewise.
+        """
+        self.append(events)
+        begin = len(self.journal)
+        while any(self._fed[name] < len(self.journal) for name in self.consumers):
+            for name, consumer in self.consumers.items():
+                upto = len(self.journal)
+                news = self.journal[self._fed[name] : upto]
+                self._fed[name] = upto
+                wanted = [event for event in news if event.kind in consumer.kinds]
+                if wanted:
+                    consumer.apply(wanted, upto, self.append)
+        return self.journal[begin:]
+
+    def tick(self) -> list[Event]:
+        """Have consumers do what is due by the clock; what they appended."""
+        begin = len(self.journal)
+        for consumer in self.consumers.values():
+            consumer.tick(self.append)
+        return self.journal[begin:]
+
+    @property
+    def registry(self) -> Registry:
+        """Every action, in this Site's rooms."""
+        if self._registry is None:
+            from steward.daemon.actions import every_action
+
+            actions = tuple(every_action())
+            rooms = {action.room: partial(self.room, action.room) for action in actions}
+            self._registry = Registry(actions, rooms)
+        return self._registry
+
+    def room(self, name: str) -> Any:
+        """What the actions of this name work with."""
+        if name not in self._rooms:
+            self._rooms[name] = self._make_room(name)
+        return self._rooms[name]
+
+    def _make_room(self, name: str) -> Any:
+        given: dict[str, Any] = {"access": self.access, "now": lambda: self.now}
+        match name:
+            case "accounting":
+                from steward.accounting.room import AccountingRoom
+
+                return AccountingRoom(self.settings, order=self.append, **given)
+            case "archive":
+                from steward.archive.library import Library
+
+                return Library(self.settings, order=self.append, refilled=self.refilled, **given)
+            case "automation":
+                from steward.automation.room import AutomationRoom
+
+                return AutomationRoom(self.settings, access=self.access, registry=self.registry)
+            case "bank":
+                from steward.bank.room import BankRoom
+
+                return BankRoom(self.settings, **given)
+            case "events":
+                from steward.reports.events import EventsRoom
+
+                return EventsRoom(self.settings.state_dir, **given)
+            case "history":
+                from steward.reports.history.room import HistoryRoom
+
+                return HistoryRoom(self.settings, **given)
+            case "reports":
+                from steward.reports.room import ReportsRoom
+
+                return ReportsRoom(self.settings, **given)
+            case _:
+                raise AssertionError(f"a Site has no room called {name}")
+
+    def ask(self, name: str, asker: Asker = ROOT, /, **request: Any) -> Any:
+        """The answer of an action, once consumers have applied all that is new."""
+        self.feed()
+        return self.registry.call(name, asker, self.registry.decode(name, request))
+
+    def stream(self, name: str, asker: Asker = ROOT, /, **request: Any) -> tuple[list[Any], Any]:
+        """The items of an action that streams, and its answer."""
+        *items, answer = self.ask(name, asker, **request)
+        return items, answer
+
+    @property
+    def ledger(self) -> "Ledger":
+        """The bank's ledger, with this Site's clock."""
+        if self._ledger is None:
+            from steward.bank.ledger import open_ledger
+
+            self._ledger = open_ledger(self.settings, lambda: self.now)
+        return self._ledger
+
+    def close(self) -> None:
+        """Close consumers, rooms and the ledger."""
+        for opened in (*self.consumers.values(), *self._rooms.values(), self._ledger):
+            if hasattr(opened, "close"):
+                opened.close()
