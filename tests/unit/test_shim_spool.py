@@ -153,11 +153,39 @@ def not_included(node: Node) -> None:
     node.plugstack.write_text("# the site's\n")
 
 
+def files_to_others(node: Node) -> None:
+    to_others(node)
+    (node.spool / "box.lock").touch()
+    os.chown(node.spool / "box.lock", NOBODY, NOBODY)
+
+
+def relative(node: Node) -> None:
+    node.conf.write_text(node.conf.read_text().replace(f"spool={node.spool}", "spool=shim"))
+
+
+def a_link_to_a_file(node: Node) -> None:
+    node.spool.rmdir()
+    node.spool.with_name("file").touch()
+    node.spool.symlink_to(node.spool.with_name("file"))
+
+
+def a_link_to_itself(node: Node) -> None:
+    node.spool.rmdir()
+    node.spool.symlink_to(node.spool)
+
+
+def a_file_and_an_old_one(node: Node) -> None:
+    a_file(node)
+    node.spool.with_name("shim.old").mkdir()
+
+
 @pytest.mark.parametrize(
     "harm",
     [
         *(to_others, closed(0o777), closed(0o1777), closed(0o770), closed(0o755), both),
+        *(closed(0), closed(0o300), closed(0o500), closed(0o600), files_to_others),
         *(missing, a_file, a_link, no_spool, required, another_build, not_included),
+        *(relative, a_link_to_a_file, a_link_to_itself, a_file_and_an_old_one),
     ],
 )
 def test_the_commands_of_the_doctor_mend_the_spool(
@@ -169,7 +197,9 @@ def test_the_commands_of_the_doctor_mend_the_spool(
     node.mend()
     assert node.faults() == []
     spool = Path(checking.spool_of(str(node.plugstack)))
+    assert spool.is_absolute()
     assert (spool.stat().st_uid, spool.stat().st_mode & 0o7777) == (0, 0o700)
+    assert all(file.stat().st_uid == 0 for file in spool.iterdir())
 
 
 def test_what_was_chosen_at_the_installation_is_kept(node: Node) -> None:
@@ -206,6 +236,81 @@ def test_a_line_of_plugstack_conf_itself_is_to_be_changed(node: Node) -> None:
     node.mend()
     assert node.faults() == []
     assert node.plugstack.read_text() == f"{old}{new}\n"
+
+
+@pytest.mark.parametrize("library", ["1.1.1", "gone"])
+def test_remedies_of_a_line_agree_with_each_other(node: Node, library: str) -> None:
+    """An old line after an upgrade names another build, and the directory of job lines."""
+    node.conf.unlink()
+    old = node.built.path.replace(str(node.built.version), library)
+    node.plugstack.write_text(f"required {old} spool={node.lines.parent}/\n")
+    found = node.faults()
+    assert len(found) > 1
+    assert {one.mend for one in found} == {
+        (
+            f"{node.plugstack}: optional {node.built.path} spool={node.default}",
+            f"install -d -o root -g root -m 0700 {node.default}",
+        )
+    }
+    node.mend()
+    assert node.faults() == []
+    assert node.lines.parent.stat().st_uid == NOBODY
+
+
+def test_the_last_of_two_spools_is_looked_at_as_the_plugin_takes_it(node: Node) -> None:
+    text = node.conf.read_text()
+    gone = f"{node.spool}-gone"
+    node.conf.write_text(text.replace(str(node.spool), f"{node.spool} spool={gone}"))
+    assert gone in node.faults()[0].what
+    node.mend()
+    assert node.faults() == []
+
+
+def test_files_that_an_included_file_includes_are_read(node: Node) -> None:
+    inner = node.etc / "more" / "shim.conf"
+    inner.parent.mkdir()
+    node.conf.rename(inner)
+    (Path(f"{node.plugstack}.d") / "site.conf").write_text(f"include {inner}\n")
+    assert node.faults() == []
+    assert checking.spool_of(str(node.plugstack)) == str(node.spool)
+    inner.write_text(inner.read_text() + f"include {inner}\n")
+    assert node.faults() == []
+
+
+def test_a_directory_with_files_of_others_is_no_spool(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = node.site.directory / "StateSaveLocation"
+    other.mkdir()
+    (other / "box.log").touch()
+    (other / "job_state").touch()
+    os.chown(other, NOBODY, NOBODY)
+    for spool in ("/etc", "/tmp", other):
+        assert refused(node, spool)
+        assert "which is no file of the plugin's" in capsys.readouterr().err
+    node.conf.write_text(node.conf.read_text().replace(f"{node.spool}", f"{other}"))
+    assert "job_state, which is no file of the plugin's" in node.faults()[0].what
+    node.mend()
+    assert node.faults() == []
+    assert other.stat().st_uid == NOBODY
+
+
+def test_the_printed_command_names_slurms_version_if_slurm_is_in_no_path(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    required(node)
+    monkeypatch.setenv("PATH", "/nowhere")
+    shim = checking.shim_faults(
+        node.built.version, libdir=node.libdir, plugstack=str(node.plugstack)
+    )
+    assert any(f"--slurm {node.built.version}" in line for fault in shim for line in fault.mend)
+
+
+def test_install_tells_that_the_agent_reads_the_default_spool(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not refused(node, node.site.directory / "own")
+    assert "systemctl edit steward-agent.service" in capsys.readouterr().out
 
 
 def test_an_old_line_beside_ours_is_to_be_removed(node: Node) -> None:

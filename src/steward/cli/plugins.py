@@ -219,6 +219,11 @@ def install(
     for fault in spools.spool_faults(spool):
         for command in fault.mend:
             typer.echo(f"Now run: {command}")
+    if spool != DEFAULT_SPOOL:
+        typer.echo(
+            f"Now let the agent read {spool}: systemctl edit steward-agent.service sets "
+            "ConditionPathIsDirectory, ExecStart and ReadWritePaths"
+        )
 
 
 def check(

@@ -4,6 +4,7 @@ A library is loaded in a process of its own, which may crash without harm.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -163,7 +164,7 @@ def _shim_line(file: str, words: list[str]) -> ShimLine:
         file=file,
         keyword=words[0],
         library=words[1] if len(words) > 1 else "",
-        spool=spools[0] if spools else "",
+        spool=spools[-1] if spools else "",
     )
 
 
@@ -225,8 +226,7 @@ class _Shim:
             yield Fault(f"{self._conf} is missing", (self._install(),))
             return
         for line in self._lines:
-            library = os.path.join(os.path.dirname(built.path), os.path.basename(line.library))
-            mend = self._set(line, library=library)
+            mend = self._set(line)
             if line.keyword != "optional":
                 what = f"{line.file} says {line.keyword!r}: only optional keeps a job from failing"
                 yield Fault(what, mend)
@@ -247,10 +247,12 @@ class _Shim:
     def of_spools(self) -> Iterator[Fault]:
         looked_at: set[str] = set()
         for line in self._lines:
-            free = free_spool(self._taken)
             if not line.spool:
-                what = f"{line.file} names no spool: nothing is written"
-                yield Fault(what, self._set(line, spool=free))
+                yield Fault(f"{line.file} names no spool: nothing is written", self._set(line))
+                continue
+            if not os.path.isabs(line.spool):
+                what = f"{line.file} names spool={line.spool}, which is no absolute path: nothing "
+                yield Fault(f"{what}is written", self._set(line))
                 continue
             if line.spool in looked_at and line.file == self._conf:
                 continue
@@ -260,36 +262,52 @@ class _Shim:
                 yield Fault(
                     f"{line.file} names spool={line.spool}, which is {taken}: change the path in "
                     f"{line.file} to the SPANK plugin's own spool, which is root's alone",
-                    self._set(line, spool=free),
+                    self._set(line),
                 )
-            elif real != os.path.abspath(line.spool):
-                what = f"{line.spool} is reached by a symbolic link: name {real} itself"
-                yield Fault(what, self._set(line, spool=real))
+            elif real != os.path.abspath(line.spool) or os.path.islink(real):
+                what = (
+                    f"{line.spool} is reached by a symbolic link: name {self._spool(line)} itself"
+                )
+                yield Fault(what, self._set(line))
             elif line.spool not in looked_at:
                 yield from spool_faults(line.spool)
             looked_at.add(line.spool)
 
-    def _set(self, line: ShimLine, *, library: str = "", spool: str = "") -> tuple[str, ...]:
-        """Return what changes a line: our command, or words to type into the site's own file."""
-        spool = spool or line.spool
+    def _set(self, line: ShimLine) -> tuple[str, ...]:
+        """Return what sets all of a line right, whichever of its faults is told.
+
+        It is our command, or words to type into the site's own file.
+        """
         if line.file == self._conf:
-            return (self._install(spool),)
+            return (self._install(),)
         if any(other.file == self._conf for other in self._lines):
             return (f"{line.file}: remove the line that names {line.library}, {self._conf} has it",)
-        words = f"{line.file}: optional {library or line.library} spool={spool}"
+        built, library = find_built(self._libdir, self._version), line.library
+        if built is not None:
+            library = os.path.join(os.path.dirname(built.path), os.path.basename(library))
+        spool = self._spool(line)
+        words = f"{line.file}: optional {library} spool={spool}"
         return (words, f"install -d -o root -g root -m 0700 {spool}") if spool else (words,)
 
-    def _install(self, spool: str = "") -> str:
+    def _spool(self, line: ShimLine) -> str:
+        """Return the spool that a line should name: its own, if that can be one."""
+        real = os.path.realpath(line.spool)
+        is_usable = os.path.isabs(line.spool) and (os.path.isdir(real) or not os.path.lexists(real))
+        if is_usable and not taken_by(line.spool, self._taken):
+            return real if real != os.path.abspath(line.spool) else line.spool
+        return free_spool(self._taken)
+
+    def _install(self) -> str:
         """Return the command that writes our file, with what it says now kept."""
-        spool = spool or next((one.spool for one in self._lines if one.spool), DEFAULT_SPOOL)
-        if taken_by(spool, self._taken):
-            spool = free_spool(self._taken) or spool
         libraries = {os.path.basename(one.library) for one in self._lines}
+        line = next((one for one in self._lines if one.spool), None)
         return install_command(
             plugstack=self._plugstack,
             libdir=self._libdir,
-            spool=spool,
+            spool=self._spool(line) if line else free_spool(self._taken),
             prolog=PROLOG_LIBRARY in libraries,
+            # Without Slurm's commands in PATH nothing tells which Slurm is here.
+            slurm="" if shutil.which("scontrol") else str(self._version),
         )
 
 
@@ -299,6 +317,7 @@ def install_command(
     libdir: str = DEFAULT_LIBDIR,
     spool: str = DEFAULT_SPOOL,
     prolog: bool = False,
+    slurm: str = "",
 ) -> str:
     """Return the command line that installs the SPANK plugin, with options that are no defaults."""
     words = ["steward plugins install"]
@@ -308,4 +327,6 @@ def install_command(
         words.append(f"--plugstack {plugstack}")
     if spool != DEFAULT_SPOOL:
         words.append(f"--spool {spool}")
+    if slurm:
+        words.append(f"--slurm {slurm}")
     return " ".join([*words, "--prolog"] if prolog else words)

@@ -119,8 +119,14 @@ def includes(plugstack: str, conf: str) -> bool:
 
 def included(plugstack: str) -> list[str]:
     """Return plugstack.conf, and the files that it includes, in their order."""
-    path = _in_use(plugstack)
-    return [path, *(file for pattern in _patterns(path) for file in sorted(glob.glob(pattern)))]
+    files, waiting = list[str](), [_in_use(plugstack)]
+    while waiting:
+        path = waiting.pop(0)
+        if path not in files:
+            files.append(path)
+            inner = [file for pattern in _patterns(path) for file in sorted(glob.glob(pattern))]
+            waiting = [*inner, *waiting]
+    return files
 
 
 def _in_use(plugstack: str) -> str:

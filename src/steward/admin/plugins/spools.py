@@ -5,6 +5,7 @@ that of job lines belong to SlurmUser. One directory cannot serve both.
 """
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -14,6 +15,9 @@ from steward.admin.plugins.installing import DEFAULT_LINES, DEFAULT_SPOOL
 from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.filesystems import network_kind
+
+_OWN_FILE: Final = re.compile(r".+\.(?:log(?:\.\d+)?|place|lock)")
+"""What the plugin and the agent name their files in the spool."""
 
 OWNER: Final = "root:root"
 MODE: Final = 0o700
@@ -48,6 +52,8 @@ def _parent(key: str, path: str) -> dict[str, str]:
 def taken_by(spool: str, directories: Mapping[str, str]) -> str:
     """Say whose a directory is already; "" where neither it nor its parents are anybody's.
 
+    A directory with files in it that are not the plugin's is somebody's, too.
+
     Args:
         spool: The directory.
         directories: As :func:`daemon_directories` returns them.
@@ -61,7 +67,17 @@ def taken_by(spool: str, directories: Mapping[str, str]) -> str:
             return f"in {directory}, the directory of {key}"
         if _is_below(other, path):
             return f"a parent of {directory}, the directory of {key}"
-    return ""
+    # The default is the plugin's, whatever else lies in it.
+    other = "" if path == os.path.realpath(DEFAULT_SPOOL) else _foreign_file(path)
+    return f"a directory that holds {other}, which is no file of the plugin's" if other else ""
+
+
+def _foreign_file(directory: str) -> str:
+    try:
+        with os.scandir(directory) as entries:
+            return next((e.name for e in entries if _OWN_FILE.fullmatch(e.name) is None), "")
+    except OSError:
+        return ""
 
 
 def _is_below(path: str, directory: str) -> bool:
@@ -125,7 +141,7 @@ def spool_faults(spool: str) -> Iterator[Fault]:
         yield Fault(f"{spool}: {error.strerror}: every line is lost", (make,))
         return
     if not stat.S_ISDIR(status.st_mode):
-        move = f"mv {spool} {spool}.old"
+        move = f"mv -T --backup=numbered {spool} {spool}.old"
         yield Fault(f"{spool} is no directory: every line is lost", (move, make))
     elif os.path.realpath(spool) == os.path.abspath(spool):
         yield from _access_faults(spool, status)
@@ -137,10 +153,23 @@ def _access_faults(spool: str, status: os.stat_result) -> Iterator[Fault]:
             f"{spool} belongs to uid {status.st_uid}, who could change what is told",
             (f"chown {OWNER} {spool}", f"chmod {MODE:04o} {spool}"),
         )
+    others = next(_files_of_others(spool), "")
+    if others:
+        what = f"{others} belongs to another user than root: the agent cannot read it"
+        yield Fault(what, (f"chown -R {OWNER} {spool}",))
     mend = (f"chmod {MODE:04o} {spool}",)
+    if status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+        yield Fault(f"{spool} is closed to its owner: the agent cannot read it", mend)
     if status.st_mode & stat.S_IWOTH:
         yield Fault(f"{spool} may be written by anybody: nothing is written there", mend)
     elif status.st_mode & stat.S_IWGRP:
         yield Fault(f"{spool} may be written by its group, who could change what is told", mend)
     elif status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         yield Fault(f"{spool} is open to others than root", mend)
+
+
+def _files_of_others(spool: str) -> Iterator[str]:
+    with os.scandir(spool) as entries:
+        for entry in entries:
+            if entry.stat(follow_symlinks=False).st_uid != 0:
+                yield entry.path
