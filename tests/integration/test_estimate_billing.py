@@ -93,6 +93,13 @@ EXCLUSIVE: Final = (
         "-N1 --exclusive --ntasks-per-node=2 --mem=2G",
         "-N1 --exclusive --gpus-per-node=2 --mem=0",
     ),
+    (
+        "-n8 --exclusive --ntasks-per-node=4 --mem=5G",
+        "-N1 --exclusive --gpus-per-socket=1 --sockets-per-node=1 --mem-per-gpu=1G",
+        "-N1 --exclusive --gpus-per-socket=1 --sockets-per-node=1 --mem-per-cpu=1G",
+        "-n1 --exclusive --mincpus=3 --mem=1G",
+        "-n4 -c2 --exclusive --mincpus=3 --mem=1G",
+    ),
 )
 """Requests for nodes that no other job shares, and others beside them: as many as have room."""
 DEFAULTS: Final = (

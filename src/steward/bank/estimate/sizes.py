@@ -315,7 +315,12 @@ class _Asked:
 
     def memory(self, cpus: int) -> int:
         """Memory in MiB; none where Slurm does not count it for any job."""
-        return self._memory(cpus, self.nodes, self._gpus_with_memory())
+        job = self.job
+        gpus = self._gpus_with_memory()
+        if gpus and job.tres_per_socket and not self.mem_per_cpu and job.pn_min_memory_mib is None:
+            # Slurm counts memory for more GPUs of sockets than it gives in the end.
+            return self.nodes * self.site.memory_mib if self.site.counts_memory else 0
+        return self._memory(cpus, self.nodes, gpus)
 
     def memory_of_whole_nodes(self, found: dict[str, int]) -> int:
         """Memory in MiB that Slurm allocates to a job with nodes to itself.
@@ -336,9 +341,6 @@ class _Asked:
             return cpus * self.mem_per_cpu
         if job.pn_min_memory_mib:
             return nodes * job.pn_min_memory_mib
-        if gpus and job.tres_per_socket and job.pn_min_memory_mib is None:
-            # Slurm counts memory for more GPUs of sockets than it gives in the end.
-            return nodes * self.site.memory_mib
         if per_gpu and gpus:
             return gpus * per_gpu
         if job.pn_min_memory_mib is None:
@@ -392,7 +394,7 @@ def _whole_nodes(job: Description, site: Site, asked: _Asked) -> dict[str, int]:
     room = [(_room(job, asked, shape), shape) for shape in site.shapes]
     room = [(fits, shape) for fits, shape in room if fits > 0]
     least = max(job.min_nodes or 1, site.min_nodes)
-    if not room or least > 1 or asked.per_node_cpus:
+    if not room or least > 1:
         return each
     fewest = min(fits for fits, _ in room)
     nodes = max(least, min(nodes, -(-asked.tasks // fewest)))
@@ -408,9 +410,13 @@ def _room(job: Description, asked: _Asked, shape: NodeShape) -> int:
     """How many tasks an empty node takes, as far as is sure."""
     threads = shape.cpus_per_core
     usable = min(job.threads_per_core or threads, threads)
-    alone = -(-asked.per_task // usable) * threads
-    if usable == threads and threads % asked.per_task == 0 and not asked.is_apart():
-        alone = asked.per_task
+    per_task = asked.per_task
+    if job.ntasks_per_node:
+        # Slurm shares the CPUs that each node must have out among its tasks.
+        per_task = max(per_task, -(-asked.per_node_cpus // job.ntasks_per_node))
+    alone = -(-per_task // usable) * threads
+    if usable == threads and threads % per_task == 0 and not asked.is_apart():
+        alone = per_task
     limits = [shape.usable_cpus // alone]
     if asked.mem_per_cpu and asked.site.counts_memory:
         limits.append(shape.memory_mib // (asked.mem_per_cpu * asked.per_task))
