@@ -1,1 +1,1 @@
-"""What tests build a Steward from: one Site, and by subject the events and answers around it."""
+"""Test helpers: Site, and by subject the events, jobs and replies that tests give it."""

@@ -1,4 +1,4 @@
-"""The books of one cluster whose nodes report, for accounting's actions: jobs.db, fed by hand."""
+"""Accounting Sites: one cluster whose jobs.db contains the runs and launches that a test adds."""
 
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -27,7 +27,7 @@ START = NOVEMBER - timedelta(hours=2)
 
 
 def make_site(directory: Path, *, listen: str = ":1") -> Site:
-    """A cluster called ``alpha``, which is not asked for anything."""
+    """Make a Site of a cluster ``alpha`` whose Slurm is never queried."""
     site = Site(directory, clusters=("alpha",), nodes=NodesSettings(listen=listen))
     site.now = NOVEMBER
     site.standing = Standing(private_data=frozenset({"jobs"}))
@@ -38,15 +38,15 @@ def make_site(directory: Path, *, listen: str = ":1") -> Site:
 def tell(site: Site, kind: str, key: str, body: object, at: datetime = START) -> None:
     """Append one event."""
     source = "node" if kind.startswith(("step", "task", "node")) else "snapshot"
-    told = {"cluster": "alpha", "source": source}
-    site.append([make_event(kind, f"{kind}:{key}", body, at, seen_at=NOVEMBER, **told)])
+    origin = {"cluster": "alpha", "source": source}
+    site.append([make_event(kind, f"{kind}:{key}", body, at, seen_at=NOVEMBER, **origin)])
 
 
 def add_run(
     site: Site, job_id: int = 7, seconds: float = 600, who: Asker = ADA, **fields: Any
 ) -> JobRecord:
-    """A run of a job that has ended, without its steps."""
-    usual: dict[str, Any] = {
+    """Append a run that has ended, without its steps; return its record."""
+    defaults: dict[str, Any] = {
         "job_id": job_id,
         "name": "train",
         "uid": who.uid,
@@ -68,7 +68,7 @@ def add_run(
         "submit_line": "sbatch secret.sh",
         "batch": True,
     }
-    record = JobRecord(**{**usual, **fields})
+    record = JobRecord(**{**defaults, **fields})
     key = f"{job_id}:{record.restarts}:{record.state}:{record.submit}"
     tell(site, JOB_END, key, JobFacts(record=record, whole=True))
     return record
@@ -85,8 +85,8 @@ def add_launch(
     ended: bool = True,
     **end: Any,
 ) -> None:
-    """A step on a node, a task for each CPU time; ``end`` sets fields of its end."""
-    over, count = at + timedelta(seconds=500), len(cpu_s)
+    """Append a launch with one task for each CPU time; ``end`` sets fields of its StepEnd."""
+    ended_at, count = at + timedelta(seconds=500), len(cpu_s)
     name: dict[str, Any] = {
         "job_id": job_id,
         "step": step,
@@ -101,25 +101,25 @@ def add_launch(
             task=number,
             pid=100 + number,
             status=0,
-            ended_us=micros(over),
+            ended_us=micros(ended_at),
             user_us=int(used * 1e6),
             system_us=0,
             max_rss_bytes=1024**3,
         )
         for number, used in enumerate(cpu_s)
     )
-    tell(site, TASK_EXIT, key, TasksExited(**name, tasks=tasks), over)
+    tell(site, TASK_EXIT, key, TasksExited(**name, tasks=tasks), ended_at)
     if ended:
-        tell(site, STEP_END, key, StepEnd(**name, tasks=count, **end), over)
+        tell(site, STEP_END, key, StepEnd(**name, tasks=count, **end), ended_at)
 
 
 def add_script(site: Site, job_id: int, at: datetime) -> None:
-    """A script whose job Slurm has never shown."""
+    """Append a script whose job no poll of Slurm has listed."""
     mtime_ns = micros(at) * 1000
     body = JobScript(job_id=job_id, spool_mtime_ns=mtime_ns)
     tell(site, JOB_SCRIPT, f"{job_id}:{mtime_ns}", body, at)
 
 
 def add_gap(site: Site, why: str = "reboot", lines: int = 0, at: datetime = START) -> None:
-    """A node that tells of what it has lost."""
+    """Append a node.gap: a node reports lines that it lost."""
     tell(site, NODE_GAP, f"n1:{why}:{at}", NodeGap(node="n1", why=why, lines=lines), at)

@@ -1,4 +1,4 @@
-"""Scripts that are kept: their bytes, events, files and index, and the jobs that they are of."""
+"""Archive Sites: scripts with their bytes, events, files and index, and their jobs."""
 
 import os
 from contextlib import closing
@@ -38,7 +38,7 @@ from steward.core.redaction import REDACTED
 from steward.slurm.settings import ClusterSettings
 
 DAY = "alpha/ada/2026/03/01"
-"""Where scripts of ada's are filed that were spooled at noon."""
+"""Directory of ada's scripts that were spooled at noon, below the archive's root."""
 SCRIPT = b"#!/bin/sh\nhostname\n"
 ENVIRONMENT = environment_bytes(b"HOME=/home/ada")
 REDACTED_ENVIRONMENT = b"\x03\0\0\0HOME=/home/ada\0TEXT=a=b\nc\xff\0API_TOKEN=" + REDACTED + b"\0"
@@ -60,13 +60,13 @@ def open_catalogue(site: Site) -> Catalogue:
 
 
 def sink_settings(directory: Path, **sink: Any) -> ArchiveSettings:
-    """The sink ``files`` in ``archive`` below a directory; ``sink`` sets its other keys."""
+    """Return settings of a sink ``files`` in ``directory/archive``; ``sink`` sets other keys."""
     keys = {"path": str(directory / "archive"), **sink}
     return ArchiveSettings(sink={"files": FilesSinkSettings(**keys)})
 
 
 def make_site(directory: Path, *, slurm: bool = True, page_rows: int = 200, **sink: Any) -> Site:
-    """A cluster called ``alpha`` whose scripts the sink ``files`` keeps."""
+    """Make a Site of a cluster ``alpha`` whose scripts the sink ``files`` archives."""
     clusters = {"alpha": ClusterSettings(slurm=slurm, timezone="UTC")}
     site = Site(directory, clusters=clusters, archive=sink_settings(directory, **sink))
     site.open(partial(open_sink, page_rows=page_rows))
@@ -74,7 +74,7 @@ def make_site(directory: Path, *, slurm: bool = True, page_rows: int = 200, **si
 
 
 def make_library(directory: Path, **sink: Any) -> Site:
-    """The same with jobs.db and a catalogue, so that the archive's actions can be asked."""
+    """Make the same Site with jobs.db and a catalogue, which the archive's actions need."""
     site = make_site(directory, **sink)
     site.now = NOVEMBER
     sink_of(site).prepare()
@@ -87,7 +87,7 @@ def sink_of(site: Site) -> FilesSink:
 
 
 def reopen(site: Site, **sink: Any) -> None:
-    """As after a crash, with other keys of the sink."""
+    """Reopen a Site as after a crash; ``sink`` sets keys of the sink."""
     site.reopen(archive=sink_settings(site.directory, **sink))
     sink_of(site).prepare()
 
@@ -102,9 +102,9 @@ def store_of(site: Site, name: str = "archive.files") -> Store:
 
 
 def trim(site: Site, store: str = "archive.files") -> None:
-    """Unlink the incoming bytes, as when every consumer has passed."""
-    there = site.stores.get(store)
-    there.unlink([name.filename for name in there.names()])
+    """Unlink all incoming bytes, as trimming does once every consumer has applied the events."""
+    incoming = site.stores.get(store)
+    incoming.unlink([name.filename for name in incoming.names()])
 
 
 def write_kept(
@@ -125,13 +125,13 @@ def script(
     cluster: str = "alpha",
     **body: Any,
 ) -> Event:
-    """job.script, its bytes written to the store; ``body`` sets other fields of it."""
-    there = store_of(site, store)
+    """Write a script's bytes to the store and return its job.script; ``body`` sets other fields."""
+    incoming = store_of(site, store)
     kept: dict[str, Any] = {
-        which: None if text is None else write_kept(there, job_id, mtime_ns, text, end, cluster)
+        which: None if text is None else write_kept(incoming, job_id, mtime_ns, text, end, cluster)
         for which, end, text in (("script", "script", data), ("environment", "env", environment))
     }
-    there.sync()
+    incoming.sync()
     return script_event(
         job_id, mtime_ns=mtime_ns, cluster=cluster, store=store, claimed_name=name, **kept, **body
     )
@@ -146,7 +146,7 @@ def identity(
     why: str = "bound",
     **record: Any,
 ) -> Event:
-    """job.identity: the script is a job's of this user."""
+    """Return a job.identity that assigns a script to a job of this user."""
     job_id = script.body.job_id
     body = JobIdentity(
         script_key=script.key,
@@ -160,7 +160,7 @@ def identity(
 
 
 def purge(*scripts: Event, sink: str = "", asked_by: str = "root") -> Event:
-    """archive.purge of these scripts."""
+    """Return an archive.purge of these scripts."""
     keys = tuple(script.key for script in scripts)
     body = ArchivePurge(script_keys=keys, sink=sink, asked_by=asked_by)
     return make_event(
@@ -171,8 +171,8 @@ def purge(*scripts: Event, sink: str = "", asked_by: str = "root") -> Event:
 def seen(
     job_id: int, when: datetime, *, cluster: str = "alpha", who: Asker = ADA, **record: Any
 ) -> Event:
-    """job.seen of a job that ada, or somebody else, submitted at this time."""
-    usual = {
+    """Return the job.seen of a job that ada or ``who`` submitted at a time."""
+    defaults = {
         "name": "run",
         "uid": who.uid,
         "user": who.user,
@@ -180,7 +180,7 @@ def seen(
         "state": "COMPLETED",
         "submit": when,
     }
-    facts = JobFacts(record=JobRecord(**{"job_id": job_id, **usual, **record}))
+    facts = JobFacts(record=JobRecord(**{"job_id": job_id, **defaults, **record}))
     return make_event(JOB_SEEN, f"seen:{job_id}:{when}", facts, when, cluster=cluster)
 
 
@@ -195,19 +195,19 @@ def add_job(
     feed: bool = True,
     **record: Any,
 ) -> str:
-    """Append a job that Slurm has shown, and its script; the key of that."""
+    """Append a job's script and its job.seen; return the script's key, "" without a script."""
     submit = site.now - ago
     key = ""
     if data is not None:
         spooled = script_at(site, job_id, data, submit, environment)
         site.append([spooled])
         key = spooled.key
-    usual = {
+    defaults = {
         "partition": "long",
         "batch": data is not None or bool(record.get("array_job_id")),
         "submit_line": f"sbatch secret-of-{who.user}.sh",
     }
-    site.append([seen(job_id, submit, who=who, **{**usual, **record})])
+    site.append([seen(job_id, submit, who=who, **{**defaults, **record})])
     if feed:
         site.feed()
     return key
@@ -216,13 +216,13 @@ def add_job(
 def script_at(
     site: Site, job_id: int, data: bytes, submit: datetime, environment: bytes | None = None
 ) -> Event:
-    """job.script of a job that was submitted at this time, with what was redacted."""
+    """Return the job.script of a job submitted at a time, with the names of redacted variables."""
     redacted = () if environment is None else ("API_TOKEN",)
-    given: dict[str, Any] = {"environment": environment, "name": "run", "redacted": redacted}
-    return script(site, job_id, data, mtime_ns=micros(submit) * 1000 + 17_000, **given)
+    fields: dict[str, Any] = {"environment": environment, "name": "run", "redacted": redacted}
+    return script(site, job_id, data, mtime_ns=micros(submit) * 1000 + 17_000, **fields)
 
 
-# ---------------------------------------------------------------- what is filed and found
+# ---------------------------------------------------------------- archived files and rows
 
 
 def root_of(site: Site, sink: str = "files") -> Path:
@@ -230,7 +230,7 @@ def root_of(site: Site, sink: str = "files") -> Path:
 
 
 def files(site: Site, sink: str = "files") -> dict[str, bytes]:
-    """Every archived file, its path below the root and its bytes; no manifests."""
+    """Return bytes by path below the root, for every archived file but manifests."""
     root = root_of(site, sink)
     return {
         str(path.relative_to(root)): path.read_bytes()
@@ -242,13 +242,13 @@ def files(site: Site, sink: str = "files") -> dict[str, bytes]:
 
 
 def rows(site: Site, sql: str, sink: str = "files") -> list[Any]:
-    """What a statement finds in a sink's database."""
+    """Return the rows of an SQL query of a sink's database."""
     with closing(Records(site.settings, sink, reading=True)) as records:
         return records.query(sql)
 
 
 def has_acls(site: Site) -> bool:
-    """Whether the tree can have POSIX ACLs."""
+    """Return whether the archive's file system supports POSIX ACLs."""
     sink_of(site).prepare()
     fd = os.open(root_of(site), os.O_RDONLY)
     try:

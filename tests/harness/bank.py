@@ -1,4 +1,4 @@
-"""A bank of one cluster: its ledger, the jobs that it charges, and people of every standing."""
+"""Bank Sites: the ledger of one cluster, its jobs and charges, and users of every role."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -19,24 +19,24 @@ from steward.jobs import Jobs, database_path
 
 BY = By(who="root")
 HOUR = MICRO
-"""What a CPU costs for an hour: one unit."""
+"""Price of a CPU hour in micro-SU: one SU."""
 
 
 def rate(partition: str, hourly: int = HOUR) -> Rate:
-    """What a CPU costs there for an hour, for jobs of every time."""
+    """Return a rate of a partition per CPU hour, valid for all jobs."""
     long_ago = NOON - timedelta(days=365)
     return Rate(cluster="c1", partition=partition, weights={"cpu": hourly}, valid_from=long_ago)
 
 
 def make_site(directory: Path, *, money: int = 1000, bank: BankSettings | None = None) -> Site:
-    """Cluster ``c1`` with account ``physics`` and so many units in it."""
+    """Make a Site of cluster ``c1`` with this many SU in account ``physics``."""
     site = Site(directory, bank=bank or BankSettings(enabled=True))
     found_bank(site, money)
     return site
 
 
 def found_bank(site: Site, money: int) -> None:
-    """Create account ``physics`` with so many units, and a rate of one unit a CPU hour."""
+    """Create account ``physics`` with this many SU, and a rate of one SU per CPU hour."""
     site.now = NOON + timedelta(hours=6)
     site.open(open_jobs)
     with site.ledger.transaction() as t:
@@ -47,9 +47,10 @@ def found_bank(site: Site, money: int) -> None:
 
 
 def make_shared_site(directory: Path) -> Site:
-    """The same, where olga owns ``physics`` with ``optics`` below it, and ada is in both.
+    """Make a bank Site whose accounts have users, an owner and a coordinator.
 
-    carl coordinates ``chemistry`` in Slurm, where bela is.
+    olga owns ``physics`` with its child account ``optics``; ada is a user of both. bela is a user
+    of ``chemistry``, which carl coordinates in Slurm.
     """
     site = make_site(directory)
     by = By(who="root", why="to begin with")
@@ -66,12 +67,12 @@ def make_shared_site(directory: Path) -> Site:
 
 
 def feed(site: Site, events: Sequence[Event]) -> list[Event]:
-    """Have jobs.db take in events, and do what is due by the clock; what it said."""
+    """Apply events to jobs.db and run its timed work; return the events that it appended."""
     return [*site.feed(*events), *site.tick()]
 
 
 def life(job_id: int, *, begin: int = 0, seconds: int = 3600, **fields: Any) -> list[Event]:
-    """What Slurm shows of a job that ran: its beginning and its end."""
+    """Return the events of a job that ran: pending, running and completed."""
     values: dict[str, Any] = {
         "account": "physics",
         "partition": "debug",
@@ -80,16 +81,16 @@ def life(job_id: int, *, begin: int = 0, seconds: int = 3600, **fields: Any) -> 
     }
     values |= {"tres_allocated": "cpu=2,mem=1G,node=1", "nodelist": "n1", **fields}
     start = NOON + timedelta(seconds=begin + 1)
-    ended: dict[str, Any] = {**values, "start": start}
+    started: dict[str, Any] = {**values, "start": start}
     return [
         record(job_id, begin, seen=begin, **values),
-        record(job_id, begin, "RUNNING", seen=begin + 2, **ended),
+        record(job_id, begin, "RUNNING", seen=begin + 2, **started),
         record(
             *(job_id, begin, "COMPLETED"),
             seen=begin + seconds + 2,
             end=begin + seconds + 1,
             exit_code=0,
-            **ended,
+            **started,
         ),
     ]
 
@@ -104,8 +105,8 @@ def charge(
     partition: str = "debug",
     start: datetime = NOON,
 ) -> Charge:
-    """Charge a job of one CPU, at a unit an hour."""
-    made = Charge(
+    """Charge a job of one CPU, at one SU per hour."""
+    job_charge = Charge(
         cluster="c1",
         job_id=job_id,
         first_submit=start - timedelta(minutes=1),
@@ -117,29 +118,29 @@ def charge(
         rate=1,
     )
     with site.ledger.transaction() as t:
-        t.charges.charge(made, By(who="bank", why="end", at=start))
-    return made
+        t.charges.charge(job_charge, By(who="bank", why="end", at=start))
+    return job_charge
 
 
 def balance(site: Site) -> int:
-    """What ``physics`` has left."""
+    """Return the balance of ``physics``, in micro-SU."""
     with site.ledger.reading() as t:
         return t.reading.balance("physics", site.now)
 
 
 def jobs_of(site: Site) -> Jobs:
-    """jobs.db, to ask."""
+    """Open jobs.db for queries."""
     return Jobs(database_path(site.settings.state_dir))
 
 
 def begin(site: Site, at: datetime) -> None:
-    """Have the bank begin at a time."""
+    """Set the time when the bank began."""
     with site.ledger.transaction() as t:
         t.set_mark("began", str(micros(at)))
 
 
 def config_of(directory: Path) -> Path:
-    """A configuration file for commands that work on the ledger of a Site there."""
+    """Write a configuration file for commands on the ledger of a Site in this directory."""
     (directory / "state").mkdir(exist_ok=True)
     path = directory / "steward.toml"
     path.write_text(

@@ -1,4 +1,4 @@
-"""The catalogue of scripts, and what is found in it."""
+"""Catalog Sites: indexed scripts and searches of them."""
 
 import os
 from datetime import datetime, timedelta
@@ -20,7 +20,7 @@ from steward.core.moments import micros
 
 
 def make_site(directory: Path) -> Site:
-    """A cluster called ``one`` whose scripts are indexed, and filed nowhere."""
+    """Make a Site of a cluster ``one`` with a catalogue and no sinks."""
     site = Site(directory, clusters=("one",), archive=ArchiveSettings(sink={}))
     site.open(archive.open_catalogue)
     return site
@@ -51,21 +51,21 @@ def script(
     cluster: str = "one",
     name: str = "job",
 ) -> Event:
-    """job.script, its bytes written to the store."""
-    given: dict[str, Any] = {"environment": None, "store": STATE_STORE}
+    """Write a script's bytes to the store and return its job.script."""
+    fields: dict[str, Any] = {"environment": None, "store": STATE_STORE}
     mtime_ns = micros(at) * 1000
     return archive.script(
-        site, job_id, data, mtime_ns=mtime_ns, cluster=cluster, name=name, **given
+        site, job_id, data, mtime_ns=mtime_ns, cluster=cluster, name=name, **fields
     )
 
 
 def identity(script: Event, uid: int, user: str, account: str = "physics") -> Event:
-    """job.identity: the script is a job's of this user, called as it claims to be."""
+    """Return a job.identity that assigns a script to a job of this user and of the claimed name."""
     return archive.identity(script, uid, user, name=script.body.claimed_name, account=account)
 
 
 def keep(site: Site, job_id: int, text: str | bytes, uid: int = 1001, user: str = "ada") -> None:
-    """Index one script with its identity; the higher the id, the later."""
+    """Index one script with its identity; jobs with higher ids are later."""
     data = text if isinstance(text, bytes) else text.encode()
     spooled = script(site, job_id, data, NOVEMBER + timedelta(seconds=job_id))
     site.feed(spooled, identity(spooled, uid, user))
@@ -81,12 +81,12 @@ def hits(site: Site, *terms: str, case: bool = False, words: bool = False) -> li
 
 
 def found(site: Site, *terms: str, case: bool = False, words: bool = False) -> list[int]:
-    """Ids of the jobs whose scripts are hits."""
+    """Return the ids of jobs whose scripts match."""
     return [hit.use.job_id for hit in hits(site, *terms, case=case, words=words)]
 
 
 def everything_below(directory: Path) -> bytes:
-    """All bytes of all files, to look for what should not be there."""
+    """Return the bytes of all files, to check that they lack a secret."""
     return b"".join(
         Path(folder, name).read_bytes() for folder, _, names in os.walk(directory) for name in names
     )

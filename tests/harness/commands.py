@@ -1,4 +1,4 @@
-"""Commands in this process, in one of their own and on a terminal, and an archive for them."""
+"""Command runs: in this process, in a subprocess and on a terminal, and an archive for them."""
 
 import io
 import os
@@ -31,7 +31,7 @@ ENVIRONMENTS = {
 
 
 def fill_spool(spool: Path) -> None:
-    """Write the jobs as slurmctld does."""
+    """Write the spool entries of four jobs, as slurmctld does."""
     for job, script in SCRIPTS.items():
         directory = spool / f"hash.{job % 10}" / f"job.{job}"
         directory.mkdir(parents=True)
@@ -40,13 +40,13 @@ def fill_spool(spool: Path) -> None:
         (directory / "environment").write_bytes(block)
         path = directory / "script"
         path.write_bytes(script + b"\0")
-        # A minute apart, so that the order of a list is theirs.
+        # Times a minute apart, so that lists have the order of job ids.
         spooled = path.stat().st_mtime - 60 * (110 - job)
         os.utime(path, (spooled, spooled))
 
 
 def steward(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run a command in a process of its own, its output in pipes."""
+    """Run a command in a subprocess, with pipes for its output."""
     return subprocess.run(
         [sys.executable, "-m", "steward", *words],
         input=stdin,
@@ -58,7 +58,7 @@ def steward(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byte
 
 
 def run(*words: str, stdin: bytes = b"") -> tuple[int, str, str]:
-    """A command line, in this process: its exit code, what it printed, what it complained of."""
+    """Run a command line in this process; return its exit code, stdout and stderr."""
 
     written = io.BytesIO()
     out = io.TextIOWrapper(written, encoding="utf-8", write_through=True)
@@ -75,7 +75,7 @@ def run(*words: str, stdin: bytes = b"") -> tuple[int, str, str]:
 
 
 def on_terminal(*words: str, lines: int = 500) -> str:
-    """What a person sees of a command: its output and its notes."""
+    """Run a command on a terminal; return its stdout and stderr."""
     environment = _environment() | {"COLUMNS": "100", "LINES": str(lines), "TERM": "xterm-256color"}
     main, other = pty.openpty()
     process = subprocess.Popen(
@@ -87,20 +87,20 @@ def on_terminal(*words: str, lines: int = 500) -> str:
         start_new_session=True,
     )
     os.close(other)
-    seen = b""
+    output = b""
     try:
         while True:
             try:
                 piece = os.read(main, 65536)
             except OSError:
-                break  # the last one who had it open has ended
+                break  # every process with the terminal open has ended
             if not piece:
                 break
-            seen += piece
+            output += piece
     finally:
         os.close(main)
         process.wait(60)
-    return seen.decode().replace("\r\n", "\n")
+    return output.decode().replace("\r\n", "\n")
 
 
 def _environment() -> dict[str, str]:
@@ -111,7 +111,7 @@ def _environment() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An archive of four jobs, kept once for all tests that only look."""
+    """Archive of four jobs, shared by all tests of a module; do not change it."""
     home = tmp_path_factory.mktemp("site")
     return keep(home)
 
@@ -130,13 +130,13 @@ def keep(home: Path) -> str:
 def look(
     archive: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> Any:
-    """Runs a command of the archive here; its output and exit code."""
+    """Function that runs ``steward archive`` in this process and returns its output."""
     monkeypatch.setenv("TZ", "UTC")
 
     def look(*words: str, code: int = 0) -> str:
         assert app.run(["archive", *words, "--archive", archive]) == code
         captured = capfdbinary.readouterr()
-        look.raw = captured.out  # type: ignore[attr-defined] # for the tests of bytes
+        look.raw = captured.out  # type: ignore[attr-defined] # for tests of raw bytes
         return (captured.out if code == 0 else captured.out + captured.err).decode(
             "utf-8", "backslashreplace"
         )

@@ -1,4 +1,4 @@
-"""A configuration whose Slurm is played by stand-ins, for the doctor to look at."""
+"""Doctor Sites: a configuration with stand-ins for Slurm's commands, for health checks."""
 
 import os
 import time
@@ -19,11 +19,11 @@ HERE = os.uname().nodename.partition(".")[0]
 
 
 class DoctorSite(Site):
-    """A Site, without its state directory, whose Slurm is played by stand-ins.
+    """A Site without a state directory, with stand-ins for Slurm's commands.
 
     Attributes:
         stage: The stand-ins.
-        shown: What ``scontrol show config`` shows.
+        shown: Output of ``scontrol show config``, by key.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -59,7 +59,7 @@ class DoctorSite(Site):
         self.stage.nodes(LINE.format(name="n1"))
 
     def ground(self, skew_s: float = 0.0) -> Ground:
-        """What the checks look at; slurmctld's clock is so far from ours."""
+        """Return the context of the checks; slurmctld's clock is ahead by ``skew_s`` seconds."""
         now = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + skew_s))
         lines = [f"Configuration data as of {now}"]
         lines += [f"{name:<23} = {value}" for name, value in self.shown.items()]
@@ -72,6 +72,6 @@ def site(tmp_path: Path) -> DoctorSite:
     return DoctorSite(tmp_path)
 
 
-def only(found: Iterator[Finding]) -> Finding:
-    (one,) = found
-    return one
+def only(findings: Iterator[Finding]) -> Finding:
+    (finding,) = findings
+    return finding

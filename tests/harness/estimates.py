@@ -1,4 +1,4 @@
-"""A cluster that estimates are tested on, without a Slurm."""
+"""Estimates and quotes on a cluster without a Slurm."""
 
 from datetime import UTC, datetime
 
@@ -30,7 +30,7 @@ GPUS = NodeShape(
 
 
 def part(name: str, *shapes: int, **more: object) -> PartitionPicture:
-    """A partition of these shapes of the cluster."""
+    """Return a partition of the cluster's node shapes with these indexes."""
     counts = tuple((shape, (8, 4, 4)[shape]) for shape in shapes)
     total = sum(count for _, count in counts)
     return PartitionPicture(name=name, shapes=counts, nodes=total, **more)  # type: ignore[arg-type] # fields by name
@@ -62,11 +62,11 @@ SETTINGS = BankSettings(default_time_s=86400, default_account="rest")
 
 
 def estimator(*rates: Rate, picture: Picture = CLUSTER) -> Estimator:
-    """Estimates on the cluster by these rates; of CPUs alone if there are none."""
+    """Return an estimator with these rates; one SU per CPU hour by default."""
     return Estimator(picture, rates or [CPUS], SETTINGS)
 
 
 def quote(options: str, *rates: Rate, uid: int = 1, picture: Picture = CLUSTER) -> Quote:
-    """What a job of ada's may cost with these options of sbatch's."""
+    """Return the quote of a job with these options of sbatch."""
     job = parse_options(options.split(), uid=uid)
     return estimator(*rates, picture=picture).quote(job, NOW)

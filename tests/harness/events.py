@@ -1,4 +1,4 @@
-"""Events as tests need them, and the moments that they happen at."""
+"""Events and their times."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,17 +10,17 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NOON_US = 1_772_366_400 * 10**6
 NOON_NS = NOON_US * 1000
 NOVEMBER = datetime(2026, 11, 21, 12, tzinfo=UTC)
-"""Noon of another day, for tests in which other days are typed."""
+"""Noon of another day, for tests that name dates in options."""
 NOVEMBER_NS = 1_795_262_400 * 10**9
 
 
 def at(seconds: float) -> datetime:
-    """So many seconds after noon."""
+    """Return the time this many seconds after noon."""
     return NOON + timedelta(seconds=seconds)
 
 
 def us(seconds: float) -> int:
-    """The same in microseconds since the epoch."""
+    """Return the time this many seconds after noon, in microseconds since the epoch."""
     return micros(at(seconds))
 
 
@@ -34,7 +34,7 @@ def make_event(
     source: str = "test",
     seen_at: datetime | None = None,
 ) -> Event:
-    """An event, seen when it happened unless told otherwise."""
+    """Return an event; ``seen_at`` defaults to the time when it happened."""
     return Event(
         kind=kind,
         cluster=cluster,
@@ -54,7 +54,7 @@ def script_event(
     source: str = "test",
     **body: Any,
 ) -> Event:
-    """job.script of a spool entry with this time; ``body`` sets fields of its JobScript."""
+    """Return the job.script of a spool entry; ``body`` sets fields of its JobScript."""
     fields: dict[str, Any] = {
         "script": Kept(path=f"{cluster}.{job_id}.{mtime_ns}.3.script", length=3, sha256="00"),
         "store": "state",

@@ -1,4 +1,4 @@
-"""A Steward that receives, in threads of the test's process, and certificates to speak to it."""
+"""Sites that receive from controllers, and controllers that a test scripts."""
 
 import hashlib
 import os
@@ -19,13 +19,13 @@ from steward.slurm.settings import ClusterSettings
 
 
 class ForwardedSite(ReceivingSite):
-    """Receives from controllers.
+    """A Site that receives from controllers, in threads of the test's process.
 
     Args:
-        directory: Where all its files are.
-        authority: Signs its certificate and those of the controllers.
-        clusters: Its clusters, each with the hosts that may report for it.
-        limits: How many connections there may be.
+        directory: Directory of the Site's files.
+        authority: Signs the certificates of the Site and of its controllers.
+        clusters: Clusters, each with the hosts that may report for it.
+        limits: Limits of connections.
     """
 
     def __init__(
@@ -44,23 +44,23 @@ class ForwardedSite(ReceivingSite):
         self.start(Receiver(self.settings, self.stores, self.reader.known, self.link, **limits))
 
     def keys(self, cluster: str = "c1") -> list[str]:
-        """Keys of the cluster's events in the journal."""
+        """Return the keys of a cluster's events in the journal."""
         kinds = {"job.script", "job.seen", "job.state", "job.end", "controller.state"}
         events, _ = self.reader.read(0, kinds, 10_000)
         return [event.key for event in events if event.cluster == cluster]
 
     def kept(self) -> dict[str, bytes]:
-        """What lies in its store."""
+        """Return the bytes in the store, by file name."""
         directory = self.state / "incoming"
         return {path.name: path.read_bytes() for path in directory.glob("*")}
 
     def files(self) -> set[str]:
-        """Every file that it has written, but for its databases."""
-        found = self.directory.rglob("*")
-        return {p.name for p in found if p.is_file() and not p.name.startswith("journal.db")}
+        """Return the names of all files that the Site wrote, without its journal."""
+        paths = self.directory.rglob("*")
+        return {p.name for p in paths if p.is_file() and not p.name.startswith("journal.db")}
 
     def forward_settings(self, *names: str) -> ForwardSettings:
-        """How a controller of these names reports here."""
+        """Return [forward] of a controller of these names that reports here."""
         certificate, key = self.authority.certificate(*names)
         return ForwardSettings(
             to=f"127.0.0.1:{self.port}",
@@ -73,7 +73,7 @@ class ForwardedSite(ReceivingSite):
 
 
 class Raw:
-    """A controller that says what it is told to, and nothing by itself."""
+    """A controller that sends only the messages that a test sends."""
 
     def __init__(self, port: int, authority: Authority, certificate: tuple[str, str]) -> None:
         context = ssl.create_default_context(cafile=authority.file)
@@ -89,7 +89,7 @@ class Raw:
         self.socket.close()
 
     def hear(self) -> Any:
-        """The next message; None at the end."""
+        """Return the next message, or None at the end."""
         frame = self.stream.receive(wire.LARGEST_FRAME, 10.0)
         return None if frame is None else frame.message()
 
@@ -97,14 +97,14 @@ class Raw:
         self.stream.send(wire.frame_of(wire.encoded(message)), 10.0)
 
     def ends(self) -> bool:
-        """Whether the other side says nothing more."""
+        """Return whether the receiver sends no more messages."""
         try:
             return self.hear() is None
         except wire.WireUnavailable:
             return True
 
     def greet(self, cluster: str = "c1", version: int = wire.VERSION) -> wire.Answer:
-        """Say hello; the answer to it."""
+        """Send Hello and return the answer."""
         self.socket.do_handshake()
         greeting = self.hear()
         assert isinstance(greeting, wire.Greeting)
@@ -121,7 +121,7 @@ def script_row(
     cluster: str = "c1",
     **changes: Any,
 ) -> wire.Row:
-    """A job.script as a controller sends it; ``changes`` are to its body."""
+    """Return a job.script as a controller sends it; ``changes`` sets fields of its body."""
 
     def kept(data: bytes, what: str) -> Kept:
         name = kept_filename(cluster, job_id, NOON_NS, len(data), what)
@@ -137,15 +137,15 @@ def script_row(
 
 
 def row_of(event: Event) -> wire.Row:
-    """An event without bytes as a controller sends it."""
+    """Return an event without script bytes as a controller sends it."""
     return wire.Row(event.kind, event.cluster, event.key, encode(event))
 
 
 def store_in(directory: Path) -> Store:
-    """A store of the test's own."""
+    """Return a store in a directory."""
     return Store("state", str(directory / "incoming"))
 
 
 def stores_in(directory: Path) -> Stores:
-    """The same, as all that there are."""
+    """Return Stores that contain only this store."""
     return Stores([store_in(directory)])

@@ -1,4 +1,4 @@
-"""Gates to try decisions on: one cluster, a few accounts, rates of one SU a CPU minute."""
+"""Gates: decisions on one cluster with a few accounts and a rate of one SU per CPU minute."""
 
 import json
 import os
@@ -45,7 +45,7 @@ HOUR_MIN = 60
 DAY_US = 86_400_000_000
 SECRET = bytes(range(32))
 RATE = Rate(number=1, cluster=CLUSTER, weights={"cpu": 60 * MICRO})
-"""One SU a CPU and minute."""
+"""One SU per CPU minute."""
 
 
 PATIENCE_S = 30.0
@@ -93,14 +93,14 @@ def rules(mode: str = "gate", *more: ModeRule, seq: int = 1) -> Rules:
 
 
 def account(name: str, su: int, *, number: int = 1, **more: Any) -> AccountBooks:
-    """An account with one open-ended allocation."""
+    """Return an account with one allocation without an end."""
     own = AllocationBooks(number=number, balance=su * MICRO, total=su * MICRO)
     return AccountBooks(name=name, **{"payer": name, "allocations": (own,), **more})
 
 
 def job(minutes: int = 9, cpus: int = 1, **more: Any) -> Description:
-    """A job that costs a SU for each of its minutes and CPUs, and one minute more."""
-    given = {
+    """Return a job that costs one SU for each CPU and minute, and for one minute more."""
+    defaults = {
         "uid": 1000,
         "account": "chem",
         "partition": "main",
@@ -109,24 +109,24 @@ def job(minutes: int = 9, cpus: int = 1, **more: Any) -> Description:
         "min_cpus": cpus,
         "cpus_per_task": 1,
     }
-    return Description(**{**given, **more})
+    return Description(**{**defaults, **more})
 
 
 def gate_settings(directory: Path, **more: Any) -> GateSettings:
-    """[gate] with its socket and files in a directory; anybody may ask it."""
+    """Return [gate] with its socket and files in a directory, open to all users."""
     places = {"socket": str(directory / "plugin.sock"), "plugin_conf": str(directory / "gate.conf")}
     return GateSettings(**{**places, "plugin_users": (), **more})
 
 
 def settings_of(directory: Path, **bank: Any) -> Settings:
-    """Of a Site whose gate has its socket beside its state."""
+    """Return the settings of a Site whose gate has its socket in the state directory."""
     gate = gate_settings(directory / "state")
     clusters, banked = (CLUSTER,), BankSettings(enabled=True, **bank)
     return Site(directory, clusters=clusters, bank=banked, gate=gate).settings
 
 
 class GateCore:
-    """A gate without its process."""
+    """A gate without a process."""
 
     def __init__(self, directory: Path, *accounts: AccountBooks, mode: str = "gate", **bank: Any):
         self.settings = settings_of(directory, **bank)
@@ -144,7 +144,7 @@ class GateCore:
         return self.keeper.deciding
 
     def tell(self, *accounts: AccountBooks, at_us: int = 0) -> None:
-        """What all accounts have now."""
+        """Set the balances of all accounts."""
         self.seq += 1
         with self.store.transaction():
             self.upkeep.books(Books(seq=self.seq, accounts=accounts, whole=True), at_us or now_us())
@@ -161,12 +161,12 @@ class GateCore:
             return self.keeper.modify(ask, "", now_us(), is_lenient=False)
 
     def free(self, name: str = "chem", at_us: int = 0) -> float:
-        """What a new job may cost, in SU."""
+        """Return the SU that are available to a new job of an account."""
         return self.keeper.purses.available(name, at_us or now_us()) / MICRO
 
 
 class RunningGate:
-    """Started at once; :meth:`kill` and :meth:`start` at will."""
+    """A gate in a subprocess, which the test can kill and start again."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -175,8 +175,8 @@ class RunningGate:
         self.start()
 
     def start(self) -> None:
-        given = msgspec.json.encode(self.settings).decode()
-        self.process = subprocess.Popen([sys.executable, "-c", _RUN, given])
+        settings = msgspec.json.encode(self.settings).decode()
+        self.process = subprocess.Popen([sys.executable, "-c", _RUN, settings])
         self.wait(lambda: self.state() is not None)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
@@ -195,7 +195,7 @@ class RunningGate:
             return None
 
     def tell(self, *accounts: AccountBooks, mode: str = "gate", seq: int = 1) -> None:
-        """All that a gate must be told; waits until it decides."""
+        """Send accounts, rules and the cluster's picture, and wait until the gate decides."""
         self.link.books(Books(seq=seq, accounts=accounts, whole=True))
         self.link.rules(rules(mode))
         self.link.picture(picture())
@@ -221,7 +221,7 @@ class RunningGate:
         return dict(json.loads(answer))
 
     def say(self, data: bytes) -> bytes:
-        """Send something to the plugin's socket; what comes back, b"" for nothing."""
+        """Send bytes to the gate's socket; return the reply, b"" if there is none."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(PATIENCE_S)
             connect(connection, self.settings.gate.socket)
@@ -236,7 +236,7 @@ class RunningGate:
 
 
 class GateThread(RunningGate):
-    """The same in a thread of this process: patches reach it, and it can be made to pause."""
+    """A gate in a thread of this process, which monkeypatch reaches and a test can pause."""
 
     def start(self) -> None:
         self._end = Stop()
@@ -254,7 +254,7 @@ class GateThread(RunningGate):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is asked within waits until the end, and is then decided on at once."""
+        """Pause the gate within the block; it then decides on all waiting requests."""
         self._pauses.clear()
         self._goes_on.clear()
         assert self._pauses.wait(PATIENCE_S), "the gate does not beat"

@@ -1,4 +1,4 @@
-"""A history of states and books of jobs that are written down, and who asks for them."""
+"""History Sites: states of nodes, partitions and reservations, and runs in jobs.db."""
 
 import itertools
 from contextlib import closing
@@ -25,7 +25,7 @@ _numbers = itertools.count()
 def make_site(
     directory: Path, *, private: frozenset[str] = frozenset({"jobs"}), sensor: bool = True
 ) -> Site:
-    """Clusters ``c1`` and ``c2`` with a history, a day after noon; carl coordinates physics."""
+    """Make a Site of ``c1`` and ``c2`` with a history; carl coordinates physics."""
     site = Site(directory, clusters=("c1", "c2"), sensor=SensorSettings(enabled=sensor))
     site.now = at(86_400)
     coordinators = {"physics": frozenset({"carl"})}
@@ -35,26 +35,26 @@ def make_site(
 
 
 def event(kind: str, when: float, body: Any, cluster: str = "c1") -> Event:
-    """An event of a sensor's, each with a key of its own."""
+    """Return an event of the sensor, with a unique key."""
     key = f"{kind}:{next(_numbers)}"
     return make_event(kind, key, body, at(when), cluster=cluster, source="sensor")
 
 
 def node(when: float, name: str, state: str, cluster: str = "c1", **fields: Any) -> Event:
-    """node.state."""
-    usual = {"cpus": 4, "memory_bytes": GIB, "partitions": ("main",)}
-    body = NodeState(node=name, state=state, **{**usual, **fields})
+    """Return a node.state."""
+    defaults = {"cpus": 4, "memory_bytes": GIB, "partitions": ("main",)}
+    body = NodeState(node=name, state=state, **{**defaults, **fields})
     return event(NODE_STATE, when, body, cluster)
 
 
 def reservation(when: float, name: str, state: str, **fields: Any) -> Event:
-    """reservation.state."""
+    """Return a reservation.state."""
     body = ReservationState(reservation=name, state=state, **fields)
     return event(RESERVATION_STATE, when, body)
 
 
 def add_run(site: Site, job_id: int, start: float, end: float | None, **fields: Any) -> None:
-    """A run in the books."""
+    """Write a run to jobs.db."""
     eligible = fields.pop("eligible", start)
     submit = fields.pop("submit", eligible)
     line: dict[str, Any] = {

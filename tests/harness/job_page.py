@@ -1,4 +1,4 @@
-"""Lines and launches of jobs, made by hand for tests of what pages say of them."""
+"""Job pages: accounting lines and launches of jobs, and the page that shows them."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -21,8 +21,8 @@ NOW = datetime.fromtimestamp(T / 1e6 + 10_000, UTC)
 
 
 def run_line(seconds: float = 600, **fields: Any) -> Line:
-    """A run on one node with 4 CPUs and 4 GiB, a minute after its submit."""
-    usual: dict[str, Any] = {
+    """Return the line of a run on one node with 4 CPUs and 4 GiB, started a minute after submit."""
+    defaults: dict[str, Any] = {
         "cluster": "c1",
         "job_id": 7,
         "label": "7",
@@ -41,16 +41,16 @@ def run_line(seconds: float = 600, **fields: Any) -> Line:
         "exit_code": 0,
         "exit_signal": 0,
     }
-    return Line(**{**usual, **fields})
+    return Line(**{**defaults, **fields})
 
 
 def step_line(run: Line, step: str = "0", **fields: Any) -> Line:
-    """A step that lasted as long as its run."""
+    """Return the line of a step that lasted as long as its run."""
     return msgspec.structs.replace(run, step=step, name="prog", time_limit_s=None, **fields)
 
 
 def task(number: int = 0, *, cpu_s: float = 1.0, status: int = 0, **fields: Any) -> TaskUsage:
-    """A task that used so much CPU time."""
+    """Return the usage of a task with this CPU time."""
     return TaskUsage(
         task=number,
         pid=1000 + number,
@@ -69,7 +69,7 @@ def launch(
     ended: bool = True,
     **end: Any,
 ) -> StepUsage:
-    """A launch of step 0; ``end`` sets fields of its end."""
+    """Return a launch of step 0; ``end`` sets fields of its StepEnd."""
     name: dict[str, Any] = {"job_id": 7, "step": "0", "node": node, "launched_us": T + 60 * S}
     return StepUsage(
         job_id=7,
@@ -86,19 +86,19 @@ def launch(
 
 
 def run_of(line: Line, *launches: StepUsage, **settings: Any) -> RunPart:
-    """The run as its page shows it, its one step with these launches."""
-    used = sum(one.user_us + one.system_us for launch in launches for one in launch.tasks)
+    """Return a run of the page, with one step that has these launches."""
+    cpu_us = sum(task.user_us + task.system_us for launch in launches for task in launch.tasks)
     if launches:
-        line = msgspec.structs.replace(line, user_us=used, system_us=0)
+        line = msgspec.structs.replace(line, user_us=cpu_us, system_us=0)
     steps = [(step_line(line), launches)] if launches else []
     return run_part(line, steps, NotesSettings(**settings), now_us=T + 10_000 * S)
 
 
 def answer_of(*runs: RunPart, **fields: Any) -> PageAnswer:
-    """A page of these runs."""
+    """Return a page of these runs."""
     record = JobRecord(job_id=7, name="train", uid=1000, user="ada", state=runs[-1].line.state)
-    usual: dict[str, Any] = {"record": record, "now": NOW, "verified": True, "runs": runs}
-    return PageAnswer(job="7", cluster="c1", job_id=7, **{**usual, **fields})
+    defaults: dict[str, Any] = {"record": record, "now": NOW, "verified": True, "runs": runs}
+    return PageAnswer(job="7", cluster="c1", job_id=7, **{**defaults, **fields})
 
 
 def kinds(run: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Job logs, plugins that remember their calls, and the runs, steps and tasks told to them."""
+"""Job logs and jobacct plugins: Sites that feed them, and events of runs, steps and tasks."""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ from steward.slurm.settings import ClusterSettings
 
 
 class LogSite(JournaledSite):
-    """Clusters ``c1`` (UTC) and ``far`` (Auckland) with a job log, an hour after noon."""
+    """A Site of ``c1`` (UTC) and ``far`` (Auckland) with a job log, an hour after noon."""
 
     def __init__(self, directory: Path, **accounting: Any) -> None:
         clusters = {
@@ -51,7 +51,7 @@ class LogSite(JournaledSite):
         return LogConsumer(self.settings, now=lambda: self.now)
 
     def write(self, *events: Event) -> None:
-        """Append events and have the log take in all that is new."""
+        """Append events and apply all new events to the job log."""
         self.append(events)
         consumer = self.open_log()
         self.feed_one(consumer)
@@ -60,7 +60,7 @@ class LogSite(JournaledSite):
         consumer.close()
 
     def close_days(self) -> None:
-        """Let so much time pass that all days are closed."""
+        """Advance the clock by ten days, so that the job log closes all days."""
         self.now += timedelta(days=10)
         self.write()
 
@@ -87,8 +87,8 @@ def run(
     key: str = "",
     **fields: Any,
 ) -> Event:
-    """A run that ended at some seconds, or began ten seconds before that."""
-    told: dict[str, Any] = {
+    """Return a run's end, ``seconds`` after noon, or its start ten seconds earlier."""
+    values: dict[str, Any] = {
         "job_id": job_id,
         "restarts": restarts,
         "submit": at(0),
@@ -99,12 +99,12 @@ def run(
         "uid": 1000,
     }
     if kind == RUN_END:
-        told |= {"end": at(seconds), "exit_code": 0, "exit_signal": 0}
+        values |= {"end": at(seconds), "exit_code": 0, "exit_signal": 0}
     fact = RunFact(
         job_id=job_id,
         first_submit=at(0),
         restarts=restarts,
-        record=JobRecord(**(told | fields)),
+        record=JobRecord(**(values | fields)),
         piece_end=piece_end,
         correction=correction,
     )
@@ -113,8 +113,8 @@ def run(
 
 
 def task(number: int, **fields: Any) -> TaskUsage:
-    """A task that used 100 ms and 1 MiB for each number."""
-    told: dict[str, Any] = {
+    """Return the usage of a task: 120 ms of CPU, and 1 MiB times its number plus one."""
+    values: dict[str, Any] = {
         "task": number,
         "pid": 4000 + number,
         "status": 0,
@@ -123,7 +123,7 @@ def task(number: int, **fields: Any) -> TaskUsage:
         "system_us": 20_000,
         "max_rss_bytes": (number + 1) << 20,
     }
-    return TaskUsage(**(told | fields))
+    return TaskUsage(**(values | fields))
 
 
 def launch(job_id: int, step: str = "batch", node: str = "n1") -> dict[str, Any]:
@@ -146,7 +146,7 @@ def usage(
     correction: bool = False,
     **fields: Any,
 ) -> Event:
-    """What a launch has used."""
+    """Return the step.usage of a launch."""
     name = launch(job_id, step, node)
     ended_us = us(9)
     body = StepUsage(
@@ -163,7 +163,7 @@ def usage(
 
 
 def raw_events(job_id: int, step: str = "batch") -> list[Event]:
-    """What a node tells of a launch."""
+    """Return the events that a node reports about a launch."""
     name = launch(job_id, step)
     return [
         event(STEP_START, f"start:{job_id}:{step}", StepStart(**name, uid=1000), at(1)),
@@ -173,30 +173,30 @@ def raw_events(job_id: int, step: str = "batch") -> list[Event]:
 
 
 class PowerCut(Exception):
-    """Nothing more is done to any file."""
+    """A power failure: no file changes any more."""
 
 
 _STEPS: Final = ("rename", "sync_directory", "remove")
 
 
 def cut_power(patch: pytest.MonkeyPatch, after: int) -> None:
-    """Let so many steps of closing a day of the job log be done, and then none.
+    """Raise PowerCut after some steps of closing a day of the job log.
 
     Args:
-        patch: Takes it back.
-        after: How many.
+        patch: Undoes the patch after the test.
+        after: Number of steps that succeed.
     """
-    left = after
+    remaining = after
 
     def cut(name: str) -> Any:
-        whole = getattr(LogFiles, name)
+        original = getattr(LogFiles, name)
 
         def call(self: LogFiles, *args: Any) -> Any:
-            nonlocal left
-            if left == 0:
+            nonlocal remaining
+            if remaining == 0:
                 raise PowerCut
-            left -= 1
-            return whole(self, *args)
+            remaining -= 1
+            return original(self, *args)
 
         return call
 
@@ -208,7 +208,7 @@ TYPE = "jobacct/mine"
 
 
 class Recording(JobAcctPlugin):
-    """Remembers its calls; what a test wants of it beside that is in ``deed``."""
+    """A plugin that records its calls; ``deed`` is the test's own hook."""
 
     plugin_name = "a plugin of the tests"
     plugin_type = TYPE
@@ -254,7 +254,7 @@ class Recording(JobAcctPlugin):
 
 
 class Scene(LogSite):
-    """One plugin, fed from a journal without a daemon."""
+    """A Site that feeds one plugin from a journal, without a daemon."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.plugin: type[Recording] = type("Mine", (Recording,), {"calls": []})
@@ -266,7 +266,7 @@ class Scene(LogSite):
         self.beats = 0
 
     def do(self, deed: Callable[..., object]) -> None:
-        """What the plugin does in its hooks: called with the plugin, the hook, its arguments."""
+        """Set what the plugin calls in each hook: with the plugin, the hook and its arguments."""
         self.plugin.deed = deed
 
     def make(self) -> PluginConsumer:
@@ -274,22 +274,22 @@ class Scene(LogSite):
         return PluginConsumer(self.settings, TYPE, around)
 
     def take(self, *events: Event) -> None:
-        """Let the plugin run over these events, from its start to its end."""
+        """Append events, start the plugin, feed it and end it."""
         self.append(events)
-        made = self.make()
-        self.feed_one(made)
-        made.close()
+        consumer = self.make()
+        self.feed_one(consumer)
+        consumer.close()
 
     def hooks(self) -> list[str]:
         return [call[0] for call in self.plugin.calls]
 
     def of(self, hook: str) -> list[Any]:
-        """The first arguments of a hook's calls."""
+        """Return the first argument of each call of a hook."""
         return [call[1] for call in self.plugin.calls if call[0] == hook]
 
     def failures(self) -> dict[tuple[str, str], int]:
-        found = read_health(self.settings.state_dir, TYPE).failures
-        return {(one.hook, one.kind): one.count for one in found}
+        failures = read_health(self.settings.state_dir, TYPE).failures
+        return {(failure.hook, failure.kind): failure.count for failure in failures}
 
     def _append(self, new: Sequence[Event]) -> None:
         if self.is_away:

@@ -1,4 +1,4 @@
-"""Lives of jobs, and the events that Steward gets of them: for the tests of steward.jobs."""
+"""Job records: events about jobs, and jobs.db without a Site, for tests of steward.jobs."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ OPEN_END = {"COMPLETED", "FAILED", "REQUEUED", "RESIZING", "UNKNOWN"}
 
 
 def script(job_id: int, seconds: float, *, cluster: str = "c1", **body: Any) -> Event:
-    """job.script of a spool entry with this time."""
+    """Return the job.script of a spool entry, ``seconds`` after noon."""
     mtime_ns = int(at(seconds).timestamp()) * 10**9 + round(seconds % 1 * 1000) * 10**6 + 321
     spooled = JobScript(job_id=job_id, spool_mtime_ns=mtime_ns, **body)
     key = script_key(job_id, mtime_ns)
@@ -46,7 +46,7 @@ def record(
     cluster: str = "c1",
     **fields: Any,
 ) -> Event:
-    """job.seen, job.state or job.end, as the state asks for it; times in seconds after noon."""
+    """Return the job.seen, job.state or job.end of a state; times are seconds after noon."""
     kind = JOB_SEEN if state == "PENDING" else JOB_END if state in OPEN_END else JOB_STATE
     facts = JobRecord(
         job_id=job_id,
@@ -62,12 +62,12 @@ def record(
 
 
 def open_jobs(site: Site) -> JobsConsumer:
-    """The consumer of jobs.db, with the Site's clock."""
+    """Open the consumer of jobs.db with the Site's clock."""
     return JobsConsumer(site.settings, lambda: site.now)
 
 
 class Books:
-    """A JobsConsumer on a directory of its own, and what it said."""
+    """A JobsConsumer in a separate directory, with the events that it appended."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -78,23 +78,23 @@ class Books:
         self._position = 0
 
     def take(self, *events: Event) -> list[JobIdentity]:
-        """Apply events as one batch; returns the identities that were said for it."""
+        """Apply events as one batch; return the job.identity bodies that this appended."""
         before = len(self.said)
         self._position += len(events)
         self.consumer.apply(events, self._position, self.said.extend)
         return [event.body for event in self.said[before:] if event.kind == JOB_IDENTITY]
 
     def owner_of(self) -> dict[str, int | None]:
-        """Who was said last to own each script."""
+        """Return the uid of each script's last job.identity, by script key."""
         return {event.body.script_key: event.body.record.uid for event in self.identities()}
 
     def identities(self) -> list[Event]:
-        """Every job.identity event that was said."""
+        """Return every job.identity event that the consumer appended."""
         return [event for event in self.said if event.kind == JOB_IDENTITY]
 
 
 class Life:
-    """One job from its submission to its end, and the truth about it."""
+    """One job from submit to end: its owner, and the events about it."""
 
     def __init__(self, job_id: int, uid: int, begin: int, draw: Any) -> None:
         self.job_id, self.uid, self.begin = job_id, uid, begin
@@ -106,7 +106,7 @@ class Life:
         runs = draw(st.integers(1, 3))
         submit = begin
         for restarts in range(runs):
-            # A run that was never seen leaves a job known by its script or its first run.
+            # Other runs may have no events: the script or the first run makes the job known.
             needed = restarts == 0 and self.script is None
             if needed or draw(st.booleans()):
                 self._run(submit, restarts, is_last=restarts == runs - 1, draw=draw)
@@ -117,33 +117,33 @@ class Life:
         fields: dict[str, Any] = {"uid": self.uid, "restarts": restarts}
         fields["account"] = f"a{self.uid}"
         fields["user"] = draw(st.sampled_from(["", f"u{self.uid}"]))
-        shown = [record(self.job_id, submit, seen=submit + 1, **fields)]
-        # The name of a uid may resolve late, and to another one when it was renamed.
+        events = [record(self.job_id, submit, seen=submit + 1, **fields)]
+        # The name of a uid may resolve late, or to a new name after the user was renamed.
         fields["user"] = draw(st.sampled_from(["", f"u{self.uid}", f"renamed{self.uid}"]))
-        shown.append(record(self.job_id, submit, "RUNNING", seen=submit + 5, whole=True, **fields))
+        events.append(record(self.job_id, submit, "RUNNING", seen=submit + 5, whole=True, **fields))
         final = "COMPLETED" if is_last else "REQUEUED"
-        shown.append(
+        events.append(
             record(self.job_id, submit, final, seen=submit + 50, end=submit + 45, **fields)
         )
         # The second end record that Slurm before 25.11 writes when a job is requeued.
         fields |= {"seen": submit + 60, "end": submit + 58, "source": "jobcomp"}
-        shown.append(record(self.job_id, submit, final, **fields))
-        chosen = draw(st.lists(st.sampled_from(shown), unique_by=lambda e: e.key, min_size=1))
+        events.append(record(self.job_id, submit, final, **fields))
+        chosen = draw(st.lists(st.sampled_from(events), unique_by=lambda e: e.key, min_size=1))
         self.events += chosen
 
     @property
     def is_known(self) -> bool:
-        """Whether Slurm showed any of its runs."""
+        """Return whether any event but the script is about this job."""
         return any(event.kind != JOB_SCRIPT for event in self.events)
 
 
 @st.composite
 def lives(draw: Any) -> list[Life]:
-    """Several jobs, one after the other, that share few job ids."""
-    found: list[Life] = []
+    """Generate up to five jobs, one after the other, that share two job ids."""
+    jobs: list[Life] = []
     begin = 0
     for _ in range(draw(st.integers(1, 5))):
         life = Life(draw(st.sampled_from([7, 8])), draw(st.sampled_from([11, 12])), begin, draw)
-        found.append(life)
+        jobs.append(life)
         begin = life.end + 100
-    return found
+    return jobs

@@ -1,4 +1,4 @@
-"""Journals, Sites that have a real one, and the events that tests put in it."""
+"""Journals: real ones, Sites that append to one, and events for them."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -24,12 +24,12 @@ from steward.extensions.kafka.settings import KafkaSinkSettings
 
 
 class JournaledSite(Site):
-    """Appends to a journal in its state directory, and feeds consumers from it as a daemon does.
+    """A Site that appends to a real journal and feeds consumers from it, as the daemon does.
 
     Attributes:
-        writer: The journal.
-        reader: The same, for reading.
-        feeds: A feed of each open consumer, by name.
+        writer: The journal's writer.
+        reader: A reader of the journal.
+        feeds: The feed of each open consumer, by name.
     """
 
     def __init__(self, directory: Path, **sections: Any) -> None:
@@ -47,7 +47,7 @@ class JournaledSite(Site):
         self.writer.append(rows_of(new))
 
     def feed(self, *events: Event) -> list[Event]:
-        """Append events, and feed nobody: :meth:`run` does."""
+        """Append events without applying them; :meth:`run` applies them."""
         self.append(events)
         return []
 
@@ -55,19 +55,19 @@ class JournaledSite(Site):
         self.writer.refilled(consumer, since_s)
 
     def feed_one(self, consumer: Consumer, turns: int = 3) -> Feed:
-        """Feed one that is not open until it has nothing to do, for some turns at least."""
+        """Feed one consumer, open here or not, until it is idle; at least ``turns`` turns."""
         feed = Feed(consumer, self.reader, self.link, clock=self.clock)
         self._turn(feed, turns)
         return feed
 
     def _turn(self, feed: Feed, turns: int) -> None:
         for _ in range(turns):
-            self.clock.now_s += 60.0  # every back-off is over, and every tick due
+            self.clock.now_s += 60.0  # ends every back-off and makes every tick due
             while feed.turn():
                 pass
 
     def run(self, *names: str, turns: int = 3) -> None:
-        """Feed these consumers, or all, until they have nothing to do, for some turns at least."""
+        """Feed the named consumers, or all, until they are idle; at least ``turns`` turns."""
         for _ in range(turns):
             for name in names or self.feeds:
                 self._turn(self.feeds[name], 1)
@@ -88,7 +88,7 @@ def reader(journal: Journal, tmp_path: Path) -> JournalReader:
 
 
 def two_sinks(tmp_path: Path) -> Stores:
-    """The stores where sink ``a`` is of files and sink ``b`` is not."""
+    """Return the stores of a files sink ``a`` and a Kafka sink ``b``."""
     archive = ArchiveSettings(
         sink={"a": FilesSinkSettings(path=str(tmp_path / "a")), "b": KafkaSinkSettings()}
     )
@@ -100,7 +100,7 @@ def append(journal: Journal, *events: Event) -> int:
 
 
 def fill(journal: Journal, megabytes: int) -> None:
-    """Put large events in a journal, and let go of all of them."""
+    """Append large events to a journal and delete all of them."""
     count = megabytes * 16
     for first in range(0, count, 256):
         rows = [
@@ -114,6 +114,6 @@ def fill(journal: Journal, megabytes: int) -> None:
 
 @contextmanager
 def tables(journal: Journal) -> Iterator[Any]:
-    """The tables of a journal's file, in one transaction of another connection."""
+    """Open a second connection to a journal's file, with one transaction."""
     with closing(dbapi2.connect(journal.path)) as db, db:
         yield db

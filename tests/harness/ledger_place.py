@@ -1,4 +1,4 @@
-"""Places for ledgers on SQLite: empty ones, made once and copied, for a schema takes its time."""
+"""Ledgers on SQLite: copies of one empty ledger, because its schema takes time to create."""
 
 import shutil
 from pathlib import Path
@@ -12,15 +12,15 @@ from steward.core.config import Settings
 
 @pytest.fixture(scope="session")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The state directory of an empty ledger, to be copied."""
-    where = tmp_path_factory.mktemp("ledger")
-    open_ledger(settings_for(str(where))).close()
-    return where
+    """State directory of an empty ledger; copy it, do not change it."""
+    directory = tmp_path_factory.mktemp("ledger")
+    open_ledger(settings_for(str(directory))).close()
+    return directory
 
 
 @pytest.fixture
 def place(tmp_path: Path, empty: Path) -> Settings:
-    """An empty ledger."""
-    where = tmp_path / "state"
-    shutil.copytree(empty, where)
-    return settings_for(str(where))
+    """Settings of an empty ledger."""
+    directory = tmp_path / "state"
+    shutil.copytree(empty, directory)
+    return settings_for(str(directory))

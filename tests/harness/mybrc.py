@@ -1,4 +1,4 @@
-"""A bank that tells a server elsewhere what jobs cost, over the myBRC API."""
+"""myBRC Sites: a bank that reports SU holds and charges to a remote bank."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -17,17 +17,17 @@ from steward.extensions.mybrc.passing import Passing
 from steward.extensions.mybrc.relaying import relay
 
 HELD = 51_670_000
-"""What is held for a job that is shown."""
+"""SU hold of each job of :meth:`ReportingSite.show`, in micro-SU."""
 
 
 class ReportingSite(Site):
-    """A bank, and what passes on to the server at a URL.
+    """A bank with the worker that reports to a myBRC server.
 
     Args:
-        directory: Where its files are.
-        url: The server's API.
-        token: What it wants to see.
-        money: Units in account ``physics``.
+        directory: Directory of the Site's files.
+        url: URL of the server's API.
+        token: Contents of the token file.
+        money: SU in account ``physics``.
         began: When the bank began.
         remote: Other keys of [bank.remote].
     """
@@ -55,12 +55,12 @@ class ReportingSite(Site):
         return Passing(self.settings, self.ledger, lambda: self.now)
 
     def restart(self) -> None:
-        """End what sends, and start it anew."""
+        """Restart the worker that sends the outbox."""
         self._passing.close()
         self._passing = self._open_passing()
 
     def show(self, events: Sequence[Event], *, is_sent: bool = True) -> None:
-        """Slurm shows a job, with a hold on it; the bank charges and reports."""
+        """Apply a job's events with an SU hold; charge, reconcile and report the job."""
         begin = len(self.journal)
         bank.feed(self, events)
         self.reconcile()
@@ -69,12 +69,12 @@ class ReportingSite(Site):
             self.send()
 
     def reconcile(self) -> None:
-        """Compare and correct, as the minute's turn and ``steward bank reconcile`` do."""
+        """Reconcile charges, as the bank's timed work and ``steward bank reconcile`` do."""
         books = (self.settings, self.ledger, None, "c1", self._began)
         reconcile(*books, is_dry=False, now=self.now)
 
     def relay(self, events: Sequence[Event], held: int = 0) -> None:
-        """Have events passed on, with so much held for each one's job."""
+        """Write messages about events to the outbox, with an SU hold for each event's job."""
 
         def hold(event: Event) -> Hold | None:
             job_id = event.body.record.job_id
@@ -85,7 +85,7 @@ class ReportingSite(Site):
             relay(t, [(event, hold(event)) for event in events], self._began)
 
     def send(self) -> None:
-        """Send what waits."""
+        """Send the messages of the outbox."""
         self._passing.send_once(Stop(), lambda: None)
 
     def close(self) -> None:

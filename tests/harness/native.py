@@ -1,4 +1,4 @@
-"""Native parts as programs: the SPANK plugin in a slurmstepd, slurmctld's plugin in a slurmctld."""
+"""Native plugins in test programs: the SPANK plugin, and slurmctld's job_submit plugin."""
 
 import json
 import random
@@ -29,16 +29,16 @@ Run = Callable[..., str]
 
 
 def compile_program(target: Path, sources: Iterable[str], *flags: str) -> Path:
-    """A harness of tests/native and the native parts that it runs, as one program."""
+    """Compile a harness of tests/native with the native sources that it runs."""
     words = [CC, "-std=gnu11", "-g", "-Wall", "-Wextra", "-Werror", *flags, f"-I{NATIVE}"]
-    files = [str(TESTS / "native" / f"{target.name}.c"), *(str(NATIVE / one) for one in sources)]
+    files = [str(TESTS / "native" / f"{target.name}.c"), *(str(NATIVE / name) for name in sources)]
     words += ["-rdynamic", "-pthread", "-o", str(target), *files]
     subprocess.run(words, check=True, timeout=100)
     return target
 
 
 def compile_harness(directory: Path, *flags: str) -> Path:
-    """The SPANK plugin in a slurmstepd."""
+    """Compile the SPANK plugin with a harness that plays slurmstepd."""
     wraps = ("-Wl,--wrap=open", "-Wl,--wrap=fopen")
     return compile_program(directory / "harness", SOURCES[LIBRARY], *flags, *wraps)
 
@@ -65,7 +65,7 @@ def spool(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(sanitized: Path, spool: Path) -> Run:
-    """Give a slurmstepd orders; returns what it says."""
+    """Function that runs the SPANK harness with orders and returns its output."""
 
     def call(*orders: str, program: str = "", title: str = "slurmstepd: [5.0]") -> str:
         lines = [f"node {b'n1'.hex()}", "item job 5", "item uid 1001", "item gid 1002", *orders]
@@ -89,9 +89,9 @@ def run(sanitized: Path, spool: Path) -> Run:
 def lines_of(spool: Path, node: str = "n1") -> list[dict[str, Any]]:
     data = (spool / f"{node}.log").read_bytes()
     assert data.endswith(b"\n")
-    found = data.splitlines(keepends=True)
-    assert all(len(line) <= 4096 for line in found)
-    return [json.loads(line) for line in found if line.strip()]
+    lines = data.splitlines(keepends=True)
+    assert all(len(line) <= 4096 for line in lines)
+    return [json.loads(line) for line in lines if line.strip()]
 
 
 VECTORS = json.loads((TESTS / "unit" / "gate_vectors.json").read_text())
@@ -100,24 +100,24 @@ SENT_TEXTS = {
     for name, longest in LONGEST_TEXTS.items()
     if name not in ("reservation", "features")
 } | {"admin_comment": LONGEST}
-"""Texts that a question has, with how much of each is sent at the most, in bytes."""
+"""Text fields of a request, each with its maximum length in bytes."""
 TEXTS = ("say", "admin_comment", "qos", "partition", "account")
 
 
 def raw(text: Any) -> bytes:
-    """A text of the vectors: itself, or bytes that are no UTF-8."""
+    """Return the bytes of a text of the vectors, which may be invalid UTF-8."""
     return bytes.fromhex(text["hex"]) if isinstance(text, dict) else str(text).encode()
 
 
 def compile_gate(directory: Path, *flags: str) -> Path:
-    """slurmctld's plugin in a slurmctld."""
+    """Compile the job_submit plugin with a harness that plays slurmctld."""
     flags = (*flags, f"-I{HEADERS}", *building.defines(HEADERS))
-    # The harness holds the first of them.
+    # The harness includes the first source.
     return compile_program(directory / "gate_harness", SOURCES[SUBMIT_LIBRARY][1:], *flags)
 
 
 def run_gate(program: Path, orders: Iterable[str]) -> list[str]:
-    """Give it orders; returns the lines that it says."""
+    """Run the job_submit harness with orders; return its output lines."""
     done = subprocess.run(
         [program],
         input="".join(f"{order}\n" for order in orders).encode(),
@@ -125,10 +125,10 @@ def run_gate(program: Path, orders: Iterable[str]) -> list[str]:
         timeout=200,
         check=False,
     )
-    said = done.stderr.decode("utf-8", "replace")
-    assert done.returncode == 0, said[-3000:]
-    assert said == ""
-    # Of bytes: a text would be cut at U+0085 and U+2028, too, which stand in lines as they are.
+    errors = done.stderr.decode("utf-8", "replace")
+    assert done.returncode == 0, errors[-3000:]
+    assert errors == ""
+    # Split bytes: str.splitlines would also split at U+0085 and U+2028.
     return [line.decode("utf-8", "replace") for line in done.stdout.splitlines()]
 
 
@@ -137,7 +137,7 @@ def hexed(data: bytes) -> str:
 
 
 def setting(job: dict[str, Any]) -> list[str]:
-    """The orders that describe a job, from the fields of a vector."""
+    """Return the orders that set the job of a vector."""
     orders = ["new"]
     for field, value in job.items():
         if field == "min_mem_per_node":
@@ -152,28 +152,28 @@ def setting(job: dict[str, Any]) -> list[str]:
 
 
 def answer_of(line: str) -> dict[str, Any] | None:
-    """What the harness says of an answer that it read."""
+    """Parse the harness's line about a reply; None if it rejected the reply."""
     if line == "none":
         return None
     ok, *texts = line.split()
-    found: dict[str, Any] = {"ok": ok == "1"}
+    reply: dict[str, Any] = {"ok": ok == "1"}
     for name, text in zip(TEXTS, texts, strict=True):
         if text != "-":
-            found[name] = bytes.fromhex(text)
-    return found
+            reply[name] = bytes.fromhex(text)
+    return reply
 
 
 def expected(answer: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a vector says should be read."""
+    """Return the reply that a vector expects, in the form of :func:`answer_of`."""
     if answer is None:
         return None
     return {name: raw(text) if name in TEXTS else text for name, text in answer.items()}
 
 
 def spoilt_answers(seed: int, count: int) -> list[bytes]:
-    """Answers of the vectors, with bytes taken out and put in."""
+    """Return replies of the vectors with random bytes removed and inserted."""
     chance = random.Random(seed)
-    good = [raw(one.get("text", one)) for one in VECTORS["responses"]]
+    good = [raw(vector.get("text", vector)) for vector in VECTORS["responses"]]
     put = (b'"', b"\\", b"\\u", b"{", b"[", b",", b":", b"1", b"\n", b"\xff", b"true")
     spoilt = []
     for _ in range(count):

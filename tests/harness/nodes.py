@@ -1,4 +1,4 @@
-"""A Steward that hears nodes, in threads of the test's process, and lines as a node writes them."""
+"""Compute nodes: a Site that receives their batches, and lines of the SPANK plugin."""
 
 import json
 import ssl
@@ -18,7 +18,7 @@ from steward.core.events import Event
 
 
 def line(kind: str, /, job: int = 7, node: str = "n1", **more: Any) -> bytes:
-    """A line of the SPANK plugin; of what runs in a step it names step 0."""
+    """Return a line of the SPANK plugin; lines about a step name step 0."""
     of_step = {"s": "0", "l": NOON_US} if kind in ("start", "smgr", "task", "end") else {}
     of_user = {"u": 1000, "g": 1000} if kind in ("start", "prolog", "epilog") else {}
     facts: dict[str, Any] = {"v": 1, "k": kind, "t": NOON_US + 1_000_000, "j": job, "n": node}
@@ -27,26 +27,26 @@ def line(kind: str, /, job: int = 7, node: str = "n1", **more: Any) -> bytes:
 
 
 def task(number: int, /, **more: Any) -> bytes:
-    """A task's line."""
+    """Return the line of a task."""
     return line(
         "task", **{"id": number, "pid": 5000 + number, "st": 0, "ut": 1500, "sy": 500, **more}
     )
 
 
 class HearingSite(ReceivingSite):
-    """Hears nodes, which it knows by their certificates; ``nodes`` sets keys of [nodes]."""
+    """A Site that receives from nodes with certificates; ``nodes`` sets keys of [nodes]."""
 
     def __init__(self, directory: Path, authority: Authority, **nodes: Any) -> None:
-        heard = NodesSettings(**listener_keys(authority), **nodes)
-        super().__init__(directory, authority, nodes=heard)
+        settings = NodesSettings(**listener_keys(authority), **nodes)
+        super().__init__(directory, authority, nodes=settings)
         self.start(NodeReceiver(self.settings, lambda rows: self.link.ask("append", *rows)))
 
     def events(self) -> list[Event]:
-        """What nodes have reported, in order."""
+        """Return the events that nodes reported, in order."""
         return self.reader.read(0, set(KINDS), 100_000)[0]
 
     def heard(self) -> Heard:
-        """What is known of nodes, once it is written down."""
+        """Wait until nodes.db contains a node, and open it."""
         until = time.monotonic() + 60
         while time.monotonic() < until:
             heard = Heard(self.settings.state_dir)
@@ -57,7 +57,7 @@ class HearingSite(ReceivingSite):
         raise AssertionError("no node was heard")
 
     def words(self, spool: Path, node: str = "n1", *more: str, name: str = "") -> list[str]:
-        """The agent's options on a node of this name, or with the certificate of another."""
+        """Return the agent's options on a node; ``name`` is the certificate's name, if another."""
         certificate, key = self.authority.certificate(f"DNS:{name or node}")
         return [
             *("--spool", str(spool), "--to", f"127.0.0.1:{self.port}", "--node", node, "--tls"),
@@ -66,9 +66,9 @@ class HearingSite(ReceivingSite):
         ]
 
     def run_agent(self, spool: Path, *more: str, node: str = "n1", name: str = "") -> int:
-        """Run an agent once; its exit code."""
+        """Run an agent once; return its exit code."""
         return agent.main(self.words(spool, node, *more, name=name))
 
     def connect(self, name: str = "n1") -> ssl.SSLSocket:
-        """A connection of somebody who says what he likes."""
+        """Open a raw TLS connection with a node's certificate."""
         return self.connect_as(context_of(self.authority, f"DNS:{name}"))

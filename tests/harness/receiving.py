@@ -1,4 +1,4 @@
-"""Sites that receive over TLS: from nodes, and from controllers."""
+"""Receiving Sites: they accept TLS connections of nodes or controllers, in threads."""
 
 import socket
 import ssl
@@ -15,7 +15,7 @@ from steward.core.waiting import Stop
 
 
 class Receives(Protocol):
-    """What listens, until it is stopped."""
+    """A receiver that listens until it is stopped."""
 
     @property
     def address(self) -> tuple[str, int]: ...
@@ -24,7 +24,7 @@ class Receives(Protocol):
 
 
 def listener_keys(authority: Authority) -> dict[str, Any]:
-    """The keys of a section that listens on a free port, with a certificate of the authority's."""
+    """Return the keys of a section that listens with TLS on any unused port."""
     certificate, key = authority.certificate("IP:127.0.0.1", "DNS:localhost")
     return {
         "listen": "127.0.0.1:0",
@@ -35,19 +35,19 @@ def listener_keys(authority: Authority) -> dict[str, Any]:
 
 
 def context_of(authority: Authority, *names: str) -> ssl.SSLContext:
-    """What makes connections with a certificate for these names."""
+    """Return a TLS context with a client certificate for these names."""
     context = ssl.create_default_context(cafile=authority.file)
     context.load_cert_chain(*authority.certificate(*names))
     return context
 
 
 class ReceivingSite(Site):
-    """Its journal's writer, and its receiver, are threads of the test's process.
+    """A Site whose journal and receiver are threads of the test's process.
 
     Args:
-        directory: Where its files are.
-        authority: Signs its certificate and those of whoever speaks to it.
-        sections: As of a Site.
+        directory: Directory of the Site's files.
+        authority: Signs the certificates of the Site and of its clients.
+        sections: Other sections of the settings, as for Site.
     """
 
     def __init__(self, directory: Path, authority: Authority, **sections: Any) -> None:
@@ -59,7 +59,7 @@ class ReceivingSite(Site):
         self.link = JournalLink(self.settings.state_dir, self._halt)
 
     def start(self, receiver: Receives) -> None:
-        """Start what receives."""
+        """Start the receiver."""
         self.port = receiver.address[1]
         self._receiver = threading.Thread(target=receiver.run, args=(self._halt, lambda: None))
         self._receiver.start()
@@ -72,18 +72,18 @@ class ReceivingSite(Site):
         self._writer.start()
 
     def end_journal(self) -> None:
-        """End it."""
+        """End the journal's writer."""
         self._stop.set()
         self._writer.join(20)
         assert not self._writer.is_alive()
 
     def connect_as(self, context: ssl.SSLContext) -> ssl.SSLSocket:
-        """A connection of somebody who says what he likes."""
+        """Open a raw TLS connection."""
         plain = socket.create_connection(("127.0.0.1", self.port), 20)
         return context.wrap_socket(plain, server_hostname="127.0.0.1")
 
     def close(self) -> None:
-        """End both."""
+        """End the receiver and the journal's writer."""
         self._halt.set()
         self._receiver.join(20)
         assert not self._receiver.is_alive()

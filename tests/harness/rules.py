@@ -1,4 +1,4 @@
-"""Rules of a directory, a hand that does as it is told, and a journal in memory."""
+"""Rules Sites: rules in a directory, a scripted handler of actions, a journal in memory."""
 
 import threading
 import time
@@ -63,7 +63,7 @@ context:
 
 
 def failure(number: int, node: str = "n1", **more: Any) -> Event:
-    """The number-th event of a day: a node fails."""
+    """Return a node failure, ``number`` seconds after noon, with ``number`` as its id."""
     at = more.pop("at", NOON + timedelta(seconds=number))
     body = {"node": node, "state": "DOWN", "old_state": "IDLE", "failed": True, **more}
     key = f"node.state:{node}:{number}"
@@ -72,21 +72,21 @@ def failure(number: int, node: str = "n1", **more: Any) -> Event:
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing that catches errors may catch it."""
+    """Simulated SIGKILL; a BaseException, so that error handlers do not catch it."""
 
 
 class World:
-    """What actions work on: it outlives every process."""
+    """The cluster that actions change; it survives every restart of the consumer."""
 
     def __init__(self, nodes: int = 100) -> None:
         self.nodes = {f"n{number}" for number in range(1, nodes + 1)}
         self.drained: set[str] = set()
         self.done: list[tuple[str, str, dict[str, Any]]] = []
-        """Each time that something was done: the rule, the action, its parameters."""
+        """Executed actions: rule, action and parameters of each."""
         self.acted: list[tuple[str, str]] = []
-        """The same by rule and event."""
+        """Executed actions: rule and event of each."""
         self.over: set[tuple[int, int]] = set()
-        """Executions whose action is over, by id and try."""
+        """Executions whose action has ended, by id and try."""
         self.ran: Callable[[Execution], Ran | None] = lambda _one: None
         self.checked: Callable[[Execution], bool | None] = lambda _one: None
         self.found: Callable[[Execution], Found] = lambda _one: Found(traces="unseen")
@@ -94,7 +94,7 @@ class World:
 
 
 class WorldsHand:
-    """See :class:`steward.automation.rules.hand.Hand`."""
+    """Handler that runs actions on a World: a :class:`steward.automation.rules.hand.Hand`."""
 
     def __init__(self, world: World, clock: Callable[[], datetime]) -> None:
         self._world = world
@@ -113,14 +113,14 @@ class WorldsHand:
 
     def run(self, one: Execution, timeout_s: float | None) -> Ran:
         try:
-            told = self._world.ran(one)
+            result = self._world.ran(one)
             with self._world.lock:
-                if told is None and not one.dry_run:
+                if result is None and not one.dry_run:
                     self._world.done.append((one.rule, one.action, one.parameters))
                     self._world.acted.append((one.rule, one.event))
                     if one.action == "slurm.node.drain":
                         self._world.drained |= set(one.parameters["nodes"].split(","))
-            return told or ran(one)
+            return result or ran(one)
         finally:
             self._world.over.add((one.id, one.tries))
 
@@ -132,17 +132,17 @@ class WorldsHand:
 
 
 def ran(one: Execution, **more: Any) -> Ran:
-    """How an action went."""
+    """Return the result of an action; ``more`` sets other fields."""
     now = datetime.now(UTC)
-    given: dict[str, Any] = {"id": 1, "started": now, "ended": now, "dry_run": one.dry_run, **more}
-    return Ran(ref=one.action, cluster=one.cluster, parameters=one.parameters, **given)
+    values: dict[str, Any] = {"id": 1, "started": now, "ended": now, "dry_run": one.dry_run, **more}
+    return Ran(ref=one.action, cluster=one.cluster, parameters=one.parameters, **values)
 
 
 class RulesSite(Site):
-    """The consumer of rules, which can be killed and started again.
+    """A Site with the consumer of rules, which a test can kill and start again.
 
     Attributes:
-        engine: The consumer; it is given events by the ids that they have.
+        engine: The consumer of rules.
     """
 
     def __init__(self, directory: Path, *rules: str, world: World | None = None, **of: Any) -> None:
@@ -150,11 +150,11 @@ class RulesSite(Site):
         self.rules.mkdir(exist_ok=True)
         for number, text in enumerate(rules):
             (self.rules / f"{number}.yaml").write_text(text)
-        given = {"enabled": True, "directories": (str(self.rules),), "shipped": False, **of}
+        keys = {"enabled": True, "directories": (str(self.rules),), "shipped": False, **of}
         super().__init__(
             directory,
             clusters={"c1": ClusterSettings()},
-            rules=RulesSettings(**given),
+            rules=RulesSettings(**keys),
             actions=ActionsSettings(timeout_s=0.5),
         )
         self.world = world or World()
@@ -171,24 +171,24 @@ class RulesSite(Site):
         )
 
     def restart(self) -> None:
-        """As after SIGKILL: nothing is said goodbye to."""
+        """Start a new consumer, as after SIGKILL of the old one."""
         self.store.close()
         self.start()
 
     @property
     def said(self) -> dict[str, Event]:
-        """What the consumer appended: the journal keeps the first of a key."""
+        """Events that the consumer appended, by key; the journal keeps the first of each key."""
         return {event.key: event for event in reversed(self.journal)}
 
     def kill(self) -> None:
-        """As SIGKILL, when actions are over and nobody has heard of it; and start again."""
+        """Wait until started actions have ended, then restart before the consumer sees that."""
         until = time.monotonic() + 60
         while self.is_acting() and time.monotonic() < until:
             time.sleep(0.001)
         self.restart()
 
     def is_acting(self) -> bool:
-        started = {(one.id, one.tries) for one in self.store.open_("started")}
+        started = {(execution.id, execution.tries) for execution in self.store.open_("started")}
         return not started <= self.world.over
 
     def append(self, new: Sequence[Event]) -> None:
@@ -200,18 +200,18 @@ class RulesSite(Site):
         self.engine.apply(events, events[-1].id, self.append)
 
     def settle(self) -> None:
-        """Turn until nothing is under way, or due now."""
+        """Run timed work until no execution is running or due."""
         until = time.monotonic() + 60
         while time.monotonic() < until:
-            # It asks to be called soon while anything is under way or due.
+            # tick() returns a short delay while an execution is running or due.
             if self.engine.tick(self.append) > SOON_S:
                 return
             time.sleep(0.002)
-        left = self.open_()
-        raise AssertionError(f"{len(left)} are still open, such as {left[:3]}")
+        executions = self.open_()
+        raise AssertionError(f"{len(executions)} are still open, such as {executions[:3]}")
 
     def open_(self) -> list[Execution]:
-        return [one for one in self.history() if one.phase != "ended"]
+        return [execution for execution in self.history() if execution.phase != "ended"]
 
     def history(self) -> list[Execution]:
         store = Store(self.settings.state_dir, read_only=True)
@@ -221,13 +221,13 @@ class RulesSite(Site):
             store.close()
 
     def statuses(self) -> list[str]:
-        return [one.status or one.phase for one in self.history()]
+        return [execution.status or execution.phase for execution in self.history()]
 
 
 def with_care(rule: str, **care: Any) -> str:
-    """A rule with other keys of Steward's."""
+    """Return a rule with these keys in its section ``context.steward``."""
     keys = {"rate_limit": "1000/1h", **care}
     lines = "".join(
-        f"    {key}: {msgspec.json.encode(one).decode()}\n" for key, one in keys.items()
+        f"    {key}: {msgspec.json.encode(value).decode()}\n" for key, value in keys.items()
     )
     return f"{rule.partition('context:')[0]}context:\n  steward:\n{lines}"

@@ -1,4 +1,4 @@
-"""Jobs of every kind as lines of the books, in each place where sacct looks for them."""
+"""sacct sources: lines of jobs of every kind in a database, in Parquet and in both."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -23,20 +23,20 @@ ADA = Asker(uid=1001, user="ada")
 
 
 def us(text: str) -> int:
-    """µs of a time of that day, or of a date and time."""
+    """Return a time of 2026-11-21, or a date and time, in microseconds since the epoch."""
     full = text if "T" in text else f"2026-11-21T{text}"
     return int(datetime.fromisoformat(full).replace(tzinfo=UTC).timestamp()) * 1_000_000
 
 
 def run(job_id: int, begin: str = "10:00:00", end: str = "10:01:00", **fields: Any) -> Line:
-    """A run of an hour's first minute, unless told otherwise; "" for a time that is not yet."""
+    """Return the line of a run, by default from 10:00 to 10:01; ``end`` is "" if it still runs."""
     times = {
         "submit_us": us(begin),
         "eligible_us": us(begin),
         "start_us": us(begin),
         "end_us": us(end) if end else 0,
     }
-    known = {
+    defaults = {
         "cluster": "main",
         "label": str(job_id),
         "uid": 1001,
@@ -60,7 +60,7 @@ def run(job_id: int, begin: str = "10:00:00", end: str = "10:01:00", **fields: A
         "tres_allocated": "cpu=2,mem=4G,node=1,billing=2",
         "first_submit_us": us(begin),
     }
-    return Line(job_id=job_id, **{**known, **times, **fields})
+    return Line(job_id=job_id, **{**defaults, **times, **fields})
 
 
 def step(of: Line, name: str, **fields: Any) -> Line:
@@ -104,15 +104,15 @@ JOBS = [
     # Requeued: the first run, and the second.
     run(11, restarts=0, is_latest=0, state="REQUEUED", first_submit_us=us("10:00:00")),
     run(11, begin="11:00:00", end="11:05:00", restarts=1, first_submit_us=us("10:00:00")),
-    # Resized: what it was, and what it became.
+    # Resized: the piece before, and the piece after.
     run(12, end="10:00:30", state="RESIZING", piece_us=us("10:00:30"), is_latest=0),
     run(12, nodes=2),
-    # An id that was used before.
+    # A reused job id.
     run(13, begin="09:00:00", end="09:30:00", name="old"),
     run(13, name="new"),
     # Held: never eligible.
     run(14, end="", state="PENDING", start_us=0, eligible_us=0, nodelist=""),
-    # Of which nothing but the end was told, which does not say when it was eligible.
+    # Known from its end record alone, which has no eligible time.
     run(15, begin="2026-11-18T08:00:00", end="2026-11-18T09:00:00", eligible_us=0),
 ]
 
@@ -129,11 +129,13 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Source:
-    """Half of the jobs are in one, half in the other, and some in both; no het job is torn."""
+    """Half of the jobs in each source, some in both, with all components of a het job in one."""
     path = tmp_path_factory.mktemp("mixed") / "2026-11-21.parquet"
-    here = [line for line in JOBS if line.job_id % 2 or line.job_id > 7]
-    there = [line for line in JOBS if (not line.job_id % 2 and line.job_id != 8) or line.job_id < 4]
-    return Both(scratch_of(here, "here"), parquet_of(there, path))
+    in_database = [line for line in JOBS if line.job_id % 2 or line.job_id > 7]
+    in_parquet = [
+        line for line in JOBS if (not line.job_id % 2 and line.job_id != 8) or line.job_id < 4
+    ]
+    return Both(scratch_of(in_database, "here"), parquet_of(in_parquet, path))
 
 
 @pytest.fixture(scope="module", params=["database", "parquet", "both"])
@@ -144,8 +146,8 @@ def source(request: pytest.FixtureRequest, closed: Source, mixed: Source) -> Sou
 def asked(source: Source, line: str, asker: Asker = ROOT) -> str:
     request = options(line.split(), {}, "UTC").request
     when = window(request, NOVEMBER, UTC)
-    wanted = line_filter(asker, request, when, request.clusters, None)
-    items = listed(source, wanted, request, when, NOVEMBER, {"main": "UTC"})
+    selection = line_filter(asker, request, when, request.clusters, None)
+    items = listed(source, selection, request, when, NOVEMBER, {"main": "UTC"})
     return "".join(item.text for item in items if isinstance(item, SacctText))
 
 

@@ -1,4 +1,4 @@
-"""A cluster whose states the test writes, and a journal that can be away, for the sensor."""
+"""Sensor runs: a cluster whose states a test sets, and a journal that can fail."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -28,7 +28,7 @@ Patch = pytest.MonkeyPatch
 
 
 class Shown:
-    """A machine as slurmctld would show it."""
+    """A scripted slurmctld: states of nodes, partitions, reservations and daemons."""
 
     def __init__(self) -> None:
         self.states: dict[str, str] = {"n1": "IDLE", "n2": "IDLE"}
@@ -45,10 +45,10 @@ class Shown:
     def node_states(self) -> dict[str, NodeRecord]:
         self._answer()
         self.takes()
-        found = {}
+        nodes = {}
         for name, state in self.states.items():
             reason, user, at = self.reasons.get(name, ("", "", None))
-            found[name] = NodeRecord(
+            nodes[name] = NodeRecord(
                 name=name,
                 base=state.partition("+")[0],
                 state=state,
@@ -57,11 +57,11 @@ class Shown:
                 reason_at=at,
                 partitions=("main",),
             )
-        return found
+        return nodes
 
     def partitions(self) -> dict[str, PartitionRecord]:
         self._answer()
-        return {name: PartitionRecord(name=name, state=one) for name, one in self.parts.items()}
+        return {name: PartitionRecord(name=name, state=state) for name, state in self.parts.items()}
 
     def reservations(self) -> dict[str, ReservationRecord]:
         self._answer()
@@ -80,7 +80,7 @@ class Shown:
 
 
 class Told:
-    """A journal: keeps the first event of a key; may be away, or be killed after an append."""
+    """A journal that keeps the first event of a key; it can fail, or die after an append."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -90,8 +90,8 @@ class Told:
     def append(self, new: Sequence[Event]) -> None:
         if self.away:
             raise JournalUnavailable("the journal is away")
-        known = {event.key for event in self.events}
-        self.events += [event for event in new if event.key not in known]
+        keys = {event.key for event in self.events}
+        self.events += [event for event in new if event.key not in keys]
         if self.dies_after:
             raise KeyboardInterrupt
 
@@ -99,27 +99,27 @@ class Told:
         return [event.body for event in self.events if event.kind == kind]
 
     def replayed(self) -> dict[str, dict[str, str]]:
-        """The states after the last event, by who takes each of them in turn."""
-        shown: dict[str, dict[str, str]] = {
+        """Return the states after applying all events; check that each starts from the last."""
+        states: dict[str, dict[str, str]] = {
             NODE_STATE: {},
             PARTITION_STATE: {},
             RESERVATION_STATE: {},
         }
         for event in self.events:
             body = event.body
-            if event.kind not in shown:
+            if event.kind not in states:
                 continue
             name = getattr(body, event.kind.partition(".")[0])
-            assert body.old_state == shown[event.kind].get(name, ""), body
+            assert body.old_state == states[event.kind].get(name, ""), body
             if body.state == "REMOVED":
-                del shown[event.kind][name]
+                del states[event.kind][name]
             else:
-                shown[event.kind][name] = body.state
-        return shown
+                states[event.kind][name] = body.state
+        return states
 
 
 class SensorRun:
-    """A sensor that can be killed, its cluster, its journal, and a clock that the test moves."""
+    """A sensor with its cluster and journal, which a test can restart and whose clock it moves."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class SensorRun:
         self.restart()
 
     def restart(self) -> None:
-        """As after a kill: nothing of the old process is left but its database."""
+        """Start a new sensor on the old database, as after a kill."""
         self.sensor = Sensor(
             "c1",
             self.shown,
@@ -157,13 +157,13 @@ class SensorRun:
 
     def turn(self, *wakes: str, after_s: float = 1.0) -> float:
         self.now_s += after_s
-        self.sensor.wake(Wake(*one.split(" ")) for one in wakes)
+        self.sensor.wake(Wake(*wake.split(" ")) for wake in wakes)
         return self.sensor.turn(self.told.append)
 
     def news(self) -> list[NodeState]:
-        found = self.told.bodies(NODE_STATE)
+        states = self.told.bodies(NODE_STATE)
         self.told.events.clear()
-        return found
+        return states
 
 
 @pytest.fixture

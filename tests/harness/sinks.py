@@ -1,4 +1,4 @@
-"""A sink on another machine, fed from a real journal, and what it was sent."""
+"""Remote sinks: a Site with one, fed from a real journal, and its scripted destination."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -23,12 +23,12 @@ from steward.slurm.settings import ClusterSettings
 
 
 class Elsewhere:
-    """A destination that keeps what it is sent; it can be away, and refuse jobs.
+    """A destination that stores documents in memory; it can be away, and refuse jobs.
 
     Attributes:
-        sent: Every document that it took, in order.
-        expired: Every time that it was to expire documents before.
-        batches: How many documents came at once.
+        sent: Every document that it accepted, in order.
+        expired: Limit of every request to expire older documents.
+        batches: Number of documents in each batch.
     """
 
     def __init__(self) -> None:
@@ -41,9 +41,12 @@ class Elsewhere:
     def send(self, documents: Sequence[Document]) -> list[Refusal]:
         self._answer()
         self.batches.append(len(documents))
-        refused = [one for one in documents if one.job_id in self.refuses]
-        self.sent += [one for one in documents if one.job_id not in self.refuses]
-        return [Refusal(document=one, why=f"job {one.job_id} is not taken") for one in refused]
+        self.sent += [document for document in documents if document.job_id not in self.refuses]
+        return [
+            Refusal(document=document, why=f"job {document.job_id} is not taken")
+            for document in documents
+            if document.job_id in self.refuses
+        ]
 
     def expire(self, before: datetime) -> None:
         self._answer()
@@ -57,15 +60,16 @@ class Elsewhere:
             raise Unavailable("the other end is away")
 
     def users(self) -> list[str]:
-        """Whose each document was, "" for nobody's."""
-        return [one.identity.record.user if one.identity else "" for one in self.sent]
+        """Return the user of each document, "" if it has no identity."""
+        identities = [document.identity for document in self.sent]
+        return [identity.record.user if identity else "" for identity in identities]
 
 
 class RemoteSite(JournaledSite):
-    """A cluster ``alpha`` with a sink ``files``, which may be opened, and one ``there``, which is.
+    """A Site of a cluster ``alpha`` with a closed files sink and an open remote sink ``there``.
 
     Attributes:
-        elsewhere: What ``there`` sends to.
+        elsewhere: Destination of ``there``.
     """
 
     def __init__(self, directory: Path, *, slurm: bool = True, **sink: Any) -> None:
@@ -89,7 +93,7 @@ class RemoteSite(JournaledSite):
         return self.consumer(RemoteSink)
 
     def turn(self, turns: int = 20) -> None:
-        """Feed ``there``."""
+        """Feed the sink ``there``, with a minute between turns."""
         for _ in range(turns):
             self.clock.now_s += 60.0
             self.feeds["archive.there"].turn()
@@ -103,16 +107,16 @@ class RemoteSite(JournaledSite):
         append: bool = True,
         mtime_ns: int = 0,
     ) -> Event:
-        """Bytes written to the store, and their event appended."""
-        given: dict[str, Any] = {"environment": environment, "store": STATE_STORE, "name": ""}
+        """Write a script's bytes to the store and append its job.script, unless told not to."""
+        fields: dict[str, Any] = {"environment": environment, "store": STATE_STORE, "name": ""}
         mtime_ns = mtime_ns or NOVEMBER_NS + job_id
-        event = archive.script(self, job_id, script, mtime_ns=mtime_ns, **given)
+        event = archive.script(self, job_id, script, mtime_ns=mtime_ns, **fields)
         if append:
             self.append([event])
         return event
 
     def job(self, job_id: int, script: bytes = archive.SCRIPT, *, who: Asker = ADA) -> Event:
-        """A script and what Slurm shows of its job."""
+        """Append a job.script and the job.seen of its job."""
         event = self.submit(job_id, script)
         seen = archive.seen(job_id, NOVEMBER, who=who, state="RUNNING", batch=True)
         self.append([seen])
@@ -126,36 +130,41 @@ class RemoteSite(JournaledSite):
 
     def resend(self, *scripts: Event, sink: str = "there") -> None:
         resent = [
-            Resent(script_key=one.key, script=one.body, identity=archive.identity(one).body)
-            for one in scripts
+            Resent(
+                script_key=script.key, script=script.body, identity=archive.identity(script).body
+            )
+            for script in scripts
         ]
         body = ArchiveResend(sink=sink, scripts=tuple(resent))
         key = f"resend:{self.writer.head()}"
         self.append([make_event(ARCHIVE_RESEND, key, body, cluster="alpha")])
 
     def trim(self) -> None:
-        """Have the journal let go of all that it has for ``there`` by now."""
+        """Trim the journal's events for ``there``."""
         self.writer.trim(self.reader.read(0, self.sink.kinds, 1000)[0])
 
     def passed(self) -> int:
-        """Up to where the journal may trim for ``there``."""
-        (status,) = [one for one in self.reader.consumers() if one.name == self.sink.name]
+        """Return the position of the consumer of ``there``, up to which the journal may trim."""
+        consumers = self.reader.consumers()
+        (status,) = [consumer for consumer in consumers if consumer.name == self.sink.name]
         return status.position
 
     def ask(self, name: str, asker: Asker = ROOT, /, **request: Any) -> Any:
-        self.now += timedelta(milliseconds=1)  # no order is given twice at one time
+        self.now += timedelta(milliseconds=1)  # no two orders have the same time
         return super().ask(name, asker, **request)
 
     def order(self, **request: Any) -> ResendAnswer:
-        """The answer to an order to send again, to ``there`` unless another is named."""
+        """Order a resend, by default to ``there``; return the reply."""
         *_, answer = self.ask("archive.resend", **{"sink": "there", **request})
         assert isinstance(answer, ResendAnswer)
         return answer
 
     def sinks(self) -> dict[str, SinkLine]:
-        """How the sinks stand."""
+        """Return the status of each sink, by name."""
         return {line.name: line for line in self.ask("archive.sinks").sinks}
 
     def sent_ids(self) -> list[int]:
-        """Job ids of what came to ``there``, in order, with the sign of a purge."""
-        return [one.job_id * (-1 if one.deleted else 1) for one in self.elsewhere.sent]
+        """Return the job ids of documents sent to ``there``, in order; negative for a purge."""
+        return [
+            document.job_id * (-1 if document.deleted else 1) for document in self.elsewhere.sent
+        ]

@@ -1,7 +1,6 @@
-"""One Steward of a test's own, without its processes: what all unit tests stand on.
+"""Site: one Steward without processes, in a directory of the test.
 
-What belongs to a subject is in the module of its name beside this one, as plain functions and
-constants.
+Helpers of a subject are functions and constants in the harness module of that name.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +35,7 @@ Open = Callable[["Site"], Consumer]
 
 
 class Clock:
-    """Seconds that go by as a test says, and no others."""
+    """Monotonic clock that only the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -49,17 +48,17 @@ class Site:
     """Settings, clock, journal, consumers and actions of one Steward.
 
     Args:
-        directory: Where its files are; its state is in ``state`` there.
-        clusters: Names of clusters whose Slurm is not asked, or the settings of each.
-        sections: The other sections of its settings.
+        directory: Directory of its files; the state directory is ``state`` in it.
+        clusters: Names of clusters whose Slurm is never queried, or settings by name.
+        sections: Other sections of the settings.
 
     Attributes:
-        now: The present moment: a test sets it.
-        clock: The monotonic clock, likewise.
-        user_names: Of uids, by now; the machine's own where None.
-        standing: What every cluster's Slurm says of who stands where.
-        journal: Every event so far.
-        consumers: Those that are open, by name.
+        now: Wall clock; only the test moves it.
+        clock: Monotonic clock; only the test moves it.
+        user_names: User names by uid; None for the names of the machine.
+        standing: Coordinators, administrators and PrivateData of every cluster.
+        journal: All events so far.
+        consumers: Open consumers by name.
     """
 
     def __init__(
@@ -88,47 +87,47 @@ class Site:
         self.reopen()
 
     def reopen(self, **sections: Any) -> None:
-        """Begin anew as after a crash: nothing is closed; ``sections`` replace the settings'."""
+        """Reopen consumers as after a crash, without closing them; ``sections`` change settings."""
         self.settings = msgspec.structs.replace(self.settings, **sections)
         self.access = Access(self.settings.access, 0, lambda _cluster: self.standing)
         self.stores = stores_of(self.settings)
         self._rooms = {}
         self._registry: Registry | None = None
-        for opens in self._opens:
-            self.add(opens(self))
+        for open_consumer in self._opens:
+            self.add(open_consumer(self))
 
     def open(self, *opens: Open) -> None:
-        """Open consumers, which are given what comes from now on."""
+        """Open consumers, which receive the events appended from now on."""
         self._opens += opens
-        for one in opens:
-            self.add(one(self))
+        for open_consumer in opens:
+            self.add(open_consumer(self))
 
     def add(self, consumer: Consumer) -> None:
-        """Feed a consumer from now on, in place of one of its name."""
+        """Feed a consumer from now on; it replaces an open consumer of the same name."""
         self.consumers[consumer.name] = consumer
         self._fed.setdefault(consumer.name, len(self.journal))
 
     def consumer(self, kind: type[Opened]) -> Opened:
-        """The open consumer of a class."""
-        return next(one for one in self.consumers.values() if isinstance(one, kind))
+        """Return the open consumer of a class."""
+        return next(opened for opened in self.consumers.values() if isinstance(opened, kind))
 
     def append(self, new: Sequence[Event]) -> None:
-        """Append events, each with its position as its id."""
+        """Append events, each with its journal position as its id."""
         for event in new:
             self.journal.append(msgspec.structs.replace(event, id=len(self.journal) + 1))
 
     def refilled(self, consumer: str, since_s: int) -> None:
-        """Hear that a consumer gets again what it missed: there is nothing to note."""
+        """Ignore that a consumer receives missed events again."""
 
     def feed(self, *events: Event) -> list[Event]:
-        """Append events and have consumers apply all that is new, until nothing more comes.
+        """Append events and apply all new events, until consumers append no more.
 
         Returns:
-            What consumers appended.
+            The events that consumers appended.
 
         Raises:
-            Unavailable: As the consumer does; what was to be applied is not given again.
-            Rejected: Likewise.
+            Unavailable: A consumer raised it; the Site does not retry its events.
+            Rejected: A consumer raised it; the Site does not retry its events.
         """
         self.append(events)
         begin = len(self.journal)
@@ -137,13 +136,13 @@ class Site:
                 upto = len(self.journal)
                 news = self.journal[self._fed[name] : upto]
                 self._fed[name] = upto
-                wanted = [event for event in news if event.kind in consumer.kinds]
-                if wanted:
-                    consumer.apply(wanted, upto, self.append)
+                batch = [event for event in news if event.kind in consumer.kinds]
+                if batch:
+                    consumer.apply(batch, upto, self.append)
         return self.journal[begin:]
 
     def tick(self) -> list[Event]:
-        """Have consumers do what is due by the clock; what they appended."""
+        """Run the timed work of consumers; return the events that they appended."""
         begin = len(self.journal)
         for consumer in self.consumers.values():
             consumer.tick(self.append)
@@ -151,7 +150,7 @@ class Site:
 
     @property
     def registry(self) -> Registry:
-        """Every action, in this Site's rooms."""
+        """All actions, with this Site's contexts."""
         if self._registry is None:
             from steward.daemon.actions import every_action
 
@@ -161,22 +160,22 @@ class Site:
         return self._registry
 
     def room(self, name: str) -> Any:
-        """What the actions of this name work with."""
+        """Return the context of the actions of one package."""
         if name not in self._rooms:
             self._rooms[name] = self._make_room(name)
         return self._rooms[name]
 
     def _make_room(self, name: str) -> Any:
-        given: dict[str, Any] = {"access": self.access, "now": lambda: self.now}
+        common: dict[str, Any] = {"access": self.access, "now": lambda: self.now}
         match name:
             case "accounting":
                 from steward.accounting.room import AccountingRoom
 
-                return AccountingRoom(self.settings, order=self.append, **given)
+                return AccountingRoom(self.settings, order=self.append, **common)
             case "archive":
                 from steward.archive.library import Library
 
-                return Library(self.settings, order=self.append, refilled=self.refilled, **given)
+                return Library(self.settings, order=self.append, refilled=self.refilled, **common)
             case "automation":
                 from steward.automation.room import AutomationRoom
 
@@ -184,29 +183,29 @@ class Site:
             case "bank":
                 from steward.bank.room import BankRoom
 
-                return BankRoom(self.settings, **given)
+                return BankRoom(self.settings, **common)
             case "events":
                 from steward.reports.events import EventsRoom
 
-                return EventsRoom(self.settings.state_dir, **given)
+                return EventsRoom(self.settings.state_dir, **common)
             case "history":
                 from steward.reports.history.room import HistoryRoom
 
-                return HistoryRoom(self.settings, **given)
+                return HistoryRoom(self.settings, **common)
             case "reports":
                 from steward.reports.room import ReportsRoom
 
-                return ReportsRoom(self.settings, **given)
+                return ReportsRoom(self.settings, **common)
             case _:
                 raise AssertionError(f"a Site has no room called {name}")
 
     def ask(self, name: str, asker: Asker = ROOT, /, **request: Any) -> Any:
-        """The answer of an action, once consumers have applied all that is new."""
+        """Apply all new events, then run an action and return its reply."""
         self.feed()
         return self.registry.call(name, asker, self.registry.decode(name, request))
 
     def stream(self, name: str, asker: Asker = ROOT, /, **request: Any) -> tuple[list[Any], Any]:
-        """The items of an action that streams, and its answer."""
+        """Run an action that streams; return its items and its reply."""
         *items, answer = self.ask(name, asker, **request)
         return items, answer
 
@@ -220,7 +219,7 @@ class Site:
         return self._ledger
 
     def close(self) -> None:
-        """Close consumers, rooms and the ledger."""
+        """Close consumers, contexts and the ledger."""
         for opened in (*self.consumers.values(), *self._rooms.values(), self._ledger):
             if hasattr(opened, "close"):
                 opened.close()

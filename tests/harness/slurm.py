@@ -1,4 +1,4 @@
-"""Slurms that answer what a test writes: as commands, as rows of squeue, as objects."""
+"""Scripted Slurms: as commands, as rows of squeue, as objects."""
 
 import re
 import stat
@@ -32,7 +32,7 @@ LINE: Final = (
 
 
 class Stage:
-    """Stand-ins that print what a test writes for their arguments, and fail where it says so."""
+    """Stand-ins for Slurm's commands, with output and exit code set by the test."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -95,7 +95,7 @@ DEFAULTS = {
 
 
 def squeue_row(form: QueueFormat, **shown: str | bytes) -> bytes:
-    """One line of ``squeue``, its end included; ``shown`` sets fields by squeue's names."""
+    """Return one line of ``squeue`` with its newline; ``shown`` sets fields by squeue's names."""
     shown.setdefault("ArrayJobID", shown.get("JobID", DEFAULTS["JobID"]))
     line = b""
     for field in re.split(",(?=[A-Za-z_-]+:)", form.variable):
@@ -116,7 +116,7 @@ def record(job_id: int, **fields: object) -> JobRecord:
 
 
 class Scripted(Slurm):
-    """A Slurm whose answers the test writes: what matters here is what is made of them."""
+    """A Slurm whose replies the test sets."""
 
     def __init__(self) -> None:
         super().__init__("c1", ClusterSettings())

@@ -1,4 +1,4 @@
-"""A daemon's socket with actions made for tests, served by a process of its own."""
+"""The daemon's socket: a server in a child process, with test actions."""
 
 import contextlib
 import ctypes
@@ -53,7 +53,7 @@ def echo(_context: Any, asker: Asker, request: Question) -> Told:
 
 
 def look(_context: Any, asker: Asker, request: Question) -> Told:
-    """The same, of what only reads."""
+    """Do as echo, in an action that only reads."""
     return echo(_context, asker, request)
 
 
@@ -86,14 +86,14 @@ def swell(_context: Any, _asker: Asker, _request: Question) -> Told:
 
 
 def dally(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
-    """Say which process this is where it is told to, and then nothing more."""
+    """Write this process's id to a file, stream one item and hang."""
     Path(request.text).write_text(str(os.getpid()))
     yield Step(number=0)
     time.sleep(60)
 
 
 def command(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
-    """Run something that does not end, as Slurm's commands are run, and say which process it is."""
+    """Run a child process that does not end, as for Slurm's commands; write its id to a file."""
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     Path(request.text).write_text(str(process.pid))
     yield Step(number=0)
@@ -101,37 +101,37 @@ def command(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | 
 
 
 def check(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
-    """Have the doctor ask Slurm, whose command never ends."""
+    """Run a health check whose Slurm command never ends."""
     yield Step(number=0)
     run_apart([lambda: _hang(Path(request.text))], 600.0)
 
 
-def _hang(told: Path) -> tuple[Finding, ...]:
-    path = shlex.quote(str(told))
-    squeue = told.with_name("squeue")
+def _hang(pid_file: Path) -> tuple[Finding, ...]:
+    path = shlex.quote(str(pid_file))
+    squeue = pid_file.with_name("squeue")
     squeue.write_text(f"#!/bin/sh\necho $$ > {path}.new; mv {path}.new {path}; exec sleep 600\n")
     squeue.chmod(0o755)
-    Commands("c1", ClusterSettings(slurm_bin=str(told.parent))).run("squeue", timeout_s=600.0)
+    Commands("c1", ClusterSettings(slurm_bin=str(pid_file.parent))).run("squeue", timeout_s=600.0)
     return ()
 
 
 def starve(context: Any, asker: Asker, request: Question) -> Iterator[Step | Done]:
-    """Run something that does not end, and have no descriptor left to look for it."""
+    """Run a child process that does not end, without file descriptors to search for it."""
     running = command(context, asker, request)
     first = next(running)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1, most))  # one is what poll(2) is given
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, most))  # poll(2) still takes one
     yield first
     yield from running
 
 
 def finish(_context: Any, asker: Asker, request: Question) -> Told:
-    """Change something, which takes a while: begin when told so, and say when it is done."""
-    place = Path(request.text)
-    (place / "begun").touch()
-    while not (place / "go on").exists():
+    """Run until the file ``go on`` exists; touch ``begun`` before and ``done`` after."""
+    directory = Path(request.text)
+    (directory / "begun").touch()
+    while not (directory / "go on").exists():
         time.sleep(0.01)
-    (place / "done").touch()
+    (directory / "done").touch()
     return echo(_context, asker, request)
 
 
@@ -183,7 +183,7 @@ def serving(
     knows: Knows | None = None,
     uid_of: Callable[[socket.socket], int] = peer_uid,
 ) -> Iterator[int]:
-    """A server in a process of its own; its process id."""
+    """Run a server in a child process; yield its process id."""
     ready, tell = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""slurmctld's spool as it is watched, and what is taken from it."""
+"""slurmctld's spool: entries, capture from it, and failing reads."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from steward.capture.slurm.spool import SlurmSpool
 
 @pytest.fixture(autouse=True)
 def no_lease_signals() -> Iterator[None]:
-    """A lease that is broken sends a signal, which ends a process that expects none."""
+    """Ignore SIGIO, which the kernel sends when a lease is broken and which would end pytest."""
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGIO, before)
@@ -40,14 +40,14 @@ def watch() -> Iterator[Watch]:
 
 
 def take(spool: SlurmSpool, count: int = 1, timeout_s: float = 5.0) -> list[Grabbed]:
-    """Look until so many scripts are ready, or the time is over."""
+    """Watch until ``count`` scripts are ready or the time is over; return them."""
     until = time.monotonic() + timeout_s
     while len(spool.ready) < count and time.monotonic() < until:
         spool.look()
         time.sleep(0.002)
-    found = [taken for taken in spool.ready if isinstance(taken, Grabbed)]
+    scripts = [entry for entry in spool.ready if isinstance(entry, Grabbed)]
     spool.ready.clear()
-    return found
+    return scripts
 
 
 def contents(grabbed: Grabbed) -> bytes:
@@ -57,7 +57,7 @@ def contents(grabbed: Grabbed) -> bytes:
 
 
 class Faults:
-    """Reads of a kind of file that fail with an error, as on a path that fails over."""
+    """Read errors on files whose path ends in ``of``, as during a multipath failover."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.error = 0
@@ -80,24 +80,24 @@ class Faults:
             self._fail()
 
     def of_opens(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """From now on opening fails likewise."""
-        really = os.open
+        """Make open() fail, too."""
+        original = os.open
 
         def fails(path: str, *args: int, **options: int) -> int:
             if self.error and str(path).endswith(self.of):
-                os.lstat(path, **options)  # what is gone is gone
+                os.lstat(path, **options)  # a missing file still raises ENOENT
                 self._fail()
-            return really(path, *args, **options)
+            return original(path, *args, **options)
 
         monkeypatch.setattr(os, "open", fails)
 
     def of_stats(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """From now on looking at what is open fails likewise."""
-        really = os.fstat
+        """Make fstat() fail, too."""
+        original = os.fstat
 
         def fails(fd: int) -> os.stat_result:
             self._fail_of_open(fd)
-            return really(fd)
+            return original(fd)
 
         monkeypatch.setattr(os, "fstat", fails)
 
@@ -108,13 +108,13 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 def environment_bytes(*entries: bytes, count: int | None = None) -> bytes:
-    """An ``environment`` file as slurmctld writes it."""
+    """Return the bytes of an ``environment`` file as slurmctld writes it."""
     number = len(entries) if count is None else count
     return struct.pack("=I", number) + b"".join(entry + b"\0" for entry in entries)
 
 
 def make_spool(root: Path) -> Path:
-    """An empty StateSaveLocation with its ten hash directories."""
+    """Make an empty StateSaveLocation with its ten hash directories."""
     for number in range(10):
         (root / f"hash.{number}").mkdir(parents=True)
     return root
@@ -123,7 +123,7 @@ def make_spool(root: Path) -> Path:
 def submit(
     root: Path, job_id: int, script: bytes = b"#!/bin/sh\n", environment: bytes | None = None
 ) -> Path:
-    """Write a job into a spool in slurmctld's order; returns its directory."""
+    """Write a job's files to a spool in slurmctld's order; return their directory."""
     directory = root / f"hash.{job_id % 10}" / f"job.{job_id}"
     directory.mkdir(parents=True)
     block = environment_bytes(b"HOME=/home/ada") if environment is None else environment

@@ -1,4 +1,4 @@
-"""Steps of jobs, as nodes and the controller tell of them, and books that keep them."""
+"""Step events of nodes and the controller, and the jobs.db that stores them."""
 
 from datetime import datetime
 from pathlib import Path
@@ -26,14 +26,14 @@ def _event(kind: str, moment: datetime, body: Any, cluster: str) -> Event:
 def launched(
     job_id: int, seconds: float, step: str = "batch", node: str = "n1", **fields: Any
 ) -> Event:
-    """step.start."""
+    """Return a step.start."""
     name: dict[str, Any] = {
         "job_id": job_id,
         "step": step,
         "node": node,
         "launched_us": us(seconds),
     }
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         "uid": 1000,
         "tasks": 1,
         "cpus": 2,
@@ -41,24 +41,24 @@ def launched(
         "name": "prog",
         **fields,
     }
-    return _event(STEP_START, at(seconds), StepStart(**name, **told), told.pop("cluster", "c1"))
+    return _event(STEP_START, at(seconds), StepStart(**name, **values), values.pop("cluster", "c1"))
 
 
 def task(number: int = 0, ended: float = 0, **fields: Any) -> TaskUsage:
-    """What one task used."""
-    told: dict[str, Any] = {
+    """Return the usage of one task."""
+    values: dict[str, Any] = {
         "pid": 100 + number,
         "status": 0,
         "user_us": 1_000_000,
         "system_us": 500_000,
     }
-    return TaskUsage(task=number, ended_us=us(ended), **{**told, **fields})
+    return TaskUsage(task=number, ended_us=us(ended), **{**values, **fields})
 
 
 def exited(
     job_id: int, seconds: float, *tasks: TaskUsage, step: str = "batch", node: str = "n1"
 ) -> Event:
-    """task.exit."""
+    """Return a task.exit."""
     body = TasksExited(
         job_id=job_id, step=step, node=node, launched_us=us(seconds), tasks=tasks or (task(),)
     )
@@ -73,7 +73,7 @@ def ended(
     node: str = "n1",
     **fields: Any,
 ) -> Event:
-    """step.end."""
+    """Return a step.end."""
     body = StepEnd(
         job_id=job_id,
         step=step,
@@ -85,7 +85,7 @@ def ended(
 
 
 class Clocked(Books):
-    """Books whose clock the test moves."""
+    """Books with a clock that the test moves."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -110,9 +110,9 @@ def books(tmp_path: Path) -> Clocked:
 
 def lines_of(books: Books, job: str = "7") -> list[Line]:
     jobs = Jobs(books.path)
-    found = jobs.lines_of(jobs.find(job)[0])
+    lines = jobs.lines_of(jobs.find(job)[0])
     jobs.close()
-    return list(found)
+    return list(lines)
 
 
 def lines(books: Books, job: str = "7") -> dict[str, Line]:
@@ -123,14 +123,14 @@ def lines(books: Books, job: str = "7") -> dict[str, Line]:
 
 
 def running(job_id: int = 7, submit: float = 0, **fields: Any) -> Event:
-    told = {"start": at(submit + 2), "nodelist": "n[1-3]", "seen": submit + 3, **fields}
-    return record(job_id, submit, "RUNNING", **told)
+    values = {"start": at(submit + 2), "nodelist": "n[1-3]", "seen": submit + 3, **fields}
+    return record(job_id, submit, "RUNNING", **values)
 
 
 def done(job_id: int = 7, submit: float = 0, end: float = 20, **fields: Any) -> Event:
-    told = {"start": at(submit + 2), "nodelist": "n[1-3]", "exit_code": 0, "exit_signal": 0}
+    values = {"start": at(submit + 2), "nodelist": "n[1-3]", "exit_code": 0, "exit_signal": 0}
     state = fields.pop("state", "COMPLETED")
-    return record(job_id, submit, state, seen=end + 1, end=end, **{**told, **fields})
+    return record(job_id, submit, state, seen=end + 1, end=end, **{**values, **fields})
 
 
 STEP = [
@@ -142,7 +142,7 @@ STEP = [
 
 @st.composite
 def histories(draw: Any) -> list[Event]:
-    """Facts of jobs of one id: requeued, resized, on several nodes, some of them lost."""
+    """Generate events of jobs with one id: requeued, on several nodes, some events lost."""
     events: list[Event] = []
     submit = 0
     for _job in range(draw(st.integers(1, 2))):
@@ -157,10 +157,10 @@ def histories(draw: Any) -> list[Event]:
             for step in draw(st.lists(st.sampled_from(["batch", "0", "1"]), unique=True)):
                 for node in ("n1", "n2"):
                     begin = submit + 3 + draw(st.integers(0, 40))
-                    told = draw(st.sampled_from([None, restarts]))
-                    facts.append(launched(7, begin, step, node, restarts=told))
+                    reported = draw(st.sampled_from([None, restarts]))
+                    facts.append(launched(7, begin, step, node, restarts=reported))
                     tasks = [task(number, begin + 1) for number in range(draw(st.integers(1, 12)))]
-                    facts += [exited(7, begin, one, step=step, node=node) for one in tasks]
+                    facts += [exited(7, begin, usage, step=step, node=node) for usage in tasks]
                     facts.append(ended(7, begin, begin + 2, step, node, tasks=len(tasks)))
             events += draw(st.lists(st.sampled_from(facts), unique_by=lambda e: (e.key, e.source)))
             submit += 100

@@ -1,4 +1,4 @@
-"""Torque spools: recorded ones that are played, and ones of a test's own making."""
+"""Torque spools: replayed recordings, and spools that a test writes."""
 
 import grp
 import os
@@ -30,7 +30,7 @@ PIECE = 65536
 _TIME = re.compile(rb"\b1795[0-9]{6}\b")
 _SINCE_SUBMIT_S = 30
 _LINE = re.compile(r"\s*([0-9.]+) ([A-Z_,]+)\s+server_priv/jobs/(\S+)")
-# Until when (s) each moment's files are what was written.
+# Time of the log (s) until which a moment's files have the contents that Torque wrote.
 _MOMENTS = {
     "flat": {"queued": 9.5, "running": 20.0, "completed": 41.0},
     "subdirs": {"queued": 9.5, "running": 17.0, "completed": 39.5},
@@ -38,7 +38,7 @@ _MOMENTS = {
 
 
 class Step(NamedTuple):
-    """One line of the log."""
+    """One line of a recording's log of file operations."""
 
     at_s: float
     what: str
@@ -46,11 +46,11 @@ class Step(NamedTuple):
 
 
 class Player:
-    """Plays one recording into ``server_priv``.
+    """Replays one recording into ``server_priv``.
 
     Args:
         kind: ``flat`` or ``subdirs``.
-        root: The directory ``server_priv``; made.
+        root: The directory ``server_priv``, which the Player creates.
     """
 
     def __init__(self, kind: str, root: Path) -> None:
@@ -61,7 +61,7 @@ class Player:
         self._source = RECORDINGS / kind
         self._user = pwd.getpwuid(0).pw_name.encode()
         self._group = grp.getgrgid(0).gr_name.encode()
-        # Its times are the recording's: the first job is submitted a while before now.
+        # Shift the recording's times: its first job was submitted shortly before now.
         first = self._source / "queued" / ("1021.vm.JB" if kind == "flat" else "1/2031.vm.JB")
         submitted = re.search(rb"<ctime[^>]*>([0-9]+)", first.read_bytes())
         assert submitted is not None
@@ -71,7 +71,7 @@ class Player:
         self._saves: dict[str, int] = {}
 
     def steps(self) -> Iterator[Step]:
-        """What the log holds, in its order."""
+        """Yield the steps of the log, in order."""
         for line in (self._source / "events.log").read_text().splitlines():
             match = _LINE.match(line)
             if match:
@@ -80,7 +80,7 @@ class Player:
     def play(
         self, upto: str = "completed", after_each: Callable[[Step], None] = lambda step: None
     ) -> None:
-        """Do what Torque did until a moment; "" for all of it, the purge too."""
+        """Replay the steps until a moment of the recording; "" for all steps, with the purge."""
         until = _MOMENTS[self.kind][upto] if upto else float("inf")
         for step in self.steps():
             if step.at_s > until:
@@ -89,7 +89,7 @@ class Player:
             after_each(step)
 
     def snapshot(self, moment: str, jobs: Path) -> None:
-        """Lay what was there at a moment into another directory of jobs, with our times."""
+        """Write the files of a moment to another directory of jobs, with shifted times."""
         for name in ("", *"0123456789"):
             (jobs / name).mkdir(parents=True, exist_ok=True)
         for path in (self._source / moment).rglob("*.??"):
@@ -104,14 +104,14 @@ class Player:
                 os.utime(path, ns=(status.st_mtime_ns, status.st_mtime_ns))
 
     def read(self, path: Path) -> bytes:
-        """A recorded file, its times and its user ours."""
+        """Return a recorded file with shifted times and a user of this machine."""
         data = path.read_bytes()
         if path.suffix == ".SC":
             return data
-        # Its user is the recording's: here it is one that there is.
+        # Replace the recording's user by one that exists on this machine.
         for tag, name in ((b"euser", self._user), (b"egroup", self._group)):
             data = re.sub(rb"(<%s [^>]*>)tester<" % tag, rb"\g<1>" + name + b"<", data)
-        return _TIME.sub(lambda found: b"%d" % (int(found[0]) + self._shift_s), data)
+        return _TIME.sub(lambda match: b"%d" % (int(match[0]) + self._shift_s), data)
 
     def _do(self, step: Step) -> None:
         path, suffix = str(self.jobs / step.path), step.path[-3:]
@@ -154,13 +154,13 @@ class Player:
         data = self.read(recorded)
         self._saves[base] = self._saves.get(base, 0) + 1
         if self._saves[base] == 1:
-            # The first save has neither time yet.
+            # The first save has neither qtime nor etime.
             data = re.sub(rb"\s*<[qe]time [^\n]*", b"", data)
         return data
 
 
 class TorqueCapture:
-    """A capture of a Torque spool, whose bytes end in a store and its events in jobs.db."""
+    """Capture of a Torque spool: bytes go to a store, events to jobs.db."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class TorqueCapture:
         )
 
     def finish(self) -> "TorqueCapture":
-        """Take in all that comes yet, and end."""
+        """Capture all entries that are still due, and end."""
         until = time.monotonic() + 20
         self.capture.turn()
         while (self.spool.due_s() < 1.0 or self.spool.ready) and time.monotonic() < until:
@@ -204,18 +204,18 @@ class TorqueCapture:
         return self
 
     def jobs(self) -> dict[str, Job]:
-        """What jobs.db makes of the events: each key once, as the journal keeps them."""
+        """Apply all events to a new jobs.db, each key once; return its jobs by label."""
         shutil.rmtree(self.directory / "db", ignore_errors=True)
         first = {event.key: event for event in reversed(self.events)}
         events = [event for event in self.events if first[event.key] is event]
         (self.directory / "db").mkdir()
         books = Books(self.directory / "db")
         books.take(*events)
-        found = Jobs(books.path)
+        jobs = Jobs(books.path)
         try:
-            return {job.label: job for job in found.list(JobFilter())}
+            return {job.label: job for job in jobs.list(JobFilter())}
         finally:
-            found.close()
+            jobs.close()
 
     def scripts(self) -> dict[int, Event]:
         return {event.body.job_id: event for event in self.events if event.kind == JOB_SCRIPT}
@@ -228,7 +228,7 @@ class TorqueCapture:
 
 
 class Spool:
-    """A spool of one's own making."""
+    """A Torque spool that the test writes."""
 
     def __init__(self, root: Path) -> None:
         self.jobs = root / "jobs"

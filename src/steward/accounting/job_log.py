@@ -1,4 +1,4 @@
-"""The job log as accounting reads it; the extension that writes it offers how."""
+"""Job log readers: the interface that the extension which writes the job log offers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
@@ -12,7 +12,7 @@ _GROUP: Final = "steward.job_log"
 _NAME: Final = "log"
 
 PassedOver = Callable[[str, int, str], None]
-"""Told of each line that is no record: the file, the line's number, and why."""
+"""Called for each line that is not a record, with the file, the line number and the reason."""
 
 
 class LogDay(Protocol):
@@ -24,15 +24,15 @@ class LogDay(Protocol):
 
     @property
     def parquet(self) -> str:
-        """Path of its lines in Parquet; "" if the day is not closed yet."""
+        """Path of the day's Parquet file; "" until the day is closed."""
 
 
 class JobLog(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job log is read.
+    """Functions that read a job log.
 
     Attributes:
         read_lines: Yields the lines of a day's file or of a directory, each run before its steps.
-        days_in: Lists the days in a directory, the oldest first.
+        days_in: Lists the days in a directory, oldest first.
     """
 
     read_lines: Callable[[str, PassedOver | None], Iterator[Line]]
@@ -40,10 +40,10 @@ class JobLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_log() -> JobLog:
-    """Load how the job log is read.
+    """Load the functions that read the job log.
 
     Raises:
-        StewardError: No installed package offers it.
+        StewardError: No installed package offers them.
     """
-    found: JobLog = load_offer(_GROUP, _NAME)
-    return found
+    offer: JobLog = load_offer(_GROUP, _NAME)
+    return offer

@@ -90,7 +90,7 @@ class Library:
         return self._jobs
 
     def searcher_in(self, sink: str) -> SinkSearcher:
-        """What searches in a sink, for a name that ``sink_called`` gave."""
+        """Return the searcher of a sink whose name ``sink_called`` returned."""
         if sink not in self._elsewhere:
             self._elsewhere[sink] = searcher_of(self.settings, sink)
         return self._elsewhere[sink]

@@ -1,4 +1,4 @@
-"""Banks elsewhere: what an extension does that tells one of holds and charges."""
+"""Remote banks: interface of the extensions that report SU holds and charges to one."""
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from steward.bank.ledger.opened import Transaction
 
 GROUP: Final = "steward.remote_bank"
-"""The group of entry points; the name of one is the kind of its messages in the outbox."""
+"""Group of entry points. The name of each is the kind of its messages in the outbox."""
 
 
 class RemoteBank(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of banks elsewhere.
+    """A kind of remote bank.
 
     Attributes:
-        relay: Puts into the outbox what events mean for the bank elsewhere: of the transaction that
-            charges them, the events with their jobs' open holds, and when this bank began.
-        describe: Says in a few words what a message in the outbox tells.
+        relay: Writes messages about events to the outbox. Its arguments are the transaction that
+            charges the events, the events with the open SU hold of each one's job, and the time
+            when this bank began.
+        describe: Describes a message in the outbox in a few words.
     """
 
     relay: "Callable[[Transaction, Iterable[tuple[Event, Hold | None]], datetime], None]"
@@ -32,12 +33,12 @@ class RemoteBank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def remote_banks() -> tuple[RemoteBank, ...]:
-    """Load what tells banks elsewhere.
+    """Load every kind of remote bank that installed packages offer.
 
     Raises:
-        StewardError: No installed package offers any: what they are to be told would be lost.
+        StewardError: No installed package offers one, so reports would be lost.
     """
-    found = tuple(load_offer(GROUP, name) for name in offers_of(GROUP))
-    if not found:
+    banks = tuple(load_offer(GROUP, name) for name in offers_of(GROUP))
+    if not banks:
         raise StewardError(f"[bank.remote] url: no installed package offers a {GROUP}", GROUP)
-    return found
+    return banks

@@ -1,7 +1,7 @@
-"""Charges that clients of an API told of, beside the bank's own of the same jobs.
+"""Charges that clients of the myBRC API report, and the bank's own charges of the same jobs.
 
-A job that Slurm put back into its queue has a submit time for each of its runs, of
-which Steward keeps the first and a client may tell any; its number is the same.
+A requeued job has the same job id in all runs, but a submit time for each. Steward keeps the first
+submit time; a client may report any.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from steward.bank.ledger.opened import Transaction
 
 TOLD: Final = "mybrc"
-"""The source of charges that clients told."""
+"""Source of the charges that clients report."""
 
 _BEFORE: Final = timedelta(seconds=2)
 _AFTER: Final = timedelta(hours=1)
-"""So long after a run slurmctld may still know its job, and run it again."""
+"""Longest time after a run in which slurmctld may still know the job and run it again."""
 
 
 def own_charges(t: "Transaction", cluster: str, job_id: int) -> list[Charge]:
-    """Return the charges under a raw job id that are the bank's own.
+    """Return the bank's own charges under a raw job id.
 
     Args:
-        t: The transaction that they are read in.
+        t: The transaction that reads them.
         cluster: The cluster's name.
         job_id: The raw job id.
     """
@@ -37,39 +37,39 @@ def own_charges(t: "Transaction", cluster: str, job_id: int) -> list[Charge]:
 
 
 def is_same_job(times: Iterable[datetime | None], own: Sequence[Charge]) -> bool:
-    """Whether a job is one that was charged.
+    """Return whether a job is one that the bank charged.
 
     Args:
-        times: When it was submitted and started, as far as that is known.
-        own: What was charged under the job's number.
+        times: Submit and start time of the job; None if unknown.
+        own: The bank's own charges under the job id.
     """
-    known = [at for at in times if at is not None]
-    return any(begin - _BEFORE <= at <= end + _AFTER for begin, end in _spans(own) for at in known)
+    dates = [at for at in times if at is not None]
+    return any(begin - _BEFORE <= at <= end + _AFTER for begin, end in _spans(own) for at in dates)
 
 
 def take_back(t: "Transaction", charge: Charge, by: By) -> None:
-    """Take back what clients told of a job, now that it is charged.
+    """Set the charges that clients reported for a job to zero, once the bank charges the job.
 
     Args:
         t: The transaction.
-        charge: One of the job's own.
-        by: Who does it.
+        charge: One of the bank's own charges of the job.
+        by: Who changes the charges, and why.
     """
     own = own_charges(t, charge.cluster, charge.job_id)
-    for told in (row.charge for row in t.charges.of_job(charge.cluster, charge.job_id)):
-        if told.source != TOLD or not told.amount or told.told:
+    for client_charge in (row.charge for row in t.charges.of_job(charge.cluster, charge.job_id)):
+        if client_charge.source != TOLD or not client_charge.amount or client_charge.told:
             continue
-        start = told.use.start if told.use is not None else None
-        if is_same_job((told.first_submit, start), own):
-            t.charges.charge(msgspec.structs.replace(told, amount=0), by)
+        start = client_charge.use.start if client_charge.use is not None else None
+        if is_same_job((client_charge.first_submit, start), own):
+            t.charges.charge(msgspec.structs.replace(client_charge, amount=0), by)
 
 
 def _spans(own: Sequence[Charge]) -> list[tuple[datetime, datetime]]:
-    """From when until when each job was known; a number is given out again after long."""
-    found: dict[datetime, datetime] = {}
-    for one in own:
-        end = one.first_submit
-        if one.use is not None and one.use.start is not None:
-            end = one.use.start + timedelta(seconds=one.use.seconds)
-        found[one.first_submit] = max(found.get(one.first_submit, end), end)
-    return list(found.items())
+    """Return first submit and last end of each job under one id, because Slurm reuses ids."""
+    ends: dict[datetime, datetime] = {}
+    for charge in own:
+        end = charge.first_submit
+        if charge.use is not None and charge.use.start is not None:
+            end = charge.use.start + timedelta(seconds=charge.use.seconds)
+        ends[charge.first_submit] = max(ends.get(charge.first_submit, end), end)
+    return list(ends.items())

@@ -1,7 +1,7 @@
-"""Extensions: what packages above offer to the packages below, which do not name them.
+"""Extensions: entry points that packages above offer to packages below, which never import them.
 
 An offer is an entry point of an installed distribution. The package that uses the offers of a group
-declares the group's name and what an offer is.
+declares the group's name and the type of an offer.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def offers_of(group: str) -> dict[str, "EntryPoint"]:
-    """Return what installed packages offer in a group, by name, sorted.
+    """Return the entry points of a group by name, sorted, from all installed packages.
 
     Args:
-        group: The group of entry points: ``steward.sink``.
+        group: Name of the group, such as ``steward.sink``.
     """
     from importlib.metadata import entry_points
 
@@ -24,15 +24,19 @@ def offers_of(group: str) -> dict[str, "EntryPoint"]:
 
 
 def load_offer(group: str, name: str) -> Any:
-    """Import what a package offers.
+    """Import the object that an entry point offers.
+
+    Args:
+        group: Name of the group.
+        name: Name of the entry point.
 
     Raises:
-        StewardError: No installed package offers it, or what it names cannot be imported.
+        StewardError: No installed package offers this name, or its import fails.
     """
     offers = offers_of(group)
     if name not in offers:
-        known = ", ".join(offers) or "none"
-        raise StewardError(f"{group}: no installed package offers {name!r}; known: {known}", name)
+        names = ", ".join(offers) or "none"
+        raise StewardError(f"{group}: no installed package offers {name!r}; known: {names}", name)
     try:
         return offers[name].load()
     except (ImportError, AttributeError) as error:

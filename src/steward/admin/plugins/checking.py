@@ -31,7 +31,7 @@ from steward.admin.plugins.installing import (
     our_conf,
     plugstack_lines,
 )
-from steward.admin.plugins.spools import daemon_directories, free_spool, spool_faults, taken_by
+from steward.admin.plugins.spools import daemon_directories, spool_faults, suggest_spool, taken_by
 from steward.core.config import Settings
 
 _TIMEOUT_S: Final = 30.0
@@ -295,7 +295,7 @@ class _Shim:
         is_usable = os.path.isabs(line.spool) and (os.path.isdir(real) or not os.path.lexists(real))
         if is_usable and not taken_by(line.spool, self._taken):
             return real if real != os.path.abspath(line.spool) else line.spool
-        return free_spool(self._taken)
+        return suggest_spool(self._taken)
 
     def _install(self) -> str:
         """Return the command that writes our file, with what it says now kept."""
@@ -304,7 +304,7 @@ class _Shim:
         return install_command(
             plugstack=self._plugstack,
             libdir=self._libdir,
-            spool=self._spool(line) if line else free_spool(self._taken),
+            spool=self._spool(line) if line else suggest_spool(self._taken),
             prolog=PROLOG_LIBRARY in libraries,
             # Without Slurm's commands in PATH nothing tells which Slurm is here.
             slurm="" if shutil.which("scontrol") else str(self._version),

@@ -1,7 +1,7 @@
-"""The SPANK plugin's spool: where it may lie, and whose it must be.
+"""The SPANK plugin's spool: checks of its place, owner and mode.
 
-slurmstepd appends to it as root, and so does what is read there; the daemon's directories and
-that of job lines belong to SlurmUser. One directory cannot serve both.
+slurmstepd and the agent use the spool as root. The directories of the daemon and of job lines
+belong to SlurmUser. One directory cannot serve both.
 """
 
 import os
@@ -17,32 +17,32 @@ from steward.core.errors import UsageError
 from steward.core.filesystems import network_kind
 
 _OWN_FILE: Final = re.compile(r".+\.(?:log(?:\.\d+)?|place|lock)")
-"""What the plugin and the agent name their files in the spool."""
+"""Names of the files that the plugin and the agent write to the spool."""
 
 OWNER: Final = "root:root"
 MODE: Final = 0o700
 
 
 def daemon_directories(settings: Settings) -> dict[str, str]:
-    """Return the directories of the daemon and of jobcomp, with what makes each of them theirs.
+    """Return the directories of the daemon and of jobcomp, each with its setting or purpose.
 
     Args:
-        settings: The configuration; the defaults count where it names no other.
+        settings: The configuration. The result includes the default directories, too.
     """
-    found = {os.path.dirname(DEFAULT_LINES): "jobcomp's lines"}
-    found |= {Settings().state_dir: "the daemon's state", settings.state_dir: "state_dir"}
-    found |= _parent("socket", settings.socket)
+    directories = {os.path.dirname(DEFAULT_LINES): "jobcomp's lines"}
+    directories |= {Settings().state_dir: "the daemon's state", settings.state_dir: "state_dir"}
+    directories |= _parent("socket", settings.socket)
     for field in ("socket", "plugin_conf", "off_switch"):
-        found |= _parent(f"[gate] {field}", getattr(settings.gate, field))
+        directories |= _parent(f"[gate] {field}", getattr(settings.gate, field))
     for name in settings.files_sinks():
-        found[settings.sink_path(name)] = f"[archive.sink.{name}] path"
+        directories[settings.sink_path(name)] = f"[archive.sink.{name}] path"
         if move_to := settings.files_sink(name).move_to:
-            found[move_to] = f"[archive.sink.{name}] move_to"
+            directories[move_to] = f"[archive.sink.{name}] move_to"
     for name, cluster in settings.cluster.items():
-        found |= _parent(f"[cluster.{name}] jobcomp_lines", cluster.jobcomp_lines)
+        directories |= _parent(f"[cluster.{name}] jobcomp_lines", cluster.jobcomp_lines)
         if cluster.spool:
-            found[cluster.spool] = f"[cluster.{name}] spool"
-    return found
+            directories[cluster.spool] = f"[cluster.{name}] spool"
+    return directories
 
 
 def _parent(key: str, path: str) -> dict[str, str]:
@@ -50,9 +50,10 @@ def _parent(key: str, path: str) -> dict[str, str]:
 
 
 def taken_by(spool: str, directories: Mapping[str, str]) -> str:
-    """Say whose a directory is already; "" where neither it nor its parents are anybody's.
+    """Return whose a directory is, as words that follow "it is"; "" if it can be the spool.
 
-    A directory with files in it that are not the plugin's is somebody's, too.
+    The directory must not be one of the daemon's or jobcomp's, nor above or below one, nor contain
+    files of other programs.
 
     Args:
         spool: The directory.
@@ -67,7 +68,7 @@ def taken_by(spool: str, directories: Mapping[str, str]) -> str:
             return f"in {directory}, the directory of {key}"
         if _is_below(other, path):
             return f"a parent of {directory}, the directory of {key}"
-    # The default is the plugin's, whatever else lies in it.
+    # The default directory is the plugin's, even with files of other programs in it.
     other = "" if path == os.path.realpath(DEFAULT_SPOOL) else _foreign_file(path)
     return f"a directory that holds {other}, which is no file of the plugin's" if other else ""
 
@@ -84,40 +85,40 @@ def _is_below(path: str, directory: str) -> bool:
     return path.startswith(directory.rstrip("/") + "/")
 
 
-def free_spool(directories: Mapping[str, str]) -> str:
-    """Return a directory for the spool that is nobody's: the default one, if it is free."""
-    beside = "/var/lib/steward-shim"
-    return next((path for path in (DEFAULT_SPOOL, beside) if not taken_by(path, directories)), "")
+def suggest_spool(directories: Mapping[str, str]) -> str:
+    """Return a directory that can be the spool, the default first; "" if there is none."""
+    fallback = "/var/lib/steward-shim"
+    return next((path for path in (DEFAULT_SPOOL, fallback) if not taken_by(path, directories)), "")
 
 
 def require_free(spool: str, directories: Mapping[str, str]) -> None:
-    """See that a directory can be the plugin's spool.
+    """Check that a directory can be the plugin's spool.
 
     Args:
         spool: The directory.
         directories: As :func:`daemon_directories` returns them.
 
     Raises:
-        UsageError: It is the daemon's or jobcomp's.
+        UsageError: The daemon, jobcomp or another program uses the directory.
     """
-    taken = taken_by(spool, directories)
-    if taken:
+    conflict = taken_by(spool, directories)
+    if conflict:
         raise UsageError(
-            f"cannot use {spool} as the SPANK plugin's spool: it is {taken}, and the spool must "
-            f"be root's alone: give --spool {free_spool(directories) or 'DIR'}",
+            f"cannot use {spool} as the SPANK plugin's spool: it is {conflict}, and the spool must "
+            f"be root's alone: give --spool {suggest_spool(directories) or 'DIR'}",
             spool,
         )
 
 
 def require_no_spool(lines: str, spool: str) -> None:
-    """See that jobcomp's lines are not written into the SPANK plugin's spool.
+    """Check that jobcomp's lines do not go to the SPANK plugin's spool.
 
     Args:
         lines: The file of job lines.
         spool: The spool that plugstack.conf names; "" if it names none.
 
     Raises:
-        UsageError: They are.
+        UsageError: The file is in the spool, or in a directory above or below it.
     """
     for path in filter(None, (spool, DEFAULT_SPOOL)):
         if taken_by(path, {os.path.dirname(lines): "jobcomp's lines"}):
@@ -129,7 +130,7 @@ def require_no_spool(lines: str, spool: str) -> None:
 
 
 def spool_faults(spool: str) -> Iterator[Fault]:
-    """Yield what keeps lines from being written to a spool, or lets others change them."""
+    """Yield faults of a spool: lost lines, lines that the agent cannot read, access by others."""
     kind = network_kind(spool)
     if kind:
         yield Fault(f"{spool} is on {kind}: nothing is written there, take a local disk")
@@ -155,17 +156,17 @@ def _access_faults(spool: str, status: os.stat_result) -> Iterator[Fault]:
         )
     others = next(_files_of_others(spool), "")
     if others:
-        what = f"{others} belongs to another user than root: the agent cannot read it"
-        yield Fault(what, (f"chown -R {OWNER} {spool}",))
-    mend = (f"chmod {MODE:04o} {spool}",)
+        text = f"{others} belongs to another user than root: the agent cannot read it"
+        yield Fault(text, (f"chown -R {OWNER} {spool}",))
+    repair = (f"chmod {MODE:04o} {spool}",)
     if status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-        yield Fault(f"{spool} is closed to its owner: the agent cannot read it", mend)
+        yield Fault(f"{spool} is closed to its owner: the agent cannot read it", repair)
     if status.st_mode & stat.S_IWOTH:
-        yield Fault(f"{spool} may be written by anybody: nothing is written there", mend)
+        yield Fault(f"{spool} may be written by anybody: nothing is written there", repair)
     elif status.st_mode & stat.S_IWGRP:
-        yield Fault(f"{spool} may be written by its group, who could change what is told", mend)
+        yield Fault(f"{spool} may be written by its group, who could change what is told", repair)
     elif status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        yield Fault(f"{spool} is open to others than root", mend)
+        yield Fault(f"{spool} is open to others than root", repair)
 
 
 def _files_of_others(spool: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Kinds of sinks on other machines, as extensions offer them, and which of them can be searched."""
+"""Sink kinds of extensions, for sinks on other machines, and the lookup of searchable sinks."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from steward.archive.catalog.walking import Place, Wanted
 
 GROUP: Final = "steward.sink"
-"""The group of entry points; the name of one is a ``kind`` in [archive.sink.NAME]."""
+"""Group of entry points. The name of each is a ``kind`` in [archive.sink.NAME]."""
 
 
 class SinkSearcher(Protocol):
-    """Searches in one sink, as the catalog does in its own files."""
+    """Searcher of one sink, with the interface of the catalog's searcher."""
 
     def page(
         self,
@@ -38,8 +38,8 @@ class SinkSearcher(Protocol):
         """Return the next hits; see :meth:`steward.archive.catalog.search.Searcher.page`.
 
         Raises:
-            ArchiveUnavailable: The server is away.
-            UsageError: Too many jobs are named.
+            ArchiveUnavailable: The server does not answer.
+            UsageError: The query names too many jobs.
         """
 
     def count(
@@ -53,21 +53,22 @@ class SinkSearcher(Protocol):
         """Return the number of all hits; None if counting took too long.
 
         Raises:
-            ArchiveUnavailable: The server is away.
-            UsageError: Too many jobs are named.
+            ArchiveUnavailable: The server does not answer.
+            UsageError: The query names too many jobs.
         """
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close all connections."""
 
 
 class SinkKind(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of sinks.
+    """A kind of sink on other machines.
 
     Attributes:
-        destination: Makes the other end of a sink of its settings and its name; raises Unavailable
-            while it cannot.
-        searcher: Makes what searches in a sink, of its settings; None where none can be searched.
+        destination: Creates the destination of a sink from its settings and name; raises
+            Unavailable if that fails for now.
+        searcher: Creates the searcher of a sink from its settings; None if sinks of this kind
+            cannot be searched.
     """
 
     destination: Callable[[Any, str], Destination]
@@ -75,25 +76,25 @@ class SinkKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sink_kind(kind: str) -> SinkKind:
-    """Return a kind of sinks on other machines.
+    """Load a sink kind from the extension that offers it.
 
     Raises:
-        StewardError: No installed package offers it, or it cannot be imported.
+        StewardError: No installed package offers the kind, or its import fails.
     """
-    found: SinkKind = load_offer(GROUP, kind)
-    return found
+    offer: SinkKind = load_offer(GROUP, kind)
+    return offer
 
 
 def sink_called(settings: Settings, name: str) -> str:
-    """Return the sink that ``--in NAME`` means: by its name, or by its kind if that is unique.
+    """Resolve ``--in NAME`` to the name of a sink: its own name, or a kind that only one sink has.
 
     Raises:
-        UsageError: There is none, or it cannot be searched.
+        UsageError: No sink has this name or kind, several have the kind, or it is not searchable.
     """
     sinks = settings.archive.sink
     searchable = [
-        of
-        for of, sink in sinks.items()
+        sink_name
+        for sink_name, sink in sinks.items()
         if not isinstance(sink, FilesSinkSettings) and sink_kind(sink.kind).searcher
     ]
     if name in searchable:
@@ -104,22 +105,22 @@ def sink_called(settings: Settings, name: str) -> str:
             "without --in the catalogue is",
             name,
         )
-    of_kind = [of for of in searchable if sinks[of].kind == name]
+    of_kind = [sink_name for sink_name in searchable if sinks[sink_name].kind == name]
     if len(of_kind) == 1:
         return of_kind[0]
     if of_kind:
-        raise UsageError(f"several sinks are of kind {name!r}: name one of {_told(of_kind)}", name)
-    known = f"sinks that can be searched: {_told(searchable)}" if searchable else "none can be"
-    raise UsageError(f"there is no sink {name!r} that could be searched ({known})", name)
+        raise UsageError(f"several sinks are of kind {name!r}: name one of {_join(of_kind)}", name)
+    hint = f"sinks that can be searched: {_join(searchable)}" if searchable else "none can be"
+    raise UsageError(f"there is no sink {name!r} that could be searched ({hint})", name)
 
 
 def searcher_of(settings: Settings, name: str) -> SinkSearcher:
-    """Make what searches in the sink of this name, which :func:`sink_called` gave."""
-    of = settings.archive.sink[name]
-    make = sink_kind(of.kind).searcher
-    assert make is not None, "sink_called gives no other"
-    return make(of)
+    """Create the searcher of a sink that :func:`sink_called` returned."""
+    sink = settings.archive.sink[name]
+    make_searcher = sink_kind(sink.kind).searcher
+    assert make_searcher is not None, "sink_called returns only searchable sinks"
+    return make_searcher(sink)
 
 
-def _told(names: list[str]) -> str:
+def _join(names: list[str]) -> str:
     return ", ".join(sorted(names))
