@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -295,6 +296,107 @@ def test_a_directory_with_files_of_others_is_no_spool(
     assert other.stat().st_uid == NOBODY
 
 
+@pytest.mark.parametrize("owner", [0, NOBODY])
+def test_a_directory_that_is_not_roots_alone_is_no_new_spool(
+    node: Node, owner: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its programs could not use it any more: /var/log/munge, /srv, /var/mail."""
+    other = node.site.directory / "srv"
+    other.mkdir(mode=0o755)
+    os.chown(other, owner, owner)
+    assert refused(node, other)
+    assert f"a directory of uid {owner} with mode 0755" in capsys.readouterr().err
+    os.chown(other, 0, 0)
+    other.chmod(0o700)
+    assert not refused(node, other)
+
+
+def test_the_log_of_another_program_is_no_line_of_the_plugin(node: Node) -> None:
+    other = node.site.directory / "munge"
+    other.mkdir()
+    (other / "munged.log").touch()
+    os.chown(other, NOBODY, NOBODY)
+    node.conf.write_text(node.conf.read_text().replace(f"{node.spool}", f"{other}"))
+    assert "munged.log, which is no file of the plugin's" in node.faults()[0].what
+    node.mend()
+    assert node.faults() == []
+    assert other.stat().st_uid == NOBODY
+
+
+def test_a_file_of_root_in_a_spool_of_roots_alone_changes_nothing(node: Node) -> None:
+    (node.spool / "lost+found").mkdir()
+    (node.spool / "README").touch()
+    assert node.faults() == []
+
+
+def test_lines_that_another_user_may_have_written_are_put_aside(node: Node) -> None:
+    node.spool.chmod(0o1777)
+    forged = node.spool / "box.log"
+    forged.touch()
+    os.chown(forged, NOBODY, NOBODY)
+    node.mend()
+    assert node.faults() == []
+    assert list(node.spool.iterdir()) == []
+    assert node.spool.with_name("shim.old").joinpath("box.log").exists()
+
+
+@pytest.mark.parametrize("target", ["file", "self", "shared"])
+def test_a_default_spool_that_is_a_link_is_replaced(node: Node, target: str) -> None:
+    default = Path(node.default)
+    default.parent.mkdir()
+    shared = node.site.directory / "scratch"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "data").mkdir()
+    os.chown(shared / "data", NOBODY, NOBODY)
+    places = {"file": node.config, "self": default, "shared": shared}
+    default.symlink_to(places[target])
+    node.conf.write_text(node.conf.read_text().replace(str(node.spool), node.default))
+    for found in node.faults():
+        assert not any(str(shared) in line or "chown" in line for line in found.mend)
+    assert (shared / "data").stat().st_uid == NOBODY
+    assert any("/var/lib/steward-shim" in line for found in node.faults() for line in found.mend)
+
+
+def test_a_healthy_spool_is_none_of_the_daemons_faults(node: Node) -> None:
+    """The daemon runs as SlurmUser, who cannot look into it."""
+    for above in node.spool.parents:
+        above.chmod(above.stat().st_mode | 0o711) if above.stat().st_uid == 0 else None
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            code = bool(list(spools.spool_faults(str(node.spool))))
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_files_that_the_agent_removes_meanwhile_disturb_nothing(node: Node) -> None:
+    stop = threading.Event()
+
+    def remove() -> None:
+        while not stop.is_set():
+            (node.spool / "box.log.1").touch()
+            (node.spool / "box.log.1").unlink()
+
+    agent = threading.Thread(target=remove)
+    agent.start()
+    try:
+        for _ in range(500):
+            assert list(spools.spool_faults(str(node.spool))) == []
+    finally:
+        stop.set()
+        agent.join()
+
+
+def test_job_lines_may_be_written_if_the_spool_has_another_file(node: Node) -> None:
+    (node.spool / "README").touch()
+    node.spool.chmod(0o755)
+    spools.require_no_spool(str(node.lines), str(node.spool))
+
+
 def test_the_printed_command_names_slurms_version_if_slurm_is_in_no_path(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,11 +485,10 @@ def test_every_directory_of_the_configuration_is_known() -> None:
 def test_install_tells_how_to_close_a_spool_that_was_there(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = node.site.directory / "there"
-    other.mkdir()
-    other.chmod(0o777)
-    os.chown(other, NOBODY, NOBODY)
-    assert not refused(node, other)
+    both(node)
+    words = ["--libdir", node.libdir, "--plugstack", str(node.plugstack)]
+    words += ["--config", str(node.config), "--spool", str(node.spool)]
+    assert run(["plugins", "install", *words]) == 0
     told = capsys.readouterr().out.splitlines()
     for line in told:
         if line.startswith("Now run: "):

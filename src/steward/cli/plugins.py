@@ -209,7 +209,8 @@ def install(
         shown = _shown_if_any(slurm_prefix)
         _tell(submitting.install_submit(built, libdir=libdir, shown=shown))
         return
-    spools.require_free(spool, spools.daemon_directories(_settings(config)))
+    used = checking.spool_of(plugstack)
+    spools.require_free(spool, spools.daemon_directories(_settings(config)), used)
     _tell(
         installing.install_shim(
             built, libdir=libdir, plugstack=plugstack, spool=spool, prolog=prolog
@@ -219,7 +220,7 @@ def install(
     for fault in spools.spool_faults(spool):
         for command in fault.mend:
             typer.echo(f"Now run: {command}")
-    if spool != DEFAULT_SPOOL:
+    if spool != DEFAULT_SPOOL or used not in ("", spool):
         typer.echo(
             f"Now let the agent read {spool}: systemctl edit steward-agent.service sets "
             "ConditionPathIsDirectory, ExecStart and ReadWritePaths"

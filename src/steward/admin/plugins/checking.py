@@ -292,7 +292,8 @@ class _Shim:
     def _spool(self, line: ShimLine) -> str:
         """Return the spool that a line should name: its own, if that can be one."""
         real = os.path.realpath(line.spool)
-        is_usable = os.path.isabs(line.spool) and (os.path.isdir(real) or not os.path.lexists(real))
+        is_place = real == os.path.abspath(line.spool) or os.path.isdir(real)
+        is_usable = os.path.isabs(line.spool) and is_place and not os.path.islink(real)
         if is_usable and not taken_by(line.spool, self._taken):
             return real if real != os.path.abspath(line.spool) else line.spool
         return suggest_spool(self._taken)

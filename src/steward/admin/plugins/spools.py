@@ -4,6 +4,8 @@ slurmstepd and the agent use the spool as root. The directories of the daemon an
 belong to SlurmUser. One directory cannot serve both.
 """
 
+import contextlib
+import logging
 import os
 import re
 import stat
@@ -16,8 +18,13 @@ from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.filesystems import network_kind
 
+log = logging.getLogger(__name__)
+
 _OWN_FILE: Final = re.compile(r".+\.(?:log(?:\.\d+)?|place|lock)")
 """Names of the files that the plugin and the agent write to the spool."""
+
+_PLACE: Final = re.compile(r".+\.(?:place|lock)")
+"""Those of the agent alone."""
 
 OWNER: Final = "root:root"
 MODE: Final = 0o700
@@ -52,13 +59,17 @@ def _parent(key: str, path: str) -> dict[str, str]:
 def taken_by(spool: str, directories: Mapping[str, str]) -> str:
     """Return whose a directory is, as words that follow "it is"; "" if it can be the spool.
 
-    The directory must not be one of the daemon's or jobcomp's, nor above or below one, nor contain
-    files of other programs.
+    The directory must not be one of the daemon's or jobcomp's, nor above or below one. Unless it is
+    root's alone, it must not contain files of other programs.
 
     Args:
         spool: The directory.
         directories: As :func:`daemon_directories` returns them.
     """
+    return _part_of(spool, directories) or _used_by_others(spool)
+
+
+def _part_of(spool: str, directories: Mapping[str, str]) -> str:
     path = os.path.realpath(spool)
     for directory, key in directories.items():
         other = os.path.realpath(directory)
@@ -68,46 +79,75 @@ def taken_by(spool: str, directories: Mapping[str, str]) -> str:
             return f"in {directory}, the directory of {key}"
         if _is_below(other, path):
             return f"a parent of {directory}, the directory of {key}"
-    # The default directory is the plugin's, even with files of other programs in it.
-    other = "" if path == os.path.realpath(DEFAULT_SPOOL) else _foreign_file(path)
-    return f"a directory that holds {other}, which is no file of the plugin's" if other else ""
-
-
-def _foreign_file(directory: str) -> str:
-    try:
-        with os.scandir(directory) as entries:
-            return next((e.name for e in entries if _OWN_FILE.fullmatch(e.name) is None), "")
-    except OSError:
-        return ""
+    return ""
 
 
 def _is_below(path: str, directory: str) -> bool:
     return path.startswith(directory.rstrip("/") + "/")
 
 
+def _used_by_others(spool: str) -> str:
+    """Return what shows that other programs use a directory, as words that follow "it is"."""
+    if os.path.abspath(spool) == DEFAULT_SPOOL and not os.path.islink(DEFAULT_SPOOL):
+        return ""
+    try:
+        status = os.stat(spool)
+        if (status.st_uid, stat.S_IMODE(status.st_mode)) == (0, MODE):
+            return ""
+        names = [name for name in os.listdir(spool) if not name.startswith(".")]
+    except OSError:
+        return ""  # It is not there, or only root can read it.
+    # Other programs write logs, too, but no place of the agent's beside them.
+    is_read = any(name.endswith((".place", ".lock")) for name in names)
+    pattern = _OWN_FILE if is_read or status.st_uid == 0 else _PLACE
+    foreign = next((name for name in names if pattern.fullmatch(name) is None), "")
+    return f"a directory that holds {foreign}, which is no file of the plugin's" if foreign else ""
+
+
 def suggest_spool(directories: Mapping[str, str]) -> str:
-    """Return a directory that can be the spool, the default first; "" if there is none."""
-    fallback = "/var/lib/steward-shim"
-    return next((path for path in (DEFAULT_SPOOL, fallback) if not taken_by(path, directories)), "")
+    """Return a directory that can be the spool: the default, if it can be.
+
+    Args:
+        directories: As :func:`daemon_directories` returns them.
+    """
+    beside = "/var/lib/steward-shim"
+    usable = (path for path in (DEFAULT_SPOOL, beside) if not os.path.islink(path))
+    return next((path for path in usable if not taken_by(path, directories)), "")
 
 
-def require_free(spool: str, directories: Mapping[str, str]) -> None:
+def require_free(spool: str, directories: Mapping[str, str], used: str) -> None:
     """Check that a directory can be the plugin's spool.
+
+    Only a directory that the plugin uses already, or a directory of root's alone, can be there
+    before: the commands that close it to others would break the programs that it belongs to.
 
     Args:
         spool: The directory.
         directories: As :func:`daemon_directories` returns them.
+        used: The spool that plugstack.conf names; "" if it names none.
 
     Raises:
-        UsageError: The daemon, jobcomp or another program uses the directory.
+        UsageError: It cannot.
     """
-    conflict = taken_by(spool, directories)
-    if conflict:
+    taken = taken_by(spool, directories)
+    if not taken and os.path.realpath(spool) not in (DEFAULT_SPOOL, os.path.realpath(used or "/")):
+        taken = _open_directory(spool)
+    if taken:
         raise UsageError(
-            f"cannot use {spool} as the SPANK plugin's spool: it is {conflict}, and the spool must "
+            f"cannot use {spool} as the SPANK plugin's spool: it is {taken}, and the spool must "
             f"be root's alone: give --spool {suggest_spool(directories) or 'DIR'}",
             spool,
         )
+
+
+def _open_directory(spool: str) -> str:
+    try:
+        status = os.stat(spool)
+    except OSError:
+        return ""
+    if not stat.S_ISDIR(status.st_mode) or (status.st_uid, status.st_mode & 0o7777) == (0, MODE):
+        return ""
+    return f"a directory of uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}"
 
 
 def require_no_spool(lines: str, spool: str) -> None:
@@ -121,7 +161,7 @@ def require_no_spool(lines: str, spool: str) -> None:
         UsageError: The file is in the spool, or in a directory above or below it.
     """
     for path in filter(None, (spool, DEFAULT_SPOOL)):
-        if taken_by(path, {os.path.dirname(lines): "jobcomp's lines"}):
+        if _part_of(path, {os.path.dirname(lines): "jobcomp's lines"}):
             raise UsageError(
                 f"cannot write job lines to {lines}: {path} is the SPANK plugin's spool, root's "
                 f"alone, and SlurmUser writes job lines: give --lines {DEFAULT_LINES}",
@@ -149,28 +189,42 @@ def spool_faults(spool: str) -> Iterator[Fault]:
 
 
 def _access_faults(spool: str, status: os.stat_result) -> Iterator[Fault]:
-    if status.st_uid != 0:
-        yield Fault(
-            f"{spool} belongs to uid {status.st_uid}, who could change what is told",
-            (f"chown {OWNER} {spool}", f"chmod {MODE:04o} {spool}"),
-        )
-    others = next(_files_of_others(spool), "")
+    close = f"chmod {MODE:04o} {spool}"
+    give = f"chown {OWNER} {spool}"
+    is_closed = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    others = {path: uid for path, uid in _owners(spool).items() if uid != 0}
     if others:
-        text = f"{others} belongs to another user than root: the agent cannot read it"
-        yield Fault(text, (f"chown -R {OWNER} {spool}",))
-    repair = (f"chmod {MODE:04o} {spool}",)
+        other, uid = next(iter(others.items()))
+        # In a closed directory nobody wrote but root and its owner, whom the files came to with it.
+        if is_closed and set(others.values()) == {uid} and status.st_uid in (0, uid):
+            repair = (f"chown -R {OWNER} {spool}", close)
+        else:
+            aside = f"mv -T --backup=numbered {spool} {spool}.old"
+            repair = (aside, f"install -d -o root -g root -m {MODE:04o} {spool}")
+        yield Fault(f"{other} belongs to uid {uid}: the agent does not take lines from it", repair)
+        return
+    if status.st_uid != 0:
+        what = f"{spool} belongs to uid {status.st_uid}, who could change what is told"
+        yield Fault(what, (give, close))
     if status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-        yield Fault(f"{spool} is closed to its owner: the agent cannot read it", repair)
+        yield Fault(f"{spool} is closed to its owner: the agent cannot read it", (close,))
     if status.st_mode & stat.S_IWOTH:
-        yield Fault(f"{spool} may be written by anybody: nothing is written there", repair)
+        yield Fault(f"{spool} may be written by anybody: nothing is written there", (close,))
     elif status.st_mode & stat.S_IWGRP:
-        yield Fault(f"{spool} may be written by its group, who could change what is told", repair)
+        yield Fault(f"{spool} may be written by its group, who could change what is told", (close,))
     elif status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        yield Fault(f"{spool} is open to others than root", repair)
+        yield Fault(f"{spool} is open to others than root", (close,))
 
 
-def _files_of_others(spool: str) -> Iterator[str]:
-    with os.scandir(spool) as entries:
-        for entry in entries:
-            if entry.stat(follow_symlinks=False).st_uid != 0:
-                yield entry.path
+def _owners(spool: str) -> dict[str, int]:
+    """Return the owners of a spool's files by path; nothing if only root can read it."""
+    owners: dict[str, int] = {}
+    try:
+        for name in sorted(os.listdir(spool)):
+            path = os.path.join(spool, name)
+            # The agent removes files that it has sent.
+            with contextlib.suppress(FileNotFoundError):
+                owners[path] = os.lstat(path).st_uid
+    except PermissionError:
+        log.debug("the files in %s are not looked at: only root can read it", spool)
+    return owners
