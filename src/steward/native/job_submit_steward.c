@@ -64,6 +64,9 @@ static const char oversize_message[] =
 static const slurm_conf_t *slurms_conf;
 static atomic_int is_said; /* that the gate fails */
 
+/* `--exclusive=topo`, of 24.11 on: whole nodes. No older slurmctld gives a job this number. */
+enum { SHARED_TOPO = 4 };
+
 /* ---- What a job asks for ---------------------------------------------------------------- */
 
 /* Adds a text, or its beginning where it is longer than any that can be priced. */
@@ -137,7 +140,8 @@ static void add_size(struct line *line, const job_desc_msg_t *job)
 	/* A number of threads costs no less than one of cores: the whole node, either way. */
 	if (job->core_spec < NO_VAL16)
 		add(line, ",\"core_spec\":%u", job->core_spec & ~CORE_SPEC_THREAD);
-	add_true(line, "exclusive", job->shared != NO_VAL16 && job->shared != JOB_SHARED_OK);
+	/* Jobs of one user or MCS label may share a node, and are billed what they ask for. */
+	add_true(line, "exclusive", job->shared == JOB_SHARED_NONE || job->shared == SHARED_TOPO);
 	add_true(line, "overcommit", job->overcommit != NO_VAL8 && job->overcommit);
 }
 

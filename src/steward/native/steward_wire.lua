@@ -174,7 +174,8 @@ function wire.request(op, cluster, job, by, job_id, jobs)
 		add(names[2], value and format("%.0f", value))
 	end
 	local shared = number_of(job, "shared", NO_VAL16)
-	add_true("exclusive", shared and shared ~= 1)
+	-- Jobs of one user or MCS label (2, 3) may share a node, and are billed what they ask for.
+	add_true("exclusive", shared == 0 or shared == 4)
 	local begin = number_of(job, "begin_time", 2 ^ 33)
 	add("begin_us", begin and begin > 0 and format("%.0f000000", begin))
 	add_true("held", given(job, "priority") == 0)

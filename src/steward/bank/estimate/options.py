@@ -204,7 +204,7 @@ def _description(options: Options, uid: int, *, is_het: bool) -> Description:
         cores_per_socket=cores,
         threads_per_core=threads,
         core_spec=_spec(options),
-        exclusive=get("exclusive") == "",
+        exclusive=get("exclusive") in ("", "topo"),
         overcommit="overcommit" in options,
         array=get("array", ""),
         held="hold" in options,
