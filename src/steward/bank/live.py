@@ -41,8 +41,6 @@ again, in seconds: slurmd tells slurmctld of a node's GRES only when it register
 LEASE_S: Final = 15.0
 """So long one of several gates may decide without hearing from who holds the lease for it."""
 
-_SETTLING_COST_FACTOR: Final = 4
-"""Least gap between two pictures after such a change, in times of what the last one took."""
 _LEASE: Final = "gate"
 _SETTLEMENTS: Final = 1000
 _SECRET: Final = "gate.secret"  # noqa: S105 -- the mark's name
@@ -244,7 +242,7 @@ class Pictures:
     def expire(self, cluster: str) -> None:
         """Ask a cluster's Slurm at the next :meth:`look`, however fresh its picture is."""
         self._due.pop(cluster, None)
-        self._marks.pop(cluster, None)
+        self._whole_due.pop(cluster, None)
 
     def look(self) -> None:
         """Ask each cluster's Slurm, where it is time to; one that is away keeps its picture."""
@@ -300,7 +298,7 @@ class Pictures:
         """Seconds until the next whole picture: few and growing until the cluster is settled."""
         if now >= self._settled_at[cluster]:
             return PICTURE_S
-        gap_s = max(self._gap_s[cluster], _SETTLING_COST_FACTOR * cost_s)
+        gap_s = max(self._gap_s[cluster], COST_FACTOR * cost_s)
         self._gap_s[cluster] = 2 * gap_s
         return min(gap_s, PICTURE_S)
 
