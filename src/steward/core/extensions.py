@@ -17,10 +17,19 @@ def offers_of(group: str) -> dict[str, "EntryPoint"]:
 
     Args:
         group: Name of the group, such as ``steward.sink``.
+
+    Raises:
+        StewardError: Two packages offer different objects under one name.
     """
     from importlib.metadata import entry_points
 
-    return {entry.name: entry for entry in sorted(entry_points(group=group))}
+    offers: dict[str, EntryPoint] = {}
+    for entry in sorted(entry_points(group=group)):
+        other = offers.setdefault(entry.name, entry)
+        if other.value != entry.value:
+            told = f"both {other.value} and {entry.value}: uninstall the package of one"
+            raise StewardError(f"{group}: {entry.name!r} is offered as {told}", entry.name)
+    return offers
 
 
 def load_offer(group: str, name: str) -> Any:
@@ -39,5 +48,6 @@ def load_offer(group: str, name: str) -> Any:
         raise StewardError(f"{group}: no installed package offers {name!r}; known: {names}", name)
     try:
         return offers[name].load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
+        # Whatever an installed package does wrong, the error names it.
         raise StewardError(f"{group}: {offers[name].value} cannot be imported: {error}") from error

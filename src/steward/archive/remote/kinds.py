@@ -1,5 +1,6 @@
 """Sink kinds of extensions, for sinks on other machines, and the lookup of searchable sinks."""
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -8,7 +9,7 @@ import msgspec
 from steward.archive.remote.document import Destination
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import Settings
-from steward.core.errors import UsageError
+from steward.core.errors import StewardError, UsageError
 from steward.core.extensions import load_offer
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from steward.archive.catalog.month import Use
     from steward.archive.catalog.search import Page
     from steward.archive.catalog.walking import Place, Wanted
+
+log = logging.getLogger(__name__)
 
 GROUP: Final = "steward.sink"
 """Group of entry points. The name of each is a ``kind`` in [archive.sink.NAME]."""
@@ -95,7 +98,7 @@ def sink_called(settings: Settings, name: str) -> str:
     searchable = [
         sink_name
         for sink_name, sink in sinks.items()
-        if not isinstance(sink, FilesSinkSettings) and sink_kind(sink.kind).searcher
+        if not isinstance(sink, FilesSinkSettings) and _is_searchable(sink.kind)
     ]
     if name in searchable:
         return name
@@ -112,6 +115,15 @@ def sink_called(settings: Settings, name: str) -> str:
         raise UsageError(f"several sinks are of kind {name!r}: name one of {_join(of_kind)}", name)
     hint = f"sinks that can be searched: {_join(searchable)}" if searchable else "none can be"
     raise UsageError(f"there is no sink {name!r} that could be searched ({hint})", name)
+
+
+def _is_searchable(kind: str) -> bool:
+    try:
+        return sink_kind(kind).searcher is not None
+    except StewardError as error:
+        # The sink itself reports it; the other sinks can be searched.
+        log.debug("%s", error)
+        return False
 
 
 def searcher_of(settings: Settings, name: str) -> SinkSearcher:

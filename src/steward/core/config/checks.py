@@ -21,12 +21,12 @@ from steward.capture.settings import SensorSettings
 from steward.core.config import RedactSettings, Settings
 from steward.core.config.forwarding_checks import forwarding_problems
 from steward.core.config.node_checks import node_problems
-from steward.core.config.problem import CHECKS, Problem
+from steward.core.config.problem import Problem, offered_check
 from steward.core.config.rule_checks import rule_problems
 from steward.core.config.sink_checks import broker_problems, sink_problems
 from steward.core.config.toml_lines import KeyPath
 from steward.core.errors import StewardError
-from steward.core.extensions import load_offer, offers_of
+from steward.core.extensions import offers_of
 from steward.core.listening import host_and_port
 from steward.core.section import Section
 from steward.extensions.mybrc.settings import MybrcSettings
@@ -60,7 +60,7 @@ def problems(settings: Settings) -> Iterator[Problem]:
     yield from _history(settings)
     if settings.accounting != AccountingSettings():
         # Only what was set needs the plugins to be looked at, which a command does not wait for.
-        yield from load_offer(CHECKS, "jobacct")(settings)
+        yield from offered_check("jobacct", ("accounting",), settings)
     if (settings.bank, settings.gate, settings.mybrc) != (
         *(BankSettings(), GateSettings(), MybrcSettings()),
     ):
@@ -268,7 +268,7 @@ def _sinks(settings: Settings) -> Iterator[Problem]:
         (sink.layout, sink.period) != (usual.layout, usual.period)
         for sink in settings.files_sinks().values()
     ):
-        yield from load_offer(CHECKS, "layout")(settings)
+        yield from offered_check("layout", ("archive", "sink"), settings)
 
 
 def _is_hidden(path: str, directory: str) -> bool:

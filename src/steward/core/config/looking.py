@@ -13,10 +13,9 @@ import msgspec
 from steward.archive.settings import LimitSettings
 from steward.capture.settings import SensorSettings
 from steward.core.config import Settings
-from steward.core.config.problem import CHECKS, Problem
+from steward.core.config.problem import Problem, offered_check
 from steward.core.config.toml_lines import KeyPath
 from steward.core.drivers import needed_drivers
-from steward.core.extensions import load_offer
 from steward.core.filesystems import may
 from steward.core.section import Section
 
@@ -27,7 +26,7 @@ _FILES = ("slurm_conf",)
 def mistakes(settings: Settings) -> Iterator[Problem]:
     """What will not be right later either: options that librdkafka does not take."""
     if settings.consume or any(sink.kind == "kafka" for sink in settings.archive.sink.values()):
-        yield from load_offer(CHECKS, "kafka")(settings)
+        yield from offered_check("kafka", (), settings)
 
 
 def doubts(settings: Settings) -> Iterator[Problem]:

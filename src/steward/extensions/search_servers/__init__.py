@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from steward.core.offered import offered
 
 if TYPE_CHECKING:
-    from steward.extensions.search_servers.asking import SINK_KIND
     from steward.extensions.search_servers.client import SearchClient
+    from steward.extensions.search_servers.destination import SINK_KIND
     from steward.extensions.search_servers.preparing import check_product
     from steward.extensions.search_servers.settings import (
         ElasticsearchSinkSettings,
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
     __getattr__ = offered(
         __name__,
-        asking=("SINK_KIND",),
+        destination=("SINK_KIND",),
         client=("SearchClient",),
         preparing=("check_product",),
         settings=("ElasticsearchSinkSettings", "OpenSearchSinkSettings", "SearchSinkSettings"),

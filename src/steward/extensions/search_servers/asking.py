@@ -16,10 +16,8 @@ from steward.archive.catalog.month import Use
 from steward.archive.catalog.search import Looked, Page, counted, first_page
 from steward.archive.catalog.walking import Place, Wanted
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.kinds import SinkKind
 from steward.core.errors import UsageError
 from steward.extensions.search_servers.client import SearchClient
-from steward.extensions.search_servers.destination import SearchDestination
 from steward.extensions.search_servers.preparing import check_product
 from steward.extensions.search_servers.query import (
     NEWEST_FIRST,
@@ -237,11 +235,3 @@ def _is_older(last: Sequence[Any], before: Sequence[Any] | None) -> bool:
         return before is None or tuple(last) < tuple(before)
     except TypeError:
         return False  # no page of ours is sorted by such values
-
-
-def _destination(settings: SearchSinkSettings, _name: str) -> SearchDestination:
-    return SearchDestination(settings)
-
-
-SINK_KIND: Final = SinkKind(destination=_destination, searcher=SinkSearcher)
-"""What [archive.sink.NAME] with kind = "elasticsearch" or "opensearch" is."""

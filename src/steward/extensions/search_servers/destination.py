@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.remote.document import Document, Refusal
+from steward.archive.remote.kinds import SinkKind, SinkSearcher
 from steward.extensions.search_servers.bulk import Bulk, Operation, Pace, delete, index, too_large
 from steward.extensions.search_servers.client import SearchClient
 from steward.extensions.search_servers.encoding import encoded, month_of, source_of
@@ -204,3 +205,18 @@ def _is_older(month: str, before: datetime) -> bool:
     year, number = int(match[1]), int(match[2])
     latest = before.astimezone(UTC)
     return (year, number) < (latest.year, latest.month)
+
+
+def _destination(settings: SearchSinkSettings, _name: str) -> SearchDestination:
+    return SearchDestination(settings)
+
+
+def _searcher(settings: SearchSinkSettings) -> SinkSearcher:
+    # The process of a sink never searches.
+    from steward.extensions.search_servers import asking
+
+    return asking.SinkSearcher(settings)
+
+
+SINK_KIND: Final = SinkKind(destination=_destination, searcher=_searcher)
+"""What [archive.sink.NAME] with kind = "elasticsearch" or "opensearch" is."""

@@ -1,0 +1,50 @@
+"""Offers of installed packages: broken and double ones are named, and stop nothing else."""
+
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+
+from steward.core.config.file import ConfigError, load
+from steward.core.errors import StewardError
+from steward.core.extensions import load_offer, offers_of
+
+GROUP = "steward.settings_check"
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, *values: str, name: str = "layout") -> None:
+    """Let the installed packages offer these objects alone."""
+    entries = EntryPoints(EntryPoint(name, value, GROUP) for value in values)
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda *, group: entries.select(group=group)
+    )
+
+
+def test_two_packages_that_offer_one_name_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(monkeypatch, "ours:check", "ours:check")
+    assert list(offers_of(GROUP)) == ["layout"]
+    offer(monkeypatch, "ours:check", "theirs:check")
+    with pytest.raises(StewardError, match="both ours:check and theirs:check"):
+        offers_of(GROUP)
+
+
+def test_whatever_an_import_does_the_offer_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "broken_offer.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for value, why in (("broken_offer:check", "division by zero"), ("no_such:check", "no_such")):
+        offer(monkeypatch, value)
+        with pytest.raises(StewardError, match=rf"{value} cannot be imported: .*{why}"):
+            load_offer(GROUP, "layout")
+
+
+def test_a_check_that_is_not_installed_is_a_problem_of_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "steward.toml"
+    file.write_text('[cluster.c1]\n[archive.sink.a]\nlayout = "sarchive"\n')
+    load(str(file))
+    offer(monkeypatch)
+    with pytest.raises(ConfigError, match="no installed package offers 'layout'"):
+        load(str(file))
