@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from sandboxes import build_plugins
 from steward_daemon import Daemon as InSandbox
 from submitting import submit_to, wait_until
 
 from steward import native
-from steward.admin.plugins import building
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import Account, By, open_ledger
@@ -329,7 +329,7 @@ def bank_site(
     os.mkdir(f"{path}-gate", 0o755)
     try:
         # The headers of another version are in its root directory, which this brings about.
-        built = building.build(f"{find(slurm, print).root}/usr/include", f"{path}-lib")
+        built = build_plugins(f"{find(slurm, print).root}/usr/include", f"{path}-lib")
         spec = spec_of(path, slurm, plugin_dirs=(os.path.dirname(built.path),), **options)
         with Sandbox.up(spec, say=print) as cluster:
             site = BankSite(cluster, bank=bank, gate=gate, name=spec.cluster)

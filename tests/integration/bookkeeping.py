@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from sandboxes import build_plugins
 from steward_daemon import STEWARD
 from steward_daemon import Daemon as InSandbox
 from submitting import PATIENCE, submit_to, wait_until
 
 from servers.process import free_port
 from steward import native
-from steward.admin.plugins import building, installing
+from steward.admin.plugins import installing
 from steward.agent import agent
 from steward.capture.settings import NodesSettings
 from steward.core.config.file import Loaded, render
@@ -79,7 +80,7 @@ class BookedSite:
     def install_plugin(self) -> None:
         """By the documented steps; nodes load it for the next step."""
         libdir = f"{self.cluster.directory}/lib"
-        built = building.build(f"{self.cluster.plan.root}/usr/include", libdir)
+        built = build_plugins(f"{self.cluster.plan.root}/usr/include", libdir)
         done = installing.install_shim(
             built,
             libdir=libdir,

@@ -1,6 +1,8 @@
 """Sandboxes of a test's own, and what is left of them on the machine."""
 
+import functools
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from steward.admin.plugins import building
 from steward.sandbox import Sandbox, SandboxSpec
 
 
@@ -35,6 +38,28 @@ def processes_of(directory: str) -> list[str]:
         except OSError:
             continue  # it ended, or is somebody else's
     return found
+
+
+@functools.cache
+def _compiled(headers: str) -> tuple["tempfile.TemporaryDirectory[str]", building.Built]:
+    directory = tempfile.TemporaryDirectory(prefix="steward-built-")
+    return directory, building.build(headers, directory.name)
+
+
+def build_plugins(headers: str, libdir: str) -> building.Built:
+    """Put the plugins into ``libdir``, compiled once in this process for the same headers.
+
+    Args:
+        headers: Directory with slurm/spank.h.
+        libdir: Where builds lie side by side; made if missing.
+    """
+    directory, built = _compiled(headers)
+    shutil.copytree(directory.name, libdir, dirs_exist_ok=True)
+    os.chmod(libdir, 0o755)
+    return building.Built(
+        path=os.path.join(libdir, os.path.relpath(built.path, directory.name)),
+        version=built.version,
+    )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from below import contents_below, files_below
+from forked_commands import run_steward
 from submitting import PATIENCE, wait_until
 
 from steward.archive.settings import FilesSinkSettings
@@ -111,14 +112,13 @@ class Daemon:
 
     def ask(
         self, *words: str, user: str = "", check: bool = True
-    ) -> "subprocess.CompletedProcess[Any]":
+    ) -> "subprocess.CompletedProcess[str]":
         """Run a steward command as somebody."""
         where = {"STEWARD_SOCKET": self.settings.socket}
         if not user:
             where = {"STEWARD_CONFIG": str(self.config)}
-        return self.cluster.run(
-            [STEWARD, *words], user=user, check=check, env={**where, "COLUMNS": "200"}
-        )
+        env = {**where, "COLUMNS": "200"}
+        return run_steward(self.cluster, [STEWARD, *words], user=user, check=check, env=env)
 
     def ask_json(self, *words: str, user: str = "") -> Any:
         return json.loads(self.ask(*words, "--json", user=user).stdout)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from sandboxes import build_plugins
 from submitting import submit_to
 
 from servers.gate import AskedGate
-from steward.admin.plugins import building, submitting
+from steward.admin.plugins import submitting
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.roots import SUITES, ensure
 
@@ -91,7 +92,7 @@ def asking(directory: Path, version: str, kind: str, **more: Any) -> Iterator[As
     env = {"STEWARD_GATE_CONF": f"{shared}/gate.conf"}
     spec = SandboxSpec(slurm=version, nodes=2)
     if kind == "c":
-        built = building.build(headers(version), f"{directory}/lib")
+        built = build_plugins(headers(version), f"{directory}/lib")
         spec = msgspec.structs.replace(
             spec, job_submit=("steward",), plugin_dirs=(str(Path(built.path).parent),)
         )

@@ -8,12 +8,13 @@ from signal import SIGTERM
 import msgspec
 import pytest
 from agents import AGENT, events_of, lines, put, tasks_of
+from sandboxes import build_plugins
 from steward_daemon import Daemon as InSandbox
 from submitting import wait_until
 
 from servers.process import free_port
 from steward.accounting.settings import AccountingSettings
-from steward.admin.plugins import building, installing
+from steward.admin.plugins import installing
 from steward.capture.settings import NodesSettings
 from steward.core.config.file import Loaded, render
 from steward.core.events import TASK_EXIT
@@ -107,7 +108,7 @@ def test_from_a_step_to_its_events(
     spec = SandboxSpec(slurm=slurm_version, nodes=2, cpus=4, plugstack=stack)
     with Sandbox.up(spec) as cluster:
         directory, port = cluster.directory, free_port()
-        built = building.build(f"{cluster.plan.root}/usr/include", f"{directory}/lib")
+        built = build_plugins(f"{cluster.plan.root}/usr/include", f"{directory}/lib")
         spool = f"{directory}/shim"
         installing.install_shim(
             built,

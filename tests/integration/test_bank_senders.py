@@ -42,11 +42,13 @@ def shared(slurm_version: str) -> Iterator[BankSite]:
         site.open({ACCOUNTS[0]: MEANS, ACCOUNTS[1]: MEANS})
         site.start()
         wait_until(lambda: site.tries(f"{SHELL}true\n", "--time=9-0").returncode != 0, 60)
-        # Until the gate knows who the operator is, it takes them for a stranger.
-        probe = held(site, CHEAP)
-        wait_until(lambda: changes(site, probe, "timelimit=2:00:00", user=OPERATOR), 90)
-        wait_until(lambda: changes(site, probe, "timelimit=1:00:00", user=COORDINATOR), 90)
-        site.as_root("scancel", str(probe))
+        # Until the gate knows who operators and coordinators are, it takes them for strangers:
+        # for seconds, and not until Steward asks Slurm again after a minute.
+        released, changed = held(site, CHEAP), held(site, CHEAP)
+        wait_until(lambda: acts(site, "slurm.job.release", released, OPERATOR)[0], 20)
+        wait_until(lambda: changes(site, changed, "timelimit=2:00:00", user=OPERATOR), 20)
+        wait_until(lambda: changes(site, changed, "timelimit=1:00:00", user=COORDINATOR), 20)
+        site.as_root("scancel", str(released), str(changed))
         yield site
 
 
