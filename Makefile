@@ -29,10 +29,10 @@ demo: setup-slurm setup-web ## Watch Steward keep the scripts of a real Slurm cl
 test: setup-slurm setup-web setup-tests ## Run the tests, with the Slurm at hand; under ten minutes
 	@ARGS='$(ARGS)' scripts/test.sh "not wide and $(USUAL)" unit
 
-test-rest: setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run what `make test` leaves out, on every version of Slurm
+test-rest: setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run what `make test` leaves out, on every version of Slurm and of search servers
 	@ARGS='$(ARGS)' scripts/test.sh "wide and $(USUAL)" "long and not database and not soak" \
 		"database and not servers" $(firstword $(VERSIONS)) "servers and not long" soak \
-		$(wordlist 2,$(words $(VERSIONS)),$(VERSIONS)) browser
+		$(wordlist 2,$(words $(VERSIONS)),$(VERSIONS)) older-search browser
 
 test-all: test test-rest ## Run every test there is
 

@@ -5,8 +5,9 @@
 # them; too many at a time would wait for each other past their time-outs, so that only so
 # many processes run at once, in the order given. Each argument is pytest's -m for one group
 # of integration tests, or stands for the unit tests, or, as @24.11, for the tests that talk
-# to Slurm, on that version of it. The first one's tests, the most, are run by two processes,
-# with a cluster each, as are those of a version. The first one's output is shown as it
+# to Slurm, on that version of it, or, as older-search, for those of search servers, on their
+# older majors. The first one's tests, the most, are run by two processes, with a cluster each,
+# as are those of a version, and the unit tests. The first one's output is shown as it
 # comes, that of the others as a whole when all have ended. ARGS in the environment are
 # further arguments.
 set -u
@@ -56,11 +57,15 @@ group=0
 for marks in "$@"; do
     group=$((group + 1))
     if [ "$marks" = unit ]; then
-        beside "$group" 1 tests/unit
+        beside "$group" 2 tests/unit -n 2 --dist loadfile
     elif [ "${marks#@}" != "$marks" ]; then
         export STEWARD_SLURM=${marks#@}
         beside "$group" 2 tests/integration -n 2 --dist loadfile -m "matrix and not long"
         unset STEWARD_SLURM
+    elif [ "$marks" = older-search ]; then
+        export STEWARD_ELASTICSEARCH=8 STEWARD_OPENSEARCH=2
+        beside "$group" 1 tests/integration -m search
+        unset STEWARD_ELASTICSEARCH STEWARD_OPENSEARCH
     else
         beside "$group" 1 tests/integration tests/browser -m "$marks"
     fi

@@ -55,4 +55,4 @@ def wait_until(ready: Callable[[], bool], timeout_s: float = 30.0) -> None:
         now = time.monotonic()
         assert now < deadline, "it did not come about"
         # What is waited for needs a processor, too.
-        time.sleep(max(0.02, now - began))
+        time.sleep(max(0.02, 2 * (now - began)))
