@@ -6,7 +6,8 @@ there, the lines of jobcomp. Where two of Slurm's records of a run have differen
 the one that was told first holds: a finished job's requeue writes its end once more, and
 so does a slurmctld that was killed and begins again with what it saved seconds before.
 Where it runs the job once more after that end, both count. A run whose requeue or
-preemption it forgot goes on until it ends.
+preemption it forgot goes on until it ends, unless it forgot the run's start, too: then the job
+starts once more, and both count.
 """
 
 import json
@@ -100,8 +101,13 @@ def by_sacct(site: BankSite) -> list[Ran]:
     untold = [
         ran for key, ran in first.items() if key not in told and (ran.job, ran.start) not in last
     ]
+    again = [
+        ran
+        for ran in _again(lines, first)
+        if ran.state != _REQUEUED or (ran.job, ran.start) not in last
+    ]
     sizes = [size for sizes in of_jobcomp.values() for size in sizes]
-    return [*_without([*found.values(), *untold, *_again(lines, first)], sizes)]
+    return [*_without([*found.values(), *untold, *again], sizes)]
 
 
 def _by_run(pieces: Iterable[Ran]) -> dict[tuple[int, str], list[Ran]]:
@@ -125,10 +131,13 @@ def _first(lines: Iterable[Ran]) -> dict[tuple[int, str], Ran]:
 
 
 def _again(lines: Iterable[Ran], first: Mapping[tuple[int, str], Ran]) -> Iterator[Ran]:
-    """What jobcomp told of runs that began once more, after the end that was told first."""
+    """What jobcomp told of runs that began once more: after the end or requeue told first."""
     begun: set[tuple[int, str]] = set()
     for ran in sorted(lines, key=lambda ran: ran.end):
         before = first.get((ran.job, ran.submit))
+        if before is not None and ran.state == _REQUEUED and ran.end <= int(before.start):
+            yield ran
+            continue
         is_ended = before is not None and before.state in (*_ENDED, "NODE_FAIL")
         if before is None or not is_ended or ran.state not in (*_ENDED, "NODE_FAIL"):
             continue
