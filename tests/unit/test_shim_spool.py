@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import threading
 from collections.abc import Callable
@@ -286,9 +287,13 @@ def test_a_directory_with_files_of_others_is_no_spool(
     (other / "box.log").touch()
     (other / "job_state").touch()
     os.chown(other, NOBODY, NOBODY)
+    home = node.site.directory / "home"
+    home.mkdir()
+    (home / ".bashrc").touch()
+    os.chown(home, NOBODY, NOBODY)
     assert refused(node, "/tmp"), "a parent of the site's directory, or the directory of others"
     capsys.readouterr()
-    for spool in ("/etc", other):
+    for spool in ("/etc", other, home):
         assert refused(node, spool)
         assert "which is no file of the plugin's" in capsys.readouterr().err
     node.conf.write_text(node.conf.read_text().replace(f"{node.spool}", f"{other}"))
@@ -296,6 +301,10 @@ def test_a_directory_with_files_of_others_is_no_spool(
     node.mend()
     assert node.faults() == []
     assert other.stat().st_uid == NOBODY
+    node.conf.write_text(node.conf.read_text().replace(f"{node.default}", f"{home}"))
+    node.mend()
+    assert node.faults() == []
+    assert home.stat().st_uid == NOBODY
 
 
 @pytest.mark.parametrize("owner", [0, NOBODY])
@@ -512,7 +521,9 @@ def test_jobs_lines_are_not_written_into_the_spool(
     assert run([*words, "--lines", str(node.lines)]) == 0
 
 
-@pytest.mark.parametrize("harm", ["root's", "root's file", "missing", "open", "no script"])
+@pytest.mark.parametrize(
+    "harm", ["root's", "root's file", "missing", "open", "no script", "link", "directory"]
+)
 def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: str) -> None:
     """Among them what an earlier doctor advised: to give the directory to root."""
     libdir = str(node.site.directory / "lib")
@@ -520,6 +531,7 @@ def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: st
     os.utime(node.etc / "jobcomp.lua", (0, 0))
     node.site.shown |= {"JobCompType": "jobcomp/lua"}
     directory = node.lines.parent
+    secret = node.site.directory / "of_root_alone"
     # SlurmUser must reach it.
     for above in directory.parents:
         above.chmod(above.stat().st_mode | 0o711) if above.stat().st_uid == 0 else None
@@ -532,6 +544,11 @@ def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: st
         directory.rmdir()
     elif harm == "open":
         directory.chmod(0o755)
+    elif harm == "link":
+        secret.touch(0o600)
+        node.lines.symlink_to(secret)
+    elif harm == "directory":
+        node.lines.mkdir()
     else:
         (Path(libdir) / "jobcomp.lua").unlink()
     found = [one for one in plugins.jobcomp(node.site.ground()) if one.status != "ok"]
@@ -544,3 +561,6 @@ def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: st
             subprocess.run(words, check=True, timeout=60)
     os.utime(node.etc / "jobcomp.lua", (0, 0))
     assert [one.status for one in plugins.jobcomp(node.site.ground())] == ["ok"]
+    if harm == "link":
+        status = secret.stat()
+        assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (0, 0o600)

@@ -94,7 +94,7 @@ def _used_by_others(spool: str) -> str:
         status = os.stat(spool)
         if (status.st_uid, stat.S_IMODE(status.st_mode)) == (0, MODE):
             return ""
-        names = [name for name in os.listdir(spool) if not name.startswith(".")]
+        names = os.listdir(spool)
     except OSError:
         return ""  # It is not there, or only root can read it.
     # Other programs write logs, too, but no place of the agent's beside them.
