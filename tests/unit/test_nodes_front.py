@@ -24,8 +24,9 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be other
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     # Others come as far as the socket.
-    for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        directory.chmod(0o755)
+    for directory in (tmp_path, *tmp_path.parents):
+        if directory.stat().st_mode & 0o001 == 0:
+            directory.chmod(0o755)
     nodes = NodesSettings(listen="127.0.0.1:0", listener="nobody", most_connections=1)
     return Settings(socket=str(tmp_path / "steward.sock"), nodes=nodes)
 
