@@ -208,3 +208,18 @@ def test_kill_wait_is_slurms_own_where_it_is_not_told() -> None:
 )
 def test_what_billing_takes_the_dearest_of(flags: str, dearest: tuple[str, ...]) -> None:
     assert shown(PriorityFlags=flags).billing_max == dearest
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("CPU=1e1", {"cpu": "10"}),
+        ("CPU=0x10", {"cpu": "16"}),
+        ("CPU=+2,License/abq=.5", {"cpu": "2", "license/abq": "1/2"}),
+        ("CPU=0.99999999999999999", {"cpu": "1"}),
+        ("CPU=1e999999999,CPU=e5,CPU=0x.,CPU=.,CPU=inf", {}),
+    ],
+)
+def test_weights_are_read_as_slurm_reads_numbers(written: str, read: dict[str, str]) -> None:
+    before, name, _ = PARTITION.partition("TRESBillingWeights=")
+    assert shown(before + name + written).partitions["gpu"].billing == read

@@ -274,15 +274,33 @@ def _defaults(text: str) -> dict[str, int]:
     }
 
 
+_WEIGHT: Final = re.compile(
+    r"\+?(0x[0-9a-f.]+(?:p[+-]?[0-9]+)?|[0-9]*\.?[0-9]*(?:e[+-]?[0-9]+)?)([KMGTP]?)", re.IGNORECASE
+)
+"""A number as strtod(3) reads it, which Slurm calls, and its suffix."""
+
+
+def _weight(number: str) -> Fraction:
+    if "x" in number.lower():
+        return Fraction(float.fromhex(number))
+    # By way of a double, like Slurm, where a number can be of any size or length.
+    return (
+        Fraction(float(number)) if "e" in number.lower() or len(number) > 15 else Fraction(number)
+    )
+
+
 def _weights(text: str) -> dict[str, str]:
     """TRESBillingWeights: ``CPU=1.0,Mem=0.25G,GRES/gpu:a100=2``, of memory for a MiB."""
     found: dict[str, str] = {}
     for part in text.split(","):
         name, equals, weight = part.rpartition("=")
-        match = re.fullmatch(r"([0-9]*\.?[0-9]*)([KMGTP]?)", weight.strip(), re.IGNORECASE)
+        match = _WEIGHT.fullmatch(weight.strip())
         if not equals or match is None or not match[1].strip("."):
             continue
-        value = Fraction(match[1])
+        try:
+            value = _weight(match[1])
+        except (ValueError, OverflowError):
+            continue
         if match[2]:
             # A weight with a suffix is that of so much: 0.25G is a quarter for each GiB.
             per = tres.amount_of(name.lower(), f"1{match[2]}")
