@@ -136,7 +136,10 @@ def _again(lines: Iterable[Ran], first: Mapping[tuple[int, str], Ran]) -> Iterat
     for ran in sorted(lines, key=lambda ran: ran.end):
         before = first.get((ran.job, ran.submit))
         if before is not None and ran.state == _REQUEUED and ran.end <= int(before.start):
-            yield ran
+            # A slurmctld that is killed can tell of a requeue twice.
+            if (ran.job, ran.start) not in begun:
+                begun.add((ran.job, ran.start))
+                yield ran
             continue
         is_ended = before is not None and before.state in (*_ENDED, "NODE_FAIL")
         if before is None or not is_ended or ran.state not in (*_ENDED, "NODE_FAIL"):

@@ -71,6 +71,7 @@ def run_steward(
     Raises:
         SandboxError: The sandbox is not up, the command failed or took too long.
     """
+    # Behind the interpreter and its script.
     init, user, directory, *words = cluster.command(argv, user=user)[4:]
     request = {
         "init": int(init),
@@ -124,6 +125,8 @@ def _text(file: IO[bytes]) -> str:
 
 def serve(requests: socket.socket) -> None:
     """Fork a child for each request; returns in a child that is to run a command."""
+    # Ctrl-C ends the tests, and the server with them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     learned, teach = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     gc.disable()
     while True:
@@ -190,6 +193,7 @@ def _become(request: dict[str, Any], out: int, err: int) -> None:
         env |= {"USER": entry.pw_name, "LOGNAME": entry.pw_name}
         env |= {"HOME": entry.pw_dir, "SHELL": entry.pw_shell}
     namespaces.die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(env)
     time.tzset()

@@ -45,9 +45,9 @@ def shared(slurm_version: str) -> Iterator[BankSite]:
         # Until the gate knows who operators and coordinators are, it takes them for strangers:
         # for seconds, and not until Steward asks Slurm again after a minute.
         released, changed = held(site, CHEAP), held(site, CHEAP)
-        wait_until(lambda: acts(site, "slurm.job.release", released, OPERATOR)[0], 5)
-        wait_until(lambda: changes(site, changed, "timelimit=2:00:00", user=OPERATOR), 5)
-        wait_until(lambda: changes(site, changed, "timelimit=1:00:00", user=COORDINATOR), 5)
+        wait_until(lambda: acts(site, "slurm.job.release", released, OPERATOR)[0], 10)
+        wait_until(lambda: changes(site, changed, "timelimit=2:00:00", user=OPERATOR), 10)
+        wait_until(lambda: changes(site, changed, "timelimit=1:00:00", user=COORDINATOR), 10)
         site.as_root("scancel", str(released), str(changed))
         yield site
 

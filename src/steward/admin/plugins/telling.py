@@ -6,7 +6,6 @@ began is not looked for again, and a directory that it cannot write to costs the
 
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Final
@@ -88,7 +87,7 @@ def _of_lines(lines: str, user: tuple[str, int] | None, install: str) -> Iterato
     elif user is not None:
         # slurmctld makes the file anew only where it is not there.
         path = lines if os.path.lexists(lines) else directory
-        if path == lines and not stat.S_ISREG(os.lstat(lines).st_mode):
+        if os.path.islink(lines) or os.path.isdir(lines):
             # SlurmUser can make a link to any file, and chown and chmod follow links.
             aside = f"mv -T --backup=numbered {lines} {lines}.old"
             yield Fault(f"{lines} is no regular file: move it away", (aside,))
