@@ -67,7 +67,7 @@ def now_us() -> int:
 
 def picture() -> Picture:
     shape = NodeShape(nodes="n[1-64]", count=64, cpus=64, usable_cpus=64, cores=64, memory_mib=1)
-    names = ("main", "cheap", "nothing")
+    names = ("main", "cheap", "licensed", "nothing")
     return Picture(
         cluster=CLUSTER,
         taken_us=now_us(),
@@ -88,6 +88,9 @@ def rules(mode: str = "gate", *more: ModeRule, seq: int = 1) -> Rules:
     rates = (
         msgspec.structs.replace(RATE, partition="main"),
         msgspec.structs.replace(RATE, number=2, partition="cheap", weights={}, free=True),
+        msgspec.structs.replace(
+            RATE, number=3, partition="licensed", weights={"license/abq": 60 * MICRO}
+        ),
     )
     return Rules(seq=seq, modes=(ModeRule(mode=mode), *more), rates=rates)  # type: ignore[arg-type]
 
@@ -159,6 +162,12 @@ class GateCore:
         ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what)
         with self.store.transaction():
             return self.keeper.modify(ask, "", now_us(), is_lenient=False)
+
+    def look(self, after_s: int = 0) -> None:
+        """Tell that the whole queue was seen, some seconds from now."""
+        began_us = now_us() + after_s * 1_000_000
+        with self.store.transaction():
+            self.upkeep.looked(CLUSTER, began_us, began_us)
 
     def free(self, name: str = "chem", at_us: int = 0) -> float:
         """Return the SU that are available to a new job of an account."""

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from banking import ACCOUNTS, CPU, SHELL, BankSite, bank_site
+from banking import ACCOUNTS, CPU, RATE, SHELL, BankSite, bank_site
 from submitting import wait_until
 from webbing import WEB_USER, Visitor, WebSite
 
 from steward.bank.money import MICRO
+from steward.bank.records import Rate
 
 pytestmark = [
     pytest.mark.wide,
@@ -26,7 +27,9 @@ MEANS = 40 * MICRO
 """Enough for five hours of a CPU, and not for six."""
 COORDINATOR, OWNER, OPERATOR, STRANGER = "ada", "bela", "oper", "mallory"
 DEAR, CHEAP = "--time=40:00:00", "--time=3:00:00"
-PREEMPTION = (
+PARTITIONS = (
+    "Licenses=abq:9",
+    "PartitionName=licensed Nodes=node3 MaxTime=INFINITE",
     "PartitionName=low Nodes=node3 PriorityTier=1 PreemptMode=REQUEUE MaxTime=INFINITE",
     "PartitionName=high Nodes=node3 PriorityTier=10 MaxTime=INFINITE",
     "PreemptType=preempt/partition_prio",
@@ -37,9 +40,10 @@ PREEMPTION = (
 @pytest.fixture(scope="module")
 def shared(slurm_version: str) -> Iterator[BankSite]:
     users = (COORDINATOR, OWNER, OPERATOR, STRANGER, WEB_USER)
-    with bank_site(slurm_version, accounting=True, user_names=users, extra=PREEMPTION) as site:
+    with bank_site(slurm_version, accounting=True, user_names=users, extra=PARTITIONS) as site:
         site.as_root("sacctmgr", "-i", "modify", "user", OPERATOR, "set", "adminlevel=Operator")
-        site.open({ACCOUNTS[0]: MEANS, ACCOUNTS[1]: MEANS})
+        licensed = Rate(partition="licensed", weights={"license/abq": CPU})
+        site.open({ACCOUNTS[0]: MEANS, ACCOUNTS[1]: MEANS}, rates=(RATE, licensed))
         site.start()
         wait_until(lambda: site.tries(f"{SHELL}true\n", "--time=9-0").returncode != 0, 60)
         # Until the gate knows who operators and coordinators are, it takes them for strangers:
@@ -126,6 +130,16 @@ def test_what_cannot_be_paid_is_released_and_enlarged_by_nobody(site: BankSite, 
     assert site.held() <= MEANS
     assert site.link.means(ACCOUNTS[0]).available >= 0
     assert site.link.means(ACCOUNTS[1]).available >= 0
+
+
+def test_a_job_is_not_made_larger_where_it_was_moved_to_for_less(site: BankSite) -> None:
+    job = held(site, CHEAP)
+    assert changes(site, job, "partition=licensed", user=OWNER), "it costs nothing there"
+    assert not changes(site, job, "licenses=abq:9", user=OWNER), "the queue need not show that yet"
+    assert changes(site, job, "licenses=abq:1", user=OWNER)
+    assert releases(site, job, OWNER)
+    wait_until(lambda: state(site, job) == "RUNNING", 60)
+    wait_until(lambda: 3 * CPU <= site.held() < 4 * CPU, 60)
 
 
 @pytest.mark.parametrize("user", [OWNER, COORDINATOR, OPERATOR])

@@ -1,14 +1,23 @@
 """Changes of jobs by their users: none leads to a run that its account cannot pay."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from harness.gate import CLUSTER, GateCore, account, job, now_us, rules
+from steward.bank.estimate import merged
 from steward.bank.gate import token
+from steward.bank.gate.keeper import LOOK_MARGIN_US
 from steward.bank.gate.shapes import Claim, Said, Seen, Submit
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Settlement
+
+LOOK_MARGIN_S = LOOK_MARGIN_US // 1_000_000
 
 
 def changed(site: GateCore, what: Description, jobs: str = "", by: int = 1000) -> Said:
@@ -63,14 +72,13 @@ def test_a_het_jobs_component_has_its_own_hold(tmp_path: Path) -> None:
     assert site.free() == 0
 
 
-def shown(site: GateCore, minutes: int, after_s: int = 0, *, started: bool = False) -> None:
-    """The queue shows a job so, some seconds from now."""
-    at_us = now_us() + after_s * 1_000_000
+def shown(site: GateCore, minutes: int, *, started: bool = False) -> None:
+    """The queue shows a job so."""
     claim = Claim(
         cluster=CLUSTER, job_id=5, description=job(minutes), started=started, is_exact=True
     )
     with site.store.transaction():
-        assert site.upkeep.cover(claim, "alice", at_us).is_paid
+        assert site.upkeep.cover(claim, "alice", now_us()).is_paid
 
 
 def test_a_job_that_has_never_started_is_held_for_less_once_the_queue_shows_that(
@@ -82,9 +90,11 @@ def test_a_job_that_has_never_started_is_held_for_less_once_the_queue_shows_that
     with site.store.transaction():
         site.upkeep.confirm([seen], now_us())
     assert changed(site, job(9, uid=-1, job_id=5)).ok
+    site.look(LOOK_MARGIN_S - 1)
     shown(site, 9)
     assert site.free() == 20, "Slurm may have been looked at before"
-    shown(site, 9, 21)
+    site.look(LOOK_MARGIN_S + 1)
+    shown(site, 9)
     assert site.free() == 40
     site.keeper.load()
     assert site.free() == 40
@@ -93,5 +103,128 @@ def test_a_job_that_has_never_started_is_held_for_less_once_the_queue_shows_that
     with site.store.transaction():
         site.upkeep.confirm([msgspec.structs.replace(seen, started=True)], now_us())
     shown(site, 29, started=True)
-    shown(site, 9, 60, started=True)
+    site.look(60)
+    shown(site, 9, started=True)
     assert site.free() == 20, "of one that runs a lower limit frees nothing"
+
+
+def submitted(site: GateCore, what: Description, **more: Any) -> None:
+    """A job that Slurm shows, number 5."""
+    said = site.submit(what)
+    assert said.ok, said.say
+    seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=said.admin_comment, **more)
+    with site.store.transaction():
+        site.upkeep.confirm([seen], now_us())
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_change_is_priced_by_what_the_changes_before_it_may_have_made_of_the_job(
+    tmp_path: Path, *, held: bool
+) -> None:
+    site = GateCore(tmp_path, account("chem", 30))
+    submitted(site, job(9, held=held))
+    assert changed(site, Description(uid=-1, job_id=5, partition="licensed")).ok, "it is cheaper"
+    dear = Description(uid=-1, job_id=5, licenses="abq:9")
+    said = changed(site, dear)
+    assert not said.ok, "90 SU in the partition that Slurm may have put it into"
+    assert "90.00 SU" in said.say
+    assert changed(site, Description(uid=-1, job_id=5, licenses="abq:3")).ok
+    assert changed(site, Description(uid=-1, job_id=5, released=True)).ok
+    assert site.free() == 0
+
+
+def looked_at(site: GateCore, what: Description) -> None:
+    """The queue is seen whole after the last change, and shows the job so."""
+    site.look(LOOK_MARGIN_S + 1)
+    claim = Claim(cluster=CLUSTER, job_id=5, description=what, is_exact=True)
+    with site.store.transaction():
+        assert site.upkeep.cover(claim, "alice", now_us()).is_paid
+
+
+def test_the_queues_word_ends_what_a_job_may_be(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 30))
+    submitted(site, job(9))
+    assert changed(site, Description(uid=-1, job_id=5, partition="licensed")).ok
+    dear = Description(uid=-1, job_id=5, licenses="abq:9")
+    looked_at(site, job(9))
+    assert changed(site, dear).ok, "Slurm has refused the other partition"
+    looked_at(site, job(9, licenses="abq:9"))
+    site.keeper.load()
+    assert not changed(site, Description(uid=-1, job_id=5, partition="licensed")).ok
+
+
+def test_the_queues_word_counts_for_what_costs_the_same(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 30))
+    submitted(site, job(9, licenses="abq:1"))
+    assert changed(site, Description(uid=-1, job_id=5, partition="licensed")).ok
+    looked_at(site, job(9, licenses="abq:1", partition="licensed"))
+    assert changed(site, Description(uid=-1, job_id=5, num_tasks=9, min_cpus=9)).ok
+    assert site.free() == 20
+    assert not changed(site, Description(uid=-1, job_id=5, licenses="abq:9")).ok
+
+
+def test_a_job_that_was_changed_too_often_unseen_waits_for_the_queue(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 3000))
+    submitted(site, job(9))
+    for minutes in range(10, 41):
+        assert changed(site, Description(uid=-1, job_id=5, time_limit_min=minutes)).ok
+    last = Description(uid=-1, job_id=5, time_limit_min=41)
+    refused = changed(site, last)
+    assert not refused.ok
+    assert "changed several times, and is not seen yet" in refused.say
+    site.ground.put_rules(rules("observe"))
+    assert changed(site, last).ok
+    site.ground.put_rules(rules())
+    looked_at(site, job(41))
+    assert changed(site, last).ok
+
+
+_CHANGES = st.sampled_from(
+    [
+        Description(uid=-1, job_id=5, **change)
+        for change in (
+            {"time_limit_min": 1},
+            {"time_limit_min": 12},
+            {"num_tasks": 1, "min_cpus": 1},
+            {"num_tasks": 4, "min_cpus": 4},
+            {"partition": "main"},
+            {"partition": "licensed"},
+            {"partition": "cheap"},
+            {"licenses": "abq:1"},
+            {"licenses": "abq:7"},
+            {"account": "chem"},
+            {"account": "phys"},
+            {"released": True},
+        )
+    ]
+)
+
+
+@settings(deadline=None, print_blob=True)
+@given(
+    held=st.booleans(),
+    means=st.tuples(st.integers(20, 200), st.integers(0, 200)),
+    steps=st.lists(st.tuples(_CHANGES, st.booleans(), st.booleans()), max_size=12),
+)
+def test_whatever_slurm_refuses_of_changes_what_may_start_is_held_for(
+    means: tuple[int, int], steps: list[tuple[Description, bool, bool]], *, held: bool
+) -> None:
+    with TemporaryDirectory() as directory:
+        site = GateCore(
+            Path(directory), account("chem", means[0]), account("phys", means[1], number=2)
+        )
+        truth = job(9, held=held)
+        submitted(site, truth)
+        for change, is_taken, is_shown in steps:
+            if changed(site, change).ok and is_taken:
+                truth = merged(truth, change)
+            if is_shown:
+                looked_at(site, truth)
+            if truth.held:
+                continue
+            needed = site.ground.quote(CLUSTER, truth, now_us()).amount
+            holds = site.keeper.purses.holds.values()
+            held_for = [one.remaining for one in holds if one.account == truth.account]
+            assert max(sum(held_for), 0) >= needed
+            assert min(site.free(), site.free("phys")) >= 0
+        site.store.close()

@@ -204,7 +204,7 @@ def test_a_change_needs_the_difference_or_another_account(tmp_path: Path) -> Non
     assert (site.free(), site.free("phys")) == (10, 15)
     site.tell(account("chem", 30), account("phys", 25, number=2))
     assert site.modify(job(19, uid=-1, job_id=5, account="phys")).ok
-    assert (site.free(), site.free("phys")) == (20, 5), "Slurm may yet refuse it: both hold"
+    assert (site.free(), site.free("phys")) == (10, 5), "Slurm may yet refuse either: all hold"
     with site.store.transaction():
         site.upkeep.looked(CLUSTER, now_us() + 60_000_000, now_us())
     assert (site.free(), site.free("phys")) == (20, 25), "the queue did not show the change"
@@ -219,11 +219,11 @@ def test_a_stranger_changes_no_hold(tmp_path: Path) -> None:
         site.upkeep.confirm([seen], now_us())
         for changes in (job(19, uid=-1, job_id=5), job(9, uid=-1, job_id=5, account="phys")):
             ask = Submit(v=1, op="modify", cluster=CLUSTER, job=changes, by=65534)
-            before = site.store.changes
+            before = site.store.writes
             said = site.keeper.modify(ask, "nobody", now_us(), is_lenient=False)
             assert not said.ok
             assert said.say == "Steward: permission denied: this job is not yours to change"
-            assert site.store.changes == before, "a stranger writes nothing"
+            assert site.store.writes == before, "a stranger writes nothing"
     assert (site.free(), site.free("phys")) == (20, 30)
 
 

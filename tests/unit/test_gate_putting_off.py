@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from harness.gate import CLUSTER, HOUR_MIN, GateCore, account, job, now_us
-from steward.bank.gate.keeper import SEEN_WITHIN_US
+from steward.bank.gate.keeper import LOOK_MARGIN_US
 from steward.bank.gate.shapes import Claim, Said, Seen, Submit
 from steward.bank.records import Description
 
@@ -28,11 +28,11 @@ def changed(site: GateCore, number: int = NUMBER, **changes: Any) -> Said:
     return site.modify(Description(uid=-1, job_id=number, **changes))
 
 
-def looked(site: GateCore, minutes: int, at_us: int = 0, **more: Any) -> None:
+def looked(site: GateCore, minutes: int, **more: Any) -> None:
     """The queue shows the job so."""
     claim = Claim(cluster=CLUSTER, job_id=NUMBER, description=job(minutes, **more))
     with site.store.transaction():
-        assert site.upkeep.cover(claim, "alice", at_us or now_us()).is_paid
+        assert site.upkeep.cover(claim, "alice", now_us()).is_paid
 
 
 @pytest.mark.parametrize("changes", [{}, {"released": True}])
@@ -97,7 +97,8 @@ def test_only_the_queue_makes_it_less(tmp_path: Path) -> None:
     assert not changed(site, released=True).ok, "Slurm may have refused that"
     looked(site, 9, held=True)
     assert not changed(site, released=True).ok, "this may have been seen before the change"
-    looked(site, 9, now_us() + SEEN_WITHIN_US + 1_000_000, held=True)
+    site.look(LOOK_MARGIN_US // 1_000_000 + 1)
+    looked(site, 9, held=True)
     assert changed(site, released=True).ok
     assert site.free() == 20
 
@@ -105,13 +106,14 @@ def test_only_the_queue_makes_it_less(tmp_path: Path) -> None:
 def test_what_is_refused_puts_off_nothing_that_was_changed_before(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 30))
     put_off(site, 99, held=True)
-    changed_us = now_us() - SEEN_WITHIN_US
+    changed_us = now_us() - LOOK_MARGIN_US - 1
     what = Description(uid=-1, job_id=NUMBER, time_limit_min=9)
     ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what, by=1000)
     with site.store.transaction():
         assert site.keeper.modify(ask, "", changed_us, is_lenient=False).ok
     assert not changed(site, released=True).ok
-    looked(site, 9, now_us() + 1_000_000, held=True)
+    site.look()
+    looked(site, 9, held=True)
     assert changed(site, released=True).ok, "who tries again and again would wait for ever"
 
 

@@ -158,12 +158,16 @@ class Covering:
         self._less = {key: since for key, since in self._less.items() if now < since + _LESS}
         for leader, hold in holds.items():
             jobs = waiting.get(leader, [])
-            if jobs and (cluster, leader) in self._less:
-                self._cover((cluster, leader), jobs, now, is_exact=True)
             if not jobs:
                 self._release_if_over(cluster, leader, hold, now)
-            elif is_too_large(hold, jobs, self._settings.bank.arrays):
-                self._cover((cluster, leader), jobs, now, is_exact=True)
+                continue
+            is_exact = (cluster, leader) in self._less or is_too_large(
+                hold, jobs, self._settings.bank.arrays
+            )
+            if is_exact or hold.changed_us:
+                # The gate prices all that a job may be until the queue's word is taken.
+                is_single = not jobs[0].record.array_job_id
+                self._cover((cluster, leader), jobs, now, is_exact=is_exact or is_single)
         self._resting = {
             key: rest for key, rest in self._resting.items() if now < rest.until + _MINUTE
         }

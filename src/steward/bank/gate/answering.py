@@ -230,7 +230,7 @@ class Answering:
                 return self.by_policy(ask)
             is_lenient = True
         store = self._keeper.store
-        before = store.changes
+        before = store.writes
         try:
             with translated(store.path):
                 return self._decided(ask, now_us, is_lenient=is_lenient)
@@ -242,7 +242,7 @@ class Answering:
         except Exception as error:
             self.say_strange(ask.cluster, error)
             failed = error
-        if store.changes != before:
+        if store.writes != before:
             raise SqliteError(f"a request failed half way: {failed!r}", store.path) from failed
         return self._refused(ask, _STRANGE)
 

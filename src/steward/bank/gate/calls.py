@@ -125,13 +125,13 @@ class Calls:
             return _refused("BankError", f"the gate cannot read what it was sent: {error}")
         now_us = time.time_ns() // 1000
         store = self._keeper.store
-        before = store.changes
+        before = store.writes
         try:
             with store.transaction():
                 gives = do(body, now_us)
         except Exception as error:
             # It is about one job or account; the gate decides on all the others.
-            return self._failed(call.op, body, error, is_clean=store.changes == before)
+            return self._failed(call.op, body, error, is_clean=store.writes == before)
         return _encode(Result(ok=True, body=msgspec.Raw(_encode(gives)))) + b"\n"
 
     def _failed(self, op: str, body: Any, error: Exception, *, is_clean: bool) -> bytes:

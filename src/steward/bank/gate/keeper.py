@@ -5,13 +5,14 @@ the state in memory is made anew from the database (:meth:`Keeper.load`).
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 
 from steward.bank.errors import BankError
+from steward.bank.estimate import merged
 from steward.bank.estimate.bounds import LONGEST
 from steward.bank.gate import token
 from steward.bank.gate.case import Decision, Placing
@@ -32,11 +33,13 @@ _OFFSET: Final = 4
 """Digits of a het component's number, which Slurm adds to its leader's id for the raw one."""
 UNCONFIRMED_US: Final = 24 * 3600 * 1_000_000
 """A hold that Slurm never shows lapses then, also where the queue is never looked at."""
-SEEN_WITHIN_US: Final = 20_000_000
-"""What was changed so long ago the queue shows, in µs."""
+LOOK_MARGIN_US: Final = 5_000_000
+"""slurmctld makes and changes a job a little after its plugin was answered, in µs: since 23.02
+it asks outside its locks."""
+_MOST_SHAPES: Final = 32
+"""As many descriptions of one job are priced at the most: five changes that differ."""
 _UNSEEN: Final = (
-    "Steward: job {} has just been submitted, and is not seen yet by the bank: "
-    "change it in a few seconds"
+    "Steward: job {} has just been {}, and is not seen yet by the bank: change it in a few seconds"
 )
 _STRANGER: Final = "Steward: permission denied: this job is not yours to change"
 """All that is told to a sender who has no rights on a job: slurmctld asks before it looks."""
@@ -63,7 +66,7 @@ class Grant(msgspec.Struct, frozen=True):
         until_us: Until when slurmctld's question may consume it, µs since the epoch.
         is_started: Whether the job had started.
         restarts: How often the job was requeued before the run that the change is for.
-        extra: Id of the hold that was placed for it; "" for none.
+        extras: Ids of the holds that were placed for it alone.
     """
 
     jobs: str
@@ -71,7 +74,7 @@ class Grant(msgspec.Struct, frozen=True):
     until_us: int
     is_started: bool
     restarts: int
-    extra: str
+    extras: frozenset[str]
 
 
 class Overdrawn(BankError):
@@ -97,8 +100,9 @@ class Keeper:
         self.doubts = Doubts(ground.bank.unseen_share)
         self.deciding = Deciding(self.purses, ground, self.doubts)
         self.settled = 0
-        self.changed_us: dict[str, int] = {}
-        self._extra: dict[str, str] = {}
+        self._looked_us: dict[str, int] = {}
+        self._extras: dict[str, dict[str, str]] = {}
+        """What is held for changes that the queue has not shown: ids by hold and by payer."""
         self._grants: dict[tuple[str, int], Grant] = {}
         self._allowances: dict[tuple[str, int], Allowance] = {}
         self.load()
@@ -169,41 +173,40 @@ class Keeper:
         quote, before = self.store.covered(hold) if hold is not None else (None, None)
         if hold is None or before is None:
             is_new = hold is None and not is_lenient and self._may_be_new(ask, user)
-            say = _UNSEEN.format(ask.jobs or ask.job.job_id) if is_new else ""
+            say = _UNSEEN.format(ask.jobs or ask.job.job_id, "submitted") if is_new else ""
             return Said(v=VERSION, ok=not is_new, say=say, id=ask.id)
         if not self.ground.may_change(hold.cluster, hold.uid, hold.account, ask.by, user):
-            partition = quote.partition if quote else ""
-            is_enforced = self.ground.mode(hold.cluster, partition, hold.account) == "gate"
+            is_enforced = self.is_enforced(hold)
             say = _STRANGER if is_enforced else ""
             return Said(v=VERSION, ok=not is_enforced, say=say, id=ask.id)
         passed = self._pass(key, ask.by, now_us)
         is_lenient = is_lenient or bool(passed)
         if not passed and self._is_torn(ask, hold, quote):
             return Said(v=VERSION, ok=False, say=_TORN.format(ask.jobs), id=ask.id)
+        changes = self.store.changes(hold)
+        shapes = _shapes(before, changes)
+        if len(shapes) == _MOST_SHAPES and not is_lenient and self.is_enforced(hold):
+            say = _UNSEEN.format(ask.jobs or ask.job.job_id, "changed several times")
+            return Said(v=VERSION, ok=False, say=say, id=ask.id)
         covered = quote.amount if quote is not None else 0
-        with self.without_extra(hold) as extra:
-            if extra is not None:
-                before = self.store.covered(extra)[1] or before
-            decision = self.deciding.change(
-                ask.cluster, hold, before, ask.job, now_us, covered=covered, is_lenient=is_lenient
-            )
-            placing = decision.placing
-            if decision.ok:
-                # What is refused, again and again perhaps, makes no look at the queue a stale one.
-                self.changed_us[hold.id] = now_us
-            if placing is not None and placing.amount:
-                self._ask_more(hold, decision, now_us)
-        if placing is not None and placing.amount:
-            if extra is not None:
-                self.give_back(extra, now_us, why="changed again")
-        elif (
-            placing is not None
-            and not hold.amount
-            and decision.ok
-            # Only the queue's word makes it less: Slurm may yet refuse the update.
-            and placing.quote.amount >= covered
-        ):
-            self.store.describe(hold, placing.quote, placing.job)
+        with self.without_extras(hold):
+            decisions = [
+                self.deciding.change(
+                    ask.cluster, hold, one, ask.job, now_us, covered=covered, is_lenient=is_lenient
+                )
+                for one in shapes
+            ]
+        decision = min(decisions, key=_by_refusal_and_cost)
+        if decision.ok:
+            # What is refused, again and again perhaps, makes no look at the queue a stale one.
+            hold.changed_us = now_us
+            change = ask.job
+            if hold.amount:  # its begin is not put off, see Deciding.change
+                change = msgspec.structs.replace(change, held=False, released=False, begin_us=0)
+            if len(_shapes(before, (*changes, change))) > len(shapes):
+                changes = (*changes, change)
+            self.store.put_changes(hold, changes)
+            self._ask_more(hold, decisions, now_us)
         self._note(ask, decision, now_us, passed=passed)
         return Said(v=VERSION, ok=decision.ok, say=decision.say, id=ask.id)
 
@@ -235,14 +238,16 @@ class Keeper:
             restarts: How often the job was requeued before the run that the change is for.
             now_us: The time, µs since the epoch.
         """
-        said = self.modify(ask, user, now_us, is_lenient=False)
         key = (ask.cluster, _job_id(ask))
         hold = self.purses.by_job.get(key)
+        before = self._extras_of(hold)
+        said = self.modify(ask, user, now_us, is_lenient=False)
         if said.ok and hold is not None:
-            extra = self._extra.get(hold.id, "")
+            # One that took another's place covers the change before it, too.
+            extras = self._extras_of(hold) - before if not before else frozenset()
             until_us = now_us + GRANT_US
             self._grants[key] = Grant(
-                ask.jobs, ask.job, until_us, hold.started, restarts=restarts, extra=extra
+                ask.jobs, ask.job, until_us, hold.started, restarts=restarts, extras=extras
             )
         return said
 
@@ -266,9 +271,8 @@ class Keeper:
                 self._forget_allowance(key)
 
     def _drop_grant(self, key: tuple[str, int], now_us: int, *, why: str) -> None:
-        extra = self.purses.holds.get(self._grants.pop(key).extra)
-        if extra is not None:
-            self.give_back(extra, now_us, why=why)
+        for name in self._grants.pop(key).extras & self.purses.holds.keys():
+            self.give_back(self.purses.holds[name], now_us, why=why)
 
     def _consume_grant(self, key: tuple[str, int], ask: Submit, now_us: int) -> bool:
         """Whether SlurmUser sends a change that was granted; it is granted once."""
@@ -283,7 +287,8 @@ class Keeper:
         ):
             return False
         del self._grants[key]
-        self.changed_us[hold.id] = now_us
+        hold.changed_us = now_us
+        self.store.put_changes(hold, self.store.changes(hold))
         return True
 
     def allow(self, allowance: Allowance) -> None:
@@ -322,32 +327,53 @@ class Keeper:
         is_exempt = self.ground.is_exempt(hold.cluster, hold.uid, hold.user)
         return "gate" in modes and not is_exempt
 
+    def _extras_of(self, hold: Open | None) -> frozenset[str]:
+        """Ids of what is held for changes of a job that the queue has not shown."""
+        extras = self._extras.get(hold.id, {}).values() if hold is not None else ()
+        return frozenset(name for name in extras if name in self.purses.holds)
+
     @contextmanager
-    def without_extra(self, hold: Open | None) -> Iterator[Open | None]:
-        """For a decision on a job leave out what is held for a change that is not seen yet.
+    def without_extras(self, hold: Open | None) -> Iterator[list[Open]]:
+        """For a decision on a job leave out what is held for changes that are not seen yet.
 
         Slurm asks once for each record of an array, and users change their minds.
         """
-        extra = self.purses.holds.get(self._extra.get(hold.id, "")) if hold else None
-        if extra is not None:
+        extras = [self.purses.holds[name] for name in sorted(self._extras_of(hold))]
+        for extra in extras:
             self.purses.drop(extra)
         try:
-            yield extra
+            yield extras
         finally:
-            if extra is not None:
+            for extra in extras:
                 self.purses.add(extra)
 
-    def _ask_more(self, hold: Open, decision: Decision, now_us: int) -> None:
+    def _ask_more(self, hold: Open, decisions: Iterable[Decision], now_us: int) -> None:
         """Hold what a change costs beside what is held until the queue shows the change.
 
         Slurm may yet refuse the update, and asks before it looks whose job it is: the job's
         own hold stays as it is until then, and what the update adds is voided like any hold
-        whose job is never shown.
+        whose job is never shown. Of what a job may be by now the dearest is held for; where
+        it may have been moved to another account, of each payer's.
         """
-        extra = self._new(hold.cluster, decision, now_us)
-        extra.expires_us = now_us + UNCONFIRMED_US
-        self._place(extra, decision, now_us, why="changed by its user")
-        self._extra[hold.id] = extra.id
+        dearest: dict[str, Decision] = {}
+        for decision in decisions:
+            placing = decision.placing
+            if placing is not None and placing.amount:
+                other = dearest.setdefault(placing.payer, decision)
+                if _placing(other).amount < placing.amount:
+                    dearest[placing.payer] = decision
+        extras = self._extras.setdefault(hold.id, {}) if dearest else {}
+        for payer, decision in dearest.items():
+            extra = self.purses.holds.get(extras.get(payer, ""))
+            if extra is not None and extra.amount >= _placing(decision).amount:
+                # What was asked for before may be what Slurm made of the job.
+                continue
+            if extra is not None:
+                self.give_back(extra, now_us, why="changed again")
+            extra = self._new(hold.cluster, decision, now_us)
+            extra.expires_us = now_us + UNCONFIRMED_US
+            self._place(extra, decision, now_us, why="changed by its user")
+            extras[payer] = extra.id
 
     def _may_be_new(self, ask: Submit, user: str) -> bool:
         """Whether the job may be one that has just been submitted, and is the sender's to change.
@@ -357,32 +383,49 @@ class Keeper:
         if ask.by <= 0:
             return False
         for hold in self.purses.unconfirmed.values():
-            if hold.cluster == ask.cluster and self.ground.may_change(
-                hold.cluster, hold.uid, hold.account, ask.by, user
+            if (
+                hold.cluster == ask.cluster
+                and self.ground.may_change(hold.cluster, hold.uid, hold.account, ask.by, user)
+                and self.is_enforced(hold)
+                and not self.ground.is_exempt(hold.cluster, hold.uid, hold.user)
             ):
-                quote = self.store.covered(hold)[0]
-                partition = quote.partition if quote else ""
-                if self.ground.mode(
-                    hold.cluster, partition, hold.account
-                ) == "gate" and not self.ground.is_exempt(hold.cluster, hold.uid, hold.user):
-                    return True
+                return True
         return False
 
-    def describe(self, hold: Open, decision: Decision, now_us: int) -> None:
-        """Take the queue's word for what a job asks for that holds nothing yet.
+    def is_enforced(self, hold: Open) -> bool:
+        """Whether a hold's job is one that the bank may refuse."""
+        quote = self.store.covered(hold)[0]
+        partition = quote.partition if quote else ""
+        return self.ground.mode(hold.cluster, partition, hold.account) == "gate"
 
-        Not soon after it was changed: the queue may have been looked at before.
-        """
-        placing = _placing(decision)
-        if self.is_settled(hold, now_us):
-            self.store.describe(hold, placing.quote, placing.job)
+    def looked(self, cluster: str, began_us: int) -> None:
+        """All that was in the queue at a time was told."""
+        self._looked_us[cluster] = max(began_us, self._looked_us.get(cluster, 0))
 
-    def is_settled(self, hold: Open, now_us: int) -> bool:
+    def is_settled(self, hold: Open) -> bool:
         """Whether the queue shows what a job's last change made of it."""
-        if now_us - self.changed_us.get(hold.id, 0) <= SEEN_WITHIN_US:
-            return False
-        self.changed_us.pop(hold.id, None)
-        return True
+        looked_us = self._looked_us.get(hold.cluster, 0) - LOOK_MARGIN_US
+        return not hold.changed_us or hold.changed_us < looked_us
+
+    def describe(self, hold: Open, placing: Placing) -> None:
+        """Take the queue's word for what a job asks for, once it shows the last change.
+
+        What is held stays. An array's hold is of all of its tasks, and the queue shows those
+        that are left.
+        """
+        if not self.is_settled(hold):
+            return
+        quote, before = self.store.covered(hold)
+        job = placing.job
+        if hold.amount and before is not None and before.array:
+            job = msgspec.structs.replace(job, array=before.array)
+        elif quote is None or not hold.amount or placing.quote.amount >= quote.amount:
+            quote = placing.quote
+        if hold.changed_us:
+            hold.changed_us = 0
+            self.store.put_changes(hold, ())
+        if quote is not None and job != before:
+            self.store.describe(hold, quote, job)
 
     def _comment(self, job: Description, hold: Open) -> str:
         made = token.make(
@@ -512,8 +555,7 @@ class Keeper:
         """A hold is over; what remained of it, micro-SU."""
         remained = hold.remaining
         self.purses.drop(hold)
-        self.changed_us.pop(hold.id, None)
-        self._extra.pop(hold.id, None)
+        self._extras.pop(hold.id, None)
         if hold.job_id:
             self._grants.pop((hold.cluster, hold.job_id), None)
             self._forget_allowance((hold.cluster, hold.job_id))
@@ -568,6 +610,19 @@ def _job_id(ask: Submit) -> int:
     leader, _, offset = ask.jobs.partition("+")
     is_component = leader.isdecimal() and offset.isdecimal() and len(offset) <= _OFFSET
     return ask.job.job_id + int(offset) if is_component else ask.job.job_id
+
+
+def _shapes(before: Description, changes: Iterable[Description]) -> list[Description]:
+    """All that a job may be after changes of which Slurm may have refused any."""
+    shapes = {before: None}
+    for change in changes:
+        shapes |= {merged(shape, change): None for shape in shapes}
+    return list(shapes)[:_MOST_SHAPES]
+
+
+def _by_refusal_and_cost(decision: Decision) -> tuple[bool, int]:
+    """Sorts what is refused first, then what costs most."""
+    return decision.ok, -decision.quote.amount if decision.quote is not None else 0
 
 
 def _placing(decision: Decision) -> Placing:

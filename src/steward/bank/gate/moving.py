@@ -41,7 +41,7 @@ class Moving:
     def fund(self, now_us: int) -> None:
         """Jobs whose allocation ended get money that has come since, the oldest first."""
         for hold in list(self._keeper.purses.stranded.values()):
-            if self.is_bound(hold):
+            if self._keeper.is_enforced(hold):
                 self._draw_anew(hold, now_us)
 
     def _draw_anew(self, hold: Open, now_us: int) -> None:
@@ -61,16 +61,11 @@ class Moving:
                     hold.payer,
                 )
 
-    def is_bound(self, hold: Open) -> bool:
-        """Whether a hold's job is one on which the bank is to act."""
-        quote = self._keeper.store.covered(hold)[0]
-        partition = quote.partition if quote else ""
-        return self._keeper.ground.mode(hold.cluster, partition, hold.account) == "gate"
-
     def stranded(self) -> list[Hold]:
         """Holds that no allocation can pay, of jobs on which the bank is to act."""
-        stranded = self._keeper.purses.stranded.values()
-        return [self._keeper.store.whole(hold) for hold in stranded if self.is_bound(hold)]
+        keeper = self._keeper
+        stranded = keeper.purses.stranded.values()
+        return [keeper.store.whole(hold) for hold in stranded if keeper.is_enforced(hold)]
 
     def _quoted(self, hold: Open) -> Quote:
         return self._keeper.store.covered(hold)[0] or Quote(amount=hold.amount)
@@ -126,7 +121,7 @@ class Moving:
             drawn = purses.draw(hold.payer, left, now_us)
             purses.resize(hold, before, purses.more(hold, drawn))
         self._keeper.store.update(hold)
-        return hold.remaining == before or not self.is_bound(hold)
+        return hold.remaining == before or not self._keeper.is_enforced(hold)
 
     def _kept(
         self, hold: Open, ended: set[int], starts: Sequence[int], now_us: int

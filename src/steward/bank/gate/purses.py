@@ -28,6 +28,8 @@ class Open(msgspec.Struct, kw_only=True, gc=False):
         shares: Pairs of an allocation's number and micro-SU; together ``remaining``, or
             nothing where no allocation can pay any more.
         siblings: Further clusters of a federation that have asked with its token.
+        changed_us: When a change of its job was let through last that the queue has not shown,
+            µs since the epoch; 0 for none.
 
     The others are as in ``records.Hold``.
     """
@@ -49,6 +51,7 @@ class Open(msgspec.Struct, kw_only=True, gc=False):
     created_us: int = 0
     expires_us: int = 0
     siblings: tuple[str, ...] = ()
+    changed_us: int = 0
 
     @property
     def is_stranded(self) -> bool:

@@ -35,8 +35,8 @@ _MIGRATIONS: Final = (
         account TEXT NOT NULL, payer TEXT NOT NULL, uid INTEGER NOT NULL, user TEXT NOT NULL,
         amount INTEGER NOT NULL, remaining INTEGER NOT NULL, shares TEXT NOT NULL,
         confirmed INTEGER NOT NULL, started INTEGER NOT NULL,
-        created_us INTEGER NOT NULL, expires_us INTEGER NOT NULL,
-        quote TEXT NOT NULL, description TEXT NOT NULL);
+        created_us INTEGER NOT NULL, expires_us INTEGER NOT NULL, changed_us INTEGER NOT NULL,
+        quote TEXT NOT NULL, description TEXT NOT NULL, changes TEXT NOT NULL);
     CREATE TABLE account (name TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
     CREATE TABLE note (name TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
     CREATE TABLE fact (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
@@ -44,9 +44,9 @@ _MIGRATIONS: Final = (
 )
 _COLUMNS: Final = (
     "number, id, origin, cluster, job_id, account, payer, uid, user, amount, remaining, shares,"
-    " confirmed, started, created_us, expires_us"
+    " confirmed, started, created_us, expires_us, changed_us"
 )
-_INSERT: Final = "INSERT INTO hold VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_INSERT: Final = "INSERT INTO hold VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 _ALL: Final = f"SELECT {_COLUMNS} FROM hold ORDER BY number"  # noqa: S608 - names of ours
 _UPDATE: Final = (
     "UPDATE hold SET job_id=?, account=?, payer=?, remaining=?, shares=?, confirmed=?,"
@@ -56,6 +56,7 @@ _UPDATE: Final = (
 _encode = msgspec.json.Encoder().encode
 _quote = msgspec.json.Decoder(Quote).decode
 _description = msgspec.json.Decoder(Description).decode
+_changes = msgspec.json.Decoder(tuple[Description, ...]).decode
 _shares = msgspec.json.Decoder(tuple[tuple[int, int], ...]).decode
 _fact = msgspec.json.Decoder(GateFact).decode
 
@@ -107,7 +108,7 @@ class Store:
             yield
 
     @property
-    def changes(self) -> int:
+    def writes(self) -> int:
         """Grows with every row that is written."""
         return int(self._db.total_changes)
 
@@ -143,8 +144,10 @@ class Store:
                 hold.started,
                 hold.created_us,
                 hold.expires_us,
+                hold.changed_us,
                 _encode(quote).decode() if quote else "",
                 _encode(description).decode() if description else "",
+                "[]",
             ),
         )
 
@@ -170,6 +173,18 @@ class Store:
         self._db.execute(
             "UPDATE hold SET amount=?, quote=?, description=? WHERE number=?",
             (hold.amount, _encode(quote).decode(), _encode(description).decode(), hold.number),
+        )
+
+    def changes(self, hold: Open) -> tuple[Description, ...]:
+        """The changes of a job that were let through and that the queue has not shown."""
+        row = self._db.execute("SELECT changes FROM hold WHERE number=?", (hold.number,)).fetchone()
+        return _changes(row[0])
+
+    def put_changes(self, hold: Open, changes: tuple[Description, ...]) -> None:
+        """Write them down, and when the last of them was let through."""
+        self._db.execute(
+            "UPDATE hold SET changed_us=?, changes=? WHERE number=?",
+            (hold.changed_us, _encode(changes).decode(), hold.number),
         )
 
     def delete(self, hold: Open) -> None:
@@ -207,6 +222,7 @@ class Store:
             started=hold.started,
             created_us=hold.created_us,
             expires_us=hold.expires_us,
+            changed_us=hold.changed_us,
             quote=self.covered(hold)[0],
         )
 

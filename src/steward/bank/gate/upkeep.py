@@ -13,7 +13,7 @@ from steward.bank.errors import BankRefused, BankUsage, NoEstimate
 from steward.bank.gate import token
 from steward.bank.gate.case import Case, Placing
 from steward.bank.gate.doubts import LOOK_S
-from steward.bank.gate.keeper import CONFIRMED, SETTLED, Keeper
+from steward.bank.gate.keeper import CONFIRMED, LOOK_MARGIN_US, SETTLED, Keeper
 from steward.bank.gate.moving import Moving
 from steward.bank.gate.purses import Open
 from steward.bank.gate.shapes import Claim, Covered, Seen
@@ -22,9 +22,6 @@ from steward.bank.records import Books, Hold, Settlement
 
 log = logging.getLogger(__name__)
 
-LOOK_MARGIN_US: Final = 5_000_000
-"""slurmctld makes a job a little after its plugin was answered, in µs: since 23.02 it asks
-outside its locks."""
 _ENDED: Final = (
     "Steward: the allocation that was to pay for it has ended, and no other of its account can"
 )
@@ -112,7 +109,7 @@ class Upkeep:
     def _start(self, hold: Open, now_us: int) -> None:
         """Its job runs, so that it will be charged, whatever its account has."""
         hold.started = True
-        if hold.is_stranded and self.moving.is_bound(hold):
+        if hold.is_stranded and self._keeper.is_enforced(hold):
             purses = self._keeper.purses
             purses.resize(hold, hold.remaining, purses.draw(hold.payer, hold.remaining, now_us))
 
@@ -129,6 +126,7 @@ class Upkeep:
 
     def looked(self, cluster: str, began_us: int, now_us: int) -> int:
         """The queue was seen whole: what was held before and is not in it, is void."""
+        self._keeper.looked(cluster, began_us)
         void = [
             hold
             for hold in self._keeper.purses.unconfirmed.values()
@@ -181,11 +179,12 @@ class Upkeep:
         is_owed = claim.started and claim.mode_credit and case.account in keeper.purses.accounts
         if case.mode == "off" or (stranger is not None and not is_owed):
             return self._covered(hold, is_paid=case.free_pass or not stranger, why=stranger or "")
-        with keeper.without_extra(hold) as extra:
+        with keeper.without_extras(hold) as extras:
             decision = keeper.deciding.cover(case)
         placing = decision.placing
-        if extra is not None and placing is not None and placing.amount:
-            keeper.give_back(extra, now_us, why="the queue shows the change")
+        if placing is not None and placing.amount:
+            for extra in extras:
+                keeper.give_back(extra, now_us, why="the queue shows the change")
         if placing is None:
             if hold is None and not decision.ok and not claim.started:
                 hold = self._describe_unpaid(claim, case, now_us)
@@ -199,12 +198,12 @@ class Upkeep:
                 is_started=claim.started,
                 first_submit_us=claim.first_submit_us,
             )
-        elif placing.amount:
-            keeper.enlarge_decided(hold, decision, now_us)
-        elif claim.is_exact:
-            self._shrink(hold, placing, now_us, is_started=claim.started)
-        elif not hold.amount:
-            keeper.describe(hold, decision, now_us)
+        else:
+            if placing.amount:
+                keeper.enlarge_decided(hold, decision, now_us)
+            elif claim.is_exact:
+                self._shrink(hold, placing, is_started=claim.started)
+            keeper.describe(hold, placing)
         if claim.started and not hold.started:
             self._start(hold, now_us)
             keeper.store.update(hold)
@@ -229,7 +228,7 @@ class Upkeep:
             first_submit_us=claim.first_submit_us,
         )
 
-    def _shrink(self, hold: Open, placing: Placing, now_us: int, *, is_started: bool) -> None:
+    def _shrink(self, hold: Open, placing: Placing, *, is_started: bool) -> None:
         """Hold no more than the queue shows that a job needs."""
         keeper = self._keeper
         if placing.job.array:
@@ -240,7 +239,7 @@ class Upkeep:
             if least < hold.remaining:
                 keeper.shrink(hold, least)
             return
-        if is_started or hold.started or not keeper.is_settled(hold, now_us):
+        if is_started or hold.started or not keeper.is_settled(hold):
             # What ran is charged, and a look from before a change must not undo it.
             return
         if placing.needed < hold.remaining:
