@@ -131,6 +131,12 @@ def test_what_slurmctld_tells_no_more_is_shown_with_its_age(watching: Watching) 
     watching.cluster.restart_controller()
     wait_until(lambda: silent() == "", 60)
 
+    def in_slurm() -> str:
+        return str(watching.cluster.run(["sinfo", "-h", "-o", "%T"]).stdout)
+
+    # A drain of a node that has not reported since the restart is lost: slurmctld makes it idle.
+    wait_until(lambda: set(in_slurm().split()) == {"idle"}, 120)
+
 
 def test_each_event_is_kept_once_over_kills(watching: Watching) -> None:
     for number in range(4):
