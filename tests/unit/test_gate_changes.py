@@ -166,17 +166,26 @@ def test_the_queues_word_counts_for_what_costs_the_same(tmp_path: Path) -> None:
 def test_a_job_that_was_changed_too_often_unseen_waits_for_the_queue(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 3000))
     submitted(site, job(9))
-    for minutes in range(10, 41):
-        assert changed(site, Description(uid=-1, job_id=5, time_limit_min=minutes)).ok
-    last = Description(uid=-1, job_id=5, time_limit_min=41)
+    for count in range(1, 32):
+        assert changed(site, Description(uid=-1, job_id=5, licenses=f"abq:{count}")).ok
+    last = Description(uid=-1, job_id=5, licenses="abq:32")
     refused = changed(site, last)
     assert not refused.ok
     assert "changed several times, and is not seen yet" in refused.say
+    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=1)).ok, "it is a decrease"
     site.ground.put_rules(rules("observe"))
     assert changed(site, last).ok
     site.ground.put_rules(rules())
-    looked_at(site, job(41))
+    looked_at(site, job(9, licenses="abq:32"))
     assert changed(site, last).ok
+
+
+def test_time_limits_may_be_changed_as_often_as_one_likes(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 200))
+    submitted(site, job(9))
+    for minutes in (*range(10, 99), *range(99, 1, -1)):
+        assert changed(site, Description(uid=-1, job_id=5, time_limit_min=minutes)).ok
+    assert site.free() == 100, "Slurm may have refused to make it less"
 
 
 _CHANGES = st.sampled_from(

@@ -185,7 +185,11 @@ class Keeper:
             return Said(v=VERSION, ok=False, say=_TORN.format(ask.jobs), id=ask.id)
         changes = self.store.changes(hold)
         shapes = _shapes(before, changes)
-        if len(shapes) == _MOST_SHAPES and not is_lenient and self.is_enforced(hold):
+        change = ask.job
+        if hold.amount:  # its begin is not put off, see Deciding.change
+            change = msgspec.structs.replace(change, held=False, released=False, begin_us=0)
+        more = _shapes(before, (*changes, change))
+        if len(more) > _MOST_SHAPES and not is_lenient and self.is_enforced(hold):
             say = _UNSEEN.format(ask.jobs or ask.job.job_id, "changed several times")
             return Said(v=VERSION, ok=False, say=say, id=ask.id)
         covered = quote.amount if quote is not None else 0
@@ -200,10 +204,7 @@ class Keeper:
         if decision.ok:
             # What is refused, again and again perhaps, makes no look at the queue a stale one.
             hold.changed_us = now_us
-            change = ask.job
-            if hold.amount:  # its begin is not put off, see Deciding.change
-                change = msgspec.structs.replace(change, held=False, released=False, begin_us=0)
-            if len(_shapes(before, (*changes, change))) > len(shapes):
+            if more != shapes and len(more) <= _MOST_SHAPES:
                 changes = (*changes, change)
             self.store.put_changes(hold, changes)
             self._ask_more(hold, decisions, now_us)
@@ -612,12 +613,22 @@ def _job_id(ask: Submit) -> int:
     return ask.job.job_id + int(offset) if is_component else ask.job.job_id
 
 
-def _shapes(before: Description, changes: Iterable[Description]) -> list[Description]:
-    """All that a job may be after changes of which Slurm may have refused any."""
-    shapes = {before: None}
+def _shapes(before: Description, changes: Iterable[Description]) -> set[Description]:
+    """All that a job may be after changes of which Slurm may have refused any.
+
+    Of those that differ in their time limit alone it is the longest, which costs most.
+    """
+    shapes = {before}
     for change in changes:
-        shapes |= {merged(shape, change): None for shape in shapes}
-    return list(shapes)[:_MOST_SHAPES]
+        longest: dict[Description, Description] = {}
+        for shape in shapes | {merged(shape, change) for shape in shapes}:
+            limit_min = shape.time_limit_min or 0
+            # What no limit, or 0, stands for is the partition's to say.
+            group = msgspec.structs.replace(shape, time_limit_min=1) if limit_min > 0 else shape
+            if limit_min >= (longest.get(group, shape).time_limit_min or 0):
+                longest[group] = shape
+        shapes = set(longest.values())
+    return shapes
 
 
 def _by_refusal_and_cost(decision: Decision) -> tuple[bool, int]:
