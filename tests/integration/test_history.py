@@ -135,7 +135,8 @@ def test_what_slurmctld_tells_no_more_is_shown_with_its_age(watching: Watching) 
         return str(watching.cluster.run(["sinfo", "-h", "-o", "%T"]).stdout)
 
     # A drain of a node that has not reported since the restart is lost: slurmctld makes it idle.
-    wait_until(lambda: set(in_slurm().split()) == {"idle"}, 120)
+    # What was resumed right before the kill may be drained again.
+    wait_until(lambda: set(in_slurm().split()) <= {"idle", "drained"}, 120)
 
 
 def test_each_event_is_kept_once_over_kills(watching: Watching) -> None:
