@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -20,11 +20,14 @@ from steward.bank.records import Description, Settlement
 LOOK_MARGIN_S = LOOK_MARGIN_US // 1_000_000
 
 
-def changed(site: GateCore, what: Description, jobs: str = "", by: int = 1000) -> Said:
+def changed(
+    site: GateCore, what: Description, jobs: str = "", by: int = 1000, *, at_us: int = 0
+) -> Said:
     """What a user is answered who changes a job."""
     ask = Submit(v=1, op="modify", cluster=CLUSTER, job=what, jobs=jobs, by=by)
     with site.store.transaction():
-        return site.keeper.modify(ask, site.ground.user_of(CLUSTER, by), now_us(), is_lenient=False)
+        user = site.ground.user_of(CLUSTER, by)
+        return site.keeper.modify(ask, user, at_us or now_us(), is_lenient=False)
 
 
 def test_another_run_that_is_to_begin_at_once_needs_what_the_former_has_used(
@@ -108,11 +111,11 @@ def test_a_job_that_has_never_started_is_held_for_less_once_the_queue_shows_that
     assert site.free() == 20, "of one that runs a lower limit frees nothing"
 
 
-def submitted(site: GateCore, what: Description, **more: Any) -> None:
+def submitted(site: GateCore, what: Description) -> None:
     """A job that Slurm shows, number 5."""
     said = site.submit(what)
     assert said.ok, said.say
-    seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=said.admin_comment, **more)
+    seen = Seen(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=said.admin_comment)
     with site.store.transaction():
         site.upkeep.confirm([seen], now_us())
 
@@ -133,12 +136,14 @@ def test_a_change_is_priced_by_what_the_changes_before_it_may_have_made_of_the_j
     assert site.free() == 0
 
 
-def looked_at(site: GateCore, what: Description) -> None:
-    """The queue is seen whole after the last change, and shows the job so."""
-    site.look(LOOK_MARGIN_S + 1)
+def looked_at(site: GateCore, what: Description, *, at_us: int = 0) -> None:
+    """A poll shows the job so; without a time it is one after the last change."""
+    at_us = at_us or now_us() + LOOK_MARGIN_US + 1_000_000
     claim = Claim(cluster=CLUSTER, job_id=5, description=what, is_exact=True)
     with site.store.transaction():
-        assert site.upkeep.cover(claim, "alice", now_us()).is_paid
+        site.upkeep.cover(claim, "alice", at_us)
+        site.upkeep.looked(CLUSTER, at_us, at_us)
+        assert site.upkeep.cover(claim, "alice", at_us).is_paid
 
 
 def test_the_queues_word_ends_what_a_job_may_be(tmp_path: Path) -> None:
@@ -166,17 +171,17 @@ def test_the_queues_word_counts_for_what_costs_the_same(tmp_path: Path) -> None:
 def test_a_job_that_was_changed_too_often_unseen_waits_for_the_queue(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 3000))
     submitted(site, job(9))
-    for count in range(1, 32):
+    for count in range(1, 9):
         assert changed(site, Description(uid=-1, job_id=5, licenses=f"abq:{count}")).ok
-    last = Description(uid=-1, job_id=5, licenses="abq:32")
+    last = Description(uid=-1, job_id=5, licenses="abq:9")
     refused = changed(site, last)
     assert not refused.ok
-    assert "changed several times, and is not seen yet" in refused.say
+    assert "job 5 was changed several times since the last poll" in refused.say
     assert changed(site, Description(uid=-1, job_id=5, time_limit_min=1)).ok, "it is a decrease"
     site.ground.put_rules(rules("observe"))
     assert changed(site, last).ok
     site.ground.put_rules(rules())
-    looked_at(site, job(9, licenses="abq:32"))
+    looked_at(site, job(9, licenses="abq:9"))
     assert changed(site, last).ok
 
 
@@ -186,6 +191,69 @@ def test_time_limits_may_be_changed_as_often_as_one_likes(tmp_path: Path) -> Non
     for minutes in (*range(10, 99), *range(99, 1, -1)):
         assert changed(site, Description(uid=-1, job_id=5, time_limit_min=minutes)).ok
     assert site.free() == 100, "Slurm may have refused to make it less"
+
+
+def test_a_poll_that_began_before_a_change_frees_nothing_of_it(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 30))
+    submitted(site, job(9))
+    longer = Description(uid=-1, job_id=5, time_limit_min=29)
+    assert changed(site, longer, at_us=now_us() - 7_000_000).ok
+    assert changed(site, longer).ok, "Slurm had refused the first"
+    site.look(-1)
+    shown(site, 9)
+    assert site.free() == 0
+    site.keeper.load()
+    site.look(-1)
+    shown(site, 9)
+    assert site.free() == 0
+    looked_at(site, job(9))
+    assert site.free() == 20
+
+
+def test_what_a_job_was_between_two_changes_frees_nothing_of_the_second(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 30))
+    submitted(site, job(9))
+    for minutes in (19, 29):
+        assert changed(site, Description(uid=-1, job_id=5, time_limit_min=minutes)).ok
+    shown(site, 19)
+    assert site.free() == 0
+    looked_at(site, job(29))
+    assert site.free() == 0
+
+
+def test_a_task_that_differs_is_priced_by_what_it_asks_for(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 20))
+    submitted(site, job(9, array="0-1"))
+    moved = Description(uid=-1, job_id=5, partition="licensed")
+    assert changed(site, moved, "5_1").ok
+    site.look(LOOK_MARGIN_S + 1)
+    shapes = job(9, array="0-1"), job(9, partition="licensed")
+    claim = Claim(cluster=CLUSTER, job_id=5, description=shapes[0], tasks=shapes[1:])
+    with site.store.transaction():
+        assert site.upkeep.cover(claim, "alice", now_us()).is_paid
+    assert not changed(site, Description(uid=-1, job_id=5, licenses="abq:9"), "5_1").ok
+    assert changed(site, Description(uid=-1, job_id=5, licenses="abq:1"), "5_1").ok
+
+
+@pytest.mark.parametrize("means", [30, 5])
+def test_what_makes_a_job_no_dearer_than_a_change_before_it_passes(
+    tmp_path: Path, means: int
+) -> None:
+    site = GateCore(tmp_path, account("chem", 60))
+    submitted(site, job(9, cpus=2))
+    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=29)).ok
+    site.tell(account("chem", means))
+    site.keeper.load()
+    assert changed(site, Description(uid=-1, job_id=5, num_tasks=1, min_cpus=1)).ok
+
+
+def test_changes_are_forgotten_where_nothing_is_enforced_any_more(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 30))
+    submitted(site, job(9))
+    assert changed(site, Description(uid=-1, job_id=5, partition="licensed")).ok
+    site.ground.put_rules(rules("off"))
+    looked_at(site, job(9, partition="licensed"))
+    assert not site.keeper.purses.changed
 
 
 _CHANGES = st.sampled_from(
@@ -209,31 +277,63 @@ _CHANGES = st.sampled_from(
 )
 
 
+class Step(NamedTuple):
+    """A change, whether Slurm takes it, and what the gate hears or suffers after it."""
+
+    change: Description
+    is_taken: bool
+    then: str
+
+
+_STEPS = st.builds(
+    Step,
+    _CHANGES,
+    st.booleans(),
+    st.sampled_from(["", "", "a poll after it", "what the queue was before", "a restart"]),
+)
+
+
 @settings(deadline=None, print_blob=True)
 @given(
     held=st.booleans(),
     means=st.tuples(st.integers(20, 200), st.integers(0, 200)),
-    steps=st.lists(st.tuples(_CHANGES, st.booleans(), st.booleans()), max_size=12),
+    steps=st.lists(_STEPS, max_size=12),
+    data=st.data(),
 )
 def test_whatever_slurm_refuses_of_changes_what_may_start_is_held_for(
-    means: tuple[int, int], steps: list[tuple[Description, bool, bool]], *, held: bool
+    means: tuple[int, int], steps: list[Step], data: st.DataObject, *, held: bool
 ) -> None:
     with TemporaryDirectory() as directory:
         site = GateCore(
             Path(directory), account("chem", means[0]), account("phys", means[1], number=2)
         )
-        truth = job(9, held=held)
-        submitted(site, truth)
-        for change, is_taken, is_shown in steps:
-            if changed(site, change).ok and is_taken:
-                truth = merged(truth, change)
-            if is_shown:
-                looked_at(site, truth)
+        since_poll = [job(9, held=held)]
+        submitted(site, since_poll[0])
+        at_us = now_us()
+        for step in steps:
+            at_us += 1_000_000
+            if changed(site, step.change, at_us=at_us).ok and step.is_taken:
+                since_poll.append(merged(since_poll[-1], step.change))
+            if step.then == "a poll after it":
+                since_poll = since_poll[-1:]
+                at_us += LOOK_MARGIN_US + 1_000_000
+                looked_at(site, since_poll[0], at_us=at_us)
+            elif step.then == "what the queue was before":
+                claim = Claim(
+                    cluster=CLUSTER,
+                    job_id=5,
+                    description=data.draw(st.sampled_from(since_poll)),
+                    is_exact=True,
+                )
+                with site.store.transaction():
+                    site.upkeep.cover(claim, "alice", at_us)
+            elif step.then:
+                site.keeper.load()
+            truth = since_poll[-1]
             if truth.held:
                 continue
             needed = site.ground.quote(CLUSTER, truth, now_us()).amount
             holds = site.keeper.purses.holds.values()
-            held_for = [one.remaining for one in holds if one.account == truth.account]
-            assert max(sum(held_for), 0) >= needed
+            assert sum(one.remaining for one in holds if one.account == truth.account) >= needed
             assert min(site.free(), site.free("phys")) >= 0
         site.store.close()

@@ -207,6 +207,8 @@ def test_a_change_needs_the_difference_or_another_account(tmp_path: Path) -> Non
     assert (site.free(), site.free("phys")) == (10, 5), "Slurm may yet refuse either: all hold"
     with site.store.transaction():
         site.upkeep.looked(CLUSTER, now_us() + 60_000_000, now_us())
+        claim = Claim(cluster=CLUSTER, job_id=5, description=job(9), started=True)
+        assert site.upkeep.cover(claim, "alice", now_us()).is_paid
     assert (site.free(), site.free("phys")) == (20, 25), "the queue did not show the change"
 
 

@@ -137,10 +137,13 @@ def test_changes_that_never_show_count_and_what_the_queue_shows_is_not_bound(que
             return site.keeper.modify(ask, "", queue.now, is_lenient=False).ok
 
     held = []
+    as_before = Claim(cluster=CLUSTER, job_id=7, description=job(9))
     for number in range(12):
         if change(99):
             held.append(number)
         queue.look(comment)
+        with site.store.transaction():
+            assert site.upkeep.cover(as_before, "alice", queue.now).is_paid
     assert held == [0, 1, 2, 4]
     assert change(14)
     with site.store.transaction():

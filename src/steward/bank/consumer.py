@@ -8,7 +8,7 @@ whole) may be told again; what it is told afterwards it asks for by number.
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from steward.bank.claims import STARTED
 from steward.bank.covering import Covering, grouped, needs
@@ -69,6 +69,20 @@ _Told = tuple[Event, JobKey, Hold | None]
 """An event, the job that it tells of, and the job's open hold."""
 
 
+class _Look(NamedTuple):
+    """A poll of a whole queue.
+
+    Attributes:
+        began: When it began.
+        last_event: Id of the last event of a job before it.
+        is_covered: Whether the jobs with changes were looked at since.
+    """
+
+    began: datetime
+    last_event: int
+    is_covered: bool = False
+
+
 class BankConsumer:
     """Keeps the ledger; see ``steward.core.consumers.Consumer``.
 
@@ -105,7 +119,8 @@ class BankConsumer:
         self._cursor = cursor_name(settings)
         self._began = self._beginning()
         self._swept: dict[str, datetime] = {}
-        self._looked: dict[str, datetime] = {}
+        self._looks: dict[str, _Look] = {}
+        self._last_event = 0
         self._said: set[str] = set()
         self._is_busy = False
 
@@ -140,7 +155,9 @@ class BankConsumer:
         )
         for event in events:
             if event.kind == QUEUE_LOOKED:
-                self._looked[event.cluster] = event.body.began
+                self._looks[event.cluster] = _Look(event.body.began, self._last_event)
+            elif event.kind != CONTROLLER_STATE:
+                self._last_event = event.id
         with self._ledger.transaction() as t:
             for event, _job, hold in told:
                 if _is_own_end(event):
@@ -260,21 +277,30 @@ class BankConsumer:
             has_more = self._covering.turn(now)
             if not self._is_busy:
                 self._look_at_queues(now)
-        if not has_more:
-            self._tell_looks()
+            has_more = has_more or self._tell_looks(now)
         self._upkeep.turn(now, append)
         self._is_busy = False
         return 0.0 if has_more else _TICK_S
 
-    def _tell_looks(self) -> None:
-        """Have the gate void what a look did not show.
+    def _tell_looks(self, now: datetime) -> bool:
+        """Have the gate void what a poll did not show; whether there are jobs to cover first.
 
-        After what it showed was confirmed and covered: what is held for a change must not be
-        free before the changed job's own hold has it.
+        After jobs.db has what it showed, and that was confirmed and covered: what is held for a
+        change must not be free before the changed job's own hold has it.
         """
-        for cluster, began in list(self._looked.items()):
-            self._link.looked(cluster, began)
-            del self._looked[cluster]
+        is_wanted = False
+        for cluster, look in list(self._looks.items()):
+            if not self._covering.has_read(look.last_event):
+                continue
+            if not look.is_covered and self._covering.want_changed(cluster, now):
+                self._looks[cluster] = look._replace(is_covered=True)
+                is_wanted = True
+                continue
+            self._link.looked(cluster, look.began)
+            del self._looks[cluster]
+            # Only now the gate takes what the poll showed for what became of the changes.
+            is_wanted = self._covering.want_changed(cluster, now) or is_wanted
+        return is_wanted
 
     def _look_at_queues(self, now: datetime) -> None:
         """Sweep one cluster that is due, and compare its charges with Slurm's records."""

@@ -27,6 +27,7 @@ from steward.bank.claims import (
 from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.estimate import Estimator
 from steward.bank.gate.deciding import FAR_US
+from steward.bank.gate.keeper import MOST_SHAPES
 from steward.bank.gate.link import GateLink
 from steward.bank.records import Description, Hold, Quote
 from steward.bank.settling import leader_of
@@ -110,6 +111,27 @@ class Covering:
         if hold.amount and not has_run and not record.array_job_id:
             self._less[cluster, hold.job_id] = now
 
+    def want_changed(self, cluster: str, now: datetime) -> bool:
+        """Look at the jobs with changes that no poll has shown; whether there are any.
+
+        Raises:
+            Unavailable: The gate is away.
+        """
+        changed = self._link.holds(cluster=cluster, limit=_LAST, changed=True)
+        for hold in changed:
+            self.want(cluster, hold.job_id)
+            if not hold.started and (hold.quote is None or hold.quote.tasks <= 1):
+                self._less[cluster, hold.job_id] = now
+        return bool(changed)
+
+    def has_read(self, event: int) -> bool:
+        """Whether jobs.db has taken in an event of the journal, by its id.
+
+        Raises:
+            SqliteUnavailable: jobs.db is away.
+        """
+        return self._open().cursor() >= event
+
     def drop(self, cluster: str, leader: int) -> None:
         """Forget that: the job is over."""
         self._wanted.pop((cluster, leader), None)
@@ -161,13 +183,10 @@ class Covering:
             if not jobs:
                 self._release_if_over(cluster, leader, hold, now)
                 continue
-            is_exact = (cluster, leader) in self._less or is_too_large(
+            if (cluster, leader) in self._less or is_too_large(
                 hold, jobs, self._settings.bank.arrays
-            )
-            if is_exact or hold.changed_us:
-                # The gate prices all that a job may be until the queue's word is taken.
-                is_single = not jobs[0].record.array_job_id
-                self._cover((cluster, leader), jobs, now, is_exact=is_exact or is_single)
+            ):
+                self._cover((cluster, leader), jobs, now, is_exact=True)
         self._resting = {
             key: rest for key, rest in self._resting.items() if now < rest.until + _MINUTE
         }
@@ -202,6 +221,8 @@ class Covering:
         claim = claim_of(key, ordered, is_ours=key[1] in self._unpaid.held(key[0]))
         if claim is None:
             return
+        if others := tuple(dict.fromkeys(map(shape_of, ordered)))[1:]:
+            claim = msgspec.structs.replace(claim, tasks=others[: MOST_SHAPES + 1])
         if is_exact:
             claim = msgspec.structs.replace(claim, is_exact=True)
         if is_moved:

@@ -342,8 +342,6 @@ class Hold(Noun, frozen=True):
         started: Whether it has started: its allocations then stay.
         created_us: When it was placed.
         expires_us: When it is voided unless it is confirmed; 0 for never.
-        changed_us: When a change of its job was let through last that the queue has not shown;
-            0 for none.
         quote: What it covers; None for what is no job's.
     """
 
@@ -361,7 +359,6 @@ class Hold(Noun, frozen=True):
     started: bool = False
     created_us: int = 0
     expires_us: int = 0
-    changed_us: int = 0
     quote: Quote | None = None
 
 

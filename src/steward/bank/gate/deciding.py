@@ -6,6 +6,7 @@ way that nobody has thought of is caught where the request is answered (``answer
 """
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -78,61 +79,94 @@ class Deciding:
         self,
         cluster: str,
         hold: Open,
-        before: Description,
+        shapes: Iterable[Description],
         job: Description,
         now_us: int,
         *,
-        covered: int = 0,
         is_lenient: bool = False,
-    ) -> Decision:
+    ) -> list[Decision]:
         """Decide on a change to a job that has a hold.
 
         Args:
             cluster: Where it is.
             hold: Its hold.
-            before: What it asked for until now.
+            shapes: All that it may ask for until now.
             job: What is to change.
             now_us: The time, µs since the epoch.
-            covered: What it could cost until now, micro-SU.
             is_lenient: As in :meth:`submit`.
+
+        Returns:
+            What is decided for each of the shapes.
         """
-        # Who asks for a change is not always whose job it is.
-        wanted = msgspec.structs.replace(merged(before, job), uid=hold.uid)
-        if not wanted.account:
-            wanted = msgspec.structs.replace(wanted, account=hold.account)
+        quotes: dict[Description, Quote] = {}
+        return [
+            self._change(cluster, hold, before, job, now_us, quotes, is_lenient=is_lenient)
+            for before in shapes
+        ]
+
+    def _change(
+        self,
+        cluster: str,
+        hold: Open,
+        before: Description,
+        job: Description,
+        now_us: int,
+        quotes: dict[Description, Quote],
+        *,
+        is_lenient: bool,
+    ) -> Decision:
         # Only a job that waits is told when to begin: what it has is what its runs have left.
         is_again = hold.started and not before.array and bool(job.begin_us or job.released)
-        if hold.amount:
-            # What it is held for is not put off: Slurm may refuse the update that says so.
-            wanted = msgspec.structs.replace(wanted, held=False, begin_us=0)
-        case = msgspec.structs.replace(
-            self.case(cluster, wanted, hold.user, now_us, is_lenient=is_lenient),
-            first_submit_us=hold.created_us,
-            is_started=hold.started,
-            is_change=True,
-            is_again=is_again,
-            hold=hold,
+        case, known = (
+            msgspec.structs.replace(
+                self.case(cluster, one, hold.user, now_us, is_lenient=is_lenient),
+                first_submit_us=hold.created_us,
+                is_started=hold.started,
+                is_change=True,
+                is_again=is_again,
+                hold=hold,
+            )
+            for one in (_of_hold(hold, merged(before, job)), _of_hold(hold, before))
         )
         if case.mode == "off":
             return _let_in(case)
-        decision = self.cover(case)
-        placing = decision.placing
+        covered = self._amount(known, quotes)
+        needed = self._amount(case, quotes)
         is_less = (
-            placing is not None
-            and not placing.amount
-            and placing.quote.amount <= covered
+            covered is not None
+            and needed is not None
+            and needed <= covered
             and case.account == hold.account
             and not (job.released or job.begin_us)
+            and (case.job.held, case.job.begin_us) == (known.job.held, known.job.begin_us)
         )
-        # What makes a job no dearer passes, also where its account is closed by now.
-        stranger = None if is_less else self.stranger(case)
+        if is_less:
+            # Also where its account is closed by now.
+            return _let_in(case)
+        decision = self.cover(case, quotes)
+        placing = decision.placing
+        stranger = self.stranger(case)
         if stranger is not None:
             return refused(case, stranger) if stranger else _let_in(case)
-        if placing is None or placing.needed or placing.quote.amount <= covered:
+        if placing is None or placing.needed or placing.quote.amount <= (covered or 0):
             return decision
         # It holds nothing yet; what nobody could pay when it begins is refused now.
         short = self._short(case, placing.payer, placing.quote.amount)
         return self._not_yet(case, decision, placing, short) if short else decision
+
+    def _amount(self, case: Case, quotes: dict[Description, Quote]) -> int | None:
+        """What a job may cost; None where nobody can tell."""
+        try:
+            return self._quote(case, quotes).amount
+        except (NoRate, NoEstimate):
+            return None
+
+    def _quote(self, case: Case, quotes: dict[Description, Quote]) -> Quote:
+        known = quotes.get(case.job)
+        if known is None:
+            known = self._ground.quote(case.cluster, case.job, case.first_submit_us)
+            quotes[case.job] = known
+        return known
 
     def afford(self, cluster: str, job: Description, user: str, cost: int, now_us: int) -> Decision:
         """Decide on a new job of which the cost is told, as in mode ``gate``.
@@ -188,10 +222,15 @@ class Deciding:
             return False
         return now_us - self._purses.remote_at_us(account) > remote.balance_age_s * 1e6
 
-    def cover(self, case: Case) -> Decision:
-        """Decide on what a job needs beyond what it has."""
+    def cover(self, case: Case, quotes: dict[Description, Quote] | None = None) -> Decision:
+        """Decide on what a job needs beyond what it has.
+
+        Args:
+            case: The job.
+            quotes: Quotes that are known by description; this one's is added.
+        """
         try:
-            quote = self._ground.quote(case.cluster, case.job, case.first_submit_us)
+            quote = self._quote(case, {} if quotes is None else quotes)
         except (NoRate, NoEstimate) as error:
             return refused(case, f"Steward: {error}", is_alarming=True)
         return self._held(case, quote)
@@ -371,6 +410,13 @@ class Deciding:
         # What is held now is shown or void in a moment; what is more than the bound must wait.
         wait_s = self._doubts.wait_s(payer, uid, now_us) if needed > most else LOOK_S
         return Short(needed=needed, free=most - held, what="unseen", wait_s=math.ceil(wait_s))
+
+
+def _of_hold(hold: Open, job: Description) -> Description:
+    """A description of a hold's job, whoever it was that asked for the change."""
+    job = msgspec.structs.replace(job, uid=hold.uid, account=job.account or hold.account)
+    # What is held for is not put off: Slurm may refuse the update that says so.
+    return msgspec.structs.replace(job, held=False, begin_us=0) if hold.amount else job
 
 
 def _let_in(case: Case, *, placing: Placing | None = None, short: str = "") -> Decision:

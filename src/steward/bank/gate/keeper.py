@@ -20,7 +20,7 @@ from steward.bank.gate.deciding import Deciding
 from steward.bank.gate.doubts import Doubts
 from steward.bank.gate.ground import Ground, moment
 from steward.bank.gate.purses import Open, Purses
-from steward.bank.gate.shapes import VERSION, Allowance, GateFact, Said, Submit
+from steward.bank.gate.shapes import VERSION, Allowance, Changes, GateFact, Said, Submit
 from steward.bank.gate.store import Store
 from steward.bank.ledger import Refusal
 from steward.bank.money import show
@@ -36,10 +36,16 @@ UNCONFIRMED_US: Final = 24 * 3600 * 1_000_000
 LOOK_MARGIN_US: Final = 5_000_000
 """slurmctld makes and changes a job a little after its plugin was answered, in µs: since 23.02
 it asks outside its locks."""
-_MOST_SHAPES: Final = 32
-"""As many descriptions of one job are priced at the most: five changes that differ."""
+MOST_SHAPES: Final = 16
+"""So many descriptions of one job are priced at the most: those of four independent changes."""
+_MOST_CHANGES: Final = 8
 _UNSEEN: Final = (
-    "Steward: job {} has just been {}, and is not seen yet by the bank: change it in a few seconds"
+    "Steward: job {} has just been submitted, and is not seen yet by the bank: "
+    "change it in a few seconds"
+)
+_TOO_MANY: Final = (
+    "Steward: job {} was changed several times since the last poll of the queue, or its tasks "
+    "differ too much, so nobody can tell its price now: try again in half a minute"
 )
 _STRANGER: Final = "Steward: permission denied: this job is not yours to change"
 """All that is told to a sender who has no rights on a job: slurmctld asks before it looks."""
@@ -100,9 +106,9 @@ class Keeper:
         self.doubts = Doubts(ground.bank.unseen_share)
         self.deciding = Deciding(self.purses, ground, self.doubts)
         self.settled = 0
-        self._looked_us: dict[str, int] = {}
+        self._polled_us: dict[str, int] = {}
         self._extras: dict[str, dict[str, str]] = {}
-        """What is held for changes that the queue has not shown: ids by hold and by payer."""
+        """Holds for changes that no poll has shown: ids by the job's own hold and by payer."""
         self._grants: dict[tuple[str, int], Grant] = {}
         self._allowances: dict[tuple[str, int], Allowance] = {}
         self.load()
@@ -119,8 +125,11 @@ class Keeper:
             self.ground.put_rules(rules)
         for picture in self.store.pictures():
             self.ground.put_picture(picture)
+        self._extras = {}
         for hold in self.store.holds():
             self.purses.add(hold)
+            if hold.parent:
+                self._extras.setdefault(hold.parent, {})[hold.payer] = hold.id
         self._grants.clear()
         self._allowances = {(one.cluster, one.job_id): one for one in self.store.allowances()}
 
@@ -173,7 +182,7 @@ class Keeper:
         quote, before = self.store.covered(hold) if hold is not None else (None, None)
         if hold is None or before is None:
             is_new = hold is None and not is_lenient and self._may_be_new(ask, user)
-            say = _UNSEEN.format(ask.jobs or ask.job.job_id, "submitted") if is_new else ""
+            say = _UNSEEN.format(ask.jobs or ask.job.job_id) if is_new else ""
             return Said(v=VERSION, ok=not is_new, say=say, id=ask.id)
         if not self.ground.may_change(hold.cluster, hold.uid, hold.account, ask.by, user):
             is_enforced = self.is_enforced(hold)
@@ -183,30 +192,24 @@ class Keeper:
         is_lenient = is_lenient or bool(passed)
         if not passed and self._is_torn(ask, hold, quote):
             return Said(v=VERSION, ok=False, say=_TORN.format(ask.jobs), id=ask.id)
-        changes = self.store.changes(hold)
-        shapes = _shapes(before, changes)
-        change = ask.job
-        if hold.amount:  # its begin is not put off, see Deciding.change
-            change = msgspec.structs.replace(change, held=False, released=False, begin_us=0)
-        more = _shapes(before, (*changes, change))
-        if len(more) > _MOST_SHAPES and not is_lenient and self.is_enforced(hold):
-            say = _UNSEEN.format(ask.jobs or ask.job.job_id, "changed several times")
+        known = self.store.changes(hold)
+        changes = _extended(known, ask.job, is_held_for=bool(hold.amount))
+        shapes, more = _shapes(before, known), _shapes(before, changes)
+        is_known = more == shapes
+        is_many = len(more) > MOST_SHAPES or len(changes.asked) > _MOST_CHANGES
+        if is_many and not is_known and not is_lenient and self._is_bound(hold):
+            say = _TOO_MANY.format(ask.jobs or ask.job.job_id)
             return Said(v=VERSION, ok=False, say=say, id=ask.id)
-        covered = quote.amount if quote is not None else 0
         with self.without_extras(hold):
-            decisions = [
-                self.deciding.change(
-                    ask.cluster, hold, one, ask.job, now_us, covered=covered, is_lenient=is_lenient
-                )
-                for one in shapes
-            ]
+            decisions = self.deciding.change(
+                ask.cluster, hold, shapes, ask.job, now_us, is_lenient=is_lenient
+            )
         decision = min(decisions, key=_by_refusal_and_cost)
         if decision.ok:
-            # What is refused, again and again perhaps, makes no look at the queue a stale one.
-            hold.changed_us = now_us
-            if more != shapes and len(more) <= _MOST_SHAPES:
-                changes = (*changes, change)
-            self.store.put_changes(hold, changes)
+            # One that is refused again and again must not keep the polls from settling it.
+            self._mark_changed(hold, now_us)
+            if not is_known and not is_many:
+                self.store.put_changes(hold, changes)
             self._ask_more(hold, decisions, now_us)
         self._note(ask, decision, now_us, passed=passed)
         return Said(v=VERSION, ok=decision.ok, say=decision.say, id=ask.id)
@@ -241,11 +244,11 @@ class Keeper:
         """
         key = (ask.cluster, _job_id(ask))
         hold = self.purses.by_job.get(key)
-        before = self._extras_of(hold)
+        is_first = not self.extras(hold)
         said = self.modify(ask, user, now_us, is_lenient=False)
         if said.ok and hold is not None:
-            # One that took another's place covers the change before it, too.
-            extras = self._extras_of(hold) - before if not before else frozenset()
+            # What is held for an earlier change, too, outlives the grant.
+            extras = frozenset(one.id for one in self.extras(hold)) if is_first else frozenset()
             until_us = now_us + GRANT_US
             self._grants[key] = Grant(
                 ask.jobs, ask.job, until_us, hold.started, restarts=restarts, extras=extras
@@ -284,12 +287,12 @@ class Keeper:
             or hold is None
             or not self.ground.is_slurms(ask.by)
             or grant.until_us <= now_us
+            or not grant.extras <= self.purses.holds.keys()
             or (grant.jobs, grant.job, grant.is_started) != (ask.jobs, ask.job, hold.started)
         ):
             return False
         del self._grants[key]
-        hold.changed_us = now_us
-        self.store.put_changes(hold, self.store.changes(hold))
+        self._mark_changed(hold, now_us)
         return True
 
     def allow(self, allowance: Allowance) -> None:
@@ -328,10 +331,10 @@ class Keeper:
         is_exempt = self.ground.is_exempt(hold.cluster, hold.uid, hold.user)
         return "gate" in modes and not is_exempt
 
-    def _extras_of(self, hold: Open | None) -> frozenset[str]:
-        """Ids of what is held for changes of a job that the queue has not shown."""
-        extras = self._extras.get(hold.id, {}).values() if hold is not None else ()
-        return frozenset(name for name in extras if name in self.purses.holds)
+    def extras(self, hold: Open | None) -> list[Open]:
+        """What is held for changes of a job that no poll has shown."""
+        names = self._extras.get(hold.id, {}).values() if hold is not None else ()
+        return [self.purses.holds[name] for name in sorted(names) if name in self.purses.holds]
 
     @contextmanager
     def without_extras(self, hold: Open | None) -> Iterator[list[Open]]:
@@ -339,7 +342,7 @@ class Keeper:
 
         Slurm asks once for each record of an array, and users change their minds.
         """
-        extras = [self.purses.holds[name] for name in sorted(self._extras_of(hold))]
+        extras = self.extras(hold)
         for extra in extras:
             self.purses.drop(extra)
         try:
@@ -349,12 +352,11 @@ class Keeper:
                 self.purses.add(extra)
 
     def _ask_more(self, hold: Open, decisions: Iterable[Decision], now_us: int) -> None:
-        """Hold what a change costs beside what is held until the queue shows the change.
+        """Hold what a change costs beside what is held until a poll shows the change.
 
         Slurm may yet refuse the update, and asks before it looks whose job it is: the job's
         own hold stays as it is until then, and what the update adds is voided like any hold
-        whose job is never shown. Of what a job may be by now the dearest is held for; where
-        it may have been moved to another account, of each payer's.
+        whose job is never shown. The dearest decision of each payer is held for.
         """
         dearest: dict[str, Decision] = {}
         for decision in decisions:
@@ -367,11 +369,14 @@ class Keeper:
         for payer, decision in dearest.items():
             extra = self.purses.holds.get(extras.get(payer, ""))
             if extra is not None and extra.amount >= _placing(decision).amount:
-                # What was asked for before may be what Slurm made of the job.
+                # Slurm may have refused this change, and not the one before it.
+                extra.created_us = now_us
+                self.store.update(extra)
                 continue
             if extra is not None:
                 self.give_back(extra, now_us, why="changed again")
             extra = self._new(hold.cluster, decision, now_us)
+            extra.parent = hold.id
             extra.expires_us = now_us + UNCONFIRMED_US
             self._place(extra, decision, now_us, why="changed by its user")
             extras[payer] = extra.id
@@ -387,11 +392,15 @@ class Keeper:
             if (
                 hold.cluster == ask.cluster
                 and self.ground.may_change(hold.cluster, hold.uid, hold.account, ask.by, user)
-                and self.is_enforced(hold)
-                and not self.ground.is_exempt(hold.cluster, hold.uid, hold.user)
+                and self._is_bound(hold)
             ):
                 return True
         return False
+
+    def _is_bound(self, hold: Open) -> bool:
+        """Whether the bank may refuse a hold's job, and its user is not exempt."""
+        is_exempt = self.ground.is_exempt(hold.cluster, hold.uid, hold.user)
+        return self.is_enforced(hold) and not is_exempt
 
     def is_enforced(self, hold: Open) -> bool:
         """Whether a hold's job is one that the bank may refuse."""
@@ -399,34 +408,73 @@ class Keeper:
         partition = quote.partition if quote else ""
         return self.ground.mode(hold.cluster, partition, hold.account) == "gate"
 
-    def looked(self, cluster: str, began_us: int) -> None:
-        """All that was in the queue at a time was told."""
-        self._looked_us[cluster] = max(began_us, self._looked_us.get(cluster, 0))
+    def lessen_extras(self, extras: Iterable[Open], placing: Placing, now_us: int) -> None:
+        """Take off the holds for changes what the job's own hold is to get now."""
+        for extra in extras:
+            if extra.payer != placing.payer:
+                continue
+            left = extra.remaining - placing.amount
+            if left > 0:
+                extra.amount = left
+                self.shrink(extra, left)
+            else:
+                self.give_back(extra, now_us, why="the queue shows the change")
+
+    def _mark_changed(self, hold: Open, now_us: int) -> None:
+        """Note that the gate passed a change of a job."""
+        hold.changed_us = now_us
+        self.purses.changed[hold.id] = hold
+        self.store.update(hold)
+
+    def note_poll(self, cluster: str, began_us: int) -> None:
+        """Note that all of a poll's jobs were confirmed and covered."""
+        self._polled_us[cluster] = max(began_us, self._polled_us.get(cluster, 0))
 
     def is_settled(self, hold: Open) -> bool:
-        """Whether the queue shows what a job's last change made of it."""
-        looked_us = self._looked_us.get(hold.cluster, 0) - LOOK_MARGIN_US
-        return not hold.changed_us or hold.changed_us < looked_us
+        """Whether a poll began after a job's last change."""
+        polled_us = self._polled_us.get(hold.cluster, 0) - LOOK_MARGIN_US
+        return not hold.changed_us or hold.changed_us < polled_us
 
-    def describe(self, hold: Open, placing: Placing) -> None:
-        """Take the queue's word for what a job asks for, once it shows the last change.
+    def describe(
+        self, hold: Open, job: Description, quote: Quote | None, tasks: tuple[Description, ...]
+    ) -> bool:
+        """Replace what is known of a job by what the queue shows, once it shows the last change.
 
-        What is held stays. An array's hold is of all of its tasks, and the queue shows those
-        that are left.
+        The amount stays. An array's hold is of all of its tasks, and the queue shows those that
+        are left.
+
+        Args:
+            hold: The job's hold.
+            job: What it asks for.
+            quote: What that may cost; None where nobody can tell.
+            tasks: What an array's tasks ask for that differ from it.
+
+        Returns:
+            Whether it was replaced.
         """
         if not self.is_settled(hold):
-            return
-        quote, before = self.store.covered(hold)
-        job = placing.job
+            return False
+        covered, before = self.store.covered(hold)
         if hold.amount and before is not None and before.array:
             job = msgspec.structs.replace(job, array=before.array)
-        elif quote is None or not hold.amount or placing.quote.amount >= quote.amount:
-            quote = placing.quote
+        elif quote is not None and (
+            covered is None or not hold.amount or quote.amount >= covered.amount
+        ):
+            covered = quote
+        changes = Changes(
+            tasks=tuple(
+                msgspec.structs.replace(one, array=job.array, job_id=job.job_id) for one in tasks
+            )
+        )
+        if self.store.changes(hold) != changes:
+            self.store.put_changes(hold, changes)
         if hold.changed_us:
             hold.changed_us = 0
-            self.store.put_changes(hold, ())
-        if quote is not None and job != before:
-            self.store.describe(hold, quote, job)
+            self.purses.changed.pop(hold.id, None)
+            self.store.update(hold)
+        if covered is not None and job != before:
+            self.store.describe(hold, covered, job)
+        return True
 
     def _comment(self, job: Description, hold: Open) -> str:
         made = token.make(
@@ -613,22 +661,45 @@ def _job_id(ask: Submit) -> int:
     return ask.job.job_id + int(offset) if is_component else ask.job.job_id
 
 
-def _shapes(before: Description, changes: Iterable[Description]) -> set[Description]:
+def _extended(changes: Changes, change: Description, *, is_held_for: bool) -> Changes:
+    """Changes and one more."""
+    asked = changes.asked
+    if is_held_for:  # its begin is not put off, see Deciding.change
+        change = msgspec.structs.replace(change, held=False, released=False, begin_us=0)
+    if asked and _is_limit(asked[-1]) and _is_limit(change):
+        longest_min = max(asked[-1].time_limit_min or 0, change.time_limit_min or 0)
+        asked, change = asked[:-1], _with_limit(change, longest_min)
+    return msgspec.structs.replace(changes, asked=(*asked, change))
+
+
+def _shapes(before: Description, changes: Changes) -> set[Description]:
     """All that a job may be after changes of which Slurm may have refused any.
 
     Of those that differ in their time limit alone it is the longest, which costs most.
     """
-    shapes = {before}
-    for change in changes:
+    shapes = {before, *changes.tasks}
+    for change in changes.asked:
         longest: dict[Description, Description] = {}
         for shape in shapes | {merged(shape, change) for shape in shapes}:
             limit_min = shape.time_limit_min or 0
             # What no limit, or 0, stands for is the partition's to say.
-            group = msgspec.structs.replace(shape, time_limit_min=1) if limit_min > 0 else shape
+            group = _with_limit(shape, 1) if limit_min > 0 else shape
             if limit_min >= (longest.get(group, shape).time_limit_min or 0):
                 longest[group] = shape
         shapes = set(longest.values())
+        if len(shapes) > MOST_SHAPES:
+            break
     return shapes
+
+
+def _is_limit(change: Description) -> bool:
+    """Whether a change is of the time limit alone."""
+    only = Description(uid=change.uid, job_id=change.job_id, time_limit_min=change.time_limit_min)
+    return change == only and (change.time_limit_min or 0) > 0
+
+
+def _with_limit(job: Description, limit_min: int) -> Description:
+    return msgspec.structs.replace(job, time_limit_min=limit_min)
 
 
 def _by_refusal_and_cost(decision: Decision) -> tuple[bool, int]:

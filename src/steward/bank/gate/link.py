@@ -156,8 +156,20 @@ class GateLink:
         job_id: int = 0,
         after: str = "",
         limit: int = 1000,
+        *,
+        changed: bool = False,
     ) -> list[Hold]:
-        """Open holds behind one, in the order in which they were placed."""
+        """Open holds behind one, in the order in which they were placed.
+
+        Args:
+            account: "" for any.
+            cluster: "" for any.
+            user: "" for any.
+            job_id: 0 for any.
+            after: Id of the hold behind which to begin.
+            limit: At most so many.
+            changed: Only those of jobs with a change that no poll has shown.
+        """
         found: list[Hold] = []
         page: list[Hold] | None = None
         while len(found) < limit and (page is None or len(page) == _PAGE):
@@ -166,6 +178,7 @@ class GateLink:
                 cluster=cluster,
                 user=user,
                 job_id=job_id,
+                changed=changed,
                 after=found[-1].id if found else after,
                 limit=min(_PAGE, limit - len(found)),
             )

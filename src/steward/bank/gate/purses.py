@@ -28,8 +28,9 @@ class Open(msgspec.Struct, kw_only=True, gc=False):
         shares: Pairs of an allocation's number and micro-SU; together ``remaining``, or
             nothing where no allocation can pay any more.
         siblings: Further clusters of a federation that have asked with its token.
-        changed_us: When a change of its job was let through last that the queue has not shown,
-            µs since the epoch; 0 for none.
+        parent: Of what is held for a change of a job: id of the job's own hold.
+        changed_us: When the gate last passed a change of its job that no poll has shown; 0 for
+            none.
 
     The others are as in ``records.Hold``.
     """
@@ -51,6 +52,7 @@ class Open(msgspec.Struct, kw_only=True, gc=False):
     created_us: int = 0
     expires_us: int = 0
     siblings: tuple[str, ...] = ()
+    parent: str = ""
     changed_us: int = 0
 
     @property
@@ -74,6 +76,8 @@ class Purses:
         self.holds: dict[str, Open] = {}
         self.by_job: dict[tuple[str, int], Open] = {}
         self.unconfirmed: dict[str, Open] = {}
+        self.changed: dict[str, Open] = {}
+        """Holds of jobs with a change that no poll has shown."""
         self.stranded: dict[str, Open] = {}
         self.on_allocation: dict[int, dict[str, Open]] = {}
         self._users: dict[str, dict[str, tuple[int | None, int]]] = {}
@@ -293,6 +297,8 @@ class Purses:
             self.by_job[hold.cluster, hold.job_id] = hold
         if not hold.confirmed:
             self.unconfirmed[hold.id] = hold
+        if hold.changed_us:
+            self.changed[hold.id] = hold
         self._count(hold, 1)
 
     def drop(self, hold: Open) -> None:
@@ -300,6 +306,7 @@ class Purses:
         self._count(hold, -1)
         del self.holds[hold.id]
         self.unconfirmed.pop(hold.id, None)
+        self.changed.pop(hold.id, None)
         if self.by_job.get((hold.cluster, hold.job_id)) is hold:
             del self.by_job[hold.cluster, hold.job_id]
 

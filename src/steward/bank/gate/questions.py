@@ -59,7 +59,9 @@ class Questions:
     def _chosen(self, wanted: Wanted) -> Iterator[Open]:
         purses = self._keeper.purses
         holds: Iterator[Open] = iter(purses.holds.values())
-        if wanted.cluster and wanted.job_id:
+        if wanted.changed:
+            holds = iter(purses.changed.values())
+        elif wanted.cluster and wanted.job_id:
             found = purses.by_job.get((wanted.cluster, wanted.job_id))
             holds = iter([found] if found else [])
         if wanted.after:

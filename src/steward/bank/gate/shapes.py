@@ -150,6 +150,19 @@ class Seen(Noun, frozen=True):
     restarts: int = 0
 
 
+class Changes(Noun, frozen=True):
+    """What a job may be beside what its hold covers.
+
+    Attributes:
+        tasks: Descriptions of an array's tasks that differ from the one that the hold covers.
+        asked: Changes that the gate passed and that no poll has shown, in their order. Slurm may
+            have refused any of them.
+    """
+
+    tasks: tuple[Description, ...] = ()
+    asked: tuple[Description, ...] = ()
+
+
 class Claim(Noun, frozen=True):
     """A job in the queue that wants a hold.
 
@@ -157,6 +170,7 @@ class Claim(Noun, frozen=True):
         cluster: The cluster's name.
         job_id: The raw id; an array's for all of its tasks.
         description: What it asks for; of an array the tasks that are not settled yet.
+        tasks: What an array's tasks ask for that differ from it.
         first_submit_us: When it was submitted first: by that it is priced. 0 for now.
         started: Whether it has started.
         mode_credit: Whether it is held whatever the account has.
@@ -169,6 +183,7 @@ class Claim(Noun, frozen=True):
     cluster: str
     job_id: int
     description: Description
+    tasks: tuple[Description, ...] = ()
     first_submit_us: int = 0
     started: bool = False
     mode_credit: bool = False
@@ -362,12 +377,17 @@ class Asked(Noun, frozen=True):
 
 
 class Wanted(Noun, frozen=True):
-    """Which holds are to be listed; "" and 0 for any."""
+    """Which holds are to be listed; "" and 0 for any.
+
+    Attributes:
+        changed: Only those of jobs with a change that no poll has shown.
+    """
 
     account: str = ""
     cluster: str = ""
     user: str = ""
     job_id: int = 0
+    changed: bool = False
     after: str = ""
     limit: int = 1000
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from steward.bank.gate.purses import Open
-from steward.bank.gate.shapes import Allowance, GateFact
+from steward.bank.gate.shapes import Allowance, Changes, GateFact
 from steward.bank.records import AccountBooks, Books, Description, Hold, Quote, Rules
 from steward.core.sqlite import Connection, open_database, transaction
 from steward.slurm.picture import Picture
@@ -35,28 +35,36 @@ _MIGRATIONS: Final = (
         account TEXT NOT NULL, payer TEXT NOT NULL, uid INTEGER NOT NULL, user TEXT NOT NULL,
         amount INTEGER NOT NULL, remaining INTEGER NOT NULL, shares TEXT NOT NULL,
         confirmed INTEGER NOT NULL, started INTEGER NOT NULL,
-        created_us INTEGER NOT NULL, expires_us INTEGER NOT NULL, changed_us INTEGER NOT NULL,
-        quote TEXT NOT NULL, description TEXT NOT NULL, changes TEXT NOT NULL);
+        created_us INTEGER NOT NULL, expires_us INTEGER NOT NULL,
+        quote TEXT NOT NULL, description TEXT NOT NULL);
     CREATE TABLE account (name TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
     CREATE TABLE note (name TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
     CREATE TABLE fact (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
     """,
+    """
+    ALTER TABLE hold ADD COLUMN parent TEXT NOT NULL DEFAULT '';
+    ALTER TABLE hold ADD COLUMN changed_us INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE hold ADD COLUMN changes TEXT NOT NULL DEFAULT '{}';
+    """,
 )
 _COLUMNS: Final = (
     "number, id, origin, cluster, job_id, account, payer, uid, user, amount, remaining, shares,"
-    " confirmed, started, created_us, expires_us, changed_us"
+    " confirmed, started, created_us, expires_us, parent, changed_us"
 )
-_INSERT: Final = "INSERT INTO hold VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_INSERT: Final = (
+    f"INSERT INTO hold ({_COLUMNS}, quote, description)"  # noqa: S608 - names of ours
+    f" VALUES (?{',?' * (_COLUMNS.count(',') + 2)})"
+)
 _ALL: Final = f"SELECT {_COLUMNS} FROM hold ORDER BY number"  # noqa: S608 - names of ours
 _UPDATE: Final = (
-    "UPDATE hold SET job_id=?, account=?, payer=?, remaining=?, shares=?, confirmed=?,"
-    " started=?, expires_us=? WHERE number=?"
+    "UPDATE hold SET job_id=?, account=?, payer=?, amount=?, remaining=?, shares=?, confirmed=?,"
+    " started=?, created_us=?, expires_us=?, changed_us=? WHERE number=?"
 )
 
 _encode = msgspec.json.Encoder().encode
 _quote = msgspec.json.Decoder(Quote).decode
 _description = msgspec.json.Decoder(Description).decode
-_changes = msgspec.json.Decoder(tuple[Description, ...]).decode
+_changes = msgspec.json.Decoder(Changes).decode
 _shares = msgspec.json.Decoder(tuple[tuple[int, int], ...]).decode
 _fact = msgspec.json.Decoder(GateFact).decode
 
@@ -144,10 +152,10 @@ class Store:
                 hold.started,
                 hold.created_us,
                 hold.expires_us,
+                hold.parent,
                 hold.changed_us,
                 _encode(quote).decode() if quote else "",
                 _encode(description).decode() if description else "",
-                "[]",
             ),
         )
 
@@ -159,11 +167,14 @@ class Store:
                 hold.job_id,
                 hold.account,
                 hold.payer,
+                hold.amount,
                 hold.remaining,
                 _encode(hold.shares).decode(),
                 hold.confirmed,
                 hold.started,
+                hold.created_us,
                 hold.expires_us,
+                hold.changed_us,
                 hold.number,
             ),
         )
@@ -175,16 +186,15 @@ class Store:
             (hold.amount, _encode(quote).decode(), _encode(description).decode(), hold.number),
         )
 
-    def changes(self, hold: Open) -> tuple[Description, ...]:
-        """The changes of a job that were let through and that the queue has not shown."""
+    def changes(self, hold: Open) -> Changes:
+        """What a job may be beside what its hold covers."""
         row = self._db.execute("SELECT changes FROM hold WHERE number=?", (hold.number,)).fetchone()
         return _changes(row[0])
 
-    def put_changes(self, hold: Open, changes: tuple[Description, ...]) -> None:
-        """Write them down, and when the last of them was let through."""
+    def put_changes(self, hold: Open, changes: Changes) -> None:
+        """Store what a job may be beside what its hold covers."""
         self._db.execute(
-            "UPDATE hold SET changed_us=?, changes=? WHERE number=?",
-            (hold.changed_us, _encode(changes).decode(), hold.number),
+            "UPDATE hold SET changes=? WHERE number=?", (_encode(changes).decode(), hold.number)
         )
 
     def delete(self, hold: Open) -> None:
@@ -222,7 +232,6 @@ class Store:
             started=hold.started,
             created_us=hold.created_us,
             expires_us=hold.expires_us,
-            changed_us=hold.changed_us,
             quote=self.covered(hold)[0],
         )
 

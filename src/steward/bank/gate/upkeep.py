@@ -18,7 +18,7 @@ from steward.bank.gate.moving import Moving
 from steward.bank.gate.purses import Open
 from steward.bank.gate.shapes import Claim, Covered, Seen
 from steward.bank.money import show
-from steward.bank.records import Books, Hold, Settlement
+from steward.bank.records import Books, Description, Hold, Quote, Settlement
 
 log = logging.getLogger(__name__)
 
@@ -126,26 +126,38 @@ class Upkeep:
 
     def looked(self, cluster: str, began_us: int, now_us: int) -> int:
         """The queue was seen whole: what was held before and is not in it, is void."""
-        self._keeper.looked(cluster, began_us)
+        self._keeper.note_poll(cluster, began_us)
         void = [
             hold
             for hold in self._keeper.purses.unconfirmed.values()
             if hold.cluster == cluster
             and hold.origin == "submit"
             and hold.created_us < began_us - LOOK_MARGIN_US
+            and hold.parent not in self._keeper.purses.changed
         ]
+        self._keeper.doubts.forget(now_us)
+        self._void(void, now_us, why="Slurm has no such job")
+        return len(void)
+
+    def _void(self, void: Sequence[Open], now_us: int, *, why: str) -> None:
+        """Give back what was held for nothing, and count it against its user."""
         vain: dict[tuple[str, int], float] = {}
         for hold in void:
             key = hold.payer, hold.uid
             held_s = min(LOOK_S, (now_us - hold.created_us) / 1e6)
             vain[key] = vain.get(key, 0.0) + hold.remaining * held_s
-            self._keeper.give_back(hold, now_us, why="Slurm has no such job")
+            self._keeper.give_back(hold, now_us, why=why)
         doubts = self._keeper.doubts
-        doubts.forget(now_us)
         for (payer, uid), amount_s in vain.items():
             free = max(1, self._keeper.purses.available(payer, now_us))
             doubts.add(payer, uid, min(LOOK_S, amount_s / free), now_us)
-        return len(void)
+
+    def _describe(
+        self, hold: Open, claim: Claim, job: Description, quote: Quote | None, now_us: int
+    ) -> None:
+        """Take what the queue shows of a job, and void what its changes did not come to."""
+        if self._keeper.describe(hold, job, quote, claim.tasks):
+            self._void(self._keeper.extras(hold), now_us, why="the queue does not show the change")
 
     def cover(self, claim: Claim, user: str, now_us: int) -> Covered:
         """Hold for a job that is in the queue, as much as it needs.
@@ -178,14 +190,18 @@ class Upkeep:
         # What runs is charged to its account, whoever may not use that.
         is_owed = claim.started and claim.mode_credit and case.account in keeper.purses.accounts
         if case.mode == "off" or (stranger is not None and not is_owed):
+            if hold is not None:
+                self._describe(hold, claim, case.job, None, now_us)
             return self._covered(hold, is_paid=case.free_pass or not stranger, why=stranger or "")
+        if hold is not None and case.account != hold.account and not keeper.is_settled(hold):
+            # It may have been moved back since: both accounts hold for it.
+            return self._covered(hold, is_paid=True, why="")
         with keeper.without_extras(hold) as extras:
             decision = keeper.deciding.cover(case)
         placing = decision.placing
-        if placing is not None and placing.amount:
-            for extra in extras:
-                keeper.give_back(extra, now_us, why="the queue shows the change")
         if placing is None:
+            if hold is not None:
+                self._describe(hold, claim, case.job, None, now_us)
             if hold is None and not decision.ok and not claim.started:
                 hold = self._describe_unpaid(claim, case, now_us)
             return self._covered(hold, is_paid=decision.ok, why=decision.short)
@@ -200,10 +216,11 @@ class Upkeep:
             )
         else:
             if placing.amount:
+                keeper.lessen_extras(extras, placing, now_us)
                 keeper.enlarge_decided(hold, decision, now_us)
             elif claim.is_exact:
                 self._shrink(hold, placing, is_started=claim.started)
-            keeper.describe(hold, placing)
+            self._describe(hold, claim, placing.job, placing.quote, now_us)
         if claim.started and not hold.started:
             self._start(hold, now_us)
             keeper.store.update(hold)
