@@ -2,7 +2,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -397,9 +397,12 @@ def test_a_requeued_jobs_next_run_is_covered_and_charged_by_itself(bank: Bank) -
     assert (bank.held(), balance(bank)) == (0, 99 * HOUR - HOUR // 2)
 
 
-def test_a_look_that_shows_no_such_job_voids_its_hold(bank: Bank) -> None:
-    began: datetime = bank.now + timedelta(days=1)
-    looked = Event(
+def test_a_poll_voids_what_it_does_not_show_once_jobs_db_has_what_it_shows(bank: Bank) -> None:
+    bank.submit(Description(uid=1000, account="physics", time_limit_min=60, min_cpus=1))
+    (unseen,) = bank.holds()
+    began = datetime.now(UTC) + timedelta(minutes=1)
+    shown = msgspec.structs.replace(life(9)[0], id=len(bank.journal) + 1)
+    polled = Event(
         kind=QUEUE_LOOKED,
         cluster="c1",
         key="queue.looked:1",
@@ -407,10 +410,13 @@ def test_a_look_that_shows_no_such_job_voids_its_hold(bank: Bank) -> None:
         seen_at=began,
         source="snapshot",
         body=QueueLooked(began=began),
-        id=1,
+        id=shown.id + 1,
     )
-    bank.take([looked])
-    assert bank.charger.cursor() == 1
+    bank.take([shown, polled])
+    assert unseen in bank.holds()
+    feed(bank, [shown])
+    bank.turn()
+    assert [hold.job_id for hold in bank.holds()] == [9]
 
 
 def test_a_job_that_is_over_for_nobody_to_tell_loses_its_hold_to_the_sweep(bank: Bank) -> None:

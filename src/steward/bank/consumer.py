@@ -155,7 +155,8 @@ class BankConsumer:
         )
         for event in events:
             if event.kind == QUEUE_LOOKED:
-                self._looks[event.cluster] = _Look(event.body.began, self._last_event)
+                # The first that waits stays: where jobs.db is slow none would ever be told.
+                self._looks.setdefault(event.cluster, _Look(event.body.began, self._last_event))
             elif event.kind != CONTROLLER_STATE:
                 self._last_event = event.id
         with self._ledger.transaction() as t:
