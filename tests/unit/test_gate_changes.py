@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.gate import CLUSTER, GateCore, account, job, now_us, rules
+from harness.gate import CLUSTER, RATE, GateCore, account, job, now_us, picture, rules
 from steward.bank.estimate import merged
 from steward.bank.gate import token
 from steward.bank.gate.keeper import LOOK_MARGIN_US
@@ -254,6 +254,38 @@ def test_changes_are_forgotten_where_nothing_is_enforced_any_more(tmp_path: Path
     site.ground.put_rules(rules("off"))
     looked_at(site, job(9, partition="licensed"))
     assert not site.keeper.purses.changed
+
+
+def test_a_poll_leaves_what_was_asked_for_each_cpu(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 30))
+    rate = msgspec.structs.replace(RATE, partition="main", weights={"mem": 60 * MICRO})
+    site.ground.put_rules(msgspec.structs.replace(rules(), rates=(rate,)))
+    shape = msgspec.structs.replace(picture().shapes[0], memory_mib=1 << 20)
+    site.ground.put_picture(
+        msgspec.structs.replace(picture(), selects="cr_core_memory", shapes=(shape,))
+    )
+    submitted(site, job(9, mem_per_cpu_mib=1024))
+    assert site.free() == 20
+    shown = job(9, pn_min_memory_mib=1024, num_tasks=1, cpus_per_task=None)
+    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=8)).ok
+    looked_at(site, msgspec.structs.replace(shown, time_limit_min=8))
+    assert not changed(site, Description(uid=-1, job_id=5, num_tasks=8, min_cpus=8)).ok
+    assert changed(site, Description(uid=-1, job_id=5, num_tasks=3, min_cpus=3)).ok
+    # What somebody else made of it is shown by the queue alone.
+    looked_at(site, job(9, pn_min_memory_mib=2048))
+    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=14)).ok
+    assert site.free() == 0
+
+
+def test_a_throttle_is_of_the_whole_array(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 35), arrays="running")
+    submitted(site, job(9, array="1-10%1"))
+    assert site.free() == 25
+    throttle = Description(uid=-1, job_id=5, array="10")
+    assert not changed(site, throttle).ok
+    assert not changed(site, msgspec.structs.replace(throttle, array="0")).ok, "all at once"
+    assert changed(site, msgspec.structs.replace(throttle, array="3")).ok
+    assert site.free() == 5
 
 
 _CHANGES = st.sampled_from(

@@ -1,6 +1,8 @@
 from datetime import timedelta
+from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,8 +92,40 @@ def test_a_changed_fact_is_seen_again_and_a_changed_guess_is_not() -> None:
     assert (second.kind, second.key != first.key) == (JOB_SEEN, True)
     named = changed(JOB, time_limit_s=60, user="ada")
     assert kinds(observed.take([named], LATER)) == [JOB_SEEN], "the uid resolves now"
-    guess = changed(named, reason="Priority", dependency="", nodes=3)
+    guess = changed(named, reason="Priority", dependency="")
     assert observed.take([guess], LATER) == []
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"tres_requested": "cpu=8,mem=100M,node=1,billing=8"},
+        {"licenses": "abq:4"},
+        {"tres_per_node": "gres/disk:4"},
+        {"tres_per_task": "gres/disk:4"},
+        {"cpus": 8},
+        {"nodes": 3},
+    ],
+)
+def test_what_a_job_that_waits_asks_for_is_news_each_time_that_it_changes(
+    request_: dict[str, Any],
+) -> None:
+    observed = Observed("c1")
+    before = changed(JOB, cpus=1, nodes=1, tres_requested="cpu=1,mem=100M,node=1,billing=1")
+    after = changed(before, **request_)
+    keys = []
+    for number, record in enumerate([before, after, before, after]):
+        (event,) = observed.take([record], NOON + timedelta(seconds=10 * number))
+        assert (event.kind, event.body.record) == (JOB_SEEN, record)
+        keys.append(event.key)
+        dearer = changed(record, tres_requested=record.tres_requested.replace("g=", "g=1"))
+        assert observed.take([dearer], LATER) == [], "weights change for all jobs at once"
+    assert len(set(keys)) == 4
+    restarted = Observed("c1")
+    restarted.remember([before])
+    assert kinds(restarted.take([after], LATER)) == [JOB_SEEN]
+    running = changed(RUNNING, **request_, tres_allocated="cpu=9,node=1")
+    assert kinds(restarted.take([running], LATER)) == [JOB_STATE], "that is what it was given"
 
 
 def test_the_tasks_that_an_array_has_left_are_no_news() -> None:

@@ -9,14 +9,15 @@ import hashlib
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Final
 
 import msgspec
 
 from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
 from steward.core.records import JobRecord
-from steward.slurm import FINISHED, covers
-from steward.slurm.states import FORGOTTEN, LOST, RESIZING
+from steward.slurm import FINISHED, covers, tres
+from steward.slurm.states import FORGOTTEN, LOST, RESIZING, WAITING
 
 SOURCE: Final = "snapshot"
 
@@ -43,30 +44,55 @@ _STATIC: Final = (
     "comment",
     "admin_comment",
 )
+# What a job that waits asks for, too: once it runs, this is what the scheduler gave it.
+_REQUESTED: Final = (
+    *("cpus", "nodes", "licenses"),
+    *("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"),
+)
 _HELD: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})
 _MOST_WANTED: Final = 20_000
+_MOST_TOLD: Final = 32
 
 
 class _Run:
     """What is remembered of the latest run of a job id."""
 
     __slots__ = (
-        *("allocation", "digest", "is_whole", "last", "name", "over", "state", "states"),
-        *("is_told", "suspended_at", "wants"),
+        *("allocation", "digest", "is_whole", "last", "name", "over", "request", "state"),
+        *("is_remembered", "is_told", "states", "suspended_at", "told", "wants"),
     )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.digest = ""
+        self.request = ""
         self.state = ""
         self.states: tuple[str, ...] = ()
         self.allocation = ""
         self.is_whole = False
         self.over = False
         self.last = b""
+        self.is_remembered = False
         self.is_told = False
+        self.told: tuple[str, ...] = ()
         self.suspended_at: datetime | None = None
         self.wants = False
+
+    def news_key(self, key: str, request: str, taken_at: datetime) -> str:
+        """The key of what a run has become: one of its own where it was so before.
+
+        Args:
+            key: The key of one that was first seen so.
+            request: Digest of what it asks for now.
+            taken_at: When that was seen, UTC.
+        """
+        former = key.rpartition(":")[0] + f":{self.digest}"
+        if self.request not in ("", request):
+            key += f":{request}"
+        if self.is_remembered or key in self.told or len(self.told) > _MOST_TOLD:
+            return f"{key}:{int(taken_at.timestamp())}"
+        self.told += (former, key)
+        return key
 
 
 class Observed:
@@ -97,11 +123,11 @@ class Observed:
             if record.state in FINISHED or record.submit is None:
                 continue
             run = self._runs[record.job_id] = _Run(run_name(record))
-            run.digest, run.state = _digest(record), record.state
+            run.digest, run.request, run.state = _digest(record), _request(record), record.state
             begun = ("RUNNING",) if record.start else ()
             run.states = tuple({record.state, *begun})
             run.allocation = _allocation(record)
-            run.is_whole = True
+            run.is_whole = run.is_remembered = True
             run.suspended_at = record.suspended_at
             run.last = msgspec.msgpack.encode(record)
 
@@ -255,17 +281,20 @@ class Observed:
         name, digest = run_name(record), _digest(record)
         run = self._runs.get(record.job_id)
         is_new = run is None or run.name != name
-        if run is not None and self._is_of_another(run, record):
-            events += self.lose(record.job_id, taken_at)
-        elif run is not None and self._is_forgotten(run, record):
-            events.append(self._forgotten(record.job_id, taken_at))
+        if run is not None:
+            events += self._replaced(run, record, taken_at)
         if run is None or run.name != name:
             run = self._runs[record.job_id] = _Run(name)
             if not whole and record.array_job_id in (0, record.job_id):
                 self._wanted.append(record.job_id)
-        is_seen = digest != run.digest or (whole and not run.is_whole)
+        request = _request(record) or run.request
+        is_other = run.digest != "" and (digest != run.digest or run.request not in ("", request))
+        is_seen = is_other or not run.digest or (whole and not run.is_whole)
         if is_seen:
-            key = f"{JOB_SEEN}:{name}:{digest}" + (":whole" if whole else "")
+            key = f"{JOB_SEEN}:{name}:{digest}"
+            if is_other:
+                key = run.news_key(key, request, taken_at)
+            key += ":whole" if whole else ""
             events.append(self._event(JOB_SEEN, key, record, taken_at, whole=whole))
         is_news = record.state != run.state
         if record.state in FINISHED:
@@ -283,6 +312,7 @@ class Observed:
                 events.append(self._event(JOB_STATE, key, record, taken_at, whole=whole))
         self._note(run, record, is_news=is_news, whole=whole)
         run.digest = digest
+        run.request = request
         run.is_whole |= whole
         run.state = record.state
         if record.state not in run.states:
@@ -290,6 +320,14 @@ class Observed:
         run.allocation = _allocation(record)
         run.over = record.state in FINISHED
         run.last = b"" if run.over else msgspec.msgpack.encode(record)
+
+    def _replaced(self, run: _Run, record: JobRecord, taken_at: datetime) -> list[Event]:
+        """The end of a run whose id Slurm now shows for another job, or for an earlier run."""
+        if self._is_of_another(run, record):
+            return self.lose(record.job_id, taken_at)
+        if self._is_forgotten(run, record):
+            return [self._forgotten(record.job_id, taken_at)]
+        return []
 
     def _is_ahead(self, record: JobRecord) -> bool:
         """Whether a record is of a run that is being requeued, and not of the next one yet.
@@ -413,3 +451,18 @@ def _digest(record: JobRecord) -> str:
         # Somebody keeps it from starting; whoever lets it go makes it cost something.
         facts.append("held")
     return hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=8).hexdigest()
+
+
+def _request(record: JobRecord) -> str:
+    """Digest of what a job that waits asks for; "" of any other."""
+    if record.state not in WAITING:
+        return ""
+    facts = [getattr(record, field) for field in _REQUESTED]
+    facts.append(_requested(record.tres_requested))
+    return hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=8).hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def _requested(text: str) -> tuple[tuple[str, int], ...]:
+    """TRES without the billing weight, which an administrator changes for all jobs at once."""
+    return tuple(sorted(pair for pair in tres.parse(text).items() if pair[0] != "billing"))

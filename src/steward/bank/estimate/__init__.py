@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from steward.bank.estimate.describing import description_of, merged
+from steward.bank.estimate.describing import description_of, is_like, merged
 from steward.bank.estimate.estimator import GRACE_S, Estimator
 from steward.bank.estimate.options import parse_jobs, parse_options, script_among
 from steward.bank.estimate.tasks import tasks_of
@@ -16,6 +16,7 @@ __all__ = [
     "Estimator",
     "description_of",
     "estimate",
+    "is_like",
     "merged",
     "parse_jobs",
     "parse_options",

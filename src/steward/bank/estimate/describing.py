@@ -1,5 +1,6 @@
 """Descriptions of jobs that nobody described to us: of those in the queue, and of changed ones."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -87,6 +88,10 @@ def merged(base: Description, change: Description) -> Description:
     if change.released or not changes:
         # Slurm asks of nothing but a release without saying what becomes different.
         changes |= {"held": False, "begin_us": change.begin_us}
+    if "array" in changes:
+        # An update says how many of its tasks may run at once, 0 for all of them.
+        tasks, limit = base.array.partition("%")[0], changes["array"]
+        changes["array"] = tasks if limit == "0" or not tasks else f"{tasks}%{limit}"
     if "num_tasks" in changes and "min_cpus" not in changes and base.cpus_per_task:
         changes["min_cpus"] = changes["num_tasks"] * base.cpus_per_task
     if "mem_per_cpu_mib" in changes:
@@ -97,6 +102,51 @@ def merged(base: Description, change: Description) -> Description:
         most = base.max_nodes or 0
         changes["max_nodes"] = max(most, changes["min_nodes"]) if most else None
     return msgspec.structs.replace(base, **changes)
+
+
+def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> bool:
+    """Whether a job that asks for this may be the one that the queue shows.
+
+    Slurm shows what a job comes to: not what it asks for each CPU, node, task or GPU.
+
+    Args:
+        asked: What a job asks for, as its user wrote it.
+        shown: What the queue shows, see :func:`description_of`.
+        most: What the job may be given at the most, by TRES; empty where nobody can tell.
+    """
+    if asked.account.lower() not in ("", shown.account.lower()):
+        return False
+    for names, names_shown in ((asked.partition, shown.partition), (asked.qos, shown.qos)):
+        if names and not set(names_shown.split(",")) <= set(names.split(",")):
+            return False
+    if (asked.time_limit_min or 0) > 0 and asked.time_limit_min != shown.time_limit_min:
+        return False
+    least, has = _least(asked), _least(shown)
+    if least.keys() != has.keys() or tres.licenses(asked.licenses) != tres.licenses(shown.licenses):
+        return False
+    most_by_kind: dict[str, int] = {}
+    for name, count in most.items():
+        most_by_kind[kind_of(name)] = most_by_kind.get(kind_of(name), 0) + count
+    return all(least[kind] <= has[kind] <= most_by_kind.get(kind, has[kind]) for kind in has)
+
+
+def _least(job: Description) -> dict[str, int]:
+    """How many CPUs, nodes and GRES of each kind a job needs at the least."""
+    nodes, tasks = job.min_nodes or 1, job.num_tasks or 1
+    cpus = 0 if job.overcommit else tasks * (job.cpus_per_task or 1)
+    least = {"cpu": max(cpus, job.min_cpus or 0), "node": nodes}
+    for text, count in (
+        (job.tres_per_job, 1),
+        (job.tres_per_socket, 1),
+        (job.tres_per_node, nodes),
+        (job.tres_per_task, tasks),
+    ):
+        kinds: dict[str, int] = {}
+        for name, amount in tres.requested_gres(text).items():
+            kinds[kind_of(name)] = kinds.get(kind_of(name), 0) + amount * count
+        for kind, amount in kinds.items():
+            least[kind] = max(least.get(kind, 0), amount)
+    return least
 
 
 def _each(cpus: int, tasks: int | None) -> int | None:

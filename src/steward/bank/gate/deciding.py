@@ -130,12 +130,12 @@ class Deciding:
         )
         if case.mode == "off":
             return _let_in(case)
-        covered = self._amount(known, quotes)
-        needed = self._amount(case, quotes)
+        before_quote, quote = self._known(known, quotes), self._known(case, quotes)
         is_less = (
-            covered is not None
-            and needed is not None
-            and needed <= covered
+            before_quote is not None
+            and quote is not None
+            and quote.amount <= before_quote.amount
+            and self._needed(case, quote) <= self._needed(known, before_quote)
             and case.account == hold.account
             and not (job.released or job.begin_us)
             and (case.job.held, case.job.begin_us) == (known.job.held, known.job.begin_us)
@@ -148,16 +148,17 @@ class Deciding:
         stranger = self.stranger(case)
         if stranger is not None:
             return refused(case, stranger) if stranger else _let_in(case)
-        if placing is None or placing.needed or placing.quote.amount <= (covered or 0):
+        covered = before_quote.amount if before_quote is not None else 0
+        if placing is None or placing.needed or placing.quote.amount <= covered:
             return decision
         # It holds nothing yet; what nobody could pay when it begins is refused now.
         short = self._short(case, placing.payer, placing.quote.amount)
         return self._not_yet(case, decision, placing, short) if short else decision
 
-    def _amount(self, case: Case, quotes: dict[Description, Quote]) -> int | None:
+    def _known(self, case: Case, quotes: dict[Description, Quote]) -> Quote | None:
         """What a job may cost; None where nobody can tell."""
         try:
-            return self._quote(case, quotes).amount
+            return self._quote(case, quotes)
         except (NoRate, NoEstimate):
             return None
 

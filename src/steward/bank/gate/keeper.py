@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from steward.bank.errors import BankError
-from steward.bank.estimate import merged
+from steward.bank.errors import BankError, NoEstimate, NoRate
+from steward.bank.estimate import is_like, merged
 from steward.bank.estimate.bounds import LONGEST
 from steward.bank.gate import token
 from steward.bank.gate.case import Decision, Placing
@@ -455,18 +455,21 @@ class Keeper:
         if not self.is_settled(hold):
             return False
         covered, before = self.store.covered(hold)
+        shown = [_plain(hold, one) for one in (job, *tasks)]
         if hold.amount and before is not None and before.array:
-            job = msgspec.structs.replace(job, array=before.array)
+            shown = [msgspec.structs.replace(one, array=before.array) for one in shown]
         elif quote is not None and (
             covered is None or not hold.amount or quote.amount >= covered.amount
         ):
             covered = quote
-        changes = Changes(
-            tasks=tuple(
-                msgspec.structs.replace(one, array=job.array, job_id=job.job_id) for one in tasks
-            )
+        known = self.store.changes(hold)
+        asked = _shapes(before, known) if before is not None else ()
+        # What the queue shows was reckoned by Slurm: what was asked for stays, as far as it fits.
+        job, *others = dict.fromkeys(
+            (*[one for one in asked if self._is_like(hold, one, shown)][:_MOST_CHANGES], *shown)
         )
-        if self.store.changes(hold) != changes:
+        changes = Changes(tasks=tuple(others))
+        if changes != known:
             self.store.put_changes(hold, changes)
         if hold.changed_us:
             hold.changed_us = 0
@@ -475,6 +478,14 @@ class Keeper:
         if covered is not None and job != before:
             self.store.describe(hold, covered, job)
         return True
+
+    def _is_like(self, hold: Open, asked: Description, shown: Iterable[Description]) -> bool:
+        """Whether a job that asks for this may be one that the queue shows."""
+        try:
+            most = self.ground.quote(hold.cluster, asked, hold.created_us).tres
+        except (NoRate, NoEstimate):
+            most = {}
+        return any(is_like(asked, one, most) for one in shown)
 
     def _comment(self, job: Description, hold: Open) -> str:
         made = token.make(
@@ -572,7 +583,12 @@ class Keeper:
         try:
             self._prove(decision, now_us)
             self.store.update(hold)
-            self.store.describe(hold, placing.quote, placing.job)
+            asked = self.store.covered(hold)[1] if is_whole else None
+            if asked is not None:
+                job = msgspec.structs.replace(asked, array=placing.job.array)
+            else:
+                job = placing.job
+            self.store.describe(hold, placing.quote, job)
             self.tell(PLACED, hold, remaining - before[1], now_us, why=why)
         except Exception:
             self.purses.resize(hold, before[1], before[2], account=before[0])
@@ -602,6 +618,8 @@ class Keeper:
         self, hold: Open, now_us: int, *, why: str, kind: str = RELEASED, amount: int | None = None
     ) -> int:
         """A hold is over; what remained of it, micro-SU."""
+        for extra in self.extras(hold):
+            self.give_back(extra, now_us, why=why)
         remained = hold.remaining
         self.purses.drop(hold)
         self._extras.pop(hold.id, None)
@@ -696,6 +714,13 @@ def _is_limit(change: Description) -> bool:
     """Whether a change is of the time limit alone."""
     only = Description(uid=change.uid, job_id=change.job_id, time_limit_min=change.time_limit_min)
     return change == only and (change.time_limit_min or 0) > 0
+
+
+def _plain(hold: Open, job: Description) -> Description:
+    """What the queue shows, without what does not count for its price."""
+    job = msgspec.structs.replace(job, admin_comment="", job_id=0)
+    # What is held for is not put off.
+    return msgspec.structs.replace(job, held=False, begin_us=0) if hold.amount else job
 
 
 def _with_limit(job: Description, limit_min: int) -> Description:

@@ -153,10 +153,10 @@ class Upkeep:
             doubts.add(payer, uid, min(LOOK_S, amount_s / free), now_us)
 
     def _describe(
-        self, hold: Open, claim: Claim, job: Description, quote: Quote | None, now_us: int
+        self, hold: Open | None, claim: Claim, job: Description, quote: Quote | None, now_us: int
     ) -> None:
         """Take what the queue shows of a job, and void what its changes did not come to."""
-        if self._keeper.describe(hold, job, quote, claim.tasks):
+        if hold is not None and self._keeper.describe(hold, job, quote, claim.tasks):
             self._void(self._keeper.extras(hold), now_us, why="the queue does not show the change")
 
     def cover(self, claim: Claim, user: str, now_us: int) -> Covered:
@@ -190,8 +190,7 @@ class Upkeep:
         # What runs is charged to its account, whoever may not use that.
         is_owed = claim.started and claim.mode_credit and case.account in keeper.purses.accounts
         if case.mode == "off" or (stranger is not None and not is_owed):
-            if hold is not None:
-                self._describe(hold, claim, case.job, None, now_us)
+            self._describe(hold, claim, case.job, None, now_us)
             return self._covered(hold, is_paid=case.free_pass or not stranger, why=stranger or "")
         if hold is not None and case.account != hold.account and not keeper.is_settled(hold):
             # It may have been moved back since: both accounts hold for it.
@@ -200,8 +199,7 @@ class Upkeep:
             decision = keeper.deciding.cover(case)
         placing = decision.placing
         if placing is None:
-            if hold is not None:
-                self._describe(hold, claim, case.job, None, now_us)
+            self._describe(hold, claim, case.job, None, now_us)
             if hold is None and not decision.ok and not claim.started:
                 hold = self._describe_unpaid(claim, case, now_us)
             return self._covered(hold, is_paid=decision.ok, why=decision.short)
@@ -262,7 +260,7 @@ class Upkeep:
         if placing.needed < hold.remaining:
             keeper.shrink(hold, placing.needed)
             hold.amount = placing.needed
-            keeper.store.describe(hold, placing.quote, placing.job)
+            keeper.store.put_quote(hold, placing.quote)
 
     def _covered(self, hold: Open | None, *, is_paid: bool, why: str) -> Covered:
         whole = self._keeper.store.whole(hold) if hold is not None else None
