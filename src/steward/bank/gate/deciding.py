@@ -136,7 +136,7 @@ class Deciding:
             and quote is not None
             and quote.amount <= before_quote.amount
             and self._needed(case, quote) <= self._needed(known, before_quote)
-            and case.account == hold.account
+            and case.account == known.account
             and not (job.released or job.begin_us)
             and (case.job.held, case.job.begin_us) == (known.job.held, known.job.begin_us)
         )
