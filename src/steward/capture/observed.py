@@ -9,14 +9,14 @@ import hashlib
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from datetime import datetime
-from functools import lru_cache
+from operator import attrgetter
 from typing import Final
 
 import msgspec
 
 from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
 from steward.core.records import JobRecord
-from steward.slurm import FINISHED, covers, tres
+from steward.slurm import FINISHED, covers
 from steward.slurm.states import FORGOTTEN, LOST, RESIZING, WAITING
 
 SOURCE: Final = "snapshot"
@@ -45,7 +45,7 @@ _STATIC: Final = (
     "admin_comment",
 )
 # What a job that waits asks for, too: once it runs, this is what the scheduler gave it.
-_REQUESTED: Final = (
+_requested: Final = attrgetter(
     *("cpus", "nodes", "licenses"),
     *("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"),
 )
@@ -65,7 +65,7 @@ class _Run:
     def __init__(self, name: str) -> None:
         self.name = name
         self.digest = ""
-        self.request = ""
+        self.request = 0
         self.state = ""
         self.states: tuple[str, ...] = ()
         self.allocation = ""
@@ -78,17 +78,17 @@ class _Run:
         self.suspended_at: datetime | None = None
         self.wants = False
 
-    def news_key(self, key: str, request: str, taken_at: datetime) -> str:
+    def news_key(self, key: str, asked: tuple[object, ...], taken_at: datetime) -> str:
         """The key of what a run has become: one of its own where it was so before.
 
         Args:
             key: The key of one that was first seen so.
-            request: Digest of what it asks for now.
+            asked: What it asks for now.
             taken_at: When that was seen, UTC.
         """
         former = key.rpartition(":")[0] + f":{self.digest}"
-        if self.request not in ("", request):
-            key += f":{request}"
+        if self.request and asked and self.request != hash(asked):
+            key += f":{_hashed(asked)}"
         if self.is_remembered or key in self.told or len(self.told) > _MOST_TOLD:
             return f"{key}:{int(taken_at.timestamp())}"
         self.told += (former, key)
@@ -123,7 +123,8 @@ class Observed:
             if record.state in FINISHED or record.submit is None:
                 continue
             run = self._runs[record.job_id] = _Run(run_name(record))
-            run.digest, run.request, run.state = _digest(record), _request(record), record.state
+            run.digest, run.state = _digest(record), record.state
+            run.request = hash(_request(record) or 0)
             begun = ("RUNNING",) if record.start else ()
             run.states = tuple({record.state, *begun})
             run.allocation = _allocation(record)
@@ -287,13 +288,14 @@ class Observed:
             run = self._runs[record.job_id] = _Run(name)
             if not whole and record.array_job_id in (0, record.job_id):
                 self._wanted.append(record.job_id)
-        request = _request(record) or run.request
-        is_other = run.digest != "" and (digest != run.digest or run.request not in ("", request))
+        asked = _request(record)
+        request = hash(asked) if asked else run.request
+        is_other = run.digest != "" and (digest != run.digest or run.request not in (0, request))
         is_seen = is_other or not run.digest or (whole and not run.is_whole)
         if is_seen:
             key = f"{JOB_SEEN}:{name}:{digest}"
             if is_other:
-                key = run.news_key(key, request, taken_at)
+                key = run.news_key(key, asked, taken_at)
             key += ":whole" if whole else ""
             events.append(self._event(JOB_SEEN, key, record, taken_at, whole=whole))
         is_news = record.state != run.state
@@ -450,19 +452,17 @@ def _digest(record: JobRecord) -> str:
     if record.reason in _HELD:
         # Somebody keeps it from starting; whoever lets it go makes it cost something.
         facts.append("held")
+    return _hashed(facts)
+
+
+def _hashed(facts: Sequence[object]) -> str:
     return hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=8).hexdigest()
 
 
-def _request(record: JobRecord) -> str:
-    """Digest of what a job that waits asks for; "" of any other."""
+def _request(record: JobRecord) -> tuple[object, ...]:
+    """What a job that waits asks for; nothing of any other."""
     if record.state not in WAITING:
-        return ""
-    facts = [getattr(record, field) for field in _REQUESTED]
-    facts.append(_requested(record.tres_requested))
-    return hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=8).hexdigest()
-
-
-@lru_cache(maxsize=4096)
-def _requested(text: str) -> tuple[tuple[str, int], ...]:
-    """TRES without the billing weight, which an administrator changes for all jobs at once."""
-    return tuple(sorted(pair for pair in tres.parse(text).items() if pair[0] != "billing"))
+        return ()
+    # An administrator changes the weights of all jobs at once.
+    tres, _, weighted = record.tres_requested.partition("billing=")
+    return (tres, weighted.lstrip("0123456789."), *_requested(record))
