@@ -105,7 +105,7 @@ def merged(base: Description, change: Description) -> Description:
 
 
 def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> bool:
-    """Whether a job that asks for this may be the one that the queue shows.
+    """Whether a job that asks for this, or for less time, may be the one that the queue shows.
 
     Slurm shows what a job comes to: not what it asks for each CPU, node, task or GPU.
 
@@ -119,7 +119,8 @@ def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> 
     for names, names_shown in ((asked.partition, shown.partition), (asked.qos, shown.qos)):
         if names and not set(names_shown.split(",")) <= set(names.split(",")):
             return False
-    if (asked.time_limit_min or 0) > 0 and asked.time_limit_min != shown.time_limit_min:
+    limit_min = asked.time_limit_min or 0
+    if limit_min > 0 and not 0 < (shown.time_limit_min or 0) <= limit_min:
         return False
     least, has = _least(asked), _least(shown)
     if least.keys() != has.keys() or tres.licenses(asked.licenses) != tres.licenses(shown.licenses):

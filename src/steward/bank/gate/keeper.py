@@ -465,9 +465,8 @@ class Keeper:
         known = self.store.changes(hold)
         asked = _shapes(before, known) if before is not None else ()
         # What the queue shows was reckoned by Slurm: what was asked for stays, as far as it fits.
-        job, *others = dict.fromkeys(
-            (*[one for one in asked if self._is_like(hold, one, shown)][:_MOST_CHANGES], *shown)
-        )
+        kept = [one for shape in asked for one in self._alike(hold, shape, shown)]
+        job, *others = dict.fromkeys((*kept[:_MOST_CHANGES], *shown))
         changes = Changes(tasks=tuple(others))
         if changes != known:
             self.store.put_changes(hold, changes)
@@ -479,13 +478,17 @@ class Keeper:
             self.store.describe(hold, covered, job)
         return True
 
-    def _is_like(self, hold: Open, asked: Description, shown: Iterable[Description]) -> bool:
-        """Whether a job that asks for this may be one that the queue shows."""
+    def _alike(
+        self, hold: Open, asked: Description, shown: Iterable[Description]
+    ) -> Iterator[Description]:
+        """What a job asks for, if it may be one that the queue shows, with that one's limit."""
         try:
             most = self.ground.quote(hold.cluster, asked, hold.created_us).tres
         except (NoRate, NoEstimate):
             most = {}
-        return any(is_like(asked, one, most) for one in shown)
+        for one in shown:
+            if is_like(asked, one, most):
+                yield _with_limit(asked, one.time_limit_min) if asked.time_limit_min else asked
 
     def _comment(self, job: Description, hold: Open) -> str:
         made = token.make(
@@ -723,7 +726,7 @@ def _plain(hold: Open, job: Description) -> Description:
     return msgspec.structs.replace(job, held=False, begin_us=0) if hold.amount else job
 
 
-def _with_limit(job: Description, limit_min: int) -> Description:
+def _with_limit(job: Description, limit_min: int | None) -> Description:
     return msgspec.structs.replace(job, time_limit_min=limit_min)
 
 
