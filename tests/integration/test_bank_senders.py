@@ -142,6 +142,19 @@ def test_a_job_is_not_made_larger_where_it_was_moved_to_for_less(site: BankSite)
     wait_until(lambda: 3 * CPU <= site.held() < 4 * CPU, 60)
 
 
+def test_a_job_is_not_moved_to_where_what_it_came_to_ask_for_is_dear(site: BankSite) -> None:
+    job = held(site, CHEAP)
+    assert changes(site, job, "licenses=abq:9", user=OWNER), "they cost nothing in main"
+
+    def is_polled() -> bool:
+        return any(one.job_id == job and one.licenses for one in site.unfinished())
+
+    wait_until(is_polled, 60)
+    time.sleep(8)  # until a poll that began after the change is told to the gate
+    assert not changes(site, job, "partition=licensed", user=OWNER)
+    assert changes(site, job, "licenses=abq:1", user=OWNER)
+
+
 @pytest.mark.parametrize("user", [OWNER, COORDINATOR, OPERATOR])
 def test_what_can_be_paid_is_released_and_held_for_once(site: BankSite, user: str) -> None:
     cheap = held(site, CHEAP)

@@ -288,6 +288,9 @@ def test_a_throttle_is_of_the_whole_array(tmp_path: Path) -> None:
     assert not changed(site, msgspec.structs.replace(throttle, array="0")).ok, "all at once"
     assert changed(site, msgspec.structs.replace(throttle, array="3")).ok
     assert site.free() == 5
+    looked_at(site, job(9, array="3-10%3"))
+    assert not changed(site, Description(uid=-1, job_id=5, time_limit_min=11)).ok, "36 of 35"
+    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=10)).ok
 
 
 _CHANGES = st.sampled_from(

@@ -105,6 +105,7 @@ def test_a_changed_fact_is_seen_again_and_a_changed_guess_is_not() -> None:
         {"tres_per_task": "gres/disk:4"},
         {"cpus": 8},
         {"nodes": 3},
+        {"array_task": "1-9%5"},
     ],
 )
 def test_what_a_job_that_waits_asks_for_is_news_each_time_that_it_changes(

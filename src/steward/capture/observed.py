@@ -465,4 +465,5 @@ def _request(record: JobRecord) -> tuple[object, ...]:
         return ()
     # An administrator changes the weights of all jobs at once.
     tres, _, weighted = record.tres_requested.partition("billing=")
-    return (tres, weighted.lstrip("0123456789."), *_requested(record))
+    at_once = record.array_task.partition("%")[2]
+    return (tres, weighted.lstrip("0123456789."), at_once, *_requested(record))

@@ -122,6 +122,8 @@ def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> 
     limit_min = asked.time_limit_min or 0
     if limit_min > 0 and not 0 < (shown.time_limit_min or 0) <= limit_min:
         return False
+    if asked.array.partition("%")[2] != shown.array.partition("%")[2]:
+        return False
     least, has = _least(asked), _least(shown)
     if least.keys() != has.keys() or tres.licenses(asked.licenses) != tres.licenses(shown.licenses):
         return False

@@ -457,7 +457,8 @@ class Keeper:
         covered, before = self.store.covered(hold)
         shown = [_plain(hold, one) for one in (job, *tasks)]
         if hold.amount and before is not None and before.array:
-            shown = [msgspec.structs.replace(one, array=before.array) for one in shown]
+            array = before.array.partition("%")[0] + "".join(job.array.partition("%")[1:])
+            shown = [msgspec.structs.replace(one, array=array) for one in shown]
         elif quote is not None and (
             covered is None or not hold.amount or quote.amount >= covered.amount
         ):
