@@ -419,6 +419,26 @@ def test_a_poll_voids_what_it_does_not_show_once_jobs_db_has_what_it_shows(bank:
     assert [hold.job_id for hold in bank.holds()] == [9]
 
 
+def test_a_poll_waits_for_no_event_that_jobs_db_itself_tells(bank: Bank) -> None:
+    for event in life(1):
+        bank.happen([event])
+    bank.submit(Description(uid=1000, account="physics", time_limit_min=60, min_cpus=1))
+    end = next(event for event in bank.journal if event.kind == RUN_END)
+    began = datetime.now(UTC) + timedelta(minutes=1)
+    polled = Event(
+        kind=QUEUE_LOOKED,
+        cluster="c1",
+        key="queue.looked:1",
+        at=began,
+        seen_at=began,
+        source="snapshot",
+        body=QueueLooked(began=began),
+        id=1 << 40,
+    )
+    bank.take([msgspec.structs.replace(end, id=polled.id - 1), polled])
+    assert bank.holds() == []
+
+
 def test_a_job_that_is_over_for_nobody_to_tell_loses_its_hold_to_the_sweep(bank: Bank) -> None:
     pending, running, ended = life(1)
     bank.happen([pending])

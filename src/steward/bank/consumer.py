@@ -74,7 +74,7 @@ class _Look(NamedTuple):
 
     Attributes:
         began: When it began.
-        last_event: Id of the last event of a job before it.
+        last_event: Id of the last event before it that jobs.db takes in; 0 for none.
         is_covered: Whether the jobs with changes were looked at since.
     """
 
@@ -157,7 +157,7 @@ class BankConsumer:
             if event.kind == QUEUE_LOOKED:
                 # The first that waits stays: where jobs.db is slow none would ever be told.
                 self._looks.setdefault(event.cluster, _Look(event.body.began, self._last_event))
-            elif event.kind != CONTROLLER_STATE:
+            elif event.kind in (JOB_SEEN, JOB_STATE):
                 self._last_event = event.id
         with self._ledger.transaction() as t:
             for event, _job, hold in told:
