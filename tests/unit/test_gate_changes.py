@@ -170,7 +170,7 @@ def test_the_queues_word_counts_for_what_costs_the_same(tmp_path: Path) -> None:
 
 def test_a_job_that_was_changed_too_often_unseen_waits_for_the_queue(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 3000))
-    submitted(site, job(9))
+    submitted(site, job(9, cpus=4))
     for count in range(1, 9):
         assert changed(site, Description(uid=-1, job_id=5, licenses=f"abq:{count}")).ok
     last = Description(uid=-1, job_id=5, licenses="abq:9")
@@ -178,10 +178,13 @@ def test_a_job_that_was_changed_too_often_unseen_waits_for_the_queue(tmp_path: P
     assert not refused.ok
     assert "job 5 was changed several times since the last poll" in refused.say
     assert changed(site, Description(uid=-1, job_id=5, time_limit_min=1)).ok, "it is a decrease"
+    assert not changed(site, Description(uid=-1, job_id=5, max_nodes=1)).ok, "it had no number"
+    assert changed(site, Description(uid=-1, job_id=5, num_tasks=2, min_cpus=2)).ok
+    assert not changed(site, Description(uid=-1, job_id=5, num_tasks=5, min_cpus=5)).ok
     site.ground.put_rules(rules("observe"))
     assert changed(site, last).ok
     site.ground.put_rules(rules())
-    looked_at(site, job(9, licenses="abq:9"))
+    looked_at(site, job(9, cpus=2, licenses="abq:9"))
     assert changed(site, last).ok
 
 

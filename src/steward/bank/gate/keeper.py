@@ -39,6 +39,11 @@ it asks outside its locks."""
 MOST_SHAPES: Final = 16
 """So many descriptions of one job are priced at the most: those of four independent changes."""
 _MOST_CHANGES: Final = 8
+_AMOUNTS: Final = frozenset(
+    {"time_limit_min", "num_tasks", "min_cpus", "max_cpus", "min_nodes", "max_nodes"}
+    | {"cpus_per_task", "pn_min_cpus", "pn_min_memory_mib", "mem_per_cpu_mib"}
+)
+"""What a job costs no less for if it is more: lower numbers pass whatever was changed before."""
 _UNSEEN: Final = (
     "Steward: job {} has just been submitted, and is not seen yet by the bank: "
     "change it in a few seconds"
@@ -197,7 +202,8 @@ class Keeper:
         shapes, more = _shapes(before, known), _shapes(before, changes)
         is_known = more == shapes
         is_many = len(more) > MOST_SHAPES or len(changes.asked) > _MOST_CHANGES
-        if is_many and not is_known and not is_lenient and self._is_bound(hold):
+        is_refused = is_many and not is_known and not is_lenient and self._is_bound(hold)
+        if is_refused and not all(_is_lower(shape, ask.job) for shape in shapes):
             say = _TOO_MANY.format(ask.jobs or ask.job.job_id)
             return Said(v=VERSION, ok=False, say=say, id=ask.id)
         with self.without_extras(hold):
@@ -725,6 +731,18 @@ def _plain(hold: Open, job: Description) -> Description:
     job = msgspec.structs.replace(job, admin_comment="", job_id=0)
     # What is held for is not put off.
     return msgspec.structs.replace(job, held=False, begin_us=0) if hold.amount else job
+
+
+def _is_lower(job: Description, change: Description) -> bool:
+    """Whether a change lowers numbers that a job asks for, and nothing else."""
+    blank = Description(uid=change.uid, job_id=change.job_id)
+    for field in Description.__struct_fields__:
+        value, before = getattr(change, field), getattr(job, field)
+        if value == getattr(blank, field):
+            continue
+        if field not in _AMOUNTS or not before or not 0 < value <= before:
+            return False
+    return change != blank
 
 
 def _with_limit(job: Description, limit_min: int | None) -> Description:
