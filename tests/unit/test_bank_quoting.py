@@ -10,7 +10,8 @@ import pytest
 from harness import bank
 from harness.bank import BY
 from harness.gate import gate_settings, running
-from harness.site import ADA, BELA, NOBODY, OWNER, Site
+from harness.site import ADA, BELA, NOBODY, OWNER, ROOT, Site
+from steward.bank.errors import BankUsage
 from steward.bank.records import ModeRule
 from steward.core.access import Asker
 from steward.slurm.picture import NodeShape, PartitionPicture, Picture
@@ -69,3 +70,9 @@ def test_one_component_of_anothers_account_is_enough(site: Site) -> None:
     assert quote(site, BELA, 1, "chemistry").is_let_in is True
     answer = site.ask("bank.quote", BELA, options=parts)
     assert (answer.is_let_in, answer.free) == (None, None)
+
+
+@pytest.mark.parametrize("user", ["nobody-here", "a\0b", "\udc80"])
+def test_a_quote_for_a_user_that_cannot_be_is_refused(site: Site, user: str) -> None:
+    with pytest.raises(BankUsage, match="there is no user"):
+        site.ask("bank.quote", ROOT, options=["-A", "physics", "-t", "60"], user=user)

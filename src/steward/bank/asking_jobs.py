@@ -326,7 +326,7 @@ def _uid(asker: Asker, user: str) -> int:
         return asker.uid
     try:
         return pwd.getpwnam(user).pw_uid
-    except KeyError as error:
+    except (KeyError, ValueError) as error:  # no name holds a NUL
         raise BankUsage(f"there is no user {user!r}", user) from error
 
 

@@ -198,7 +198,7 @@ class Commands:
             return None
         try:
             found = pwd.getpwnam(user)
-        except KeyError:
+        except (KeyError, ValueError):
             return None  # the command is run by us, and says who should have
         return None if found.pw_uid == 0 else found
 

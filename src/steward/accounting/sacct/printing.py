@@ -266,5 +266,5 @@ def _local_uid(uid: int | None, user: str | None) -> str:
 
     try:
         return str(pwd.getpwnam(user).pw_uid) if user else _number(uid)
-    except KeyError:
+    except (KeyError, ValueError):
         return _number(uid)

@@ -81,5 +81,5 @@ def _uid_of(user: str) -> int | None:
         return None
     try:
         return pwd.getpwnam(user).pw_uid
-    except KeyError:
+    except (KeyError, ValueError):
         return None  # no such user on this host, so nobody is it

@@ -214,6 +214,6 @@ def group_ids(names: tuple[str, ...], groups_file: str = "") -> tuple[int, ...]:
             continue
         try:
             found.add(grp.getgrnam(name).gr_gid)
-        except KeyError:
+        except (KeyError, ValueError):
             log.warning("group %r does not exist: it is given no access to the archive", name)
     return tuple(sorted(found))
