@@ -377,3 +377,19 @@ def test_whatever_slurm_refuses_of_changes_what_may_start_is_held_for(
             assert sum(one.remaining for one in holds if one.account == truth.account) >= needed
             assert min(site.free(), site.free("phys")) >= 0
         site.store.close()
+
+
+def test_no_memory_for_each_cpu_is_all_memory_of_a_node(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 30))
+    rate = msgspec.structs.replace(RATE, partition="main", weights={"mem": 60 * MICRO})
+    site.ground.put_rules(msgspec.structs.replace(rules(), rates=(rate,)))
+    shape = msgspec.structs.replace(picture().shapes[0], memory_mib=8 << 10)
+    part = msgspec.structs.replace(picture().partitions["main"], def_mem_per_cpu_mib=1024)
+    site.ground.put_picture(
+        msgspec.structs.replace(
+            picture(), selects="cr_core_memory", shapes=(shape,), partitions={"main": part}
+        )
+    )
+    assert not site.submit(job(9, mem_per_cpu_mib=0)).ok, "80 SU"
+    submitted(site, job(9, mem_per_cpu_mib=1024))
+    assert not changed(site, Description(uid=-1, job_id=5, mem_per_cpu_mib=0)).ok

@@ -97,8 +97,8 @@ class _Asked:
                 self.mem_per_cpu = -(-self.mem_per_cpu // ratio)
                 per_task *= ratio
                 min_cpus *= ratio
-            elif job.pn_min_memory_mib is not None:
-                # And each node so many, --mem=0 being all of its memory.
+            elif job.pn_min_memory_mib is not None or job.mem_per_cpu_mib == 0:
+                # And each node so many, --mem=0 and --mem-per-cpu=0 being all of its memory.
                 of_node = job.pn_min_memory_mib or site.memory_mib
                 self.per_node_cpus = max(self.per_node_cpus, -(-of_node // limit))
         self.per_task = per_task
@@ -343,7 +343,7 @@ class _Asked:
             return nodes * job.pn_min_memory_mib
         if per_gpu and gpus:
             return gpus * per_gpu
-        if job.pn_min_memory_mib is None:
+        if job.pn_min_memory_mib is None and job.mem_per_cpu_mib != 0:
             if gpus and part.def_mem_per_gpu_mib:
                 return gpus * part.def_mem_per_gpu_mib
             if part.def_mem_per_cpu_mib:
