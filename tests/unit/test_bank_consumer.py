@@ -397,12 +397,10 @@ def test_a_requeued_jobs_next_run_is_covered_and_charged_by_itself(bank: Bank) -
     assert (bank.held(), balance(bank)) == (0, 99 * HOUR - HOUR // 2)
 
 
-def test_a_poll_voids_what_it_does_not_show_once_jobs_db_has_what_it_shows(bank: Bank) -> None:
-    bank.submit(Description(uid=1000, account="physics", time_limit_min=60, min_cpus=1))
-    (unseen,) = bank.holds()
+def poll(event_id: int) -> Event:
+    """The event of a poll of the whole queue that began in a minute."""
     began = datetime.now(UTC) + timedelta(minutes=1)
-    shown = msgspec.structs.replace(life(9)[0], id=len(bank.journal) + 1)
-    polled = Event(
+    return Event(
         kind=QUEUE_LOOKED,
         cluster="c1",
         key="queue.looked:1",
@@ -410,9 +408,15 @@ def test_a_poll_voids_what_it_does_not_show_once_jobs_db_has_what_it_shows(bank:
         seen_at=began,
         source="snapshot",
         body=QueueLooked(began=began),
-        id=shown.id + 1,
+        id=event_id,
     )
-    bank.take([shown, polled])
+
+
+def test_a_poll_voids_what_it_does_not_show_once_jobs_db_has_what_it_shows(bank: Bank) -> None:
+    bank.submit(Description(uid=1000, account="physics", time_limit_min=60, min_cpus=1))
+    (unseen,) = bank.holds()
+    shown = msgspec.structs.replace(life(9)[0], id=len(bank.journal) + 1)
+    bank.take([shown, poll(shown.id + 1)])
     assert unseen in bank.holds()
     feed(bank, [shown])
     bank.turn()
@@ -424,18 +428,8 @@ def test_a_poll_waits_for_no_event_that_jobs_db_itself_tells(bank: Bank) -> None
         bank.happen([event])
     bank.submit(Description(uid=1000, account="physics", time_limit_min=60, min_cpus=1))
     end = next(event for event in bank.journal if event.kind == RUN_END)
-    began = datetime.now(UTC) + timedelta(minutes=1)
-    polled = Event(
-        kind=QUEUE_LOOKED,
-        cluster="c1",
-        key="queue.looked:1",
-        at=began,
-        seen_at=began,
-        source="snapshot",
-        body=QueueLooked(began=began),
-        id=1 << 40,
-    )
-    bank.take([msgspec.structs.replace(end, id=polled.id - 1), polled])
+    far = 1 << 40
+    bank.take([msgspec.structs.replace(end, id=far), poll(far + 1)])
     assert bank.holds() == []
 
 
