@@ -83,7 +83,7 @@ class _Run:
 
         Args:
             key: The key of one that was first seen so.
-            asked: What it asks for now.
+            asked: Its present requests, see :func:`_request`.
             taken_at: When that was seen, UTC.
         """
         former = key.rpartition(":")[0] + f":{self.digest}"

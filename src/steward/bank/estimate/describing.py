@@ -110,9 +110,9 @@ def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> 
     Slurm shows what a job comes to: not what it asks for each CPU, node, task or GPU.
 
     Args:
-        asked: What a job asks for, as its user wrote it.
-        shown: What the queue shows, see :func:`description_of`.
-        most: What the job may be given at the most, by TRES; empty where nobody can tell.
+        asked: A description as the user requested it.
+        shown: A description from the queue, see :func:`description_of`.
+        most: Upper bound of the allocation, by TRES; empty if unknown.
     """
     if asked.account.lower() not in ("", shown.account.lower()):
         return False

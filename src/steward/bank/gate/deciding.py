@@ -130,7 +130,7 @@ class Deciding:
         )
         if case.mode == "off":
             return _let_in(case)
-        before_quote, quote = self._known(known, quotes), self._known(case, quotes)
+        before_quote, quote = self._quote_or_none(known, quotes), self._quote_or_none(case, quotes)
         is_less = (
             before_quote is not None
             and quote is not None
@@ -155,8 +155,8 @@ class Deciding:
         short = self._short(case, placing.payer, placing.quote.amount)
         return self._not_yet(case, decision, placing, short) if short else decision
 
-    def _known(self, case: Case, quotes: dict[Description, Quote]) -> Quote | None:
-        """What a job may cost; None where nobody can tell."""
+    def _quote_or_none(self, case: Case, quotes: dict[Description, Quote]) -> Quote | None:
+        """Quote a job; None if it cannot be priced."""
         try:
             return self._quote(case, quotes)
         except (NoRate, NoEstimate):

@@ -37,13 +37,13 @@ LOOK_MARGIN_US: Final = 5_000_000
 """slurmctld makes and changes a job a little after its plugin was answered, in µs: since 23.02
 it asks outside its locks."""
 MOST_SHAPES: Final = 16
-"""So many descriptions of one job are priced at the most: those of four independent changes."""
+"""Most descriptions of one job that are priced: four independent changes make as many."""
 _MOST_CHANGES: Final = 8
 _AMOUNTS: Final = frozenset(
     {"time_limit_min", "num_tasks", "min_cpus", "max_cpus", "min_nodes", "max_nodes"}
     | {"cpus_per_task", "pn_min_cpus", "pn_min_memory_mib", "mem_per_cpu_mib"}
 )
-"""What a job costs no less for if it is more: lower numbers pass whatever was changed before."""
+"""Requests that never make a job cheaper by growing: lower numbers pass at the bounds above."""
 _UNSEEN: Final = (
     "Steward: job {} has just been submitted, and is not seen yet by the bank: "
     "change it in a few seconds"
@@ -451,9 +451,9 @@ class Keeper:
 
         Args:
             hold: The job's hold.
-            job: What it asks for.
-            quote: What that may cost; None where nobody can tell.
-            tasks: What an array's tasks ask for that differ from it.
+            job: Its description in the queue.
+            quote: Its quote; None if it cannot be priced.
+            tasks: Descriptions of an array's tasks that differ from it.
 
         Returns:
             Whether it was replaced.

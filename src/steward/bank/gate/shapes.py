@@ -170,7 +170,7 @@ class Claim(Noun, frozen=True):
         cluster: The cluster's name.
         job_id: The raw id; an array's for all of its tasks.
         description: What it asks for; of an array the tasks that are not settled yet.
-        tasks: What an array's tasks ask for that differ from it.
+        tasks: Descriptions of an array's tasks that differ from it.
         first_submit_us: When it was submitted first: by that it is priced. 0 for now.
         started: Whether it has started.
         mode_credit: Whether it is held whatever the account has.
