@@ -126,7 +126,7 @@ class Deciding:
                 is_again=is_again,
                 hold=hold,
             )
-            for one in (_of_hold(hold, merged(before, job)), _of_hold(hold, before))
+            for one in (of_hold(hold, merged(before, job)), of_hold(hold, before))
         )
         if case.mode == "off":
             return _let_in(case)
@@ -413,8 +413,8 @@ class Deciding:
         return Short(needed=needed, free=most - held, what="unseen", wait_s=math.ceil(wait_s))
 
 
-def _of_hold(hold: Open, job: Description) -> Description:
-    """A description of a hold's job, whoever it was that asked for the change."""
+def of_hold(hold: Open, job: Description) -> Description:
+    """Complete a description by its hold: whose job it is, and that it is not put off."""
     job = msgspec.structs.replace(job, uid=hold.uid, account=job.account or hold.account)
     # What is held for is not put off: Slurm may refuse the update that says so.
     return msgspec.structs.replace(job, held=False, begin_us=0) if hold.amount else job

@@ -16,7 +16,7 @@ from steward.bank.estimate import is_like, merged
 from steward.bank.estimate.bounds import LONGEST
 from steward.bank.gate import token
 from steward.bank.gate.case import Decision, Placing
-from steward.bank.gate.deciding import Deciding
+from steward.bank.gate.deciding import Deciding, of_hold
 from steward.bank.gate.doubts import Doubts
 from steward.bank.gate.ground import Ground, moment
 from steward.bank.gate.purses import Open, Purses
@@ -461,7 +461,10 @@ class Keeper:
         if not self.is_settled(hold):
             return False
         covered, before = self.store.covered(hold)
-        shown = [_plain(hold, one) for one in (job, *tasks)]
+        shown = [
+            msgspec.structs.replace(of_hold(hold, one), admin_comment="", job_id=0)
+            for one in (job, *tasks)
+        ]
         if hold.amount and before is not None and before.array:
             array = before.array.partition("%")[0] + "".join(job.array.partition("%")[1:])
             shown = [msgspec.structs.replace(one, array=array) for one in shown]
@@ -724,13 +727,6 @@ def _is_limit(change: Description) -> bool:
     """Whether a change is of the time limit alone."""
     only = Description(uid=change.uid, job_id=change.job_id, time_limit_min=change.time_limit_min)
     return change == only and (change.time_limit_min or 0) > 0
-
-
-def _plain(hold: Open, job: Description) -> Description:
-    """What the queue shows, without what does not count for its price."""
-    job = msgspec.structs.replace(job, admin_comment="", job_id=0)
-    # What is held for is not put off.
-    return msgspec.structs.replace(job, held=False, begin_us=0) if hold.amount else job
 
 
 def _is_lower(job: Description, change: Description) -> bool:
