@@ -101,6 +101,8 @@ def test_a_changed_fact_is_seen_again_and_a_changed_guess_is_not() -> None:
     [
         {"tres_requested": "cpu=8,mem=100M,node=1,billing=8"},
         {"licenses": "abq:4"},
+        {"min_memory_mib": 9000},
+        {"tasks": 20},
         {"tres_per_node": "gres/disk:4"},
         {"tres_per_task": "gres/disk:4"},
         {"cpus": 8},

@@ -46,7 +46,7 @@ _STATIC: Final = (
 )
 # What a job that waits asks for, too: once it runs, this is what the scheduler gave it.
 _requested: Final = attrgetter(
-    *("cpus", "nodes", "licenses"),
+    *("cpus", "nodes", "tasks", "min_memory_mib", "licenses"),
     *("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"),
 )
 _HELD: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})

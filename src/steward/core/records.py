@@ -22,6 +22,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         restarts: Restart count: 0 for the first run.
         submit: Submit time of this run (a requeue changes it).
         time_limit_s: Time limit in seconds; None for unlimited or the partition's.
+        min_memory_mib: Memory of each node, or of each CPU, that it asks for at the least; 0 for
+            all of a node's.
         exit_code: What the job returned, 0 to 255.
         exit_signal: The signal that ended it, 0 for none.
         batch: Whether it has a batch script.
@@ -70,6 +72,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes: int | None = None
     cpus: int | None = None
     tasks: int | None = None
+    min_memory_mib: int | None = None
     tres_requested: str = ""
     tres_allocated: str = ""
     nodelist: str = ""

@@ -65,6 +65,7 @@ _LASTING: Final = tuple(
         "nodes",
         "cpus",
         "tasks",
+        "min_memory_mib",
         "tres_requested",
         "tres_per_job",
         "tres_per_node",

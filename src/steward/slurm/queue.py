@@ -23,6 +23,7 @@ from steward.core.records import JobRecord
 from steward.slurm import values
 from steward.slurm.people import People
 from steward.slurm.states import FINISHED, WAITING
+from steward.slurm.tres import amount_of
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ _SAFE: Final = (
     "NodeList",
     "tres-alloc",
     "OverSubscribe",
+    "MinMemory",
 )
 _OFFERED: Final = ("SLUID", "Exclusive")
 """Fields that are asked for where squeue offers them, in the order of their versions."""
@@ -273,6 +275,7 @@ def _record(shown: dict[str, str], words: dict[str, str], people: People) -> Job
         nodes=values.number(shown["NumNodes"]),
         cpus=values.number(shown["NumCPUs"]),
         tasks=values.number(shown["NumTasks"]),
+        min_memory_mib=amount_of("mem", shown["MinMemory"]),
         # Before a job starts, Slurm puts what it asks for here.
         tres_requested=tres if state == "PENDING" and tres != "(null)" else "",
         tres_allocated="" if state in WAITING or tres == "(null)" else tres,

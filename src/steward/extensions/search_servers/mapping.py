@@ -65,7 +65,7 @@ _LONGS: Final = (
     *("job_id", "uid", "gid", "array_job_id", "het_job_id", "het_offset", "restarts"),
     *("time_limit_s", "nodes", "cpus", "tasks", "exit_code", "exit_signal"),
     *("derived_exit_code", "derived_exit_signal", "cancelled_by", "suspended_s"),
-    *("requested_cpus", "requested_nodes", "priority"),
+    *("requested_cpus", "requested_nodes", "min_memory_mib", "priority"),
 )
 _TIMES: Final = (
     *("spooled", "first_submit", "submit", "eligible", "start", "end"),
