@@ -155,6 +155,21 @@ def test_a_job_is_not_moved_to_where_what_it_came_to_ask_for_is_dear(site: BankS
     assert changes(site, job, "licenses=abq:1", user=OWNER)
 
 
+def test_what_slurm_changes_of_an_update_that_it_rejects_is_priced(site: BankSite) -> None:
+    job = held(site, "--time=2:00:00")
+    assert not changes(site, job, "numnodes=2", "features=nosuch", user=OWNER), "by Slurm"
+
+    def is_polled() -> bool:
+        return any(one.job_id == job and (one.cpus or 0) >= 2 for one in site.unfinished())
+
+    wait_until(is_polled, 60)
+    time.sleep(8)  # until a poll that began after the change is told to the gate
+    assert not changes(site, job, "timelimit=3:00:00", user=OWNER), "6 hours on both nodes"
+    assert releases(site, job, OWNER)
+    wait_until(lambda: state(site, job) == "RUNNING", 60)
+    wait_until(lambda: 4 * CPU <= site.held() < 5 * CPU, 60)
+
+
 @pytest.mark.parametrize("user", [OWNER, COORDINATOR, OPERATOR])
 def test_what_can_be_paid_is_released_and_held_for_once(site: BankSite, user: str) -> None:
     cheap = held(site, CHEAP)

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.gate import CLUSTER, RATE, GateCore, account, job, now_us, picture, rules
-from steward.bank.estimate import merged
+from steward.bank.estimate import description_of, merged
 from steward.bank.gate import token
 from steward.bank.gate.keeper import LOOK_MARGIN_US
 from steward.bank.gate.shapes import Claim, Said, Seen, Submit
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Settlement
+from steward.core.records import JobRecord
 
 LOOK_MARGIN_S = LOOK_MARGIN_US // 1_000_000
 
@@ -393,3 +394,93 @@ def test_no_memory_for_each_cpu_is_all_memory_of_a_node(tmp_path: Path) -> None:
     assert not site.submit(job(9, mem_per_cpu_mib=0)).ok, "80 SU"
     submitted(site, job(9, mem_per_cpu_mib=1024))
     assert not changed(site, Description(uid=-1, job_id=5, mem_per_cpu_mib=0)).ok
+
+
+def memory_site(directory: Path, su: int) -> GateCore:
+    """A gate where a GiB and minute costs one SU, and a node has 64 GiB."""
+    site = GateCore(directory, account("chem", su))
+    rate = msgspec.structs.replace(RATE, partition="main", weights={"mem": 60 * MICRO})
+    site.ground.put_rules(msgspec.structs.replace(rules(), rates=(rate,)))
+    shape = msgspec.structs.replace(picture().shapes[0], memory_mib=64 << 10)
+    site.ground.put_picture(
+        msgspec.structs.replace(picture(), selects="cr_core_memory", shapes=(shape,))
+    )
+    return site
+
+
+WAITS = JobRecord(
+    job_id=5,
+    uid=1000,
+    account="chem",
+    partition="main",
+    state="PENDING",
+    time_limit_s=540,
+    nodes=1,
+    cpus=1,
+    tasks=1,
+    min_memory_mib=1024,
+    tres_requested="cpu=1,mem=1G,node=1",
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "shown", "needed"),
+    [
+        # What squeue of 22.05 and 24.11 shows after scontrol has said "Invalid feature".
+        ({"min_nodes": 20, "max_nodes": 20}, {"cpus": 20}, 200),
+        ({"min_nodes": 20, "max_nodes": 20}, {"cpus": 20, "nodes": 20, "tasks": 20}, 200),
+        ({"pn_min_memory_mib": 20 << 10}, {"min_memory_mib": 20 << 10}, 200),
+        ({"mem_per_cpu_mib": 20 << 10}, {"min_memory_mib": 20 << 10}, 200),
+        # And where nothing has become of it.
+        ({"min_nodes": 20, "max_nodes": 20}, {}, 10),
+        ({"pn_min_memory_mib": 20 << 10}, {}, 10),
+        ({"num_tasks": 20, "min_cpus": 20, "mem_per_cpu_mib": 1024}, {}, 10),
+    ],
+)
+def test_what_an_update_changes_though_slurm_rejects_it_stays_held_for(
+    tmp_path: Path, change: dict[str, int], shown: dict[str, int], needed: int
+) -> None:
+    site = memory_site(tmp_path, 300)
+    submitted(site, job(9, pn_min_memory_mib=1024))
+    assert changed(site, Description(uid=-1, job_id=5, **change)).ok  # type: ignore[arg-type]
+    for _ in range(2):
+        looked_at(site, description_of(msgspec.structs.replace(WAITS, **shown)))
+        assert site.free() == 300 - needed
+        site.keeper.load()
+
+
+def test_memory_of_each_cpu_on_several_nodes_stays_held_for(tmp_path: Path) -> None:
+    site = memory_site(tmp_path, 3000)
+    submitted(site, job(9, cpus=16, min_nodes=2, max_nodes=2, mem_per_cpu_mib=1024))
+    assert site.free() == 3000 - 160
+    assert changed(site, Description(uid=-1, job_id=5, mem_per_cpu_mib=8 << 10)).ok
+    tres = "cpu=16,mem=16G,node=2"
+    more = {"nodes": 2, "cpus": 16, "tasks": 16, "tres_requested": tres}
+    record = msgspec.structs.replace(WAITS, **more, min_memory_mib=8 << 10)
+    looked_at(site, description_of(record))
+    assert site.free() == 3000 - 1280, "it looks as if each node had 8 GiB, as its TRES say"
+
+
+def test_a_change_of_one_task_stays_held_for_until_the_task_is_shown(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 100))
+    submitted(site, job(9, array="0-3"))
+    assert changed(site, Description(uid=-1, job_id=5, num_tasks=2, min_cpus=2), "5_1").ok
+    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=4), "5").ok
+    for _ in range(3):
+        # squeue shows a waiting task as its array is.
+        looked_at(site, job(4, array="0-3"))
+        assert site.free() == 20, "all tasks count as if they were changed"
+        site.keeper.load()
+    assert not changed(site, Description(uid=-1, job_id=5, time_limit_min=14), "5_1").ok
+    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=11), "5_1").ok
+
+
+def test_an_array_that_waits_is_held_for_less_once_the_queue_shows_that(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 100))
+    submitted(site, job(9, cpus=2, array="0-3"))
+    assert site.free() == 20
+    assert changed(site, Description(uid=-1, job_id=5, num_tasks=1, min_cpus=1), "5").ok
+    looked_at(site, job(9, array="0-3"))
+    assert site.free() == 60
+    looked_at(site, job(9, array="0-1,3"))
+    assert site.free() == 70

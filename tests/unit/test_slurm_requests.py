@@ -65,6 +65,44 @@ def test_gpus_that_slurm_counts_are_not_counted_twice() -> None:
     assert description_of(runs).tres_per_job == "gres/gpu:2"
 
 
+@pytest.mark.parametrize(
+    ("shown", "cpus", "memory"),
+    [
+        # As squeue shows a job that asks for memory of each node, or of each CPU.
+        ({"min_memory_mib": 2048}, 4, (2048, None)),
+        ({"min_memory_mib": 1024}, 4, (None, 1024)),
+        ({"min_memory_mib": 0}, 4, (0, None)),
+        # What it asks for may be newer than its TRES.
+        ({"min_memory_mib": 9000}, 4, (None, 9000)),
+        ({"min_memory_mib": 100}, 4, (2048, None)),
+        ({"min_memory_mib": 2048, "cpus": 20}, 20, (2048, None)),
+        # Memory of each GPU, and a squeue that does not show it.
+        ({"min_memory_mib": 9000, "mem_per_tres": "gres/gpu:1024"}, 4, (2048, None)),
+        ({}, 4, (2048, None)),
+    ],
+)
+def test_the_larger_of_request_and_tres_counts(
+    shown: dict[str, object], cpus: int, memory: tuple[int | None, int | None]
+) -> None:
+    job = description_of(msgspec.structs.replace(WAITS, **shown))
+    assert job.min_cpus == cpus
+    assert (job.pn_min_memory_mib, job.mem_per_cpu_mib) == memory
+    runs = description_of(msgspec.structs.replace(RUNS, **{**shown, "cpus": 4}))
+    assert (runs.min_cpus, runs.pn_min_memory_mib, runs.mem_per_cpu_mib) == (4, 2048, None)
+
+
+def test_gpus_of_tasks_count_where_they_are_newer_than_the_tres() -> None:
+    tres = "cpu=4,mem=4G,node=2,billing=4,gres/gpu=4"
+    record = msgspec.structs.replace(
+        WAITS, tasks=20, tres_requested=tres, tres_per_task="gres/gpu:1"
+    )
+    assert description_of(record).tres_per_job == "gres/gpu:20"
+    typed = msgspec.structs.replace(
+        record, tres_requested=f"{tres},gres/gpu:a100=4", tres_per_task="gres/gpu:a100:1"
+    )
+    assert description_of(typed).tres_per_job == "gres/gpu:a100:20"
+
+
 def test_a_run_is_charged_the_gpus_that_slurm_did_not_count() -> None:
     run = msgspec.structs.replace(RUNS, tres_per_node="gres/gpu:a100:2")
     alone = msgspec.structs.replace(CLUSTER, accounting=False, tracked=("cpu", "gres/gpu"))

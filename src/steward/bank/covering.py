@@ -27,8 +27,8 @@ from steward.bank.claims import (
 from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.estimate import Estimator
 from steward.bank.gate.deciding import FAR_US
-from steward.bank.gate.keeper import MOST_SHAPES
 from steward.bank.gate.link import GateLink
+from steward.bank.gate.pending_changes import MOST_DESCRIPTIONS
 from steward.bank.records import Description, Hold, Quote
 from steward.bank.settling import leader_of
 from steward.bank.unpaid import Unpaid
@@ -108,7 +108,7 @@ class Covering:
     def note_change(self, cluster: str, hold: Hold, record: JobRecord, now: datetime) -> None:
         """A job that has never started may ask for less now than is held for it."""
         has_run = hold.started or record.restarts or base_state(record.state) in STARTED
-        if hold.amount and not has_run and not record.array_job_id:
+        if hold.amount and not has_run:
             self._less[cluster, hold.job_id] = now
 
     def want_changed(self, cluster: str, now: datetime) -> bool:
@@ -120,7 +120,7 @@ class Covering:
         changed = self._link.holds(cluster=cluster, limit=_LAST, changed=True)
         for hold in changed:
             self.want(cluster, hold.job_id)
-            if not hold.started and (hold.quote is None or hold.quote.tasks <= 1):
+            if not hold.started:
                 self._less[cluster, hold.job_id] = now
         return bool(changed)
 
@@ -183,9 +183,8 @@ class Covering:
             if not jobs:
                 self._release_if_over(cluster, leader, hold, now)
                 continue
-            if (cluster, leader) in self._less or is_too_large(
-                hold, jobs, self._settings.bank.arrays
-            ):
+            is_changed = (cluster, leader) in self._less and not _is_cut_off(jobs)
+            if is_changed or is_too_large(hold, jobs, self._settings.bank.arrays):
                 self._cover((cluster, leader), jobs, now, is_exact=True)
         self._resting = {
             key: rest for key, rest in self._resting.items() if now < rest.until + _MINUTE
@@ -222,7 +221,7 @@ class Covering:
         if claim is None:
             return
         if others := tuple(dict.fromkeys(map(shape_of, ordered)))[1:]:
-            claim = msgspec.structs.replace(claim, tasks=others[: MOST_SHAPES + 1])
+            claim = msgspec.structs.replace(claim, tasks=others[: MOST_DESCRIPTIONS + 1])
         if is_exact:
             claim = msgspec.structs.replace(claim, is_exact=True)
         if is_moved:
@@ -419,6 +418,9 @@ def is_too_large(hold: Hold, jobs: Sequence[Job], policy: str) -> bool:
     """Whether an array's hold covers tasks that are gone: cancelled one by one."""
     if not hold.quote or hold.quote.tasks <= 1 or policy != "full":
         return False
-    if any(CUT_OFF in job.record.array_task for job in jobs):
-        return False
-    return hold.remaining > count(tasks_of(jobs)) * hold.quote.per_task
+    return not _is_cut_off(jobs) and hold.remaining > count(tasks_of(jobs)) * hold.quote.per_task
+
+
+def _is_cut_off(jobs: Sequence[Job]) -> bool:
+    """Whether an array has tasks left that Slurm does not name."""
+    return any(CUT_OFF in job.record.array_task for job in jobs)

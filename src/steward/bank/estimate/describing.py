@@ -20,7 +20,8 @@ def description_of(record: JobRecord) -> Description:
 
     Of a job that has its allocation this is what it was given, so that its estimate is what
     it has for as long as it may; of one that waits, what Slurm reckons that it needs. GRES that
-    Slurm does not count in a job's TRES are as the job asked for them.
+    Slurm does not count in a job's TRES are as the job asked for them. An update that slurmctld
+    rejects may change what a job asks for, and not its TRES: the larger of both counts.
 
     Args:
         record: A record of a snapshot, or of the job asked singly.
@@ -28,8 +29,8 @@ def description_of(record: JobRecord) -> Description:
     has = tres.parse(record.tres_allocated)
     asked = has or tres.parse(record.tres_requested)
     nodes = asked.get("node") or record.nodes or 1
-    cpus = asked.get("cpu") or record.cpus or 1
-    memory = asked.get("mem")
+    cpus = has.get("cpu") or max(asked.get("cpu", 0), record.cpus or 1)
+    memory, memory_of_cpu = _memory(record, asked, nodes, has=bool(has))
     counted = {kind_of(name) for name in asked}
     limit = record.time_limit_s
     return Description(
@@ -48,8 +49,8 @@ def description_of(record: JobRecord) -> Description:
         cpus_per_task=None if has else _each(cpus, record.tasks),
         min_cpus=cpus,
         max_cpus=cpus if has else None,
-        # A node's share, so that all nodes together have what the job has.
-        pn_min_memory_mib=None if memory is None else -(-memory // nodes),
+        pn_min_memory_mib=memory,
+        mem_per_cpu_mib=memory_of_cpu,
         exclusive=record.oversubscribe == "NO",
         array=_array(record),
         begin_us=micros_or_0(record.eligible),
@@ -64,7 +65,7 @@ def description_of(record: JobRecord) -> Description:
         tres_per_socket="" if has else without(record.tres_per_socket, counted),
         tres_per_task="" if has else without(record.tres_per_task, counted),
         cpus_per_tres="" if has else record.cpus_per_tres,
-        mem_per_tres="" if has or memory is not None else record.mem_per_tres,
+        mem_per_tres="" if has or "mem" in asked else record.mem_per_tres,
         features=record.constraints,
         admin_comment=record.admin_comment,
     )
@@ -124,7 +125,14 @@ def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> 
         return False
     if asked.array.partition("%")[2] != shown.array.partition("%")[2]:
         return False
-    least, has = _least(asked), _least(shown)
+    memory, memory_shown = _memory_of_unit(asked), _memory_of_unit(shown)
+    if None not in (memory, memory_shown) and memory != memory_shown:
+        return False
+    nodes, nodes_shown = asked.min_nodes or 1, shown.min_nodes or 1
+    # Where Slurm rejects an update that raises the nodes, the CPUs alone show it.
+    least, has = _least(asked, min(nodes, nodes_shown)), _least(shown, nodes_shown)
+    if nodes > max(nodes_shown, has["cpu"]):
+        return False
     if least.keys() != has.keys() or tres.licenses(asked.licenses) != tres.licenses(shown.licenses):
         return False
     most_by_kind: dict[str, int] = {}
@@ -133,11 +141,36 @@ def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> 
     return all(least[kind] <= has[kind] <= most_by_kind.get(kind, has[kind]) for kind in has)
 
 
-def _least(job: Description) -> dict[str, int]:
-    """How many CPUs, nodes and GRES of each kind a job needs at the least."""
-    nodes, tasks = job.min_nodes or 1, job.num_tasks or 1
+def _memory(
+    record: JobRecord, asked: dict[str, int], nodes: int, *, has: bool
+) -> tuple[int | None, int | None]:
+    """Memory of each node and of each CPU in MiB, of which one is None at least.
+
+    Slurm does not say which of both it is that a job asks for. Where what its TRES come to is
+    neither, they are older than what it asks for.
+    """
+    total, least = asked.get("mem"), record.min_memory_mib
+    if total is None:
+        return None, None
+    # A node's share, so that all nodes together have what the job has.
+    share = -(-total // nodes)
+    if has or least is None or record.mem_per_tres or share == least:
+        return share, None
+    if not least:
+        return 0, None
+    return (share, None) if least * asked.get("cpu", 1) < total else (None, least)
+
+
+def _memory_of_unit(job: Description) -> int | None:
+    """MiB of each CPU where the job says so, else of each node."""
+    return job.pn_min_memory_mib if job.mem_per_cpu_mib is None else job.mem_per_cpu_mib
+
+
+def _least(job: Description, nodes: int) -> dict[str, int]:
+    """How many CPUs and GRES of each kind a job needs at the least on so many nodes."""
+    tasks = job.num_tasks or 1
     cpus = 0 if job.overcommit else tasks * (job.cpus_per_task or 1)
-    least = {"cpu": max(cpus, job.min_cpus or 0), "node": nodes}
+    least = {"cpu": max(cpus, job.min_cpus or 0)}
     for text, count in (
         (job.tres_per_job, 1),
         (job.tres_per_socket, 1),
@@ -163,11 +196,15 @@ def _spread(record: JobRecord, nodes: int) -> int:
 
 def _together(record: JobRecord, asked: dict[str, int], counted: set[str], *, has: bool) -> str:
     """All of a job's GRES: those that Slurm counts, and the others as it asked for them."""
-    found = _gres(asked)
+    found, others = _gres(asked), asked_for(record)
     if has:
         # Of a job that runs nodes and tasks are settled.
-        others = asked_for(record)
         found |= {name: count for name, count in others.items() if kind_of(name) not in counted}
+    else:
+        for name, count in others.items():
+            of_kind = [known for known in found if kind_of(known) == kind_of(name)]
+            if of_kind and count > (known := sum(found[one] for one in of_kind)):
+                found[name] = found.get(name, 0) + count - known
     parts = [f"{name}:{amount}" for name, amount in found.items() if amount]
     if not has:
         parts.append(without(record.tres_per_job, counted))

@@ -5,22 +5,41 @@ the state in memory is made anew from the database (:meth:`Keeper.load`).
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 
 from steward.bank.errors import BankError, NoEstimate, NoRate
-from steward.bank.estimate import is_like, merged
+from steward.bank.estimate import is_like
 from steward.bank.estimate.bounds import LONGEST
 from steward.bank.gate import token
 from steward.bank.gate.case import Decision, Placing
 from steward.bank.gate.deciding import Deciding, of_hold
 from steward.bank.gate.doubts import Doubts
 from steward.bank.gate.ground import Ground, moment
+from steward.bank.gate.pending_changes import (
+    MOST_CHANGES,
+    MOST_DESCRIPTIONS,
+    descriptions,
+    descriptions_of_tasks,
+    descriptions_shown,
+    is_lower,
+    with_change,
+    with_limit,
+)
 from steward.bank.gate.purses import Open, Purses
-from steward.bank.gate.shapes import VERSION, Allowance, Changes, GateFact, Said, Submit
+from steward.bank.gate.shapes import (
+    VERSION,
+    Allowance,
+    Change,
+    Changes,
+    Claim,
+    GateFact,
+    Said,
+    Submit,
+)
 from steward.bank.gate.store import Store
 from steward.bank.ledger import Refusal
 from steward.bank.money import show
@@ -36,14 +55,6 @@ UNCONFIRMED_US: Final = 24 * 3600 * 1_000_000
 LOOK_MARGIN_US: Final = 5_000_000
 """slurmctld makes and changes a job a little after its plugin was answered, in µs: since 23.02
 it asks outside its locks."""
-MOST_SHAPES: Final = 16
-"""Most descriptions of one job that are priced: four independent changes make as many."""
-_MOST_CHANGES: Final = 8
-_AMOUNTS: Final = frozenset(
-    {"time_limit_min", "num_tasks", "min_cpus", "max_cpus", "min_nodes", "max_nodes"}
-    | {"cpus_per_task", "pn_min_cpus", "pn_min_memory_mib", "mem_per_cpu_mib"}
-)
-"""Requests that never make a job cheaper by growing: lower numbers pass at the bounds above."""
 _UNSEEN: Final = (
     "Steward: job {} has just been submitted, and is not seen yet by the bank: "
     "change it in a few seconds"
@@ -198,17 +209,18 @@ class Keeper:
         if not passed and self._is_torn(ask, hold, quote):
             return Said(v=VERSION, ok=False, say=_TORN.format(ask.jobs), id=ask.id)
         known = self.store.changes(hold)
-        changes = _extended(known, ask.job, is_held_for=bool(hold.amount))
-        shapes, more = _shapes(before, known), _shapes(before, changes)
-        is_known = more == shapes
-        is_many = len(more) > MOST_SHAPES or len(changes.asked) > _MOST_CHANGES
+        change = Change(job=ask.job, is_of_tasks="_" in ask.jobs)
+        changes = with_change(known, change, is_held_for=bool(hold.amount))
+        now, then = descriptions(before, known), descriptions(before, changes)
+        is_known = then == now
+        is_many = len(then) > MOST_DESCRIPTIONS or len(changes.asked) > MOST_CHANGES
         is_refused = is_many and not is_known and not is_lenient and self._is_bound(hold)
-        if is_refused and not all(_is_lower(shape, ask.job) for shape in shapes):
+        if is_refused and not all(is_lower(job, ask.job) for job in now):
             say = _TOO_MANY.format(ask.jobs or ask.job.job_id)
             return Said(v=VERSION, ok=False, say=say, id=ask.id)
         with self.without_extras(hold):
             decisions = self.deciding.change(
-                ask.cluster, hold, shapes, ask.job, now_us, is_lenient=is_lenient
+                ask.cluster, hold, now, ask.job, now_us, is_lenient=is_lenient
             )
         decision = min(decisions, key=_by_refusal_and_cost)
         if decision.ok:
@@ -473,11 +485,13 @@ class Keeper:
         ):
             covered = quote
         known = self.store.changes(hold)
-        asked = _shapes(before, known) if before is not None else ()
-        # What the queue shows was reckoned by Slurm: what was asked for stays, as far as it fits.
-        kept = [one for shape in asked for one in self._alike(hold, shape, shown)]
-        job, *others = dict.fromkeys((*kept[:_MOST_CHANGES], *shown))
-        changes = Changes(tasks=tuple(others))
+        kept, of_tasks = [], set()
+        if before is not None:
+            # What the queue shows was reckoned by Slurm: what was asked for stays, if it fits.
+            kept = self._alike(hold, before, known, shown)
+            of_tasks = descriptions_of_tasks(before, known)
+        job, *others = dict.fromkeys((*kept[:MOST_CHANGES], *shown))
+        changes = Changes(tasks=tuple(others), of_tasks=tuple(of_tasks))
         if changes != known:
             self.store.put_changes(hold, changes)
         if hold.changed_us:
@@ -488,17 +502,42 @@ class Keeper:
             self.store.describe(hold, covered, job)
         return True
 
+    def likely(self, hold: Open, claim: Claim) -> list[Description]:
+        """What a job may be that the queue does not show, but does not contradict either.
+
+        slurmctld may reject an update and change what the job asks for all the same; and a
+        waiting task of an array is shown as its array is.
+        """
+        before, changes = self.store.covered(hold)[1], self.store.changes(hold)
+        is_shown = claim.started and not claim.description.array
+        if before is None or is_shown or not self.is_settled(hold):
+            return []
+        shown = claim.description
+        alike = self._alike(hold, before, changes, (shown, *claim.tasks))
+        return [
+            msgspec.structs.replace(
+                job, array=shown.array, held=shown.held, begin_us=shown.begin_us
+            )
+            for job in (*alike, *descriptions_of_tasks(before, changes))
+            if job.account.lower() in ("", hold.account)
+        ]
+
     def _alike(
-        self, hold: Open, asked: Description, shown: Iterable[Description]
-    ) -> Iterator[Description]:
-        """What a job asks for, if it may be one that the queue shows, with that one's limit."""
-        try:
-            most = self.ground.quote(hold.cluster, asked, hold.created_us).tres
-        except (NoRate, NoEstimate):
-            most = {}
-        for one in shown:
-            if is_like(asked, one, most):
-                yield _with_limit(asked, one.time_limit_min) if asked.time_limit_min else asked
+        self, hold: Open, before: Description, changes: Changes, shown: Sequence[Description]
+    ) -> list[Description]:
+        """What a job may ask for that the queue would show so, with the limits that it shows."""
+        found: list[Description] = []
+        for asked in descriptions_shown(before, changes):
+            try:
+                most = self.ground.quote(hold.cluster, asked, hold.created_us).tres
+            except (NoRate, NoEstimate):
+                most = {}
+            found += [
+                with_limit(asked, job.time_limit_min) if asked.time_limit_min else asked
+                for job in shown
+                if is_like(asked, job, most)
+            ]
+        return found
 
     def _comment(self, job: Description, hold: Open) -> str:
         made = token.make(
@@ -690,59 +729,6 @@ def _job_id(ask: Submit) -> int:
     leader, _, offset = ask.jobs.partition("+")
     is_component = leader.isdecimal() and offset.isdecimal() and len(offset) <= _OFFSET
     return ask.job.job_id + int(offset) if is_component else ask.job.job_id
-
-
-def _extended(changes: Changes, change: Description, *, is_held_for: bool) -> Changes:
-    """Changes and one more."""
-    asked = changes.asked
-    if is_held_for:  # its begin is not put off, see Deciding.change
-        change = msgspec.structs.replace(change, held=False, released=False, begin_us=0)
-    if asked and _is_limit(asked[-1]) and _is_limit(change):
-        longest_min = max(asked[-1].time_limit_min or 0, change.time_limit_min or 0)
-        asked, change = asked[:-1], _with_limit(change, longest_min)
-    return msgspec.structs.replace(changes, asked=(*asked, change))
-
-
-def _shapes(before: Description, changes: Changes) -> set[Description]:
-    """All that a job may be after changes of which Slurm may have refused any.
-
-    Of those that differ in their time limit alone it is the longest, which costs most.
-    """
-    shapes = {before, *changes.tasks}
-    for change in changes.asked:
-        longest: dict[Description, Description] = {}
-        for shape in shapes | {merged(shape, change) for shape in shapes}:
-            limit_min = shape.time_limit_min or 0
-            # What no limit, or 0, stands for is the partition's to say.
-            group = _with_limit(shape, 1) if limit_min > 0 else shape
-            if limit_min >= (longest.get(group, shape).time_limit_min or 0):
-                longest[group] = shape
-        shapes = set(longest.values())
-        if len(shapes) > MOST_SHAPES:
-            break
-    return shapes
-
-
-def _is_limit(change: Description) -> bool:
-    """Whether a change is of the time limit alone."""
-    only = Description(uid=change.uid, job_id=change.job_id, time_limit_min=change.time_limit_min)
-    return change == only and (change.time_limit_min or 0) > 0
-
-
-def _is_lower(job: Description, change: Description) -> bool:
-    """Whether a change lowers numbers that a job asks for, and nothing else."""
-    blank = Description(uid=change.uid, job_id=change.job_id)
-    for field in Description.__struct_fields__:
-        value, before = getattr(change, field), getattr(job, field)
-        if value == getattr(blank, field):
-            continue
-        if field not in _AMOUNTS or not before or not 0 < value <= before:
-            return False
-    return change != blank
-
-
-def _with_limit(job: Description, limit_min: int | None) -> Description:
-    return msgspec.structs.replace(job, time_limit_min=limit_min)
 
 
 def _by_refusal_and_cost(decision: Decision) -> tuple[bool, int]:

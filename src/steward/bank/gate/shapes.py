@@ -150,17 +150,31 @@ class Seen(Noun, frozen=True):
     restarts: int = 0
 
 
+class Change(Noun, frozen=True):
+    """A change of a job that the gate passed, and that Slurm may have rejected.
+
+    Attributes:
+        job: What becomes different.
+        is_of_tasks: Whether it is of single tasks of an array.
+    """
+
+    job: Description
+    is_of_tasks: bool = False
+
+
 class Changes(Noun, frozen=True):
     """What a job may be beside what its hold covers.
 
     Attributes:
         tasks: Descriptions of an array's tasks that differ from the one that the hold covers.
-        asked: Changes that the gate passed and that no poll has shown, in their order. Slurm may
-            have refused any of them.
+        of_tasks: What changes of single tasks may have made of some. The queue shows a waiting
+            task as its array is.
+        asked: Changes that no poll has shown, in their order.
     """
 
     tasks: tuple[Description, ...] = ()
-    asked: tuple[Description, ...] = ()
+    of_tasks: tuple[Description, ...] = ()
+    asked: tuple[Change, ...] = ()
 
 
 class Claim(Noun, frozen=True):

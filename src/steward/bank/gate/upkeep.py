@@ -12,6 +12,7 @@ import msgspec
 from steward.bank.errors import BankRefused, BankUsage, NoEstimate
 from steward.bank.gate import token
 from steward.bank.gate.case import Case, Placing
+from steward.bank.gate.deciding import of_hold
 from steward.bank.gate.doubts import LOOK_S
 from steward.bank.gate.keeper import CONFIRMED, LOOK_MARGIN_US, SETTLED, Keeper
 from steward.bank.gate.moving import Moving
@@ -195,8 +196,15 @@ class Upkeep:
         if hold is not None and case.account != hold.account and not keeper.is_settled(hold):
             # It may have been moved back since: both accounts hold for it.
             return self._covered(hold, is_paid=True, why="")
+        likely = keeper.likely(hold, claim) if hold is not None else []
         with keeper.without_extras(hold) as extras:
-            decision = keeper.deciding.cover(case)
+            decision = max(
+                (
+                    keeper.deciding.cover(msgspec.structs.replace(case, job=job))
+                    for job in (case.job, *(of_hold(hold, one) for one in likely if hold))
+                ),
+                key=lambda decision: decision.quote.amount if decision.quote else -1,
+            )
         placing = decision.placing
         if placing is None:
             self._describe(hold, claim, case.job, None, now_us)
@@ -218,7 +226,7 @@ class Upkeep:
                 keeper.enlarge_decided(hold, decision, now_us)
             elif claim.is_exact:
                 self._shrink(hold, placing, is_started=claim.started)
-            self._describe(hold, claim, placing.job, placing.quote, now_us)
+            self._describe(hold, claim, case.job, placing.quote, now_us)
         if claim.started and not hold.started:
             self._start(hold, now_us)
             keeper.store.update(hold)
@@ -246,7 +254,7 @@ class Upkeep:
     def _shrink(self, hold: Open, placing: Placing, *, is_started: bool) -> None:
         """Hold no more than the queue shows that a job needs."""
         keeper = self._keeper
-        if placing.job.array:
+        if placing.job.array and hold.started:
             # A limit that is lowered while tasks run frees nothing: see using.use_of.
             before = keeper.store.covered(hold)[0]
             per_task = before.per_task if before is not None else 0
