@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from browsing import Person, chromium
-from job_site import CLUSTER, job_site
 from staging import Stage
+from web_cluster import CLUSTER, job_site
 from webbing import OPERATOR
 
 IMAGES: Final = Path(__file__).resolve().parent.parent / "docs" / "images"

@@ -3,9 +3,9 @@
 from typing import Final
 
 from browsing import Person
-from job_site import CLUSTER, JobSite
 from playwright.sync_api import Browser
 from submitting import wait_until
+from web_cluster import CLUSTER, JobSite
 
 TOKEN = "hush-hush-hush"
 """A secret in a job's environment."""

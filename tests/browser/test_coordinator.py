@@ -6,10 +6,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 from browsing import COLOURS, Person, chromium
-from job_site import CLUSTER, JobSite, job_site
 from playwright.sync_api import Browser, expect
 from staging import DEPOSIT, OPERATORS_FORMS, TOKEN
 from submitting import state_of, wait_until
+from web_cluster import CLUSTER, JobSite, job_site
 
 pytestmark = [pytest.mark.browser, pytest.mark.database, pytest.mark.timeout(1200)]
 COORDINATOR: Final = "ada"

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 from browsing import COLOURS, chromium
-from job_site import CLUSTER, job_site
 from playwright.sync_api import expect
 from staging import DEPOSIT, OPERATORS_FORMS, TOKEN, Stage
 from submitting import state_of, wait_until
+from web_cluster import CLUSTER, job_site
 from webbing import ADMINISTRATOR, OPERATOR
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1200)]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_site import CLUSTER, PATIENCE_S, JobSite, job_site
 from submitting import state_of, wait_until
+from web_cluster import CLUSTER, PATIENCE_S, JobSite, job_site
 from webbing import USERS, Visitor, WebSite
 
 from steward.jobs import Jobs, database_path
