@@ -182,6 +182,9 @@ def test_a_job_that_was_changed_too_often_unseen_waits_for_the_queue(tmp_path: P
     assert not changed(site, Description(uid=-1, job_id=5, max_nodes=1)).ok, "it had no number"
     assert changed(site, Description(uid=-1, job_id=5, num_tasks=2, min_cpus=2)).ok
     assert not changed(site, Description(uid=-1, job_id=5, num_tasks=5, min_cpus=5)).ok
+    assert changed(site, Description(uid=-1, job_id=5, licenses="abq:3")).ok, "it may be 8"
+    assert not changed(site, Description(uid=-1, job_id=5, licenses="xyz:1")).ok
+    assert not changed(site, Description(uid=-1, job_id=5, licenses="abq:9,xyz:1")).ok
     site.ground.put_rules(rules("observe"))
     assert changed(site, last).ok
     site.ground.put_rules(rules())

@@ -25,7 +25,7 @@ from steward.bank.gate.pending_changes import (
     descriptions,
     descriptions_of_tasks,
     descriptions_shown,
-    is_lower,
+    is_covered,
     with_change,
     with_limit,
 )
@@ -215,7 +215,7 @@ class Keeper:
         is_known = then == now
         is_many = len(then) > MOST_DESCRIPTIONS or len(changes.asked) > MOST_CHANGES
         is_refused = is_many and not is_known and not is_lenient and self._is_bound(hold)
-        if is_refused and not all(is_lower(job, ask.job) for job in now):
+        if is_refused and not is_covered(now, ask.job):
             say = _TOO_MANY.format(ask.jobs or ask.job.job_id)
             return Said(v=VERSION, ok=False, say=say, id=ask.id)
         with self.without_extras(hold):

@@ -4,6 +4,7 @@ slurmctld asks the gate before it checks an update, and no answer tells what bec
 docs/decisions/0046-pending-changes.md.
 """
 
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from steward.bank.estimate import merged
 from steward.bank.gate.shapes import Change, Changes
 from steward.bank.records import Description
+from steward.slurm import tres
 
 MOST_DESCRIPTIONS: Final = 16
 """Most descriptions of one job that are priced: four independent changes make as many."""
@@ -19,7 +21,13 @@ _AMOUNTS: Final = frozenset(
     {"time_limit_min", "num_tasks", "min_cpus", "max_cpus", "min_nodes", "max_nodes"}
     | {"cpus_per_task", "pn_min_cpus", "pn_min_memory_mib", "mem_per_cpu_mib"}
 )
-"""Requests that never make a job cheaper by growing: lower numbers pass at the bounds above."""
+_AMOUNTS_BY_NAME: Final = {
+    "licenses": tres.licenses,
+    **dict.fromkeys(
+        ("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"), tres.requested_gres
+    ),
+}
+"""Requests that, as those above, never make a job cheaper by growing."""
 
 
 def with_change(changes: Changes, change: Change, *, is_held_for: bool) -> Changes:
@@ -84,16 +92,34 @@ def descriptions_of_tasks(before: Description, changes: Changes) -> set[Descript
     return descriptions(before, changes) - descriptions_shown(before, changes)
 
 
-def is_lower(job: Description, change: Description) -> bool:
-    """Whether a change lowers numbers that a job asks for, and nothing else."""
-    blank = Description(uid=change.uid, job_id=change.job_id)
+def is_covered(possible: AbstractSet[Description], change: Description) -> bool:
+    """Whether a change makes of a job nothing larger than what it may be already.
+
+    Such a change, a decrease above all, passes at the bounds above: it need not be stored.
+    """
+    return all(
+        any(_is_at_most(merged(job, change), other) for other in possible) for job in possible
+    )
+
+
+def _is_at_most(job: Description, other: Description) -> bool:
+    """Whether a job asks for no more of anything than another one, and for the same otherwise."""
     for field in Description.__struct_fields__:
-        value, before = getattr(change, field), getattr(job, field)
-        if value == getattr(blank, field):
+        asked, most = getattr(job, field), getattr(other, field)
+        if asked == most:
             continue
-        if field not in _AMOUNTS or not before or not 0 < value <= before:
+        if field in _AMOUNTS:
+            if not asked or not most or not 0 < asked <= most:
+                return False
+        elif field in _AMOUNTS_BY_NAME:
+            amounts, bounds = map(_AMOUNTS_BY_NAME[field], (asked, most))
+            if bool(asked) != bool(amounts) or any(
+                amount > bounds.get(name, 0) for name, amount in amounts.items()
+            ):
+                return False
+        else:
             return False
-    return change != blank
+    return True
 
 
 def with_limit(job: Description, limit_min: int | None) -> Description:
