@@ -214,7 +214,9 @@ def print_coverage(data: coverage.Coverage) -> None:
         counts = sums.setdefault(package, [0, 0])
         counts[0] += summary["covered_lines"] + summary["covered_branches"]
         counts[1] += summary["num_statements"] + summary["num_branches"]
-    shares = {name: round(100 * done / every, 1) for name, (done, every) in sorted(sums.items())}
+    shares = {
+        name: round(100 * done / every, 1) for name, (done, every) in sorted(sums.items()) if every
+    }
     print(json.dumps(shares, indent=2))
 
 

@@ -170,6 +170,19 @@ def test_what_slurm_changes_of_an_update_that_it_rejects_is_priced(site: BankSit
     wait_until(lambda: 4 * CPU <= site.held() < 5 * CPU, 60)
 
 
+def test_an_array_task_is_priced_by_whichever_of_its_ids_it_is_changed(site: BankSite) -> None:
+    job = held(site, "--time=0:30:00", "--array=1-2")
+    assert changes(site, job, "timelimit=0:40:00", user=OWNER)
+    task = f"{job}_1"
+    assert site.as_user("scontrol", "update", f"jobid={task}", "timelimit=0:50:00", user=OWNER)
+    shown = site.cluster.run(["scontrol", "-o", "show", "job", task]).stdout
+    raw = shown.partition("JobId=")[2].split()[0]
+    assert raw != str(job), "slurmctld gives it an id of its own"
+    dear = ("scontrol", "update", f"jobid={raw}", "timelimit=9:00:00")
+    assert not site.as_user(*dear, user=OWNER)
+    assert site.as_user("scontrol", "update", f"jobid={raw}", "timelimit=1:00:00", user=OWNER)
+
+
 @pytest.mark.parametrize("user", [OWNER, COORDINATOR, OPERATOR])
 def test_what_can_be_paid_is_released_and_held_for_once(site: BankSite, user: str) -> None:
     cheap = held(site, CHEAP)

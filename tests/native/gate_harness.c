@@ -13,6 +13,17 @@
 
 slurm_conf_t slurm_conf; /* as libslurmfull has it */
 
+/* The record of a job that is changed: the numbers of array and task stand somewhere in it. */
+static uint32_t record[512];
+enum { ARRAY = 14, TASK };
+
+/* As slurmctld has it: a task's record; of a task without one, that of its array. */
+void *find_job_array_rec(uint32_t array, uint32_t task);
+void *find_job_array_rec(uint32_t array, uint32_t task)
+{
+	return record[ARRAY] == array && record[TASK] == task ? record : NULL;
+}
+
 static atomic_int logged;
 static char last_log[1024];
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -165,9 +176,9 @@ static int ask(const char *op, job_desc_msg_t *job, uint32_t by, char **message)
 	if (*op == 's')
 		return job_submit(job, by, message);
 #if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(23, 2, 0)
-	return job_modify(job, NULL, by, message);
+	return job_modify(job, record, by, message);
 #else
-	return job_modify(job, NULL, by);
+	return job_modify(job, record, by);
 #endif
 }
 
@@ -198,7 +209,7 @@ static void do_write(const char *op, job_desc_msg_t *job, uint32_t by)
 {
 	struct line line = { 0 };
 
-	write_request(&line, op, job, by);
+	write_request(&line, op, job, record, by);
 	if (line.failed)
 		printf("failed\n");
 	else
@@ -310,7 +321,10 @@ int main(void)
 			empty(&job);
 		else if (!strcmp(words[0], "set"))
 			set(&job, words[1], words[2]);
-		else if (!strcmp(words[0], "write"))
+		else if (!strcmp(words[0], "record")) {
+			record[ARRAY] = (uint32_t)strtoul(words[1], NULL, 10);
+			record[TASK] = (uint32_t)strtoul(words[2], NULL, 10);
+		} else if (!strcmp(words[0], "write"))
 			do_write(words[1], &job, (uint32_t)strtoul(words[2], NULL, 10));
 		else if (!strcmp(words[0], "read"))
 			do_read(words[1]);

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -434,6 +434,11 @@ WAITS = JobRecord(
         ({"min_nodes": 20, "max_nodes": 20}, {"cpus": 20, "nodes": 20, "tasks": 20}, 200),
         ({"pn_min_memory_mib": 20 << 10}, {"min_memory_mib": 20 << 10}, 200),
         ({"mem_per_cpu_mib": 20 << 10}, {"min_memory_mib": 20 << 10}, 200),
+        # Of several fields Slurm may keep one.
+        ({"min_nodes": 20, "licenses": "abq:1"}, {"cpus": 20}, 200),
+        ({"min_nodes": 20, "pn_min_memory_mib": 100}, {"cpus": 20}, 200),
+        ({"min_nodes": 20, "mem_per_cpu_mib": 100}, {"cpus": 20}, 200),
+        ({"min_nodes": 20, "tres_per_node": "gres/disk:1"}, {"cpus": 20}, 200),
         # And where nothing has become of it.
         ({"min_nodes": 20, "max_nodes": 20}, {}, 10),
         ({"pn_min_memory_mib": 20 << 10}, {}, 10),
@@ -441,11 +446,11 @@ WAITS = JobRecord(
     ],
 )
 def test_what_an_update_changes_though_slurm_rejects_it_stays_held_for(
-    tmp_path: Path, change: dict[str, int], shown: dict[str, int], needed: int
+    tmp_path: Path, change: dict[str, Any], shown: dict[str, int], needed: int
 ) -> None:
     site = memory_site(tmp_path, 300)
     submitted(site, job(9, pn_min_memory_mib=1024))
-    assert changed(site, Description(uid=-1, job_id=5, **change)).ok  # type: ignore[arg-type]
+    assert changed(site, Description(uid=-1, job_id=5, **change)).ok
     for _ in range(2):
         looked_at(site, description_of(msgspec.structs.replace(WAITS, **shown)))
         assert site.free() == 300 - needed
@@ -487,3 +492,76 @@ def test_an_array_that_waits_is_held_for_less_once_the_queue_shows_that(tmp_path
     assert site.free() == 60
     looked_at(site, job(9, array="0-1,3"))
     assert site.free() == 70
+
+
+def test_fewer_nodes_are_held_for_once_the_queue_shows_them(tmp_path: Path) -> None:
+    site = memory_site(tmp_path, 300)
+    submitted(site, job(9, cpus=4, min_nodes=4, max_nodes=4, pn_min_memory_mib=1024))
+    assert site.free() == 260
+    assert changed(site, Description(uid=-1, job_id=5, min_nodes=1, max_nodes=1)).ok
+    shown = {"cpus": 4, "tasks": 1, "tres_requested": "cpu=4,mem=1G,node=1"}
+    looked_at(site, description_of(msgspec.structs.replace(WAITS, **shown)))
+    assert site.free() == 290
+
+
+def test_a_job_that_runs_is_known_by_what_it_asked_for_each_cpu(tmp_path: Path) -> None:
+    site = memory_site(tmp_path, 300)
+    submitted(site, job(9, cpus=4, mem_per_cpu_mib=1024))
+    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=8)).ok
+    runs = msgspec.structs.replace(
+        WAITS,
+        state="RUNNING",
+        cpus=4,
+        tasks=4,
+        tres_requested="",
+        tres_allocated="cpu=4,mem=4G,node=1",
+    )
+    claim = Claim(cluster=CLUSTER, job_id=5, description=description_of(runs), started=True)
+    at_us = now_us() + LOOK_MARGIN_US + 1_000_000
+    with site.store.transaction():
+        site.upkeep.looked(CLUSTER, at_us, at_us)
+        site.upkeep.cover(claim, "alice", at_us)
+    again = Description(uid=-1, job_id=5, num_tasks=16, min_cpus=16, begin_us=1)
+    assert changed(site, again).ok
+    assert site.free() == 300 - 160
+
+
+def test_an_array_of_which_a_task_was_cancelled_is_raised_by_what_is_left(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 50))
+    submitted(site, job(9, array="0-3"))
+    looked_at(site, job(9, array="0-2"))
+    assert site.free() == 20
+    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=12), "5").ok
+    assert site.free() == 11
+
+
+def test_updates_of_a_whole_array_that_were_shown_do_not_add_up(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 9000))
+    submitted(site, job(9, array="0-3"))
+    assert changed(site, Description(uid=-1, job_id=5, req_nodes="n1"), "5_1").ok
+    for count in range(2, 22):
+        changes: dict[str, Any] = {"num_tasks": count, "min_cpus": count}
+        changes["time_limit_min"] = 9 + count
+        assert changed(site, Description(uid=-1, job_id=5, **changes), "5").ok
+        looked_at(site, job(9 + count, cpus=count, array="0-3"))
+
+
+@pytest.mark.parametrize("others", [0, 2, 8])
+def test_descriptions_of_tasks_that_differ_hide_none_of_the_job(
+    tmp_path: Path, others: int
+) -> None:
+    site = GateCore(tmp_path, account("chem", 1000))
+    submitted(site, job(9, cpus=16, array="0-15", partition="cheap"))
+    nodes = Description(uid=-1, job_id=5, min_nodes=8, max_nodes=8, pn_min_cpus=16)
+    assert changed(site, nodes, "5").ok
+    at_us = now_us() + LOOK_MARGIN_US + 1_000_000
+    shown = [job(9 - minutes, cpus=16, partition="cheap") for minutes in range(others + 1)]
+    whole = msgspec.structs.replace(shown[0], array="0-15")
+    claim = Claim(
+        cluster=CLUSTER, job_id=5, description=whole, tasks=tuple(shown[1:]), started=True
+    )
+    with site.store.transaction():
+        site.upkeep.looked(CLUSTER, at_us, at_us)
+        site.upkeep.cover(claim, "alice", at_us)
+    said = changed(site, Description(uid=-1, job_id=5, partition="main"), "5")
+    assert not said.ok

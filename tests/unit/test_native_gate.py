@@ -169,6 +169,28 @@ def test_an_update_that_costs_no_more_is_not_asked(
     assert len(gate.asked) == len(dear)
 
 
+@pytest.mark.parametrize(
+    ("record", "named", "jobs", "job_id"),
+    [
+        ("record 26 1", "30", "26_1", 26),
+        ("record 26 0", "30", "26_0", 26),
+        ("record 26 1", "26_1", "26_1", 26),
+        # All tasks of the array, of which this one has a record of its own.
+        ("record 26 1", "26", "26", 26),
+        # The record of the tasks that are left, and that of no array.
+        ("record 26 4294967294", "26", "26", 26),
+        ("record 0 0", "30", "30", 30),
+    ],
+)
+def test_a_task_is_named_as_its_arrays_whichever_way_it_was_named(
+    checked: Path, tmp_path: Path, record: str, named: str, jobs: str, job_id: int
+) -> None:
+    words = [f"set job_id_str {named.encode().hex()}", "set time_limit 5", record]
+    (line,) = run_gate(checked, [*begun(tmp_path), *words, "write modify 1000"])
+    question = json.loads(line)
+    assert (question["jobs"], question["job"]["job_id"]) == (jobs, job_id)
+
+
 SPOILT = {
     "rubbish": b"\x00\xffHTTP/1.0\n",
     "another version": b'{"v":9,"ok":true}\n',

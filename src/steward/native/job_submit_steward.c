@@ -63,6 +63,7 @@ static const char oversize_message[] =
 
 static const slurm_conf_t *slurms_conf;
 static atomic_int is_said; /* that the gate fails */
+static void *(*find_task)(uint32_t array, uint32_t task); /* slurmctld's own */
 
 /* `--exclusive=topo`, of 24.11 on: whole nodes. No older slurmctld gives a job this number. */
 enum { SHARED_TOPO = 4 };
@@ -176,6 +177,29 @@ static uint32_t id_of(const job_desc_msg_t *job)
 	return id;
 }
 
+/*
+ * The array and the task that slurmctld's record of a job is of; 0 for none, and where nobody
+ * can tell. A task that was changed has an id of its own, and users may name it by that. No
+ * public header tells the record's form. Both numbers stand together near its beginning in every
+ * version, and what slurmctld finds by them must be this very record.
+ */
+static uint32_t array_of(const void *record, uint32_t *task)
+{
+	uint32_t words[64];
+
+	if (!record || !find_task)
+		return 0;
+	memcpy(words, record, sizeof(words)); /* less than any version's record */
+	for (size_t i = 0; i + 1 < sizeof(words) / sizeof(*words); i++) {
+		if (words[i] && words[i] < NO_VAL && words[i + 1] < NO_VAL &&
+		    find_task(words[i], words[i + 1]) == record) {
+			*task = words[i + 1];
+			return words[i];
+		}
+	}
+	return 0;
+}
+
 static const char *cluster_name(void)
 {
 	return slurms_conf && slurms_conf->cluster_name ? slurms_conf->cluster_name : "";
@@ -188,14 +212,20 @@ static int is_released(const job_desc_msg_t *job)
 }
 
 /* Writes the question; the line is to be freed. */
-static void write_request(struct line *line, const char *op, const job_desc_msg_t *job, uint32_t by)
+static void write_request(struct line *line, const char *op, const job_desc_msg_t *job,
+			  const void *record, uint32_t by)
 {
 	const int is_modify = !strcmp(op, "modify");
+	uint32_t task = 0;
+	const uint32_t array = is_modify ? array_of(record, &task) : 0;
+	const int is_by_own_id = array && id_of(job) != array;
 
 	add(line, "{\"v\":1,\"op\":\"%s\",\"cluster\":", op);
 	add_quoted(line, cluster_name(), LONGEST_TEXT);
 	add(line, ",\"by\":%" PRIu32, by);
-	if (is_modify)
+	if (is_by_own_id)
+		add(line, ",\"jobs\":\"%" PRIu32 "_%" PRIu32 "\"", array, task);
+	else if (is_modify)
 		add_text(line, "jobs", job->job_id_str);
 	/* The user is the job's, never who submits it; an update names whom it likes. */
 	add(line, ",\"job\":{\"uid\":");
@@ -204,7 +234,7 @@ static void write_request(struct line *line, const char *op, const job_desc_msg_
 	else
 		add(line, "%" PRIu32, job->user_id);
 	if (is_modify)
-		add_32(line, "job_id", id_of(job));
+		add_32(line, "job_id", is_by_own_id ? array : id_of(job));
 	add_names(line, job);
 	if (!is_modify) /* the gate adds its token to it */
 		add_text(line, "admin_comment", job->admin_comment);
@@ -286,7 +316,8 @@ static int is_slurms(uint32_t by)
 	return by == 0 || by == getuid();
 }
 
-static int decide(const char *op, job_desc_msg_t *job, uint32_t by, char **message)
+static int decide(const char *op, job_desc_msg_t *job, const void *record, uint32_t by,
+		  char **message)
 {
 	struct line line = { 0 };
 	struct answer answer;
@@ -296,7 +327,7 @@ static int decide(const char *op, job_desc_msg_t *job, uint32_t by, char **messa
 
 	if (!slurm_xstrdup || !slurm_xfree)
 		return SLURM_SUCCESS; /* init has said so */
-	write_request(&line, op, job, by);
+	write_request(&line, op, job, record, by);
 	asked = ask_gate(&line, &answer, why);
 	free(line.text);
 	log_change(asked, why);
@@ -325,14 +356,13 @@ static int decide(const char *op, job_desc_msg_t *job, uint32_t by, char **messa
 
 int job_submit(job_desc_msg_t *job, uint32_t by, char **message)
 {
-	return decide("submit", job, by, message);
+	return decide("submit", job, NULL, by, message);
 }
 
 #if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(23, 2, 0)
 int job_modify(job_desc_msg_t *job, void *record, uint32_t by, char **message)
 {
-	(void)record; /* whose form no public header tells */
-	return is_about_cost(job) ? decide("modify", job, by, message) : SLURM_SUCCESS;
+	return is_about_cost(job) ? decide("modify", job, record, by, message) : SLURM_SUCCESS;
 }
 #else
 int job_modify(job_desc_msg_t *job, void *record, uint32_t by)
@@ -340,10 +370,9 @@ int job_modify(job_desc_msg_t *job, void *record, uint32_t by)
 	char *message = NULL;
 	int code;
 
-	(void)record; /* whose form no public header tells */
 	if (!is_about_cost(job))
 		return SLURM_SUCCESS;
-	code = decide("modify", job, by, &message);
+	code = decide("modify", job, record, by, &message);
 	if (message) {
 		/* This Slurm has no way to tell the user. */
 		slurm_info("job_submit/steward: JobId=%" PRIu32 ": %s", id_of(job), message);
@@ -375,6 +404,7 @@ int init(void)
 	const char *path = getenv("STEWARD_GATE_CONF");
 
 	slurms_conf = find_conf();
+	*(void **)&find_task = dlsym(RTLD_DEFAULT, "find_job_array_rec");
 	begin_asking(path && *path ? path : default_conf);
 	atomic_store(&is_said, 0);
 	if (!slurm_xstrdup || !slurm_xfree)

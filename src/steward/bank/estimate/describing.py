@@ -105,7 +105,9 @@ def merged(base: Description, change: Description) -> Description:
     return msgspec.structs.replace(base, **changes)
 
 
-def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> bool:
+def is_like(
+    asked: Description, shown: Description, most: Mapping[str, int], *, unshown_nodes: int = 0
+) -> bool:
     """Whether a job that asks for this, or for less time, may be the one that the queue shows.
 
     Slurm shows what a job comes to: not what it asks for each CPU, node, task or GPU.
@@ -114,6 +116,7 @@ def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> 
         asked: A description as the user requested it.
         shown: A description from the queue, see :func:`description_of`.
         most: Upper bound of the allocation, by TRES; empty if unknown.
+        unshown_nodes: Up to how many nodes the queue may not show that it asks for.
     """
     if asked.account.lower() not in ("", shown.account.lower()):
         return False
@@ -126,12 +129,14 @@ def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> 
     if asked.array.partition("%")[2] != shown.array.partition("%")[2]:
         return False
     memory, memory_shown = _memory_of_unit(asked), _memory_of_unit(shown)
-    if None not in (memory, memory_shown) and memory != memory_shown:
+    # Of a job that runs a node's share is shown, whatever it asked for.
+    is_waiting = shown.max_cpus is None
+    if is_waiting and None not in (memory, memory_shown) and memory != memory_shown:
         return False
     nodes, nodes_shown = asked.min_nodes or 1, shown.min_nodes or 1
-    # Where Slurm rejects an update that raises the nodes, the CPUs alone show it.
     least, has = _least(asked, min(nodes, nodes_shown)), _least(shown, nodes_shown)
-    if nodes > max(nodes_shown, has["cpu"]):
+    # Where Slurm rejects an update that raises the nodes, the CPUs alone show it.
+    if nodes > max(nodes_shown, min(has["cpu"], unshown_nodes)):
         return False
     if least.keys() != has.keys() or tres.licenses(asked.licenses) != tres.licenses(shown.licenses):
         return False

@@ -25,7 +25,9 @@ from steward.bank.gate.pending_changes import (
     descriptions,
     descriptions_of_tasks,
     descriptions_shown,
+    is_at_most,
     is_covered,
+    largest,
     with_change,
     with_limit,
 )
@@ -473,25 +475,31 @@ class Keeper:
         if not self.is_settled(hold):
             return False
         covered, before = self.store.covered(hold)
-        shown = [
-            msgspec.structs.replace(of_hold(hold, one), admin_comment="", job_id=0)
-            for one in (job, *tasks)
-        ]
+        known, array = self.store.changes(hold), job.array
         if hold.amount and before is not None and before.array:
             array = before.array.partition("%")[0] + "".join(job.array.partition("%")[1:])
-            shown = [msgspec.structs.replace(one, array=array) for one in shown]
         elif quote is not None and (
             covered is None or not hold.amount or quote.amount >= covered.amount
         ):
             covered = quote
-        known = self.store.changes(hold)
-        kept, of_tasks = [], set()
-        if before is not None:
-            # What the queue shows was reckoned by Slurm: what was asked for stays, if it fits.
-            kept = self._alike(hold, before, known, shown)
-            of_tasks = descriptions_of_tasks(before, known)
-        job, *others = dict.fromkeys((*kept[:MOST_CHANGES], *shown))
-        changes = Changes(tasks=tuple(others), of_tasks=tuple(of_tasks))
+        shown = [of_hold(hold, one) for one in (job, *tasks)]
+        # What the queue shows was reckoned by Slurm: what was asked for stays, as far as it fits.
+        kept = self._alike(hold, before, known, shown) if before is not None else []
+        of_tasks = descriptions_of_tasks(before, known) if before is not None else set()
+        job, *others = dict.fromkeys(
+            msgspec.structs.replace(one, admin_comment="", job_id=0, array=array)
+            for one in (*kept, *shown)
+        )
+        nodes = max(one.min_nodes or 1 for one in (job, *others))
+        changes = Changes(
+            tasks=tuple(others),
+            of_tasks=tuple(
+                one
+                for one in largest(msgspec.structs.replace(one, array=array) for one in of_tasks)
+                if not any(is_at_most(one, other) for other in (job, *others))
+            ),
+            nodes=nodes if nodes > max(one.min_nodes or 1 for one in shown) else 0,
+        )
         if changes != known:
             self.store.put_changes(hold, changes)
         if hold.changed_us:
@@ -527,16 +535,23 @@ class Keeper:
     ) -> list[Description]:
         """What a job may ask for that the queue would show so, with the limits that it shows."""
         found: list[Description] = []
+        known_nodes = max(one.min_nodes or 1 for one in (before, *changes.tasks))
         for asked in descriptions_shown(before, changes):
             try:
                 most = self.ground.quote(hold.cluster, asked, hold.created_us).tres
             except (NoRate, NoEstimate):
                 most = {}
-            found += [
-                with_limit(asked, job.time_limit_min) if asked.time_limit_min else asked
+            nodes = asked.min_nodes or 1
+            unshown_nodes = nodes if nodes > known_nodes else changes.nodes
+            limits = [
+                job.time_limit_min or 0
                 for job in shown
-                if is_like(asked, job, most)
+                if is_like(asked, job, most, unshown_nodes=unshown_nodes)
             ]
+            if limits and asked.time_limit_min:
+                found.append(with_limit(asked, max(limits) if min(limits) > 0 else min(limits)))
+            elif limits:
+                found.append(asked)
         return found
 
     def _comment(self, job: Description, hold: Open) -> str:

@@ -4,6 +4,7 @@ slurmctld asks the gate before it checks an update, and no answer tells what bec
 docs/decisions/0046-pending-changes.md.
 """
 
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -67,7 +68,7 @@ def descriptions(before: Description, changes: Changes) -> set[Description]:
     found = {before, *changes.tasks, *changes.of_tasks}
     for change in changes.asked:
         longest: dict[Description, Description] = {}
-        for job in found | {merged(job, change.job) for job in found}:
+        for job in found.union(*(_after(job, change.job) for job in found)):
             limit_min = job.time_limit_min or 0
             # What no limit, or 0, stands for is the partition's to say.
             group = with_limit(job, 1) if limit_min > 0 else job
@@ -76,6 +77,32 @@ def descriptions(before: Description, changes: Changes) -> set[Description]:
         found = set(longest.values())
         if len(found) > MOST_DESCRIPTIONS:
             break
+    return found
+
+
+def _after(job: Description, change: Description) -> tuple[Description, Description]:
+    """What a change makes of a job, and what if slurmctld keeps the larger amounts alone.
+
+    It may keep them of an update that it rejects for another part.
+    """
+    whole = merged(job, change)
+    larger = {
+        field: getattr(whole, field)
+        for field in _AMOUNTS
+        if (getattr(whole, field) or 0) > (getattr(job, field) or 0)
+    }
+    if (job.mem_per_cpu_mib is None) != (whole.mem_per_cpu_mib is None):
+        larger.pop("mem_per_cpu_mib", None)
+        larger.pop("pn_min_memory_mib", None)
+    return whole, msgspec.structs.replace(job, **larger)
+
+
+def largest(possible: Iterable[Description]) -> list[Description]:
+    """The descriptions that none of the others covers."""
+    found: list[Description] = []
+    for job in possible:
+        if not any(is_at_most(job, other) for other in found):
+            found = [*(other for other in found if not is_at_most(other, job)), job]
     return found
 
 
@@ -98,11 +125,11 @@ def is_covered(possible: AbstractSet[Description], change: Description) -> bool:
     Such a change, a decrease above all, passes at the bounds above: it need not be stored.
     """
     return all(
-        any(_is_at_most(merged(job, change), other) for other in possible) for job in possible
+        any(is_at_most(merged(job, change), other) for other in possible) for job in possible
     )
 
 
-def _is_at_most(job: Description, other: Description) -> bool:
+def is_at_most(job: Description, other: Description) -> bool:
     """Whether a job asks for no more of anything than another one, and for the same otherwise."""
     for field in Description.__struct_fields__:
         asked, most = getattr(job, field), getattr(other, field)

@@ -169,11 +169,13 @@ class Changes(Noun, frozen=True):
         tasks: Descriptions of an array's tasks that differ from the one that the hold covers.
         of_tasks: What changes of single tasks may have made of some. The queue shows a waiting
             task as its array is.
+        nodes: How many nodes the job may ask for that the queue does not show; 0 for none.
         asked: Changes that no poll has shown, in their order.
     """
 
     tasks: tuple[Description, ...] = ()
     of_tasks: tuple[Description, ...] = ()
+    nodes: int = 0
     asked: tuple[Change, ...] = ()
 
 

@@ -197,13 +197,6 @@ class Store:
             "UPDATE hold SET changes=? WHERE number=?", (_encode(changes).decode(), hold.number)
         )
 
-    def put_quote(self, hold: Open, quote: Quote) -> None:
-        """Store what a hold may cost now; what its job asked for stays."""
-        self._db.execute(
-            "UPDATE hold SET amount=?, quote=? WHERE number=?",
-            (hold.amount, _encode(quote).decode(), hold.number),
-        )
-
     def delete(self, hold: Open) -> None:
         """Forget a hold."""
         self._db.execute("DELETE FROM hold WHERE number=?", (hold.number,))

@@ -268,7 +268,9 @@ class Upkeep:
         if placing.needed < hold.remaining:
             keeper.shrink(hold, placing.needed)
             hold.amount = placing.needed
-            keeper.store.put_quote(hold, placing.quote)
+            asked = keeper.store.covered(hold)[1] or placing.job
+            left = msgspec.structs.replace(asked, array=placing.job.array)
+            keeper.store.describe(hold, placing.quote, left)
 
     def _covered(self, hold: Open | None, *, is_paid: bool, why: str) -> Covered:
         whole = self._keeper.store.whole(hold) if hold is not None else None
