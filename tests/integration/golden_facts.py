@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from golden import CLUSTER, GID, UIDS, GoldenSite, at
+from golden_cluster import CLUSTER, GID, UIDS, GoldenSite, at
+
 from steward.core.events import (
     BANK_THRESHOLD,
     CONTROLLER_STATE,

@@ -155,12 +155,12 @@ def test_a_job_is_not_moved_to_where_what_it_came_to_ask_for_is_dear(site: BankS
     assert changes(site, job, "licenses=abq:1", user=OWNER)
 
 
-def test_what_slurm_changes_of_an_update_that_it_rejects_is_priced(site: BankSite) -> None:
+def test_the_gate_prices_a_rejected_update_that_slurmctld_applies_in_part(site: BankSite) -> None:
     job = held(site, "--time=2:00:00")
     assert not changes(site, job, "numnodes=2", "features=nosuch", user=OWNER), "by Slurm"
 
     def is_polled() -> bool:
-        return any(one.job_id == job and (one.cpus or 0) >= 2 for one in site.unfinished())
+        return any(row.job_id == job and (row.cpus or 0) >= 2 for row in site.unfinished())
 
     wait_until(is_polled, 60)
     time.sleep(8)  # until a poll that began after the change is told to the gate
@@ -170,7 +170,7 @@ def test_what_slurm_changes_of_an_update_that_it_rejects_is_priced(site: BankSit
     wait_until(lambda: 4 * CPU <= site.held() < 5 * CPU, 60)
 
 
-def test_an_array_task_is_priced_by_whichever_of_its_ids_it_is_changed(site: BankSite) -> None:
+def test_the_gate_prices_an_update_of_an_array_task_by_either_id(site: BankSite) -> None:
     job = held(site, "--time=0:30:00", "--array=1-2")
     assert changes(site, job, "timelimit=0:40:00", user=OWNER)
     task = f"{job}_1"

@@ -21,9 +21,9 @@ from typing import Final, Self
 import golden_facts
 import golden_runner
 import pytest
+from golden_cluster import GID, UIDS, GoldenSite, own_host
 
 import steward
-from golden import GID, UIDS, GoldenSite, own_host
 
 pytestmark = [
     pytest.mark.wide,

@@ -13,11 +13,11 @@
 
 slurm_conf_t slurm_conf; /* as libslurmfull has it */
 
-/* The record of a job that is changed: the numbers of array and task stand somewhere in it. */
+/* slurmctld's record of the changed job, with array_job_id and array_task_id inside. */
 static uint32_t record[512];
 enum { ARRAY = 14, TASK };
 
-/* As slurmctld has it: a task's record; of a task without one, that of its array. */
+/* Replaces slurmctld's function: returns the record for its array and task, else NULL. */
 void *find_job_array_rec(uint32_t array, uint32_t task);
 void *find_job_array_rec(uint32_t array, uint32_t task)
 {

@@ -399,8 +399,8 @@ def test_no_memory_for_each_cpu_is_all_memory_of_a_node(tmp_path: Path) -> None:
     assert not changed(site, Description(uid=-1, job_id=5, mem_per_cpu_mib=0)).ok
 
 
-def memory_site(directory: Path, su: int) -> GateCore:
-    """A gate where a GiB and minute costs one SU, and a node has 64 GiB."""
+def make_memory_site(directory: Path, su: int) -> GateCore:
+    """Make a gate with a rate of one SU per GiB and minute, and nodes of 64 GiB."""
     site = GateCore(directory, account("chem", su))
     rate = msgspec.structs.replace(RATE, partition="main", weights={"mem": 60 * MICRO})
     site.ground.put_rules(msgspec.structs.replace(rules(), rates=(rate,)))
@@ -437,6 +437,7 @@ WAITS = JobRecord(
         # Of several fields Slurm may keep one.
         ({"min_nodes": 20, "licenses": "abq:1"}, {"cpus": 20}, 200),
         ({"min_nodes": 20, "pn_min_memory_mib": 100}, {"cpus": 20}, 200),
+        ({"min_nodes": 20, "pn_min_memory_mib": 1500}, {"cpus": 20}, 200),
         ({"min_nodes": 20, "mem_per_cpu_mib": 100}, {"cpus": 20}, 200),
         ({"min_nodes": 20, "tres_per_node": "gres/disk:1"}, {"cpus": 20}, 200),
         # And where nothing has become of it.
@@ -445,10 +446,10 @@ WAITS = JobRecord(
         ({"num_tasks": 20, "min_cpus": 20, "mem_per_cpu_mib": 1024}, {}, 10),
     ],
 )
-def test_what_an_update_changes_though_slurm_rejects_it_stays_held_for(
+def test_the_hold_covers_a_rejected_update_that_slurm_applies_in_part(
     tmp_path: Path, change: dict[str, Any], shown: dict[str, int], needed: int
 ) -> None:
-    site = memory_site(tmp_path, 300)
+    site = make_memory_site(tmp_path, 300)
     submitted(site, job(9, pn_min_memory_mib=1024))
     assert changed(site, Description(uid=-1, job_id=5, **change)).ok
     for _ in range(2):
@@ -457,8 +458,8 @@ def test_what_an_update_changes_though_slurm_rejects_it_stays_held_for(
         site.keeper.load()
 
 
-def test_memory_of_each_cpu_on_several_nodes_stays_held_for(tmp_path: Path) -> None:
-    site = memory_site(tmp_path, 3000)
+def test_the_hold_covers_memory_per_cpu_on_several_nodes(tmp_path: Path) -> None:
+    site = make_memory_site(tmp_path, 3000)
     submitted(site, job(9, cpus=16, min_nodes=2, max_nodes=2, mem_per_cpu_mib=1024))
     assert site.free() == 3000 - 160
     assert changed(site, Description(uid=-1, job_id=5, mem_per_cpu_mib=8 << 10)).ok
@@ -469,7 +470,7 @@ def test_memory_of_each_cpu_on_several_nodes_stays_held_for(tmp_path: Path) -> N
     assert site.free() == 3000 - 1280, "it looks as if each node had 8 GiB, as its TRES say"
 
 
-def test_a_change_of_one_task_stays_held_for_until_the_task_is_shown(tmp_path: Path) -> None:
+def test_the_hold_for_an_update_of_one_task_stays_while_the_array_waits(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 100))
     submitted(site, job(9, array="0-3"))
     assert changed(site, Description(uid=-1, job_id=5, num_tasks=2, min_cpus=2), "5_1").ok
@@ -483,7 +484,7 @@ def test_a_change_of_one_task_stays_held_for_until_the_task_is_shown(tmp_path: P
     assert changed(site, Description(uid=-1, job_id=5, time_limit_min=11), "5_1").ok
 
 
-def test_an_array_that_waits_is_held_for_less_once_the_queue_shows_that(tmp_path: Path) -> None:
+def test_the_hold_of_a_waiting_array_shrinks_once_the_queue_shows_less(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 100))
     submitted(site, job(9, cpus=2, array="0-3"))
     assert site.free() == 20
@@ -494,8 +495,8 @@ def test_an_array_that_waits_is_held_for_less_once_the_queue_shows_that(tmp_path
     assert site.free() == 70
 
 
-def test_fewer_nodes_are_held_for_once_the_queue_shows_them(tmp_path: Path) -> None:
-    site = memory_site(tmp_path, 300)
+def test_the_hold_shrinks_once_the_queue_shows_fewer_nodes(tmp_path: Path) -> None:
+    site = make_memory_site(tmp_path, 300)
     submitted(site, job(9, cpus=4, min_nodes=4, max_nodes=4, pn_min_memory_mib=1024))
     assert site.free() == 260
     assert changed(site, Description(uid=-1, job_id=5, min_nodes=1, max_nodes=1)).ok
@@ -504,8 +505,8 @@ def test_fewer_nodes_are_held_for_once_the_queue_shows_them(tmp_path: Path) -> N
     assert site.free() == 290
 
 
-def test_a_job_that_runs_is_known_by_what_it_asked_for_each_cpu(tmp_path: Path) -> None:
-    site = memory_site(tmp_path, 300)
+def test_the_gate_prices_a_running_job_by_its_memory_per_cpu(tmp_path: Path) -> None:
+    site = make_memory_site(tmp_path, 300)
     submitted(site, job(9, cpus=4, mem_per_cpu_mib=1024))
     assert changed(site, Description(uid=-1, job_id=5, time_limit_min=8)).ok
     runs = msgspec.structs.replace(
@@ -526,7 +527,9 @@ def test_a_job_that_runs_is_known_by_what_it_asked_for_each_cpu(tmp_path: Path) 
     assert site.free() == 300 - 160
 
 
-def test_an_array_of_which_a_task_was_cancelled_is_raised_by_what_is_left(tmp_path: Path) -> None:
+def test_an_update_after_a_cancelled_task_adds_the_cost_of_the_remaining_tasks(
+    tmp_path: Path,
+) -> None:
     site = GateCore(tmp_path, account("chem", 50))
     submitted(site, job(9, array="0-3"))
     looked_at(site, job(9, array="0-2"))
@@ -535,7 +538,7 @@ def test_an_array_of_which_a_task_was_cancelled_is_raised_by_what_is_left(tmp_pa
     assert site.free() == 11
 
 
-def test_updates_of_a_whole_array_that_were_shown_do_not_add_up(tmp_path: Path) -> None:
+def test_array_updates_that_a_poll_has_shown_do_not_accumulate(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 9000))
     submitted(site, job(9, array="0-3"))
     assert changed(site, Description(uid=-1, job_id=5, req_nodes="n1"), "5_1").ok
@@ -547,9 +550,7 @@ def test_updates_of_a_whole_array_that_were_shown_do_not_add_up(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("others", [0, 2, 8])
-def test_descriptions_of_tasks_that_differ_hide_none_of_the_job(
-    tmp_path: Path, others: int
-) -> None:
+def test_different_tasks_displace_no_description_of_the_array(tmp_path: Path, others: int) -> None:
     site = GateCore(tmp_path, account("chem", 1000))
     submitted(site, job(9, cpus=16, array="0-15", partition="cheap"))
     nodes = Description(uid=-1, job_id=5, min_nodes=8, max_nodes=8, pn_min_cpus=16)

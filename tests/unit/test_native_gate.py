@@ -182,7 +182,7 @@ def test_an_update_that_costs_no_more_is_not_asked(
         ("record 0 0", "30", "30", 30),
     ],
 )
-def test_a_task_is_named_as_its_arrays_whichever_way_it_was_named(
+def test_the_plugin_sends_array_and_task_for_either_id(
     checked: Path, tmp_path: Path, record: str, named: str, jobs: str, job_id: int
 ) -> None:
     words = [f"set job_id_str {named.encode().hex()}", "set time_limit 5", record]

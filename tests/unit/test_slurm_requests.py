@@ -81,7 +81,7 @@ def test_gpus_that_slurm_counts_are_not_counted_twice() -> None:
         ({}, 4, (2048, None)),
     ],
 )
-def test_the_larger_of_request_and_tres_counts(
+def test_description_of_takes_the_larger_of_request_and_tres(
     shown: dict[str, object], cpus: int, memory: tuple[int | None, int | None]
 ) -> None:
     job = description_of(msgspec.structs.replace(WAITS, **shown))
@@ -91,7 +91,7 @@ def test_the_larger_of_request_and_tres_counts(
     assert (runs.min_cpus, runs.pn_min_memory_mib, runs.mem_per_cpu_mib) == (4, 2048, None)
 
 
-def test_gpus_of_tasks_count_where_they_are_newer_than_the_tres() -> None:
+def test_description_of_takes_gpus_per_task_if_the_tres_are_older() -> None:
     tres = "cpu=4,mem=4G,node=2,billing=4,gres/gpu=4"
     record = msgspec.structs.replace(
         WAITS, tasks=20, tres_requested=tres, tres_per_task="gres/gpu:1"

@@ -22,8 +22,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         restarts: Restart count: 0 for the first run.
         submit: Submit time of this run (a requeue changes it).
         time_limit_s: Time limit in seconds; None for unlimited or the partition's.
-        min_memory_mib: Memory of each node, or of each CPU, that it asks for at the least; 0 for
-            all of a node's.
+        min_memory_mib: Requested minimum memory in MiB, per node or per CPU: squeue does not tell
+            which. 0 for all memory of each node; None if unknown.
         exit_code: What the job returned, 0 to 255.
         exit_signal: The signal that ended it, 0 for none.
         batch: Whether it has a batch script.

@@ -63,7 +63,7 @@ static const char oversize_message[] =
 
 static const slurm_conf_t *slurms_conf;
 static atomic_int is_said; /* that the gate fails */
-static void *(*find_task)(uint32_t array, uint32_t task); /* slurmctld's own */
+static void *(*find_task)(uint32_t array, uint32_t task); /* find_job_array_rec of slurmctld */
 
 /* `--exclusive=topo`, of 24.11 on: whole nodes. No older slurmctld gives a job this number. */
 enum { SHARED_TOPO = 4 };
@@ -178,12 +178,12 @@ static uint32_t id_of(const job_desc_msg_t *job)
 }
 
 /*
- * The array and the task that slurmctld's record of a job is of; 0 for none, and where nobody
- * can tell. A task that was changed has an id of its own, and users may name it by that. No
- * public header tells the record's form. Both numbers stand together near its beginning in every
- * version, and what slurmctld finds by them must be this very record.
+ * Find the array and the task of slurmctld's job record; 0 if it has none or cannot be read.
+ * slurmctld gives a changed task its own job id, and users may name the task by it. No public
+ * header declares the record. In every version array_job_id and array_task_id are adjacent near
+ * its start; slurmctld's own search with these two numbers must return this very record.
  */
-static uint32_t array_of(const void *record, uint32_t *task)
+static uint32_t find_array(const void *record, uint32_t *task)
 {
 	uint32_t words[64];
 
@@ -217,7 +217,7 @@ static void write_request(struct line *line, const char *op, const job_desc_msg_
 {
 	const int is_modify = !strcmp(op, "modify");
 	uint32_t task = 0;
-	const uint32_t array = is_modify ? array_of(record, &task) : 0;
+	const uint32_t array = is_modify ? find_array(record, &task) : 0;
 	const int is_by_own_id = array && id_of(job) != array;
 
 	add(line, "{\"v\":1,\"op\":\"%s\",\"cluster\":", op);

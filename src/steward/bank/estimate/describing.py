@@ -21,7 +21,7 @@ def description_of(record: JobRecord) -> Description:
     Of a job that has its allocation this is what it was given, so that its estimate is what
     it has for as long as it may; of one that waits, what Slurm reckons that it needs. GRES that
     Slurm does not count in a job's TRES are as the job asked for them. An update that slurmctld
-    rejects may change what a job asks for, and not its TRES: the larger of both counts.
+    rejects may change a job's requests without its TRES: the larger number counts.
 
     Args:
         record: A record of a snapshot, or of the job asked singly.
@@ -30,7 +30,7 @@ def description_of(record: JobRecord) -> Description:
     asked = has or tres.parse(record.tres_requested)
     nodes = asked.get("node") or record.nodes or 1
     cpus = has.get("cpu") or max(asked.get("cpu", 0), record.cpus or 1)
-    memory, memory_of_cpu = _memory(record, asked, nodes, has=bool(has))
+    memory, memory_of_cpu = _split_memory(record, asked, nodes, has=bool(has))
     counted = {kind_of(name) for name in asked}
     limit = record.time_limit_s
     return Description(
@@ -116,7 +116,7 @@ def is_like(
         asked: A description as the user requested it.
         shown: A description from the queue, see :func:`description_of`.
         most: Upper bound of the allocation, by TRES; empty if unknown.
-        unshown_nodes: Up to how many nodes the queue may not show that it asks for.
+        unshown_nodes: Node count that the job may request although the queue shows fewer.
     """
     if asked.account.lower() not in ("", shown.account.lower()):
         return False
@@ -128,14 +128,14 @@ def is_like(
         return False
     if asked.array.partition("%")[2] != shown.array.partition("%")[2]:
         return False
-    memory, memory_shown = _memory_of_unit(asked), _memory_of_unit(shown)
-    # Of a job that runs a node's share is shown, whatever it asked for.
+    memory, memory_shown = _get_unit_memory(asked), _get_unit_memory(shown)
+    # The queue shows a running job's memory per node, even if the job requested it per CPU.
     is_waiting = shown.max_cpus is None
     if is_waiting and None not in (memory, memory_shown) and memory != memory_shown:
         return False
     nodes, nodes_shown = asked.min_nodes or 1, shown.min_nodes or 1
     least, has = _least(asked, min(nodes, nodes_shown)), _least(shown, nodes_shown)
-    # Where Slurm rejects an update that raises the nodes, the CPUs alone show it.
+    # If Slurm rejects an update that raises the nodes, squeue shows only the CPUs.
     if nodes > max(nodes_shown, min(has["cpu"], unshown_nodes)):
         return False
     if least.keys() != has.keys() or tres.licenses(asked.licenses) != tres.licenses(shown.licenses):
@@ -146,13 +146,13 @@ def is_like(
     return all(least[kind] <= has[kind] <= most_by_kind.get(kind, has[kind]) for kind in has)
 
 
-def _memory(
+def _split_memory(
     record: JobRecord, asked: dict[str, int], nodes: int, *, has: bool
 ) -> tuple[int | None, int | None]:
-    """Memory of each node and of each CPU in MiB, of which one is None at least.
+    """Return the memory of each node and of each CPU in MiB; at least one is None.
 
-    Slurm does not say which of both it is that a job asks for. Where what its TRES come to is
-    neither, they are older than what it asks for.
+    squeue does not tell whether MinMemory is per node or per CPU. If the TRES fit neither, they
+    are older than the request.
     """
     total, least = asked.get("mem"), record.min_memory_mib
     if total is None:
@@ -166,13 +166,13 @@ def _memory(
     return (share, None) if least * asked.get("cpu", 1) < total else (None, least)
 
 
-def _memory_of_unit(job: Description) -> int | None:
-    """MiB of each CPU where the job says so, else of each node."""
+def _get_unit_memory(job: Description) -> int | None:
+    """Return the memory of each CPU in MiB if the job sets it, else of each node."""
     return job.pn_min_memory_mib if job.mem_per_cpu_mib is None else job.mem_per_cpu_mib
 
 
 def _least(job: Description, nodes: int) -> dict[str, int]:
-    """How many CPUs and GRES of each kind a job needs at the least on so many nodes."""
+    """Compute the minimum of CPUs and of GRES by kind that a job needs on this many nodes."""
     tasks = job.num_tasks or 1
     cpus = 0 if job.overcommit else tasks * (job.cpus_per_task or 1)
     least = {"cpu": max(cpus, job.min_cpus or 0)}
@@ -207,9 +207,10 @@ def _together(record: JobRecord, asked: dict[str, int], counted: set[str], *, ha
         found |= {name: count for name, count in others.items() if kind_of(name) not in counted}
     else:
         for name, count in others.items():
-            of_kind = [known for known in found if kind_of(known) == kind_of(name)]
-            if of_kind and count > (known := sum(found[one] for one in of_kind)):
-                found[name] = found.get(name, 0) + count - known
+            names = [gres for gres in found if kind_of(gres) == kind_of(name)]
+            total = sum(found[gres] for gres in names)
+            if names and count > total:
+                found[name] = found.get(name, 0) + count - total
     parts = [f"{name}:{amount}" for name, amount in found.items() if amount]
     if not has:
         parts.append(without(record.tres_per_job, counted))

@@ -22,14 +22,14 @@ from steward.bank.gate.ground import Ground, moment
 from steward.bank.gate.pending_changes import (
     MOST_CHANGES,
     MOST_DESCRIPTIONS,
-    descriptions,
-    descriptions_of_tasks,
-    descriptions_shown,
+    add_change,
+    drop_covered,
     is_at_most,
     is_covered,
-    largest,
-    with_change,
-    with_limit,
+    list_descriptions,
+    list_shown_descriptions,
+    list_task_descriptions,
+    set_limit,
 )
 from steward.bank.gate.purses import Open, Purses
 from steward.bank.gate.shapes import (
@@ -212,17 +212,18 @@ class Keeper:
             return Said(v=VERSION, ok=False, say=_TORN.format(ask.jobs), id=ask.id)
         known = self.store.changes(hold)
         change = Change(job=ask.job, is_of_tasks="_" in ask.jobs)
-        changes = with_change(known, change, is_held_for=bool(hold.amount))
-        now, then = descriptions(before, known), descriptions(before, changes)
-        is_known = then == now
-        is_many = len(then) > MOST_DESCRIPTIONS or len(changes.asked) > MOST_CHANGES
+        changes = add_change(known, change, is_held_for=bool(hold.amount))
+        current = list_descriptions(before, known)
+        resulting = list_descriptions(before, changes)
+        is_known = resulting == current
+        is_many = len(resulting) > MOST_DESCRIPTIONS or len(changes.asked) > MOST_CHANGES
         is_refused = is_many and not is_known and not is_lenient and self._is_bound(hold)
-        if is_refused and not is_covered(now, ask.job):
+        if is_refused and not is_covered(current, ask.job):
             say = _TOO_MANY.format(ask.jobs or ask.job.job_id)
             return Said(v=VERSION, ok=False, say=say, id=ask.id)
         with self.without_extras(hold):
             decisions = self.deciding.change(
-                ask.cluster, hold, now, ask.job, now_us, is_lenient=is_lenient
+                ask.cluster, hold, current, ask.job, now_us, is_lenient=is_lenient
             )
         decision = min(decisions, key=_by_refusal_and_cost)
         if decision.ok:
@@ -482,23 +483,24 @@ class Keeper:
             covered is None or not hold.amount or quote.amount >= covered.amount
         ):
             covered = quote
-        shown = [of_hold(hold, one) for one in (job, *tasks)]
-        # What the queue shows was reckoned by Slurm: what was asked for stays, as far as it fits.
-        kept = self._alike(hold, before, known, shown) if before is not None else []
-        of_tasks = descriptions_of_tasks(before, known) if before is not None else set()
+        shown = [of_hold(hold, description) for description in (job, *tasks)]
+        # Slurm computes what the queue shows: requests stay as far as they fit it.
+        kept = self._match_queue(hold, before, known, shown) if before is not None else []
+        of_tasks = list_task_descriptions(before, known) if before is not None else set()
         job, *others = dict.fromkeys(
-            msgspec.structs.replace(one, admin_comment="", job_id=0, array=array)
-            for one in (*kept, *shown)
+            msgspec.structs.replace(description, admin_comment="", job_id=0, array=array)
+            for description in (*kept, *shown)
         )
-        nodes = max(one.min_nodes or 1 for one in (job, *others))
+        nodes = max(description.min_nodes or 1 for description in (job, *others))
+        of_array = (msgspec.structs.replace(task, array=array) for task in of_tasks)
         changes = Changes(
             tasks=tuple(others),
             of_tasks=tuple(
-                one
-                for one in largest(msgspec.structs.replace(one, array=array) for one in of_tasks)
-                if not any(is_at_most(one, other) for other in (job, *others))
+                task
+                for task in drop_covered(of_array)
+                if not any(is_at_most(task, other) for other in (job, *others))
             ),
-            nodes=nodes if nodes > max(one.min_nodes or 1 for one in shown) else 0,
+            nodes=nodes if nodes > max(task.min_nodes or 1 for task in shown) else 0,
         )
         if changes != known:
             self.store.put_changes(hold, changes)
@@ -510,33 +512,33 @@ class Keeper:
             self.store.describe(hold, covered, job)
         return True
 
-    def likely(self, hold: Open, claim: Claim) -> list[Description]:
-        """What a job may be that the queue does not show, but does not contradict either.
+    def list_possible(self, hold: Open, claim: Claim) -> list[Description]:
+        """List descriptions that the queue neither shows nor contradicts.
 
-        slurmctld may reject an update and change what the job asks for all the same; and a
-        waiting task of an array is shown as its array is.
+        slurmctld may apply part of an update that it rejects, and squeue shows a waiting array
+        task like its array.
         """
         before, changes = self.store.covered(hold)[1], self.store.changes(hold)
         is_shown = claim.started and not claim.description.array
         if before is None or is_shown or not self.is_settled(hold):
             return []
         shown = claim.description
-        alike = self._alike(hold, before, changes, (shown, *claim.tasks))
+        alike = self._match_queue(hold, before, changes, (shown, *claim.tasks))
         return [
             msgspec.structs.replace(
                 job, array=shown.array, held=shown.held, begin_us=shown.begin_us
             )
-            for job in (*alike, *descriptions_of_tasks(before, changes))
+            for job in (*alike, *list_task_descriptions(before, changes))
             if job.account.lower() in ("", hold.account)
         ]
 
-    def _alike(
+    def _match_queue(
         self, hold: Open, before: Description, changes: Changes, shown: Sequence[Description]
     ) -> list[Description]:
-        """What a job may ask for that the queue would show so, with the limits that it shows."""
+        """List the requests that the queue would show like this, with the time limits it shows."""
         found: list[Description] = []
-        known_nodes = max(one.min_nodes or 1 for one in (before, *changes.tasks))
-        for asked in descriptions_shown(before, changes):
+        known_nodes = max(job.min_nodes or 1 for job in (before, *changes.tasks))
+        for asked in list_shown_descriptions(before, changes):
             try:
                 most = self.ground.quote(hold.cluster, asked, hold.created_us).tres
             except (NoRate, NoEstimate):
@@ -549,7 +551,7 @@ class Keeper:
                 if is_like(asked, job, most, unshown_nodes=unshown_nodes)
             ]
             if limits and asked.time_limit_min:
-                found.append(with_limit(asked, max(limits) if min(limits) > 0 else min(limits)))
+                found.append(set_limit(asked, max(limits) if min(limits) > 0 else min(limits)))
             elif limits:
                 found.append(asked)
         return found

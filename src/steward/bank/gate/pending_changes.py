@@ -1,6 +1,6 @@
-"""Pending changes of a job: what it may ask for after changes of which Slurm may have rejected any.
+"""Pending changes of a job: descriptions it may have, since Slurm may have rejected any change.
 
-slurmctld asks the gate before it checks an update, and no answer tells what became of it. See
+slurmctld asks the gate before it checks an update, and never reports the result. See
 docs/decisions/0046-pending-changes.md.
 """
 
@@ -16,28 +16,30 @@ from steward.bank.records import Description
 from steward.slurm import tres
 
 MOST_DESCRIPTIONS: Final = 16
-"""Most descriptions of one job that are priced: four independent changes make as many."""
+"""Maximum number of descriptions of one job before the gate rejects further changes."""
 MOST_CHANGES: Final = 8
+"""Maximum number of pending changes of one job."""
 _AMOUNTS: Final = frozenset(
     {"time_limit_min", "num_tasks", "min_cpus", "max_cpus", "min_nodes", "max_nodes"}
     | {"cpus_per_task", "pn_min_cpus", "pn_min_memory_mib", "mem_per_cpu_mib"}
 )
+"""Numeric requests: a larger number never makes a job cheaper."""
 _AMOUNTS_BY_NAME: Final = {
     "licenses": tres.licenses,
     **dict.fromkeys(
         ("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"), tres.requested_gres
     ),
 }
-"""Requests that, as those above, never make a job cheaper by growing."""
+"""Requests of amounts by name, with their parsers: a larger amount never makes a job cheaper."""
 
 
-def with_change(changes: Changes, change: Change, *, is_held_for: bool) -> Changes:
-    """Pending changes and one more.
+def add_change(changes: Changes, change: Change, *, is_held_for: bool) -> Changes:
+    """Append a change to the pending ones; merge successive time limits.
 
     Args:
-        changes: Those before it.
-        change: What the gate is asked for.
-        is_held_for: Whether something is held for the job: then its begin is not put off, see
+        changes: The pending changes.
+        change: The change that the gate decides on.
+        is_held_for: Whether the job has an SU hold: the change then never delays its start, see
             :meth:`Deciding.change`.
     """
     asked, job = changes.asked, change.job
@@ -51,27 +53,27 @@ def with_change(changes: Changes, change: Change, *, is_held_for: bool) -> Chang
         and _is_limit(job)
     ):
         longest_min = max(last.job.time_limit_min or 0, job.time_limit_min or 0)
-        asked, job = asked[:-1], with_limit(job, longest_min)
+        asked, job = asked[:-1], set_limit(job, longest_min)
     change = msgspec.structs.replace(change, job=job)
     return msgspec.structs.replace(changes, asked=(*asked, change))
 
 
-def descriptions(before: Description, changes: Changes) -> set[Description]:
-    """All that a job, or a task of an array, may be.
+def list_descriptions(before: Description, changes: Changes) -> set[Description]:
+    """List all descriptions that a job, or a task of an array, may have.
 
-    Of those that differ in their time limit alone it is the longest, which costs most.
+    Of descriptions that differ only in their time limit it keeps the longest: it costs most.
 
     Args:
-        before: What its hold covers.
-        changes: Its pending changes.
+        before: The description that the hold covers.
+        changes: The pending changes.
     """
     found = {before, *changes.tasks, *changes.of_tasks}
     for change in changes.asked:
         longest: dict[Description, Description] = {}
-        for job in found.union(*(_after(job, change.job) for job in found)):
+        for job in found.union(*(_apply_change(job, change.job) for job in found)):
             limit_min = job.time_limit_min or 0
-            # What no limit, or 0, stands for is the partition's to say.
-            group = with_limit(job, 1) if limit_min > 0 else job
+            # The partition decides what no limit, or 0, means.
+            group = set_limit(job, 1) if limit_min > 0 else job
             if limit_min >= (longest.get(group, job).time_limit_min or 0):
                 longest[group] = job
         found = set(longest.values())
@@ -80,10 +82,11 @@ def descriptions(before: Description, changes: Changes) -> set[Description]:
     return found
 
 
-def _after(job: Description, change: Description) -> tuple[Description, Description]:
-    """What a change makes of a job, and what if slurmctld keeps the larger amounts alone.
+def _apply_change(job: Description, change: Description) -> tuple[Description, ...]:
+    """Apply a change to a job: in full, with its larger numbers alone, with its nodes alone.
 
-    It may keep them of an update that it rejects for another part.
+    slurmctld may keep larger numbers of an update that it rejects for another field. It sets the
+    nodes first of all that squeue does not show.
     """
     whole = merged(job, change)
     larger = {
@@ -94,11 +97,14 @@ def _after(job: Description, change: Description) -> tuple[Description, Descript
     if (job.mem_per_cpu_mib is None) != (whole.mem_per_cpu_mib is None):
         larger.pop("mem_per_cpu_mib", None)
         larger.pop("pn_min_memory_mib", None)
-    return whole, msgspec.structs.replace(job, **larger)
+    if "min_nodes" not in larger:
+        return whole, msgspec.structs.replace(job, **larger)
+    nodes = {field: larger[field] for field in ("min_nodes", "max_nodes") if field in larger}
+    return whole, msgspec.structs.replace(job, **larger), msgspec.structs.replace(job, **nodes)
 
 
-def largest(possible: Iterable[Description]) -> list[Description]:
-    """The descriptions that none of the others covers."""
+def drop_covered(possible: Iterable[Description]) -> list[Description]:
+    """Drop each description that another one covers."""
     found: list[Description] = []
     for job in possible:
         if not any(is_at_most(job, other) for other in found):
@@ -106,23 +112,23 @@ def largest(possible: Iterable[Description]) -> list[Description]:
     return found
 
 
-def descriptions_shown(before: Description, changes: Changes) -> set[Description]:
-    """All that the queue may show of a job: what changes of single tasks make is not shown."""
+def list_shown_descriptions(before: Description, changes: Changes) -> set[Description]:
+    """List all descriptions that the queue may show: squeue shows no update of single tasks."""
     asked = tuple(change for change in changes.asked if not change.is_of_tasks)
-    return descriptions(before, Changes(tasks=changes.tasks, asked=asked))
+    return list_descriptions(before, Changes(tasks=changes.tasks, asked=asked))
 
 
-def descriptions_of_tasks(before: Description, changes: Changes) -> set[Description]:
-    """What single tasks of an array may be that the queue shows as the others."""
+def list_task_descriptions(before: Description, changes: Changes) -> set[Description]:
+    """List descriptions of single array tasks that squeue shows like the array."""
     if not changes.of_tasks and not any(change.is_of_tasks for change in changes.asked):
         return set()
-    return descriptions(before, changes) - descriptions_shown(before, changes)
+    return list_descriptions(before, changes) - list_shown_descriptions(before, changes)
 
 
 def is_covered(possible: AbstractSet[Description], change: Description) -> bool:
-    """Whether a change makes of a job nothing larger than what it may be already.
+    """Return True if a change keeps a job within the descriptions that it may have already.
 
-    Such a change, a decrease above all, passes at the bounds above: it need not be stored.
+    The gate accepts such a change beyond MOST_DESCRIPTIONS and MOST_CHANGES, and need not store it.
     """
     return all(
         any(is_at_most(merged(job, change), other) for other in possible) for job in possible
@@ -130,7 +136,7 @@ def is_covered(possible: AbstractSet[Description], change: Description) -> bool:
 
 
 def is_at_most(job: Description, other: Description) -> bool:
-    """Whether a job asks for no more of anything than another one, and for the same otherwise."""
+    """Return True if a job requests no more than another, and is otherwise equal."""
     for field in Description.__struct_fields__:
         asked, most = getattr(job, field), getattr(other, field)
         if asked == most:
@@ -149,8 +155,8 @@ def is_at_most(job: Description, other: Description) -> bool:
     return True
 
 
-def with_limit(job: Description, limit_min: int | None) -> Description:
-    """The same with another time limit."""
+def set_limit(job: Description, limit_min: int | None) -> Description:
+    """Return the job with another time limit."""
     return msgspec.structs.replace(job, time_limit_min=limit_min)
 
 

@@ -151,11 +151,11 @@ class Seen(Noun, frozen=True):
 
 
 class Change(Noun, frozen=True):
-    """A change of a job that the gate passed, and that Slurm may have rejected.
+    """A change that the gate accepted and Slurm may have rejected.
 
     Attributes:
-        job: What becomes different.
-        is_of_tasks: Whether it is of single tasks of an array.
+        job: The fields that change.
+        is_of_tasks: Whether the change is for single tasks of an array.
     """
 
     job: Description
@@ -163,14 +163,14 @@ class Change(Noun, frozen=True):
 
 
 class Changes(Noun, frozen=True):
-    """What a job may be beside what its hold covers.
+    """What a job may ask for besides the description that its hold covers.
 
     Attributes:
         tasks: Descriptions of an array's tasks that differ from the one that the hold covers.
-        of_tasks: What changes of single tasks may have made of some. The queue shows a waiting
-            task as its array is.
-        nodes: How many nodes the job may ask for that the queue does not show; 0 for none.
-        asked: Changes that no poll has shown, in their order.
+        of_tasks: Descriptions that updates of single tasks may have made. squeue shows a waiting
+            task like its array.
+        nodes: Node count that the job may ask for although the queue shows fewer; 0 for none.
+        asked: Pending changes in their order: no poll has shown them.
     """
 
     tasks: tuple[Description, ...] = ()

@@ -196,12 +196,12 @@ class Upkeep:
         if hold is not None and case.account != hold.account and not keeper.is_settled(hold):
             # It may have been moved back since: both accounts hold for it.
             return self._covered(hold, is_paid=True, why="")
-        likely = keeper.likely(hold, claim) if hold is not None else []
+        possible = keeper.list_possible(hold, claim) if hold is not None else []
         with keeper.without_extras(hold) as extras:
             decision = max(
                 (
                     keeper.deciding.cover(msgspec.structs.replace(case, job=job))
-                    for job in (case.job, *(of_hold(hold, one) for one in likely if hold))
+                    for job in (case.job, *(of_hold(hold, job) for job in possible if hold))
                 ),
                 key=lambda decision: decision.quote.amount if decision.quote else -1,
             )
@@ -268,9 +268,9 @@ class Upkeep:
         if placing.needed < hold.remaining:
             keeper.shrink(hold, placing.needed)
             hold.amount = placing.needed
-            asked = keeper.store.covered(hold)[1] or placing.job
-            left = msgspec.structs.replace(asked, array=placing.job.array)
-            keeper.store.describe(hold, placing.quote, left)
+            description = keeper.store.covered(hold)[1] or placing.job
+            description = msgspec.structs.replace(description, array=placing.job.array)
+            keeper.store.describe(hold, placing.quote, description)
 
     def _covered(self, hold: Open | None, *, is_paid: bool, why: str) -> Covered:
         whole = self._keeper.store.whole(hold) if hold is not None else None
