@@ -566,3 +566,102 @@ def test_different_tasks_displace_no_description_of_the_array(tmp_path: Path, ot
         site.upkeep.cover(claim, "alice", at_us)
     said = changed(site, Description(uid=-1, job_id=5, partition="main"), "5")
     assert not said.ok
+
+
+@pytest.mark.parametrize(
+    ("submitted_as", "change"),
+    [
+        # slurmctld keeps what it sets before the field that it rejects.
+        ({"pn_min_memory_mib": 1024}, {"min_nodes": 20, "max_nodes": 20, "pn_min_memory_mib": 100}),
+        ({"pn_min_memory_mib": 1024}, {"min_nodes": 20, "max_nodes": 20, "licenses": "abq:1"}),
+        ({"licenses": "abq:9"}, {"partition": "licensed", "licenses": "abq:1"}),
+    ],
+)
+def test_an_update_is_priced_as_if_slurm_applied_a_part_of_it(
+    tmp_path: Path, submitted_as: dict[str, Any], change: dict[str, Any]
+) -> None:
+    is_of_memory = "min_nodes" in change
+    site = (
+        make_memory_site(tmp_path, 50) if is_of_memory else GateCore(tmp_path, account("chem", 50))
+    )
+    submitted(site, job(9, **submitted_as))
+    assert not changed(site, Description(uid=-1, job_id=5, **change)).ok
+    for field in change.keys() - {"min_nodes", "max_nodes", "partition"}:
+        lower = Description(uid=-1, job_id=5, **{field: change[field]})
+        assert changed(site, lower).ok, "one that lowers requests alone"
+
+
+@pytest.mark.parametrize(
+    ("submitted_as", "change", "shown", "needed"),
+    [
+        ({"time_limit_min": None}, {"time_limit_min": 9}, {}, 10),
+        ({"partition": ""}, {"partition": "cheap"}, {"partition": "cheap"}, 0),
+        ({"partition": "main,cheap"}, {"partition": "cheap"}, {"partition": "cheap"}, 0),
+        ({"exclusive": True}, {"time_limit_min": 8}, {"time_limit_min": 8}, 9),
+        (
+            {"num_tasks": 16, "min_cpus": 16, "pn_min_cpus": 16},
+            {"num_tasks": 1, "min_cpus": 1, "pn_min_cpus": 1},
+            {},
+            10,
+        ),
+    ],
+)
+def test_the_hold_shrinks_once_the_queue_shows_a_decrease(
+    tmp_path: Path,
+    submitted_as: dict[str, Any],
+    change: dict[str, Any],
+    shown: dict[str, Any],
+    needed: int,
+) -> None:
+    site = GateCore(tmp_path, account("chem", 3000))
+    submitted(site, msgspec.structs.replace(job(9), **submitted_as))
+    assert changed(site, Description(uid=-1, job_id=5, **change)).ok
+    looked_at(site, msgspec.structs.replace(job(9), **shown))
+    assert site.free() == 3000 - needed
+
+
+def test_a_job_that_begins_later_is_paid_by_what_the_queue_shows(tmp_path: Path) -> None:
+    site = GateCore(tmp_path, account("chem", 70))
+    later = msgspec.structs.replace(job(9), time_limit_min=None, begin_us=2**60)
+    submitted(site, later)
+    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=9)).ok
+    looked_at(site, job(9, begin_us=2**60))
+    site.tell(account("chem", 30))
+    looked_at(site, job(9))
+    assert site.free() == 20
+
+
+def test_memory_per_cpu_of_a_throttled_array_stays_known(tmp_path: Path) -> None:
+    site = make_memory_site(tmp_path, 900)
+    submitted(site, job(9, array="0-3%2", mem_per_cpu_mib=1024))
+    assert changed(site, Description(uid=-1, job_id=5, time_limit_min=8), "5").ok
+    waiting = msgspec.structs.replace(WAITS, time_limit_s=480, array_job_id=5, array_task="0-3%2")
+    shown = description_of(waiting)
+    shorter = msgspec.structs.replace(shown, array="", job_id=0, time_limit_min=5)
+    claim = Claim(cluster=CLUSTER, job_id=5, description=shown, tasks=(shorter,))
+    at_us = now_us() + LOOK_MARGIN_US + 1_000_000
+    with site.store.transaction():
+        site.upkeep.looked(CLUSTER, at_us, at_us)
+        site.upkeep.cover(claim, "alice", at_us)
+    assert changed(site, Description(uid=-1, job_id=5, num_tasks=8, min_cpus=8), "5").ok
+    assert site.free() == 900 - 4 * 8 * 9
+
+
+def test_the_hold_covers_nodes_that_slurm_keeps_without_accounting(tmp_path: Path) -> None:
+    site = make_memory_site(tmp_path, 300)
+    submitted(site, job(9, pn_min_memory_mib=1024))
+    assert changed(site, Description(uid=-1, job_id=5, min_nodes=20, max_nodes=20)).ok
+    looked_at(site, description_of(msgspec.structs.replace(WAITS, account="", cpus=20)))
+    assert site.free() == 100
+
+
+def test_fewer_cpus_of_a_task_may_be_more_tasks(tmp_path: Path) -> None:
+    site = make_memory_site(tmp_path, 300)
+    asked = {"cpus_per_task": 4, "min_cpus": 4, "pn_min_memory_mib": 1024}
+    submitted(site, msgspec.structs.replace(job(9, array="0-3"), **asked))
+    assert changed(site, Description(uid=-1, job_id=5, cpus_per_task=1), "5_1").ok
+    free = site.free()
+    tres = {"cpus": 4, "tasks": 1, "tres_requested": "cpu=4,mem=1G,node=1"}
+    waiting = msgspec.structs.replace(WAITS, array_job_id=5, array_task="0-3", **tres)
+    looked_at(site, description_of(waiting))
+    assert site.free() == free

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from steward.bank.estimate.describing import description_of, is_like, merged
+from steward.bank.estimate.describing import description_of, is_like, merged, with_unshown
 from steward.bank.estimate.estimator import GRACE_S, Estimator
 from steward.bank.estimate.options import parse_jobs, parse_options, script_among
 from steward.bank.estimate.tasks import tasks_of
@@ -22,6 +22,7 @@ __all__ = [
     "parse_options",
     "script_among",
     "tasks_of",
+    "with_unshown",
 ]
 
 

@@ -1,7 +1,7 @@
 """Descriptions of jobs that nobody described to us: of those in the queue, and of changed ones."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -13,6 +13,7 @@ from steward.slurm.requests import asked_for, kind_of, without
 
 _HELD: Final = frozenset({"JobHeldAdmin", "JobHeldUser"})
 _UNSET: Final = Description(uid=-1)
+_GRES: Final = ("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task")
 
 
 def description_of(record: JobRecord) -> Description:
@@ -105,9 +106,7 @@ def merged(base: Description, change: Description) -> Description:
     return msgspec.structs.replace(base, **changes)
 
 
-def is_like(
-    asked: Description, shown: Description, most: Mapping[str, int], *, unshown_nodes: int = 0
-) -> bool:
+def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> bool:
     """Whether a job that asks for this, or for less time, may be the one that the queue shows.
 
     Slurm shows what a job comes to: not what it asks for each CPU, node, task or GPU.
@@ -116,7 +115,6 @@ def is_like(
         asked: A description as the user requested it.
         shown: A description from the queue, see :func:`description_of`.
         most: Upper bound of the allocation, by TRES; empty if unknown.
-        unshown_nodes: Node count that the job may request although the queue shows fewer.
     """
     if asked.account.lower() not in ("", shown.account.lower()):
         return False
@@ -133,17 +131,40 @@ def is_like(
     is_waiting = shown.max_cpus is None
     if is_waiting and None not in (memory, memory_shown) and memory != memory_shown:
         return False
-    nodes, nodes_shown = asked.min_nodes or 1, shown.min_nodes or 1
-    least, has = _least(asked, min(nodes, nodes_shown)), _least(shown, nodes_shown)
-    # If Slurm rejects an update that raises the nodes, squeue shows only the CPUs.
-    if nodes > max(nodes_shown, min(has["cpu"], unshown_nodes)):
-        return False
+    least, has = _least(asked, asked.min_nodes or 1), _least(shown, shown.min_nodes or 1)
     if least.keys() != has.keys() or tres.licenses(asked.licenses) != tres.licenses(shown.licenses):
         return False
     most_by_kind: dict[str, int] = {}
     for name, count in most.items():
         most_by_kind[kind_of(name)] = most_by_kind.get(kind_of(name), 0) + count
     return all(least[kind] <= has[kind] <= most_by_kind.get(kind, has[kind]) for kind in has)
+
+
+def with_unshown(shown: Description, asked: Description, unshown_nodes: int) -> Description:
+    """Complete what the queue shows of a waiting job by requests that it does not show.
+
+    If Slurm rejects an update that raises the nodes, squeue may show the CPUs alone; and it shows
+    memory of each CPU as that of each node.
+
+    Args:
+        shown: A description from the queue, see :func:`description_of`.
+        asked: A description as the user requested it.
+        unshown_nodes: Node count that the job may request although the queue shows fewer.
+    """
+    if shown.max_cpus is not None:
+        return shown  # it runs
+    changes: dict[str, Any] = {}
+    nodes, nodes_shown = asked.min_nodes or 1, shown.min_nodes or 1
+    least = _least(shown, nodes_shown)
+    if nodes_shown < nodes <= min(least["cpu"], unshown_nodes):
+        most_nodes = max(nodes, asked.max_nodes or 0, shown.max_nodes or 0)
+        changes |= {"min_nodes": nodes, "max_nodes": most_nodes}
+        gres = _least(asked, nodes_shown)
+        if all(gres.get(kind) == least.get(kind) for kind in (gres | least) if "/" in kind):
+            changes |= {field: getattr(asked, field) for field in _GRES}
+    if asked.mem_per_cpu_mib and asked.mem_per_cpu_mib == shown.pn_min_memory_mib:
+        changes |= {"mem_per_cpu_mib": asked.mem_per_cpu_mib, "pn_min_memory_mib": None}
+    return msgspec.structs.replace(shown, **changes) if changes else shown
 
 
 def _split_memory(
@@ -172,10 +193,10 @@ def _get_unit_memory(job: Description) -> int | None:
 
 
 def _least(job: Description, nodes: int) -> dict[str, int]:
-    """Compute the minimum of CPUs and of GRES by kind that a job needs on this many nodes."""
+    """Compute the minimum of CPUs, nodes and GRES by kind that a job needs on this many nodes."""
     tasks = job.num_tasks or 1
     cpus = 0 if job.overcommit else tasks * (job.cpus_per_task or 1)
-    least = {"cpu": max(cpus, job.min_cpus or 0)}
+    least = {"cpu": max(cpus, job.min_cpus or 0), "node": nodes}
     for text, count in (
         (job.tres_per_job, 1),
         (job.tres_per_socket, 1),
@@ -201,7 +222,11 @@ def _spread(record: JobRecord, nodes: int) -> int:
 
 def _together(record: JobRecord, asked: dict[str, int], counted: set[str], *, has: bool) -> str:
     """All of a job's GRES: those that Slurm counts, and the others as it asked for them."""
-    found, others = _gres(asked), asked_for(record)
+    found = _gres(asked)
+    if not has:
+        # squeue guesses the nodes of some jobs.
+        record = msgspec.structs.replace(record, nodes=asked.get("node") or record.nodes)
+    others = asked_for(record)
     if has:
         # Of a job that runs nodes and tasks are settled.
         found |= {name: count for name, count in others.items() if kind_of(name) not in counted}

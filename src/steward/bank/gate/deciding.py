@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 
 from steward.bank.errors import NoEstimate, NoRate
-from steward.bank.estimate import merged
 from steward.bank.gate import token
 from steward.bank.gate.case import Case, Decision, Placing, Short, refused
 from steward.bank.gate.doubts import LOOK_S, Doubts
@@ -79,7 +78,7 @@ class Deciding:
         self,
         cluster: str,
         hold: Open,
-        shapes: Iterable[Description],
+        changed: Iterable[tuple[Description, Description]],
         job: Description,
         now_us: int,
         *,
@@ -90,18 +89,18 @@ class Deciding:
         Args:
             cluster: Where it is.
             hold: Its hold.
-            shapes: All that it may ask for until now.
-            job: What is to change.
+            changed: What it may request until now, each with what the change may make of it.
+            job: The change.
             now_us: The time, µs since the epoch.
             is_lenient: As in :meth:`submit`.
 
         Returns:
-            What is decided for each of the shapes.
+            A decision for each of these.
         """
         quotes: dict[Description, Quote] = {}
         return [
-            self._change(cluster, hold, before, job, now_us, quotes, is_lenient=is_lenient)
-            for before in shapes
+            self._change(cluster, hold, before, after, job, now_us, quotes, is_lenient=is_lenient)
+            for before, after in changed
         ]
 
     def _change(
@@ -109,6 +108,7 @@ class Deciding:
         cluster: str,
         hold: Open,
         before: Description,
+        after: Description,
         job: Description,
         now_us: int,
         quotes: dict[Description, Quote],
@@ -126,7 +126,7 @@ class Deciding:
                 is_again=is_again,
                 hold=hold,
             )
-            for one in (of_hold(hold, merged(before, job)), of_hold(hold, before))
+            for one in (of_hold(hold, after), of_hold(hold, before))
         )
         if case.mode == "off":
             return _let_in(case)

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from steward.bank.errors import BankError, NoEstimate, NoRate
-from steward.bank.estimate import is_like
+from steward.bank.estimate import is_like, merged, with_unshown
 from steward.bank.estimate.bounds import LONGEST
 from steward.bank.gate import token
 from steward.bank.gate.case import Decision, Placing
@@ -27,6 +27,7 @@ from steward.bank.gate.pending_changes import (
     is_at_most,
     is_covered,
     list_descriptions,
+    list_outcomes,
     list_shown_descriptions,
     list_task_descriptions,
     set_limit,
@@ -221,9 +222,17 @@ class Keeper:
         if is_refused and not is_covered(current, ask.job):
             say = _TOO_MANY.format(ask.jobs or ask.job.job_id)
             return Said(v=VERSION, ok=False, say=say, id=ask.id)
+        outcomes = {
+            outcome: job
+            for job in current
+            for outcome in list_outcomes(job, ask.job)[1:]
+            if outcome in resulting - current and not is_many
+        }
+        changed = [(job, merged(job, ask.job)) for job in current]
+        changed += [(job, outcome) for outcome, job in outcomes.items()]
         with self.without_extras(hold):
             decisions = self.deciding.change(
-                ask.cluster, hold, current, ask.job, now_us, is_lenient=is_lenient
+                ask.cluster, hold, changed, ask.job, now_us, is_lenient=is_lenient
             )
         decision = min(decisions, key=_by_refusal_and_cost)
         if decision.ok:
@@ -483,10 +492,16 @@ class Keeper:
             covered is None or not hold.amount or quote.amount >= covered.amount
         ):
             covered = quote
-        shown = [of_hold(hold, description) for description in (job, *tasks)]
-        # Slurm computes what the queue shows: requests stay as far as they fit it.
-        kept = self._match_queue(hold, before, known, shown) if before is not None else []
-        of_tasks = list_task_descriptions(before, known) if before is not None else set()
+        shown = [
+            msgspec.structs.replace(of_hold(hold, description), array=array)
+            for description in (job, *tasks)
+        ]
+        kept, of_tasks = [], set()
+        if before is not None:
+            # Slurm computes what the queue shows: requests stay as far as they fit it.
+            kept = self._match_queue(hold, before, known, shown)
+            kept += self._list_unshown(before, known, shown)
+            of_tasks = list_task_descriptions(before, known)
         job, *others = dict.fromkeys(
             msgspec.structs.replace(description, admin_comment="", job_id=0, array=array)
             for description in (*kept, *shown)
@@ -513,43 +528,49 @@ class Keeper:
         return True
 
     def list_possible(self, hold: Open, claim: Claim) -> list[Description]:
-        """List descriptions that the queue neither shows nor contradicts.
+        """List what a job may be that the queue cannot show.
 
         slurmctld may apply part of an update that it rejects, and squeue shows a waiting array
         task like its array.
         """
         before, changes = self.store.covered(hold)[1], self.store.changes(hold)
-        is_shown = claim.started and not claim.description.array
-        if before is None or is_shown or not self.is_settled(hold):
+        if before is None or not self.is_settled(hold):
             return []
-        shown = claim.description
-        alike = self._match_queue(hold, before, changes, (shown, *claim.tasks))
+        account = claim.description.account or hold.account
+        shown = msgspec.structs.replace(claim.description, account=account)
+        tasks = list_task_descriptions(before, changes) if shown.array else set()
         return [
             msgspec.structs.replace(
                 job, array=shown.array, held=shown.held, begin_us=shown.begin_us
             )
-            for job in (*alike, *list_task_descriptions(before, changes))
-            if job.account.lower() in ("", hold.account)
+            for job in (*self._list_unshown(before, changes, (shown, *claim.tasks)), *tasks)
+            if job.account.lower() in ("", account.lower())
         ]
+
+    def _list_unshown(
+        self, before: Description, changes: Changes, shown: Sequence[Description]
+    ) -> list[Description]:
+        """List what the queue shows with requests that it does not show, where it has any."""
+        asked = list_shown_descriptions(before, changes)
+        known_nodes = max(job.min_nodes or 1 for job in (before, *changes.tasks))
+        found = {
+            with_unshown(job, request, _get_unshown_nodes(request, known_nodes, changes))
+            for request in asked
+            for job in shown
+        }
+        return list(found.difference(shown))
 
     def _match_queue(
         self, hold: Open, before: Description, changes: Changes, shown: Sequence[Description]
     ) -> list[Description]:
         """List the requests that the queue would show like this, with the time limits it shows."""
         found: list[Description] = []
-        known_nodes = max(job.min_nodes or 1 for job in (before, *changes.tasks))
         for asked in list_shown_descriptions(before, changes):
             try:
                 most = self.ground.quote(hold.cluster, asked, hold.created_us).tres
             except (NoRate, NoEstimate):
                 most = {}
-            nodes = asked.min_nodes or 1
-            unshown_nodes = nodes if nodes > known_nodes else changes.nodes
-            limits = [
-                job.time_limit_min or 0
-                for job in shown
-                if is_like(asked, job, most, unshown_nodes=unshown_nodes)
-            ]
+            limits = [job.time_limit_min or 0 for job in shown if is_like(asked, job, most)]
             if limits and asked.time_limit_min:
                 found.append(set_limit(asked, max(limits) if min(limits) > 0 else min(limits)))
             elif limits:
@@ -746,6 +767,15 @@ def _job_id(ask: Submit) -> int:
     leader, _, offset = ask.jobs.partition("+")
     is_component = leader.isdecimal() and offset.isdecimal() and len(offset) <= _OFFSET
     return ask.job.job_id + int(offset) if is_component else ask.job.job_id
+
+
+def _get_unshown_nodes(asked: Description, known_nodes: int, changes: Changes) -> int:
+    """Return up to how many nodes a job may request although the queue shows fewer.
+
+    A change raises them, or the former poll left them possible.
+    """
+    nodes = asked.min_nodes or 1
+    return nodes if nodes > known_nodes else changes.nodes
 
 
 def _by_refusal_and_cost(decision: Decision) -> tuple[bool, int]:

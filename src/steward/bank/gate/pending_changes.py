@@ -6,7 +6,7 @@ docs/decisions/0046-pending-changes.md.
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -19,9 +19,16 @@ MOST_DESCRIPTIONS: Final = 16
 """Maximum number of descriptions of one job before the gate rejects further changes."""
 MOST_CHANGES: Final = 8
 """Maximum number of pending changes of one job."""
+_UNSET: Final = Description(uid=-1)
+_ORDER: Final = (
+    *(("account", "partition", "qos", "reservation"), ("min_cpus", "max_cpus"), ("pn_min_cpus",)),
+    *(("cpus_per_task",), ("min_nodes", "max_nodes"), ("num_tasks",)),
+    *(("time_limit_min", "time_min_min"), ("pn_min_memory_mib", "mem_per_cpu_mib")),
+)
+"""Fields in the order in which slurmctld sets them; it sets all others later."""
 _AMOUNTS: Final = frozenset(
     {"time_limit_min", "num_tasks", "min_cpus", "max_cpus", "min_nodes", "max_nodes"}
-    | {"cpus_per_task", "pn_min_cpus", "pn_min_memory_mib", "mem_per_cpu_mib"}
+    | {"pn_min_cpus", "pn_min_memory_mib", "mem_per_cpu_mib"}
 )
 """Numeric requests: a larger number never makes a job cheaper."""
 _AMOUNTS_BY_NAME: Final = {
@@ -70,7 +77,7 @@ def list_descriptions(before: Description, changes: Changes) -> set[Description]
     found = {before, *changes.tasks, *changes.of_tasks}
     for change in changes.asked:
         longest: dict[Description, Description] = {}
-        for job in found.union(*(_apply_change(job, change.job) for job in found)):
+        for job in found.union(*(list_outcomes(job, change.job) for job in found)):
             limit_min = job.time_limit_min or 0
             # The partition decides what no limit, or 0, means.
             group = set_limit(job, 1) if limit_min > 0 else job
@@ -82,25 +89,22 @@ def list_descriptions(before: Description, changes: Changes) -> set[Description]
     return found
 
 
-def _apply_change(job: Description, change: Description) -> tuple[Description, ...]:
-    """Apply a change to a job: in full, with its larger numbers alone, with its nodes alone.
+def list_outcomes(job: Description, change: Description) -> list[Description]:
+    """List what a change may make of a job: first all of it, then what slurmctld may keep.
 
-    slurmctld may keep larger numbers of an update that it rejects for another field. It sets the
-    nodes first of all that squeue does not show.
+    slurmctld sets field after field and undoes nothing if it rejects one of them.
     """
-    whole = merged(job, change)
-    larger = {
-        field: getattr(whole, field)
-        for field in _AMOUNTS
-        if (getattr(whole, field) or 0) > (getattr(job, field) or 0)
+    asked = {
+        field: getattr(change, field)
+        for field in Description.__struct_fields__
+        if field not in ("uid", "job_id") and getattr(change, field) != getattr(_UNSET, field)
     }
-    if (job.mem_per_cpu_mib is None) != (whole.mem_per_cpu_mib is None):
-        larger.pop("mem_per_cpu_mib", None)
-        larger.pop("pn_min_memory_mib", None)
-    if "min_nodes" not in larger:
-        return whole, msgspec.structs.replace(job, **larger)
-    nodes = {field: larger[field] for field in ("min_nodes", "max_nodes") if field in larger}
-    return whole, msgspec.structs.replace(job, **larger), msgspec.structs.replace(job, **nodes)
+    outcomes, kept = [merged(job, change)], dict[str, Any]()
+    for fields in _ORDER:
+        kept |= {field: asked.pop(field) for field in fields if field in asked}
+        if kept and asked:
+            outcomes.append(merged(job, Description(uid=change.uid, **kept)))
+    return outcomes
 
 
 def drop_covered(possible: Iterable[Description]) -> list[Description]:
