@@ -71,7 +71,7 @@ TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-
 NUMBER: Final = re.compile(r"(?<![\d.])1(?:\d{9}|\d{15})\b")
 """A time in seconds, or in microseconds, since the epoch."""
 VARIABLE: Final = [
-    (re.compile(r"\b\d{4}d \d\dh\b"), "<--age-->"),
+    (re.compile(r"\b\d{4}d(?: \d\dh)?\b"), "<--age-->"),
     (re.compile(r"\b\d{6,}%"), "<--age->%"),
     (re.compile(r"\bstt_[A-Za-z0-9_-]{43}"), "<secret>"),
     (re.compile(r'"position":\d+'), '"position":<position>'),
