@@ -89,13 +89,13 @@ class Deciding:
         Args:
             cluster: Where it is.
             hold: Its hold.
-            changed: What it may request until now, each with what the change may make of it.
+            changed: Pairs of descriptions, each before and after the change.
             job: The change.
             now_us: The time, µs since the epoch.
             is_lenient: As in :meth:`submit`.
 
         Returns:
-            A decision for each of these.
+            A decision for each pair.
         """
         quotes: dict[Description, Quote] = {}
         return [
