@@ -31,6 +31,8 @@ class PrintingService(SensorService):
     def set_value(self, name: str, value: str, ttl: int | None = None, local: bool = True) -> None:
         super().set_value(name, value, ttl, local)
         written = self._datastore.with_suffix(".new")
+        # A sensor that ran as another user may have been ended before it renamed its file.
+        written.unlink(missing_ok=True)
         written.write_text(json.dumps(self.values))
         written.replace(self._datastore)
 
