@@ -1,27 +1,34 @@
 """Counts the mutants that the unit tests kill. A mutant is the code with one change.
 
-First record the lines that each test runs, then draw mutants of one package::
+First record the lines that each test runs, then draw mutants of packages::
 
-    coverage run -m pytest tests/unit
-    python scripts/mutants.py bank --seed 15 --count 200
+    python scripts/mutants.py --record
+    python scripts/mutants.py core bank/gate --seed 15 --count 200
 
 A mutant is killed if a test that runs its line fails, or hangs. A mutant on a line that no test
-runs survives. Tests that fail on an unchanged copy of the code are not counted. The same seed on
-the same commit draws the same mutants. ``--coverage`` prints the branch coverage of each package
-in place of mutants.
+runs survives. Tests that failed in the recording are not counted. The same seed on the same commit
+draws the same mutants. ``--coverage`` prints the branch coverage of each package in place of
+mutants.
 """
 
 import argparse
 import ast
+import compileall
 import concurrent.futures
+import contextlib
 import copy
 import json
+import multiprocessing
 import os
+import queue
 import random
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -31,10 +38,14 @@ import coverage
 ROOT: Final = Path(__file__).parent.parent
 PACKAGE: Final = ROOT / "src" / "steward"
 MOST_TESTS: Final = 40
-"""Most tests run for one mutant, drawn from the tests that run its line."""
+"""Most tests run for one mutant: the fastest of those that run its line."""
 
-TIMEOUT_S: Final = 180.0
-"""Time after which the tests of a mutant count as hanging, in seconds."""
+TIMEOUT_S: Final = 300.0
+CPU_S: Final = 60
+"""Elapsed and processor time after which the tests of a mutant count as hanging, in seconds."""
+
+PRELOADED: Final = ["pytest", "hypothesis", "hypothesis.strategies", "msgspec", "sqlalchemy"]
+"""Modules that the tests of every mutant share, so that each starts in less time."""
 
 COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE,
@@ -158,47 +169,99 @@ def write_mutant(mutant: Mutant, target: Path) -> None:
     target.write_text(ast.unparse(ast.fix_missing_locations(tree)))
 
 
-def run_tests(tests: list[str], mutant: Mutant | None = None) -> str:
-    """Run tests on a copy of the code, with a change or without.
+def read_durations(reports: list[Path]) -> dict[str, float]:
+    """Read from pytest's reports how long each test that passed took, in seconds.
 
-    Returns:
-        "passed", "failed", "hung", or "broken" where pytest could not run them.
+    Cases of one function are one test.
     """
-    with tempfile.TemporaryDirectory() as work:
-        source = Path(work) / "src"
-        shutil.copytree(PACKAGE.parent, source, ignore=shutil.ignore_patterns("__pycache__"))
-        if mutant is not None:
-            write_mutant(mutant, source / mutant.path.relative_to(PACKAGE.parent))
-        words = ["pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-        environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", *words],
-                cwd=ROOT,
-                env=environment,
-                capture_output=True,
-                timeout=TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return "hung"
-    return {0: "passed", 1: "failed"}.get(done.returncode, "broken")
-
-
-def list_failing(tests: list[str]) -> set[str]:
-    """List the tests that fail on an unchanged copy of the code."""
-    if not tests or run_tests(tests) == "passed":
-        return set()
-    if len(tests) == 1:
-        return set(tests)
-    half = len(tests) // 2
-    return list_failing(tests[:half]) | list_failing(tests[half:])
+    duration_s: dict[str, float] = {}
+    failed = set()
+    for report in reports:
+        for case in ET.parse(report).iter("testcase"):  # noqa: S314 - written by record()
+            function = case.attrib["name"].partition("[")[0]
+            module = case.attrib["classname"].removeprefix("tests.unit.")
+            name = test_id(f"{module}.{function}")
+            duration_s[name] = duration_s.get(name, 0.0) + float(case.attrib["time"])
+            if case.find("failure") is not None or case.find("error") is not None:
+                failed.add(name)
+    return {name: spent for name, spent in duration_s.items() if name not in failed}
 
 
 def test_id(context: str) -> str:
     """Return the pytest id of a test from its context in coverage."""
     module, *names = context.split(".")
     return "::".join([f"tests/unit/{module}.py", *names])
+
+
+def record(data_file: Path) -> None:
+    """Run the unit tests under coverage, in a process for each processor."""
+    files = sorted(
+        (ROOT / "tests" / "unit").glob("test_*.py"), key=lambda path: path.stat().st_size
+    )
+    count = os.cpu_count() or 1
+    running = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "coverage", "run", "-p", f"--data-file={data_file}"),
+                *("-m", "pytest", "-q", f"--junitxml={data_file}.{part}.xml"),
+                *map(str, files[part::count]),
+            ],
+            cwd=ROOT,
+        )
+        for part in range(count)
+    ]
+    for process in running:
+        process.wait()
+    parts = coverage.Coverage(data_file=str(data_file))
+    parts.combine()
+    parts.save()
+
+
+def copy_code(target: Path) -> None:
+    """Copy the code, compiled, so that the tests of a mutant compile its file alone."""
+    shutil.copytree(PACKAGE.parent, target, ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(target, quiet=2)
+
+
+def run_pytest(tests: list[str], source: Path, output: Path) -> None:
+    """Run tests on a copy of the code; for a process of its own, which exits with pytest's code."""
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 5))
+    os.chdir(ROOT)
+    os.environ |= {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(source))
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    import pytest
+
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])
+    os._exit(int(code))
+
+
+def judge_mutant(mutant: Mutant, tests: list[str], source: Path) -> str:
+    """Run tests on a copy of the code with one change, and undo the change.
+
+    Returns:
+        "passed", "failed", "hung", or "broken" where pytest could not run them.
+    """
+    target = source / mutant.path.relative_to(PACKAGE.parent)
+    write_mutant(mutant, target)
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(
+        target=run_pytest, args=(tests, source, source.parent / "output"), daemon=True
+    )
+    process.start()
+    process.join(TIMEOUT_S)
+    code = process.exitcode
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid or 0, signal.SIGKILL)
+    process.join()
+    shutil.copy2(mutant.path, target)
+    if code is None or code in {-signal.SIGXCPU, -signal.SIGKILL}:
+        return "hung"
+    return {0: "passed", 1: "failed", 2: "failed"}.get(code, "broken")
 
 
 def print_coverage(data: coverage.Coverage) -> None:
@@ -220,49 +283,71 @@ def print_coverage(data: coverage.Coverage) -> None:
     print(json.dumps(shares, indent=2))
 
 
+def draw_mutants(package: str, seed: int, count: int) -> list[Mutant]:
+    """Draw mutants of a package; every one if it has no more than the count."""
+    mutants = list_mutants(PACKAGE / package)
+    return random.Random(seed).sample(mutants, min(count, len(mutants)))  # noqa: S311 - no secret
+
+
 def main() -> None:
-    """Print the number of killed mutants and the list of survivors, as JSON."""
+    """Print the number of killed mutants and the list of survivors of each package, as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("package", nargs="?", default="", help="a folder of src/steward")
+    parser.add_argument("packages", nargs="*", help="folders of src/steward")
     parser.add_argument("--seed", type=int, default=15)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--record", action="store_true")
     parser.add_argument("--coverage", action="store_true")
     options = parser.parse_args()
     data = coverage.Coverage()
+    data_file = Path(data.config.data_file).absolute()
+    if options.record:
+        record(data_file)
+        return
     data.load()
     if options.coverage:
         print_coverage(data)
         return
-    draw = random.Random(options.seed)  # noqa: S311 - no secret
-    mutants = list_mutants(PACKAGE / options.package)
-    drawn = draw.sample(mutants, min(options.count, len(mutants)))
-    tests = []
-    for mutant in drawn:
-        lines = data.get_data().contexts_by_lineno(str(mutant.path))
-        names = {test_id(context) for context in lines.get(mutant.line, ()) if context}
-        tests.append(draw.sample(sorted(names), min(MOST_TESTS, len(names))))
-    failing = list_failing(sorted({name for few in tests for name in few}))
-    tests = [[name for name in few if name not in failing] for few in tests]
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        results = list(
-            pool.map(
-                lambda mutant, few: run_tests(few, mutant) if few else "untested", drawn, tests
-            )
-        )
-    described = [
-        f"{result}: {mutant.path.relative_to(PACKAGE)}:{mutant.line} {mutant.change}"
-        for mutant, result in zip(drawn, results, strict=True)
-        if result not in {"failed", "hung"}
-    ]
-    figures = {
-        "mutants": len(drawn),
-        "killed": len(drawn) - len(described),
-        "hung": results.count("hung"),
-        "failing without a change": sorted(failing),
-        "survivors": sorted(described),
-    }
-    print(json.dumps(figures, indent=2))
+    duration_s = read_durations(sorted(data_file.parent.glob(f"{data_file.name}.*.xml")))
+
+    def pick_tests(mutant: Mutant) -> list[str]:
+        contexts = data.get_data().contexts_by_lineno(str(mutant.path)).get(mutant.line, [])
+        names = {test_id(context) for context in contexts if context} & duration_s.keys()
+        return sorted(names, key=lambda name: (duration_s[name], name))[:MOST_TESTS]
+
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    with tempfile.TemporaryDirectory() as work:
+        sources: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for job in range(options.jobs):
+            source = Path(work) / str(job) / "src"
+            copy_code(source)
+            sources.put(source)
+
+        def judge(mutant: Mutant, tests: list[str]) -> str:
+            source = sources.get()
+            try:
+                return judge_mutant(mutant, tests, source) if tests else "untested"
+            finally:
+                sources.put(source)
+
+        for package in options.packages:
+            drawn = draw_mutants(package, options.seed, options.count)
+            tests = [pick_tests(mutant) for mutant in drawn]
+            with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+                results = list(pool.map(judge, drawn, tests))
+            survivors = [
+                f"{result}: {mutant.path.relative_to(PACKAGE)}:{mutant.line} {mutant.change}"
+                for mutant, result in zip(drawn, results, strict=True)
+                if result not in {"failed", "hung"}
+            ]
+            figures = {
+                "package": package,
+                "mutants": len(drawn),
+                "killed": len(drawn) - len(survivors),
+                "hung": results.count("hung"),
+                "survivors": sorted(survivors),
+            }
+            print(json.dumps(figures, indent=2), flush=True)
 
 
 if __name__ == "__main__":
