@@ -6,7 +6,7 @@ Amounts are micro-SU. Times are UTC and aware, but for those whose name ends in
 """
 
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -93,6 +93,10 @@ class Description(Noun, frozen=True):
     mem_per_tres: str = ""
     burst_buffers: str = ""
     admin_comment: str = ""
+
+
+GRES_FIELDS: Final = ("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task")
+"""Fields of a :class:`Description` that request GRES by name."""
 
 
 class Factor(Noun, frozen=True):

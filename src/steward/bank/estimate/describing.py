@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.bank.records import Description
+from steward.bank.records import GRES_FIELDS, Description
 from steward.core.moments import micros_or_0
 from steward.core.records import JobRecord
 from steward.slurm import tres
@@ -13,7 +13,6 @@ from steward.slurm.requests import asked_for, kind_of, without
 
 _HELD: Final = frozenset({"JobHeldAdmin", "JobHeldUser"})
 _UNSET: Final = Description(uid=-1)
-_GRES: Final = ("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task")
 
 
 def description_of(record: JobRecord) -> Description:
@@ -161,7 +160,7 @@ def with_unshown(shown: Description, asked: Description, unshown_nodes: int) -> 
         changes |= {"min_nodes": nodes, "max_nodes": most_nodes}
         gres = _least(asked, nodes_shown)
         if all(gres.get(kind) == least.get(kind) for kind in (gres | least) if "/" in kind):
-            changes |= {field: getattr(asked, field) for field in _GRES}
+            changes |= {field: getattr(asked, field) for field in GRES_FIELDS}
     if asked.mem_per_cpu_mib and asked.mem_per_cpu_mib == shown.pn_min_memory_mib:
         changes |= {"mem_per_cpu_mib": asked.mem_per_cpu_mib, "pn_min_memory_mib": None}
     return msgspec.structs.replace(shown, **changes) if changes else shown

@@ -12,7 +12,7 @@ import msgspec
 
 from steward.bank.estimate import merged
 from steward.bank.gate.shapes import Change, Changes
-from steward.bank.records import Description
+from steward.bank.records import GRES_FIELDS, Description
 from steward.slurm import tres
 
 MOST_DESCRIPTIONS: Final = 16
@@ -33,9 +33,7 @@ _AMOUNTS: Final = frozenset(
 """Numeric requests: a larger number never makes a job cheaper."""
 _AMOUNTS_BY_NAME: Final = {
     "licenses": tres.licenses,
-    **dict.fromkeys(
-        ("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"), tres.requested_gres
-    ),
+    **dict.fromkeys(GRES_FIELDS, tres.requested_gres),
 }
 """Requests of amounts by name, with their parsers: a larger amount never makes a job cheaper."""
 
