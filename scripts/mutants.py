@@ -203,7 +203,7 @@ def record(data_file: Path) -> None:
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "coverage", "run", "-p", f"--data-file={data_file}"),
-                *("-m", "pytest", "-q", f"--junitxml={data_file}.{part}.xml"),
+                *("-m", "pytest", "-q", f"--junitxml={data_file}-{part}.xml"),
                 *map(str, files[part::count]),
             ],
             cwd=ROOT,
@@ -308,7 +308,7 @@ def main() -> None:
     if options.coverage:
         print_coverage(data)
         return
-    duration_s = read_durations(sorted(data_file.parent.glob(f"{data_file.name}.*.xml")))
+    duration_s = read_durations(sorted(data_file.parent.glob(f"{data_file.name}-*.xml")))
 
     def pick_tests(mutant: Mutant) -> list[str]:
         contexts = data.get_data().contexts_by_lineno(str(mutant.path)).get(mutant.line, [])
