@@ -2,7 +2,7 @@
 
 Write the output of each run of one benchmark into a file, then::
 
-    python bench/noise_band.py gate_bench.1 gate_bench.2 gate_bench.3
+    python scripts/noise_band.py gate_bench.1 gate_bench.2 gate_bench.3
 
 Prints the lines of the outputs, each number that differs as ``median (lowest to highest)``. Lines
 that only some of the runs printed are left out.
