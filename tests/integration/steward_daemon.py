@@ -136,7 +136,13 @@ class Daemon:
         return None
 
     def wait_for_script(self, job_id: int) -> Path:
-        wait_until(lambda: self.script_of(job_id) is not None, 30)
+        """The verified script of a job; its environment, which a sink files second, is there."""
+
+        def is_filed() -> bool:
+            path = self.script_of(job_id)
+            return path is not None and path.with_suffix(".env").exists()
+
+        wait_until(is_filed, 30)
         path = self.script_of(job_id)
         assert path is not None
         return path
