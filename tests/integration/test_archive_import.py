@@ -63,6 +63,8 @@ def jobs(booked_sandbox: Sandbox, captured: Daemon) -> dict[str, int]:
     jobs["het"] = int(out.split(b";")[0])
     booked_sandbox.run(["srun", "-J", "without", "true"], user=user)
     wait_until(lambda: unfinished(booked_sandbox, jobs) == set(), 90)
+    words = ["sacct", "-a", "-X", "-n", "-P", "--name=without", "-o", "State"]
+    wait_until(lambda: str(booked_sandbox.run(words).stdout).startswith(FINISHED), 90)
     return jobs
 
 
