@@ -214,8 +214,9 @@ def record(data_file: Path) -> None:
         )
         for part in range(count)
     ]
-    for process in running:
-        process.wait()
+    codes = {process.wait() for process in running}
+    if not codes <= {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
+        sys.exit(f"the unit tests were not recorded: pytest ended with {sorted(codes)}")
     parts = coverage.Coverage(data_file=str(data_file))
     parts.combine()
     parts.save()
@@ -334,6 +335,8 @@ def main() -> None:
         print_coverage(data)
         return
     duration_s = read_durations(sorted(data_file.parent.glob(f"{data_file.name}-*.xml")))
+    if not duration_s:
+        sys.exit(f"{data_file}: no recording of the unit tests; run mutants.py --record first")
 
     def pick_tests(mutant: Mutant) -> list[str]:
         contexts = data.get_data().contexts_by_lineno(str(mutant.path)).get(mutant.line, [])
@@ -360,7 +363,8 @@ def main() -> None:
             drawn = draw_mutants(package, options.seed, options.count)
             tests = [pick_tests(mutant) for mutant in drawn]
             source = sources.get()
-            unchanged = run_tests(next(filter(None, tests)), source)
+            some = next(filter(None, tests), [])
+            unchanged = run_tests(some, source) if some else "passed"
             if unchanged != "passed":
                 output = (source.parent / "output").read_text()
                 sys.exit(f"{package}: the tests {unchanged} on unchanged code:\n{output}")
