@@ -120,12 +120,20 @@ def _by_run(pieces: Iterable[Ran]) -> dict[tuple[int, str], list[Ran]]:
 def _first(lines: Iterable[Ran]) -> dict[tuple[int, str], Ran]:
     """What jobcomp told first of the end of each run, by job and submit time.
 
-    A requeue that the same run's end follows was forgotten.
+    A requeue or preemption that the same run's end follows was forgotten.
     """
     first: dict[tuple[int, str], Ran] = {}
     for ran in sorted(lines, key=lambda ran: ran.end):
+        if ran.state == "RESIZING":
+            continue
         before = first.get((ran.job, ran.submit))
-        if ran.state != "RESIZING" and (before is None or before.state == _REQUEUED):
+        went_on = (
+            before is not None
+            and before.state == "PREEMPTED"
+            and ran.state in (*_ENDED, "NODE_FAIL")
+            and ran.start == before.start
+        )
+        if before is None or before.state == _REQUEUED or went_on:
             first[ran.job, ran.submit] = ran
     return first
 
