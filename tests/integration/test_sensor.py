@@ -35,9 +35,14 @@ def is_kept(cluster: Sandbox, file: str, text: str) -> bool:
 def test_a_killed_slurmd_is_told_of(cluster: Sandbox, make: MakeWatching) -> None:
     watching = make()
     cluster.stop_service("slurmd.node1", signal.SIGKILL)
-    wait_until(lambda: watching.replayed()["node1"].startswith("DOWN"), 60)
+    wait_until(lambda: watching.replayed()["node1"].startswith("DOWN"), 120)
     told = watching.of_node("node1")
-    assert sum(body.failed for body in told) == 1
+    # On a busy host it may have been silent for the seconds of SlurmdTimeout before, too: each
+    # failure is told of once, and so is each recovery between two of them.
+    turns = [
+        "failed" if body.failed else "recovered" for body in told if body.failed != body.recovered
+    ]
+    assert turns == ["failed", *["recovered", "failed"] * (len(turns) // 2)]
     assert "Not responding" in told[-1].reason
     assert told[-1].reason_user == cluster.plan.slurm_user
     watching.bring_back("node1")
