@@ -16,7 +16,7 @@ SETTINGS = ("TreeWidth=50", "MaxNodeCount=8", "ReturnToService=1")
 One that was set down by hand stays so: with ``ReturnToService=2`` an answer to slurmctld
 that is on its way brings back even a node whose slurmd was killed before.
 """
-SOON_DOWN = "SlurmdTimeout=4"
+SOON_DOWN = "SlurmdTimeout=8"
 """A node that does not answer is soon known to be down; on a busy host even one that is well."""
 
 MakeWatching = Callable[..., Watching]
