@@ -48,8 +48,21 @@ CPU_S: Final = 20
 INSIDE: Final = "STEWARD_MUTANTS_INSIDE"
 """Environment variable of the program that enter_namespace started."""
 
-PRELOADED: Final = ["pytest", "msgspec", "sqlalchemy"]
+PRELOADED: Final = [
+    *(
+        "pytest",
+        "xdist.plugin",
+        "pytest_timeout",
+        "anyio.pytest_plugin",
+        "faker.contrib.pytest.plugin",
+    ),
+    *("hypothesis", "hypothesis.strategies", "schemathesis.pytest.plugin"),
+    *("msgspec", "sqlalchemy", "litestar", "uvicorn", "httpx", "jinja2", "typer", "rich.table"),
+    *("yaml", "zstandard", "ClusterShell.NodeSet", "pysqlite3.dbapi2", "inotify_simple"),
+]
 """Modules that the tests of every mutant share, so that each starts in less time."""
+
+TOO_LATE: Final = "pytest.PytestAssertRewriteWarning"
 
 COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE,
@@ -252,7 +265,9 @@ def run_pytest(tests: list[str], source: Path) -> None:
     os.dup2(output, 2)
     code = int(pytest.ExitCode.INTERNAL_ERROR)
     try:
-        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+        # What is preloaded comes too late for pytest to rewrite its assertions.
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-W", f"ignore::{TOO_LATE}"]
+        code = int(pytest.main([*options, *tests]))
     finally:
         os._exit(code)
 
