@@ -12,7 +12,7 @@
 # further arguments.
 set -u
 
-most=6
+most=5
 
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
