@@ -49,20 +49,13 @@ INSIDE: Final = "STEWARD_MUTANTS_INSIDE"
 """Environment variable of the program that enter_namespace started."""
 
 PRELOADED: Final = [
-    *(
-        "pytest",
-        "xdist.plugin",
-        "pytest_timeout",
-        "anyio.pytest_plugin",
-        "faker.contrib.pytest.plugin",
-    ),
-    *("hypothesis", "hypothesis.strategies", "schemathesis.pytest.plugin"),
-    *("msgspec", "sqlalchemy", "litestar", "uvicorn", "httpx", "jinja2", "typer", "rich.table"),
-    *("yaml", "zstandard", "ClusterShell.NodeSet", "pysqlite3.dbapi2", "inotify_simple"),
+    *("pytest", "xdist.plugin", "pytest_timeout", "anyio.pytest_plugin"),
+    *("faker.contrib.pytest.plugin", "schemathesis.pytest.plugin"),
+    *("hypothesis", "hypothesis.strategies", "msgspec", "sqlalchemy", "litestar", "uvicorn"),
+    *("httpx", "jinja2", "typer", "rich.table", "yaml", "zstandard", "ClusterShell.NodeSet"),
+    *("pysqlite3.dbapi2", "inotify_simple"),
 ]
 """Modules that the tests of every mutant share, so that each starts in less time."""
-
-TOO_LATE: Final = "pytest.PytestAssertRewriteWarning"
 
 COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE,
@@ -265,9 +258,9 @@ def run_pytest(tests: list[str], source: Path) -> None:
     os.dup2(output, 2)
     code = int(pytest.ExitCode.INTERNAL_ERROR)
     try:
-        # What is preloaded comes too late for pytest to rewrite its assertions.
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-W", f"ignore::{TOO_LATE}"]
-        code = int(pytest.main([*options, *tests]))
+        # Pytest cannot rewrite the assertions of modules that are preloaded, and warns of each.
+        warning = "ignore::pytest.PytestAssertRewriteWarning"
+        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-W", warning, *tests]))
     finally:
         os._exit(code)
 
