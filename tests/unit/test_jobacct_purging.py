@@ -20,11 +20,11 @@ from steward.core.usage import StepAccounted
 from steward.extensions.jobacct_plugins.log.blanking import Blanking
 
 PRIVATE: dict[str, Any] = {
-    "name": "zq-name",
-    "submit_line": "sbatch zq-line",
-    "comment": "zq \u00e4\n\u2028" * 20,
-    "work_dir": "/zq",
-    "command": "/zq/command",
+    "name": "confidential-name",
+    "submit_line": "sbatch confidential-line",
+    "comment": "confidential \u00e4\n\u2028" * 20,
+    "work_dir": "/confidential",
+    "command": "/confidential/command",
 }
 OPEN, LATE = "2026-03-01.jsonl", "2026-03-01.late.jsonl"
 
@@ -60,7 +60,7 @@ def purge(job_id: int, seconds: float = 0.4, sink: str = "", cluster: str = "c1"
 
 
 def accounted(job_id: int) -> Event:
-    line = Line(cluster="c1", job_id=job_id, label="x", step="5", name="zq-step")
+    line = Line(cluster="c1", job_id=job_id, label="x", step="5", name="confidential-step")
     body = StepAccounted(job_id=job_id, submit=at(0), line=line)
     return event(STEP_ACCOUNTED, f"accounted:{job_id}", body, at(5))
 
@@ -78,10 +78,10 @@ def fill(site: LogSite) -> None:
 
 def test_a_growing_day_and_what_waits_are_blanked_in_place(site: LogSite) -> None:
     fill(site)
-    assert text_of(site).count(b"zq-") > 3
+    assert text_of(site).count(b"confidential-") > 3
     size = (site.location / OPEN).stat().st_size
     site.write(purge(1), purge(2))
-    assert b"zq" not in text_of(site)
+    assert b"confidential" not in text_of(site)
     assert (site.location / OPEN).stat().st_size == size
     assert {path.name for path in site.location.iterdir()} == {OPEN}
     site.write(run(2), run(1, key="again", correction=True, state="FAILED", exit_code=2))
@@ -96,9 +96,9 @@ def test_closed_days_and_what_came_late_are_blanked(site: LogSite) -> None:
     site.close_days()
     site.write(run(1, key="again", correction=True, state="FAILED", **PRIVATE))
     assert (site.location / LATE).exists()
-    assert text_of(site).count(b"zq-name") > 4
+    assert text_of(site).count(b"confidential-name") > 4
     site.write(purge(1), purge(2))
-    assert b"zq" not in text_of(site)
+    assert b"confidential" not in text_of(site)
     assert not (site.location / LATE).exists()
     (parquet,) = site.location.glob("*.parquet")
     assert len(rows_of(parquet)) == 4
@@ -116,7 +116,7 @@ def test_tasks_and_components_go_with_their_leader_and_none_else(site: LogSite) 
     )
     site.write(purge(10), purge(20), purge(30, seconds=900.0), purge(31))
     text = text_of(site)
-    assert b"zq" not in text
+    assert b"confidential" not in text
     assert b"kept-far" in text
     assert b"kept-other" in text
     (step,) = [line for line in site.lines() if line.step]
@@ -125,10 +125,10 @@ def test_tasks_and_components_go_with_their_leader_and_none_else(site: LogSite) 
 
 def test_what_was_said_before_the_books_knew_of_the_purge_is_not_written(site: LogSite) -> None:
     site.write(run(1, RUN_START, **PRIVATE), purge(1), run(1, **PRIVATE))
-    assert b"zq" not in text_of(site)
+    assert b"confidential" not in text_of(site)
     site.write(purge(2))
     site.write(run(2, RUN_START, **PRIVATE), run(2, **PRIVATE))
-    assert b"zq" not in text_of(site)
+    assert b"confidential" not in text_of(site)
 
 
 def test_a_purge_of_one_sink_leaves_the_log(site: LogSite) -> None:
@@ -145,7 +145,7 @@ def test_lines_that_are_no_records_stay(site: LogSite) -> None:
     fill(site)
     site.write(purge(1), purge(2))
     assert (site.location / OPEN).read_bytes().startswith(odd)
-    assert b"zq" not in text_of(site)
+    assert b"confidential" not in text_of(site)
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
@@ -171,7 +171,7 @@ def test_a_blanking_that_is_cut_short_is_taken_up(
             pass
         consumer.close()
     site.write()
-    assert b"zq" not in text_of(site)
+    assert b"confidential" not in text_of(site)
     assert len(site.lines()) == told
     assert not [path.name for path in site.location.iterdir() if path.name.startswith(".")]
 
@@ -180,10 +180,10 @@ def test_a_blanked_record_is_blanked_once() -> None:
     blanking = Blanking([("c1", 1, int(at(0.4).timestamp() * 1e6))])
     line = (
         b'{"cluster":"c1","job_id":1,"submit":"2026-03-01T12:00:00Z",'
-        b'"first_submit":"2026-03-01T12:00:00Z","job":{"job_id":1,"name":"zq"},"later":[1]}\n'
+        b'"first_submit":"2026-03-01T12:00:00Z","job":{"job_id":1,"name":"confidential"},"later":[1]}\n'
     )
     blanking.learn(line)
     once = blanking.blank(line)
-    assert b"zq" not in once
+    assert b"confidential" not in once
     assert (len(once), b'"later":[1]' in once) == (len(line), True)
     assert blanking.blank(once) is once

@@ -177,17 +177,17 @@ def test_a_later_run_keeps_what_only_an_earlier_one_told() -> None:
 
 def test_what_is_blanked_holds_nothing_that_a_person_wrote() -> None:
     private: dict[str, Any] = {
-        "name": "zq1",
-        "submit_line": "zq2",
-        "command": "zq3",
-        "work_dir": "zq4",
-        "stdin": "zq5",
-        "stdout": "zq6",
-        "stderr": "zq7",
-        "comment": "zq8",
-        "admin_comment": "zq9",
-        "dependency": "zq10",
-        "submit_host": "zq11",
+        "name": "confidential1",
+        "submit_line": "confidential2",
+        "command": "confidential3",
+        "work_dir": "confidential4",
+        "stdin": "confidential5",
+        "stdout": "confidential6",
+        "stderr": "confidential7",
+        "comment": "confidential8",
+        "admin_comment": "confidential9",
+        "dependency": "confidential10",
+        "submit_host": "confidential11",
     }
     events = (
         record(7, 0, whole=True, account="a", **private),
@@ -195,9 +195,9 @@ def test_what_is_blanked_holds_nothing_that_a_person_wrote() -> None:
         record(7, 0, "FAILED", seen=9, end=8, **private),
     )
     run = run_of(*events)
-    assert b"zq" in msgspec.json.encode(run)
+    assert b"confidential" in msgspec.json.encode(run)
     run.blank()
-    assert b"zq" not in msgspec.json.encode(run)
+    assert b"confidential" not in msgspec.json.encode(run)
     assert run.merged() == blanked(run_of(*events).merged())
     assert (run.merged().account, run.merged().end, run.merged().uid) == ("a", at(8), 1000)
 

@@ -235,17 +235,18 @@ def test_where_nobody_told_when_a_step_of_all_the_time_was_suspended(books: Cloc
 
 def test_a_purge_forgets_the_names_of_programs(books: Clocked) -> None:
     kept = script(7, 0.4)
-    books.take(kept, running(name="zq-job"), launched(7, 3, "0", name="zq-prog"))
-    books.take(exited(7, 3, step="0"), ended(7, 3, 9, "0"), done(name="zq-job"))
-    assert lines(books)["0:0"].name == "zq-prog"
+    launch = launched(7, 3, "0", name="confidential-prog")
+    books.take(kept, running(name="confidential-job"), launch)
+    books.take(exited(7, 3, step="0"), ended(7, 3, 9, "0"), done(name="confidential-job"))
+    assert lines(books)["0:0"].name == "confidential-prog"
     books.take(purge(kept))
     found = lines(books)
     assert (found["0:"].name, found["0:0"].name, found["0:0"].user_us) == ("", "", 1_000_000)
-    books.take(launched(7, 4, "1", name="zq-late"))
+    books.take(launched(7, 4, "1", name="confidential-late"))
     assert lines(books)["0:1"].name == ""
     books.consumer.close()
     data = b"".join(path.read_bytes() for path in books.directory.iterdir())
-    assert b"zq" not in data
+    assert b"confidential" not in data
 
 
 def test_another_books_tell_of_steps_that_we_do_not_know(books: Clocked) -> None:
