@@ -57,6 +57,7 @@ bench: setup-slurm setup-web setup-servers ## Measure against `cp -a`, on tmpfs 
 	$(BIN)/python bench/sinks_bench.py
 	$(BIN)/python bench/nodes_bench.py
 	$(BIN)/python bench/gate_bench.py
+	$(BIN)/python bench/gpu.py
 	$(BIN)/python bench/sensor_bench.py
 	$(BIN)/python bench/sbatch_bench.py
 	$(BIN)/python bench/web_bench.py
