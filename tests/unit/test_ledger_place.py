@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from pysqlite3 import dbapi2
@@ -87,6 +89,24 @@ def test_the_migrations_make_what_the_tables_say(ledger: Ledger, place: Settings
 
 def test_the_newest_migration_is_the_one_that_is_worked_with() -> None:
     assert ScriptDirectory(str(MIGRATIONS)).get_heads() == [NEWEST]
+
+
+@pytest.mark.parametrize(
+    "revision", [each.revision for each in ScriptDirectory(str(MIGRATIONS)).walk_revisions()]
+)
+def test_a_ledger_of_each_revision_is_brought_up_to_date(tmp_path: Path, revision: str) -> None:
+    place = settings_for(str(tmp_path))
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    database = Database(url_of(place))
+    with database.writing() as config.attributes["connection"]:
+        command.upgrade(config, revision)
+    database.close()
+    open_ledger(place).close()
+    database = Database(url_of(place))
+    with database.reading() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    database.close()
 
 
 def test_a_ledger_of_a_newer_steward_is_left_alone(tampered: Ledger, place: Settings) -> None:

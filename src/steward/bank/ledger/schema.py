@@ -12,12 +12,13 @@ from sqlalchemy import Connection
 from steward.bank.errors import BankError
 from steward.bank.ledger.engine import Database
 
-NEWEST: Final = "0004"
-"""The revision that this Steward works with."""
-
 MIGRATIONS: Final = Path(__file__).with_name("migrations")
 
-_KNOWN: Final = frozenset({"", "0001", "0002", NEWEST})
+_REVISIONS: Final = sorted(path.name[:4] for path in MIGRATIONS.glob("versions/[0-9]*.py"))
+
+NEWEST: Final = _REVISIONS[-1]
+"""The revision that this Steward works with."""
+
 _ADVISORY_LOCK: Final = 0x57E3A2D
 
 
@@ -38,7 +39,7 @@ def bring_up_to_date(database: Database) -> None:
                 sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(_ADVISORY_LOCK))
             )
         found = revision_of(connection)
-        if found not in _KNOWN:
+        if found not in {"", *_REVISIONS}:
             raise BankError(
                 f"the ledger {database.shown} was written by a newer Steward (schema {found}, "
                 f"this one knows {NEWEST}): install that version again"
