@@ -5,16 +5,19 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from servers.authority import Authority
 from steward.admin.credentials.shapes import MeAnswer
 from steward.core.serving import Served, headed, limited, listen, serve
 from steward.core.waiting import Stop
@@ -204,6 +207,28 @@ def test_a_connection_whose_port_was_used_before_is_served() -> None:
                 one.connect(("127.0.0.1", port))
                 one.sendall(b"GET / HTTP/1.1\r\n" + whole)
                 assert not whole or one.recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_tls_connection_that_takes_the_descriptor_of_another_is_served(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate_file, key_file = authority.certificate("IP:127.0.0.1")
+    context = ssl.create_default_context(cafile=authority.file)
+
+    def ask(count: int) -> None:
+        for _ in range(count):
+            with (
+                socket.create_connection(("127.0.0.1", port), 30) as plain,
+                context.wrap_socket(plain, server_hostname="127.0.0.1") as client,
+            ):
+                client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                assert client.recv(12) == b"HTTP/1.1 200"
+
+    with (
+        served(certificate_file=certificate_file, key_file=key_file) as port,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        for done in [clients.submit(ask, 50) for _ in range(8)]:
+            done.result()
 
 
 @contextlib.contextmanager

@@ -115,35 +115,47 @@ class Crowd:
         self._shared = tuple(shared)
         self._bounds: dict[str, int] = {}
         self._open: dict[int, _Open] = {}
+        self._numbers: dict[int, int] = {}
+        self._newest = 0
 
     def come(self, connection: socket.socket, address: Any) -> None:
-        """Count a new connection, under its descriptor: addresses come again at once."""
+        """Count a new connection, under a number: addresses and descriptors come again at once.
+
+        A connection with TLS is told to be lost only after its descriptor was closed, when the
+        next one may have that descriptor.
+        """
         for key in [key for key, one in self._open.items() if one.connection.fileno() < 0]:
             del self._open[key]
         peer = self._peer(connection, str(address[0]))
-        self._open[connection.fileno()] = _Open(connection, peer)
+        self._newest += 1
+        self._numbers[connection.fileno()] = self._newest
+        self._open[self._newest] = _Open(connection, peer)
         self._bound()
 
-    def ask(self, descriptor: int) -> None:
+    def number_of(self, descriptor: int) -> int:
+        """Return the number of the connection that has an open descriptor, 0 if none has."""
+        return self._numbers.get(descriptor, 0)
+
+    def ask(self, number: int) -> None:
         """Count a connection no more: its request is whole."""
-        found = self._open.get(descriptor)
+        found = self._open.get(number)
         if found is not None:
             found.is_counted = False
 
-    def rest(self, descriptor: int) -> None:
+    def rest(self, number: int) -> None:
         """Count a connection again: it was answered."""
-        found = self._open.get(descriptor)
+        found = self._open.get(number)
         if found is not None and not found.is_counted:
             found.is_counted, found.since = True, time.monotonic()
             self._bound()
 
-    def has(self, descriptor: int) -> bool:
+    def has(self, number: int) -> bool:
         """Whether a connection has not been shut down."""
-        return descriptor in self._open
+        return number in self._open
 
-    def leave(self, descriptor: int) -> None:
-        """Forget a connection, before its descriptor is closed."""
-        self._open.pop(descriptor, None)
+    def leave(self, number: int) -> None:
+        """Forget a connection."""
+        self._open.pop(number, None)
 
     def _peer(self, connection: socket.socket, address: str) -> str:
         network = next((one for one in self._shared if is_within(address, (one,))), "")

@@ -56,19 +56,19 @@ class TimedProtocol(H11Protocol):
 
     crowd: Crowd
     timeouts: Timeouts
-    _descriptor: int = -1
+    _number: int = 0
     _head: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """A client is there."""
         super().connection_made(transport)
-        self._descriptor = transport.get_extra_info("socket").fileno()
+        self._number = self.crowd.number_of(transport.get_extra_info("socket").fileno())
         self._watch()
 
     def data_received(self, data: bytes) -> None:
         """A client says something."""
-        if not self.crowd.has(self._descriptor):
+        if not self.crowd.has(self._number):
             # What it had sent before it was shut down can still be read.
             self.transport.abort()
             return
@@ -84,7 +84,7 @@ class TimedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """A client is gone."""
         super().connection_lost(exc)
-        self.crowd.leave(self._descriptor)
+        self.crowd.leave(self._number)
         self._unwatch()
         self._is_read()
 
@@ -111,9 +111,9 @@ class TimedProtocol(H11Protocol):
         cycle: RequestResponseCycle | None = self.cycle
         is_whole = cycle is not None and not cycle.more_body and not cycle.response_complete
         if is_whole and self._unread is None:
-            self.crowd.ask(self._descriptor)
+            self.crowd.ask(self._number)
         else:
-            self.crowd.rest(self._descriptor)
+            self.crowd.rest(self._number)
 
     def _watch(self) -> None:
         """Have the timer run exactly while the head of a request is under way."""
