@@ -119,10 +119,10 @@ class Crowd:
         self._newest = 0
 
     def come(self, connection: socket.socket, address: Any) -> None:
-        """Count a new connection, under a number: addresses and descriptors come again at once.
+        """Count a new connection, under a number: addresses and descriptors are reused at once.
 
-        A connection with TLS is told to be lost only after its descriptor was closed, when the
-        next one may have that descriptor.
+        asyncio reports the loss of a TLS connection only after it closed the descriptor, when
+        the next connection may have it.
         """
         for key in [key for key, one in self._open.items() if one.connection.fileno() < 0]:
             del self._open[key]
