@@ -20,6 +20,9 @@ from typing import Final
 CALLS: Final = 400
 RESOLUTION_S: Final = 3.0
 PLAY_S: Final = 600
+# Numbers of fields in nvml.h: NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, NVML_FI_DEV_POWER_INSTANT.
+ENERGY_FIELD: Final = 83
+INSTANT_POWER_FIELD: Final = 186
 BUSY_SHARES: Final = {"busy": 1.0, "half": 0.5}
 # Fused multiplications whose result is stored, so that no compiler leaves them out.
 KERNEL: Final = b"""
@@ -175,18 +178,18 @@ class Card:
 
     def energy_as_field(self) -> int:
         """Return the same by the call for many fields."""
-        return self._fields(83)[0]
+        return self._field(ENERGY_FIELD)
 
     def instant_power_as_field(self) -> int:
         """Return the present power, by the call for many fields."""
-        return self._fields(186)[0]
+        return self._field(INSTANT_POWER_FIELD)
 
-    def _fields(self, *numbers: int) -> list[int]:
-        fields = (Field * len(numbers))(*(Field(field=number) for number in numbers))
-        self._call("nvmlDeviceGetFieldValues", self.handle, len(numbers), fields)
-        if code := next((field.code for field in fields if field.code), 0):
-            raise OSError(f"field values: {self._nvml.nvmlErrorString(code).decode()}")
-        return [int(field.value) for field in fields]
+    def _field(self, number: int) -> int:
+        field = Field(field=number)
+        self._call("nvmlDeviceGetFieldValues", self.handle, 1, byref(field))
+        if field.code:
+            raise OSError(f"field {number}: {self._nvml.nvmlErrorString(field.code).decode()}")
+        return int(field.value)
 
     def gpm_sample(self) -> None:
         """Take a sample of the counters that Hopper and later GPUs have."""
@@ -206,7 +209,7 @@ class Card:
         return list(found[: count.value])
 
     def process_samples(self) -> list[ProcessSample]:
-        """What each process used lately, as far as NVML remembers; none is told as an error."""
+        """Return the latest samples of each process; raises OSError where there are none."""
         count = c_uint(256)
         found = (ProcessSample * 256)()
         since = c_ulonglong(0)
@@ -215,7 +218,7 @@ class Card:
         return list(found[: count.value])
 
     def tick(self) -> None:
-        """All that a sample of one GPU needs."""
+        """Make all calls that a sample of one GPU needs."""
         for call in (self.utilization, self.memory, self.power_mw, self.energy_mj, self.processes):
             call()
 
@@ -352,7 +355,7 @@ def show_resolution(card: Card) -> None:
 
 
 def show_processes(card: Card, *players: subprocess.Popen[str]) -> None:
-    """Print whom NVML lists, beside whom it should."""
+    """Print the processes that NVML lists, beside those that were started here."""
     seen = [(process.pid, process.used_memory >> 20) for process in card.processes()]
     print(f"  processes (pid, MiB): {seen}; started here: {[player.pid for player in players]}")
     try:

@@ -77,7 +77,7 @@ class Gate(RuleBasedStateMachine):
         return self.credits[name] + sum(self.balances[number] for number in active) - held
 
     def overdraft(self, name: str) -> int:
-        """What the jobs hold that started though no allocation of their account could pay."""
+        """Return what jobs hold that started though no allocation of their account could pay."""
         holds = self.site.keeper.purses.holds.values()
         return sum(
             hold.remaining for hold in holds if hold.id in self.overdrawing and hold.payer == name
