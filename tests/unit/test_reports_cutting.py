@@ -69,6 +69,14 @@ def test_yesterday_is_meant_where_nothing_is_said() -> None:
             asked(since, until, NOON, UTC)
 
 
+def test_less_than_a_second_is_refused() -> None:
+    since, until = "2026-02-19T08:00:00Z", "2026-02-19T08:00:00.093Z"
+    with pytest.raises(UsageError, match="shorter than a second"):
+        asked(since, until, NOON, UTC)
+    begin, end = asked(since, "2026-02-19T08:00:01Z", NOON, UTC)
+    assert len(cut(begin, end, "month", UTC)) == 1
+
+
 def test_there_may_be_only_so_many_periods() -> None:
     with pytest.raises(UsageError, match="ask for weeks or months"):
         cut(NOON - timedelta(days=5000), NOON, "day", UTC)

@@ -28,11 +28,14 @@ def asked(since: str, until: str, now: datetime, zone: tzinfo) -> tuple[datetime
     begin = parse_time(since, now, zone) if since else _midnight(today - timedelta(days=1), zone)
     midnight = _midnight(today, zone)
     end = parse_time(until, now, zone) if until else (midnight if begin < midnight else now)
-    end = min(end, now)
-    if end <= begin:
-        raise UsageError("the time that is asked for ends before it begins, or is still to come")
     # Slurm's times are whole seconds: so no share of one is lost between two periods.
-    return begin.astimezone(UTC).replace(microsecond=0), end.astimezone(UTC).replace(microsecond=0)
+    begin, end = (at.astimezone(UTC).replace(microsecond=0) for at in (begin, min(end, now)))
+    if end <= begin:
+        raise UsageError(
+            "the requested time is shorter than a second, ends before it begins, or is in the "
+            "future: change since or until"
+        )
+    return begin, end
 
 
 def cut(begin: datetime, end: datetime, by: By, zone: tzinfo) -> tuple[Period, ...]:
