@@ -184,6 +184,7 @@ def test_a_purged_script_leaves_nothing_in_its_message() -> None:
         {"cluster": "../../etc"},
         {"cluster": "a" * 65},
         {"cluster": "hpc2"},
+        {"cluster": "hpc1\n", "id": f"hpc1\n/7:{MTIME_NS}"},
         {"id": "hpc1/8:1"},
         {"key": "script:7:-1"},
         {"key": "script:7:007"},

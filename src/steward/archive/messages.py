@@ -85,7 +85,7 @@ class MessageFile(Part, frozen=True, kw_only=True):
     """
 
     length: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_BYTES)]
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
     content: Content | None = None
 
 
@@ -145,7 +145,7 @@ class Message(Part, frozen=True, kw_only=True):
     schema: Literal["steward.job/1"]
     id: str
     version: Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
-    cluster: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    cluster: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}(?!\n)$")]
     job_id: Annotated[int, msgspec.Meta(ge=1, le=_MOST_JOB_ID)]
     key: str
     spooled: datetime

@@ -17,7 +17,7 @@ DIGITS: Final = 11
 PLACES: Final = 2
 """How many of them may stand behind the point."""
 
-PATTERN: Final = r"^([0-9]{1,9}(\.[0-9]{1,2})?|\.[0-9]{1,2})$"
+PATTERN: Final = r"^([0-9]{1,9}(\.[0-9]{1,2})?|\.[0-9]{1,2})(?!\n)$"
 """What an amount in a job looks like, for the API's description."""
 
 _TEXT: Final = re.compile(r"[0-9]{0,40}(\.[0-9]{0,40})?", re.ASCII)

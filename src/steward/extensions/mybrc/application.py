@@ -55,7 +55,7 @@ Ask = Request[Any, Any, State]
 # A page that cannot be is one that is not there: 404, as on the server that the API is of.
 Page = Annotated[int, QueryParameter()]
 Text = Annotated[str, QueryParameter(max_length=150, pattern=PLAIN)]
-Amount = Annotated[str, QueryParameter(pattern=r"^([0-9]{1,9}(\.[0-9]{1,2})?)?$")]
+Amount = Annotated[str, QueryParameter(pattern=r"^([0-9]{1,9}(\.[0-9]{1,2})?)?(?!\n)$")]
 Seconds = Annotated[float, QueryParameter(ge=0, le=_LAST_SECOND)]
 
 
