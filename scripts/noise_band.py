@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-NUMBER: Final = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
+NUMBER: Final = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 def read_figures(output: str) -> dict[tuple[str, int], list[str]]:
@@ -33,7 +33,7 @@ def describe_band(numbers: tuple[str, ...]) -> str:
     """Describe the numbers that several runs printed in one place."""
     if len(set(numbers)) == 1:
         return numbers[0]
-    values = sorted(map(float, numbers))
+    values = sorted(float(number.replace(",", "")) for number in numbers)
     return f"{statistics.median(values):g} ({values[0]:g} to {values[-1]:g})"
 
 
