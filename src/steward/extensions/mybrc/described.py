@@ -19,7 +19,7 @@ from litestar.openapi.spec import (
 )
 
 from steward.extensions.mybrc import amounts
-from steward.extensions.mybrc.shapes import DIGITS, PLAIN, Answer, Detail
+from steward.extensions.mybrc.shapes import PLAIN, UID, Answer, Detail
 
 SCHEME: Final = "Token"
 _INT32: Final = 2**31
@@ -106,7 +106,7 @@ def _job() -> Schema:
             "submitdate": _moment(),
             "startdate": _moment(),
             "enddate": _moment(),
-            "userid": _text(10, nullable=False, pattern=DIGITS),
+            "userid": _text(10, nullable=False, pattern=UID),
             "accountid": _text(150, nullable=False),
             "amount": amount,
             "jobstatus": _text(50),

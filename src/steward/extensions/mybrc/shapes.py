@@ -22,11 +22,11 @@ from steward.bank.errors import BankUsage
 from steward.extensions.mybrc import amounts
 from steward.extensions.mybrc.errors import ApiError
 
-# To Python's "$" a newline at the end is the end; to the schemas that the API publishes it is not.
+# Python's "$" also matches before a newline at the end, "$" in the published schemas does not.
 PLAIN: Final = r"^[^\x00-\x1f\x7f]*(?!\n)$"
 """No control characters: names end up in logs, tables and PostgreSQL."""
 
-DIGITS: Final = r"^[0-9]+(?!\n)$"
+UID: Final = r"^[0-9]+(?!\n)$"
 """A uid."""
 
 _INT: Final = 2**31
@@ -44,7 +44,7 @@ Id = Annotated[str, Meta(min_length=1, max_length=150, pattern=PLAIN)]
 Word = Annotated[str, Meta(max_length=50, pattern=PLAIN)]
 # JSON has one kind of numbers: 4.0 is an integer, too.
 Count = Annotated[float, Meta(ge=-_INT, lt=_INT, multiple_of=1)]
-Uid = Annotated[str, Meta(pattern=DIGITS, max_length=10)]
+Uid = Annotated[str, Meta(pattern=UID, max_length=10)]
 Name = Annotated[str, Meta(max_length=150, pattern=PLAIN)]
 
 
