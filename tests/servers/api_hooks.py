@@ -39,7 +39,7 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
 
 @schemathesis.hook
 def map_query(context: Any, query: Any) -> Any:
-    """Write a single value as the list that it is on the wire.
+    """Write a single value for a list of texts as the list that it is on the wire.
 
     ``users=x`` is a valid list of one. schemathesis takes it for an invalid request if another
     parameter was changed beside it, too, and was then not sent.
@@ -47,8 +47,9 @@ def map_query(context: Any, query: Any) -> Any:
     for name, value in (query or {}).items():
         parameter = context.operation.query.get(name)
         schema = parameter.validation_schema if parameter else {}
-        if schema.get("type") == "array" and isinstance(value, str | int | float):
-            query[name] = [json.dumps(value) if not isinstance(value, str) else value]
+        of_texts = schema.get("type") == "array" and schema.get("items", {}).get("type") == "string"
+        if of_texts and isinstance(value, str | int | float):
+            query[name] = [value if isinstance(value, str) else json.dumps(value)]
     return query
 
 

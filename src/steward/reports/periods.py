@@ -22,7 +22,7 @@ def asked(since: str, until: str, now: datetime, zone: tzinfo) -> tuple[datetime
         zone: Where times are typed.
 
     Raises:
-        UsageError: It ends before it begins, or cannot be understood.
+        UsageError: It has no whole second that is over, or cannot be understood.
     """
     today = now.astimezone(zone).date()
     begin = parse_time(since, now, zone) if since else _midnight(today - timedelta(days=1), zone)

@@ -27,7 +27,7 @@ PLAIN: Final = r"^[^\x00-\x1f\x7f]*(?!\n)$"
 """No control characters: names end up in logs, tables and PostgreSQL."""
 
 UID: Final = r"^[0-9]+(?!\n)$"
-"""A uid."""
+"""Digits alone."""
 
 _INT: Final = 2**31
 _FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
