@@ -16,74 +16,84 @@ most=5 # six ran into time-outs on two processors
 
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
-started=()
-declare -A processes=()
+# Of each group that runs: its number of processes, by the id of its first process.
+declare -A running=()
+# Of each group that has ended with failures: its name and pytest's exit code.
+failed=()
+declare -A names=()
 trap 'rm -rf "$work"' EXIT
-trap 'kill "${started[@]}"; exit 130' INT
-trap 'kill "${started[@]}"; exit 143' TERM
+trap 'kill "${!running[@]}"; exit 130' INT
+trap 'kill "${!running[@]}"; exit 143' TERM
 
 run() {
     # shellcheck disable=SC2086 # several words
     exec .venv/bin/pytest "$@" ${ARGS:-}
 }
 
+# await_group: wait until a group ends, and keep its exit code. At once, because bash forgets
+# the code of an ended process as soon as another process gets its id.
+await_group() {
+    local process code
+    wait -n -p process "${!running[@]}"
+    code=$?
+    unset "running[$process]"
+    # Code 5 says that no test was chosen, as ARGS='-k spool' may have it for some of the groups.
+    case $code in
+    0 | 5) ;;
+    *) failed+=("${names[$process]} ($code)") ;;
+    esac
+}
+
 # has_room COUNT: whether so many processes more may run now.
 has_room() {
-    local sum=$1 pid running
-    mapfile -t running < <(jobs -rp)
-    for pid in "${running[@]}"; do
-        sum=$((sum + ${processes[$pid]:-0}))
+    local sum=$1 count
+    for count in "${running[@]}"; do
+        sum=$((sum + count))
     done
     ((sum <= most))
 }
 
-# beside NAME COUNT ARGUMENT...: pytest, in so many processes, when there is room for it.
-beside() {
+# start_group NAME COUNT ARGUMENT...: pytest, in so many processes, when there is room for it.
+start_group() {
     local name=$1 count=$2
     shift 2
     until has_room "$count"; do
-        sleep 1
+        await_group
     done
-    run "$@" >"$work/$name" 2>&1 &
-    started+=($!)
-    processes[$!]=$count
+    run "$@" &
+    running[$!]=$count
+    names[$!]=$name
 }
 
-run tests/integration -n 2 --dist loadfile -m "$1" &
-started+=($!)
-processes[$!]=2
+start_group "$1" 2 tests/integration -n 2 --dist loadfile -m "$1"
 shift
 group=0
 for marks in "$@"; do
     group=$((group + 1))
+    output=$work/$group
     if [ "$marks" = unit ]; then
-        beside "$group" 2 tests/unit -n 2 --dist loadfile
+        start_group "$marks" 2 tests/unit -n 2 --dist loadfile >"$output" 2>&1
     elif [ "${marks#@}" != "$marks" ]; then
         export STEWARD_SLURM=${marks#@}
-        beside "$group" 2 tests/integration -n 2 --dist loadfile -m "matrix and not long"
+        start_group "$marks" 2 tests/integration -n 2 --dist loadfile -m "matrix and not long" >"$output" 2>&1
         unset STEWARD_SLURM
     elif [ "$marks" = older-search ]; then
         export STEWARD_ELASTICSEARCH=8 STEWARD_OPENSEARCH=2
-        beside "$group" 1 tests/integration -m search
+        start_group "$marks" 1 tests/integration -m search >"$output" 2>&1
         unset STEWARD_ELASTICSEARCH STEWARD_OPENSEARCH
     else
-        beside "$group" 1 tests/integration tests/browser -m "$marks"
+        start_group "$marks" 1 tests/integration tests/browser -m "$marks" >"$output" 2>&1
     fi
 done
 
-codes=
-for process in "${started[@]}"; do
-    wait "$process"
-    codes="$codes $?"
+while ((${#running[@]})); do
+    await_group
 done
 for output in "$work"/*; do
     cat "$output"
 done
 
-# Code 5 says that no test was chosen, as ARGS='-k spool' may have it for some of the groups.
-for code in $codes; do
-    case $code in
-    0 | 5) ;;
-    *) printf 'some tests failed: pytest ended with the codes%s\n' "$codes" >&2 && exit 1 ;;
-    esac
-done
+if ((${#failed[@]})); then
+    printf 'tests failed, with the exit code of pytest: %s\n' "${failed[@]}" >&2
+    exit 1
+fi
