@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from scale import scaled
-from steward.capture.observed import Observed
+from steward.capture.observations import Observed
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.slurm import Slurm
 from steward.slurm.commands import Commands

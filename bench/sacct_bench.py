@@ -33,8 +33,8 @@ from steward.core.moments import moment
 from steward.core.sqlite import open_database, transaction
 from steward.core.standings import Standings
 from steward.core.waiting import Stop
-from steward.daemon.answering import Service
-from steward.daemon.rooms import registry
+from steward.daemon.answers import Service
+from steward.daemon.registry import action_registry
 from steward.daemon.socket import SocketServer
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs import database_path
@@ -262,7 +262,7 @@ def measure(root: Path, jobs: int, rounds: int) -> None:
 def serve(settings: Settings) -> None:
     """Answer as the daemon does."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    SocketServer(settings.socket, Service(registry(settings))).run(Stop(), lambda: None)
+    SocketServer(settings.socket, Service(action_registry(settings))).run(Stop(), lambda: None)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from sensing import Watching
 from submitting import wait_until
 
 from scale import scaled
-from steward.capture.states.comparing import Shown, compare
-from steward.capture.states.source import shown_of
+from steward.capture.sensor.changes import Shown, compare
+from steward.capture.sensor.sensor import shown_of
 from steward.core.events import NODE_STATE, utc_now
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.slurm import machine_rows

@@ -53,7 +53,7 @@ _RUN = """
 import signal, sys
 import msgspec
 from steward.core.config import Settings
-from steward.daemon.gate import run_gate
+from steward.daemon.consumer_workers import run_gate
 from steward.core.waiting import Stop
 stop = Stop()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())

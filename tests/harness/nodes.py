@@ -10,9 +10,9 @@ from harness.events import NOON_US
 from harness.receiving import ReceivingSite, context_of, listener_keys
 from servers.authority import Authority
 from steward.agent import agent
-from steward.capture.nodes.folding import KINDS
-from steward.capture.nodes.heard import Heard
-from steward.capture.nodes.receiving import NodeReceiver
+from steward.capture.nodes.aggregation import KINDS
+from steward.capture.nodes.last_seen import Heard
+from steward.capture.nodes.receiver import NodeReceiver
 from steward.capture.settings import NodesSettings
 from steward.core.events import Event
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from harness.events import NOON
-from steward.capture.states.source import Sensor
-from steward.capture.states.store import StateStore
-from steward.capture.states.wakeups import Wake
+from steward.capture.sensor.sensor import Sensor
+from steward.capture.sensor.store import StateStore
+from steward.capture.sensor.triggers import Wake
 from steward.core.events import (
     NODE_STATE,
     PARTITION_STATE,
@@ -137,7 +137,7 @@ class SensorRun:
         self.kept = 0
         self.stands_by = False
         self._state_dir = str(tmp_path)
-        monkeypatch.setattr("steward.capture.states.source.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("steward.capture.sensor.sensor.time.monotonic", lambda: self.now_s)
         self.restart()
 
     def restart(self) -> None:

@@ -152,7 +152,7 @@ class Site:
     def registry(self) -> Registry:
         """All actions, with this Site's contexts."""
         if self._registry is None:
-            from steward.daemon.actions import every_action
+            from steward.daemon.registry import every_action
 
             actions = tuple(every_action())
             rooms = {action.room: partial(self.room, action.room) for action in actions}

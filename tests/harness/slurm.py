@@ -10,7 +10,7 @@ import pytest
 
 from harness.events import NOON
 from harness.site import Clock
-from steward.capture.snapshots import Snapshots
+from steward.capture.queue_polls import Snapshots
 from steward.core.events import (
     CONTROLLER_STATE,
     Event,

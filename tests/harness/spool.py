@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.capture.slurm.files import Grabbed
-from steward.capture.slurm.spool import SlurmSpool
+from steward.capture.slurm_spool import Grabbed, SlurmSpool
 
 
 @pytest.fixture(autouse=True)

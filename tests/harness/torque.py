@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from harness.jobs import Books
-from steward.capture.scheduler import SpoolPlan
+from steward.capture.schedulers import SpoolPlan
 from steward.capture.spool import Capture, CaptureLimits
 from steward.core.config import RedactSettings
 from steward.core.events import JOB_SCRIPT, Event, decode

@@ -13,7 +13,7 @@ from running import settings_in
 
 from servers.answering import Quiet
 from steward.agent import agent
-from steward.capture.nodes.folding import KINDS
+from steward.capture.nodes.aggregation import KINDS
 from steward.capture.settings import NodesSettings
 from steward.core.config import Settings
 from steward.core.events import TASK_EXIT, Event

@@ -28,7 +28,7 @@ from steward.core.events import utc_now
 from steward.core.records import JobRecord
 from steward.jobs import Jobs, database_path
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.sandbox.programs import find
+from steward.sandbox.slurm_install import find
 
 JOBCOMP: Final = Path(native.__file__).parent / "jobcomp.lua"
 CLUSTER: Final = "sandbox"

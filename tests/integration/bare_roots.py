@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.sandbox.roots import DEFAULT_MIRROR, cache
+from steward.sandbox.slurm_install import DEFAULT_MIRROR, cache
 
 # The packages' dependencies; rpm beside dpkg, for there is no EL to be had; the compiler for
 # plugins; and Slurm with systemd, for the host that is booted.

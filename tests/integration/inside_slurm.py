@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from steward.capture.snapshots import Snapshots
+from steward.capture.queue_polls import Snapshots
 from steward.core.events import Event
 from steward.slurm import Slurm, SlurmError
 from steward.slurm.settings import ClusterSettings

@@ -12,8 +12,8 @@ from sensing import Watching
 
 from steward.accounting.settings import MailSettings
 from steward.automation.settings import ActionsSettings, RulesSettings
-from steward.capture.states.comparing import NodeShown, compare
-from steward.capture.states.store import StateStore
+from steward.capture.sensor.changes import NodeShown, compare
+from steward.capture.sensor.store import StateStore
 from steward.core.config.file import Loaded, render
 from steward.core.events import NODE_STATE, RULE_EXECUTION, Event
 from steward.core.journal import JournalLink

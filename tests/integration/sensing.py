@@ -11,8 +11,8 @@ import msgspec
 from steward_daemon import STEWARD, Daemon
 from submitting import wait_until
 
+from steward.capture.sensor.triggers import EVENTS
 from steward.capture.settings import HELPER_NAME, SensorSettings
-from steward.capture.states.triggers import EVENTS
 from steward.core.config.file import Loaded, render
 from steward.core.events import (
     CONTROLLER_STATE,

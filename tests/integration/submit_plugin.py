@@ -15,7 +15,7 @@ from submitting import submit_to
 from servers.gate import AskedGate
 from steward.admin.plugins import submitting
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.sandbox.roots import SUITES, ensure
+from steward.sandbox.slurm_install import SUITES, ensure
 
 QUIET_S = 2.0
 TIMEOUT_MS = 100

@@ -28,7 +28,7 @@ from submitting import wait_until
 
 from servers.process import free_port
 from steward.agent import agent
-from steward.capture.nodes.heard import Heard
+from steward.capture.nodes.last_seen import Heard
 from steward.capture.settings import NodesSettings
 from steward.core.config import Settings
 from steward.core.events import TASK_EXIT, Event

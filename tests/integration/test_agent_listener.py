@@ -39,7 +39,7 @@ print(Munge(sys.argv[1]).encode(sys.argv[3].encode()).decode())
 """
 RUN: Final = """
 import os, pwd, sys
-from steward.capture.nodes.front import listen
+from steward.capture.nodes.listener import listen
 from steward.core.logs import set_up
 set_up("info", "listen")
 # Only now, since other users may not read where this Python is.

@@ -16,7 +16,7 @@ from submitting import PATIENCE, wait_until
 import write_docs
 from steward.core.drivers import DRIVERS
 from steward.demo import DemoError, Site, checks
-from steward.demo.cast import PASSWORD
+from steward.demo.jobs import PASSWORD
 from steward.sandbox import Sandbox
 
 STEWARD = os.path.join(os.path.dirname(sys.executable), "steward")

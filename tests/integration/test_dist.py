@@ -16,7 +16,7 @@ from install_page import blocks
 
 from packages.wheels import PARTS as PARTS_LOCK
 from packages.wheels import PYTHONS, RUNTIME
-from steward.sandbox.roots import cache
+from steward.sandbox.slurm_install import cache
 
 ROOT = Path(__file__).parent.parent.parent
 PARTS = ("kafka", "parquet", "postgresql", "search")

@@ -14,7 +14,7 @@ from steward_daemon import Daemon
 from submitting import state_of, submit_to, wait_until
 
 import steward
-from steward.capture.lines.jobcomp import Told, told
+from steward.capture.jobcomp import Told, told
 from steward.core.events import JobFacts
 from steward.core.records import JobRecord
 from steward.sandbox import Sandbox, SandboxSpec

@@ -20,7 +20,7 @@ from steward.archive.files.verify import verify
 from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Asker
 from steward.core.config import ArchiveSettings, Settings
-from steward.daemon.rooms import registry
+from steward.daemon.registry import action_registry
 
 pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="mounting file systems needs root"),
@@ -230,7 +230,7 @@ def test_jobs_that_come_and_go_while_capture_stands_still_are_told_of(fast: Path
         submit(fast, AFTER)
         daemon.wait(lambda: daemon.is_quiet(len(BEFORE) + len(AFTER)), 60.0)
         root = Asker(uid=0, user="root")
-        text = registry(settings).call("status.metrics", root, MetricsRequest()).text
+        text = action_registry(settings).call("status.metrics", root, MetricsRequest()).text
         assert f'steward_missed_scripts_total{{cluster="c1"}} {len(DURING)}.0' in text
         assert daemon.stop() == 0
 

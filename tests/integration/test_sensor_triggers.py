@@ -12,7 +12,7 @@ from sensing import Front, Watching
 from sensor_cluster import MakeWatching, cluster, make, scontrol
 from submitting import wait_until
 
-from steward.capture.states.triggers import EVENTS
+from steward.capture.sensor.triggers import EVENTS
 from steward.core.events import CONTROLLER_STATE
 from steward.sandbox import Sandbox
 

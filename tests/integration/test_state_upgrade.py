@@ -23,7 +23,7 @@ from steward.bank.money import MICRO
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.access import Asker
 from steward.core.config import Settings
-from steward.daemon.rooms import registry
+from steward.daemon.registry import action_registry
 from steward.slurm.settings import ClusterSettings
 
 pytestmark = pytest.mark.timeout(900)
@@ -113,7 +113,7 @@ def test_what_an_earlier_release_left_is_taken_over(tmp_path: Path, recorded: st
         daemon.wait(lambda: len(ask(settings, "jobs.db", "SELECT key FROM script")) == 5, 60)
         daemon.wait(lambda: is_up_to_date(settings), 60)
         assert ask(settings, "journal.db", "SELECT * FROM dead") == []
-        answer = registry(settings).call(
+        answer = action_registry(settings).call(
             "journal.list", Asker(uid=0, user="root"), ListRequest(after=1, limit=1000)
         )
         assert not [event for event in answer.events if "error" in dir(event.body)]

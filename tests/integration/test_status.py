@@ -28,7 +28,7 @@ from steward.bank.money import MICRO
 from steward.core.access import Asker
 from steward.core.config.file import Loaded, render
 from steward.core.errors import Refused
-from steward.daemon.rooms import registry
+from steward.daemon.registry import action_registry
 from steward.sandbox import Sandbox
 
 
@@ -158,7 +158,7 @@ def test_only_operators_and_the_web_process_are_told(tmp_path: Path) -> None:
         mine = msgspec.structs.replace(
             settings, web=msgspec.structs.replace(settings.web, user="nobody")
         )
-        ask = registry(mine).call
+        ask = action_registry(mine).call
         somebody, nobody = Asker(uid=4001, user="ada"), Asker(uid=65534, user="nobody")
         with pytest.raises(Refused):
             ask("status.show", somebody, StatusShowRequest())

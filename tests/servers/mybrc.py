@@ -16,7 +16,7 @@ from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import Settings
 from steward.core.serving import Timeouts
 from steward.core.waiting import Stop
-from steward.daemon.mybrc import run_mybrc
+from steward.daemon.consumer_workers import run_mybrc
 from steward.extensions.mybrc.passwords import hashed
 from steward.extensions.mybrc.settings import MybrcSettings
 from steward.slurm.settings import ClusterSettings

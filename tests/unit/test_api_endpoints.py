@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.daemon.rooms import ACTIONS
+from steward.daemon.registry import ACTIONS
 from steward.web.api.describing import description
 from steward.web.api.endpoints import ASKS, ENDPOINTS, Endpoint
 from steward.web.api.reading import body_of, parameters

@@ -20,7 +20,7 @@ from steward.core.access import Asker
 from steward.core.lines import Line
 from steward.core.moments import micros
 from steward.core.sqlite import open_database, transaction
-from steward.daemon import rooms
+from steward.daemon.registry import action_registry
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
@@ -97,7 +97,7 @@ def test_reports_show_owners_what_they_show_coordinators(site: Site, report: str
     ]
     with transaction(books):
         put_lines(books, lines)
-    registry = rooms.registry(site.settings)
+    registry = action_registry(site.settings)
 
     def told(asker: Asker, **request: Any) -> int:
         asked = {"since": "2020-01-01", "until": "2030-01-01", "clusters": ["c1"], **request}

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.spool import Faults, environment_bytes, faults, make_spool, no_lease_signals, submit
-from steward.capture.slurm.spool import SlurmSpool
+from steward.capture.schedulers import MOST_SCRIPT_BYTES
+from steward.capture.slurm_spool import SlurmSpool
 from steward.capture.spool import Capture, CaptureBatch, CaptureLimits, Committer
-from steward.capture.taking import MOST_SCRIPT_BYTES
 from steward.core.config import RedactSettings
 from steward.core.events import JOB_MISSED, Event, decode
 from steward.core.incoming import MARKER, Store, StoreUnavailable
@@ -141,7 +141,7 @@ def test_one_pass_takes_scripts_where_leases_do_not_work(
     def refuse(*_: object) -> int:
         raise OSError(errno.EINVAL, "no leases on this file system")
 
-    monkeypatch.setattr("steward.capture.taking.fcntl.fcntl", refuse)
+    monkeypatch.setattr("steward.capture.schedulers.fcntl.fcntl", refuse)
     submit(bench.spool, 1)
     bench.capture().run_once()
     assert len(bench.events) == 1
@@ -355,7 +355,7 @@ def test_a_batch_goes_when_it_has_many_bytes(bench: Bench) -> None:
 def test_an_environment_that_no_program_could_start_with_is_left_out(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steward.capture.slurm.files.MOST_ENVIRONMENT_BYTES", 100_000)
+    monkeypatch.setattr("steward.capture.slurm_spool.MOST_ENVIRONMENT_BYTES", 100_000)
     submit(bench.spool, 1, b"mine", environment_bytes(b"A=" + b"x" * 100_000))
     submit(bench.spool, 2, b"yours", environment_bytes(b"A=" + b"x" * 99_000))
     bench.capture().run_once()

@@ -145,7 +145,7 @@ def test_help_imports_nothing_that_it_does_not_need(words: list[str]) -> None:
 
 def test_the_daemon_imports_nothing_of_the_command_line() -> None:
     code = (
-        "import sys; import steward.daemon.serve, steward.daemon.rooms, steward.daemon.socket; "
+        "import sys; import steward.daemon.serve, steward.daemon.registry, steward.daemon.socket; "
         "print([name for name in sys.modules if name.split('.')[0] in "
         "('rich', 'typer', 'asyncio', 'json', 'pydantic') or name.startswith('steward.cli')])"
     )

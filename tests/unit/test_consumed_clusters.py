@@ -15,7 +15,7 @@ from steward.core.config import AccessSettings
 from steward.core.errors import Refused
 from steward.core.events import JOB_SEEN, Event, JobFacts
 from steward.core.records import JobRecord
-from steward.daemon.rooms import registry
+from steward.daemon.registry import action_registry
 from steward.jobs import Jobs, database_path
 from steward.jobs.queries import clusters_of
 
@@ -88,6 +88,6 @@ def test_without_clusters_of_our_own_the_journal_is_still_the_operators(
     settings = msgspec.structs.replace(
         site.settings, cluster={}, access=AccessSettings(operators=("opera",))
     )
-    rooms: Registry = registry(settings)
+    rooms: Registry = action_registry(settings)
     with pytest.raises(Refused):
         rooms.call("journal.status", ADA, StatusRequest())

@@ -25,7 +25,7 @@ from steward.core.errors import Refused, UsageError
 from steward.core.munge.munged import MungeUnavailable
 from steward.core.munge.requests import digest
 from steward.core.scopes import NotInScope
-from steward.daemon.rooms import ACTIONS
+from steward.daemon.registry import ACTIONS
 from steward.slurm.settings import ClusterSettings
 from steward.web.settings import WebSettings
 

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from steward.daemon.actions import action, every_action
-from steward.daemon.rooms import ACTIONS
+from steward.daemon.registry import ACTIONS, action, every_action
 
 
 def test_each_is_found_by_its_name() -> None:

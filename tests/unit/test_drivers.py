@@ -25,7 +25,7 @@ from steward.core.config.file import load
 from steward.core.drivers import DRIVERS, Driver
 from steward.core.errors import Unavailable
 from steward.core.events import Event
-from steward.demo.configured import configuration
+from steward.demo.parts import configuration
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs.line_queries import LineFilter
 from steward.slurm.settings import ClusterSettings

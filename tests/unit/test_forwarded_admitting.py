@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.events import NOON, NOON_NS
 from harness.forwarding import row_of, script_row, store_in
-from steward.capture.lines.source import JobcompLines, Places
+from steward.capture.jobcomp import JobcompLines, Places
 from steward.core.events import (
     ControllerState,
     Event,

@@ -9,7 +9,7 @@ from steward.core.config import Settings
 from steward.core.config.file import ConfigError, load
 from steward.core.errors import UsageError
 from steward.daemon.controller import controller_parts
-from steward.daemon.parts import parts_of
+from steward.daemon.workers import parts_of
 
 REMOTE = '[cluster.c1]\nremote = true\ncontrollers = ["ctl1"]\n'
 LISTEN = '[receive]\nlisten = "0.0.0.0:6825"\n'

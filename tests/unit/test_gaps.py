@@ -12,7 +12,7 @@ from harness.events import NOVEMBER
 from harness.site import ADA, Site
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.gaps import GapsAnswer
-from steward.capture.nodes.heard import Hearing, NodeHeard
+from steward.capture.nodes.last_seen import Hearing, NodeHeard
 from steward.core.errors import Refused
 from steward.core.events import JOB_MISSED, JobsMissed
 

@@ -13,7 +13,7 @@ from harness.jobs import Books, record
 from harness.nodes import line
 from harness.nodes import task as task_line
 from harness.steps import done, ended, exited, launched, lines_of, running, task
-from steward.capture.nodes.folding import flaw_of, fold
+from steward.capture.nodes.aggregation import flaw_of, fold
 from steward.core.events import STEP_USAGE
 from steward.core.lines import Line
 from steward.core.moments import moment

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.capture.lines.jobcomp import LineError, end_event, told
+from steward.capture.jobcomp import LineError, end_event, told
 from steward.core.events import JOB_END, decode, encode
 from steward.slurm import ended_state
 from steward.slurm.people import People

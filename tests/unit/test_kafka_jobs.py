@@ -14,7 +14,7 @@ from harness.spool import environment_bytes
 from steward.archive.messages import Message, decode
 from steward.archive.messages import encode as encode_message
 from steward.archive.remote.document import Document
-from steward.capture.known import Known
+from steward.capture.captured_jobs import Known
 from steward.core.config import RedactSettings, Settings
 from steward.core.events import (
     ARCHIVE_PURGE,

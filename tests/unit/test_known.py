@@ -11,15 +11,15 @@ from harness.events import make_event, script_event
 from harness.jobs import Books, record, script
 from harness.site import Site
 from harness.spool import make_spool, submit
-from steward.capture.known import Known
+from steward.capture.captured_jobs import Known
 from steward.core.events import ARCHIVE_PURGE, ArchivePurge, script_key, utc_now
 from steward.core.incoming import kept_filename, stores_of
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import rows_of
 from steward.core.journal.trimming import trim
-from steward.daemon.consuming import orphans_of_others
 from steward.daemon.once import run_once
-from steward.daemon.parts import orphans_of
+from steward.daemon.source_workers import orphans_of_others
+from steward.daemon.workers import orphans_of
 from steward.jobs import database_path
 from steward.slurm.settings import ClusterSettings
 

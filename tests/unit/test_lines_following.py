@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from steward.capture.lines.following import Following, Place
-from steward.capture.lines.source import JobcompLines, Places
+from steward.capture.jobcomp import JobcompLines, Places
+from steward.capture.log_follower import Following, Place
 from steward.core.errors import Unavailable
 from steward.core.events import JOB_END, NODE_GAP, Event
 from steward.core.waiting import Stop

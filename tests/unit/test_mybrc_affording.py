@@ -16,7 +16,7 @@ from steward.bank.ledger import Account, open_ledger
 from steward.bank.records import ModeRule, UserBooks
 from steward.bank.settings import BankSettings
 from steward.core.config import Settings
-from steward.daemon.mybrc import Pusher
+from steward.daemon.consumer_workers import Pusher
 from steward.extensions.mybrc.affording import Affording
 from steward.extensions.mybrc.errors import ApiError
 from steward.slurm.people import People

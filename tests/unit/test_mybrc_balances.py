@@ -21,7 +21,7 @@ from steward.bank.gate.link import GateLink
 from steward.bank.ledger import Account
 from steward.core.events import utc_now
 from steward.core.waiting import Stop
-from steward.daemon.mybrc import Pusher
+from steward.daemon.consumer_workers import Pusher
 from steward.extensions.mybrc.balances import DEAREST, Balances
 
 ALICE, BOB = "daemon", "bin"

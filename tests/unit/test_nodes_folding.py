@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 
 from harness.events import NOON_US
 from harness.nodes import line, task
-from steward.capture.nodes.folding import MOST_TASKS, flaw_of, fold
-from steward.capture.nodes.lines import LARGEST_LINE, OLDEST_US, read_line
+from steward.capture.nodes.aggregation import (
+    LARGEST_LINE,
+    MOST_TASKS,
+    OLDEST_US,
+    flaw_of,
+    fold,
+    read_line,
+)
 from steward.core.events import Event, decode, encode
 from steward.core.usage import NodeGap, StepEnd, StepStart, TasksExited
 

@@ -19,7 +19,7 @@ from servers.authority import Authority
 from steward.admin.certificates import Authority as OwnAuthority
 from steward.admin.certificates import CertificateError
 from steward.agent import agent
-from steward.capture.nodes.requests import MOST_BODY
+from steward.capture.nodes.http import MOST_BODY
 from steward.core.errors import UsageError
 from steward.core.events import NODE_GAP
 from steward.core.usage import NodeGap

@@ -13,9 +13,9 @@ from harness.site import ROOT
 from servers.authority import Authority
 from steward.admin.doctor import books
 from steward.admin.status.shapes import StatusShowRequest
-from steward.capture.nodes.heard import Refusals, refusals_in
+from steward.capture.nodes.last_seen import Refusals, refusals_in
 from steward.capture.settings import NodesSettings
-from steward.daemon.rooms import registry
+from steward.daemon.registry import action_registry
 from steward.web.troubles import Trouble, troubles
 
 __all__ = ["site"]
@@ -65,7 +65,7 @@ def test_doctor_and_status_tell_refusals(site: DoctorSite) -> None:
     assert any("--origin" in line for line in found["10.0.0.7"].mend)
     assert any("docs/nodes.md" in line for line in found["10.0.0.8"].mend)
     assert set(found) == {"10.0.0.7", "10.0.0.8"}, "not that the timer should be enabled"
-    room = registry(site.settings)
+    room = action_registry(site.settings)
     shown = room.call("status.show", ROOT, StatusShowRequest())
     assert shown.refused.keys() == {"10.0.0.7", "10.0.0.8"}
     assert Trouble("warning", "agent 10.0.0.8", "refused: cluster c1 has no node 'n8'") in troubles(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from steward.capture.nodes.requests import MOST_BODY, MOST_HEAD, Peer, PeerGone, RequestError
+from steward.capture.nodes.http import MOST_BODY, MOST_HEAD, Peer, PeerGone, RequestError
 
 GOOD = b"POST /nodes/1/lines HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
 

@@ -12,7 +12,7 @@ from steward.agent import agent
 from steward.core.config import Settings
 from steward.core.config.file import ConfigError, load
 from steward.daemon.controller import controller_parts
-from steward.daemon.parts import parts_of
+from steward.daemon.workers import parts_of
 
 LOCAL = '[cluster.c1]\nslurm = false\nspool = "/spool"\n'
 NODES = '[nodes]\nlisten = "0.0.0.0:6826"\n'

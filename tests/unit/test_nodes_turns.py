@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from steward.capture.nodes.turns import Turns, TurnUnavailable
+from steward.capture.nodes.receiver import Turns, TurnUnavailable
 
 
 class Connection:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.events import NOON
-from steward.capture.observed import Observed
+from steward.capture.observations import Observed
 from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event
 from steward.core.records import JobRecord
 from steward.slurm.states import FORGOTTEN

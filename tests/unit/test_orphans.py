@@ -2,7 +2,7 @@ import os
 from pathlib import Path
 
 from harness.spool import environment_bytes
-from steward.capture.orphans import recover
+from steward.capture.crash_recovery import recover
 from steward.core.incoming import Store, kept_filename
 from steward.core.redaction import REDACTED
 

@@ -11,8 +11,8 @@ from harness.socket import Question, registry
 from steward.core.access import Asker
 from steward.core.errors import Conflict, Refused, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now
-from steward.daemon.protocol import read_reply
-from steward.daemon.repeats import LONGEST_KEY, Repeats
+from steward.daemon.idempotency import LONGEST_KEY, Repeats
+from steward.daemon.requests import read_reply
 
 ADA, GRACE = Asker(uid=1, user="ada"), Asker(uid=2, user="grace")
 ECHO = registry().get("test.echo")

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from harness.events import NOON
-from steward.capture.lines.jobcomp import Told, end_event
-from steward.capture.observed import Observed
-from steward.capture.runs import Runs, unfinished
+from steward.capture.jobcomp import Told, end_event
+from steward.capture.observations import Observed
+from steward.capture.unfinished_runs import Runs, unfinished
 from steward.core.config import Settings
 from steward.core.events import Event
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import rows_of
 from steward.core.records import JobRecord
-from steward.daemon.parts import unfinished_of
+from steward.daemon.workers import unfinished_of
 from steward.extensions.controllers.settings import ForwardSettings
 from steward.jobs import JobsConsumer
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from steward.sandbox import layout, namespaces
-from steward.sandbox.inside import EtcFiles
+from steward.sandbox.init_process import EtcFiles
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root takes mount namespaces here")
 WAIT_MS = 60_000

@@ -7,15 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.sandbox import (
-    Sandbox,
-    SandboxError,
-    SandboxSpec,
-    SlurmMissing,
-    layout,
-    programs,
-    roots,
-)
+from steward.sandbox import Sandbox, SandboxError, SandboxSpec, SlurmMissing, layout, slurm_install
 from steward.sandbox.spec import MARKER, Process, is_alive, start_time
 
 
@@ -26,12 +18,12 @@ def refuse(line: str) -> None:
 def test_no_slurm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_args, **_kwargs: None)
     with pytest.raises(SlurmMissing, match="install slurmctld, slurmd"):
-        programs.find("", refuse)
+        slurm_install.find("", refuse)
 
 
 def test_an_unknown_version_names_those_that_are_known() -> None:
     with pytest.raises(SlurmMissing, match=r"only 24\.11 and 26\.05"):
-        programs.find("19.05", refuse)
+        slurm_install.find("19.05", refuse)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root it fails for that")
@@ -41,7 +33,7 @@ def test_a_version_without_debootstrap_says_what_to_install(
     monkeypatch.setenv("STEWARD_ROOTS", str(tmp_path / "roots"))
     monkeypatch.setattr(shutil, "which", lambda *_args, **_kwargs: None)
     with pytest.raises(SlurmMissing, match="apt-get install debootstrap"):
-        roots.ensure("24.11", refuse)
+        slurm_install.ensure("24.11", refuse)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has roots")
@@ -51,12 +43,12 @@ def test_a_root_that_is_whole_is_used_as_it_is(
     monkeypatch.setenv("STEWARD_ROOTS", str(tmp_path))
     (tmp_path / "24.11").mkdir()
     (tmp_path / "24.11" / ".steward-root").touch()
-    assert roots.ensure("24.11.5", refuse) == f"{tmp_path.resolve()}/24.11"
+    assert slurm_install.ensure("24.11.5", refuse) == f"{tmp_path.resolve()}/24.11"
 
 
 def test_a_damaged_root_is_named(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match="is damaged"):
-        roots.loading(str(tmp_path))
+        slurm_install.loading(str(tmp_path))
 
 
 def test_loading_names_the_roots_own_libraries(tmp_path: Path) -> None:
@@ -64,7 +56,7 @@ def test_loading_names_the_roots_own_libraries(tmp_path: Path) -> None:
     (libraries / "slurm-wlm").mkdir(parents=True)
     (tmp_path / "usr/lib64").mkdir()
     (tmp_path / "usr/lib64/ld-linux-x86-64.so.2").touch()
-    how = roots.loading(str(tmp_path))
+    how = slurm_install.loading(str(tmp_path))
     assert how.loader == f"{tmp_path}/usr/lib64/ld-linux-x86-64.so.2"
     assert str(libraries) in how.libraries
     assert how.plugins == f"{libraries}/slurm-wlm"

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from steward.sandbox import programs
+from steward.sandbox.slurm_install import DAEMONS, installed_plugins
 
 
 def test_plugins_lie_beside_the_daemons_of_a_slurm_in_a_prefix_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (*programs.DAEMONS, "sbatch"):
+    for name in (*DAEMONS, "sbatch"):
         path = tmp_path / "sbin" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("#!/bin/sh\necho slurm 25.11.7\n")
@@ -19,4 +19,4 @@ def test_plugins_lie_beside_the_daemons_of_a_slurm_in_a_prefix_of_its_own(
     plugins.mkdir(parents=True)
     (plugins / "select_cons_tres.so").touch()
     monkeypatch.setenv("PATH", f"{tmp_path}/sbin")
-    assert programs.installed_plugins() == str(plugins)
+    assert installed_plugins() == str(plugins)

@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.sandbox import SandboxError, SandboxSpec, slurmconf
+from steward.sandbox import SandboxError, SandboxSpec
+from steward.sandbox.configuration import check_slurm_conf, slurm_conf_text
 
 
 def conf(spec: SandboxSpec) -> list[str]:
-    slurmconf.check(spec)
-    return slurmconf.text(
+    check_slurm_conf(spec)
+    return slurm_conf_text(
         spec,
         directory="/srv/box",
         host="here",
@@ -61,7 +62,7 @@ def test_what_was_not_asked_for_is_left_to_slurm() -> None:
 @pytest.mark.parametrize("nodes", [0, -1, 257])
 def test_a_number_of_nodes_that_cannot_be_had(nodes: int) -> None:
     with pytest.raises(SandboxError, match="nodes cannot be had"):
-        slurmconf.check(SandboxSpec(nodes=nodes))
+        check_slurm_conf(SandboxSpec(nodes=nodes))
 
 
 @given(st.text(max_size=60))
@@ -78,12 +79,12 @@ def test_a_cluster_name_is_one_word_or_refused(name: str) -> None:
 @pytest.mark.parametrize("line", ["A=1\nB=2", "A=1\rB=2", "A=1\\", "A=\0"])
 def test_a_line_that_is_more_than_one_is_refused(line: str) -> None:
     with pytest.raises(SandboxError, match="cannot be one line"):
-        slurmconf.check(SandboxSpec(extra=(line,)))
+        check_slurm_conf(SandboxSpec(extra=(line,)))
 
 
 def test_a_line_of_plugins_that_is_more_than_one_is_refused() -> None:
     with pytest.raises(SandboxError, match="one line of plugstack"):
-        slurmconf.check(SandboxSpec(plugstack=("optional a.so\nrequired b.so",)))
+        check_slurm_conf(SandboxSpec(plugstack=("optional a.so\nrequired b.so",)))
 
 
 @given(st.text(alphabet=st.characters(max_codepoint=0x2100), max_size=40))
@@ -108,4 +109,4 @@ def test_submit_plugins_and_a_second_controller_are_written() -> None:
 @pytest.mark.parametrize("name", ["lua\nSlurmUser=root", "steward\\"])
 def test_a_submit_plugin_is_one_word_or_refused(name: str) -> None:
     with pytest.raises(SandboxError, match=r"cannot be one line of slurm\.conf"):
-        slurmconf.check(SandboxSpec(job_submit=(name,)))
+        check_slurm_conf(SandboxSpec(job_submit=(name,)))

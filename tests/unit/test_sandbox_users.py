@@ -8,12 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.sandbox import SandboxError, users
+from steward.sandbox import SandboxError, plan
+from steward.sandbox.plan import (
+    SLURM_UID,
+    calling_user,
+    group_text,
+    hosts_text,
+    passwd_text,
+    slurm_user_of,
+)
 
 
 def test_ids_are_nobody_elses() -> None:
     taken = {entry.pw_uid for entry in pwd.getpwall()}
-    chosen = users.choose(("ada", "bela", "carl"), "/srv/home")
+    chosen = plan.choose(("ada", "bela", "carl"), "/srv/home")
     assert len({user.uid for user in chosen}) == 3
     assert not taken & {user.uid for user in chosen}
     assert chosen[0].home == "/srv/home/ada"
@@ -23,7 +31,7 @@ def test_ids_are_nobody_elses() -> None:
 def test_a_name_that_is_no_name_is_refused(name: str) -> None:
     allowed = set(string.ascii_lowercase + string.digits + "_-")
     try:
-        (user,) = users.choose((name,), "/srv/home")
+        (user,) = plan.choose((name,), "/srv/home")
     except SandboxError:
         return
     assert set(name) <= allowed
@@ -31,11 +39,11 @@ def test_a_name_that_is_no_name_is_refused(name: str) -> None:
 
 
 def test_passwd_and_group_come_before_the_machines() -> None:
-    people = users.choose(("ada", "bela"), "/srv/home")
-    passwd = users.passwd_text(people).splitlines()
+    people = plan.choose(("ada", "bela"), "/srv/home")
+    passwd = passwd_text(people).splitlines()
     assert passwd[0] == f"ada:*:{people[0].uid}:{people[0].gid}:ada:/srv/home/ada:/bin/bash"
     assert any(line.startswith("root:") for line in passwd[2:])
-    group = users.group_text(people, {"lab": ("ada", "bela")}).splitlines()
+    group = group_text(people, {"lab": ("ada", "bela")}).splitlines()
     assert group[2].startswith("lab:x:")
     assert group[2].endswith(":ada,bela")
     gids = [line.split(":")[2] for line in group[:3]]
@@ -43,24 +51,24 @@ def test_passwd_and_group_come_before_the_machines() -> None:
 
 
 def test_a_user_of_the_machine_is_replaced_not_doubled() -> None:
-    people = users.choose(("root",), "/srv/home")
-    names = [line.split(":")[0] for line in users.passwd_text(people).splitlines()]
+    people = plan.choose(("root",), "/srv/home")
+    names = [line.split(":")[0] for line in passwd_text(people).splitlines()]
     assert names.count("root") == 1
 
 
 def test_a_group_that_is_no_name_is_refused() -> None:
     with pytest.raises(SandboxError, match="group's name"):
-        users.group_text((), {"a:b": ()})
+        group_text((), {"a:b": ()})
 
 
 def test_the_caller_goes_by_the_machines_name() -> None:
-    assert users.caller().uid == os.geteuid()
+    assert calling_user().uid == os.geteuid()
 
 
 def test_slurm_user_is_made_where_there_is_none() -> None:
-    assert users.slurm_user("no-such-user-here").uid == users.SLURM_UID
-    assert users.slurm_user("root").uid == 0
+    assert slurm_user_of("no-such-user-here").uid == SLURM_UID
+    assert slurm_user_of("root").uid == 0
 
 
 def test_the_host_is_the_loopback() -> None:
-    assert users.hosts_text("box").startswith("127.0.0.1 localhost box\n")
+    assert hosts_text("box").startswith("127.0.0.1 localhost box\n")

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from steward.capture.sensor.triggers import program_of
 from steward.capture.settings import SensorSettings
-from steward.capture.states.triggers import program_of
 from steward.core.config import Settings
 from steward.core.config.file import ConfigError, load
 from steward.daemon.controller import controller_parts
-from steward.daemon.parts import parts_of
+from steward.daemon.workers import parts_of
 from steward.slurm.settings import ClusterSettings
 
 CLUSTER = "[cluster.c1]\n"

@@ -6,7 +6,7 @@ import pytest
 
 from steward.core.config import Settings
 from steward.core.config.file import ConfigError, load
-from steward.daemon.bookkeeping import accounting_parts
+from steward.daemon.consumer_workers import accounting_parts
 
 BASE = '[cluster.main]\nspool = "/var/spool/slurmctld"\n[accounting]\n'
 

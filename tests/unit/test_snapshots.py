@@ -7,7 +7,7 @@ import pytest
 from harness.events import NOON, script_event
 from harness.site import Clock
 from harness.slurm import Scripted, clock, journal, kinds, record, slurm, snapshots
-from steward.capture.snapshots import Allowance, Snapshots
+from steward.capture.queue_polls import Allowance, Snapshots
 from steward.core.errors import Unavailable
 from steward.core.events import (
     CONTROLLER_STATE,

@@ -3,8 +3,8 @@
 from harness.events import NOON
 from harness.site import Clock
 from harness.slurm import Scripted, clock, journal, kinds, record, slurm, snapshots
-from steward.capture.lines.jobcomp import Told, end_event
-from steward.capture.snapshots import Snapshots
+from steward.capture.jobcomp import Told, end_event
+from steward.capture.queue_polls import Snapshots
 from steward.core.events import (
     JOB_END,
     Event,

@@ -7,7 +7,7 @@ import pytest
 from harness.events import NOON
 from harness.site import Clock
 from harness.slurm import Scripted, clock, journal, record, slurm
-from steward.capture.snapshots import Snapshots
+from steward.capture.queue_polls import Snapshots
 from steward.core.bank_facts import HoldFact
 from steward.core.events import (
     HOLD_CONFIRMED,

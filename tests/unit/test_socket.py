@@ -24,8 +24,8 @@ from submitting import wait_until
 from harness.socket import LIMITS, Done, Question, Step, Told, registry, serving
 from steward.client.sockets import remote
 from steward.core.errors import Refused
-from steward.daemon.answering import Limits
-from steward.daemon.protocol import LONGEST_REQUEST, Busy, Reply, ask_line, error_of, read_reply
+from steward.daemon.answers import Limits
+from steward.daemon.requests import LONGEST_REQUEST, Busy, Reply, ask_line, error_of, read_reply
 from steward.daemon.socket import SocketError, listening
 
 

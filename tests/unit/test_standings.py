@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.capture.standings import StandingSource
+from steward.capture.associations import StandingSource
 from steward.core.access import Standing
 from steward.core.errors import StewardError, Unavailable
 from steward.core.standings import OLDEST_S, Standings

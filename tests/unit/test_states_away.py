@@ -10,8 +10,7 @@ import pytest
 
 from harness.events import NOON
 from harness.sensor import SILENT, SensorRun, site
-from steward.capture.states import source
-from steward.capture.states.daemons import stands_by
+from steward.capture.sensor.sensor import WHOLE_S, stands_by
 from steward.core.events import (
     CONTROLLER_STATE,
     NODE_STATE,
@@ -108,7 +107,7 @@ def test_slurmdbd_goes_and_comes_back(site: SensorRun) -> None:
             *(ping for ping in site.shown.daemons if ping.daemon == "slurmctld"),
             Ping(daemon="slurmdbd", role="primary", host="db", up=up),
         )
-        site.turn(after_s=source.WHOLE_S + 1)
+        site.turn(after_s=WHOLE_S + 1)
 
     dbd(up=True)
     assert site.told.bodies(CONTROLLER_STATE) == []
@@ -125,11 +124,11 @@ def test_who_stands_by_tells_nothing_and_knows_all(site: SensorRun) -> None:
     site.stands_by = True
     site.shown.states["n1"] = "DOWN"
     site.shown.booted = NOON + timedelta(hours=1)
-    site.turn(after_s=source.WHOLE_S)
+    site.turn(after_s=WHOLE_S)
     assert site.told.events == []
     site.stands_by = False
     site.shown.states["n2"] = "DOWN"
-    site.turn(after_s=source.WHOLE_S)
+    site.turn(after_s=WHOLE_S)
     assert [body.node for body in site.news()] == ["n2"]
 
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from steward.automation.rules.triggers import trigger_of
-from steward.capture.states.comparing import Change, NodeShown, compare
-from steward.capture.states.source import shown_of
+from steward.capture.sensor.changes import Change, NodeShown, compare
+from steward.capture.sensor.sensor import shown_of
 from steward.core.events import NODE_STATE, Event
 from steward.core.state_facts import NodeState
 from steward.slurm.machine_rows import NodeRecord, powered_down

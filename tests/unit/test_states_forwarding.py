@@ -9,8 +9,8 @@ import pytest
 
 from harness.events import NOON
 from harness.sensor import Shown, Told
-from steward.capture.states.source import Sensor
-from steward.capture.states.store import StateStore
+from steward.capture.sensor.sensor import Sensor
+from steward.capture.sensor.store import StateStore
 from steward.core.events import NODE_STATE, Event, encode
 from steward.core.state_facts import NodeState
 from steward.extensions.controllers.admitting import Admitting

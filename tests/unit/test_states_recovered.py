@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from steward.automation.rules.triggers import trigger_of
-from steward.capture.states.comparing import NodeShown, compare
+from steward.capture.sensor.changes import NodeShown, compare
 from steward.core.events import NODE_STATE, Event
 from steward.core.state_facts import NodeState
 

@@ -16,8 +16,9 @@ import pytest
 
 from steward.admin.plugins import waking
 from steward.admin.plugins.errors import NativeError
-from steward.capture.states import helper
-from steward.capture.states.wakeups import Wakeups
+from steward.capture.sensor import trigger_helper
+from steward.capture.sensor.trigger_helper import Refused
+from steward.capture.sensor.triggers import Wakeups
 
 SECRET = "s" * 43
 
@@ -73,8 +74,8 @@ def test_what_there_is_no_room_for_is_told(
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper, "PAUSES_S", (0.01,))
-    monkeypatch.setattr(helper, "TRY_S", 1.0)
+    monkeypatch.setattr(trigger_helper, "PAUSES_S", (0.01,))
+    monkeypatch.setattr(trigger_helper, "TRY_S", 1.0)
 
 
 def heard(wakeups: Wakeups) -> set[str]:
@@ -90,8 +91,8 @@ def heard(wakeups: Wakeups) -> set[str]:
 def call(place: Place, event: str = "down", cluster: str = "c1") -> str:
     """What the helper has to complain of."""
     try:
-        helper.run(place.socket, str(place.secret), cluster, event, "n1")
-    except (helper.Refused, OSError) as error:
+        trigger_helper.run(place.socket, str(place.secret), cluster, event, "n1")
+    except (Refused, OSError) as error:
         return str(error)
     return ""
 
@@ -236,7 +237,7 @@ def test_an_alarm_ends_it_though_slurmctld_blocks_that(place: Place) -> None:
     program = (
         "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\n"
         "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
-        "from steward.capture.states import helper\nhelper.WHOLE_S = 1\n"
+        "from steward.capture.sensor import helper\nhelper.WHOLE_S = 1\n"
         "helper.run = lambda *words: signal.pause()\nhelper.main(['--socket', 'a', '--secret',"
         " 'b', 'c1', 'down'])\n"
     )

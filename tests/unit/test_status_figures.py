@@ -23,7 +23,7 @@ from steward.core.config import Settings
 from steward.core.config.file import load
 from steward.core.events import utc_now
 from steward.core.looks import Look, Looks
-from steward.daemon.rooms import registry
+from steward.daemon.registry import action_registry
 
 BY = By(who="root")
 
@@ -41,7 +41,7 @@ class Counted:
 
 
 def scraped(settings: Settings) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    rooms = registry(settings)
+    rooms = action_registry(settings)
     asked = Counted(rooms.call)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rooms, "call", asked)
@@ -109,7 +109,7 @@ def test_what_the_gate_does_not_say_is_left_out(tmp_path: Path) -> None:
     assert found["steward_gate_deciding", ()] == 0
     # Nothing has run here: what that hides is named, and hides nothing else.
     assert found["steward_unknown", (("figures", "journal"),)] == 1
-    answer = registry(settings).call("bank.standing", ROOT, BankStandingRequest())
+    answer = action_registry(settings).call("bank.standing", ROOT, BankStandingRequest())
     assert (answer.gate, answer.holds) == ("away", None)
 
 

@@ -19,7 +19,7 @@ from steward.admin.status.parts import DaemonStanding, PartLine, read
 from steward.admin.status.shapes import StatusShowRequest
 from steward.core.config import Settings
 from steward.core.leaving import leave
-from steward.daemon.rooms import registry
+from steward.daemon.registry import action_registry
 from steward.slurm.settings import ClusterSettings
 
 SUPERVISOR = """
@@ -103,7 +103,7 @@ def test_a_daemon_that_can_write_nothing_runs_nonetheless(tmp_path: Path, held: 
     assert read(str(tmp_path)) == DaemonStanding()
 
     settings = Settings(state_dir=str(tmp_path), cluster={"c1": ClusterSettings(slurm=False)})
-    rooms = registry(settings)
+    rooms = action_registry(settings)
     shown = rooms.call("status.show", ROOT, StatusShowRequest())
     assert shown.running
     assert shown.parts == ()

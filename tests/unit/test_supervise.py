@@ -17,8 +17,8 @@ from steward.bank.settings import BankSettings
 from steward.core.config import Settings
 from steward.core.errors import StewardError
 from steward.core.waiting import Stop
-from steward.daemon.parts import parts_of
-from steward.daemon.supervise import Beat, Part, Supervisor, Timing
+from steward.daemon.supervisor import Beat, Part, Supervisor, Timing
+from steward.daemon.workers import parts_of
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
@@ -208,7 +208,7 @@ def test_a_part_that_cannot_begin_ends_itself_alone(
         if not two.exists():
             raise RuntimeError("no thread can be asked")
 
-    monkeypatch.setattr("steward.daemon.supervise.end_with", fails)
+    monkeypatch.setattr("steward.daemon.supervisor.end_with", fails)
     daemon = start([Part(name="two", run=writes_its_pid(two))])
     until(lambda: daemon.log.read_text().count("part two ended with code 1") >= 2)
     two.touch()

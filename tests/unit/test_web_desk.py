@@ -14,7 +14,7 @@ import pytest
 
 from harness.socket import LIMITS, Done, Question, Step, Told, registry, serving
 from steward.core.errors import Refused
-from steward.daemon.protocol import answer_line
+from steward.daemon.requests import answer_line
 from steward.web import desk as desks
 from steward.web.desk import DaemonAway, Desk
 from steward.web.errors import WebError

@@ -15,7 +15,7 @@ from steward.admin.credentials.shapes import MeAnswer, MeRequest, VouchAnswer, V
 from steward.core.access import Asker
 from steward.core.actions import Action, Registry
 from steward.core.munge.requests import digest
-from steward.daemon.answering import Limits
+from steward.daemon.answers import Limits
 from steward.web.application import application
 from steward.web.desk import Desk
 from steward.web.settings import WebSettings

@@ -16,7 +16,7 @@ import msgspec
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.page.parts import moment
 from steward.accounting.room import AccountingRoom
-from steward.capture.nodes.heard import Heard
+from steward.capture.nodes.last_seen import Heard
 from steward.core.access import Asker
 from steward.core.actions import Action, Answer, Request, Shape
 from steward.core.errors import Refused, Unavailable

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import msgspec
 
-from steward.capture.scheduler import Contents, EnvironmentUnreadable, Spool, Taken
+from steward.capture.schedulers import Contents, EnvironmentUnreadable, Spool, Taken
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import (
     MOST_MISSED,

@@ -47,7 +47,7 @@ def import_(
     settings = settings_here(Place(config=config))
     cluster = cluster or _only(tuple(settings.cluster))
     begin, end = _time(since), _time(until)
-    from steward.daemon.importing import take_over_file, take_over_history
+    from steward.daemon.imports import take_over_file, take_over_history
 
     with Bar() as bar:
         if source == "sacct":

@@ -238,7 +238,7 @@ def import_(
     """
     settings = settings_here(Place(config=config, archive=archive))
     cluster = cluster or _only(settings)
-    from steward.daemon.importing import take_over_stored, take_over_tree
+    from steward.daemon.imports import take_over_stored, take_over_tree
 
     with Bar() as bar:
 

@@ -22,7 +22,7 @@ def app(
     It reads no configuration and none of Steward's files: the daemon tells it what stands in
     [nodes]. Run it as the user that 'listener' names there. SIGTERM and Ctrl-C end it.
     """
-    from steward.capture.nodes.front import listen
+    from steward.capture.nodes.listener import listen
     from steward.core.logs import set_up
 
     set_up(log_level, "listen")

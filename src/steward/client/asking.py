@@ -18,7 +18,7 @@ from steward.client.sockets import remote
 from steward.core.actions import Action, Registry
 from steward.core.config import Settings
 from steward.core.errors import UsageError
-from steward.daemon.actions import action
+from steward.daemon.registry import action
 
 __all__ = ["Asked", "action", "call", "choose", "elsewhere", "stream", "where"]
 
@@ -97,6 +97,6 @@ def where(place: Place) -> Settings | str | Web:
 
 
 def _registry(settings: Settings) -> Registry:
-    from steward.daemon.rooms import registry
+    from steward.daemon.registry import action_registry
 
-    return registry(settings)
+    return action_registry(settings)

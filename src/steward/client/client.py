@@ -97,14 +97,14 @@ def _action(name: str) -> Action:
 
 
 def _here(settings: Settings, asked: Action, request: Any, once: str) -> Iterator[Any]:
-    from steward.daemon.rooms import registry
+    from steward.daemon.registry import action_registry
 
-    known = registry(settings)
+    known = action_registry(settings)
     if not once or asked.only_reads:
         return local(known, asked, request)
     from steward.client.sockets import told
-    from steward.daemon.protocol import read_reply
-    from steward.daemon.repeats import Repeats
+    from steward.daemon.idempotency import Repeats
+    from steward.daemon.requests import read_reply
 
     line = Repeats(settings.state_dir).once(
         once, this_user(), asked, request, lambda: known.call(asked.name, this_user(), request)

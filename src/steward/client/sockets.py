@@ -13,7 +13,7 @@ import msgspec
 from steward.client.errors import ClientError, DaemonAway
 from steward.core.actions import Action
 from steward.core.waiting import Backoff
-from steward.daemon.protocol import Busy, Reply, address, ask_line, error_of, read_reply
+from steward.daemon.requests import Busy, Reply, address, ask_line, error_of, read_reply
 
 _CONNECT_S: Final = 10
 """How long a place in the daemon's queue is waited for, and turns are."""

@@ -36,7 +36,7 @@ def main() -> int:
     if more:
         from steward.daemon.controller import controller_parts as parts
     else:
-        from steward.daemon.parts import parts_of as parts
+        from steward.daemon.workers import parts_of as parts
     try:
         return serve.run(load(config), lambda: load(config), parts)
     except StewardError as error:

@@ -13,17 +13,10 @@ from steward.core.config import ArchiveSettings, Settings
 from steward.core.consumers import Consumer
 from steward.core.errors import UsageError
 from steward.core.incoming import stores_of
-from steward.daemon.feeding import run_consumers
-from steward.daemon.lines import lines_parts
-from steward.daemon.parts import (
-    JOURNAL,
-    nodes_part,
-    run_capture,
-    run_journal,
-    snapshots_of,
-)
-from steward.daemon.sensing import sensor_parts
-from steward.daemon.supervise import Part
+from steward.daemon.consumer_workers import run_consumers
+from steward.daemon.source_workers import lines_parts, sensor_parts
+from steward.daemon.supervisor import Part
+from steward.daemon.workers import JOURNAL, nodes_part, run_capture, run_journal, snapshots_of
 
 _HANG_S = 300.0
 
@@ -61,7 +54,7 @@ def controller_parts(settings: Settings) -> list[Part]:
     if settings.nodes.listen:
         parts.append(nodes_part(settings))
     if settings.gate.ask:
-        from steward.daemon.gate import gate_part
+        from steward.daemon.consumer_workers import gate_part
 
         parts.append(gate_part(settings))
     return parts
@@ -85,6 +78,6 @@ def _forward(settings: Settings, cluster: str) -> Consumer:
 
 
 def _runs(settings: Settings, cluster: str) -> Consumer:
-    from steward.capture.runs import Runs
+    from steward.capture.unfinished_runs import Runs
 
     return Runs(settings.state_dir, cluster)

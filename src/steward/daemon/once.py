@@ -22,13 +22,7 @@ from steward.core.journal.lock import take_lock
 from steward.core.journal.store import Row, rows_of
 from steward.core.journal.trimming import remove_old
 from steward.core.waiting import Stop
-from steward.daemon.parts import (
-    capturing,
-    consumer_makers,
-    orphans_of,
-    sink_makers,
-    slurm_makers,
-)
+from steward.daemon.workers import capturing, consumer_makers, orphans_of, sink_makers, slurm_makers
 
 
 class OnceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +136,7 @@ def _consume(
 ) -> int:
     if not settings.consume:
         return 0
-    from steward.daemon.consuming import orphans_of_others, source_of
+    from steward.daemon.source_workers import orphans_of_others, source_of
 
     link.append(orphans_of_others(settings, reader))
     taken = 0

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from steward.core.errors import StewardError, Unavailable
-from steward.daemon.protocol import address, make_directory
+from steward.daemon.requests import address, make_directory
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from steward.core.errors import StewardError, UsageError
 from steward.core.journal.store import refuse_newer_journal
 from steward.core.logs import set_up
 from steward.core.processes import refuse_core_dumps
-from steward.daemon.parts import parts_of
 from steward.daemon.reload import ReloadListener
-from steward.daemon.supervise import Part, Supervisor
+from steward.daemon.supervisor import Part, Supervisor
+from steward.daemon.workers import parts_of
 
 log = logging.getLogger(__name__)
 

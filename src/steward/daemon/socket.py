@@ -26,8 +26,8 @@ from steward.core.ending import adopt_orphans, end_below, end_with
 from steward.core.errors import StewardError
 from steward.core.ratelimit import Buckets
 from steward.core.waiting import Stop
-from steward.daemon.answering import Service
-from steward.daemon.protocol import LONGEST_REQUEST, Busy, address, error_line, make_directory
+from steward.daemon.answers import Service
+from steward.daemon.requests import LONGEST_REQUEST, Busy, address, error_line, make_directory
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,8 @@ from steward.admin.journal import DeadAnswer
 from steward.archive.answers import SearchAnswer, ShowAnswer
 from steward.archive.shapes import JobLine
 from steward.core.errors import Missing
-from steward.demo.cast import LARGE, PASSWORD
-from steward.demo.ground import DemoError
-from steward.demo.site import Site, Submitted
+from steward.demo.jobs import LARGE, PASSWORD
+from steward.demo.site import DemoError, Site, Submitted
 
 REFUSED: Final = 1
 """What ``steward`` ends with when it may not show something."""

@@ -3,19 +3,202 @@
 import contextlib
 import os
 import shlex
+import shutil
 import signal
+import socket
+import sys
+import textwrap
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
+from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
+
 from steward.archive.shapes import JobLine
-from steward.demo import automation, bank, checks
-from steward.demo.books import BURST, HELD, peak_of
-from steward.demo.cast import submissions
-from steward.demo.ending import what_next
-from steward.demo.pages import USER as WEB_USER
+from steward.demo import checks
+from steward.demo.jobs import submissions
+from steward.demo.parts import (
+    ACCOUNT,
+    BURST,
+    HELD,
+    LARGE,
+    OPENING,
+    PAID,
+    REFUSED,
+    UNANSWERED_S,
+    is_proved,
+    peak_of,
+    write_rule,
+)
+from steward.demo.parts import USER as WEB_USER
 from steward.demo.site import Site
-from steward.demo.stage import Stage
+from steward.sandbox import default_directory
 from steward.sandbox.layout import free_directory
+from steward.web.settings import WebSettings
+
+_WIDTH = 100
+
+
+class Stage:
+    """Where everything is said, on the standard output."""
+
+    def __init__(self) -> None:
+        self.is_terminal = sys.stdout.isatty()
+        self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._width = min(_WIDTH, self._console.width)
+
+    def act(self, title: str, text: str = "") -> None:
+        """Begin a new part.
+
+        Args:
+            title: Its heading.
+            text: What is about to be seen, and why.
+        """
+        self._console.print()
+        if self.is_terminal:
+            rule = Rule(Text(title, style="bold"), align="left", style="dim")
+            self._console.print(rule, width=self._width)
+        else:
+            self._console.print(f"== {title}")
+        if text:
+            self.say(text)
+        self.flush()
+
+    def say(self, text: str) -> None:
+        """A paragraph, wrapped."""
+        for line in textwrap.wrap(text, self._width):
+            self._console.print(line)
+
+    def line(self, text: str, *, style: str = "") -> None:
+        """One line, as it is."""
+        self._console.print(Text(text, style=style))
+
+    def prompt(self, user: str, command: str, mark: str = "$") -> None:
+        """What somebody types; its output follows."""
+        self._console.print()
+        line = Text(f"{user}{mark} ", style="bold cyan")
+        self._console.print(line.append(command, style="bold default"))
+        self.flush()
+
+    def result(self, good: bool, what: str) -> None:
+        """The outcome of one check."""
+        mark = Text("   ok  " if good else "FAILED ", style="green" if good else "bold red")
+        self._console.print(mark.append(what, style="default not bold"))
+        self.flush()
+
+    @contextmanager
+    def working(self, what: str, done: str) -> Iterator[None]:
+        """Show that something is being done, and then how long it took.
+
+        Args:
+            what: What is being done.
+            done: What is said of it when it is.
+        """
+        began = time.monotonic()
+        with self._console.status(what) if self.is_terminal else nullcontext():
+            yield
+        self.line(f"{done} ({time.monotonic() - began:.1f} s)")
+        self.flush()
+
+    def flush(self) -> None:
+        """Let nothing wait that was said, before another program speaks."""
+        self._console.file.flush()
+
+
+Choice = tuple[str, str]
+"""What for, and what to type or to open."""
+
+
+def what_next(stage: Stage, site: Site, failed: int) -> None:
+    """Say how to go on.
+
+    Args:
+        stage: Where it is said.
+        site: What was shown.
+        failed: How many checks failed: then that is all there is to say.
+    """
+    if failed:
+        stage.act("Not everything was as it should be")
+        stage.line(f"{failed} {'check' if failed == 1 else 'checks'} failed, see above.")
+        return
+    if site.keep:
+        stage.act("What to open and type next", "All of it stays up.")
+        choices = _of_kept(site)
+    else:
+        stage.act("What to type next")
+        choices = _of_ended()
+    for text, command in choices:
+        if text:
+            stage.line(text)
+        stage.line(f"  {command}", style="bold")
+
+
+def _of_ended() -> Iterator[Choice]:
+    me = _me()
+    yield (
+        "The same, left up: to be clicked through in a browser, and to be gone on with:",
+        ("make demo KEEP=1"),
+    )
+    yield (
+        "Your own cluster, where nothing is changed (as root or SlurmUser, on its host):",
+        (f"{me} archive watch --once --cluster NAME --archive DIR"),
+    )
+    yield "What else there is:", f"{me} --help"
+
+
+def _of_kept(site: Site) -> Iterator[Choice]:
+    me = _me()
+    is_usual = site.sandbox.directory == default_directory()
+    where = "" if is_usual else f" --dir {site.sandbox.directory}"
+    inside = f"-- env STEWARD_SOCKET={site.socket}"
+    yield from _of_pages(site, f"{me} sandbox run{where} --user {site.users[0]} {inside} steward")
+    yield (
+        "A shell as one of its users, to submit and look:",
+        (f"{me} sandbox run{where} --user {site.users[-1]} {inside} bash"),
+    )
+    yield (
+        "The operators' view, how Steward itself stands, and its log:",
+        (f"{me} archive list --config {site.config}"),
+    )
+    yield "", f"{me} status --config {site.config}"
+    yield "", f"less {site.log}"
+    if not site.bank.trouble:
+        yield (
+            "What accounts have, and where it went:",
+            (f"{me} bank balance --config {site.config}"),
+        )
+        yield "", f"{me} bank statement {ACCOUNT} --config {site.config}"
+    yield "The end of it, with all that is in it:", f"{me} sandbox down{where}"
+
+
+def _of_pages(site: Site, as_user: str) -> Iterator[Choice]:
+    """Links that open the pages; nothing where there are none."""
+    if site.pages.trouble:
+        return
+    first = site.users[0]
+    minutes = round(WebSettings().login_s / 60)
+    each = f"each link opens them once, within {minutes} minutes"
+    yield f"The pages, in a browser on this host; {each}. As {first}:", site.link(first)
+    yield "As an operator, to see the cluster and Steward itself as well:", site.link()
+    port = site.pages.url.rpartition(":")[2]
+    yield (
+        "From a browser elsewhere, run this there first, and open the links then:",
+        f"ssh -N -L {port}:127.0.0.1:{port} {socket.gethostname()}",
+    )
+    yield f"More such links, as {first} and as an operator:", f"{as_user} login"
+    yield "", f"{_me()} login --config {site.config}"
+
+
+def _me() -> str:
+    """How to call this program from here."""
+    found = shutil.which("steward")
+    if found is not None and os.path.realpath(found) == os.path.realpath(sys.argv[0]):
+        return "steward"
+    return os.path.relpath(sys.argv[0]) if os.path.isfile(sys.argv[0]) else "steward"
+
 
 _DIFFERENT: Final = 1
 
@@ -100,7 +283,7 @@ def _open_bank(stage: Stage, site: Site) -> None:
         "What a CPU costs for an hour, and an account with 500 units. Nothing is refused yet: a "
         "new bank only observes.",
     )
-    for command in bank.OPENING:
+    for command in OPENING:
         _type(stage, site, "", command.format(owner=site.users[0]))
     with stage.working("Waiting for the gate ...", "slurmctld can ask the gate"):
         site.wait_for_gate()
@@ -199,18 +382,18 @@ def _pay(stage: Stage, site: Site) -> int:
         return 0
     _type(stage, site, "", "steward bank enforce gate --reason demo")
     first = site.users[0]
-    one = site.order(bank.PAID)
-    stage.prompt(one.user, bank.PAID.typed)
-    stage.line(f"{f'job {one.job}':<8} {bank.PAID.about}", style="dim")
-    _type(stage, site, first, f"steward bank quote --account={bank.ACCOUNT} paid.sh")
-    _type(stage, site, first, shlex.join(bank.LARGE), bank.REFUSED)
+    one = site.order(PAID)
+    stage.prompt(one.user, PAID.typed)
+    stage.line(f"{f'job {one.job}':<8} {PAID.about}", style="dim")
+    _type(stage, site, first, f"steward bank quote --account={ACCOUNT} paid.sh")
+    _type(stage, site, first, shlex.join(LARGE), REFUSED)
     with stage.working("Waiting for the job to end ...", "It has ended and is charged"):
         amount = site.wait_for_charge(one)
     _type(stage, site, first, f"steward bank explain {one.job}")
-    _type(stage, site, first, f"steward bank statement {bank.ACCOUNT}")
+    _type(stage, site, first, f"steward bank statement {ACCOUNT}")
     _type(stage, site, "", "steward bank usage")
     _type(stage, site, "", "steward bank check")
-    is_right = amount > 0 and bank.is_proved(site.ask("bank.check"))
+    is_right = amount > 0 and is_proved(site.ask("bank.check"))
     stage.result(is_right, "what was refused was not run, what ran was charged, the books agree")
     return int(not is_right)
 
@@ -224,14 +407,14 @@ def _fail(stage: Stage, site: Site) -> str:
     )
     cluster = site.sandbox
     node = f"node{cluster.plan.spec.nodes}"
-    path = automation.write_rule(site.rules)
+    path = write_rule(site.rules)
     _type(stage, site, "", f"cat {path}")
     _type(stage, site, "", f"steward rules check {path}")
     cluster.stop_service(f"slurmd.{node}", signal.SIGKILL)
     stage.line("")
     stage.say(
         f"slurmd of {node} is killed. Slurm notices when it has not answered for "
-        f"{automation.UNANSWERED_S} seconds; until then there is more to see."
+        f"{UNANSWERED_S} seconds; until then there is more to see."
     )
     return node
 

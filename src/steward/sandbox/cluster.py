@@ -14,8 +14,9 @@ from typing import IO, Any, Final, Self
 
 import msgspec
 
-from steward.sandbox import keeping, layout, namespaces
-from steward.sandbox.inside import Answer, Order
+from steward.sandbox import keeper_client, layout, namespaces
+from steward.sandbox.init_process import Answer, Order
+from steward.sandbox.keeper_client import let_stay, report_of, wait_for_end
 from steward.sandbox.spec import (
     CONTROLLER,
     Plan,
@@ -119,7 +120,7 @@ class Sandbox:
         """
         plan, ports = layout.prepare(spec or SandboxSpec(), say)
         try:
-            keeper = keeping.launch(plan, ports, detached=detached)
+            keeper = keeper_client.launch(plan, ports, detached=detached)
         except BaseException:
             # Interrupted in here: a keeper that was started all the same sees its pipe close.
             with contextlib.suppress(SandboxError):
@@ -127,14 +128,14 @@ class Sandbox:
             raise
         sandbox = cls(plan, None if detached else keeper)
         try:
-            error = keeping.report_of(keeper)
+            error = report_of(keeper)
         except BaseException:
-            keeping.abandon(keeper, plan.directory)
+            keeper_client.abandon(keeper, plan.directory)
             raise
         if keeper.stdout is not None:
             keeper.stdout.close()
         if detached:
-            keeping.let_stay(keeper)
+            let_stay(keeper)
         if error:
             sandbox.down(keep=True)
             raise SandboxError(
@@ -198,7 +199,7 @@ class Sandbox:
 
     def is_up(self) -> bool:
         """Whether its keeper and init live."""
-        keepers = keeping.keepers(self.directory)
+        keepers = keeper_client.keepers(self.directory)
         return keepers is not None and is_alive(keepers.init)
 
     def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -227,7 +228,7 @@ class Sandbox:
         if user and user not in self.users and user not in ("root", self.plan.spec.slurm_user):
             known = ", ".join(self.users)
             raise SandboxError(f"the sandbox has no user {user!r}, only {known}", user)
-        keepers = keeping.keepers(self.directory)
+        keepers = keeper_client.keepers(self.directory)
         if keepers is None or not is_alive(keepers.init):
             raise SandboxError(f"no sandbox is up in {self.directory}", self.directory)
         init = keepers.init.pid if self.plan.contained else 0
@@ -430,13 +431,13 @@ class Sandbox:
         Raises:
             SandboxError: Something does not end.
         """
-        keepers = keeping.keepers(self.directory)
+        keepers = keeper_client.keepers(self.directory)
         if self._keeper is not None:
-            keeping.end(self._keeper, keep=keep)
+            keeper_client.end(self._keeper, keep=keep)
         elif keepers is not None and is_alive(keepers.keeper):
-            keeping.send(keepers.keeper, signal.SIGTERM)
+            keeper_client.send(keepers.keeper, signal.SIGTERM)
         if keepers is not None:
-            keeping.wait_for_end(keepers)
+            wait_for_end(keepers)
         if not keep:
             layout.remove(self.directory)
 

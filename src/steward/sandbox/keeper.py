@@ -19,7 +19,7 @@ import msgspec
 
 from steward.core.errors import StewardError
 from steward.sandbox import layout, namespaces
-from steward.sandbox.inside import Init
+from steward.sandbox.init_process import Init
 from steward.sandbox.spec import Keepers, Plan, Process, SandboxError, start_time
 
 REPORT_FD = 1

@@ -15,8 +15,27 @@ from typing import Final
 
 import msgspec
 
-from steward.sandbox import database, namespaces, plans, roots, slurmconf, users
-from steward.sandbox.programs import COMMANDS, Slurm, find, installed_plugins
+from steward.sandbox import namespaces, slurm_install
+from steward.sandbox.configuration import (
+    INIT,
+    STATEMENTS,
+    backup_host,
+    check_slurm_conf,
+    slurm_conf_text,
+    slurmdbd_conf_text,
+)
+from steward.sandbox.plan import (
+    SLURM_UID,
+    at_least,
+    calling_user,
+    group_text,
+    hosts_text,
+    make,
+    passwd_text,
+    ports_of,
+    slurm_user_of,
+)
+from steward.sandbox.slurm_install import COMMANDS, Slurm, find, installed_plugins
 from steward.sandbox.spec import (
     BACKUP_ADDRESS,
     MARKER,
@@ -48,15 +67,15 @@ def prepare(spec: SandboxSpec, say: Callable[[str], None]) -> tuple[Plan, list[s
         SandboxError: The directory is somebody else's or in use, or the spec makes no sense.
         SlurmMissing: There is no such Slurm.
     """
-    slurmconf.check(spec)
+    check_slurm_conf(spec)
     slurm = find(spec.slurm, say)
     contained = spec.contained and _may_contain()
     _see_that_it_runs(slurm, contained=contained)
     directory = claim(spec.directory)
     held: list[socket.socket] = []
     try:
-        ports, held = reserve(plans.ports_of(spec))
-        plan = plans.make(spec, slurm, directory, contained=contained, ports=ports)
+        ports, held = reserve(ports_of(spec))
+        plan = make(spec, slurm, directory, contained=contained, ports=ports)
         # First of all, so that whatever stops us leaves a directory that is known as a sandbox's.
         _write(f"{directory}/{MARKER}", msgspec.json.encode(plan), 0o644)
         _fill(plan, slurm)
@@ -107,7 +126,7 @@ def upgrade(plan: Plan, version: str, say: Callable[[str], None]) -> Plan:
     slurm = find(version, say)
     _see_that_it_runs(slurm, contained=plan.contained)
     spec = msgspec.structs.replace(plan.spec, slurm=version)
-    new = plans.make(spec, slurm, plan.directory, contained=plan.contained, ports=plan.ports)
+    new = make(spec, slurm, plan.directory, contained=plan.contained, ports=plan.ports)
     # Who there is stays: a user's id may have become somebody's on the machine.
     new = msgspec.structs.replace(new, users=plan.users, opened=plan.opened)
     plugins = _put_commands(new, slurm)
@@ -141,7 +160,7 @@ def change(plan: Plan, lines: Iterable[str], *, without: Iterable[str] = ()) -> 
         SandboxError: One that would break out of its line.
     """
     new = tuple(lines)
-    slurmconf.check(msgspec.structs.replace(plan.spec, extra=new))
+    check_slurm_conf(msgspec.structs.replace(plan.spec, extra=new))
     options = [*(line.partition("=")[0] for line in new), *without]
     keys = tuple(f"{option.lower()}=" for option in options)
     with open(plan.slurm_conf, encoding="utf-8") as file:
@@ -312,35 +331,35 @@ def _fill(plan: Plan, slurm: Slurm) -> None:
     _write(f"{directory}/etc/munge.key", secrets.token_bytes(128), 0o600)
     _write_plugins(plan)
     _put_settings_of_cgroups(plan)
-    daemon = users.caller()
+    daemon = calling_user()
     if plan.contained and daemon.uid == 0:
-        daemon = users.slurm_user(plan.spec.slurm_user)
+        daemon = slurm_user_of(plan.spec.slurm_user)
         _own_people(plan, daemon)
         for name in ("pid", "pid.backup", "log", "state", "db"):
             os.chown(f"{directory}/{name}", daemon.uid, daemon.gid)
-    hosts = users.hosts_text(plan.host)
+    hosts = hosts_text(plan.host)
     if plan.spec.backup:
-        hosts = f"{BACKUP_ADDRESS} {slurmconf.backup_host(plan.host)}\n{hosts}"
+        hosts = f"{BACKUP_ADDRESS} {backup_host(plan.host)}\n{hosts}"
     _write(f"{directory}/etc/hosts", hosts.encode(), 0o644)
     plugins = _put_commands(plan, slurm)
-    text = slurmconf.text(
+    text = slurm_conf_text(
         plan.spec,
         directory=directory,
         host=plan.host,
         ports=plan.ports,
         slurm_user=plan.slurm_user,
-        slurmd_user=users.caller().name,
+        slurmd_user=calling_user().name,
         munge_socket=plan.munge_socket,
         plugin_dir=_plugin_dir(plan, plugins),
     )
     _write(plan.slurm_conf, text.encode(), 0o644)
     if plan.spec.accounting:
-        _write(f"{directory}/etc/{database.INIT}", database.STATEMENTS.encode(), 0o644)
+        _write(f"{directory}/etc/{INIT}", STATEMENTS.encode(), 0o644)
         _write_slurmdbd_conf(plan, plugins)
 
 
 def _write_slurmdbd_conf(plan: Plan, plugins: str) -> None:
-    text = database.text(
+    text = slurmdbd_conf_text(
         directory=plan.directory,
         host=plan.host,
         port=plan.slurmdbd_port,
@@ -352,12 +371,12 @@ def _write_slurmdbd_conf(plan: Plan, plugins: str) -> None:
     path = f"{plan.directory}/etc/slurmdbd.conf"
     _replace(path, text.encode(), 0o600)
     if os.geteuid() == 0:
-        user = users.slurm_user(plan.slurm_user)
+        user = slurm_user_of(plan.slurm_user)
         os.chown(path, user.uid, user.gid)
 
 
 def _put_settings_of_cgroups(plan: Plan) -> None:
-    if plans.at_least(plan.slurm_version, (23, 11)):
+    if at_least(plan.slurm_version, (23, 11)):
         _replace(f"{plan.directory}/etc/cgroup.conf", b"CgroupPlugin=disabled\n", 0o644)
 
 
@@ -391,11 +410,11 @@ def _plugin_dir(plan: Plan, plugins: str) -> str:
 
 def _own_people(plan: Plan, slurm_user: User) -> None:
     everybody: Iterable[User] = plan.users
-    if slurm_user.home == "/nonexistent" and slurm_user.uid == users.SLURM_UID:
+    if slurm_user.home == "/nonexistent" and slurm_user.uid == SLURM_UID:
         everybody = (*plan.users, slurm_user)
     etc = f"{plan.directory}/etc"
-    passwd = users.passwd_text(everybody).encode(errors="surrogateescape")
-    group = users.group_text(everybody, plan.spec.groups).encode(errors="surrogateescape")
+    passwd = passwd_text(everybody).encode(errors="surrogateescape")
+    group = group_text(everybody, plan.spec.groups).encode(errors="surrogateescape")
     _write(f"{etc}/passwd", passwd, 0o644)
     _write(f"{etc}/group", group, 0o644)
     for user in plan.users:
@@ -422,7 +441,7 @@ def _wrap(plan: Plan) -> str:
     chroot(2) is root's alone. The root's own loader and libraries start its
     programs for everybody, with the caller's files and working directory.
     """
-    how = roots.loading(plan.root)
+    how = slurm_install.loading(plan.root)
     for name in COMMANDS:
         program = f"{plan.root}/usr/bin/{name}"
         if os.path.exists(program):

@@ -17,7 +17,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from steward.admin.credentials.errors import NotKnown
 from steward.core.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
 from steward.core.munge.requests import SCHEME
-from steward.daemon.protocol import LONGEST_REQUEST
+from steward.daemon.requests import LONGEST_REQUEST
 from steward.web.api import ROUTES as API
 from steward.web.api.problems import problem
 from steward.web.desk import Desk

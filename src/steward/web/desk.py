@@ -17,8 +17,8 @@ import msgspec
 from steward.core.actions import Action
 from steward.core.errors import Unavailable
 from steward.core.scopes import READS, scope_of
-from steward.daemon.protocol import LONGEST_REQUEST, Reply, address, ask_line, error_of, read_reply
-from steward.daemon.rooms import ACTIONS
+from steward.daemon.registry import ACTIONS
+from steward.daemon.requests import LONGEST_REQUEST, Reply, address, ask_line, error_of, read_reply
 from steward.web.errors import TooLarge, WebError
 from steward.web.places import PlacesOfEach, take
 

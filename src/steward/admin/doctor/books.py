@@ -12,7 +12,7 @@ from steward.admin.doctor.findings import Finding, ok, several, skipped, warning
 from steward.admin.doctor.ground import Ground
 from steward.archive.files import acl
 from steward.archive.settings import FilesSinkSettings
-from steward.capture.nodes.heard import LATELY, Heard, refused_lately
+from steward.capture.nodes.last_seen import LATELY, Heard, refused_lately
 from steward.capture.settings import NodesSettings
 from steward.core.config import AnySinkSettings
 from steward.core.errors import Unavailable

@@ -13,8 +13,8 @@ from steward.admin.doctor.ground import Asked, Ground, each_cluster
 from steward.admin.plugins import checking, installing, reaching, submitting, telling, waking
 from steward.admin.plugins.building import DEFAULT_LIBDIR, SlurmVersion
 from steward.bank.gate.plugin_conf import ASKING_PLUGINS, PLUGIN, plugins_of
+from steward.capture.sensor.triggers import EVENTS
 from steward.capture.settings import HELPER_NAME
-from steward.capture.states.triggers import EVENTS
 from steward.slurm import Machine, Triggers
 
 _SPANK: Final = "plugstack.conf.d, and the library that it names"

@@ -9,8 +9,8 @@ from typing import Final
 
 from steward.admin.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.admin.doctor.ground import Ground
-from steward.capture.known import Known
-from steward.capture.scheduler import scheduler_called
+from steward.capture.captured_jobs import Known
+from steward.capture.schedulers import scheduler_called
 from steward.core import events
 from steward.core.errors import Unavailable
 from steward.core.filesystems import may, network_kind

@@ -21,7 +21,7 @@ from steward.admin.plugins.installing import (
     said,
 )
 from steward.admin.plugins.telling import slurm_user
-from steward.capture.states import helper
+from steward.capture.sensor import trigger_helper
 from steward.core.files import replacing
 from steward.core.filesystems import may
 
@@ -105,7 +105,7 @@ def _default(field: str) -> str:
 
 
 def _program(python: str) -> bytes:
-    with open(helper.__file__, "rb") as file:
+    with open(trigger_helper.__file__, "rb") as file:
         # Isolated: nothing of slurmctld's environment or directory is run by it.
         return f"#!{python} -I\n# {MARK}.\n".encode() + file.read()
 

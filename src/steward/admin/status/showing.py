@@ -27,7 +27,7 @@ from steward.admin.status.shapes import (
     StatusShowRequest,
 )
 from steward.bank.asking_standing import BankStandingAnswer, BankStandingRequest
-from steward.capture.nodes.heard import refused_lately
+from steward.capture.nodes.last_seen import refused_lately
 from steward.core.access import Asker
 from steward.core.config import Settings
 from steward.core.drivers import needed_drivers

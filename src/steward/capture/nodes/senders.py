@@ -17,7 +17,7 @@ from typing import Annotated, Final
 import msgspec
 
 from steward.agent.agent import NODE_NAME, answer_claim_of, claim_of
-from steward.capture.nodes.requests import RequestError
+from steward.capture.nodes.http import RequestError
 from steward.core.config import Settings
 from steward.core.errors import Refused
 from steward.core.listening import is_ipv6, plain

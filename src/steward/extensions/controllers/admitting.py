@@ -13,10 +13,11 @@ from typing import Final
 
 import msgspec
 
-from steward.capture.lines import jobcomp
-from steward.capture.nodes import folding
-from steward.capture.states.store import SOURCE as SENSOR
-from steward.capture.taking import SCRIPT_TOO_LARGE
+from steward.capture.jobcomp import JOBCOMP_SOURCE
+from steward.capture.nodes import aggregation
+from steward.capture.nodes.aggregation import NODES_SOURCE, flaw_of
+from steward.capture.schedulers import SCRIPT_TOO_LARGE
+from steward.capture.sensor.store import SOURCE as SENSOR
 from steward.core.errors import StewardError
 from steward.core.events import (
     CONTROLLER_STATE,
@@ -47,13 +48,13 @@ from steward.core.state_facts import NodeState, ReservationState
 from steward.extensions.controllers.wire import Row
 from steward.jobs.names import MAX_JOB_ID, MAX_RAW_ID
 
-KINDS: Final = folding.KINDS | {
+KINDS: Final = aggregation.KINDS | {
     *(JOB_SCRIPT, JOB_SEEN, JOB_STATE, JOB_END, CONTROLLER_STATE, QUEUE_LOOKED),
     *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE, JOB_MISSED),
 }
 """What is forwarded."""
 SOURCES: Final = frozenset(
-    {"spool", "recovered", "snapshot", "sacct", SENSOR, jobcomp.SOURCE, folding.SOURCE}
+    {"spool", "recovered", "snapshot", "sacct", SENSOR, JOBCOMP_SOURCE, NODES_SOURCE}
 )
 """Who on a controller's host sees such things; the jobs' records are sorted by these."""
 
@@ -131,7 +132,7 @@ class Admitting:
         _check_times(event)
         if isinstance(event.body, JobScript):
             _check_script(event.key, event.body, row)
-        elif row.kind in folding.KINDS:
+        elif row.kind in aggregation.KINDS:
             _check_node(event)
         elif not row.key.startswith(f"{row.kind}:"):
             raise NotAdmitted(f"its key is not that of a {row.kind}")
@@ -160,7 +161,7 @@ def _check_times(event: Event) -> None:
 
 def _check_node(event: Event) -> None:
     """See that it is what the receiver of a controller makes of what nodes report."""
-    flaw = folding.flaw_of(event)
+    flaw = flaw_of(event)
     if flaw:
         raise NotAdmitted(flaw)
 

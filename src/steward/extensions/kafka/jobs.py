@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from steward.archive.messages import Message, MessageFile, Whose
-from steward.capture.taking import ENVIRONMENT_TOO_LARGE, MOST_ENVIRONMENT_BYTES
+from steward.capture.schedulers import ENVIRONMENT_TOO_LARGE, MOST_ENVIRONMENT_BYTES
 from steward.core.events import (
     ARCHIVE_PURGE,
     JOB_END,

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from steward.capture.taking import MOST_ENVIRONMENT_BYTES
+from steward.capture.schedulers import MOST_ENVIRONMENT_BYTES
 from steward.core.redaction import REDACTED, Redactor
 from steward.slurm.environment import Environment, names_told
 

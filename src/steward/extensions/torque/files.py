@@ -12,12 +12,13 @@ from typing import Final
 
 import msgspec
 
-from steward.capture.scheduler import Contents, EnvironmentUnreadable
-from steward.capture.taking import (
+from steward.capture.schedulers import (
     ENVIRONMENT_MISSING,
     ENVIRONMENT_TOO_LARGE,
     ENVIRONMENT_UNREADABLE,
     SCRIPT_TOO_LARGE,
+    Contents,
+    EnvironmentUnreadable,
     is_unlinked,
     read_whole,
 )

@@ -19,7 +19,7 @@ from typing import Final
 
 from inotify_simple import INotify, flags
 
-from steward.capture.scheduler import Spool, SpoolPlan, Taken
+from steward.capture.schedulers import Spool, SpoolPlan, Taken
 from steward.core.filesystems import network_kind
 from steward.extensions.torque.taking import JOB_FILE, Key, TorqueTaking, TorqueTiming, share_of
 

@@ -15,8 +15,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from steward.capture.scheduler import SpoolPlan, Taken
-from steward.capture.taking import FOREIGN, OPEN, is_written, read_whole
+from steward.capture.schedulers import FOREIGN, OPEN, SpoolPlan, Taken, is_written, read_whole
 from steward.core.events import utc_now
 from steward.core.records import JobRecord
 from steward.extensions.torque.files import PIECE_BYTES, TorqueNews, TorqueScript, settled_part

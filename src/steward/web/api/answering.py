@@ -11,8 +11,8 @@ from litestar import Request, Response
 from litestar.response import Stream
 
 from steward.core.errors import Failed, StewardError
-from steward.daemon.protocol import answer_line, error_line, item_line
-from steward.daemon.repeats import LONGEST_KEY
+from steward.daemon.idempotency import LONGEST_KEY
+from steward.daemon.requests import answer_line, error_line, item_line
 from steward.web.api.endpoints import CURSOR, Endpoint
 from steward.web.api.reading import body, query
 from steward.web.errors import WrongRequest

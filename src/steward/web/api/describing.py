@@ -11,7 +11,7 @@ import msgspec
 from steward import __version__
 from steward.core.actions import LEAST, MOST
 from steward.core.scopes import SCOPES, scope_of
-from steward.daemon.repeats import LONGEST_KEY
+from steward.daemon.idempotency import LONGEST_KEY
 from steward.web.api.answering import KEY, LINES, page_of
 from steward.web.api.endpoints import ASKS, CURSOR, ENDPOINTS, Endpoint
 from steward.web.api.problems import Problem

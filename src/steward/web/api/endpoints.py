@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from steward.core.actions import Action
-from steward.daemon.rooms import ACTIONS
+from steward.daemon.registry import ACTIONS
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 CURSOR: Final = "cursor"

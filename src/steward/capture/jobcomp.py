@@ -1,0 +1,478 @@
+"""Lines of native/jobcomp.lua: each is one run of a job that ended, or a piece of a resized one.
+
+The fields are those that Slurm gives Lua, under Slurm's names and in Slurm's
+numbers. Who wrote them is slurmctld, but job names, comments and the like are
+anybody's, so a line is taken for what its types allow and for nothing else.
+"""
+
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from steward.capture.log_follower import Batch, Following, Place
+from steward.capture.observations import end_key
+from steward.core.consumers import Append
+from steward.core.errors import StewardError, Unavailable
+from steward.core.events import JOB_END, NODE_GAP, Event, JobFacts, utc_now
+from steward.core.records import JobRecord
+from steward.core.sqlite import open_database, transaction, translated
+from steward.core.usage import NodeGap
+from steward.core.waiting import Stop
+from steward.slurm import ended_state
+from steward.slurm.people import People
+
+JOBCOMP_SOURCE: Final = "jobcomp"
+
+_NO_VALUE: Final = 0xFFFF_FFF0
+"""From here on Slurm's 32-bit numbers are none (NO_VAL, INFINITE)."""
+_LATEST: Final = 2**33  # a time in the year 2242
+_MOST_ID: Final = 2**32 - 1
+
+
+class LineError(StewardError):
+    """A line that is none of ours; ``offender`` is its beginning."""
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """A line, as far as it is put to use."""
+
+    v: int
+    k: str
+    t: int
+    job_id: int
+    job_state: int
+    lost: int = 0
+    cut: tuple[str, ...] = ()
+    user_id: int | None = None
+    group_id: int | None = None
+    restart_cnt: int = 0
+    submit_time: int = 0
+    start_time: int = 0
+    end_time: int = 0
+    exit_code: int | None = None
+    derived_ec: int | None = None
+    array_job_id: int = 0
+    array_task_id: int = _MOST_ID
+    het_job_id: int = 0
+    het_job_offset: int = 0
+    total_nodes: int = 0
+    total_cpus: int = 0
+    min_nodes: int = 0
+    min_cpus: int = 0
+    time_limit: int = _MOST_ID
+    priority: int | None = None
+    nodes: str = ""
+    tres_fmt_alloc_str: str = ""
+    tres_fmt_req_str: str = ""
+    sluid: str = ""
+    original_sluid: str = ""
+    origin_cluster: str = ""
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+    wckey: str = ""
+    resv_name: str = ""
+    name: str = ""
+    batch_host: str = ""
+    alloc_node: str = ""
+    work_dir: str = ""
+    admin_comment: str = ""
+    std_in: str = ""
+    std_out: str = ""
+    std_err: str = ""
+    features: str = ""
+    licenses: str = ""
+    container: str = ""
+    curr_dependency: str = ""
+
+
+_BEGIN: Final = b'{"v":'
+"""Of a line; within one it is nowhere, because texts have their quotes escaped."""
+
+_decoder = msgspec.json.Decoder(_Line)
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a line says.
+
+    Attributes:
+        record: The run, or the piece of it.
+        at: When slurmctld said so, UTC; whole seconds.
+        lost: How many lines before this one it could not write.
+    """
+
+    record: JobRecord
+    at: datetime
+    lost: int = 0
+
+
+def told(line: bytes, people: People) -> Told:
+    """What a line says.
+
+    Args:
+        line: Without its newline.
+        people: Who looks names up.
+
+    Raises:
+        LineError: It is no line of jobcomp.lua's, or of a job that there cannot be.
+    """
+    try:
+        said = _decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise LineError(f"a line that is none of jobcomp.lua's: {error}", line[:200]) from error
+    state = ended_state(said.job_state)
+    at, submit = _moment(said.t), _moment(said.submit_time)
+    if said.v != 1 or said.k != "job" or not state or at is None:
+        raise LineError("a line of another version of jobcomp.lua", line[:200])
+    if not 0 < said.job_id < _NO_VALUE or submit is None or said.restart_cnt < 0:
+        raise LineError("a line of a job that there cannot be", line[:200])
+    return Told(_record(said, state, submit, people), at, max(0, said.lost))
+
+
+def told_behind(line: bytes, people: People) -> Told | None:
+    """What the whole line says that stands behind one that was torn; None if none does.
+
+    Args:
+        line: What :func:`told` refused.
+        people: Who looks names up.
+    """
+    begin = line.rfind(_BEGIN)
+    if begin <= 0:
+        return None
+    try:
+        return told(line[begin:], people)
+    except LineError:
+        return None
+
+
+def end_event(cluster: str, said: Told, record: JobRecord) -> Event:
+    """The event of a line.
+
+    Args:
+        cluster: The cluster's name.
+        said: The line.
+        record: Its record, without secrets.
+    """
+    # Not the key of the same fact in a snapshot: each of them tells what the other does not.
+    key = f"{end_key(record)}:{JOBCOMP_SOURCE}"
+    if record.state == "RESIZING":
+        # A job may be given another size twice in a second.
+        held = f"{record.nodelist}\0{record.tres_allocated}\0{record.sluid}"
+        key += ":" + hashlib.blake2b(held.encode(), digest_size=6).hexdigest()
+    return Event(
+        kind=JOB_END,
+        cluster=cluster,
+        key=key,
+        at=record.end or said.at,
+        seen_at=said.at,
+        source=JOBCOMP_SOURCE,
+        body=JobFacts(record=record),
+    )
+
+
+def _record(said: _Line, state: str, submit: datetime, people: People) -> JobRecord:
+    is_array = said.array_job_id > 0
+    uid, gid = _some_id(said.user_id), _some_id(said.group_id)
+    cut = frozenset(said.cut)
+    code, signal = _status(said.exit_code)
+    derived_code, derived_signal = _status(said.derived_ec)
+    is_piece = state == "RESIZING"
+    requested = "" if "tres_fmt_req_str" in cut else said.tres_fmt_req_str
+    return JobRecord(
+        job_id=said.job_id,
+        name=said.name,
+        uid=uid,
+        user="" if uid is None else people.user(uid),
+        gid=gid,
+        group="" if gid is None else people.group(gid),
+        account=said.account,
+        partition=said.partition,
+        qos=said.qos,
+        state=state,
+        array_job_id=said.array_job_id if is_array else 0,
+        array_task=str(said.array_task_id) if is_array and said.array_task_id < _NO_VALUE else "",
+        het_job_id=max(0, said.het_job_id),
+        het_offset=max(0, said.het_job_offset) if said.het_job_id > 0 else 0,
+        sluid=said.sluid,
+        original_sluid=said.original_sluid,
+        restarts=said.restart_cnt,
+        submit=submit,
+        start=_moment(said.start_time),
+        # The end that Slurm gives of a piece is the one that the whole job is expected to have.
+        end=_moment(said.t if is_piece else said.end_time),
+        time_limit_s=said.time_limit * 60 if 0 <= said.time_limit < _NO_VALUE else None,
+        nodes=said.total_nodes or None,
+        cpus=said.total_cpus or None,
+        tres_requested=requested,
+        tres_allocated="" if "tres_fmt_alloc_str" in cut else said.tres_fmt_alloc_str,
+        # Half a list of nodes would name other nodes.
+        nodelist="" if "nodes" in cut else said.nodes,
+        dependency=said.curr_dependency,
+        reservation=said.resv_name,
+        submit_host=said.alloc_node,
+        work_dir=said.work_dir,
+        stdin=_file(said.std_in),
+        stdout=_file(said.std_out),
+        stderr=_file(said.std_err),
+        admin_comment=said.admin_comment,
+        # Of a piece they are those of nobody yet.
+        exit_code=None if is_piece else code,
+        exit_signal=None if is_piece else signal,
+        derived_exit_code=None if is_piece else derived_code,
+        derived_exit_signal=None if is_piece else derived_signal,
+        requested_cpus=said.min_cpus or None,
+        requested_nodes=_counted(requested, "node") or said.min_nodes or None,
+        priority=None if is_piece else said.priority,
+        wckey=said.wckey,
+        constraints=said.features,
+        licenses=said.licenses,
+        container=said.container,
+        batch_host=said.batch_host,
+        federation_origin=said.origin_cluster,
+    )
+
+
+def _moment(seconds: int) -> datetime | None:
+    return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < _LATEST else None
+
+
+def _some_id(number: int | None) -> int | None:
+    return number if number is not None and 0 <= number <= _MOST_ID else None
+
+
+def _status(raw: int | None) -> tuple[int | None, int | None]:
+    """Exit code and signal of the status of wait(2)."""
+    if raw is None or not 0 <= raw < _NO_VALUE:
+        return None, None
+    return raw >> 8 & 0xFF, raw & 0x7F
+
+
+def _counted(tres: str, name: str) -> int | None:
+    """How many of ``name`` a text such as ``cpu=4,node=2`` has."""
+    for part in tres.split(","):
+        key, _, value = part.partition("=")
+        if key == name and value.isascii() and value.isdigit() and len(value) < 10:
+            return int(value)
+    return None
+
+
+def _file(path: str) -> str:
+    # Slurm gives Lua the pattern; scontrol shows what it stands for.
+    return "" if "%" in path else path
+
+
+log = logging.getLogger(__name__)
+
+CONTROLLER: Final = "slurmctld"
+"""Stands for a node's name where slurmctld itself lost lines."""
+
+_MIGRATIONS: Final = (
+    """
+CREATE TABLE place (
+    path TEXT PRIMARY KEY,
+    inode INTEGER NOT NULL,
+    at INTEGER NOT NULL,
+    head TEXT NOT NULL,
+    head_length INTEGER NOT NULL,
+    written_ns INTEGER NOT NULL
+);
+""",
+)
+_MOST_AT_ONCE: Final = 500
+
+
+class Places:
+    """Keeps how far files were put to use: ``lines-CLUSTER.db``.
+
+    Args:
+        state_dir: The directory that holds the database.
+        cluster: Whose files.
+
+    Raises:
+        SqliteError: The database cannot be used.
+        SqliteUnavailable: It cannot be used now.
+    """
+
+    def __init__(self, state_dir: str, cluster: str) -> None:
+        self._path = os.path.join(state_dir, f"lines-{cluster}.db")
+        # What a power loss takes of it is read again.
+        self._database = open_database(self._path, _MIGRATIONS, synchronous="NORMAL")
+
+    def of(self, path: str) -> Place | None:
+        """How far a file was put to use; None for not at all."""
+        with translated(self._path):
+            row = self._database.execute(
+                "SELECT inode, at, head, head_length, written_ns FROM place WHERE path = ?",
+                (path,),
+            ).fetchone()
+        if row is None:
+            return None
+        inode, at, head, head_length, written_ns = row
+        return Place(
+            inode=inode, offset=at, head=head, head_length=head_length, written_ns=written_ns
+        )
+
+    def keep(self, path: str, place: Place) -> None:
+        """Remember a place.
+
+        Raises:
+            SqliteUnavailable: The database cannot be written now.
+        """
+        values = (
+            path,
+            place.inode,
+            place.offset,
+            place.head,
+            place.head_length,
+            place.written_ns,
+        )
+        with transaction(self._database, self._path) as database:
+            database.execute("INSERT OR REPLACE INTO place VALUES (?, ?, ?, ?, ?, ?)", values)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._database.close()
+
+
+class JobcompLines:
+    """Follows the file of one cluster's slurmctld.
+
+    Args:
+        cluster: The cluster's name.
+        path: The file.
+        places: Where its place is kept.
+        append: Appends events durably; may block.
+        redact: Takes secrets out of what users wrote into a record.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        path: str,
+        places: Places,
+        append: Append,
+        redact: Callable[[JobRecord], JobRecord] = lambda record: record,
+    ) -> None:
+        self.taken = 0
+        """How many lines became events."""
+        self._cluster = cluster
+        self._path = path
+        self._places = places
+        self._append = append
+        self._redact = redact
+        self._people = People()
+        self._following = Following(path, places.of(path))
+        self._has_garbled = self._is_checked = False
+
+    def run(self, stop: Stop, beat: Callable[[], None]) -> None:
+        """Follow the file until the Stop is raised.
+
+        Args:
+            stop: Ends it.
+            beat: Called for every batch of lines and while waiting.
+
+        Raises:
+            Unavailable: The place cannot be kept.
+        """
+        while not stop.is_set():
+            beat()
+            try:
+                self.take(stop, beat)
+            except Unavailable:
+                if stop.is_set():
+                    break  # it is all said again at the next start
+                raise
+            # Half a minute: whoever watches the beats waits no longer.
+            stop.wait(min(30.0, self._following.due_s()), self._following.fd)
+
+    def take(self, stop: Stop, beat: Callable[[], None] = lambda: None) -> None:
+        """Make events of all that is new.
+
+        Raises:
+            Unavailable: The place cannot be kept, or the Stop was raised while the journal
+                was away.
+        """
+        self._following.look()
+        self._check_mode()
+        for batch in self._following.batches():
+            beat()
+            events = self._events(batch)
+            for begin in range(0, len(events), _MOST_AT_ONCE):
+                self._append(events[begin : begin + _MOST_AT_ONCE])
+            self._places.keep(self._path, batch.place)
+            if stop.is_set():
+                return
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._following.close()
+
+    def _events(self, batch: Batch) -> list[Event]:
+        events = []
+        garbled = batch.garbled
+        for line in batch.lines:
+            said, is_whole = self._told(line)
+            garbled += not is_whole
+            if said is None:
+                continue
+            events.append(end_event(self._cluster, said, self._redact(said.record)))
+            if said.lost:
+                log.warning("slurmctld could not write %d lines to %s", said.lost, self._path)
+                name = f"lost:{int(said.at.timestamp())}:{said.record.job_id}"
+                events.append(self._gap(name, "lost", said.lost, said.at))
+        self.taken += len(batch.lines)
+        if garbled:
+            inode, offset = batch.begin
+            at = datetime.fromtimestamp(batch.place.written_ns / 1e9, UTC)
+            events.append(self._gap(f"garbled:{inode}:{offset}", "garbled", garbled, at))
+        return events
+
+    def _told(self, line: bytes) -> tuple[Told | None, bool]:
+        """What a line says, and whether that is all that it should say."""
+        try:
+            return told(line, self._people), True
+        except LineError as error:
+            self._say_garbled(error)
+            return told_behind(line, self._people), False
+
+    def _gap(self, name: str, why: str, lines: int, at: datetime) -> Event:
+        return Event(
+            kind=NODE_GAP,
+            cluster=self._cluster,
+            key=f"{NODE_GAP}:{CONTROLLER}:{name}",
+            at=at,
+            seen_at=utc_now(),
+            source=JOBCOMP_SOURCE,
+            body=NodeGap(node=CONTROLLER, why=why, lines=lines),
+        )
+
+    def _say_garbled(self, error: LineError) -> None:
+        if not self._has_garbled:
+            log.error(
+                "%s: %s: %r; others like it are only counted", self._path, error, error.offender
+            )
+        self._has_garbled = True
+
+    def _check_mode(self) -> None:
+        """Say once that everybody can read what people wrote into their jobs."""
+        if self._is_checked:
+            return
+        try:
+            file = os.stat(self._path).st_mode
+            directory = os.stat(os.path.dirname(self._path)).st_mode
+        except OSError:
+            return
+        self._is_checked = True
+        if file & stat.S_IROTH and directory & stat.S_IXOTH:
+            log.warning(
+                "everybody can read %s, and names and comments of jobs in it: "
+                "take the others' rights from its directory (chmod o= %s)",
+                self._path,
+                os.path.dirname(self._path),
+            )

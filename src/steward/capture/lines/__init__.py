@@ -1,1 +1,0 @@
-"""Facts that a program on this host writes into a file, a line each."""

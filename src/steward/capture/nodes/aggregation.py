@@ -1,0 +1,409 @@
+"""The lines that the SPANK plugin writes on compute nodes, read: each is hostile input.
+
+One JSON object a line, keys of a letter or two, since a node writes one for
+every task. A root user of a node may send anything, so every number has bounds,
+those of what a machine can do: a sum of what is beyond them fits no database.
+"""
+
+import hashlib
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from steward.core.events import (
+    NODE_EPILOG,
+    NODE_GAP,
+    NODE_PROLOG,
+    STEP_END,
+    STEP_START,
+    TASK_EXIT,
+    Event,
+)
+from steward.core.moments import micros, moment
+from steward.core.usage import Launch, NodeGap, NodeJob, StepEnd, StepStart, TasksExited, TaskUsage
+from steward.jobs.names import MAX_JOB_ID
+
+LARGEST_LINE: Final = 4096
+"""Of a line with its newline, in bytes."""
+_SHORTEST_LINE: Final = 56
+"""What a line cannot be without takes more: so a flood of shorter ones costs little."""
+STEP: Final = re.compile(r"(?:[0-9]{1,10}(?:\+[0-9]{1,5})?|batch|extern|interactive)")
+MOST_US: Final = 2**53
+"""CPU time of a task or of a step on a node, µs: that of 1,024 CPUs in a hundred days."""
+MOST_BYTES: Final = 2**56
+"""Memory, or what was read or written: no node moves 64 PiB within a step."""
+MOST_TIMES: Final = 2**48
+"""Page faults or context switches: a billion a second for three days are less."""
+MOST_ID: Final = 2**32 - 1
+OLDEST_US: Final = 1_262_304_000_000_000
+"""The year 2010: a node with an earlier clock has none."""
+YOUNGEST_US: Final = 2**52
+"""The year 2112."""
+
+_Job = Annotated[int, msgspec.Meta(ge=1, le=MAX_JOB_ID)]
+_Id = Annotated[int, msgspec.Meta(ge=0, le=MOST_ID)]
+_Cpu = Annotated[int, msgspec.Meta(ge=0, le=MOST_US)]
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=MOST_BYTES)]
+_Times = Annotated[int, msgspec.Meta(ge=0, le=MOST_TIMES)]
+_Time = Annotated[int, msgspec.Meta(ge=OLDEST_US, le=YOUNGEST_US)]
+_Short = Annotated[str, msgspec.Meta(max_length=64)]
+_Key = msgspec.field
+
+
+class NodeLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One line; what a kind does not say has its default.
+
+    Attributes:
+        version: Of the shape of lines.
+        kind: ``start``, ``smgr``, ``task``, ``end``, ``prolog`` or ``epilog``.
+        at_us: When it was written, µs since the epoch.
+        job: The raw job id.
+        node: NodeName.
+        step: As Slurm writes it behind the dot.
+        launched_us: When the step was launched there, µs since the epoch.
+        lost: Lines that were lost before this one.
+    """
+
+    version: Literal[1] = _Key(name="v")
+    kind: Literal["start", "smgr", "task", "end", "prolog", "epilog"] = _Key(name="k")
+    at_us: _Time = _Key(name="t")
+    job: _Job = _Key(name="j")
+    node: str = _Key(name="n")
+    step: str = _Key(name="s", default="")
+    launched_us: _Time = _Key(name="l", default=0)
+    lost: _Id = 0
+
+    uid: _Id | None = _Key(name="u", default=None)
+    gid: _Id = _Key(name="g", default=0)
+    tasks: _Id = 0
+    cpus: _Id = 0
+    memory_bytes: _Bytes | None = _Key(name="mem", default=None)
+    name: _Short = ""
+    restarts: _Id | None = _Key(name="r", default=None)
+    array_job: Annotated[int, msgspec.Meta(ge=0, le=MAX_JOB_ID)] = _Key(name="aj", default=0)
+    array_task: _Short = _Key(name="at", default="")
+
+    task: _Id = _Key(name="id", default=0)
+    pid: _Id = 0
+    status: _Id = _Key(name="st", default=0)
+    user_us: _Cpu = _Key(name="ut", default=0)
+    system_us: _Cpu = _Key(name="sy", default=0)
+    max_rss_bytes: _Bytes | None = _Key(name="rss", default=None)
+    minor_faults: _Times = _Key(name="minf", default=0)
+    major_faults: _Times = _Key(name="majf", default=0)
+    read_bytes: _Bytes = _Key(name="in", default=0)
+    written_bytes: _Bytes = _Key(name="out", default=0)
+    voluntary_switches: _Times = _Key(name="vsw", default=0)
+    involuntary_switches: _Times = _Key(name="isw", default=0)
+    epilog: Literal[0, 1] = _Key(name="ep", default=0)
+
+    peak_bytes: _Bytes | None = _Key(name="peak", default=None)
+    cgroup_user_us: _Cpu | None = _Key(name="cut", default=None)
+    cgroup_system_us: _Cpu | None = _Key(name="csy", default=None)
+    cgroup_read_bytes: _Bytes | None = _Key(name="crd", default=None)
+    cgroup_written_bytes: _Bytes | None = _Key(name="cwr", default=None)
+
+
+def bounds_of(name: str) -> tuple[int, int]:
+    """The least and the most that a number of an event made of such lines can be.
+
+    Args:
+        name: Of the field, as ``steward.core.usage`` has it.
+    """
+    if name in ("launched_us", "ended_us"):
+        return OLDEST_US, YOUNGEST_US
+    if name.endswith("_us") or name == "lines":
+        return 0, MOST_US
+    if name.endswith("_bytes"):
+        return 0, MOST_BYTES
+    return 0, MOST_TIMES if name.endswith(("_faults", "_switches")) else MOST_ID
+
+
+_decoder = msgspec.json.Decoder(NodeLine)
+_OF_STEPS: Final = ("start", "smgr", "task", "end")
+_OF_USERS: Final = ("start", "prolog", "epilog")
+_BEGIN: Final = b'{"v":'
+
+
+def read_line(line: bytes, node: str, latest_us: int) -> NodeLine | None:
+    """A line's facts; None for what is no line of this node's.
+
+    Where a full disk cut a line short the next one stands right behind it, and is found.
+
+    Args:
+        line: Without its newline.
+        node: NodeName of the one that sent it.
+        latest_us: No line can be younger, µs since the epoch.
+    """
+    if len(line) < _SHORTEST_LINE:
+        return None
+    found = _decoded(line)
+    if found is None and (begin := line.rfind(_BEGIN)) > 0:
+        found = _decoded(line[begin:])
+    if found is None or found.node != node or found.at_us > latest_us:
+        return None
+    if found.kind in _OF_USERS and found.uid is None:
+        return None
+    if found.kind in _OF_STEPS:
+        known = OLDEST_US <= found.launched_us <= latest_us
+        return found if known and STEP.fullmatch(found.step) else None
+    return found
+
+
+def _decoded(line: bytes) -> NodeLine | None:
+    if len(line) >= LARGEST_LINE:
+        return None
+    try:
+        return _decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+NODES_SOURCE: Final = "node"
+KINDS: Final = frozenset({STEP_START, TASK_EXIT, STEP_END, NODE_PROLOG, NODE_EPILOG, NODE_GAP})
+MOST_TASKS: Final = 2000
+"""Of one event: it then has less than the megabyte that a controller may forward."""
+LOST: Final = "lost"
+GARBLED: Final = "garbled"
+REBOOT: Final = "reboot"
+
+_AHEAD: Final = timedelta(days=1)
+"""Clocks that differ by more are no clocks."""
+_LONGEST_TEXT: Final = 255
+_DIGITS: Final = 24
+_WHY: Final = frozenset({LOST, GARBLED, REBOOT})
+
+
+class Folded(msgspec.Struct, frozen=True):
+    """What a batch says.
+
+    Attributes:
+        events: Its events, starts before tasks before ends.
+        lost: Lines that it says were lost, or that cannot be read.
+    """
+
+    events: list[Event]
+    lost: int
+
+
+def fold(
+    cluster: str,
+    node: str,
+    body: bytes,
+    now: datetime,
+    redact_name: Callable[[str], str] = str,
+) -> Folded:
+    """The events of a batch of lines.
+
+    Args:
+        cluster: The node's cluster.
+        node: NodeName of the sender: lines of others are garbled ones.
+        body: The lines.
+        now: Time of day.
+        redact_name: Takes secrets out of a step's name, which is its user's to choose.
+    """
+    latest_us = micros(now + _AHEAD)
+    starts: list[Event] = []
+    ends: list[Event] = []
+    gaps: list[Event] = []
+    tasks: dict[tuple[int, str, int], dict[int, NodeLine]] = {}
+    garbled, odd = 0, hashlib.sha256()
+    lost = 0
+    for text in io.BytesIO(body):
+        line = read_line(text.rstrip(b"\n"), node, latest_us)
+        if line is None:
+            if text != b"\n":
+                garbled += 1
+                odd.update(text)
+            continue
+        if line.lost:
+            lost += line.lost
+            gaps.append(_gap(cluster, node, LOST, line.lost, _short_digest([text]), now))
+        if line.kind == "task":
+            launch = (line.job, line.step, line.launched_us)
+            tasks.setdefault(launch, {})[line.task] = line
+        elif line.kind == "end":
+            ends.append(_event(cluster, STEP_END, line, _end_of(line), now))
+        elif line.kind == "start":
+            starts.append(_event(cluster, STEP_START, line, _start_of(line, redact_name), now))
+        elif line.kind != "smgr":  # that all tasks of a step were begun: its start said how many
+            kind = NODE_PROLOG if line.kind == "prolog" else NODE_EPILOG
+            starts.append(_event(cluster, kind, line, _job_of(line), now))
+    exits = [_exit(cluster, some, now) for of in tasks.values() for some in _cut(of)]
+    if garbled:
+        gaps.append(_gap(cluster, node, GARBLED, garbled, odd.hexdigest()[:_DIGITS], now))
+    return Folded([*starts, *exits, *ends, *gaps], lost + garbled)
+
+
+def gap_event(
+    cluster: str, gap: NodeGap, told_by: str, now: datetime, at: datetime | None = None
+) -> Event:
+    """The event of a gap.
+
+    Args:
+        cluster: The node's cluster.
+        gap: What is missing.
+        told_by: What is the same when the gap is told again, and differs for another one.
+        now: Time of day.
+        at: When it came about; ``now`` where nobody knows.
+    """
+    return Event(
+        kind=NODE_GAP,
+        cluster=cluster,
+        key=f"{NODE_GAP}:{gap.node}:{gap.why}:{told_by}",
+        at=at or now,
+        seen_at=now,
+        source=NODES_SOURCE,
+        body=gap,
+    )
+
+
+def flaw_of(event: Event) -> str:
+    """Why an event of one of these kinds cannot be one that this module made; "" if it can."""
+    body = event.body
+    launch = isinstance(body, Launch)
+    if isinstance(body, Launch | NodeJob) and not 0 < body.job_id <= MAX_JOB_ID:
+        return "its job id is none"
+    if launch and (STEP.fullmatch(body.step) is None or body.launched_us < OLDEST_US):
+        return "its step is none"
+    if isinstance(body, NodeGap) and (
+        body.why not in _WHY or not event.key.startswith(_stem(body))
+    ):
+        return "its key is not that of its gap"
+    if not isinstance(body, NodeGap) and event.key != _key(event.kind, body, event.at):
+        return "its key is not that of its launch"
+    tasks = body.tasks if isinstance(body, TasksExited) else ()
+    if len(tasks) > MOST_TASKS or not all(map(_is_bounded, (body, *tasks))):
+        return "it holds what no node can tell"
+    return ""
+
+
+def _is_bounded(record: msgspec.Struct) -> bool:
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if isinstance(value, int):
+            least, most = bounds_of(name)
+            if not least <= value <= most:
+                return False
+        if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+            return False
+        if isinstance(value, datetime) and value.tzinfo is None:
+            return False
+    return True
+
+
+def _stem(gap: NodeGap) -> str:
+    return f"{NODE_GAP}:{gap.node}:{gap.why}:"
+
+
+def _gap(cluster: str, node: str, why: str, lines: int, told_by: str, now: datetime) -> Event:
+    return gap_event(cluster, NodeGap(node=node, why=why, lines=lines), told_by, now)
+
+
+def _key(kind: str, body: Any, at: datetime) -> str:
+    if isinstance(body, NodeJob):
+        # A job's Prolog runs again when it is requeued.
+        return f"{kind}:{body.job_id}:{body.node}:{micros(at)}"
+    launch = f"{kind}:{body.job_id}:{body.step}:{body.node}:{body.launched_us}"
+    if isinstance(body, TasksExited):
+        ids = [f"{task.task}.{task.pid}".encode() for task in body.tasks]
+        return f"{launch}:{_short_digest(ids)}"
+    return launch
+
+
+def _short_digest(parts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"\n".join(parts)).hexdigest()[:_DIGITS]
+
+
+def _event(cluster: str, kind: str, line: NodeLine, body: Any, now: datetime) -> Event:
+    at = moment(line.at_us)
+    return Event(
+        kind=kind,
+        cluster=cluster,
+        key=_key(kind, body, at),
+        at=at,
+        seen_at=now,
+        source=NODES_SOURCE,
+        body=body,
+    )
+
+
+def _start_of(line: NodeLine, redact_name: Callable[[str], str]) -> StepStart:
+    return StepStart(
+        job_id=line.job,
+        step=line.step,
+        node=line.node,
+        launched_us=line.launched_us,
+        uid=line.uid or 0,
+        gid=line.gid,
+        tasks=line.tasks,
+        cpus=line.cpus,
+        memory_bytes=line.memory_bytes,
+        name=redact_name(line.name),
+        restarts=line.restarts,
+        array_job_id=line.array_job,
+        array_task=line.array_task,
+    )
+
+
+def _end_of(line: NodeLine) -> StepEnd:
+    return StepEnd(
+        job_id=line.job,
+        step=line.step,
+        node=line.node,
+        launched_us=line.launched_us,
+        tasks=line.tasks,
+        max_rss_bytes=line.max_rss_bytes,
+        peak_bytes=line.peak_bytes,
+        cgroup_user_us=line.cgroup_user_us,
+        cgroup_system_us=line.cgroup_system_us,
+        cgroup_read_bytes=line.cgroup_read_bytes,
+        cgroup_written_bytes=line.cgroup_written_bytes,
+        lost=line.lost,
+    )
+
+
+def _job_of(line: NodeLine) -> NodeJob:
+    return NodeJob(job_id=line.job, node=line.node, uid=line.uid or 0, gid=line.gid)
+
+
+def _cut(tasks: dict[int, NodeLine]) -> Iterator[list[NodeLine]]:
+    ordered = [tasks[task] for task in sorted(tasks)]
+    for begin in range(0, len(ordered), MOST_TASKS):
+        yield ordered[begin : begin + MOST_TASKS]
+
+
+def _exit(cluster: str, lines: list[NodeLine], now: datetime) -> Event:
+    first = lines[0]
+    body = TasksExited(
+        job_id=first.job,
+        step=first.step,
+        node=first.node,
+        launched_us=first.launched_us,
+        tasks=tuple(map(_task_of, lines)),
+    )
+    last = max(lines, key=lambda line: line.at_us)
+    return _event(cluster, TASK_EXIT, last, body, now)
+
+
+def _task_of(line: NodeLine) -> TaskUsage:
+    return TaskUsage(
+        task=line.task,
+        pid=line.pid,
+        status=line.status,
+        ended_us=line.at_us,
+        user_us=line.user_us,
+        system_us=line.system_us,
+        max_rss_bytes=line.max_rss_bytes,
+        minor_faults=line.minor_faults,
+        major_faults=line.major_faults,
+        read_bytes=line.read_bytes,
+        written_bytes=line.written_bytes,
+        voluntary_switches=line.voluntary_switches,
+        involuntary_switches=line.involuntary_switches,
+        includes_epilog=bool(line.epilog),
+    )

@@ -1,0 +1,318 @@
+"""As much of HTTP/1.1 as agents speak: each length has a bound, and each wait an end.
+
+Nothing of the standard library's servers is used: their waits are for single
+bytes, so that whoever sends one a minute could hold a thread for days.
+"""
+
+import logging
+import re
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from steward.core.errors import StewardError, Unavailable
+from steward.core.listening import host_of, is_within
+from steward.core.waiting import Stop
+
+MOST_HEAD: Final = 16 << 10
+MOST_BODY: Final = (1 << 20) + (64 << 10)
+"""Of one batch, in bytes; agents send a megabyte at the most."""
+_PIECE: Final = 1 << 16
+_REQUEST: Final = re.compile(rb"([A-Z]{3,16}) (/[!-~]{0,1000}) HTTP/1\.1")
+_HEADER: Final = re.compile(rb"([!-9;-~]{1,64}):([\t -~]*)")
+_LENGTH: Final = re.compile(rb"[0-9]{1,10}")
+_REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    411: "Length Required",
+    413: "Content Too Large",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+
+
+class RequestError(StewardError):
+    """What came is no request that is answered here.
+
+    Args:
+        status: The status of HTTP that says so.
+        what: Why, in words.
+    """
+
+    def __init__(self, status: int, what: str) -> None:
+        super().__init__(what)
+        self.status = status
+
+
+class PeerGone(Unavailable):
+    """The other end went away, or is too slow."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """The head of a request; its body is taken when it is known whose it is.
+
+    Attributes:
+        path: What is asked for.
+        headers: By lower-case name.
+        length: Of the body, in bytes.
+    """
+
+    path: str
+    headers: Mapping[bytes, bytes]
+    length: int
+
+    @property
+    def closes(self) -> bool:
+        """Whether the other end wants no further request on this connection."""
+        return self.headers.get(b"connection", b"").lower() == b"close"
+
+
+class Peer:
+    """One connection.
+
+    Args:
+        connection: A connected stream socket.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._held = bytearray()
+
+    def request(self, begin_s: float, timeout_s: float) -> Request | None:
+        """The head of the next request; None where the connection ends before it.
+
+        Args:
+            begin_s: How long the first byte may take.
+            timeout_s: How long all of it may then take.
+
+        Raises:
+            RequestError: It is none, or a part of it is too large.
+            PeerGone: The other end went away in the middle, or is too slow.
+        """
+        until = time.monotonic() + begin_s
+        began = bool(self._held)
+        while (end := self._held.find(b"\r\n\r\n")) < 0:
+            if len(self._held) > MOST_HEAD:
+                raise RequestError(431, f"the head has more than {MOST_HEAD} bytes")
+            if not began and self._held:
+                began, until = True, time.monotonic() + timeout_s
+            if not self._more(until, MOST_HEAD):
+                if began:
+                    raise PeerGone("it went away in the middle of a head")
+                return None
+        head = bytes(self._held[:end])
+        del self._held[: end + 4]
+        return _parsed(head)
+
+    def body(self, length: int, timeout_s: float) -> bytes:
+        """The body of a request.
+
+        Raises:
+            PeerGone: The other end went away in the middle, or is too slow.
+        """
+        until = time.monotonic() + timeout_s
+        while len(self._held) < length:
+            if not self._more(until, length - len(self._held)):
+                raise PeerGone("it went away in the middle of a batch")
+        body = bytes(self._held[:length])
+        del self._held[:length]
+        return body
+
+    def linger(self, timeout_s: float) -> None:
+        """Say no more, and pass over what still comes until the other end closes, too.
+
+        Closed at once, the connection would be reset, and the last answer lost.
+        """
+        until = time.monotonic() + timeout_s
+        left = MOST_BODY + MOST_HEAD
+        try:
+            # Not by an SSLSocket's own method, which would end the encryption of what is left.
+            socket.socket.shutdown(self._connection, socket.SHUT_WR)
+            while left > 0 and self._more(until, _PIECE):
+                left -= len(self._held)
+                self._held.clear()
+        except (PeerGone, OSError):
+            return
+
+    def answer(
+        self,
+        status: int,
+        body: bytes,
+        headers: Mapping[str, str],
+        timeout_s: float,
+    ) -> None:
+        """Answer a request.
+
+        Raises:
+            PeerGone: The other end does not take it.
+        """
+        lines = [f"HTTP/1.1 {status} {_REASONS[status]}", f"Content-Length: {len(body)}"]
+        lines += ["Content-Type: text/plain; charset=utf-8"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        data = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
+        try:
+            self._connection.settimeout(timeout_s)
+            self._connection.sendall(data)
+        except OSError as error:
+            raise PeerGone(f"it takes no answer: {error.strerror or error}") from error
+
+    def _more(self, until: float, most: int) -> bool:
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise PeerGone("it is too slow")
+        try:
+            self._connection.settimeout(left_s)
+            piece = self._connection.recv(min(_PIECE, max(most, 1)))
+        except TimeoutError:
+            raise PeerGone("it is too slow") from None
+        except OSError as error:
+            raise PeerGone(str(error.strerror or error)) from error
+        self._held += piece
+        return bool(piece)
+
+
+def _parsed(head: bytes) -> Request:
+    first, *rest = head.split(b"\r\n")
+    request = _REQUEST.fullmatch(first)
+    if request is None or request[1] != b"POST":
+        raise RequestError(400, "only POST of HTTP/1.1 is answered here")
+    headers: dict[bytes, bytes] = {}
+    for line in rest:
+        header = _HEADER.fullmatch(line)
+        if header is None or header[1].lower() in headers:
+            raise RequestError(400, "a line of the head is no header, or comes twice")
+        headers[header[1].lower()] = header[2].strip()
+    length = headers.get(b"content-length", b"")
+    if b"transfer-encoding" in headers or not _LENGTH.fullmatch(length):
+        raise RequestError(411, "a batch comes with its length")
+    if int(length) > MOST_BODY:
+        raise RequestError(413, f"a batch has {MOST_BODY} bytes at the most")
+    return Request(request[2].decode("ascii"), headers, int(length))
+
+
+log = logging.getLogger(__name__)
+
+BACKLOG: Final = 4096
+_PATIENCE_S: Final = 1.0
+"""Where there is no room, whoever has not said in this time who it is makes some."""
+_TURN_S: Final = 0.5
+_LAST_WORDS_S: Final = 1.0
+
+
+class Connection:
+    """One node, or somebody who has not shown yet that it is one."""
+
+    def __init__(self, plain: socket.socket, address: str) -> None:
+        self.plain = plain
+        self.address = address
+        self.since = time.monotonic()
+        self.is_known = False
+
+    def shut(self) -> None:
+        """End it; its thread notices."""
+        try:
+            # Not by an SSLSocket's own method, which another thread may be in the middle of.
+            socket.socket.shutdown(self.plain, socket.SHUT_RDWR)
+        except OSError:
+            return  # it has ended by itself
+
+
+class Connections:
+    """Takes connections, as many as there is room for.
+
+    Args:
+        listener: Where they come in.
+        most: How many there may be at once.
+        shared_from: Networks whose addresses many nodes share.
+        serve: Talks to one, in a thread of its own, until it ends; raises nothing.
+        send_away: Tells one that there is no room.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        most: int,
+        shared_from: tuple[str, ...],
+        serve: Callable[[Connection], None],
+        send_away: Callable[[socket.socket], None],
+    ) -> None:
+        self._listener = listener
+        self._shared_from = shared_from
+        self._serve = serve
+        self._send_away = send_away
+        self._slots = threading.Semaphore(most)
+        self._ended = threading.Condition()
+        self._connections: set[Connection] = set()
+
+    def take(self, stop: Stop) -> None:
+        """Wait a moment for a connection, and begin to serve it."""
+        if stop.wait(_TURN_S, self._listener.fileno()):
+            self._accept(stop)
+
+    def close(self) -> None:
+        """Let go of all; what is under way is finished first, if it does not take long."""
+        self._listener.close()
+        for connection in self._all():
+            if not connection.is_known:
+                connection.shut()
+        with self._ended:
+            self._ended.wait_for(lambda: not self._connections, _LAST_WORDS_S)
+        for connection in self._all():
+            connection.shut()
+
+    def _all(self) -> list[Connection]:
+        with self._ended:
+            return list(self._connections)
+
+    def _accept(self, stop: Stop) -> None:
+        has_slot = self._slots.acquire(timeout=_PATIENCE_S)
+        if not has_slot and not stop.is_set():
+            self._make_room()
+            has_slot = self._slots.acquire(timeout=_TURN_S)
+        try:
+            plain, address = self._listener.accept()
+        except OSError as error:
+            # It went before we came, or no descriptor is left: then the next turn may have one.
+            log.debug("a connection could not be taken: %s", error)
+            if has_slot:
+                self._slots.release()
+            return
+        if not has_slot:
+            self._send_away(plain)
+            return
+        connection = Connection(plain, str(address[0]) if address else "")
+        with self._ended:
+            self._connections.add(connection)
+        threading.Thread(target=self._run, args=(connection,), daemon=True).start()
+
+    def _make_room(self) -> None:
+        """End those who are slow to show who they are, of the address that has most of them."""
+        before = time.monotonic() - _PATIENCE_S
+        slow = [one for one in self._all() if not one.is_known and one.since < before]
+        # Nodes that share an address would be taken for one that opens many.
+        hosts = [
+            "" if is_within(one.address, self._shared_from) else host_of(one.address)
+            for one in slow
+        ]
+        by_host = Counter(hosts)
+        busiest = max(by_host, key=lambda host: (bool(host), by_host[host]), default="")
+        for one, host in zip(slow, hosts, strict=True):
+            if host == busiest:
+                one.shut()
+
+    def _run(self, connection: Connection) -> None:
+        try:
+            self._serve(connection)
+        finally:
+            connection.plain.close()
+            self._slots.release()
+            with self._ended:
+                self._connections.discard(connection)
+                self._ended.notify_all()

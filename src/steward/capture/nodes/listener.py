@@ -1,0 +1,489 @@
+"""The listener for nodes that runs under a uid of its own, and what it passes to the daemon.
+
+It alone faces the network: it accepts connections, ends TLS and reads HTTP. Of each request
+it passes head, credential and body on, unopened, over a Unix socket; the daemon, which runs
+as SlurmUser, decodes MUNGE and decides. With each connection it passes the connected socket
+itself, so that the daemon asks the kernel for the other end's address. A listener that was
+taken over can withhold and delay; it can report for no node.
+
+With certificates ([nodes] client_ca_file) the daemon listens itself: whoever ends TLS is who
+says which node speaks.
+"""
+
+import contextlib
+import logging
+import os
+import pwd
+import signal
+import socket
+import struct
+import time
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from steward.capture.nodes.http import (
+    BACKLOG,
+    MOST_BODY,
+    Connection,
+    Connections,
+    Peer,
+    PeerGone,
+    Request,
+    RequestError,
+)
+from steward.capture.settings import LISTENER_SOCKET, NodesSettings
+from steward.core.config import Settings
+from steward.core.errors import Refused, StewardError, Unavailable
+from steward.core.listening import ListenUnavailable, listener_at, unix_listener_at
+from steward.core.processes import refuse_core_dumps
+from steward.core.tls import Context, server_context
+from steward.core.waiting import Backoff, Stop
+
+log = logging.getLogger(__name__)
+
+FIRST_S: Final = 10.0
+"""Within this time a connection has said which node it is."""
+NEXT_S: Final = 5.0
+"""A connection that says nothing more for so long is ended."""
+BODY_S: Final = 30.0
+SEND_S: Final = 10.0
+LINGER_S: Final = 2.0
+_DAEMON_S: Final = 60.0
+"""The daemon has answered within this time: it waits for turns and for the journal."""
+_PEERCRED: Final = struct.Struct("3i")
+_LENGTH: Final = struct.Struct(">I")
+_MOST_FRAME: Final = 64 << 10
+_CONNECTION: Final = b"c"
+_SETTINGS: Final = b"s"
+_NO_ROOM: Final = b"too many nodes are heard just now\n"
+_TEXTS: Final = (b"steward-batch", b"steward-credential", b"connection")
+"""The headers that mean something to the daemon."""
+
+Kind = TypeVar("Kind")
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    """A request without its body.
+
+    Attributes:
+        path: What is asked for.
+        headers: By lower-case name.
+        length: Of the body, in bytes.
+    """
+
+    path: str
+    headers: dict[str, bytes]
+    length: int
+
+
+class _Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon says.
+
+    Attributes:
+        status: The status of HTTP; 0 for: send the body.
+        body: Of the answer.
+        headers: Of the answer.
+    """
+
+    status: int = 0
+    body: bytes = b""
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon's settings; no :class:`_Reply` can be taken for them.
+
+    Attributes:
+        nodes: [nodes].
+    """
+
+    nodes: NodesSettings
+
+
+def socket_of(settings: Settings) -> str:
+    """Where the daemon hears the listener."""
+    return os.path.join(os.path.dirname(settings.socket), LISTENER_SOCKET)
+
+
+# The daemon's side
+
+
+class Front:
+    """Hears the listener.
+
+    Args:
+        settings: The configuration.
+
+    Raises:
+        ListenUnavailable: The socket cannot be made, or there is no such user.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._nodes = settings.nodes
+        path = socket_of(settings)
+        try:
+            self._uids = {os.geteuid(), pwd.getpwnam(self._nodes.listener).pw_uid}
+            self.listener = unix_listener_at(path, BACKLOG, self._uids)
+        except KeyError:
+            raise ListenUnavailable(
+                f"there is no user {self._nodes.listener!r}: see [nodes] listener", path
+            ) from None
+        except OSError as error:
+            raise ListenUnavailable(f"cannot listen at {path}: {error.strerror}", path) from error
+
+    def send_away(self, plain: socket.socket) -> None:
+        """Tell the listener that there is no room for a node."""
+        with plain, contextlib.suppress(OSError, PeerGone):
+            plain.settimeout(0.1)
+            plain.recv(1)  # what is left unread would reset the connection, and the reply with it
+            _send(plain, _Reply(status=503, body=_NO_ROOM, headers={"Retry-After": "5"}))
+
+    def welcome(self, connection: Connection) -> "FrontedPeer | None":
+        """See who came, and for whom; None where only the settings are asked for.
+
+        Raises:
+            Refused: It is not the listener, or passes no connection of a node.
+            PeerGone: It went away, or is too slow.
+        """
+        plain = connection.plain
+        credentials = plain.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+        _, uid, _ = _PEERCRED.unpack(credentials)
+        if uid not in self._uids:
+            raise Refused(f"uid {uid} is not the listener: see [nodes] listener")
+        plain.settimeout(FIRST_S)
+        try:
+            what, fds, _, _ = socket.recv_fds(plain, 1, 1)
+        except OSError as error:
+            raise PeerGone(f"the listener: {error.strerror or error}") from error
+        try:
+            if what == _SETTINGS:
+                _send(plain, _Told(nodes=self._nodes))
+                return None
+            if what != _CONNECTION or len(fds) != 1:
+                raise Refused("the listener passes no connection")
+            connection.address = _address_of(fds[0])
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return FrontedPeer(plain)
+
+
+def _address_of(fd: int) -> str:
+    """Where a connection comes from, by the kernel's word.
+
+    Raises:
+        Refused: It is no connection of IP.
+    """
+    try:
+        with socket.socket(fileno=os.dup(fd)) as passed:
+            if passed.family in (socket.AF_INET, socket.AF_INET6):
+                return str(passed.getpeername()[0])
+    except OSError as error:
+        raise Refused(f"what the listener passes is no connection: {error.strerror}") from error
+    raise Refused("what the listener passes is no connection of IP")
+
+
+class FrontedPeer:
+    """A node behind the listener: as :class:`steward.capture.nodes.http.Peer`.
+
+    Args:
+        connection: To the listener.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def request(self, begin_s: float, timeout_s: float) -> Request | None:
+        """The head of the next request; None where the connection ends before it.
+
+        Raises:
+            RequestError: It is none.
+            PeerGone: The listener went away in the middle, or is too slow.
+        """
+        # It waits for the node as long as we would, and some of it may be under way.
+        head = _receive(self._connection, _Head, begin_s + timeout_s + LINGER_S)
+        if head is None:
+            return None
+        if not 0 <= head.length <= MOST_BODY:
+            raise RequestError(413, f"a batch has {MOST_BODY} bytes at the most")
+        headers = {name.encode(): value for name, value in head.headers.items()}
+        return Request(head.path, headers, head.length)
+
+    def body(self, length: int, timeout_s: float) -> bytes:
+        """The body of a request, which is asked for only now.
+
+        Raises:
+            PeerGone: The listener went away in the middle, or is too slow.
+        """
+        _send(self._connection, _Reply())
+        return _exactly(self._connection, length, time.monotonic() + timeout_s + LINGER_S) or b""
+
+    def answer(self, status: int, body: bytes, headers: dict[str, str], timeout_s: float) -> None:
+        """Answer a request.
+
+        Raises:
+            PeerGone: The listener does not take it.
+        """
+        self._connection.settimeout(timeout_s)
+        _send(self._connection, _Reply(status=status, body=body, headers=headers))
+
+    def linger(self, timeout_s: float) -> None:
+        """Do nothing: it is the listener that waits until the node has read the answer."""
+
+
+# The listener's side
+
+
+class NodeListener:
+    """Faces the nodes.
+
+    Args:
+        nodes: [nodes], from the daemon.
+        path: The daemon's socket.
+        ask_s: Time between two requests to the daemon for changes of [nodes], in seconds.
+
+    Raises:
+        ListenUnavailable: The address cannot be listened at.
+        TlsUnavailable: A certificate cannot be used.
+    """
+
+    def __init__(self, nodes: NodesSettings, path: str, *, ask_s: float = 10.0) -> None:
+        self._nodes = nodes
+        self._path = path
+        self._ask_s = ask_s
+        self._said = ""
+        self._context: Context | None = None
+        if nodes.certificate_file:
+            self._context = server_context(
+                nodes.certificate_file, nodes.key_file, nodes.client_ca_file
+            )
+        listener = listener_at(nodes.listen, BACKLOG)
+        self.address: tuple[str, int] = listener.getsockname()[:2]
+        self._connections = Connections(
+            listener, nodes.most_connections, nodes.shared_from, self._serve, self._send_away
+        )
+
+    def run(self, stop: Stop) -> None:
+        """Serve until the Stop is raised, or the daemon says something else of [nodes]."""
+        log.info(
+            "listening for nodes at %s port %d, %s",
+            *self.address,
+            "with TLS" if self._context else "without TLS: what they send can be read on its way",
+        )
+        asked = time.monotonic()
+        while not stop.is_set():
+            self._connections.take(stop)
+            if time.monotonic() - asked >= self._ask_s:
+                asked = time.monotonic()
+                if self._is_old():
+                    log.info("[nodes] has changed")
+                    break
+        self._connections.close()
+
+    def _is_old(self) -> bool:
+        try:
+            return _settings(self._path) != self._nodes
+        except Unavailable as error:
+            self._say(str(error))
+            return False
+
+    def _say(self, what: str) -> None:
+        """Log what is wrong with the daemon, once as long as it is the same."""
+        if what and what != self._said:
+            log.warning("%s", what)
+        self._said = what
+
+    def _send_away(self, plain: socket.socket) -> None:
+        send_away(plain, is_secured=self._context is not None)
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            peer = Peer(secured(connection, self._context))
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
+                try:
+                    daemon.settimeout(SEND_S)
+                    daemon.connect(self._path)
+                    socket.send_fds(daemon, [_CONNECTION], [connection.plain.fileno()])
+                except OSError as error:
+                    self._say(f"{self._path}: {error.strerror or error}")
+                    peer.answer(503, b"the daemon is away\n", {"Retry-After": "15"}, SEND_S)
+                    peer.linger(LINGER_S)
+                    return
+                self._say("")
+                while self._pass(connection, peer, daemon):
+                    pass
+        except (StewardError, OSError) as error:
+            # Anybody on the network can have this said.
+            log.debug("%s: %s", connection.address, error)
+        except Exception:
+            # A fault of ours must end this connection alone.
+            log.exception("the connection from %s failed", connection.address)
+
+    def _pass(self, connection: Connection, peer: Peer, daemon: socket.socket) -> bool:
+        """Pass a request and its answer on; whether there may be another."""
+        try:
+            request = peer.request(NEXT_S if connection.is_known else FIRST_S, FIRST_S)
+        except RequestError as error:
+            peer.answer(error.status, f"{error}\n".encode(), {"Connection": "close"}, SEND_S)
+            peer.linger(LINGER_S)
+            return False
+        if request is None:
+            return False
+        headers = {
+            name.decode(): request.headers[name] for name in _TEXTS if name in request.headers
+        }
+        # A daemon without room has replied, and reads no more.
+        with contextlib.suppress(PeerGone):
+            _send(daemon, _Head(path=request.path, headers=headers, length=request.length))
+        reply = _receive(daemon, _Reply, _DAEMON_S)
+        if reply is not None and not reply.status:
+            connection.is_known = True
+            body = peer.body(request.length, BODY_S)
+            daemon.settimeout(BODY_S)
+            daemon.sendall(body)
+            del body
+            reply = _receive(daemon, _Reply, _DAEMON_S)
+        if reply is None:
+            return False  # another connection of its node has come, or the daemon ends
+        peer.answer(reply.status or 503, reply.body, reply.headers, SEND_S)
+        if reply.status != 200:
+            connection.is_known = False
+            peer.linger(LINGER_S)
+            return False
+        return not request.closes
+
+
+def listen(path: str) -> None:
+    """Face the nodes until SIGTERM or SIGINT.
+
+    Args:
+        path: The daemon's socket for the listener.
+
+    Raises:
+        StewardError: The daemon does not let this user listen, or the address is taken.
+    """
+    refuse_core_dumps()
+    stop = Stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    backoff = Backoff(0.2, 5.0)
+    is_told = False
+    while not stop.is_set():
+        try:
+            nodes = _settings(path)
+        except Unavailable as error:
+            if not is_told:
+                log.warning("waiting for the daemon: %s", error)
+                is_told = True
+            stop.wait(backoff.next_s())
+        else:
+            NodeListener(nodes, path).run(stop)
+
+
+def _settings(path: str) -> NodesSettings:
+    """What the daemon says of [nodes].
+
+    Raises:
+        Unavailable: It does not answer.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
+        daemon.settimeout(SEND_S)
+        try:
+            daemon.connect(path)
+        except OSError as error:
+            raise Unavailable(f"{path}: {error.strerror or error}", path) from error
+        with contextlib.suppress(OSError, PeerGone):
+            daemon.sendall(_SETTINGS)
+            try:
+                told = _receive(daemon, _Told, SEND_S)
+            except RequestError:
+                raise Unavailable(
+                    f"{path}: the daemon hears no more nodes just now", path
+                ) from None
+            if told is not None:
+                return told.nodes
+    raise Unavailable(f"{path}: the daemon does not let uid {os.geteuid()} listen", path)
+
+
+# What both do
+
+
+def secured(connection: Connection, context: Context | None) -> socket.socket:
+    """A connection, with TLS where there is a context.
+
+    Raises:
+        OSError: It went away, or speaks no TLS.
+    """
+    connection.plain.settimeout(FIRST_S)
+    connection.plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if context is not None:
+        secured = context.wrap_socket(
+            connection.plain, server_side=True, do_handshake_on_connect=False
+        )
+        connection.plain = secured
+        secured.do_handshake()
+    return connection.plain
+
+
+def send_away(plain: socket.socket, *, is_secured: bool) -> None:
+    """Tell one that there is no room."""
+    with plain:
+        if is_secured:
+            return  # a handshake would take longer than there is time
+        try:
+            Peer(plain).answer(503, _NO_ROOM, {"Retry-After": "5"}, 0.1)
+        except StewardError as error:
+            log.debug("%s", error)
+
+
+def _send(connection: socket.socket, what: Any) -> None:
+    data = msgspec.msgpack.encode(what)
+    try:
+        connection.sendall(_LENGTH.pack(len(data)) + data)
+    except OSError as error:
+        raise PeerGone(f"it takes nothing: {error.strerror or error}") from error
+
+
+def _receive(connection: socket.socket, kind: type[Kind], timeout_s: float) -> Kind | None:
+    """What the other end says; None where it ended before.
+
+    Raises:
+        RequestError: It is none of that.
+        PeerGone: It went away in the middle, or is too slow.
+    """
+    until = time.monotonic() + timeout_s
+    length = _exactly(connection, _LENGTH.size, until, or_none=True)
+    if length is None:
+        return None
+    (size,) = _LENGTH.unpack(length)
+    if size > _MOST_FRAME:
+        raise RequestError(431, f"what is said has more than {_MOST_FRAME} bytes")
+    data = _exactly(connection, size, until)
+    try:
+        return msgspec.msgpack.decode(data or b"", type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(400, f"what is said cannot be read: {error}") from error
+
+
+def _exactly(
+    connection: socket.socket, size: int, until: float, *, or_none: bool = False
+) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise PeerGone("it is too slow")
+        try:
+            connection.settimeout(left_s)
+            piece = connection.recv(min(size - len(data), 1 << 16))
+        except TimeoutError:
+            raise PeerGone("it is too slow") from None
+        except OSError as error:
+            raise PeerGone(str(error.strerror or error)) from error
+        if not piece:
+            if or_none and not data:
+                return None
+            raise PeerGone("it went away in the middle")
+        data += piece
+    return bytes(data)

@@ -1,0 +1,547 @@
+"""Holds of jobs that no look at the queue has shown yet: reasons to look soon.
+
+The bank holds money for whatever slurmctld asks, also for jobs that never come to be
+(``sbatch --test-only``). Only a look at the whole queue tells those apart.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from steward.capture.jobcomp import JOBCOMP_SOURCE as JOBCOMP
+from steward.capture.observations import Observed, end_key, run_name
+from steward.core.consumers import Append
+from steward.core.events import (
+    CONTROLLER_STATE,
+    HOLD_CONFIRMED,
+    HOLD_PLACED,
+    HOLD_RELEASED,
+    HOLD_SETTLED,
+    JOB_END,
+    JOB_SCRIPT,
+    QUEUE_LOOKED,
+    ControllerState,
+    Event,
+    JobFacts,
+    QueueLooked,
+    utc_now,
+)
+from steward.core.leaving import NotLeft
+from steward.core.looks import COST_FACTOR, LONG_INTERVAL_S, Look
+from steward.core.moments import micros
+from steward.core.records import JobRecord
+from steward.core.waiting import Backoff
+from steward.slurm import MOST_WHOLE, Queue, Slurm, SlurmDown, SlurmError
+from steward.slurm.settings import ClusterSettings
+
+KINDS: Final = frozenset({HOLD_PLACED, HOLD_CONFIRMED, HOLD_SETTLED, HOLD_RELEASED})
+
+_SHOWN_S: Final = 6.0
+"""A look that begins so long after a hold was placed tells of its job; for less the gate waits."""
+_OLD_S: Final = 60.0
+
+
+class Unshown:
+    """When the queue is to be looked at for them.
+
+    Args:
+        cluster: Whose queue.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._due: dict[str, float] = {}
+
+    def take(self, events: Iterable[Event]) -> None:
+        """Note what was placed, and what is known or gone by now."""
+        now = utc_now()
+        for event in events:
+            if event.cluster != self._cluster or event.kind not in KINDS:
+                continue
+            if event.kind != HOLD_PLACED:
+                self._due.pop(event.body.hold, None)
+                continue
+            age_s = (now - event.at).total_seconds()
+            # What is old was looked for long ago: events come again after a start.
+            if not event.body.job_id and 0 <= age_s < _OLD_S:
+                self._due[event.body.hold] = self._clock() + max(0.0, _SHOWN_S - age_s)
+
+    def looked(self, began: float) -> None:
+        """The queue was seen whole: what was placed long enough before needs no further look.
+
+        Args:
+            began: When it began to be looked at, by the clock that never goes back.
+        """
+        self._due = {hold: due for hold, due in self._due.items() if due > began}
+
+    def due(self) -> float:
+        """When the next look is wanted; beyond all times where none is."""
+        return min(self._due.values(), default=float("inf"))
+
+
+CANCELLED: Final = "CANCELLED"
+
+_FIRST_S: Final = 3.0
+_TRIES: Final = 5
+_MOST: Final = 5_000
+
+
+class _Wanted(msgspec.Struct):
+    record: JobRecord
+    due: float
+    wait_s: float = _FIRST_S
+    tries: int = 0
+
+
+class Cancelled:
+    """The cancelled runs of a cluster whose canceller is not known yet.
+
+    Args:
+        cluster: Its name in events.
+        clock: Seconds, growing.
+    """
+
+    def __init__(self, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._wanted: deque[_Wanted] = deque(maxlen=_MOST)
+        self._names: dict[str, None] = {}
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Want to know of the runs that ended so, of these events."""
+        for event in events:
+            if event.kind != JOB_END or event.source == "sacct":
+                continue
+            record: JobRecord = event.body.record
+            name = run_name(record)
+            if record.state == CANCELLED and record.cancelled_by is None:
+                if name not in self._names:
+                    self._wanted.append(_Wanted(record, self._clock() + _FIRST_S))
+                self._names[name] = None
+                if len(self._names) > _MOST:
+                    del self._names[next(iter(self._names))]
+
+    def due(self) -> int | None:
+        """The job that is to be asked for now; None if there is none."""
+        if self._wanted and self._wanted[0].due <= self._clock():
+            return self._wanted[0].record.job_id
+        return None
+
+    def clear(self) -> None:
+        """Want nothing more: there is no slurmdbd to ask."""
+        self._wanted.clear()
+
+    def told(self, records: Sequence[JobRecord]) -> list[Event]:
+        """What follows of slurmdbd's answer for the job that was due."""
+        wanted = self._wanted.popleft()
+        for record in records:
+            # Before 23.02 slurmdbd knows no restart count.
+            same = record.job_id == wanted.record.job_id and record.submit == wanted.record.submit
+            if same and record.cancelled_by is not None:
+                return [self._event(wanted.record, record)]
+        wanted.tries += 1
+        if wanted.tries < _TRIES:
+            wanted.wait_s *= 3
+            wanted.due = self._clock() + wanted.wait_s
+            self._wanted.append(wanted)
+        return []
+
+    def _event(self, known: JobRecord, told: JobRecord) -> Event:
+        # All that was known, for of an end the last word counts, and with it only what nobody
+        # else knows: slurmdbd writes TRES and the like in other words.
+        record = msgspec.structs.replace(
+            known,
+            state=CANCELLED,
+            suspended_s=max(known.suspended_s or 0, told.suspended_s or 0),
+            exit_code=told.exit_code,
+            exit_signal=told.exit_signal,
+            cancelled_by=told.cancelled_by,
+        )
+        now = utc_now()
+        return Event(
+            kind=JOB_END,
+            cluster=self._cluster,
+            key=f"{end_key(record)}:by",
+            at=record.end or now,
+            seen_at=now,
+            source="sacct",
+            body=JobFacts(record=record),
+        )
+
+
+log = logging.getLogger(__name__)
+
+_FEW: Final = 8
+_ASKS_PER_S: Final = 4.0
+_CHUNK: Final = 500
+_LONGEST_BACKOFF_S: Final = 60.0
+_DOWN_S: Final = 5.0
+_TOLD_S: Final = 5.0
+"""Whole looks are told of no more often than this: each one is an event."""
+# Half of the single questions are kept for new scripts: somebody waits for their owners.
+_RESERVE: Final = _FEW / 2
+
+
+class Allowance:
+    """How many single questions may be asked now: some at once, few for long.
+
+    Args:
+        most: How many may be asked at once.
+        per_s: How many are given back in a second.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        most: float = _FEW,
+        per_s: float = _ASKS_PER_S,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most = most
+        self._per_s = per_s
+        self._clock = clock
+        self._left = most
+        self._at = clock()
+
+    def take(self, reserve: float = 0.0) -> bool:
+        """Take one, if more than ``reserve`` are left."""
+        now = self._clock()
+        self._left = min(self._most, self._left + (now - self._at) * self._per_s)
+        self._at = now
+        if self._left < reserve + 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
+class Snapshots:
+    """Asks one cluster's Slurm, and appends what it shows as events.
+
+    A consumer of job.script, so that it knows whose jobs are waited for, and of job.end, so
+    that whole records are asked for while slurmctld has them. Its cursor is in memory only: a
+    forgotten script is found again in the queue.
+
+    Args:
+        cluster: Name of the cluster.
+        settings: Its settings.
+        slurm: Its Slurm; made of the settings if None.
+        unfinished: Gives the latest records of the runs that are not over as far as is
+            known, so that those which ended or vanished meanwhile are noticed.
+        redact: Takes secrets out of what users wrote into a record.
+        tells_looks: Whether a look that saw the whole queue is told as queue.looked.
+        looked: Is told how each look went.
+        clock: Monotonic clock, in seconds.
+    """
+
+    kinds = frozenset({JOB_SCRIPT, JOB_END}) | KINDS
+    batch_events = 200
+
+    def __init__(
+        self,
+        cluster: str,
+        settings: ClusterSettings,
+        slurm: Slurm | None = None,
+        unfinished: Callable[[], Iterable[JobRecord]] = tuple,
+        redact: Callable[[JobRecord], JobRecord] = lambda record: record,
+        *,
+        tells_looks: bool = False,
+        looked: Callable[[Look], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = f"snapshots.{cluster}"
+        self.cost_s = 0.0
+        """What the last look at the queue took, in seconds."""
+        self._cluster = cluster
+        self._clock = clock
+        self._interval_s = settings.snapshot_interval_s
+        self._slurm = slurm or Slurm(cluster, settings)
+        self._observed = Observed(cluster)
+        self._cancelled = Cancelled(cluster, clock)
+        self._unfinished = unfinished
+        self._redact = redact
+        self._looked = looked
+        self._told_at = 0.0 if tells_looks else float("inf")
+        self._rows: dict[int, int] | None = None
+        self._lost: list[int] = []
+        self._folded: list[int] = []
+        self._waiting: set[int] = set()
+        self._position = 0
+        self._unshown = Unshown(cluster, clock)
+        self._began = self._due = 0.0
+        self._up: bool | None = None
+        self._said = ""
+        self._is_slow = False
+        self._backoff = Backoff(max(1.0, self._interval_s), _LONGEST_BACKOFF_S)
+        self._allowance = Allowance(clock=clock)
+
+    def cursor(self) -> int:
+        """Position of the last script that was looked at, in memory only."""
+        return self._position
+
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
+        """Ask for the jobs of new scripts while they are few; the next look finds the others.
+
+        Raises:
+            Unavailable: The journal does not take events now.
+        """
+        mine = [event for event in events if event.cluster == self._cluster]
+        self._unshown.take(mine)
+        self._waiting.update(
+            event.body.job_id
+            for event in mine
+            if event.kind == JOB_SCRIPT and event.body.job_id not in self._observed
+        )
+        ends = [event for event in mine if event.kind == JOB_END and event.source == JOBCOMP]
+        for event in ends:
+            self._observed.ended(event.body.record)
+        self._cancelled.add(ends)
+        if self._up and len(self._waiting) <= _FEW:
+            self._ask_for_waiting(append)
+        self._position = upto
+
+    def tick(self, append: Append) -> float:
+        """Look at the queue when it is due, and ask for whole records while there is leisure.
+
+        Raises:
+            Unavailable: The journal does not take events now.
+        """
+        if self._clock() >= self._next():
+            self._look(append)
+        if self._up:
+            self._ask_for_lost(append)
+            self._ask_for_folded(append)
+            self._ask_again(append)
+            self._ask_for_wanted(append)
+            self._ask_for_cancellers(append)
+        left_s = self._next() - self._clock()
+        if self._up and self._is_busy():
+            left_s = min(left_s, 1.0)
+        return max(0.0, left_s)
+
+    def _next(self) -> float:
+        """When to look at the queue: by the clock, or sooner where the bank waits for it."""
+        if not self._up or self._told_at == float("inf"):
+            return self._due
+        soonest = self._began + max(_TOLD_S, COST_FACTOR * self.cost_s)
+        return min(self._due, max(soonest, self._unshown.due()))
+
+    def _is_busy(self) -> bool:
+        """Whether there is something to be asked singly, as far as that is allowed."""
+        return bool(
+            self._lost
+            or self._folded
+            or self._cancelled.due() is not None
+            or self._observed.wanted_again() is not None
+            or self._observed.wanted() is not None
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _look(self, append: Append) -> None:
+        """Take a snapshot of the queue, and append what is new in it."""
+        began = self._began = self._clock()
+        try:
+            queue = self._slurm.queue(self._rows)
+        except SlurmError as error:
+            wait_s = self._backoff.next_s()
+            if isinstance(error, SlurmDown):
+                # Who is not there cannot be burdened: scripts wait for their owners meanwhile.
+                wait_s = min(wait_s, max(self._interval_s, _DOWN_S))
+            self._due = self._clock() + wait_s
+            self._leave_look(up=False, message=str(error))
+            self._say(up=False, message=str(error), append=append)
+            return
+        self._backoff.reset()
+        self.cost_s = queue.cost_s
+        self._due = began + max(self._interval_s, COST_FACTOR * queue.cost_s)
+        self._say_slow()
+        self._leave_look(up=True, jobs=len(queue.rows))
+        self._say(up=True, message="", append=append)
+        if self._rows is None:
+            self._observed.remember(self._unfinished())
+        self._append(self._observed.take(self._redacted(queue.records), queue.taken_at), append)
+        self._rows = queue.rows
+        # Where a row was not understood, its job only seems to be gone: the next look decides.
+        self._lost, self._folded = [], []
+        if not queue.passed_over:
+            self._lost, self._folded = self._observed.absent(queue.rows)
+            self._tell_look(queue, append)
+        # Who is not in the queue now is unknown to slurmctld: it will not tell later either.
+        self._waiting.clear()
+
+    def _say_slow(self) -> None:
+        """Log, once a change, that polls take so long that they have become rare."""
+        interval_s = self._due - self._began
+        is_slow = interval_s > max(LONG_INTERVAL_S, self._interval_s)
+        if is_slow and not self._is_slow:
+            log.warning(
+                "cluster %s: squeue took %.1f s, so the next poll of the queue is in %.0f s; until "
+                "then holds are not confirmed and unpaid jobs are not found. Is slurmctld busy, or "
+                "does a job have a very long text?",
+                *(self._cluster, self.cost_s, interval_s),
+            )
+        elif self._is_slow and not is_slow:
+            log.info("cluster %s: polls of the queue are %.0f s apart", self._cluster, interval_s)
+        self._is_slow = is_slow
+
+    def _leave_look(self, *, up: bool, jobs: int = 0, message: str = "") -> None:
+        look = Look(
+            at=utc_now(),
+            up=up,
+            message=message,
+            version=self._slurm.known_version,
+            cost_s=self.cost_s,
+            jobs=jobs,
+            interval_s=max(0.0, self._due - self._began),
+        )
+        try:
+            self._looked(look)
+        except NotLeft as error:
+            log.debug("cluster %s: %s", self._cluster, error)  # it is only for people to see
+
+    def _tell_look(self, queue: Queue, append: Append) -> None:
+        """Say that whoever is not among the jobs told until now was not in the queue."""
+        now = self._clock()
+        if now < self._told_at + _TOLD_S:
+            return
+        began = queue.taken_at
+        looked = Event(
+            kind=QUEUE_LOOKED,
+            cluster=self._cluster,
+            key=f"{QUEUE_LOOKED}:{micros(began)}",
+            at=began,
+            seen_at=utc_now(),
+            source="snapshot",
+            body=QueueLooked(began=began, cost_s=queue.cost_s),
+        )
+        self._append([looked], append)
+        self._unshown.looked(self._began)
+        self._told_at = now
+
+    def _ask_for_waiting(self, append: Append) -> None:
+        for job_id in sorted(self._waiting):
+            if not self._allowance.take() or not self._ask(job_id, append):
+                return
+            if job_id in self._observed:
+                self._waiting.discard(job_id)
+
+    def _ask_for_wanted(self, append: Append) -> None:
+        """Ask for whole records, the newest jobs' first."""
+        while (job_id := self._observed.wanted()) is not None:
+            if not self._allowance.take(_RESERVE) or not self._ask(job_id, append):
+                return
+            self._observed.pass_over(job_id)
+
+    def _ask_again(self, append: Append) -> None:
+        """Ask for whole records of jobs that ended, or were suspended or resumed."""
+        while (job_id := self._observed.wanted_again()) is not None:
+            if not self._allowance.take(_RESERVE) or not self._ask(job_id, append):
+                return
+            self._observed.pass_over_again(job_id)
+
+    def _ask_for_cancellers(self, append: Append) -> None:
+        while (job_id := self._cancelled.due()) is not None:
+            try:
+                if not self._slurm.has_accounting():
+                    self._cancelled.clear()
+                    return
+                if not self._allowance.take(_RESERVE):
+                    return
+                told = self._slurm.accounted_end(job_id)
+            except SlurmError as error:
+                log.debug("cluster %s: %s", self._cluster, error)
+                told = []  # asked again later, some times
+            self._append(self._cancelled.told(told), append)
+
+    def _ask_for_folded(self, append: Append) -> None:
+        """Ask for array tasks that were requeued, which the queue does not show by themselves."""
+        while self._folded:
+            if not self._allowance.take(_RESERVE) or not self._ask(self._folded[-1], append):
+                return
+            self._folded.pop()
+
+    def _ask(self, job_id: int, append: Append) -> bool:
+        """Ask for one job; whether Slurm could say."""
+        try:
+            records = self._slurm.job(job_id)
+        except SlurmError as error:
+            # The next look at the queue notices it as well, and says it.
+            log.debug("cluster %s: %s", self._cluster, error)
+            return False
+        # An id that is used again meanwhile is another run's.
+        shown = {record.job_id for record in records}
+        self._lost = [lost for lost in self._lost if lost not in shown]
+        is_whole = len(records) <= MOST_WHOLE
+        self._append(
+            self._observed.take(self._redacted(records), utc_now(), whole=is_whole), append
+        )
+        return True
+
+    def _ask_for_lost(self, append: Append) -> None:
+        """End the jobs that went without an end.
+
+        slurmctld has just shown that it does not hold them: only slurmdbd may know more.
+        """
+        while self._lost:
+            told: Sequence[JobRecord] = ()
+            try:
+                if self._slurm.has_accounting():
+                    if not self._allowance.take(_RESERVE):
+                        return
+                    told = self._slurm.accounted(self._lost[-1])
+            except SlurmError as error:
+                log.debug("cluster %s: %s", self._cluster, error)
+                return  # asked again at the next tick: the end can wait for slurmdbd
+            ended = self._observed.lose(self._lost.pop(), utc_now(), self._redacted(told))
+            self._append(ended, append)
+
+    def _redacted(self, records: Iterable[JobRecord]) -> list[JobRecord]:
+        return [self._redact(record) for record in records]
+
+    def _append(self, events: Sequence[Event], append: Append) -> None:
+        try:
+            for begin in range(0, len(events), _CHUNK):
+                append(events[begin : begin + _CHUNK])
+            self._cancelled.add(events)
+        except BaseException:
+            # What did not arrive is said again, all of it, under the same keys.
+            self._observed.clear()
+            self._rows = None
+            self._lost, self._folded = [], []
+            self._due = 0.0
+            raise
+
+    def _say(self, *, up: bool, message: str, append: Append) -> None:
+        """Log and append that slurmctld began or ceased to answer, once a change."""
+        if up == self._up and message == self._said:
+            return
+        if not up:
+            log.warning("%s", message)
+        elif self._up is False:
+            log.info("cluster %s: Slurm answers again", self._cluster)
+        if up != self._up:
+            now = utc_now()
+            key = f"{CONTROLLER_STATE}:{'up' if up else 'down'}:{int(now.timestamp())}"
+            state = ControllerState(up=up, message=message)
+            append(
+                [
+                    Event(
+                        kind=CONTROLLER_STATE,
+                        cluster=self._cluster,
+                        key=key,
+                        at=now,
+                        seen_at=now,
+                        source="snapshot",
+                        body=state,
+                    )
+                ]
+            )
+        self._up, self._said = up, message

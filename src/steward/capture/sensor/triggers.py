@@ -1,0 +1,354 @@
+"""Our permanent triggers: one for each event, set anew where lost, cleared where of no use.
+
+slurmctld writes its triggers down some seconds after they were set, and one that is
+killed meanwhile has lost them. So they are looked at now and then, and whenever it
+was started anew. They only wake the sensor; without them it looks by the clock.
+"""
+
+import contextlib
+import hmac
+import logging
+import os
+import select
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from steward.capture.settings import HELPER_NAME
+from steward.core.config import Settings
+from steward.core.listening import unix_listener_at
+from steward.slurm import SlurmError
+from steward.slurm.errors import UnknownTrigger
+from steward.slurm.settings import ClusterSettings
+from steward.slurm.triggers import TriggerRecord, Triggers
+
+log = logging.getLogger(__name__)
+
+EVENTS: Final = (
+    *("down", "up", "drained", "draining", "resume", "fail", "reconfig"),
+    *("primary_slurmctld_resumed_operation", "primary_slurmctld_resumed_control"),
+    *("primary_slurmdbd_failure", "primary_slurmdbd_resumed_operation"),
+)
+"""What is worth a look. Not ``idle``: a permanent one of it goes off at every turn of
+slurmctld's, whether there is news or not."""
+
+
+class OurTriggers:
+    """Keeps the triggers of one cluster.
+
+    Args:
+        cluster: Its name.
+        settings: How its commands are found and started.
+        program: The words of their program but for the event; "" to have none set.
+        helper: The path of the helper, with which each of them begins.
+    """
+
+    def __init__(self, cluster: str, settings: ClusterSettings, program: str, helper: str) -> None:
+        self._cluster = cluster
+        self._triggers = Triggers(cluster, settings)
+        self._program = program
+        self._helper = helper
+        self._said = ""
+        self._is_cleared = False
+
+    def keep(self) -> None:
+        """Set those that are not there, and clear those of ours that are of no use.
+
+        What cannot be done is said once: the sensor sees without them, only later.
+        """
+        if self._is_cleared:
+            return
+        try:
+            self._keep()
+            self._is_cleared = not self._program
+        except SlurmError as error:
+            self._say(
+                f"cannot keep the triggers set, nodes are looked at by the clock alone: {error}"
+            )
+        else:
+            self._said = ""
+
+    def _keep(self) -> None:
+        wanted = {event: f"{self._program} {event}" for event in self._wanted()}
+        found: set[str] = set()
+        for trigger in self._triggers.all():
+            if not self._is_ours(trigger):
+                continue
+            if self._is_good(trigger, wanted) and trigger.event not in found:
+                found.add(trigger.event)
+            else:
+                log.info("cluster %s: trigger %d is cleared", self._cluster, trigger.id)
+                # Somebody else may have cleared it in this moment.
+                with contextlib.suppress(UnknownTrigger):
+                    self._triggers.clear(trigger.id)
+        for event, program in wanted.items():
+            if event not in found:
+                self._triggers.set(program, event, permanent=True)
+                log.info("cluster %s: a trigger is set for %s", self._cluster, event)
+
+    def _wanted(self) -> Sequence[str]:
+        if not self._program:
+            return ()
+        fires = self._triggers.events()
+        return [event for event in EVENTS if fires.get(event) == ""]
+
+    def _is_ours(self, trigger: TriggerRecord) -> bool:
+        """Whether Steward has set it for this cluster; wherever its helper lay then."""
+        words = trigger.program.split()
+        return (
+            len(words) >= 6
+            and os.path.basename(words[0]) == HELPER_NAME
+            and words[1] == "--socket"
+            and words[5] == self._cluster
+        )
+
+    def _is_good(self, trigger: TriggerRecord, wanted: dict[str, str]) -> bool:
+        return (
+            trigger.permanent
+            and not trigger.offset_s
+            and wanted.get(trigger.event) == " ".join(trigger.program.split())
+        )
+
+    def _say(self, message: str) -> None:
+        if message != self._said:
+            self._said = message
+            log.warning("cluster %s: %s", self._cluster, message)
+
+
+def program_of(settings: Settings, cluster: str) -> str:
+    """Return the words of a trigger's program, but for the event; every user can read them."""
+    sensor = settings.sensor
+    return " ".join(
+        (
+            *(sensor.helper, "--socket", settings.wake_socket(cluster)),
+            *("--secret", sensor.secret_file, cluster),
+        )
+    )
+
+
+_PEERCRED: Final = struct.Struct("3i")
+_BACKLOG: Final = 64
+_MOST: Final = 32
+"""How many may be half heard at once; beyond, the one that has been so longest goes."""
+_HEARS_S: Final = 5.0
+_LONGEST: Final = 16384
+_SHORTEST_SECRET: Final = 16
+_SAY_AGAIN_S: Final = 60.0
+_MOST_WAKES: Final = 4096
+_TAKEN: Final = b"ok\n"
+_REFUSED: Final = b"no\n"
+
+
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What the helper says."""
+
+    version: int
+    secret: str
+    cluster: str
+    event: str
+    nodes: str = ""
+
+
+class Wake(NamedTuple):
+    """One trigger that went off.
+
+    Attributes:
+        event: Its event (``drained``).
+        nodes: The list of nodes that it is about; "" for none, or for one of a daemon.
+    """
+
+    event: str
+    nodes: str = ""
+
+
+_decode: Final = msgspec.json.Decoder(_Said).decode
+
+
+class _Peer:
+    """Somebody who has connected, and has not said all yet."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.said = b""
+        self.until = time.monotonic() + _HEARS_S
+
+
+class Wakeups:
+    """Listens for the helper.
+
+    Args:
+        path: The socket's.
+        secret_file: What the helper proves itself with; of root's or our own, mode 0600.
+        cluster: Whose triggers are meant.
+    """
+
+    def __init__(self, path: str, secret_file: str, cluster: str) -> None:
+        self._path = path
+        self._secret_file = secret_file
+        self._cluster = cluster
+        self._wakes: set[Wake] = set()
+        self._is_full = False
+        self._lock = threading.Lock()
+        # Both ends of each: one that says there is news, and one that ends the thread.
+        self.fd, self._news_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._end_fd, self._ending_fd = os.pipe2(os.O_CLOEXEC)
+        self._thread: threading.Thread | None = None
+        self._said_at = 0.0
+
+    def start(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            OSError: The socket cannot be made.
+        """
+        listener = unix_listener_at(self._path, _BACKLOG, self._believed())
+        self._thread = threading.Thread(target=self._hear, args=(listener,), name="wakeups")
+        self._thread.start()
+
+    def take(self) -> frozenset[Wake]:
+        """The triggers that went off since the last call; ``fd`` can be read if there are."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+        with self._lock:
+            wakes, self._wakes = self._wakes, set()
+            self._is_full = False
+        return frozenset(wakes)
+
+    def close(self) -> None:
+        """Listen no more."""
+        os.close(self._ending_fd)
+        if self._thread is not None:
+            self._thread.join()
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+        for fd in (self.fd, self._news_fd, self._end_fd):
+            os.close(fd)
+
+    def _hear(self, listener: socket.socket) -> None:
+        peers: dict[int, _Peer] = {}
+        with listener:
+            while True:
+                poller = select.poll()
+                for fd in (self._end_fd, listener.fileno(), *peers):
+                    poller.register(fd, select.POLLIN)
+                ready = {fd for fd, _ in poller.poll(1000.0 if peers else None)}
+                if self._end_fd in ready:
+                    break
+                for fd in ready & set(peers):
+                    if not self._read(peers[fd]):
+                        peers.pop(fd).connection.close()
+                now = time.monotonic()
+                for fd in [fd for fd, peer in peers.items() if peer.until < now]:
+                    peers.pop(fd).connection.close()
+                if listener.fileno() in ready:
+                    self._accept(listener, peers)
+        for peer in peers.values():
+            peer.connection.close()
+
+    def _accept(self, listener: socket.socket, peers: dict[int, _Peer]) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:
+            # It went again before it was heard, or we are short of descriptors for a moment.
+            log.debug("cannot accept a connection on %s: %s", self._path, error)
+            time.sleep(0.01)
+            return
+        connection.setblocking(False)
+        _, uid, _ = _PEERCRED.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+        )
+        if uid not in self._believed():
+            self._say(f"uid {uid} is none who may wake the sensor")
+            _answer(connection, _REFUSED)
+            connection.close()
+            return
+        if len(peers) >= _MOST:
+            oldest = min(peers, key=lambda fd: peers[fd].until)
+            peers.pop(oldest).connection.close()
+        peers[connection.fileno()] = _Peer(connection)
+
+    def _believed(self) -> set[int]:
+        uids = {0, os.geteuid()}
+        # Root's daemon keeps a secret that is SlurmUser's.
+        with contextlib.suppress(OSError):
+            uids.add(os.stat(self._secret_file).st_uid)
+        return uids
+
+    def _read(self, peer: _Peer) -> bool:
+        """Take in what a peer says; whether there is more to come."""
+        try:
+            data = peer.connection.recv(_LONGEST)
+        except OSError:
+            return False  # it has gone: whoever has something to say comes again
+        peer.said += data
+        if b"\n" not in peer.said:
+            return bool(data) and len(peer.said) <= _LONGEST
+        _answer(peer.connection, _TAKEN if self._takes(peer.said) else _REFUSED)
+        return False
+
+    def _takes(self, line: bytes) -> bool:
+        try:
+            wake = _decode(line.partition(b"\n")[0])
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            self._say("what was said is no wake-up")
+            return False
+        secret = self._secret()
+        if not secret or not hmac.compare_digest(wake.secret.encode(), secret):
+            self._say("a wake-up came without the secret")
+            return False
+        if wake.cluster != self._cluster:
+            self._say(f"a wake-up is of cluster {wake.cluster[:64]!r}, this is {self._cluster}")
+            return False
+        with self._lock:
+            taken = Wake(wake.event[:64], wake.nodes)
+            has_room = len(self._wakes) < _MOST_WAKES or taken in self._wakes
+            is_first_lost = not has_room and not self._is_full
+            self._is_full = self._is_full or not has_room
+            if has_room:
+                self._wakes.add(taken)
+        if is_first_lost:
+            log.warning(
+                "cluster %s: %d wake-ups wait for a look at the nodes: a state that passes before "
+                "it is not told where its wake-up comes later (%s was the first)",
+                *(self._cluster, _MOST_WAKES, taken.event),
+            )
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._news_fd, b"!")  # a full pipe can be read, which is all it is for
+        return True
+
+    def _secret(self) -> bytes:
+        """The secret as the file has it now; empty where there is none that can be trusted."""
+        try:
+            fd = os.open(self._secret_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            self._say(f"{self._secret_file}: {error.strerror}")
+            return b""
+        with os.fdopen(fd, "rb") as file:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) & 0o077:
+                self._say(f"{self._secret_file} is open to others: give it the mode 0600")
+                return b""
+            secret = file.read(_LONGEST).strip()
+        if len(secret) < _SHORTEST_SECRET:
+            self._say(f"{self._secret_file} holds no secret of {_SHORTEST_SECRET} letters or more")
+            return b""
+        return secret
+
+    def _say(self, what: str) -> None:
+        now = time.monotonic()
+        if now < self._said_at + _SAY_AGAIN_S and self._said_at:
+            return
+        self._said_at = now
+        log.warning("cluster %s: a wake-up is refused on %s: %s", self._cluster, self._path, what)
+
+
+def _answer(connection: socket.socket, answer: bytes) -> None:
+    # Whoever does not read the answer has told us all the same.
+    with contextlib.suppress(OSError):
+        connection.send(answer)

@@ -1,1 +1,0 @@
-"""slurmctld's spool: how it is watched, and what lies in it."""

@@ -1,0 +1,607 @@
+"""What lies in a job's directory of slurmctld's spool: a script with one NUL, an environment."""
+
+import errno
+import logging
+import os
+import re
+import stat
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+from inotify_simple import INotify, flags
+
+from steward.capture.schedulers import (
+    ENVIRONMENT_MISSING,
+    ENVIRONMENT_TOO_LARGE,
+    ENVIRONMENT_UNREADABLE,
+    FOREIGN,
+    MOST_ENVIRONMENT_BYTES,
+    NO_DESCRIPTOR,
+    OPEN,
+    SCRIPT_TOO_LARGE,
+    Contents,
+    EnvironmentUnreadable,
+    Spool,
+    SpoolPlan,
+    Taken,
+    is_unlinked,
+    is_written,
+    read_whole,
+)
+from steward.core.filesystems import network_kind
+from steward.core.redaction import Redactor
+from steward.slurm.environment import read_environment
+
+log = logging.getLogger(__name__)
+
+SCRIPT_WITHOUT_NUL = "script-no-nul"
+
+
+class _ForeignError(Exception):
+    """A file that slurmctld did not make."""
+
+
+class Grabbed(msgspec.Struct, frozen=True):
+    """Open descriptors on a job's complete script and its environment (-1 where there is none).
+
+    An environment that could not be opened has its path in ``unopened``.
+    """
+
+    job_id: int
+    mtime_ns: int
+    script_fd: int
+    environment_fd: int
+    unopened: str = ""
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether slurmctld has removed the script."""
+        return is_unlinked(self.script_fd)
+
+    def read(self, redactor: Redactor) -> Contents:
+        """The script less its one trailing NUL, and the environment as it may be kept."""
+        script = read_whole(self.script_fd)
+        if script is None:
+            log.warning("job %d has a script too large to be kept", self.job_id)
+            return Contents(None, flags=(SCRIPT_TOO_LARGE,))
+        flags: tuple[str, ...] = ()
+        if script.endswith(b"\0"):
+            script = script[:-1]
+        else:
+            flags = (SCRIPT_WITHOUT_NUL,)
+        if self.environment_fd < 0 and not self.unopened:
+            return Contents(script, None, (*flags, ENVIRONMENT_MISSING))
+        alone = Contents(script, None, (*flags, ENVIRONMENT_UNREADABLE))
+        try:
+            environment_file = self._read_environment()
+        except (FileNotFoundError, _ForeignError):
+            return alone  # no later read can find it
+        except OSError as error:
+            raise EnvironmentUnreadable(error, alone) from error
+        if environment_file is None:
+            log.warning("job %d has an environment too large to be kept", self.job_id)
+            return Contents(script, None, (*flags, ENVIRONMENT_TOO_LARGE))
+        environment = read_environment(environment_file, redactor)
+        return Contents(script, environment, flags + environment.flags)
+
+    def _read_environment(self) -> bytes | None:
+        """The environment's file; None if it is too large.
+
+        Raises:
+            OSError: It cannot be read now, or is gone.
+            _ForeignError: It is no regular file.
+        """
+        fd = self.environment_fd if self.environment_fd >= 0 else os.open(self.unopened, OPEN)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise _ForeignError
+            return read_whole(fd, MOST_ENVIRONMENT_BYTES)
+        finally:
+            if fd != self.environment_fd:
+                os.close(fd)
+
+    def close(self) -> None:
+        """Let go of the bytes."""
+        os.close(self.script_fd)
+        if self.environment_fd >= 0:
+            os.close(self.environment_fd)
+
+
+def spooled_script(root: str, job_id: int) -> tuple[int, bytes] | None:
+    """Read the script that slurmctld still holds of a job, and its modification time (ns).
+
+    Args:
+        root: StateSaveLocation.
+        job_id: Raw id; of an array the array's, of a het job its leader's.
+
+    Returns:
+        None where there is none, it is being written, or this process may not read it.
+    """
+    try:
+        fd = os.open(f"{root}/hash.{job_id % 10}/job.{job_id}/script", OPEN)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or is_written(fd) is False:
+            return None
+        script = read_whole(fd)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return None if script is None else (status.st_mtime_ns, script.removesuffix(b"\0"))
+
+
+_HASH = re.compile(r"hash\.([0-9])")
+_JOB = re.compile(r"job\.([1-9][0-9]{0,9})")
+_GONE = flags.DELETE | flags.MOVED_FROM
+_ROOT_GONE = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
+_ROOT_MASK = (
+    flags.CREATE | flags.MOVED_TO | _GONE | flags.DELETE_SELF | flags.MOVE_SELF | flags.ONLYDIR
+)
+_HASH_MASK = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR
+_JOB_MASK = flags.CREATE | flags.CLOSE_WRITE | flags.MOVED_TO | flags.ONLYDIR | flags.DONT_FOLLOW
+_REMEMBERED = 8192
+_SETTLE_S = 0.1
+
+
+def share_of(job_id: int, of: int) -> int:
+    """Which of ``of`` processes a job's spool entry falls to: its hash directory decides."""
+    return job_id % 10 % of
+
+
+class _Pending(msgspec.Struct):
+    """A job directory whose script is not complete yet."""
+
+    hash_number: int
+    name: str
+    script_fd: int = -1
+    environment_fd: int = -1
+    unopened: str = ""
+    size: int = -1
+    since: float = 0.0
+
+    def close(self) -> None:
+        """Let go of what is held open."""
+        for fd in (self.script_fd, self.environment_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.script_fd = self.environment_fd = -1
+        self.unopened = ""
+
+
+class SlurmSpool:
+    """The part of a spool that one process watches.
+
+    Args:
+        root: StateSaveLocation.
+        share: Which of the hash directories: those whose number is ``share`` modulo ``of``.
+        of: How many processes share the spool.
+        known: Whether the script of a job id with this mtime (ns) was captured before.
+        most_held: How many scripts may be held open before taking pauses.
+        without_nul_s: Time without a change of size after which a script without a final NUL is
+            complete, in seconds. Applies only if Steward cannot detect writers of the file.
+        reattach_s: Time between two attempts to watch a missing root, in seconds.
+        rescan_s: Time between two scans if watches miss changes, in seconds.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        share: int = 0,
+        of: int = 1,
+        known: Callable[[int, int], bool],
+        most_held: int = 4000,
+        without_nul_s: float = 2.0,
+        reattach_s: float = 1.0,
+        rescan_s: float = 2.0,
+    ) -> None:
+        self.root = root
+        self.ready: deque[Taken] = deque()
+        self.vanished: list[int] = []
+        self._share = share
+        self._of = of
+        self._known = known
+        self._most_held = most_held
+        self._without_nul_s = without_nul_s
+        self._reattach_s = reattach_s
+        self._rescan_s = rescan_s
+        self._inotify = INotify(nonblocking=True)
+        self._root_wd = -1
+        self._hash_wds: dict[int, int] = {}
+        self._hash_fds: dict[int, int] = {}
+        self._job_wds: dict[int, tuple[int, str]] = {}
+        self._pending: dict[str, _Pending] = {}
+        self._unsure: dict[str, _Pending] = {}
+        self._recent: dict[int, int] = {}
+        self._unread: dict[str, int] = {}
+        """Directories with a script that could not be taken yet, and their hash numbers."""
+        self._scanned: deque[tuple[int, str]] = deque()
+        self._rescan_wanted = False
+        self._attach_at = self._rescan_at = 0.0
+        self._network = self._is_remote = False
+        self._complaint = ""
+
+    @property
+    def fd(self) -> int:
+        """Readable when there is something to :meth:`look` at."""
+        return int(self._inotify.fileno())
+
+    @property
+    def away(self) -> str:
+        """Why nothing of it can be watched just now; "" where it is there."""
+        return self._complaint if self._root_wd < 0 else ""
+
+    def due_s(self) -> float:
+        """Seconds until :meth:`look` is to be called even if nothing can be read."""
+        now = time.monotonic()
+        if self._root_wd < 0:
+            return max(0.0, self._attach_at - now)
+        if (self._rescan_wanted or self._scanned) and len(self.ready) < self._most_held:
+            return 0.0
+        if self._unsure:
+            return _SETTLE_S
+        return self._rescan_s if self._network else 60.0
+
+    def look(self) -> None:
+        """Take in what has happened; complete scripts are then in ``ready``."""
+        if self._root_wd < 0 and time.monotonic() >= self._attach_at:
+            self._attach()
+        if self._root_wd < 0:
+            return
+        if len(self.ready) >= self._most_held:
+            # What happens meanwhile is found by the rescan that follows.
+            self._rescan_wanted = True
+            return
+        for event in self._inotify.read(timeout=0):
+            self._on_event(event.wd, event.mask, event.name)
+        if self._unsure:
+            self._look_again()
+        if self._rescan_wanted or (self._network and time.monotonic() >= self._rescan_at):
+            self._rescan_wanted = False
+            self._rescan()
+        while self._scanned and len(self.ready) < self._most_held:
+            number, name = self._scanned.popleft()
+            self._consider(number, name, scanned=True)
+        if self._complaint and not (self._network or self._scanned or self._rescan_wanted):
+            log.info("watching all of %s again", self.root)
+            self._complaint = ""
+
+    def close(self) -> None:
+        """Let go of everything."""
+        while self.ready:
+            self.ready.popleft().close()
+        self._detach()
+        self._inotify.close()
+
+    def _attach(self) -> None:
+        """Watch the root and what it holds; where it is not there, say so once and try again."""
+        try:
+            self._root_wd = self._inotify.add_watch(self.root, _ROOT_MASK)
+            kind = network_kind(self.root)
+        except OSError as error:
+            self._root_wd = -1
+            self._attach_at = time.monotonic() + self._reattach_s
+            self._complain(f"cannot watch {self.root}: {error.strerror}; is it slurmctld's spool?")
+            return
+        self._network = self._is_remote = bool(kind)
+        if kind:
+            what = "%s is on %s, where only this host's writes are told of: scanning it every %g s"
+            log.info(what, self.root, kind, self._rescan_s)
+        elif self._complaint:
+            log.info("watching %s", self.root)
+        self._complaint = ""
+        self._rescan()
+
+    def _detach(self) -> None:
+        for fd in self._hash_fds.values():
+            os.close(fd)
+        for waiting in self._pending.values():
+            waiting.close()
+        for table in (self._hash_fds, self._hash_wds, self._job_wds, self._pending, self._unsure):
+            table.clear()
+        self._scanned.clear()
+        self._root_wd = -1
+
+    def _complain(self, what: str, reason: str = "") -> None:
+        """Say it, unless it was the last thing said; the same ``reason`` is the same thing."""
+        if (reason or what) != self._complaint:
+            log.error("%s", what)
+            self._complaint = reason or what
+
+    def holds(self, job_id: int, mtime_ns: int) -> bool:
+        """Whether a script lies in the spool; True where that cannot be known now."""
+        try:
+            path = f"{self.root}/hash.{job_id % 10}/job.{job_id}/script"
+            return os.stat(path, follow_symlinks=False).st_mtime_ns == mtime_ns
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+
+    def rescan(self) -> None:
+        """Have the next :meth:`look` compare the whole spool with what was captured."""
+        # The ids stay: a job that was taken and is gone was not missed.
+        self._recent = dict.fromkeys(self._recent, -1)
+        self._rescan_wanted = True
+
+    def _rescan(self) -> None:
+        self._rescan_at = time.monotonic() + self._rescan_s
+        self._scanned.clear()
+        try:
+            with os.scandir(self.root) as entries:
+                names = [entry.name for entry in entries if _HASH.fullmatch(entry.name)]
+        except OSError as error:
+            self._complain(f"cannot list {self.root}: {error.strerror}")
+            self._network = True
+            return
+        # Watches may have become free. Whatever still cannot be watched has scanning go on.
+        self._network = self._is_remote
+        for name in names:
+            self._enter_hash(name)
+
+    def _enter_hash(self, name: str) -> None:
+        number = int(name[-1])
+        if number % self._of != self._share:
+            return
+        path = f"{self.root}/{name}"
+        try:
+            wd = self._inotify.add_watch(path, _HASH_MASK | flags.DONT_FOLLOW)
+            if self._hash_wds.get(wd) != number or number not in self._hash_fds:
+                if number in self._hash_fds:
+                    os.close(self._hash_fds.pop(number))
+                self._hash_wds[wd] = number
+                opened = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._hash_fds[number] = os.open(path, opened)
+            with os.scandir(path) as entries:
+                found = [entry.name for entry in entries]
+            self._miss_unread(number, found)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            self._cannot_watch(path, error)
+            return
+        self._scanned.extend((number, entry) for entry in found)
+
+    def _cannot_watch(self, path: str, error: OSError) -> None:
+        # One reason may hold for thousands of paths, at every scan.
+        if error.errno == errno.ENOSPC:
+            what = f"no inotify watch is left for {path}: raise fs.inotify.max_user_watches"
+            self._complain(f"{what} (sysctl)", "no watch")
+        else:
+            self._complain(f"cannot watch {path}: {error.strerror}", str(error.strerror))
+        self._network = True  # until a scan can watch all, only scanning finds what is new
+
+    def _on_event(self, wd: int, mask: int, name: str) -> None:
+        number = self._hash_wds.get(wd)
+        if number is not None:
+            if mask & flags.IGNORED:
+                del self._hash_wds[wd]
+            else:
+                self._consider(number, name, scanned=False)
+        elif wd in self._job_wds:
+            if mask & flags.IGNORED:
+                self._forget_job(wd)
+            elif name == "script":
+                self._on_script(wd, closed=bool(mask & flags.CLOSE_WRITE))
+        elif wd == self._root_wd:
+            self._on_root(mask, name)
+        elif mask & flags.Q_OVERFLOW:
+            log.warning("inotify's queue overflowed; scanning %s", self.root)
+            self._rescan_wanted = True
+
+    def _on_root(self, mask: int, name: str) -> None:
+        if mask & _ROOT_GONE:
+            self._unwatch(self._root_wd)
+            self._detach()
+            self._attach_at = time.monotonic() + self._reattach_s
+            self._complain(f"{self.root} is gone; waiting for it")
+        elif _HASH.fullmatch(name):
+            # Our own descriptor would keep a removed directory, and the root above it, alive.
+            fd = self._hash_fds.pop(int(name[-1]), -1) if mask & _GONE else -1
+            if fd >= 0:
+                os.close(fd)
+            elif not mask & _GONE:
+                self._enter_hash(name)
+
+    def _forget_job(self, wd: int) -> None:
+        _, name = self._job_wds.pop(wd)
+        waiting = self._pending.pop(name, None)
+        if waiting is not None:
+            self._miss(int(name[4:]))
+            waiting.close()
+        self._unsure.pop(name, None)
+
+    def _consider(self, number: int, name: str, *, scanned: bool) -> None:
+        """A directory has appeared or was found: take its script, or wait for it."""
+        match = _JOB.fullmatch(name)
+        if match is None or name in self._pending or number not in self._hash_fds:
+            return
+        job_id = int(match[1])
+        if scanned and self._is_known(number, name, job_id):
+            return
+        waiting = _Pending(number, name)
+        if self._try(waiting, job_id, closed=False):
+            return
+        try:
+            wd = self._inotify.add_watch(f"{self.root}/hash.{number}/{name}", _JOB_MASK)
+        except OSError as error:
+            waiting.close()
+            if error.errno == errno.ENOENT:
+                self._miss(job_id)
+            elif error.errno != errno.ENOTDIR:
+                self._cannot_watch(f"{self.root}/hash.{number}/{name}", error)
+            return
+        # Only now: what happened between the first look and the watch would be missed.
+        if self._try(waiting, job_id, closed=False):
+            self._unwatch(wd)
+            return
+        self._job_wds[wd] = (number, name)
+        self._pending[name] = waiting
+
+    def _miss(self, job_id: int) -> None:
+        """A job's directory is gone; its script is lost unless a scan had taken it before."""
+        if job_id not in self._recent:
+            self.vanished.append(job_id)
+
+    def _miss_unread(self, number: int, found: list[str]) -> None:
+        """Tell of the scripts that could not be taken, and are not in their directory any more."""
+        here = [name for name, hash_number in self._unread.items() if hash_number == number]
+        for name in set(here).difference(found):
+            del self._unread[name]
+            self._miss(int(name[4:]))
+
+    def _is_known(self, number: int, name: str, job_id: int) -> bool:
+        try:
+            found = os.stat(f"{name}/script", dir_fd=self._hash_fds[number], follow_symlinks=False)
+        except OSError:
+            # No script yet, or a foreign entry: the closer look that follows tells.
+            return False
+        mtime_ns = found.st_mtime_ns
+        return self._recent.get(job_id) == mtime_ns or self._known(job_id, mtime_ns)
+
+    def _on_script(self, wd: int, *, closed: bool) -> None:
+        _, name = self._job_wds[wd]
+        waiting = self._pending[name]
+        if self._try(waiting, int(name[4:]), closed=closed):
+            del self._pending[name]
+            self._unsure.pop(name, None)
+            del self._job_wds[wd]
+            self._unwatch(wd)
+
+    def _unwatch(self, wd: int) -> None:
+        try:
+            self._inotify.rm_watch(wd)
+        except OSError as error:
+            # EINVAL: the directory is gone, and its watch went with it.
+            if error.errno != errno.EINVAL:
+                raise
+
+    def _try(self, waiting: _Pending, job_id: int, *, closed: bool) -> bool:
+        """Take the script if it is complete; whether nothing is left to wait for."""
+        directory = self._hash_fds.get(waiting.hash_number, -1)
+        if directory < 0:
+            return True
+        try:
+            is_over = self._take(waiting, directory, job_id, closed=closed)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            waiting.close()
+            if error.errno in FOREIGN:
+                log.debug("passing over %s: %s", waiting.name, error)
+                return True
+            self._cannot_watch(waiting.name, error)
+            self._unread[waiting.name] = waiting.hash_number
+            return True
+        if is_over:
+            self._unread.pop(waiting.name, None)
+        return is_over
+
+    def _take(self, waiting: _Pending, directory: int, job_id: int, *, closed: bool) -> bool:
+        """Take the script if it is complete; whether nothing is left to wait for.
+
+        Raises:
+            FileNotFoundError: There is no script yet.
+            OSError: It is foreign, or cannot be taken now.
+        """
+        if waiting.script_fd < 0:
+            waiting.script_fd = os.open(f"{waiting.name}/script", OPEN, dir_fd=directory)
+            # Written before the script: held from now on, too, whatever is removed.
+            self._hold_environment(waiting, directory)
+        fd = waiting.script_fd
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            waiting.close()
+            return True
+        if not closed and not self._is_closed(waiting, status):
+            return False
+        # Not the time of the first look: its writer may have written and closed it since.
+        status = os.fstat(fd)
+        if self._recent.get(job_id) == status.st_mtime_ns:
+            waiting.close()
+            return True
+        if waiting.environment_fd < 0:
+            self._hold_environment(waiting, directory)
+        self._recent[job_id] = status.st_mtime_ns
+        if len(self._recent) > _REMEMBERED:
+            del self._recent[next(iter(self._recent))]
+        self.ready.append(
+            Grabbed(job_id, status.st_mtime_ns, fd, waiting.environment_fd, waiting.unopened)
+        )
+        return True
+
+    def _hold_environment(self, waiting: _Pending, directory: int) -> None:
+        """Open the environment, if there is one.
+
+        Raises:
+            OSError: No descriptor is left for it.
+        """
+        waiting.unopened = ""
+        name = f"{waiting.name}/environment"
+        try:
+            waiting.environment_fd = os.open(name, OPEN, dir_fd=directory)
+        except FileNotFoundError:
+            return  # a burst-buffer plugin links the script alone; the event says so
+        except OSError as error:
+            if error.errno in NO_DESCRIPTOR:
+                raise
+            if error.errno not in FOREIGN:
+                # The script is held meanwhile, and whoever reads it opens this one again.
+                waiting.unopened = f"{self.root}/hash.{waiting.hash_number}/{name}"
+
+    def _is_closed(self, waiting: _Pending, status: os.stat_result) -> bool:
+        """Whether no writer has the script open, as far as can be known."""
+        written = is_written(waiting.script_fd, remote=self._is_remote)
+        return self._is_settled(waiting, status) if written is None else written
+
+    def _is_settled(self, waiting: _Pending, status: os.stat_result) -> bool:
+        now = time.monotonic()
+        if waiting.size != status.st_size:
+            waiting.size, waiting.since = status.st_size, now
+            self._unsure[waiting.name] = waiting
+            return False
+        try:
+            ended = status.st_size and os.pread(waiting.script_fd, 1, status.st_size - 1) == b"\0"
+        except OSError:
+            ended = False  # whoever reads all of it tries again
+        settled_s = now - waiting.since
+        if settled_s < (_SETTLE_S if ended else self._without_nul_s):
+            self._unsure[waiting.name] = waiting
+            return False
+        return True
+
+    def _look_again(self) -> None:
+        wds = {name: wd for wd, (_, name) in self._job_wds.items()}
+        for name in list(self._unsure):
+            if name in wds:
+                self._on_script(wds[name], closed=False)
+            else:
+                del self._unsure[name]
+
+
+class _Slurm:
+    """Slurm, as capture knows it."""
+
+    default_root = ""
+
+    def share_of(self, job_id: int, of: int) -> int:
+        """See :func:`share_of`."""
+        return share_of(job_id, of)
+
+    def open(self, plan: SpoolPlan) -> Spool:
+        """A watch on a StateSaveLocation."""
+        return SlurmSpool(
+            plan.root,
+            share=plan.share,
+            of=plan.of,
+            known=plan.known,
+            most_held=plan.most_held,
+        )
+
+
+SLURM = _Slurm()

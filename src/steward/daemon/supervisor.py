@@ -1,0 +1,468 @@
+"""Tells systemd how we are (sd_notify): ready, reloading, stopping, alive.
+
+The protocol is the one of systemd's sd_notify(3): a datagram of ``NAME=value``
+lines to the socket in ``NOTIFY_SOCKET``. Without it everything here does nothing.
+"""
+
+import ctypes
+import gc
+import logging
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import NoReturn
+
+import msgspec
+
+from steward.admin.status.parts import PartLine
+from steward.core import logs
+from steward.core.ending import adopt_orphans, end_below, end_with
+from steward.core.errors import StewardError
+from steward.core.leaving import NotLeft
+from steward.core.waiting import Backoff, Stop
+from steward.daemon.reload import Reloaded, ReloadListener
+
+log = logging.getLogger(__name__)
+
+
+class Notifier:
+    """The service manager's ear, if it has lent us one."""
+
+    def __init__(self) -> None:
+        self._address = os.environ.pop("NOTIFY_SOCKET", "")
+        microseconds = os.environ.get("WATCHDOG_USEC", "")
+        self._watchdog_s = int(microseconds) / 2e6 if microseconds.isdigit() else 0.0
+        self._alive_at = 0.0
+
+    def send(self, *lines: str) -> None:
+        """Say something; a service manager that does not listen is no reason to stop."""
+        if not self._address:
+            return
+        address = self._address
+        if address.startswith("@"):
+            address = "\0" + address[1:]
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+                out.settimeout(1.0)
+                out.sendto("\n".join(lines).encode(), address)
+        except OSError as error:
+            log.warning("cannot notify the service manager at %s: %s", self._address, error)
+
+    def ready(self) -> None:
+        """All parts are running."""
+        self.send("READY=1", f"STATUS=running, process {os.getpid()}")
+
+    def reloading(self) -> None:
+        """The configuration is being read again; :meth:`ready` ends it."""
+        self.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self) -> None:
+        """The end has begun."""
+        self.send("STOPPING=1")
+
+    def alive(self) -> None:
+        """Pat the watchdog, when it is due."""
+        now = time.monotonic()
+        if self._watchdog_s and now >= self._alive_at:
+            self._alive_at = now + self._watchdog_s
+            self.send("WATCHDOG=1")
+
+
+_PR_SET_NAME = 15
+_STAMP = struct.Struct("=d")
+_SAID = struct.Struct("=H510s")
+"""What a part said as it failed: its length, and the text."""
+_HELD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_STABLE_S = 30.0
+_STOP_LAST_S = 0.7
+_READY_S = 20.0
+
+Beat = Callable[[], None]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One process's work.
+
+    Attributes:
+        name: As it is shown in logs and in ps.
+        run: Does the work until the Stop is raised, beating at least every ``hang_s`` / 2.
+        after: Parts that should have beaten once before this one starts.
+        last: Whether it is stopped only when all others have ended.
+        hang_s: Seconds without a beat after which it counts as hung.
+    """
+
+    name: str
+    run: Callable[[Stop, Beat], None]
+    after: tuple[str, ...] = ()
+    last: bool = False
+    hang_s: float = 60.0
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Waiting times of a supervisor, in seconds.
+
+    Attributes:
+        tick_s: Longest time between two checks of the workers.
+        after_s: Longest time that a worker waits for the workers that it starts after.
+        stop_s: Longest time that workers may take to end before the supervisor kills them.
+    """
+
+    tick_s: float = 1.0
+    after_s: float = 2.0
+    stop_s: float = 4.0
+
+
+class _Child:
+    """What the supervisor knows of one part."""
+
+    def __init__(self, part: Part, slot: int) -> None:
+        self.part = part
+        self.slot = slot
+        self.pid = 0
+        self.started = 0.0
+        self.start_at = 0.0
+        self.backoff = Backoff(0.1, 10.0)
+        self.killed = False
+        self.since: datetime | None = None
+        self.restarts = 0
+        self.error = ""
+        self.error_at: datetime | None = None
+
+    def standing(self) -> PartLine:
+        """How it stands, for others to read."""
+        return PartLine(
+            name=self.part.name,
+            pid=self.pid,
+            since=self.since if self.pid else None,
+            restarts=self.restarts,
+            error=self.error,
+            error_at=self.error_at,
+        )
+
+
+Tell = Callable[[Sequence[PartLine]], None]
+
+
+class Supervisor:
+    """Runs parts until told to stop.
+
+    Args:
+        parts: What to run, in the order in which to start it.
+        reload: Called on SIGHUP and on request; returns the parts of the new configuration,
+            or raises StewardError to keep the present ones.
+        tell: Is told how the parts stand whenever that has changed.
+        listener: Takes requests for a reload.
+        timing: Waiting times. Defaults if None.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        reload: Callable[[], Sequence[Part]] | None = None,
+        tell: Tell = lambda _: None,
+        listener: ReloadListener | None = None,
+        *,
+        timing: Timing | None = None,
+    ) -> None:
+        self._listener = listener or ReloadListener()
+        self._reload = reload
+        self._tell = tell
+        self._timing = timing or Timing()
+        self._told: list[PartLine] = []
+        self._untold: list[PartLine] = []
+        self._stop = Stop()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._hangup = False
+        self._notifier = Notifier()
+        self._children: list[_Child] = []
+        self._announced = False
+        self._began = time.monotonic()
+        self._adopt(parts)
+
+    def run(self) -> int:
+        """Supervise until SIGTERM or SIGINT; the exit code."""
+        self._take_signals()
+        adopt_orphans()
+        # Collecting garbage would touch, and so copy, every page the parts share.
+        gc.collect()
+        gc.freeze()
+        while not self._stop.is_set():
+            self._reap()
+            self._start_due()
+            self._kill_hung()
+            # Who is told that all is ready may ask at once how each part stands.
+            self._tell_standings()
+            self._announce()
+            self._notifier.alive()
+            if self._hangup:
+                self._hangup = False
+                self._reload_parts()
+            fds = self._listener.fds if self._announced else ()
+            wait_s = self._timing.tick_s if self._announced else 0.05
+            if self._stop.wait(wait_s, self._wake_read, *fds):
+                with suppress(BlockingIOError):
+                    os.read(self._wake_read, 512)
+                # A request that comes while parts begin waits until these are answered for.
+                if fds and self._listener.accept():
+                    self._hangup = True
+        self._notifier.stopping()
+        self._listener.close()
+        left = self._end_all()
+        self._tell_standings()
+        if left:
+            log.error("left behind, since they cannot be killed: %s", ", ".join(left))
+        return 0
+
+    def _adopt(self, parts: Sequence[Part]) -> None:
+        # New stamps: a part of the former configuration may have been left behind, beating.
+        self._stamps = mmap.mmap(-1, mmap.PAGESIZE)
+        self._said = mmap.mmap(-1, max(1, len(parts)) * _SAID.size)
+        before = {child.part.name: child for child in self._children}
+        self._children = [_Child(part, slot) for slot, part in enumerate(parts)]
+        for child in self._children:
+            if child.part.name in before:
+                former = before[child.part.name]
+                child.restarts = former.restarts
+                child.error, child.error_at = former.error, former.error_at
+        if len(parts) * _STAMP.size > mmap.PAGESIZE:
+            raise StewardError(f"{len(parts)} parts are more than can be supervised")
+
+    def _take_signals(self) -> None:
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop.set())
+        signal.signal(signal.SIGHUP, self._on_hangup)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def _on_hangup(self, *_: object) -> None:
+        self._hangup = True
+
+    def _stamp(self, child: _Child) -> float:
+        return float(_STAMP.unpack_from(self._stamps, child.slot * _STAMP.size)[0])
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        beaten = {child.part.name for child in self._children if self._stamp(child)}
+        for child in self._children:
+            if child.pid or now < child.start_at:
+                continue
+            waits_for = set(child.part.after) - beaten
+            if waits_for and now - self._began < self._timing.after_s:
+                continue
+            self._start(child)
+
+    def _start(self, child: _Child) -> None:
+        _STAMP.pack_into(self._stamps, child.slot * _STAMP.size, 0.0)
+        _SAID.pack_into(self._said, child.slot * _SAID.size, 0, b"")
+        child.started = time.monotonic()
+        child.since = datetime.now(UTC)
+        child.killed = False
+        supervisor = os.getpid()
+        # A signal between fork and the part's own handlers would raise the supervisor's flag.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+        try:
+            _flush()
+            pid = os.fork()
+            if pid == 0:
+                self._become(child, supervisor, held)
+        except Exception as error:
+            # A limit on processes, no memory, a refusing hook: the other parts go on.
+            why = error.strerror if isinstance(error, OSError) else repr(error)
+            self._start_later(child, f"cannot be started: {why}")
+            return
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        child.pid = pid
+        log.debug("%s runs as process %d", child.part.name, pid)
+
+    def _become(self, child: _Child, supervisor: int, mask: set[signal.Signals | int]) -> NoReturn:
+        """In the new process: do the part's work, and end, whatever happens."""
+        code = 1
+        try:
+            code = self._be(child, supervisor, mask)
+        except BaseException:
+            # It must not go on as a second supervisor.
+            log.exception("%s cannot begin or end in order", child.part.name)
+        finally:
+            os._exit(code)
+
+    def _be(self, child: _Child, supervisor: int, mask: set[signal.Signals | int]) -> int:
+        """In the new process: do the part's work; the exit code."""
+        end_with(supervisor)
+        self._listener.forget()
+        name = f"steward {child.part.name}".encode()[:15]
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
+        logs.name_part(child.part.name)
+        stop = Stop()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        # A terminal's Ctrl-C reaches every process of the group; only the supervisor decides.
+        # SIGIO comes when a writer meets a lease that is being dropped anyway.
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGIO):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        stamps, offset = self._stamps, child.slot * _STAMP.size
+        said, place = self._said, child.slot * _SAID.size
+
+        def say(text: str) -> int:
+            words = text.encode("utf-8", "replace")[: _SAID.size - 2]
+            _SAID.pack_into(said, place, len(words), words)
+            return 1
+
+        def beat() -> None:
+            _STAMP.pack_into(stamps, offset, time.monotonic())
+
+        try:
+            child.part.run(stop, beat)
+        except StewardError as error:
+            if stop.is_set():
+                log.debug("%s ended with: %s", child.part.name, error)
+                return 0
+            log.error("%s: %s", child.part.name, error)
+            return say(str(error))
+        except BaseException as error:
+            log.exception("%s failed", child.part.name)
+            return say(f"{type(error).__name__}: {error}")
+        finally:
+            _flush()
+        return 0
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for child in self._children:
+                if child.pid == pid:
+                    self._ended(child, status)
+
+    def _ended(self, child: _Child, status: int) -> None:
+        child.pid = 0
+        _STAMP.pack_into(self._stamps, child.slot * _STAMP.size, 0.0)
+        if self._stop.is_set():
+            return
+        if time.monotonic() - child.started > _STABLE_S:
+            child.backoff.reset()
+        code = os.waitstatus_to_exitcode(status)
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        length, said = _SAID.unpack_from(self._said, child.slot * _SAID.size)
+        hung = "it did not move any more, and was ended" if child.killed else ""
+        self._start_later(child, how, said[:length].decode("utf-8", "replace") or hung)
+        child.restarts += 1
+        # What it had started is nobody's to wait for, or to time out.
+        end_below(os.getpid(), {other.pid for other in self._children})
+
+    def _start_later(self, child: _Child, why: str, error: str = "") -> None:
+        """Start a part again after its back-off.
+
+        Args:
+            child: The part.
+            why: What became of it, for the log.
+            error: Its own words; "" for ``why``.
+        """
+        wait_s = child.backoff.next_s()
+        child.start_at = time.monotonic() + wait_s
+        child.error = error or why
+        child.error_at = datetime.now(UTC)
+        log.warning("part %s %s; starting it again in %.1f s", child.part.name, why, wait_s)
+
+    def _tell_standings(self) -> None:
+        standings = [child.standing() for child in self._children]
+        if standings == self._told:
+            return
+        try:
+            self._tell(standings)
+        except NotLeft as error:
+            # Tried again at the next turn, and said once.
+            if standings != self._untold:
+                log.warning("how the parts stand is not written down yet: %s", error)
+            self._untold = standings
+        else:
+            self._told = standings
+
+    def _kill_hung(self) -> None:
+        now = time.monotonic()
+        for child in self._children:
+            since = self._stamp(child) or child.started
+            if child.pid and not child.killed and now - since > child.part.hang_s:
+                child.killed = True
+                log.error(
+                    "part %s has not moved for %.0f s; ending process %d",
+                    child.part.name,
+                    now - since,
+                    child.pid,
+                )
+                os.kill(child.pid, signal.SIGKILL)
+
+    def _announce(self) -> None:
+        """Tell the service manager once that everything is up."""
+        if self._announced:
+            return
+        waiting = tuple(one.part.name for one in self._children if not self._stamp(one))
+        if not waiting or time.monotonic() - self._began > _READY_S:
+            self._announced = True
+            self._notifier.ready()
+            self._listener.answer(Reloaded(waiting=waiting))
+            log.info("ready: %s", ", ".join(child.part.name for child in self._children))
+
+    def _reload_parts(self) -> None:
+        if self._reload is None:
+            self._listener.answer(Reloaded(error="this daemon has no configuration file"))
+            return
+        try:
+            parts = self._reload()
+        except StewardError as error:
+            log.error("the configuration is not taken, the present one stays: %s", error)
+            self._listener.answer(Reloaded(error=str(error)))
+            return
+        self._notifier.reloading()
+        log.info("reloading")
+        self._end_all()
+        self._adopt(parts)
+        self._began = time.monotonic()
+        self._announced = False
+
+    def _end_all(self) -> list[str]:
+        """End the parts, the last ones last; the names of those that cannot be ended."""
+        early = [child for child in self._children if not child.part.last]
+        late = [child for child in self._children if child.part.last]
+        self._end(early, self._timing.stop_s)
+        self._end(late, _STOP_LAST_S)
+        end_below(os.getpid())
+        for child in self._children:
+            if child.pid:
+                os.kill(child.pid, signal.SIGKILL)
+        self._wait_for(self._children, 0.2)
+        return [child.part.name for child in self._children if child.pid]
+
+    def _end(self, children: Sequence[_Child], timeout_s: float) -> None:
+        for child in children:
+            if child.pid:
+                os.kill(child.pid, signal.SIGTERM)
+        self._wait_for(children, timeout_s)
+
+    def _wait_for(self, children: Sequence[_Child], timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        while any(child.pid for child in children) and time.monotonic() < until:
+            for child in children:
+                if child.pid and os.waitpid(child.pid, os.WNOHANG)[0]:
+                    child.pid = 0
+            time.sleep(0.005)
+
+
+def _flush() -> None:
+    """Write out what is buffered: a new process would write it a second time."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a full disk, a closed pipe: parts run all the same
+            stream.flush()

@@ -1,0 +1,426 @@
+"""The daemon's configuration in the demo: each part's lines, in one file."""
+
+import glob
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from typing import Any, Final
+
+import msgspec
+
+from steward.accounting.page.shapes import PageAnswer
+from steward.admin.plugins import building, installing
+from steward.agent import agent
+from steward.bank.asking_upkeep import CheckAnswer
+from steward.core.errors import StewardError
+from steward.demo.jobs import Submission
+from steward.sandbox import Inside, Sandbox
+from steward.slurm.settings import ClusterSettings
+
+
+def configuration(
+    *,
+    state_dir: str,
+    socket: str,
+    cluster: str,
+    slurm: ClusterSettings,
+    munge_socket: str,
+    archive: str,
+    parts: list[str],
+) -> str:
+    """The text of the file.
+
+    Args:
+        state_dir: Where the daemon keeps its journal and databases.
+        socket: Where it is asked.
+        cluster: The cluster's name.
+        slurm: How its Slurm is asked.
+        munge_socket: Its munged's.
+        archive: The root of the archive.
+        parts: The lines of the parts that have tables of their own.
+    """
+    lines = [
+        f"state_dir = {toml(state_dir)}",
+        f"socket = {toml(socket)}",
+        "",
+        f"[cluster.{cluster}]",
+        f"slurm_conf = {toml(slurm.slurm_conf)}",
+        f"slurm_bin = {toml(slurm.slurm_bin)}",
+        f"spool = {toml(slurm.spool)}",
+        f"snapshot_interval_s = {slurm.snapshot_interval_s}",
+        f"munge_socket = {toml(munge_socket)}",
+        "",
+        # A job log closes days, which takes a driver; the demo is over before.
+        "[accounting]",
+        'type = "jobacct/none"',
+        "",
+        *parts,
+        "[archive.sink.files]",
+        f"path = {toml(archive)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it, which for what is here is as JSON does."""
+    return msgspec.json.encode(value).decode()
+
+
+UNANSWERED_S: Final = 10
+SLURM: Final = (f"SlurmdTimeout={UNANSWERED_S}",)
+"""So that slurmctld soon knows of a slurmd that has died."""
+RULE: Final = "drain_what_fails"
+
+_RULE: Final = f"""\
+---
+name: {RULE}
+description: What fails runs no jobs until somebody has looked at it.
+enabled: true
+trigger:
+  type: slurm.node.state
+criteria:
+  trigger.failed:
+    type: equals
+    pattern: true
+action:
+  ref: slurm.node.drain
+  parameters:
+    nodes: "{{{{ trigger.node }}}}"
+    reason: "was {{{{ trigger.old_state }}}}, became {{{{ trigger.state }}}}"
+context:
+  steward:
+    dedup_window: 10m
+    most_nodes_percent: 50
+"""
+
+
+def settings(directory: str) -> list[str]:
+    """The lines of the configuration file."""
+    return [
+        "[sensor]",
+        "enabled = true",
+        "interval_s = 1.0",
+        "triggers = false",
+        "",
+        "[rules]",
+        "enabled = true",
+        f"directories = [{json.dumps(directory)}]",
+        "shipped = false",
+        "most_nodes_percent = 50.0",
+        "",
+    ]
+
+
+def write_rule(directory: str) -> str:
+    """Write the rule's file; its path."""
+    path = f"{directory}/{RULE}.yaml"
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(_RULE)
+    return path
+
+
+PLUGIN_DIRS: Final = ("{directory}/etc",)
+CONTROLLER_ENV: Final = {"STEWARD_GATE_CONF": "{directory}/steward/gate.conf"}
+LIBRARY: Final = "job_submit_steward.so"
+ACCOUNT: Final = "chemistry"
+REFUSED: Final = 1
+"""What sbatch ends with when it is refused."""
+
+_PAID: Final = """\
+#!/bin/bash
+#SBATCH --job-name=paid
+#SBATCH --ntasks=2
+#SBATCH --time=00:05:00
+# Four seconds on two CPUs.
+sleep 4
+"""
+
+PAID: Final = Submission(
+    about="four seconds on two CPUs, with a limit of five minutes",
+    name="paid",
+    author=0,
+    script=_PAID.encode(),
+    command=("sbatch", f"--account={ACCOUNT}", "paid.sh"),
+)
+LARGE: Final = ("sbatch", f"--account={ACCOUNT}", "--time=20:00:00", "paid.sh")
+"""What the account cannot pay."""
+
+OPENING: Final = (
+    "steward bank rate create '*' --weight cpu=100",
+    f"steward bank account create {ACCOUNT} --owners {{owner}}",
+    f"steward bank deposit {ACCOUNT} 500 --reason 'a grant'",
+)
+"""How operators open the bank."""
+
+
+class Till:
+    """The bank's part that is in slurmctld.
+
+    Args:
+        sandbox: The cluster, brought up with ``PLUGIN_DIRS`` and ``CONTROLLER_ENV``.
+        trouble: Why it cannot be had; "" where it may.
+
+    Attributes:
+        trouble: Why it is not there; "" where it is.
+    """
+
+    def __init__(self, sandbox: Sandbox, trouble: str) -> None:
+        self._sandbox = sandbox
+        self.trouble = trouble or self._install()
+
+    @property
+    def settings(self) -> list[str]:
+        """The lines of the configuration file."""
+        if self.trouble:
+            return []
+        own = f"{self._sandbox.directory}/steward"
+        return [
+            "[bank]",
+            "enabled = true",
+            'unknown_accounts = "allow"',
+            "",
+            "[gate]",
+            f"socket = {json.dumps(f'{own}/gate.sock')}",
+            f"off_switch = {json.dumps(f'{own}/gate.off')}",
+            f"plugin_conf = {json.dumps(f'{own}/gate.conf')}",
+            "",
+        ]
+
+    def _install(self) -> str:
+        """Have slurmctld ask the gate; why that cannot be, or ""."""
+        directory = self._sandbox.directory
+        found = glob.glob(f"{glob.escape(directory)}/lib/*/{LIBRARY}")
+        if not found:
+            return f"{LIBRARY} was not built"
+        try:
+            shutil.copy(found[0], f"{directory}/etc/{LIBRARY}")
+            self._sandbox.configure("JobSubmitPlugins=steward")
+            self._sandbox.run(["scontrol", "reconfigure"])
+        except (OSError, StewardError) as error:
+            return str(error)
+        return ""
+
+
+def is_proved(answer: CheckAnswer) -> bool:
+    """Whether a look at the books found all as it should be, and looked at the holds, too."""
+    return not answer.findings and answer.holds is not None
+
+
+PLUGSTACK: Final = ("include {directory}/etc/plugstack.conf.d/*.conf",)
+HELD: Final = 300 * 1024**2
+"""Bytes that the job holds for a moment."""
+
+_BURST: Final = """\
+#!/bin/bash
+#SBATCH --job-name=burst
+# Hold 300 MB for a moment: tail keeps what it may have to print.
+head -c 300M /dev/zero | tail -c 300M | wc -c
+"""
+
+BURST: Final = Submission(
+    about="300 MB for a moment",
+    name="burst",
+    author=0,
+    script=_BURST.encode(),
+    # Slurm's default; the sandbox samples once a second, which not every short job is.
+    command=("sbatch", "--acctg-freq=task=30", "burst.sh"),
+)
+
+
+class Books:
+    """What compute nodes report with, in a sandbox.
+
+    Args:
+        sandbox: The cluster, brought up with ``PLUGSTACK``.
+        keep: Whether it is to live on when the caller ends.
+
+    Attributes:
+        trouble: Why nodes do not report; "" where they do.
+    """
+
+    def __init__(self, sandbox: Sandbox, *, keep: bool) -> None:
+        self._sandbox = sandbox
+        self._keep = keep
+        self._agent: Inside | None = None
+        self.listen = f"127.0.0.1:{_free_port()}"
+        self.trouble = self._build()
+
+    @property
+    def settings(self) -> list[str]:
+        """The lines of the configuration file."""
+        return [] if self.trouble else ["[nodes]", f"listen = {toml(self.listen)}", ""]
+
+    @property
+    def _lines(self) -> str:
+        return f"{self._sandbox.directory}/shim"
+
+    def _build(self) -> str:
+        plan = self._sandbox.plan
+        if os.geteuid() != 0 or not plan.contained:
+            return "nodes' agents run as root, and this demo does not"
+        libdir = f"{self._sandbox.directory}/lib"
+        headers = f"{plan.root}/usr/include" if plan.root else building.find_headers()
+        try:
+            installing.install_shim(
+                building.build(headers, libdir),
+                libdir=libdir,
+                plugstack=f"{self._sandbox.directory}/etc/plugstack.conf",
+                spool=self._lines,
+            )
+        except StewardError as error:
+            return str(error)
+        return ""
+
+    def start(self) -> None:
+        """Start one agent for all nodes, which looks every second."""
+        if self.trouble:
+            return
+        names = [name for name in self._sandbox.status() if name.startswith("slurmd.")]
+        nodes = [word for name in names for word in ("--node", name.removeprefix("slurmd."))]
+        words = [
+            *(sys.executable, "-I", str(agent.__file__)),
+            *("--spool", self._lines, "--to", self.listen, "--resident", "--every", "1"),
+            *("--jitter", "0", "--munge-socket", self._sandbox.plan.munge_socket, *nodes),
+        ]
+        user = self._sandbox.plan.spec.slurm_user
+        words += ["--user", user]
+        if self._keep:
+            # What is started inside ends with its caller, unless it becomes its own master.
+            words = ["setsid", "--fork", *words]
+        with open(f"{self._sandbox.directory}/log/agent.log", "ab") as log:
+            process = self._sandbox.popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/"
+            )
+        if self._keep:
+            process.wait(10)
+        else:
+            self._agent = process
+
+    def stop(self) -> None:
+        """End the agent."""
+        if self._agent is not None:
+            self._agent.kill()
+            self._agent.wait()
+            self._agent = None
+
+
+def is_told(page: PageAnswer) -> bool:
+    """Whether a job's page has all that its nodes have to tell."""
+    runs = page.runs
+    return bool(runs and runs[-1].steps) and not runs[-1].efficiency.at_least
+
+
+def peak_of(page: PageAnswer) -> int:
+    """The peak of memory that a job's page tells, in bytes."""
+    return page.runs[-1].efficiency.memory_used_bytes or 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+USER: Final = "steward-web"
+"""Who ``steward web`` runs as."""
+_LINK = re.compile(rb"^https?://\S+/login/\S+", re.MULTILINE)
+_ANSWERS_S: Final = 60.0
+
+
+class Pages:
+    """The process that serves the pages.
+
+    Args:
+        sandbox: Where it runs.
+        keep: Whether it is to live on when the caller ends.
+    """
+
+    def __init__(self, sandbox: Sandbox, *, keep: bool) -> None:
+        self._sandbox = sandbox
+        self._keep = keep
+        self._process: Inside | None = None
+        self.trouble = (
+            ""
+            if USER in sandbox.users
+            else "only root can have users of its own, and the pages run as one"
+        )
+        """Why there are none; "" if there are."""
+        self._port = 0 if self.trouble else _free_port()
+
+    @property
+    def url(self) -> str:
+        """Where they are."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def settings(self) -> list[str]:
+        """The lines of the configuration file."""
+        if self.trouble:
+            return []
+        return [
+            "[web]",
+            f"listen = {json.dumps(f'127.0.0.1:{self._port}')}",
+            f"user = {json.dumps(USER)}",
+            "",
+        ]
+
+    def start(self, daemon: str, log: str) -> None:
+        """Start it.
+
+        Args:
+            daemon: The daemon's socket.
+            log: The file that it writes to.
+        """
+        argv = ["steward", "web", "--socket", daemon]
+        if self._keep:
+            argv = ["setsid", "--fork", *argv]
+        with open(log, "ab") as said:
+            process = self._sandbox.popen(
+                argv,
+                user=USER,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+        if self._keep:
+            process.wait(_ANSWERS_S)
+        else:
+            self._process = process
+
+    def answers(self) -> bool:
+        """Whether the pages are there."""
+        import httpx
+
+        try:
+            return httpx.get(f"{self.url}/healthz", timeout=_ANSWERS_S).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def opens(self, link: str, user: str) -> bool:
+        """Whether a link logs its user in, and shows them their jobs."""
+        import httpx
+
+        with httpx.Client(base_url=self.url, timeout=_ANSWERS_S) as browser:
+            if f"Continue as {user}" not in browser.get(link).text:
+                return False
+            browser.post("/login", data={"secret": link.rpartition("/")[2]})
+            jobs = browser.get("/jobs")
+            return jobs.status_code == 200 and "relax" in jobs.text
+
+    def stop(self) -> None:
+        """End it, if it runs and is ours to end."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._process = None
+
+
+def link_in(said: bytes) -> str:
+    """The link in what ``steward login`` prints; "" if there is none."""
+    found = _LINK.search(said)
+    return found[0].decode() if found else ""

@@ -1,0 +1,408 @@
+"""The init of a sandbox: mounts, starts and minds what runs inside, and takes orders for it."""
+
+import os
+import select
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from steward.sandbox import configuration, layout, namespaces
+from steward.sandbox.configuration import MARIADB, SLURMDBD, node_names, socket_of
+from steward.sandbox.namespaces import MS_BIND, MS_REC, mount
+from steward.sandbox.spec import BACKUP, BACKUP_ADDRESS, CONTROLLER, Plan, SandboxError, Service
+
+START_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 5.0
+_STEP_S: Final = 0.02
+_RETRY_MS: Final = 200
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What the init is asked to do, one JSON line on its socket.
+
+    Attributes:
+        do: ``status``, ``signal``, ``start``, or ``plan`` to read the plan anew.
+        service: Its name.
+        number: The signal; the answer comes when the service has ended.
+        arguments: What to start the service with, beside what the plan says.
+    """
+
+    do: str
+    service: str = ""
+    number: int = 0
+    arguments: tuple[str, ...] = ()
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What the init answers.
+
+    Attributes:
+        error: Why not; "" if it was done.
+        running: The services by name, with their process id inside; 0 for one that has ended.
+    """
+
+    error: str = ""
+    running: dict[str, int] = {}
+
+
+class Init:
+    """The process inside that everything else descends from."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.running: dict[str, int] = {}
+        self.ended: dict[int, int] = {}
+        self.roots: set[str] = set()
+        self.asked_to_end = False
+        self._listening: socket.socket | None = None
+        self._etc: EtcFiles | None = None
+
+    def start(self) -> None:
+        """Bring up everything.
+
+        Raises:
+            SandboxError: A service ended at once, or the nodes do not come up.
+            OSError: Something cannot be mounted.
+        """
+        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._on_end)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        if self.plan.contained:
+            namespaces.settle(self.plan.host)
+            self._etc = _mount_all(self.plan)
+            self.roots.add(self.plan.root)
+        else:
+            namespaces.adopt_orphans()
+        for service in self.plan.services:
+            self._bring_up(service)
+        self._until(self.plan.services[-1].name, self._nodes_are_idle)
+        self._listening = self._listen()
+
+    def _bring_up(self, service: Service) -> None:
+        """Start a service, and return when those that come after it may start."""
+        if service.name == MARIADB:
+            self._command(configuration.making(self.plan.directory, self.plan.slurm_user))
+        self._spawn(service)
+        if service.name == "munged":
+            self._until(service.name, lambda: os.path.exists(self.plan.munge_socket))
+        elif service.name == MARIADB:
+            socket_path = socket_of(self.plan.directory)
+            self._until(service.name, lambda: os.path.exists(socket_path))
+        elif service.name == SLURMDBD:
+            self._until(service.name, lambda: _answers(self.plan.slurmdbd_port))
+            for words in configuration.peopling(self.plan):
+                self._command((f"{self.plan.slurm_bin}/sacctmgr", "-i", *words))
+        elif service.name == CONTROLLER:
+            self._until(service.name, lambda: _answers(self.plan.ports[0]))
+        elif service.name == BACKUP:
+            self._until(service.name, lambda: _answers(self.plan.ports[0], BACKUP_ADDRESS))
+
+    def _command(self, argv: tuple[str, ...]) -> str:
+        """Run a command to its end; returns what it said.
+
+        Raises:
+            SandboxError: It failed, or took too long.
+        """
+        # One child and no other: a reaper beside subprocess would take its result away.
+        try:
+            result = subprocess.run(
+                argv,
+                env={"SLURM_CONF": self.plan.slurm_conf, "LC_ALL": "C", "PATH": _PATH},
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=START_TIMEOUT_S,
+                check=True,
+            )
+        except subprocess.CalledProcessError as error:
+            said = (error.stdout + error.stderr).strip().splitlines() or ["nothing"]
+            raise SandboxError(f"{' '.join(argv)} failed and said: {said[-1]}", argv) from None
+        except subprocess.TimeoutExpired:
+            raise SandboxError(
+                f"{' '.join(argv)} did not end within {START_TIMEOUT_S:.0f} s", argv
+            ) from None
+        return result.stdout
+
+    def serve(self) -> None:
+        """Mind the services and take orders until asked to end."""
+        if self._listening is None:
+            raise SandboxError("the sandbox was not started", self.plan)
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._listening, select.POLLIN)
+        if self._etc is not None:
+            poll.register(self._etc.changes, select.POLLPRI)
+        while not self.asked_to_end:
+            is_whole = self._etc is None or self._etc.restore()
+            ready = {fd for fd, _ in poll.poll(None if is_whole else _RETRY_MS)}
+            if self._wake in ready:
+                os.read(self._wake, 512)
+            self._reap()
+            if self._listening.fileno() in ready:
+                self._take_order(self._listening)
+        self._stop()
+
+    def _on_end(self, _number: int, _frame: object) -> None:
+        self.asked_to_end = True
+
+    def _spawn(self, service: Service, arguments: tuple[str, ...] = ()) -> None:
+        argv = [*service.argv, *arguments]
+        env = {
+            "PATH": _PATH,
+            "SLURM_CONF": self.plan.slurm_conf,
+            "HOME": "/",
+            "LC_ALL": "C",
+        } | service.env
+        log = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self.running[service.name] = os.posix_spawn(
+            argv[0],
+            argv,
+            env,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, service.log, log, 0o644),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+            setsigdef=namespaces.IGNORED_BY_PYTHON,
+        )
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for name, running in self.running.items():
+                if running == pid:
+                    self.running[name] = 0
+                    self.ended[pid] = os.waitstatus_to_exitcode(status)
+
+    def _until(self, name: str, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not ready():
+            self._reap()
+            if self.asked_to_end:
+                raise SandboxError("the sandbox was asked to end before it was up", self.plan)
+            dead = [other for other, pid in self.running.items() if pid == 0]
+            if dead:
+                raise SandboxError(f"{dead[0]} has ended: {self._last_words(dead[0])}", self.plan)
+            if time.monotonic() > deadline:
+                raise SandboxError(
+                    f"{name} is not ready after {START_TIMEOUT_S:.0f} s: {self._last_words(name)}",
+                    self.plan,
+                )
+            time.sleep(_STEP_S)
+
+    def _last_words(self, name: str) -> str:
+        log = f"{self.plan.directory}/log/{name}"
+        for path in (f"{log}.log", f"{log}.out"):
+            try:
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    lines = [line.strip() for line in file if line.strip()]
+            except FileNotFoundError:
+                continue
+            if lines:
+                wrong = [line for line in lines if "error" in line or "fatal" in line]
+                return f"{(wrong or lines)[-1]} (see {path})"
+        return "it said nothing"
+
+    def _nodes_are_idle(self) -> bool:
+        # Of the nodes that have a slurmd alone: a spec may bring others, which are only counted.
+        names = ",".join(node_names(self.plan.spec))
+        command = f"{self.plan.slurm_bin}/sinfo"
+        sinfo = (command, "-h", "-N", "-p", "main", "-n", names, "-o", "%T")
+        try:
+            return self._command(sinfo).split() == ["idle"] * self.plan.spec.nodes
+        except SandboxError:
+            return False  # slurmctld is not as far as that
+
+    def _listen(self) -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(self.plan.control_socket)
+        listening.listen(16)
+        return listening
+
+    def _take_order(self, listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, connection.makefile("rwb") as stream:
+            connection.settimeout(STOP_TIMEOUT_S)
+            try:
+                order = msgspec.json.decode(stream.readline(), type=Order)
+                error = self._obey(order)
+                answer = Answer(error=error, running=self.running)
+                stream.write(msgspec.json.encode(answer) + b"\n")
+                stream.flush()
+            except (OSError, msgspec.MsgspecError):
+                return  # the one who asked has gone or speaks nonsense: nobody to answer
+
+    def _obey(self, order: Order) -> str:
+        if order.do == "status":
+            return ""
+        if order.do == "plan":
+            return self._take_plan()
+        service = next((one for one in self.plan.services if one.name == order.service), None)
+        if service is None:
+            return f"there is no service {order.service!r}"
+        if order.do == "start":
+            if self.running.get(service.name):
+                return f"{service.name} is running"
+            self._spawn(service, order.arguments)
+            return ""
+        if order.do == "signal":
+            return self._signal(service.name, order.number)
+        return f"there is no order {order.do!r}"
+
+    def _take_plan(self) -> str:
+        """Follow a plan that has changed; daemons that run are left as they are."""
+        try:
+            plan = layout.read(self.plan.directory)
+            if self._etc is not None and plan.root and plan.root not in self.roots:
+                _enter_root(plan, self._etc)
+                self.roots.add(plan.root)
+        except (SandboxError, OSError) as error:
+            return str(error)
+        self.plan = plan
+        return ""
+
+    def _signal(self, name: str, number: int) -> str:
+        pid = self.running.get(name, 0)
+        if not pid:
+            return f"{name} is not running"
+        os.kill(pid, number)
+        deadline = time.monotonic() + 30
+        while self.running[name] and number in (signal.SIGTERM, signal.SIGKILL):
+            if time.monotonic() > deadline:
+                return f"{name} does not end"
+            time.sleep(_STEP_S)
+            self._reap()
+        return ""
+
+    def _stop(self) -> None:
+        # slurmctld first and with time to save its state; the rest needs no ceremony.
+        for name in sorted(self.running, key=lambda name: name not in (CONTROLLER, BACKUP)):
+            if self.running.get(name):
+                os.kill(self.running[name], signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while any(self.running.values()) and time.monotonic() < deadline:
+            time.sleep(_STEP_S)
+            self._reap()
+
+
+def _answers(port: int, address: str = "127.0.0.1") -> bool:
+    try:
+        socket.create_connection((address, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+class EtcFiles:
+    """The sandbox's files of users and hosts, bound over the machine's.
+
+    A program that replaces /etc/passwd on the machine takes away what is bound over it, in
+    every mount namespace. So the files are bound again whenever mounts change; not so where
+    somebody has mounted another /etc in the sandbox.
+
+    Args:
+        directory: Where the sandbox's own files are.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._places: list[tuple[str, str, os.stat_result]] = []
+        # Readable by priority when mounts of this namespace change, see proc_pid_mountinfo(5).
+        self.changes = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+
+    def bind_into(self, root: str) -> None:
+        """Bind the files below another root directory; "" for the machine's.
+
+        Raises:
+            OSError: It is not permitted.
+        """
+        for name in ("passwd", "group", "hosts"):
+            etc = os.stat(f"{root}/etc")
+            self._places.append((f"{self._directory}/{name}", f"{root}/etc/{name}", etc))
+        self.restore()
+
+    def restore(self) -> bool:
+        """Bind each file that is not bound; whether all are now.
+
+        Raises:
+            OSError: It is not permitted.
+        """
+        is_whole = True
+        for ours, place, etc in self._places:
+            try:
+                if not os.path.samestat(os.stat(os.path.dirname(place)), etc):
+                    continue
+                if os.path.exists(ours) and not os.path.samefile(ours, place):
+                    mount(ours, place, flags=MS_BIND)
+            except FileNotFoundError:
+                is_whole = False  # just being replaced
+        return is_whole
+
+
+def _mount_all(plan: Plan) -> EtcFiles:
+    etc = EtcFiles(f"{plan.directory}/etc")
+    etc.bind_into("")
+    # A name cache of the machine would answer for its own users before our files are read.
+    if os.path.isdir("/run/nscd") and os.geteuid() == 0:
+        mount("tmpfs", "/run/nscd", "tmpfs", data="mode=755")
+    # First: what is then bound into another root directory is open there, too.
+    for directory in plan.opened:
+        _open(directory)
+    if plan.root:
+        _enter_root(plan, etc)
+    return etc
+
+
+def _enter_root(plan: Plan, etc: EtcFiles) -> None:
+    """Have the sandbox's users, directories and devices in another root directory."""
+    etc.bind_into(plan.root)
+    for name in ("dev", "sys"):
+        mount(f"/{name}", f"{plan.root}/{name}", flags=MS_BIND | MS_REC)
+    mount("proc", f"{plan.root}/proc", "proc")
+    mount("/tmp", f"{plan.root}/tmp", flags=MS_BIND | MS_REC)  # noqa: S108 - jobs expect the same
+    for directory in plan.opened:
+        there = plan.root + directory
+        if os.path.isdir(there) and not os.stat(there).st_mode & stat.S_IXOTH:
+            _open(there)
+    inside = plan.root + plan.directory
+    os.makedirs(inside, exist_ok=True)
+    mount(plan.directory, inside, flags=MS_BIND)
+
+
+def _open(directory: str) -> None:
+    """Let everybody pass through a directory, without changing it for the machine.
+
+    Its place is taken by an empty one that can be passed but not listed, and
+    each of its entries is bound into that under its name.
+    """
+    # By descriptor, since everything below its path, the sandbox perhaps too, is soon covered.
+    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        mount("tmpfs", directory, "tmpfs", data="mode=711,size=1m")
+        for entry in os.scandir(held):
+            source, target = f"/proc/self/fd/{held}/{entry.name}", f"{directory}/{entry.name}"
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISLNK(mode):
+                os.symlink(os.readlink(source), target)
+                continue
+            if stat.S_ISDIR(mode):
+                os.mkdir(target, 0o700)
+            else:
+                os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            mount(source, target, flags=MS_BIND | MS_REC)
+    finally:
+        os.close(held)

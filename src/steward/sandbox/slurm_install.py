@@ -1,0 +1,325 @@
+"""Where Slurm's programs are: those that are installed, or those of a root directory."""
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from glob import glob
+from typing import Final
+
+import msgspec
+
+from steward.sandbox.spec import SandboxError, SlurmMissing
+
+SUITES: Final = {"24.11": "trixie", "26.05": "forky"}
+"""Debian's suite that packages each version of Slurm."""
+
+PACKAGES: Final = ("slurmctld", "slurmd", "slurm-client", "slurmdbd", "munge", "libslurm-dev")
+DEFAULT_MIRROR: Final = "http://deb.debian.org/debian"
+_DEFAULT_CACHE: Final = "/var/cache/steward/roots"
+_WHOLE: Final = ".steward-root"
+_SCRIPTS: Final = "/usr/share/debootstrap/scripts"
+_TIMEOUT_S: Final = 1800.0
+_SAY_EVERY_S: Final = 2.0
+
+
+class Loading(msgspec.Struct, frozen=True, kw_only=True):
+    """How a program of a root is started without entering the root.
+
+    Attributes:
+        loader: The root's dynamic loader.
+        libraries: Its directories of shared libraries.
+        plugins: Its directory of Slurm's plugins, valid inside the root too.
+    """
+
+    loader: str
+    libraries: tuple[str, ...]
+    plugins: str
+
+
+def cache() -> str:
+    """Where roots are kept; STEWARD_ROOTS in the environment says otherwise."""
+    return os.path.realpath(os.environ.get("STEWARD_ROOTS") or _DEFAULT_CACHE)
+
+
+def ensure(version: str, say: Callable[[str], None]) -> str:
+    """The root directory with a version of Slurm, made if there is none yet.
+
+    Args:
+        version: ``24.11``, or to the patch level ``24.11.5``.
+        say: Is told, a line at a time, how it goes on.
+
+    Raises:
+        SlurmMissing: The version is not among ``SUITES``, or debootstrap is not here.
+        SandboxError: The root cannot be made.
+    """
+    series = ".".join(version.split(".")[:2])
+    suite = SUITES.get(series)
+    if suite is None:
+        known = " and ".join(SUITES)
+        raise SlurmMissing(f"Slurm {version} cannot be had here, only {known}", version)
+    if os.geteuid() != 0:
+        raise SlurmMissing(f"Slurm {version} takes root: run this as root", version)
+    root = f"{cache()}/{series}"
+    try:
+        os.makedirs(cache(), mode=0o755, exist_ok=True)
+        with _locked(f"{root}.lock", say):
+            if not os.path.exists(f"{root}/{_WHOLE}"):
+                _make(root, series, suite, say)
+    except OSError as error:
+        raise SandboxError(f"{error.filename or root}: {error.strerror}", root) from error
+    return root
+
+
+def loading(root: str) -> Loading:
+    """How to start a root's programs from outside.
+
+    Raises:
+        SandboxError: The root is damaged.
+    """
+    loaders = sorted(glob(f"{root}/usr/lib*/ld-linux*.so.*"))
+    plugins = sorted(glob(f"{root}/usr/lib/*/slurm-wlm"))
+    if not loaders or not plugins:
+        raise SandboxError(f"{root} is damaged: remove it, it will be made again", root)
+    libraries = (os.path.dirname(plugins[0]), plugins[0], f"{root}/usr/lib")
+    return Loading(loader=loaders[0], libraries=libraries, plugins=plugins[0])
+
+
+@contextmanager
+def _locked(path: str, say: Callable[[str], None]) -> Iterator[None]:
+    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another process that is making the same root directory")
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _make(root: str, series: str, suite: str, say: Callable[[str], None]) -> None:
+    if shutil.which("debootstrap", path="/usr/sbin:/usr/bin:/sbin") is None:
+        raise SlurmMissing(
+            f"Slurm {series} is taken from Debian by debootstrap: apt-get install debootstrap",
+            series,
+        )
+    say(f"making a root directory with Slurm {series} from Debian {suite}, once")
+    for left in glob(f"{root}.new-*"):
+        shutil.rmtree(left)  # what a making that was killed has left; we hold the lock
+    work = tempfile.mkdtemp(prefix=f"{series}.new-", dir=os.path.dirname(root))
+    try:
+        os.chmod(work, 0o755)  # noqa: S103 - a root directory is everybody's to enter
+        _forbid_services(work)
+        _debootstrap(work, suite, say)
+        _finish(work, root, series)
+        if os.path.exists(root):
+            shutil.rmtree(root)
+        os.rename(work, root)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    say(f"made {root}")
+
+
+def _forbid_services(work: str) -> None:
+    # invoke-rc.d(8): 101 forbids the start of a service while its package is installed.
+    os.makedirs(f"{work}/usr/sbin")
+    path = f"{work}/usr/sbin/policy-rc.d"
+    with open(path, "w") as file:
+        file.write("#!/bin/sh\nexit 101\n")
+    os.chmod(path, 0o755)  # noqa: S103 - a script that packages of the root run
+
+
+def _debootstrap(work: str, suite: str, say: Callable[[str], None]) -> None:
+    mirror = os.environ.get("STEWARD_DEBIAN_MIRROR") or DEFAULT_MIRROR
+    script = f"{_SCRIPTS}/{suite}"
+    argv = [
+        # Mounts and processes that it makes end with it, whatever ends it.
+        *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
+        *("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"),
+        *(suite, work, mirror),
+        # A suite that is younger than the debootstrap at hand is made as sid is.
+        *(() if os.path.exists(script) else (f"{_SCRIPTS}/sid",)),
+    ]
+    env = {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "LC_ALL": "C",
+        "DEBIAN_FRONTEND": "noninteractive",
+    }
+    env |= {k: v for k, v in os.environ.items() if k.lower().endswith("_proxy")}
+    with subprocess.Popen(
+        argv,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            last = _follow(process, say)
+            code = process.wait(60)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    if code:
+        raise SandboxError(f"debootstrap of {suite} from {mirror} failed: {last}", suite)
+
+
+def _follow(process: "subprocess.Popen[str]", say: Callable[[str], None]) -> str:
+    started = said = time.monotonic()
+    last = ""
+    for line in process.stdout or ():
+        now = time.monotonic()
+        if now - started > _TIMEOUT_S:
+            raise SandboxError(f"debootstrap took longer than {_TIMEOUT_S:.0f} s", process)
+        last = line.strip() or last
+        if now - said >= _SAY_EVERY_S:
+            said = now
+            say(f"  {now - started:3.0f} s  {last.removeprefix('I: ')}")
+    return last
+
+
+def _finish(work: str, root: str, series: str) -> None:
+    result = subprocess.run(
+        ["/usr/sbin/chroot", work, "/usr/sbin/slurmctld", "-V"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if f" {series}." not in result.stdout:
+        said = (result.stdout + result.stderr).strip()
+        raise SlurmMissing(f"Debian does not have Slurm {series} there any more but {said}", series)
+    for leftover in glob(f"{work}/var/cache/apt/archives/*.deb") + glob(
+        f"{work}/var/lib/apt/lists/*_*"
+    ):
+        os.unlink(leftover)
+    with open(f"{work}/etc/hosts", "ab"):
+        pass  # to be covered by a sandbox's own
+    # slurm.conf names the plugins once, for daemons inside the root and commands outside it:
+    # inside, the root's own path leads to the root.
+    os.makedirs(os.path.dirname(work + root), exist_ok=True)
+    os.symlink("/", work + root)
+    with open(f"{work}/{_WHOLE}", "w") as file:
+        file.write(f"{series}\n")
+
+
+DAEMONS: Final = ("slurmctld", "slurmd", "munged")
+COMMANDS: Final = (
+    *("sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol"),
+    *("scrontab", "sdiag", "sinfo", "sprio", "squeue", "sreport", "srun", "sshare", "sstat"),
+    *("strigger", "munge", "unmunge"),
+)
+_PLUGINS: Final = (
+    *("/usr/lib/*/slurm-wlm", "/usr/lib64/slurm", "/usr/lib/slurm"),
+    *("/usr/local/lib/slurm", "/opt/slurm/lib/slurm"),
+)
+# Daemons lie in directories that an ordinary user's PATH does not hold.
+_MORE_PLACES: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/opt/slurm/sbin", "/opt/slurm/bin")
+
+
+class Slurm(msgspec.Struct, frozen=True, kw_only=True):
+    """One Slurm that can be run.
+
+    Attributes:
+        version: ``22.05.8``.
+        root: Root directory that it is started in; "" for the machine's own.
+        daemons: Path of each of ``DAEMONS`` below the root, and of slurmdbd where it is.
+        commands: Directory of the commands below the root.
+    """
+
+    version: str
+    root: str
+    daemons: dict[str, str]
+    commands: str
+
+    def argv(self, daemon: str, *arguments: str) -> tuple[str, ...]:
+        """What to start for a daemon.
+
+        Raises:
+            SlurmMissing: It is not installed.
+        """
+        if daemon not in self.daemons:
+            raise SlurmMissing(
+                f"{daemon} is not installed (Debian: apt-get install {daemon})", daemon
+            )
+        prefix = ("/usr/sbin/chroot", self.root) if self.root else ()
+        return (*prefix, self.daemons[daemon], *arguments)
+
+
+def installed() -> Slurm | None:
+    """The Slurm that is installed on this machine; None if any of it is missing."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_MORE_PLACES])
+    found = {name: shutil.which(name, path=path) for name in (*DAEMONS, "sbatch")}
+    paths = {name: os.path.abspath(where) for name, where in found.items() if where}
+    if len(paths) < len(found):
+        return None
+    commands = os.path.dirname(paths.pop("sbatch"))
+    slurmdbd = shutil.which("slurmdbd", path=path)
+    if slurmdbd:
+        paths["slurmdbd"] = os.path.abspath(slurmdbd)
+    return Slurm(version=_version((paths["slurmctld"],)), root="", daemons=paths, commands=commands)
+
+
+def find(version: str, say: Callable[[str], None]) -> Slurm:
+    """The Slurm of a version, made ready if that is needed.
+
+    Args:
+        version: ``24.11`` or ``24.11.5``; "" for the installed one.
+        say: Is told, a line at a time, about work that takes long.
+
+    Raises:
+        SlurmMissing: It is not here and cannot be had.
+    """
+    here = installed()
+    if not version:
+        if here is None:
+            raise SlurmMissing(
+                "no complete Slurm is installed: install slurmctld, slurmd, the client commands "
+                "and munge (Debian: apt-get install slurmctld slurmd slurm-client munge)"
+            )
+        return here
+    if here is not None and f"{here.version}.".startswith(f"{version}."):
+        return here
+    root = ensure(version, say)
+    daemons = {name: f"/usr/sbin/{name}" for name in (*DAEMONS, "slurmdbd")}
+    exact = _version(("/usr/sbin/chroot", root, daemons["slurmctld"]))
+    return Slurm(version=exact, root=root, daemons=daemons, commands="/usr/bin")
+
+
+def installed_plugins() -> str:
+    """Return the plugin directory of the installed Slurm: beside its daemons, or a usual place.
+
+    Raises:
+        SlurmMissing: There is none.
+    """
+    slurm = installed()
+    prefix = os.path.dirname(os.path.dirname(slurm.daemons["slurmctld"])) if slurm else ""
+    beside = (f"{prefix}/lib/slurm", f"{prefix}/lib64/slurm") if prefix not in ("", "/usr") else ()
+    for pattern in (*beside, *_PLUGINS):
+        for path in sorted(glob(f"{pattern}/select_cons_tres.so")):
+            return os.path.dirname(path)
+    raise SlurmMissing(f"Slurm's plugins are in none of {', '.join(_PLUGINS)}", _PLUGINS)
+
+
+def _version(argv: tuple[str, ...]) -> str:
+    try:
+        result = subprocess.run(
+            [*argv, "-V"], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxError(f"{argv[-1]} does not run: {error}", argv) from error
+    match = re.search(r"\d+\.\d+\.\d+", result.stdout)
+    if match is None:
+        said = (result.stdout + result.stderr).strip()
+        raise SandboxError(f"{argv[-1]} -V did not name its version but said: {said!r}", argv)
+    return match.group()
