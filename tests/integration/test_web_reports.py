@@ -12,7 +12,7 @@ from submitting import submit_to, wait_until
 from webbing import OPERATOR, USERS, WebSite
 
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.web.report_kinds import KINDS
+from steward.web.pages.reports import KINDS
 
 pytestmark = pytest.mark.wide
 

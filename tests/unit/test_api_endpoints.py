@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.daemon.registry import ACTIONS
-from steward.web.api.describing import description
-from steward.web.api.endpoints import ASKS, ENDPOINTS, Endpoint
-from steward.web.api.reading import body_of, parameters
+from steward.web.api.endpoints import ASKS, ENDPOINTS, Endpoint, body_of, parameters
+from steward.web.api.openapi import description
 from steward.web.application import application
-from steward.web.desk import Desk
+from steward.web.daemon_client import Desk
 from steward.web.settings import WebSettings
 
 # How handlers name what they are given is to change in a Litestar that is not out yet.

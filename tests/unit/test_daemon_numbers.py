@@ -20,8 +20,7 @@ from steward.client.sockets import remote
 from steward.core.actions import LEAST, MOST, Action, ActionError, Registry, is_in_bounds
 from steward.core.errors import UsageError
 from steward.daemon.registry import ACTIONS
-from steward.web.api.endpoints import ASKS
-from steward.web.api.reading import body
+from steward.web.api.endpoints import ASKS, body
 
 BY_BODY = {one.action: one for one in ASKS}
 HUGE = st.integers(MOST + 1, 10**400) | st.integers(-(10**400), LEAST - 1)

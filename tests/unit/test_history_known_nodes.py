@@ -14,9 +14,9 @@ from steward.admin.credentials.shapes import MeAnswer
 from steward.core.access import Asker
 from steward.core.errors import Refused
 from steward.reports.history.shapes import NodesAnswer, NodesRequest
-from steward.web.desk import Desk
-from steward.web.known_nodes import KnownNodes
-from steward.web.visit import Visit
+from steward.web.authentication import Visit
+from steward.web.daemon_client import Desk
+from steward.web.node_map import KnownNodes
 
 
 @pytest.fixture

@@ -16,11 +16,10 @@ from steward.archive.answers import DiffAnswer, HitLine
 from steward.archive.messages import Content
 from steward.archive.shapes import JobLine
 from steward.core.errors import UsageError
-from steward.web.comparing import diff_lines
-from steward.web.highlighting import MOST_LETTERS, MOST_LINES, beginning, highlighted, marked
-from steward.web.job_columns import COLUMNS, USUAL, Shown
-from steward.web.job_facts import exactly, plots_of
-from steward.web.job_views import MOST_ROWS, View, terms_of
+from steward.web.formats import MOST_LETTERS, MOST_LINES, beginning, highlighted, marked
+from steward.web.job_list import COLUMNS, MOST_ROWS, USUAL, Shown, View, terms_of
+from steward.web.pages.comparison import diff_lines
+from steward.web.pages.job import exactly, plots_of
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J\u202e&\"'"
 

@@ -16,7 +16,7 @@ from steward.admin.status.shapes import StatusShowRequest
 from steward.capture.nodes.last_seen import Refusals, refusals_in
 from steward.capture.settings import NodesSettings
 from steward.daemon.registry import action_registry
-from steward.web.troubles import Trouble, troubles
+from steward.web.pages.status import Trouble, troubles
 
 __all__ = ["site"]
 

@@ -22,7 +22,7 @@ from steward.admin.credentials.shapes import MeAnswer
 from steward.core.serving import Served, headed, limited, listen, serve
 from steward.core.waiting import Stop
 from steward.web.application import application
-from steward.web.desk import Desk
+from steward.web.daemon_client import Desk
 from steward.web.settings import WebSettings
 
 # How handlers name what they are given is to change in a Litestar that is not out yet.

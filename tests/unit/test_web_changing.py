@@ -9,9 +9,9 @@ from steward.admin.status.shapes import ConsumerLine, DiskLine, StatusShowAnswer
 from steward.automation.catalogue import operations
 from steward.automation.describing import read
 from steward.core.errors import UsageError
-from steward.web.changing import VERBS, lines_of, run_request, verbs_of
-from steward.web.showing import pretty
-from steward.web.troubles import troubles
+from steward.web.formats import pretty
+from steward.web.pages.nodes import VERBS, lines_of, run_request, verbs_of
+from steward.web.pages.status import troubles
 
 GIVEN = {
     "nodes": "n[1-2]",

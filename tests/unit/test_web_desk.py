@@ -15,14 +15,14 @@ import pytest
 from harness.socket import LIMITS, Done, Question, Step, Told, registry, serving
 from steward.core.errors import Refused
 from steward.daemon.requests import answer_line
-from steward.web import desk as desks
-from steward.web.desk import DaemonAway, Desk
+from steward.web import daemon_client
+from steward.web.daemon_client import DaemonAway, Desk
 from steward.web.errors import WebError
 
 
 @pytest.fixture(autouse=True)
 def actions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desks, "ACTIONS", {action.name: action for action in registry()})
+    monkeypatch.setattr(daemon_client, "ACTIONS", {action.name: action for action in registry()})
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steward.web.authentication import Rate
 from steward.web.errors import TooMany
-from steward.web.limiting import Rate
 
 
 class Clock:

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from steward.web.places import Crowded, PlacesOfEach, take
+from steward.web.daemon_client import Crowded, PlacesOfEach, take
 
 
 def test_only_so_many_wait_for_the_places_of_one() -> None:

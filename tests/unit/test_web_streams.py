@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from steward.web.errors import TooMany
-from steward.web.streams import Streams, watched
+from steward.web.event_stream import Streams, watched
 
 
 def request() -> Any:

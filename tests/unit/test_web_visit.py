@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from litestar.testing import RequestFactory
 
 from steward.admin.credentials.shapes import MeAnswer
-from steward.web.desk import Desk
+from steward.web.authentication import Doorkeeper, Rate, Visit, is_ours
+from steward.web.daemon_client import Desk
 from steward.web.errors import LoginNeeded, TooMany
-from steward.web.limiting import Rate
 from steward.web.settings import WebSettings
-from steward.web.visit import Doorkeeper, Visit, is_ours
 
 HEX = "0123456789abcdef"
 

@@ -17,7 +17,7 @@ from steward.core.actions import Action, Registry
 from steward.core.munge.requests import digest
 from steward.daemon.answers import Limits
 from steward.web.application import application
-from steward.web.desk import Desk
+from steward.web.daemon_client import Desk
 from steward.web.settings import WebSettings
 
 # How handlers name what they are given is to change in a Litestar that is not out yet.

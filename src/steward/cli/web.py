@@ -13,7 +13,7 @@ def app(
     [web]. Run it as the user that is named there. SIGTERM and Ctrl-C end it.
     """
     from steward.core.logs import set_up
-    from steward.web.run import run
+    from steward.web.application import run
 
     set_up(log_level, "web")
     run(socket)

@@ -1,8 +1,12 @@
 """The application that ``steward web`` serves: pages, API, static files, and what guards them."""
 
+import asyncio
+import gc
 import logging
 import math
-from collections.abc import Sequence
+import os
+import signal
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -15,19 +19,30 @@ from litestar.static_files import create_static_files_router
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from steward.admin.credentials.errors import NotKnown
+from steward.admin.credentials.shapes import SettingsAnswer, SettingsRequest
 from steward.core.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
 from steward.core.munge.requests import SCHEME
+from steward.core.processes import refuse_core_dumps
+from steward.core.serving import Served, listen, serve
+from steward.core.waiting import Backoff, Stop
 from steward.daemon.requests import LONGEST_REQUEST
 from steward.web.api import ROUTES as API
-from steward.web.api.problems import problem
-from steward.web.desk import Desk
-from steward.web.errors import LoginNeeded, NoSuchPage, TooLarge, TooMany, WrongMedia, WrongRequest
-from steward.web.known_nodes import KnownNodes
-from steward.web.limiting import Rate
+from steward.web.api.responses import problem
+from steward.web.authentication import Doorkeeper, Rate, Visit
+from steward.web.daemon_client import DaemonAway, Desk
+from steward.web.errors import (
+    LoginNeeded,
+    NoSuchPage,
+    TooLarge,
+    TooMany,
+    WebError,
+    WrongMedia,
+    WrongRequest,
+)
+from steward.web.node_map import KnownNodes
 from steward.web.pages import ROUTES as PAGES
 from steward.web.rendering import HEADERS, STATIC, Renderer
 from steward.web.settings import WebSettings
-from steward.web.visit import Doorkeeper, Visit
 
 log = logging.getLogger(__name__)
 
@@ -206,3 +221,61 @@ def _answer(
 def _is_api(request: Ask) -> bool:
     prefix: str = request.app.state.pages.prefix
     return request.url.path.removeprefix(prefix).startswith(API_PATH)
+
+
+def run(socket: str, *, change: Callable[[WebSettings], WebSettings] = lambda web: web) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        socket: The daemon's.
+        change: What the command line says in place of [web].
+
+    Raises:
+        WebError: [web] says that there are no pages.
+        StewardError: The daemon does not let this user serve, or the address is taken.
+    """
+    refuse_core_dumps()
+    stop = Stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    web = _settings(socket, stop)
+    if web is None:
+        return
+    web = change(web)
+    if not web.listen:
+        raise WebError("there are no pages: set 'listen' in [web], and reload the daemon")
+    if os.geteuid() == 0:
+        log.warning("the pages run as root: have them run as %s, [web] user", web.user)
+    served = Served(
+        name="the pages' server",
+        section="[web]",
+        listen=web.listen,
+        certificate_file=web.certificate_file,
+        key_file=web.key_file,
+        shared=(*web.trusted_proxies, *web.shared_from),
+    )
+    pages = application(web, Desk(socket))
+    # What was imported stays: else it is gone through again whenever a page has made thousands
+    # of objects, which takes as long as the page.
+    gc.collect()
+    gc.freeze()
+    serve(served, pages, listen(served), stop, lambda: None)
+
+
+def _settings(socket: str, stop: Stop) -> WebSettings | None:
+    """What the daemon says of [web], as soon as it answers; None where we are told to stop."""
+    backoff = Backoff(0.2, 5.0)
+    said = False
+    while not stop.is_set():
+        try:
+            answer: SettingsAnswer = asyncio.run(
+                Desk(socket).ask("credentials.settings", SettingsRequest())
+            )
+        except DaemonAway as error:
+            if not said:
+                log.warning("waiting for the daemon: %s", error)
+                said = True
+            stop.wait(backoff.next_s())
+        else:
+            return answer.web
+    return None

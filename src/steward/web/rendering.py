@@ -11,8 +11,8 @@ import msgspec
 from litestar import Response
 
 from steward import __version__
-from steward.web.filters import FILTERS
-from steward.web.visit import Visit
+from steward.web.authentication import Visit
+from steward.web.formats import FILTERS
 
 HERE: Final = os.path.dirname(__file__)
 STATIC: Final = os.path.join(HERE, "static")

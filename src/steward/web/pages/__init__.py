@@ -3,11 +3,8 @@
 from typing import Any, Final
 
 from steward.web.pages import (
-    account,
     accounts,
-    changing,
-    cluster,
-    comparing,
+    comparison,
     events,
     home,
     job,
@@ -16,24 +13,26 @@ from steward.web.pages import (
     nodes,
     reports,
     rules,
-    steward,
+    status,
     users,
 )
+from steward.web.pages.accounts import ACCOUNT_ROUTES
+from steward.web.pages.nodes import CHANGE_ROUTES, CLUSTER_ROUTES
 
 ROUTES: Final[tuple[Any, ...]] = (
     *home.ROUTES,
     *login.ROUTES,
     *jobs.ROUTES,
     *job.ROUTES,
-    *comparing.ROUTES,
+    *comparison.ROUTES,
     *accounts.ROUTES,
-    *account.ROUTES,
-    *cluster.ROUTES,
-    *changing.ROUTES,
+    *ACCOUNT_ROUTES,
+    *CLUSTER_ROUTES,
+    *CHANGE_ROUTES,
     *nodes.ROUTES,
     *events.ROUTES,
     *rules.ROUTES,
-    *steward.ROUTES,
+    *status.ROUTES,
     *reports.ROUTES,
     *users.ROUTES,
 )

@@ -11,10 +11,9 @@ from litestar.response import ServerSentEvent, ServerSentEventMessage
 from steward.reports.history.consumer import KEPT
 from steward.reports.history.shapes import EventsAnswer, EventsRequest
 from steward.web import query
-from steward.web.events import EVERY_S, news, rows_of
+from steward.web.authentication import Visit
+from steward.web.event_stream import EVERY_S, STREAMS, news, rows_of, watched
 from steward.web.rendering import Renderer
-from steward.web.streams import STREAMS, watched
-from steward.web.visit import Visit
 
 Ask = Request[Any, Any, Any]
 _LONGEST_S: Final = 1800.0

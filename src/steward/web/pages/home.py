@@ -12,13 +12,12 @@ from steward.admin.status.shapes import StatusShowAnswer, StatusShowRequest
 from steward.bank.asking_views import BalanceAnswer, BalanceRequest
 from steward.core.errors import StewardError
 from steward.reports.history.shapes import NodeCountsAnswer, NodeCountsRequest
-from steward.web.desk import DaemonAway
-from steward.web.nodes import Count, counted
-from steward.web.places import Crowded
+from steward.web.authentication import Visit
+from steward.web.daemon_client import Crowded, DaemonAway
+from steward.web.node_map import Count, counted
+from steward.web.pages.status import troubles
 from steward.web.rendering import Renderer
 from steward.web.settings import HEALTH, HEALTHY
-from steward.web.troubles import troubles
-from steward.web.visit import Visit
 
 log = logging.getLogger(__name__)
 

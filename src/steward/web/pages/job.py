@@ -1,44 +1,297 @@
 """The page of a job: what it was, its script and environment, what it used and cost."""
 
+import asyncio
 from typing import Any, Final
 
+import msgspec
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
+from steward.accounting.listing.shapes import JobRow, JobsAnswer, JobsRequest
 from steward.accounting.page.notes import duration
-from steward.accounting.page.shapes import PageAnswer, PageRequest
+from steward.accounting.page.shapes import PageAnswer, PageRequest, StepPart
 from steward.accounting.page.wording import (
+    Span,
     cpu_words,
     end_words,
     ends_of_tasks,
     exit_word,
     memory_words,
     share_word,
+    spans,
     state_word,
     time_words,
 )
 from steward.archive.answers import EnvAnswer, EnvRequest, ShowAnswer, ShowRequest
 from steward.automation.actions import RunAnswer, RunRequest
-from steward.core.errors import UsageError
-from steward.core.moments import moment
+from steward.automation.holding import is_held
+from steward.bank.asking_jobs import ExplainRequest
+from steward.core.errors import StewardError, UsageError
+from steward.core.moments import micros, moment
 from steward.core.printable import safe
+from steward.jobs.names import JobNameError, parse
+from steward.reports.history.shapes import JobEventsRequest
 from steward.slurm.changing import read_comment
+from steward.slurm.states import FINISHED, WAITING
 from steward.web import query
+from steward.web.authentication import Visit
 from steward.web.errors import NoSuchPage
-from steward.web.events import rows_of
-from steward.web.highlighting import beginning, highlighted
-from steward.web.job_columns import Shown
-from steward.web.job_facts import (
-    MOST_TASKS,
-    TASKS,
-    checked,
-    cost_of,
-    facts_of,
-    plots_of,
-    script_of,
-)
-from steward.web.rendering import Renderer, part
-from steward.web.visit import Visit
+from steward.web.event_stream import rows_of
+from steward.web.formats import beginning, highlighted
+from steward.web.job_list import Shown
+from steward.web.rendering import Plot, Renderer, part
+
+TASKS: Final = 512
+MOST_TASKS: Final = 20_000
+_NODES: Final = 64
+_PLOTTED: Final = 6
+"""Steps whose tasks are plotted."""
+_OTHERS: Final = 8
+_GLOB: Final = "*?["
+
+
+class Either(msgspec.Struct, frozen=True):
+    """An answer, or why there is none.
+
+    Attributes:
+        answer: The answer; None where there is none.
+        why: One line.
+    """
+
+    answer: Any = None
+    why: str = ""
+
+
+async def either(visit: Visit, name: str, request: Any) -> Either:
+    """What the daemon answers, or why it does not: a page has other parts, too."""
+    try:
+        return Either(await visit.ask(name, request))
+    except StewardError as error:
+        return Either(None, str(error))
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's page.
+
+    Attributes:
+        page: What is known of the job.
+        name: What addresses call it: without the tasks of an expression.
+        row: Of an array as a whole its row in lists; else None.
+        script: Its script (ShowAnswer).
+        cost: What it was charged (ExplainAnswer).
+        events: What happened to its nodes (JobEventsAnswer).
+        others: Other jobs of that name and user, the latest first.
+    """
+
+    page: PageAnswer
+    name: str
+    row: JobRow | None
+    script: Either
+    cost: Either
+    events: Either
+    others: tuple[JobRow, ...] = ()
+
+    @property
+    def spans(self) -> dict[int, list[Span]]:
+        """The times of each run, by its restart count."""
+        now_us = micros(self.page.now)
+        return {
+            run.line.restarts: [one for one in spans(run, now_us) if one.seconds > 0]
+            for run in self.page.runs
+        }
+
+    def verbs(self, visit: Visit) -> tuple[str, ...]:
+        """What the visitor is offered to do to it; what may be done is decided elsewhere."""
+        page, role = self.page, visit.role(self.page.cluster)
+        record = page.record
+        is_own = record.uid is not None and record.uid == visit.me.uid
+        if not page.verified or not (is_own or (role is not None and role.operator)):
+            return ()
+        states = set(self.row.tasks) if self.row is not None else {record.state}
+        offered = []
+        if not states <= FINISHED:
+            offered.append("cancel")
+        if states & WAITING:
+            # Of an array some tasks may be held, and others not.
+            offered += ["hold"] if self.row is not None or not is_held(record) else []
+            offered += ["release"] if self.row is not None or is_held(record) else []
+        if states & {"RUNNING", "SUSPENDED"} and record.batch is not False:
+            offered.append("requeue")
+        return tuple(offered)
+
+
+async def facts_of(visit: Visit, cluster: str, job: str, *, tasks: int = TASKS) -> Facts:
+    """All that the page of a job shows.
+
+    Args:
+        visit: Who looks.
+        cluster: The job's cluster.
+        job: Its name.
+        tasks: How many tasks of each step are told.
+
+    Raises:
+        StewardError: There is no such job, or it may not be seen.
+    """
+    is_whole = checked(job)
+    page, script, events, row = await asyncio.gather(
+        visit.ask(
+            "accounting.job", PageRequest(job=job, cluster=cluster, tasks=tasks, nodes=_NODES)
+        ),
+        either(visit, "archive.show", ShowRequest(job=job, cluster=cluster)),
+        _events(visit, cluster, job),
+        array_row(visit, cluster, job) if is_whole else _nothing(),
+    )
+    assert isinstance(page, PageAnswer)
+    cost, others = await asyncio.gather(
+        # Of an array that is asked for later: its tasks may be thousands.
+        cost_of(visit, cluster, job) if row is None else _no_answer(),
+        others_of(visit, page, limit=_OTHERS, arrays=row is not None),
+    )
+    return Facts(
+        page=page,
+        name=address_of(page, row),
+        row=row,
+        script=script,
+        cost=cost,
+        events=events,
+        others=others,
+    )
+
+
+def checked(job: str) -> bool:
+    """Whether a name from an address is a number alone, which may mean an array.
+
+    Raises:
+        NoSuchPage: It names no job.
+    """
+    try:
+        return parse(job).is_whole
+    except JobNameError as error:
+        raise NoSuchPage(str(error), job) from error
+
+
+def address_of(page: PageAnswer, row: JobRow | None = None) -> str:
+    """What a job is called in addresses."""
+    if row is not None:
+        return row.job
+    return str(page.job_id) if "[" in page.job else page.job
+
+
+async def array_row(visit: Visit, cluster: str, job: str) -> JobRow | None:
+    """The row of the array that a number names; None where it is of something else."""
+    request = JobsRequest(clusters=(cluster,), jobs=(job,), limit=1)
+    answer: JobsAnswer = await visit.ask("accounting.jobs", request)
+    return next((row for row in answer.jobs if row.tasks and row.job == job), None)
+
+
+async def others_of(
+    visit: Visit,
+    page: PageAnswer,
+    *,
+    limit: int,
+    states: tuple[str, ...] = (),
+    arrays: bool = False,
+) -> tuple[JobRow, ...]:
+    """Other jobs of the same name and user, the latest first.
+
+    Args:
+        visit: Who looks.
+        page: The job's.
+        limit: How many at most.
+        states: Only those in one of these states.
+        arrays: Whether arrays are told as such, and not their tasks.
+    """
+    record = page.record
+    if not record.name or (record.uid is None and not record.user):
+        return ()
+    request = JobsRequest(
+        clusters=(page.cluster,),
+        names=(exactly(record.name),),
+        users=(str(record.uid) if record.uid is not None else record.user,),
+        states=states,
+        arrays="together" if arrays else "apart",
+        limit=limit + 1,
+    )
+    try:
+        answer: JobsAnswer = await visit.ask("accounting.jobs", request)
+    except StewardError:
+        # A name that cannot be looked for has no others.
+        return ()
+    own = record.array_job_id if arrays else 0
+    found = [
+        row
+        for row in answer.jobs
+        if row.job_id != page.job_id and (not own or row.array_job_id != own)
+    ]
+    return tuple(found[:limit])
+
+
+def exactly(name: str) -> str:
+    """The pattern that means this name and no other."""
+    return "".join(f"[{letter}]" if letter in _GLOB else letter for letter in name)
+
+
+def plots_of(steps: tuple[StepPart, ...]) -> list[tuple[StepPart, list[Plot]]]:
+    """CPU time and memory of each task, of the steps with several tasks."""
+    found: list[tuple[StepPart, list[Plot]]] = []
+    for step in steps:
+        tasks = sorted(step.tasks, key=lambda task: task.task)
+        if len(tasks) < 2 or len(found) == _PLOTTED:
+            continue
+        numbers = [float(task.task) for task in tasks]
+        cpu = Plot(
+            title=f"CPU time by task, step {step.line.step}",
+            x=numbers,
+            series=[
+                ("user", [task.user_s for task in tasks]),
+                ("system", [task.system_s for task in tasks]),
+            ],
+            unit="s",
+            is_time=False,
+            bars=len(tasks) <= TASKS,
+        )
+        peaks: list[float | None] = [
+            None if task.max_rss_bytes is None else float(task.max_rss_bytes) for task in tasks
+        ]
+        memory = Plot(
+            title=f"Memory peak by task, step {step.line.step}",
+            x=numbers,
+            series=[("peak", peaks)],
+            unit="bytes",
+            is_time=False,
+            bars=len(tasks) <= TASKS,
+        )
+        is_known = any(peak is not None for peak in peaks)
+        found.append((step, [cpu, memory] if is_known else [cpu]))
+    return found
+
+
+def script_of(shown: ShowAnswer) -> str | None:
+    """A script as text; None where none is kept."""
+    content = shown.content
+    return None if content is None else content.data.decode("utf-8", "backslashreplace")
+
+
+async def cost_of(visit: Visit, cluster: str, job: str) -> Either:
+    """What a job was charged, where there is a bank."""
+    if not visit.me.bank:
+        return Either()
+    return await either(visit, "bank.explain", ExplainRequest(job=job, cluster=cluster))
+
+
+async def _events(visit: Visit, cluster: str, job: str) -> Either:
+    if not visit.me.sensor:
+        return Either()
+    return await either(visit, "history.job_events", JobEventsRequest(job=job, cluster=cluster))
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def _no_answer() -> Either:
+    return Either()
+
 
 Ask = Request[Any, Any, Any]
 

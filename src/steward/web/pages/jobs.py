@@ -8,11 +8,10 @@ from steward.accounting.listing.shapes import JobsAnswer, JobStatesAnswer
 from steward.archive.answers import SearchAnswer
 from steward.bank.asking_charged import ChargedAnswer, ChargedJob, ChargedRequest
 from steward.slurm.states import NAMES, SHORT
-from steward.web.highlighting import marked
-from steward.web.job_columns import COLUMNS, Column, Shown
-from steward.web.job_views import MOST_ROWS, ROWS, View
+from steward.web.authentication import Visit
+from steward.web.formats import marked
+from steward.web.job_list import COLUMNS, MOST_ROWS, ROWS, Column, Shown, View
 from steward.web.rendering import Renderer
-from steward.web.visit import Visit
 
 Ask = Request[Any, Any, Any]
 

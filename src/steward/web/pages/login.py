@@ -13,11 +13,11 @@ from steward.admin.credentials.shapes import (
     PeekAnswer,
     PeekRequest,
 )
-from steward.web.desk import Desk
+from steward.web.authentication import Doorkeeper, Visit
+from steward.web.daemon_client import Desk
 from steward.web.errors import Forged
 from steward.web.rendering import Renderer
 from steward.web.settings import WebSettings
-from steward.web.visit import Doorkeeper, Visit
 
 Ask = Request[Any, Any, Any]
 _LARGEST: Final = 4 << 10

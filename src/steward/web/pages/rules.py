@@ -18,11 +18,11 @@ from steward.automation.rules.shapes import (
 from steward.automation.rules.tables import Execution
 from steward.core.errors import UsageError
 from steward.web import query
-from steward.web.changing import lines_of
+from steward.web.authentication import Visit
 from steward.web.errors import NoSuchPage
+from steward.web.formats import pretty
+from steward.web.pages.nodes import lines_of
 from steward.web.rendering import Renderer
-from steward.web.showing import pretty
-from steward.web.visit import Visit
 
 Ask = Request[Any, Any, Any]
 _AT_ONCE: Final = 50

@@ -23,10 +23,10 @@ from steward.core.errors import Refused, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now
 from steward.core.scopes import SCOPES
 from steward.reports.shapes import WasteAnswer, WasteRequest
+from steward.web.authentication import Visit
 from steward.web.errors import NoSuchPage
-from steward.web.filters import zone_of
+from steward.web.formats import zone_of
 from steward.web.rendering import Plot, Renderer, part
-from steward.web.visit import Visit
 
 Ask = Request[Any, Any, Any]
 _JOBS: Final = 10

@@ -12,11 +12,8 @@ from steward import __version__
 from steward.core.actions import LEAST, MOST
 from steward.core.scopes import SCOPES, scope_of
 from steward.daemon.idempotency import LONGEST_KEY
-from steward.web.api.answering import KEY, LINES, page_of
-from steward.web.api.endpoints import ASKS, CURSOR, ENDPOINTS, Endpoint
-from steward.web.api.problems import Problem
-from steward.web.api.reading import body_of, parameters
-from steward.web.api.streaming import MEDIA, STREAM
+from steward.web.api.endpoints import ASKS, CURSOR, ENDPOINTS, Endpoint, body_of, parameters
+from steward.web.api.responses import KEY, LINES, MEDIA, STREAM, Problem, page_of
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _PROBLEMS: Final = {

@@ -1,16 +1,12 @@
-"""Asks the daemon, each time with the secret of whoever's page it is for.
-
-Connections are kept, since for each new one the daemon starts a process. What
-changes something goes over a connection of its own: where a kept one breaks it
-is asked again, which only what reads can bear.
-"""
+"""Places for what may be under way at once: whoever finds none waits a little, and is told so."""
 
 import asyncio
 import contextlib
 import socket
 import time
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -20,7 +16,73 @@ from steward.core.scopes import READS, scope_of
 from steward.daemon.registry import ACTIONS
 from steward.daemon.requests import LONGEST_REQUEST, Reply, address, ask_line, error_of, read_reply
 from steward.web.errors import TooLarge, WebError
-from steward.web.places import PlacesOfEach, take
+
+_PLACE_S: Final = 15.0
+"""How long anything waits for its turn."""
+_TOO_MUCH: Final = "too much is asked at once: try again in a moment"
+
+
+class Crowded(Unavailable):
+    """Too much is under way."""
+
+
+class Places(asyncio.Semaphore):
+    """So many places, and so many who wait for one: others need not, they are told at once.
+
+    Whoever waits has one of the requests that are served at once; one address or bearer that
+    asks for more than it gets would have all of them.
+    """
+
+    _MOST_WAITING: Final = 64
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self._waiting = 0
+
+    async def acquire(self) -> Literal[True]:
+        """Wait for a place.
+
+        Raises:
+            Crowded: Too many wait already.
+        """
+        if self.locked() and self._waiting >= self._MOST_WAITING:
+            raise Crowded(_TOO_MUCH)
+        self._waiting += 1
+        try:
+            return await super().acquire()
+        finally:
+            self._waiting -= 1
+
+
+class PlacesOfEach:
+    """So many places for each, which are there while somebody has or wants one.
+
+    Args:
+        most: How many of one.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._of: WeakValueDictionary[str, Places] = WeakValueDictionary()
+
+    def of(self, who: str) -> Places:
+        """Somebody's."""
+        return self._of.setdefault(who, Places(self._most))
+
+
+async def take(until: contextlib.AsyncExitStack, place: asyncio.Semaphore) -> None:
+    """Wait for a place, and have it until something has ended.
+
+    Raises:
+        Crowded: None came free in time, or too many wait.
+    """
+    try:
+        async with asyncio.timeout(_PLACE_S):
+            await place.acquire()
+    except TimeoutError:
+        raise Crowded(_TOO_MUCH) from None
+    until.callback(place.release)
+
 
 _CONNECT_S: Final = 5.0
 _QUEUE_S: Final = 0.005

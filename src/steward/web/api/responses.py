@@ -1,22 +1,56 @@
-"""Answers an endpoint: asks the daemon, and says it in HTTP."""
+"""How the API says what went wrong: problem+json, RFC 9457."""
 
+import asyncio
 import hashlib
 import re
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import msgspec
-from litestar import Request, Response
+from litestar import Request, Response, get
 from litestar.response import Stream
 
 from steward.core.errors import Failed, StewardError
 from steward.daemon.idempotency import LONGEST_KEY
 from steward.daemon.requests import answer_line, error_line, item_line
-from steward.web.api.endpoints import CURSOR, Endpoint
-from steward.web.api.reading import body, query
+from steward.reports.events import EventsAnswer, EventsRequest
+from steward.web.api.endpoints import CURSOR, Endpoint, body, query
+from steward.web.authentication import Visit
 from steward.web.errors import WrongRequest
-from steward.web.visit import Visit
+from steward.web.event_stream import STREAMS, watched
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong.
+
+    Attributes:
+        type: Always ``about:blank``: the status says what kind it is.
+        title: The status, in words.
+        status: Of HTTP.
+        detail: What happened, and what to do about it.
+    """
+
+    title: str
+    status: int
+    detail: str
+    type: str = "about:blank"
+
+
+def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response[Any]:
+    """An answer that says what went wrong."""
+    try:
+        title = HTTPStatus(status).phrase
+    except ValueError:
+        title = "Error"
+    return Response(
+        Problem(title=title, status=status, detail=detail),
+        status_code=status,
+        media_type="application/problem+json",
+        headers=headers,
+    )
+
 
 Ask = Request[Any, Any, Any]
 KEY: Final = "idempotency-key"
@@ -142,3 +176,55 @@ async def _streamed(endpoint: Endpoint, asked: Any, visit: Visit) -> Response[An
             await stream.aclose()
 
     return Stream(lines(), media_type=LINES, headers=_NOT_KEPT)
+
+
+MEDIA: Final = "text/event-stream"
+STREAM: Final = Endpoint(
+    method="GET",
+    path="/events/stream",
+    action="events.list",
+    help="Tell events as they happen, as server-sent events; goes on behind Last-Event-ID.",
+)
+_EVERY_S: Final = 1.0
+_SIGN_OF_LIFE: Final = 15
+"""Rounds without an event after which something is sent, so that nobody takes it for dead."""
+_LONGEST_S: Final = 1800.0
+"""After this the client comes again, and is known anew."""
+_AGAIN_S: Final = 10.0
+_AT_A_TIME: Final = 500
+
+
+@get("/api/v1/events/stream", include_in_schema=False, middleware=[watched])
+async def events_stream(request: Ask, visit: Visit) -> Stream:
+    """Events as they happen."""
+    asked: EventsRequest = EventsRequest(**query(STREAM, request))
+    last = request.headers.get("last-event-id", "")
+    if last:
+        if not (last.isascii() and last.isdecimal() and len(last) < 19):
+            raise WrongRequest("Last-Event-ID is none of ours")
+        asked = msgspec.structs.replace(asked, after=int(last))
+    STREAMS.take(request.scope, visit.me.uid)
+    # What is refused is refused with a status.
+    first: EventsAnswer = await visit.ask("events.list", asked)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return Stream(_lines(visit, asked, first), media_type=MEDIA, headers=headers)
+
+
+async def _lines(visit: Visit, asked: EventsRequest, answer: EventsAnswer) -> AsyncIterator[bytes]:
+    until = asyncio.get_running_loop().time() + _LONGEST_S
+    silent = 0
+    try:
+        yield f"retry: {int(_AGAIN_S * 1000)}\n\n".encode()
+        while asyncio.get_running_loop().time() < until:
+            for event in answer.events:
+                data = msgspec.json.encode(event).decode()
+                yield f"id: {event.id}\nevent: {event.kind}\ndata: {data}\n\n".encode()
+            silent = 0 if answer.events else silent + 1
+            if silent % _SIGN_OF_LIFE == 0:
+                yield f"id: {answer.position}\n: still here\n\n".encode()
+            await asyncio.sleep(_EVERY_S)
+            asked = msgspec.structs.replace(asked, after=answer.position, limit=_AT_A_TIME)
+            answer = await visit.ask("events.list", asked)
+    except StewardError:
+        # The client comes again, and is then told why it is not let in, or goes on.
+        return

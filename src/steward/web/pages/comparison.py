@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+from litestar import Request, Response, get
+from litestar.params import FromPath
 from markupsafe import Markup, escape
 
 from steward.accounting.page.notes import duration, size
@@ -15,9 +17,11 @@ from steward.core.lines import Line
 from steward.core.moments import moment
 from steward.core.printable import safe, safe_lines
 from steward.slurm.states import FINISHED
-from steward.web.filters import when
-from steward.web.job_facts import Either, address_of, either, others_of
-from steward.web.visit import Visit
+from steward.web import query
+from steward.web.authentication import Visit
+from steward.web.formats import when
+from steward.web.pages.job import Either, address, address_of, checked, either, others_of
+from steward.web.rendering import Renderer
 
 _FAILED: Final = tuple(sorted(FINISHED - {"COMPLETED", "CANCELLED", "REVOKED"}))
 _LONGEST_DIFF: Final = 60_000
@@ -257,3 +261,39 @@ def _variables(left: EnvAnswer, right: EnvAnswer) -> tuple[Variable, ...]:
 
 def _value(data: bytes) -> str:
     return safe(data.decode("utf-8", "backslashreplace"))
+
+
+Ask = Request[Any, Any, Any]
+
+
+@get("/jobs/{cluster:str}/{job:str}/compare", include_in_schema=False)
+async def comparison(
+    request: Ask, visit: Visit, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
+) -> Response[Any]:
+    """A job beside another: one that was named, or the last of its name that went otherwise."""
+    checked(job)
+    page: PageAnswer = await visit.ask(
+        "accounting.job", PageRequest(job=job, cluster=cluster, tasks=0, nodes=0)
+    )
+    choices, first = await choice_of(visit, page)
+    other = query.text(request, "with") or first
+    if other:
+        checked(other)
+    found = await compare(visit, page, other) if other else None
+    return pages.page(
+        "job_compare.html",
+        visit,
+        here="/jobs",
+        base=address(cluster, job),
+        page=page,
+        other=other,
+        choices=choices,
+        found=found,
+        addresses=[address(cluster, address_of(one)) for one in (found.left, found.right)]
+        if found
+        else [],
+        diff=diff_lines(found.script.answer) if found and found.script.answer else None,
+    )
+
+
+ROUTES: Final = (comparison,)

@@ -1,13 +1,12 @@
-"""Who a request is from: known by a session's cookie, a token, MUNGE, or a trusted proxy's word.
+"""How often one may ask."""
 
-Whoever has no rights with the daemon has none here: a secret is only handed on,
-and what is known of somebody is what the daemon said, for a few seconds.
-"""
-
+import asyncio
+import contextlib
 import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -20,14 +19,146 @@ from steward.admin.credentials.shapes import (
     MeRequest,
     OpenAnswer,
     OpenRequest,
+    VouchAnswer,
+    VouchRequest,
 )
 from steward.core.listening import host_of, is_within
-from steward.core.munge.requests import SCHEME
-from steward.web.desk import Desk
-from steward.web.errors import Forged, LoginNeeded
-from steward.web.limiting import Rate
+from steward.core.munge.requests import SCHEME, digest, is_credential
+from steward.core.ratelimit import Buckets
+from steward.web.daemon_client import VOUCH, Desk, Places, PlacesOfEach, take
+from steward.web.errors import Forged, LoginNeeded, TooMany
 from steward.web.settings import WebSettings
-from steward.web.vouching import Vouching, peer
+
+_BURST_S: Final = 10.0
+"""So much of a time's requests may come at once."""
+
+
+class Rate:
+    """Lets only so many requests of each pass.
+
+    Args:
+        per_minute: How many of one.
+        now: Tells seconds.
+    """
+
+    def __init__(self, per_minute: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._buckets = Buckets(per_minute / 60, per_minute / 60 * _BURST_S, now)
+
+    def take(self, who: str) -> None:
+        """Let a request pass.
+
+        Args:
+            who: Whom it is from.
+
+        Raises:
+            TooMany: It is one too many.
+        """
+        if not self._buckets.take(who):
+            raise self._too_many(who)
+
+    def look(self, who: str) -> None:
+        """Whether a request would pass now, without counting it; raises as :meth:`take`."""
+        if self._buckets.wait_s(who) > 0:
+            raise self._too_many(who)
+
+    def _too_many(self, who: str) -> TooMany:
+        what = "that was too much in a short time: wait a few seconds"
+        return TooMany(what, self._buckets.wait_s(who))
+
+
+_OF_ONE: Final = 2
+"""Credentials of one address that are looked at at once; of all it is twice that."""
+_SMALL: Final = 16 << 10
+"""A body that every connection of a stranger's may have in memory, in bytes."""
+_LARGE: Final = 16
+"""Larger ones of strangers that are read at once …"""
+_LARGE_OF_ONE: Final = 4
+"""… and of one address."""
+
+Ask = Request[Any, Any, Any]
+
+
+def peer(request: Ask) -> str:
+    """The address that a request's connection comes from."""
+    return request.client.host if request.client else ""
+
+
+class Vouching:
+    """Finds out whom MUNGE names.
+
+    Args:
+        web: [web].
+        desk: Where the daemon is asked.
+        rate: How often one may ask.
+    """
+
+    def __init__(self, web: WebSettings, desk: Desk, rate: Rate) -> None:
+        self._desk = desk
+        self._rate = rate
+        # Apart from it, so that who sends nonsense keeps no neighbour's page from loading.
+        self._strays = Rate(web.requests_per_minute)
+        self._of_one = PlacesOfEach(_OF_ONE)
+        self._noisy = Places(1)
+        self._large = asyncio.Semaphore(_LARGE)
+        self._large_of_one = PlacesOfEach(_LARGE_OF_ONE)
+
+    async def ticket(self, request: Ask, credential: str) -> str:
+        """The ticket, for this request, of whoever MUNGE says that it is from.
+
+        Raises:
+            NotKnown: It says nobody's, or that of somebody who is not let in.
+            TooMany: They have asked too often.
+            Crowded: Too many are looked at.
+            Unavailable: munged does not answer, or the daemon.
+        """
+        # What costs nobody anything is not counted, and is read no further.
+        if not is_credential(credential):
+            raise NotKnown("that is no MUNGE credential")
+        answer = await self._answer(request, credential)
+        self._rate.take(f"uid:{answer.uid}")
+        if answer.refused:
+            raise NotKnown(answer.refused)
+        return answer.secret
+
+    async def _answer(self, request: Ask, credential: str) -> VouchAnswer:
+        where = peer(request)
+        target, query = request.scope["raw_path"], request.scope["query_string"]
+        async with contextlib.AsyncExitStack() as until:
+            if not _is_small(request):
+                for place in (self._large_of_one.of(where), self._large):
+                    await take(until, place)
+            wanted = VouchRequest(
+                credential=credential,
+                method=request.method,
+                target=(target + (b"?" + query if query else b"")).decode("latin-1"),
+                digest=digest(await request.body()),
+                peer=where,
+            )
+            await take(until, self._noisy if self._is_noisy(where) else self._of_one.of(where))
+            try:
+                answer: VouchAnswer = await self._desk.ask(VOUCH, wanted)
+            except NotKnown:
+                # Beyond its bound no more is counted: then it is noisy.
+                with contextlib.suppress(TooMany):
+                    self._strays.take(where)
+                raise
+        return answer
+
+    def _is_noisy(self, where: str) -> bool:
+        """Whether too much comes from an address that names nobody."""
+        try:
+            self._strays.look(where)
+        except TooMany:
+            return True
+        return False
+
+
+def _is_small(request: Ask) -> bool:
+    """Whether a body says that it is small; one in chunks says nothing."""
+    length = request.headers.get("content-length", "0")
+    is_whole = "transfer-encoding" not in request.headers
+    return is_whole and length.isascii() and length.isdigit() and int(length) <= _SMALL
+
 
 CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "x-csrf-token"
@@ -39,7 +170,6 @@ _MOST_UIDS: Final = 20_000
 _OF_SHARED: Final = 10
 """So many times as often an address that many share may ask without a user."""
 
-Ask = Request[Any, Any, Any]
 How = Literal["cookie", "token", "proxy", "munge"]
 
 

@@ -10,8 +10,9 @@ from urllib.parse import quote
 import msgspec
 from markupsafe import Markup, escape
 
-from steward.reports.history.shapes import NodeThen
+from steward.reports.history.shapes import NodesAnswer, NodesRequest, NodeThen
 from steward.slurm.node_states import parse
+from steward.web.authentication import Visit
 
 Tone = Literal["bad", "wait", "off", "busy", "good"]
 """What a state asks of people, the worst first; pages have a colour for each."""
@@ -269,3 +270,28 @@ def _by_partition(nodes: Sequence[NodeThen]) -> dict[str, list[NodeThen]]:
     for node in nodes:
         found.setdefault(", ".join(node.partitions) or "in no partition", []).append(node)
     return dict(sorted(found.items()))
+
+
+class KnownNodes:
+    """What was told of each cluster's nodes last."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, NodesAnswer] = {}
+
+    async def of(self, visit: Visit, cluster: str) -> NodesAnswer:
+        """How all nodes of a cluster are now.
+
+        Args:
+            visit: Whose page it is for.
+            cluster: One of those that there are.
+
+        Raises:
+            StewardError: Whatever the daemon refuses or cannot do.
+        """
+        told = self._told.get(cluster)
+        request = NodesRequest(cluster=cluster, known=told.tag if told else "")
+        answer: NodesAnswer = await visit.ask("history.nodes", request)
+        if told is not None and answer.is_known:
+            return msgspec.structs.replace(answer, nodes=told.nodes)
+        self._told[cluster] = answer
+        return answer
