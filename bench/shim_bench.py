@@ -18,7 +18,8 @@ from importlib import resources
 from pathlib import Path
 
 from scale import scaled
-from steward.admin.plugins import building, installing
+from steward.admin.plugins.build import LIBRARY, SOURCES, build_plugins
+from steward.admin.plugins.installation import install_shim
 from steward.sandbox import Sandbox, SandboxSpec
 
 HARNESS = Path(__file__).parents[1] / "tests" / "native" / "harness.c"
@@ -31,7 +32,7 @@ def cost_of_a_task() -> float:
     """Microseconds of slurmstepd's main thread for a task, all hooks together: the median."""
     with tempfile.TemporaryDirectory() as work:
         native = resources.files("steward.native")
-        names = building.SOURCES[building.LIBRARY]
+        names = SOURCES[LIBRARY]
         sources = [str(HARNESS), *(str(native / name) for name in names)]
         words = ["cc", "-std=gnu11", "-O2", f"-I{native}", "-rdynamic", "-pthread"]
         words += ["-Wl,--wrap=open", "-Wl,--wrap=fopen"]
@@ -60,8 +61,8 @@ def bring_up(slurm: str, *, with_shim: bool, prolog: bool = False) -> Sandbox:
     cluster = Sandbox.up(spec, say=print)
     if with_shim:
         here = cluster.directory
-        built = building.build(f"{cluster.plan.root}/usr/include", f"{here}/lib")
-        installing.install_shim(
+        built = build_plugins(f"{cluster.plan.root}/usr/include", f"{here}/lib")
+        install_shim(
             built,
             libdir=f"{here}/lib",
             plugstack=f"{here}/etc/plugstack.conf",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from steward.admin.plugins.building import (
+from steward.admin.plugins.build import (
     DEFAULT_LIBDIR,
     FLAGS,
     HEADER_DIRECTORIES,

@@ -10,8 +10,8 @@ import pytest
 from harness.archive import sink_settings
 from harness.site import ROOT, Site
 from harness.slurm import LINE, Stage
+from steward.admin.doctor.context import Ground, ground_of
 from steward.admin.doctor.findings import Finding
-from steward.admin.doctor.ground import Ground, ground_of
 from steward.core.actions import Registry
 from steward.slurm.settings import ClusterSettings
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from steward.admin.plugins import building
-from steward.admin.plugins.building import LIBRARY, SOURCES, SUBMIT_LIBRARY
+from steward.admin.plugins import build
+from steward.admin.plugins.build import LIBRARY, SOURCES, SUBMIT_LIBRARY
 from steward.bank.estimate.bounds import LONGEST, LONGEST_TEXTS
 
 TESTS = Path(__file__).parents[1]
@@ -111,7 +111,7 @@ def raw(text: Any) -> bytes:
 
 def compile_gate(directory: Path, *flags: str) -> Path:
     """Compile the job_submit plugin with a harness that plays slurmctld."""
-    flags = (*flags, f"-I{HEADERS}", *building.defines(HEADERS))
+    flags = (*flags, f"-I{HEADERS}", *build.defines(HEADERS))
     # The harness includes the first source.
     return compile_program(directory / "gate_harness", SOURCES[SUBMIT_LIBRARY][1:], *flags)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from steward.admin.doctor.apart import run_apart
+from steward.admin.doctor.actions import run_apart
 from steward.admin.doctor.findings import Finding
 from steward.core.access import Asker
 from steward.core.actions import Action, Registry

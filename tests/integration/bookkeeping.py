@@ -14,7 +14,7 @@ from submitting import PATIENCE, submit_to, wait_until
 
 from servers.process import free_port
 from steward import native
-from steward.admin.plugins import installing
+from steward.admin.plugins.installation import install_shim
 from steward.agent import agent
 from steward.capture.settings import NodesSettings
 from steward.core.config.file import Loaded, render
@@ -81,7 +81,7 @@ class BookedSite:
         """By the documented steps; nodes load it for the next step."""
         libdir = f"{self.cluster.directory}/lib"
         built = build_plugins(f"{self.cluster.plan.root}/usr/include", libdir)
-        done = installing.install_shim(
+        done = install_shim(
             built,
             libdir=libdir,
             plugstack=f"{self.cluster.directory}/etc/plugstack.conf",

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from steward.admin.plugins import building
+from steward.admin.plugins import build
+from steward.admin.plugins.build import Built
 from steward.sandbox import Sandbox, SandboxSpec
 
 
@@ -41,12 +42,12 @@ def processes_of(directory: str) -> list[str]:
 
 
 @functools.cache
-def _compiled(headers: str) -> tuple["tempfile.TemporaryDirectory[str]", building.Built]:
+def _compiled(headers: str) -> tuple["tempfile.TemporaryDirectory[str]", Built]:
     directory = tempfile.TemporaryDirectory(prefix="steward-built-")
-    return directory, building.build(headers, directory.name)
+    return directory, build.build_plugins(headers, directory.name)
 
 
-def build_plugins(headers: str, libdir: str) -> building.Built:
+def build_plugins(headers: str, libdir: str) -> Built:
     """Put the plugins into ``libdir``, compiled once in this process for the same headers.
 
     Args:
@@ -56,7 +57,7 @@ def build_plugins(headers: str, libdir: str) -> building.Built:
     directory, built = _compiled(headers)
     shutil.copytree(directory.name, libdir, dirs_exist_ok=True)
     os.chmod(libdir, 0o755)
-    return building.Built(
+    return Built(
         path=os.path.join(libdir, os.path.relpath(built.path, directory.name)),
         version=built.version,
     )

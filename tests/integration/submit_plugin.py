@@ -13,7 +13,7 @@ from sandboxes import build_plugins
 from submitting import submit_to
 
 from servers.gate import AskedGate
-from steward.admin.plugins import submitting
+from steward.admin.plugins.job_submit import install_submit_lua
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.slurm_install import SUITES, ensure
 
@@ -110,7 +110,7 @@ def asking(directory: Path, version: str, kind: str, **more: Any) -> Iterator[As
 def put_lua(directory: Path, cluster: str = "sandbox") -> dict[str, str]:
     """Install the module, with LuaSocket where every version of Slurm and of Lua finds it."""
     (directory / "etc").mkdir()
-    submitting.install_submit_lua(f"{directory}/etc", libdir=f"{directory}/lua", cluster=cluster)
+    install_submit_lua(f"{directory}/etc", libdir=f"{directory}/lua", cluster=cluster)
     env = {}
     for found in glob(LUA_SOCKETS):
         version = Path(found).parent.name

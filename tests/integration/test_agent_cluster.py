@@ -14,7 +14,7 @@ from submitting import wait_until
 
 from servers.process import free_port
 from steward.accounting.settings import AccountingSettings
-from steward.admin.plugins import installing
+from steward.admin.plugins.installation import install_shim
 from steward.capture.settings import NodesSettings
 from steward.core.config.file import Loaded, render
 from steward.core.events import TASK_EXIT
@@ -110,7 +110,7 @@ def test_from_a_step_to_its_events(
         directory, port = cluster.directory, free_port()
         built = build_plugins(f"{cluster.plan.root}/usr/include", f"{directory}/lib")
         spool = f"{directory}/shim"
-        installing.install_shim(
+        install_shim(
             built,
             libdir=f"{directory}/lib",
             plugstack=f"{directory}/etc/plugstack.conf",

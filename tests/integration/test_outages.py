@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from running import Daemon, ask, assert_kept, forget, journalled, settings_in, stored, submit
 
-from steward.admin.status.shapes import MetricsRequest
+from steward.admin.status.requests import MetricsRequest
 from steward.archive.files.verify import verify
 from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Asker

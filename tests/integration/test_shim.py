@@ -13,7 +13,9 @@ from typing import Any, ParamSpec
 import pytest
 from submitting import PATIENCE, state_of, submit_to, wait_until
 
-from steward.admin.plugins import building, checking, installing
+from steward.admin.plugins.build import Built, SlurmVersion, build_plugins, find_built
+from steward.admin.plugins.installation import install_shim
+from steward.admin.plugins.spank import check_shim
 from steward.sandbox import Sandbox, SandboxSpec
 
 USED = Path(__file__).parents[1] / "native" / "used.c"
@@ -73,11 +75,11 @@ class ShimSite:
         words = ["cc", "-O1", "-static", "-Wall", "-Wextra", "-Werror"]
         subprocess.run([*words, "-o", self.used, str(USED)], check=True, timeout=100)
 
-    def install(self, *, prolog: bool = True) -> building.Built:
+    def install(self, *, prolog: bool = True) -> Built:
         """Build and install by the documented steps."""
         libdir = f"{self.cluster.directory}/lib"
-        built = building.build(f"{self.cluster.plan.root}/usr/include", libdir)
-        done = installing.install_shim(
+        built = build_plugins(f"{self.cluster.plan.root}/usr/include", libdir)
+        done = install_shim(
             built, libdir=libdir, plugstack=self.plugstack, spool=self.spool, prolog=prolog
         )
         assert all(sentence.startswith("restart slurmd") for sentence in done.left)
@@ -163,12 +165,12 @@ def site(slurm_version: str) -> Iterator[ShimSite]:
 
 
 def test_it_is_built_for_this_slurm_and_found_good(site: ShimSite) -> None:
-    version = building.SlurmVersion.parse(site.cluster.plan.slurm_version.split("-")[0])
+    version = SlurmVersion.parse(site.cluster.plan.slurm_version.split("-")[0])
     libdir = f"{site.cluster.directory}/lib"
-    built = building.find_built(libdir, version)
+    built = find_built(libdir, version)
     assert built
     assert built.version.serves(version)
-    assert checking.check_shim(version, libdir=libdir, plugstack=site.plugstack) == []
+    assert check_shim(version, libdir=libdir, plugstack=site.plugstack) == []
 
 
 @pytest.mark.parametrize(

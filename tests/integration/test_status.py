@@ -21,7 +21,7 @@ from steward_daemon import Daemon as DaemonInside
 from submitting import wait_until
 
 import write_dashboard
-from steward.admin.status.shapes import MetricsRequest, StatusShowAnswer, StatusShowRequest
+from steward.admin.status.requests import MetricsRequest, StatusShowAnswer, StatusShowRequest
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import RemoteMeans
 from steward.bank.money import MICRO

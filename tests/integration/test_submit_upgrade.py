@@ -10,7 +10,7 @@ from submit_plugin import AskingSite, headers
 from submitting import submit_to, wait_until
 
 from servers.gate import AskedGate
-from steward.admin.plugins import building
+from steward.admin.plugins.build import build_plugins
 from steward.sandbox import Sandbox, SandboxError, SandboxSpec
 
 pytestmark = [
@@ -28,8 +28,8 @@ def check(cluster: Sandbox, version: str) -> tuple[int, str]:
 
 def test_builds_of_both_versions_in_plugindir_carry_it_over() -> None:
     with passable_directory() as path:
-        old = building.build(headers("24.11"), f"{path}/lib")
-        new = building.build(headers("26.05"), f"{path}/lib")
+        old = build_plugins(headers("24.11"), f"{path}/lib")
+        new = build_plugins(headers("26.05"), f"{path}/lib")
         (path / "run").mkdir()
         (path / "run").chmod(0o777)
         spec = SandboxSpec(
@@ -60,7 +60,7 @@ def test_builds_of_both_versions_in_plugindir_carry_it_over() -> None:
 
 def test_without_a_build_slurmctld_does_not_start_and_the_check_had_said_so() -> None:
     with passable_directory() as path:
-        new = building.build(headers("24.11"), f"{path}/lib")
+        new = build_plugins(headers("24.11"), f"{path}/lib")
         directory = str(Path(new.path).parent)
         spec = SandboxSpec(nodes=1, plugin_dirs=(directory,))
         with Sandbox.up(spec) as cluster:

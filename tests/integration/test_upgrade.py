@@ -12,8 +12,8 @@ from bookkeeping import BookedSite, spec_of
 from sandboxes import passable_directory
 from submitting import state_of, wait_until
 
-from steward.admin.plugins import checking
-from steward.admin.plugins.building import SlurmVersion
+from steward.admin.plugins.build import SlurmVersion
+from steward.admin.plugins.spank import check_shim
 from steward.sandbox import Sandbox
 
 pytestmark = [
@@ -94,7 +94,7 @@ def upgrade(site: BookedSite, version: str, *ctld: str) -> None:
     assert looked_over(site, "slurm") == ("ok", f"slurmctld {cluster.plan.slurm_version} answers")
     site.install_plugin()
     assert looked_over(site, "spank")[0] == "ok"
-    check = checking.check_shim(
+    check = check_shim(
         SlurmVersion.parse(cluster.plan.slurm_version),
         libdir=f"{cluster.directory}/lib",
         plugstack=f"{cluster.directory}/etc/plugstack.conf",

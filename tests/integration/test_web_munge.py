@@ -16,9 +16,9 @@ from steward_daemon import STEWARD
 from submitting import wait_until
 from webbing import OPERATOR, WEB_USER, WebSite
 
+from steward.admin.credentials.context import who_asked
 from steward.admin.credentials.errors import NotKnown
-from steward.admin.credentials.room import who_asked
-from steward.admin.credentials.shapes import VouchRequest
+from steward.admin.credentials.requests import VouchRequest
 from steward.core.munge.requests import digest, statement
 from steward.web.settings import WebSettings
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.events import script_event
-from steward.admin.backup.checking import is_safe
-from steward.admin.backup.choosing import chosen, in_order, named_files
-from steward.admin.backup.looking import Looks
-from steward.admin.backup.manifest import BackupError
+from steward.admin.backup.archive import BackupError, is_safe
+from steward.admin.backup.creation import Looks
+from steward.admin.backup.files import chosen, in_order, named_files
 from steward.automation.settings import RulesSettings
 from steward.bank.settings import BankSettings
 from steward.core.config import JournalSettings, Settings

@@ -12,11 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.admin.credentials import actions, shapes
+from steward.admin.credentials import actions
+from steward.admin.credentials.context import CredentialsRoom, ticket, who_asked
 from steward.admin.credentials.errors import NoSuchCredential, NotKnown
-from steward.admin.credentials.room import CredentialsRoom, who_asked
+from steward.admin.credentials.requests import (
+    CloseRequest,
+    LoginAnswer,
+    LoginRequest,
+    OpenAnswer,
+    OpenRequest,
+    PeekAnswer,
+    PeekRequest,
+    TokenAnswer,
+    TokenCreateRequest,
+    TokenListAnswer,
+    TokenListRequest,
+    TokenRevokeRequest,
+    VouchRequest,
+)
 from steward.admin.credentials.store import CredentialStore, end_revived
-from steward.admin.credentials.tickets import ticket
 from steward.core import scopes
 from steward.core.access import Access, Asker
 from steward.core.actions import Registry
@@ -69,28 +83,28 @@ def ask(room: CredentialsRoom, name: str, asker: Asker, request: object) -> obje
 
 
 def login(room: CredentialsRoom, asker: Asker = ADA) -> str:
-    answer = ask(room, "credentials.login", asker, shapes.LoginRequest())
-    assert isinstance(answer, shapes.LoginAnswer)
+    answer = ask(room, "credentials.login", asker, LoginRequest())
+    assert isinstance(answer, LoginAnswer)
     return answer.url.rpartition("/")[2]
 
 
 def opened(room: CredentialsRoom, **asked: str) -> str:
-    answer = ask(room, "credentials.open", WEB, shapes.OpenRequest(**asked))
-    assert isinstance(answer, shapes.OpenAnswer)
+    answer = ask(room, "credentials.open", WEB, OpenRequest(**asked))
+    assert isinstance(answer, OpenAnswer)
     return answer.secret
 
 
-def token(room: CredentialsRoom, asker: Asker = ADA, **asked: object) -> shapes.TokenAnswer:
-    request = shapes.TokenCreateRequest(**asked)  # type: ignore[arg-type]
+def token(room: CredentialsRoom, asker: Asker = ADA, **asked: object) -> TokenAnswer:
+    request = TokenCreateRequest(**asked)  # type: ignore[arg-type]
     answer = ask(room, "credentials.token_create", asker, request)
-    assert isinstance(answer, shapes.TokenAnswer)
+    assert isinstance(answer, TokenAnswer)
     return answer
 
 
 def test_a_link_opens_one_session(room: CredentialsRoom) -> None:
     link = login(room)
-    assert ask(room, "credentials.peek", WEB, shapes.PeekRequest(secret=link)) == (
-        shapes.PeekAnswer(user="nobody")
+    assert ask(room, "credentials.peek", WEB, PeekRequest(secret=link)) == (
+        PeekAnswer(user="nobody")
     )
     bearer = room.bearer(opened(room, secret=link))
     assert bearer == Asker(uid=ADA.uid, user="nobody", how="session")
@@ -113,7 +127,7 @@ def test_a_link_and_a_session_end(room: CredentialsRoom, clock: Clock) -> None:
 
 def test_a_session_is_closed(room: CredentialsRoom) -> None:
     session = opened(room, secret=login(room))
-    ask(room, "credentials.close", WEB, shapes.CloseRequest(secret=session))
+    ask(room, "credentials.close", WEB, CloseRequest(secret=session))
     with pytest.raises(NotKnown):
         room.bearer(session)
 
@@ -163,7 +177,7 @@ def test_what_a_token_is_good_for(room: CredentialsRoom, clock: Clock) -> None:
 DAY_S = 86400.0
 
 
-def life_days(made: shapes.TokenAnswer) -> float:
+def life_days(made: TokenAnswer) -> float:
     return (made.token.expires - NOW) / timedelta(days=1)
 
 
@@ -199,7 +213,7 @@ def test_what_rests_on_munges_word_alone_lasts_shorter(room: CredentialsRoom) ->
 def test_munge_is_asked_for_connections_from_its_networks(peer: str, is_heard: bool) -> None:
     web = WebSettings(munge_from=("10.1.0.0/16",), munge_socket="/nowhere")
     asked = {"method": "GET", "target": "/api/v1/me", "digest": digest(b"")}
-    shown = shapes.VouchRequest(credential="MUNGE:none:", peer=peer, **asked)
+    shown = VouchRequest(credential="MUNGE:none:", peer=peer, **asked)
     with pytest.raises(MungeUnavailable if is_heard else NotKnown):
         who_asked(web, shown)
 
@@ -212,15 +226,15 @@ def test_no_token_lasts_longer_than_any_may(tmp_path: Path, clock: Clock) -> Non
 
 def test_tokens_are_listed_and_taken_back_by_their_owner(room: CredentialsRoom) -> None:
     mine, other = token(room), token(room, WEB)
-    listed = ask(room, "credentials.token_list", ADA, shapes.TokenListRequest())
-    assert isinstance(listed, shapes.TokenListAnswer)
+    listed = ask(room, "credentials.token_list", ADA, TokenListRequest())
+    assert isinstance(listed, TokenListAnswer)
     assert [one.id for one in listed.tokens] == [mine.token.id]
     for asker, number in ((ADA, other.token.id), (WEB, mine.token.id)):
-        request = shapes.TokenRevokeRequest(numbers=(number,))
+        request = TokenRevokeRequest(numbers=(number,))
         with pytest.raises(NoSuchCredential):
             ask(room, "credentials.token_revoke", asker, request)
     for asker, one in ((ADA, mine), (ROOT, other)):
-        request = shapes.TokenRevokeRequest(numbers=(one.token.id,))
+        request = TokenRevokeRequest(numbers=(one.token.id,))
         ask(room, "credentials.token_revoke", asker, request)
         with pytest.raises(NotKnown):
             room.bearer(one.secret)
@@ -230,7 +244,7 @@ def test_nobody_has_tokens_without_number(room: CredentialsRoom) -> None:
     made = [token(room) for _ in range(100)]
     with pytest.raises(UsageError, match="revoke"):
         token(room)
-    request = shapes.TokenRevokeRequest(numbers=(made[0].token.id,))
+    request = TokenRevokeRequest(numbers=(made[0].token.id,))
     ask(room, "credentials.token_revoke", ADA, request)
     token(room)
 
@@ -392,7 +406,7 @@ def test_what_was_revoked_stays_so_when_a_backup_is_put_back(tmp_path: Path, clo
         room,
         "credentials.token_revoke",
         ADA,
-        shapes.TokenRevokeRequest(numbers=(revoked.token.id,)),
+        TokenRevokeRequest(numbers=(revoked.token.id,)),
     )
     end_revived(str(tmp_path / "restored"), str(tmp_path / "before"), NOW)
     restored = room_in(tmp_path / "restored", clock)

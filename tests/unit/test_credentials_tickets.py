@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steward.admin.credentials.context import LIFE, PREFIX, ticket, whose
 from steward.admin.credentials.errors import NotKnown
-from steward.admin.credentials.tickets import LIFE, PREFIX, ticket, whose
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

@@ -20,11 +20,9 @@ from harness.gate import running
 from harness.site import ROOT
 from servers.answering import Quiet, answering
 from servers.mybrc import mybrc_settings, serving, token_of
-from steward.admin.doctor import bank
-from steward.admin.doctor.actions import run
-from steward.admin.doctor.apart import run_apart
-from steward.admin.doctor.findings import Finding, ok, worst
-from steward.admin.doctor.room import DoctorRequest, DoctorRoom
+from steward.admin.doctor import data_checks
+from steward.admin.doctor.actions import run, run_apart
+from steward.admin.doctor.findings import DoctorRequest, DoctorRoom, Finding, ok, worst
 from steward.bank.asking_upkeep import CheckAnswer, CheckRequest
 from steward.bank.gate.shapes import RemoteMeans
 from steward.bank.settings import BankSettings, GateSettings, RemoteBankSettings
@@ -241,7 +239,7 @@ def test_what_has_a_database_open_is_used_by_no_check(tmp_path: Path) -> None:
 
 
 def test_a_mybrc_server_that_cannot_be_told_is_a_finding(site: DoctorSite, tmp_path: Path) -> None:
-    assert only(bank.remote(site.ground())).status == "skipped"
+    assert only(data_checks.remote(site.ground())).status == "skipped"
     directory = tmp_path / "there"
     directory.mkdir()
     with serving(mybrc_settings(directory)) as url:
@@ -253,9 +251,9 @@ def test_a_mybrc_server_that_cannot_be_told_is_a_finding(site: DoctorSite, tmp_p
         ):
             remote = RemoteBankSettings(url=f"{url}{path}", token_file=str(token), timeout_s=20.0)
             site.reopen(bank=BankSettings(enabled=True, remote=remote))
-            found = only(bank.remote(site.ground()))
+            found = only(data_checks.remote(site.ground()))
             assert (found.status, said in found.what) == (status, True)
-    found = only(bank.remote(site.ground()))
+    found = only(data_checks.remote(site.ground()))
     assert (found.status, "refused" in found.what) == ("wrong", True)
 
 
@@ -303,7 +301,7 @@ def test_a_token_that_may_only_read_is_a_finding(
         url = f"http://127.0.0.1:{server.server_port}/api"
         remote = RemoteBankSettings(url=url, token_file=str(token), timeout_s=20.0)
         site.reopen(bank=BankSettings(enabled=True, remote=remote))
-        found = only(bank.remote(site.ground()))
+        found = only(data_checks.remote(site.ground()))
     assert (found.status, str(writes.value) in found.what) == (status, status == "wrong")
 
 
@@ -331,6 +329,6 @@ def test_balances_at_a_mybrc_server_that_are_old_are_a_finding(
             ):
                 if at_us:
                     started.link.remote_means({"physics": RemoteMeans(at_us=at_us)})
-                answers, balances = bank.remote(site.ground())
+                answers, balances = data_checks.remote(site.ground())
                 assert (answers.status, balances.status) == ("ok", status)
                 assert said in balances.what

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from steward.admin.backup.manifest import BackupUnavailable
-from steward.admin.backup.writing import writing
-from steward.admin.plugins.installing import make_directory, replace
+from steward.admin.backup.archive import BackupUnavailable, writing
+from steward.admin.plugins.installation import make_directory, replace
 from steward.archive.errors import ArchiveError
 from steward.archive.files.tree import Tree
 from steward.cli.exporting import ExportError

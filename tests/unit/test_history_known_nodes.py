@@ -10,7 +10,7 @@ import pytest
 
 from harness import history
 from harness.site import ADA, Site
-from steward.admin.credentials.shapes import MeAnswer
+from steward.admin.credentials.requests import MeAnswer
 from steward.core.access import Asker
 from steward.core.errors import Refused
 from steward.reports.history.shapes import NodesAnswer, NodesRequest

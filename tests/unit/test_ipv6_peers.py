@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from steward.admin.credentials.room import who_asked
-from steward.admin.credentials.shapes import VouchRequest
+from steward.admin.credentials.context import who_asked
+from steward.admin.credentials.requests import VouchRequest
 from steward.capture.nodes.senders import Head, Senders
 from steward.capture.settings import NodesSettings
 from steward.core.config import Settings

@@ -10,9 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from steward.admin.plugins import building, checking, installing, telling
-from steward.admin.plugins.building import Built, SlurmVersion
+from steward.admin.plugins import installation, spank
+from steward.admin.plugins.build import (
+    HOOKS,
+    LIBRARY,
+    PROLOG_LIBRARY,
+    SHIM,
+    Built,
+    SlurmVersion,
+    build_plugins,
+    find_built,
+)
 from steward.admin.plugins.errors import BuildFailed, HeadersMissing, NativeError
+from steward.admin.plugins.installation import install_jobcomp, install_shim
+from steward.admin.plugins.jobcomp import check_jobcomp
+from steward.admin.plugins.spank import check_library, check_shim
 from steward.cli.app import run
 
 HEADERS = Path("/usr/include")
@@ -25,7 +37,7 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return building.build(str(HEADERS), str(tmp_path_factory.mktemp("lib")))
+    return build_plugins(str(HEADERS), str(tmp_path_factory.mktemp("lib")))
 
 
 @pytest.fixture
@@ -65,7 +77,7 @@ def test_builds_lie_side_by_side_and_the_nearest_is_taken(built: Built, tmp_path
         (tmp_path / name).mkdir()
         shutil.copy(built.path, tmp_path / name)
     found = {
-        wanted: getattr(building.find_built(str(tmp_path), SlurmVersion.parse(wanted)), "path", "")
+        wanted: getattr(find_built(str(tmp_path), SlurmVersion.parse(wanted)), "path", "")
         for wanted in ("22.05.2", "22.05.5", "22.05", "24.11", "23.02.1", "26.05")
     }
     assert {wanted: Path(path).parent.name for wanted, path in found.items()} == {
@@ -81,15 +93,15 @@ def test_builds_lie_side_by_side_and_the_nearest_is_taken(built: Built, tmp_path
 @needs_compiler
 def test_a_build_says_what_it_is(built: Built) -> None:
     assert Path(built.path).parent.name == str(built.version)
-    seen = checking.look(built.path)
+    seen = spank.look(built.path)
     assert SlurmVersion.of_number(seen.version) == built.version
     assert (seen.type, seen.missing) == ("spank", [])
-    assert checking.check_library(built.path, built.version) == []
-    assert set(os.listdir(os.path.dirname(built.path))) == set(building.HOOKS)
+    assert check_library(built.path, built.version) == []
+    assert set(os.listdir(os.path.dirname(built.path))) == set(HOOKS)
 
 
 @needs_compiler
-@pytest.mark.parametrize("library", building.HOOKS)
+@pytest.mark.parametrize("library", HOOKS)
 def test_only_the_hooks_are_seen_from_outside(built: Built, library: str) -> None:
     listed = subprocess.run(
         ["nm", "-D", "--defined-only", Path(built.path).with_name(library)],
@@ -99,41 +111,41 @@ def test_only_the_hooks_are_seen_from_outside(built: Built, library: str) -> Non
     )
     names = {line.split()[2] for line in listed.stdout.splitlines()}
     own = {"plugin_name", "plugin_type", "plugin_version"}
-    if library in building.SHIM:
+    if library in SHIM:
         own.add("spank_plugin_version")
-    assert names == {*own, *building.HOOKS[library]}
+    assert names == {*own, *HOOKS[library]}
 
 
 @needs_compiler
 def test_a_library_for_another_version_is_told_of(built: Built) -> None:
-    (line,) = checking.check_library(built.path, SlurmVersion(33, 11))
+    (line,) = check_library(built.path, SlurmVersion(33, 11))
     assert f"was built for Slurm {built.version}, not for 33.11" in line
 
 
 @needs_compiler
 def test_what_is_no_plugin_is_told_of(tmp_path: Path) -> None:
     version = SlurmVersion(22, 5, 8)
-    (missing,) = checking.check_library(str(tmp_path / "none.so"), version)
+    (missing,) = check_library(str(tmp_path / "none.so"), version)
     assert "cannot be loaded" in missing
     (tmp_path / "text.so").write_text("hello")
-    (garbage,) = checking.check_library(str(tmp_path / "text.so"), version)
+    (garbage,) = check_library(str(tmp_path / "text.so"), version)
     assert "cannot be loaded" in garbage
     crashing = tmp_path / "crashing.c"
     crashing.write_text(
         "#include <stdlib.h>\n__attribute__((constructor)) static void f(void) { abort(); }\n"
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "crashing.so", crashing], check=True)
-    (crashed,) = checking.check_library(str(tmp_path / "crashing.so"), version)
+    (crashed,) = check_library(str(tmp_path / "crashing.so"), version)
     assert crashed.endswith("cannot be loaded: signal 6")
 
 
 def test_without_headers_it_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(HeadersMissing, match=r"install Slurm's development package"):
-        building.build(str(tmp_path), str(tmp_path))
+        build_plugins(str(tmp_path), str(tmp_path))
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / "slurm_version.h").write_text("nothing\n")
     with pytest.raises(HeadersMissing, match="SLURM_VERSION_NUMBER"):
-        building.build(str(tmp_path), str(tmp_path))
+        build_plugins(str(tmp_path), str(tmp_path))
 
 
 @needs_compiler
@@ -141,56 +153,54 @@ def test_a_compiler_that_fails_leaves_the_last_build(built: Built, tmp_path: Pat
     target = tmp_path / str(built.version)
     target.mkdir()
     shutil.copy(built.path, target)
-    before = (target / building.LIBRARY).read_bytes()
+    before = (target / LIBRARY).read_bytes()
     with pytest.raises(BuildFailed, match="no C compiler"):
-        building.build(str(HEADERS), str(tmp_path), compiler="/nowhere/cc")
+        build_plugins(str(HEADERS), str(tmp_path), compiler="/nowhere/cc")
     with pytest.raises(BuildFailed, match="did not compile"):
-        building.build(str(HEADERS), str(tmp_path), compiler="false")
-    assert [path.name for path in target.iterdir()] == [building.LIBRARY]
-    assert (target / building.LIBRARY).read_bytes() == before
+        build_plugins(str(HEADERS), str(tmp_path), compiler="false")
+    assert [path.name for path in target.iterdir()] == [LIBRARY]
+    assert (target / LIBRARY).read_bytes() == before
 
 
 @needs_compiler
 def test_what_is_installed_passes_the_check(built: Built, plugstack: Path, tmp_path: Path) -> None:
     there, spool = str(tmp_path / "lib"), tmp_path / "spool" / "shim"
     before = plugstack.read_text()
-    done = installing.install_shim(built, libdir=there, plugstack=str(plugstack), spool=str(spool))
+    done = install_shim(built, libdir=there, plugstack=str(plugstack), spool=str(spool))
     assert done.left == ()
     assert plugstack.read_text() == before
     conf = Path(f"{plugstack}.d/steward.conf")
-    library = Path(there) / str(built.version) / building.LIBRARY
+    library = Path(there) / str(built.version) / LIBRARY
     assert conf.read_text().splitlines()[-1] == f"optional {library} spool={spool}"
     assert spool.stat().st_mode & 0o777 == 0o700
     if os.geteuid() == 0:
-        assert checking.check_shim(built.version, libdir=there, plugstack=str(plugstack)) == []
-    again = installing.install_shim(
-        building.find_built(there, built.version) or built,
+        assert check_shim(built.version, libdir=there, plugstack=str(plugstack)) == []
+    again = install_shim(
+        find_built(there, built.version) or built,
         libdir=there,
         plugstack=str(plugstack),
         spool=str(spool),
     )
     assert again == done
     assert not list(tmp_path.rglob(".*"))
-    installing.install_shim(
-        built, libdir=there, plugstack=str(plugstack), spool=str(spool), prolog=True
-    )
+    install_shim(built, libdir=there, plugstack=str(plugstack), spool=str(spool), prolog=True)
     assert conf.read_text().splitlines()[-2:] == [
         f"optional {library} spool={spool}",
-        f"optional {library.with_name(building.PROLOG_LIBRARY)} spool={spool}",
+        f"optional {library.with_name(PROLOG_LIBRARY)} spool={spool}",
     ]
     if os.geteuid() == 0:
-        assert checking.check_shim(built.version, libdir=there, plugstack=str(plugstack)) == []
+        assert check_shim(built.version, libdir=there, plugstack=str(plugstack)) == []
 
 
 @needs_compiler
 def test_what_is_left_to_do_is_said(built: Built, libdir: str, tmp_path: Path) -> None:
     plugstack = tmp_path / "plugstack.conf"
-    done = installing.install_shim(
+    done = install_shim(
         built, libdir=libdir, plugstack=str(plugstack), spool=str(tmp_path / "spool")
     )
     assert done.left == (f"add to {plugstack}: include {plugstack}.d/*.conf",)
     assert not plugstack.exists()
-    (line,) = checking.check_shim(built.version, libdir=libdir, plugstack=str(plugstack))
+    (line,) = check_shim(built.version, libdir=libdir, plugstack=str(plugstack))
     assert "does not include" in line
 
 
@@ -199,13 +209,13 @@ def test_each_thing_that_is_wrong_is_a_line(
     built: Built, libdir: str, plugstack: Path, tmp_path: Path
 ) -> None:
     def wrong() -> list[str]:
-        return checking.check_shim(built.version, libdir=libdir, plugstack=str(plugstack))
+        return check_shim(built.version, libdir=libdir, plugstack=str(plugstack))
 
     assert [line.partition(": ")[0] for line in wrong()] == [
         f"{plugstack}.d/steward.conf is missing"
     ]
     spool = tmp_path / "spool"
-    installing.install_shim(built, libdir=libdir, plugstack=str(plugstack), spool=str(spool))
+    install_shim(built, libdir=libdir, plugstack=str(plugstack), spool=str(spool))
     conf = Path(f"{plugstack}.d/steward.conf")
     good = conf.read_text()
     spool.chmod(0o777)
@@ -217,10 +227,10 @@ def test_each_thing_that_is_wrong_is_a_line(
     assert any("symbolic link" in line for line in wrong())
     conf.write_text(good.replace("optional", "required"))
     assert any("only optional" in line for line in wrong())
-    conf.write_text(good.replace(building.LIBRARY, "other.so"))
+    conf.write_text(good.replace(LIBRARY, "other.so"))
     assert any("which is not there" in line for line in wrong())
     assert "no build for Slurm 33.11" in " ".join(
-        checking.check_shim(SlurmVersion(33, 11), libdir=libdir, plugstack=str(plugstack))
+        check_shim(SlurmVersion(33, 11), libdir=libdir, plugstack=str(plugstack))
     )
 
 
@@ -230,20 +240,18 @@ def test_a_path_that_would_break_its_line_is_refused(
 ) -> None:
     there = Built(path=str(tmp_path / "x.so"), version=SlurmVersion(22, 5, 8))
     with pytest.raises(NativeError, match="plain, whole path"):
-        installing.install_shim(there, libdir=str(tmp_path), plugstack=str(plugstack), spool=spool)
+        install_shim(there, libdir=str(tmp_path), plugstack=str(plugstack), spool=spool)
     assert not Path(f"{plugstack}.d").exists()
 
 
 def test_jobcomp_is_called_from_a_file_of_two_lines(tmp_path: Path) -> None:
     etc, lines = tmp_path / "etc", tmp_path / "var" / "jobcomp.jsonl"
     etc.mkdir()
-    done = installing.install_jobcomp(str(etc), libdir=str(tmp_path / "lib"), lines=str(lines))
+    done = install_jobcomp(str(etc), libdir=str(tmp_path / "lib"), lines=str(lines))
     assert done.written == (str(tmp_path / "lib/jobcomp.lua"), str(etc / "jobcomp.lua"))
     assert any("writable by SlurmUser" in sentence for sentence in done.left)
-    assert "jobcomp/none" in telling.check_jobcomp({"JobCompType": ""}, str(etc))[0]
-    assert (
-        installing.install_jobcomp(str(etc), libdir=str(tmp_path / "lib"), lines=str(lines)) == done
-    )
+    assert "jobcomp/none" in check_jobcomp({"JobCompType": ""}, str(etc))[0]
+    assert install_jobcomp(str(etc), libdir=str(tmp_path / "lib"), lines=str(lines)) == done
     lua = shutil.which("lua5.1")
     if lua:
         asked = f"io.write(dofile('{etc}/jobcomp.lua').file)"
@@ -256,11 +264,9 @@ def test_a_sites_own_jobcomp_is_left_alone(tmp_path: Path) -> None:
     site.write_text("function slurm_jobcomp_log_record(job)\nend\n")
     before = site.read_text()
     with pytest.raises(NativeError, match=re.escape("steward.log_record(job)")):
-        installing.install_jobcomp(
-            str(tmp_path), libdir=str(tmp_path / "lib"), lines=str(tmp_path / "lines")
-        )
+        install_jobcomp(str(tmp_path), libdir=str(tmp_path / "lib"), lines=str(tmp_path / "lines"))
     assert site.read_text() == before
-    (said,) = telling.check_jobcomp({"JobCompType": "jobcomp/lua"}, str(tmp_path))
+    (said,) = check_jobcomp({"JobCompType": "jobcomp/lua"}, str(tmp_path))
     assert "does not call" in said
 
 
@@ -270,16 +276,16 @@ def test_what_keeps_slurmctld_from_writing_is_said(tmp_path: Path) -> None:
     shown = {"JobCompType": "jobcomp/lua", "SlurmUser": f"me({os.getuid()})"}
 
     def wrong(**more: str) -> str:
-        return "; ".join(telling.check_jobcomp({**shown, **more}, str(etc)))
+        return "; ".join(check_jobcomp({**shown, **more}, str(etc)))
 
     assert "jobcomp.lua: No such file" in wrong()
-    installing.install_jobcomp(str(etc), libdir=str(lib), lines=str(lines))
+    install_jobcomp(str(etc), libdir=str(lib), lines=str(lines))
     assert f"{lines.parent} is not there" in wrong()
     lines.parent.mkdir()
     lines.parent.chmod(0o755)
     assert f"{lines.parent} is open to everybody" in wrong()
     with pytest.raises(NativeError, match="open to everybody"):
-        installing.install_jobcomp(str(etc), libdir=str(lib), lines=str(lines))
+        install_jobcomp(str(etc), libdir=str(lib), lines=str(lines))
     lines.parent.chmod(0o750)
     assert wrong() == ""
     (lib / "jobcomp.lua").unlink()
@@ -290,11 +296,11 @@ def test_a_slurmctld_that_began_without_the_script_is_to_be_restarted(tmp_path: 
     lines = tmp_path / "jobcomp.jsonl"
 
     def install() -> None:
-        installing.install_jobcomp(str(tmp_path), libdir=str(tmp_path / "lib"), lines=str(lines))
+        install_jobcomp(str(tmp_path), libdir=str(tmp_path / "lib"), lines=str(lines))
 
     def wrong() -> list[str]:
         shown = {"JobCompType": "jobcomp/lua", "BOOT_TIME": "2026-11-21T08:00:00"}
-        return telling.check_jobcomp(shown, str(tmp_path))
+        return check_jobcomp(shown, str(tmp_path))
 
     install()
     began = datetime.fromisoformat("2026-11-21T08:00:00").timestamp()
@@ -314,12 +320,12 @@ def test_a_directory_that_slurmuser_cannot_write_is_said(tmp_path: Path) -> None
         os.chmod(name, 0o755)
         lines = f"{name}/var/jobcomp.jsonl"
         os.mkdir(os.path.dirname(lines), 0o750)
-        installing.install_jobcomp(str(tmp_path), libdir=str(tmp_path / "lib"), lines=lines)
+        install_jobcomp(str(tmp_path), libdir=str(tmp_path / "lib"), lines=lines)
         shown = {"JobCompType": "jobcomp/lua", "SlurmUser": "nobody(65534)"}
-        (said,) = telling.check_jobcomp(shown, str(tmp_path))
+        (said,) = check_jobcomp(shown, str(tmp_path))
         assert "var cannot be written by SlurmUser nobody" in said
         os.chown(os.path.dirname(lines), 65534, 65534)
-        assert telling.check_jobcomp(shown, str(tmp_path)) == []
+        assert check_jobcomp(shown, str(tmp_path)) == []
 
 
 @needs_compiler
@@ -352,13 +358,13 @@ def test_a_node_without_slurm_conf_has_what_slurmctld_sent(
     conf.parent.mkdir(parents=True)
     conf.touch()
     sent.parent.mkdir()
-    monkeypatch.setattr(installing, "DEFAULT_PLUGSTACK", str(own))
-    monkeypatch.setattr(installing, "FETCHED_PLUGSTACK", str(sent))
-    assert not installing.includes(str(own), str(conf))
+    monkeypatch.setattr(installation, "DEFAULT_PLUGSTACK", str(own))
+    monkeypatch.setattr(installation, "FETCHED_PLUGSTACK", str(sent))
+    assert not installation.includes(str(own), str(conf))
     sent.write_text(f"include {own}.d/*.conf\n")
-    assert installing.includes(str(own), str(conf))
+    assert installation.includes(str(own), str(conf))
     own.touch()
-    assert not installing.includes(str(own), str(conf))
+    assert not installation.includes(str(own), str(conf))
 
 
 def test_an_include_counts_by_whichever_name_of_its_directory(tmp_path: Path) -> None:
@@ -376,4 +382,4 @@ def test_an_include_counts_by_whichever_name_of_its_directory(tmp_path: Path) ->
         (f"include {tmp_path}/other/plugstack.conf.d/*.conf", False),
     ):
         stack.write_text(f"{line}\n")
-        assert installing.includes(str(stack), str(conf)) is counts, line
+        assert installation.includes(str(stack), str(conf)) is counts, line

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.admin.plugins.reaching import CONF, check_reach, conf_of, socket_of
+from steward.admin.plugins.job_submit import CONF, check_reach, conf_of, socket_of
 
 NOBODY = pwd.getpwnam("nobody")
 SHOWN = {"SlurmUser": f"nobody({NOBODY.pw_uid})"}

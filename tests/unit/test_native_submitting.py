@@ -7,9 +7,22 @@ from pathlib import Path
 import pytest
 
 from harness.native import needs_compiler
-from steward.admin.plugins import building, checking, submitting
-from steward.admin.plugins.building import SUBMIT_LIBRARY, Built, SlurmVersion
+from steward.admin.plugins import job_submit, spank
+from steward.admin.plugins.build import (
+    SUBMIT_LIBRARY,
+    Built,
+    SlurmVersion,
+    build_plugins,
+    find_built,
+)
 from steward.admin.plugins.errors import NativeError
+from steward.admin.plugins.job_submit import (
+    MODULES,
+    check_submit,
+    install_submit,
+    install_submit_lua,
+)
+from steward.admin.plugins.spank import check_library
 from steward.cli.app import run
 
 HEADERS = "/usr/include"
@@ -17,7 +30,7 @@ HEADERS = "/usr/include"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return building.build(HEADERS, str(tmp_path_factory.mktemp("lib")))
+    return build_plugins(HEADERS, str(tmp_path_factory.mktemp("lib")))
 
 
 def directory_of(built: Built) -> str:
@@ -31,13 +44,13 @@ def shown(plugins: str, *directories: str) -> dict[str, str]:
 @needs_compiler
 def test_a_build_says_what_it_is(built: Built) -> None:
     path = os.path.join(directory_of(built), SUBMIT_LIBRARY)
-    seen = checking.look(path)
+    seen = spank.look(path)
     assert (seen.type, seen.missing) == ("job_submit/steward", [])
     assert SlurmVersion.of_number(seen.version) == built.version
-    assert checking.check_library(path, built.version, is_exact=True) == []
+    assert check_library(path, built.version, is_exact=True) == []
     other = SlurmVersion(built.version.major, built.version.minor, built.version.micro + 1)
-    assert checking.check_library(path, other) == []
-    (wrong,) = checking.check_library(path, other, is_exact=True)
+    assert check_library(path, other) == []
+    (wrong,) = check_library(path, other, is_exact=True)
     assert f"was built for Slurm {built.version}, not for {other}" in wrong
 
 
@@ -46,9 +59,9 @@ def test_only_a_build_of_the_same_patch_level_is_taken(built: Built) -> None:
     libdir = os.path.dirname(directory_of(built))
     version = built.version
     later = SlurmVersion(version.major, version.minor, version.micro + 1)
-    assert building.find_built(libdir, later) == built
-    assert building.find_built(libdir, later, SUBMIT_LIBRARY) is None
-    assert building.find_built(libdir, version, SUBMIT_LIBRARY) == built
+    assert find_built(libdir, later) == built
+    assert find_built(libdir, later, SUBMIT_LIBRARY) is None
+    assert find_built(libdir, version, SUBMIT_LIBRARY) == built
 
 
 @needs_compiler
@@ -57,7 +70,7 @@ def test_slurmctld_starts_with_a_build_for_it_in_any_directory(
 ) -> None:
     ours = directory_of(built)
     (tmp_path / SUBMIT_LIBRARY).write_text("no library")
-    check = submitting.check_submit
+    check = check_submit
     assert check(shown("lua,steward", ours), built.version) == []
     assert check(shown("job_submit/steward", str(tmp_path), ours), built.version) == []
     (missing,) = check(shown("steward"), built.version)
@@ -76,10 +89,10 @@ def test_slurmctld_starts_with_a_build_for_it_in_any_directory(
 @needs_compiler
 def test_what_stands_behind_it_is_named(built: Built) -> None:
     ours = directory_of(built)
-    (order,) = submitting.check_submit(shown("steward,lua,defaults", ours), built.version)
+    (order,) = check_submit(shown("steward,lua,defaults", ours), built.version)
     assert order.startswith("JobSubmitPlugins has lua, defaults behind steward")
     for plugins in ("(null)", "", "defaults"):
-        (none,) = submitting.check_submit(shown(plugins, ours), built.version)
+        (none,) = check_submit(shown(plugins, ours), built.version)
         assert "nothing is asked" in none
 
 
@@ -87,35 +100,35 @@ def test_what_stands_behind_it_is_named(built: Built) -> None:
 def test_installing_says_what_slurm_conf_is_to_say(built: Built, tmp_path: Path) -> None:
     libdir = str(tmp_path / "lib")
     ours = f"{libdir}/{built.version}"
-    done = submitting.install_submit(built, libdir=libdir, shown=shown("lua"))
+    done = install_submit(built, libdir=libdir, shown=shown("lua"))
     assert done.written == (f"{ours}/{SUBMIT_LIBRARY}",)
     assert done.left[:2] == (
         f"set in slurm.conf: PluginDir=/usr/lib/slurm:{ours}",
         "set in slurm.conf: JobSubmitPlugins=lua,steward",
     )
-    again = submitting.install_submit(built, libdir=libdir, shown=shown("lua,steward", ours))
+    again = install_submit(built, libdir=libdir, shown=shown("lua,steward", ours))
     assert again.left == ()
-    assert submitting.check_submit(shown("lua,steward", ours), built.version) == []
+    assert check_submit(shown("lua,steward", ours), built.version) == []
 
 
 def test_a_site_without_a_script_gets_one_of_five_lines(tmp_path: Path) -> None:
     etc, libdir = tmp_path / "etc", tmp_path / "lib"
     etc.mkdir()
-    done = submitting.install_submit_lua(str(etc), libdir=str(libdir), cluster="c1")
+    done = install_submit_lua(str(etc), libdir=str(libdir), cluster="c1")
     script = (etc / "job_submit.lua").read_text()
     assert f'dofile("{libdir}/steward_gate.lua")' in script
     assert 'steward_gate_cluster = "c1"' in script
-    assert {path.name for path in libdir.iterdir()} == set(submitting.MODULES)
-    assert done == submitting.install_submit_lua(str(etc), libdir=str(libdir), cluster="c1")
+    assert {path.name for path in libdir.iterdir()} == set(MODULES)
+    assert done == install_submit_lua(str(etc), libdir=str(libdir), cluster="c1")
     with pytest.raises(NativeError, match="no cluster's name"):
-        submitting.install_submit_lua(str(etc), libdir=str(libdir), cluster='"..os.exit()..')
+        install_submit_lua(str(etc), libdir=str(libdir), cluster='"..os.exit()..')
 
 
 def test_a_sites_own_script_is_left_alone(tmp_path: Path) -> None:
     script = tmp_path / "job_submit.lua"
     script.write_text("-- the site's\n")
     with pytest.raises(NativeError, match=r"local steward = dofile\(.*return steward\.submit"):
-        submitting.install_submit_lua(str(tmp_path), libdir=str(tmp_path / "lib"))
+        install_submit_lua(str(tmp_path), libdir=str(tmp_path / "lib"))
     assert script.read_text() == "-- the site's\n"
 
 
@@ -125,19 +138,19 @@ def test_a_script_that_does_not_call_it_is_told_of(
     version = SlurmVersion(22, 5, 8)
 
     def check() -> list[str]:
-        return submitting.check_submit(shown("lua"), version, directory=str(tmp_path))
+        return check_submit(shown("lua"), version, directory=str(tmp_path))
 
-    monkeypatch.setattr(submitting, "lua_sockets", lambda: ["/usr/lib/lua/5.1/socket/unix.so"])
+    monkeypatch.setattr(job_submit, "lua_sockets", lambda: ["/usr/lib/lua/5.1/socket/unix.so"])
     assert "No such file" in check()[0]
     script = tmp_path / "job_submit.lua"
     script.write_text("function slurm_job_submit() return 0 end\n-- steward.submit(\n")
     assert check()[0].startswith(f"{script} does not call steward's submit")
     script.unlink()
-    submitting.install_submit_lua(str(tmp_path), libdir=str(tmp_path / "lib"))
+    install_submit_lua(str(tmp_path), libdir=str(tmp_path / "lib"))
     assert check() == []
     shutil.rmtree(tmp_path / "lib")
     assert check() == [f"{script} calls {tmp_path}/lib/steward_gate.lua, which is not there"]
-    monkeypatch.setattr(submitting, "lua_sockets", list)
+    monkeypatch.setattr(job_submit, "lua_sockets", list)
     assert "install lua-socket" in check()[1]
 
 

@@ -11,8 +11,8 @@ from harness.doctor import DoctorSite, only, site
 from harness.nodes import HearingSite, line
 from harness.site import ROOT
 from servers.authority import Authority
-from steward.admin.doctor import books
-from steward.admin.status.shapes import StatusShowRequest
+from steward.admin.doctor import data_checks
+from steward.admin.status.requests import StatusShowRequest
 from steward.capture.nodes.last_seen import Refusals, refusals_in
 from steward.capture.settings import NodesSettings
 from steward.daemon.registry import action_registry
@@ -59,7 +59,7 @@ def test_doctor_and_status_tell_refusals(site: DoctorSite) -> None:
     )
     refusals.add("10.0.0.8", "cluster c1 has no node 'n8'")
     refusals.write()
-    found = {one.of: one for one in books.nodes(site.ground())}
+    found = {one.of: one for one in data_checks.nodes(site.ground())}
     assert {one.status for one in found.values()} == {"warning"}
     assert "was made on 127.0.1.1" in found["10.0.0.7"].what
     assert any("--origin" in line for line in found["10.0.0.7"].mend)
@@ -93,7 +93,7 @@ def test_a_listener_that_is_away_is_a_finding(site: DoctorSite) -> None:
         listen = f"127.0.0.1:{server.getsockname()[1]}"
         nodes = NodesSettings(listen=listen, listener="steward-listen")
         site.reopen(nodes=nodes)
-        assert "ever heard" in only(books.nodes(site.ground())).what
-    found = only(books.nodes(site.ground()))
+        assert "ever heard" in only(data_checks.nodes(site.ground())).what
+    found = only(data_checks.nodes(site.ground()))
     assert (found.status, found.of) == ("wrong", "listener")
     assert "systemctl enable --now steward-listen" in found.mend

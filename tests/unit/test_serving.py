@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from servers.authority import Authority
-from steward.admin.credentials.shapes import MeAnswer
+from steward.admin.credentials.requests import MeAnswer
 from steward.core.serving import Served, headed, limited, listen, serve
 from steward.core.waiting import Stop
 from steward.web.application import application

@@ -15,12 +15,8 @@ import pytest
 
 from harness.commands import steward
 from harness.slurm import Stage
-from steward.admin.init import making
-from steward.admin.init.configuration import text_of
-from steward.admin.init.errors import SetupError
-from steward.admin.init.making import make
-from steward.admin.init.steps import steps
-from steward.admin.init.wishes import Site, Wishes, site_of
+from steward.admin import init
+from steward.admin.init import SetupError, Site, Wishes, make, site_of, steps, text_of
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config.file import ConfigError, load
 from steward.core.filesystems import network_kind
@@ -142,7 +138,7 @@ def test_a_state_directory_on_a_network_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert network_kind(str(tmp_path)) == ""
-    monkeypatch.setattr(making, "network_kind", lambda _: "NFS")
+    monkeypatch.setattr(init, "network_kind", lambda _: "NFS")
     with pytest.raises(SetupError, match="is on NFS: name a local disk by --state-dir"):
         make(wishes_in(tmp_path), Site(shown=SHOWN))
 

@@ -13,10 +13,18 @@ import msgspec
 import pytest
 
 from harness.doctor import DoctorSite, site
-from steward.admin.doctor import plugins
+from steward.admin.doctor import slurm_checks
 from steward.admin.doctor.findings import Finding
-from steward.admin.plugins import building, checking, installing, spools
-from steward.admin.plugins.building import Built
+from steward.admin.plugins.build import LIBRARY, PROLOG_LIBRARY, Built, build_plugins
+from steward.admin.plugins.installation import install_jobcomp, install_shim
+from steward.admin.plugins.spank import (
+    daemon_directories,
+    require_no_spool,
+    shim_faults,
+    spool_faults,
+    spool_of,
+    taken_by,
+)
 from steward.bank.settings import GateSettings
 from steward.cli.app import run
 from steward.core.config import Settings
@@ -39,7 +47,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return building.build(str(HEADERS), str(tmp_path_factory.mktemp("lib")))
+    return build_plugins(str(HEADERS), str(tmp_path_factory.mktemp("lib")))
 
 
 class Node:
@@ -70,7 +78,7 @@ class Node:
         self.install(self.spool)
 
     def install(self, spool: Path | str, *, prolog: bool = False) -> None:
-        installing.install_shim(
+        install_shim(
             self.built,
             libdir=self.libdir,
             plugstack=str(self.plugstack),
@@ -79,7 +87,7 @@ class Node:
         )
 
     def look(self) -> list[Finding]:
-        return list(plugins.spank(self.site.ground()))
+        return list(slurm_checks.spank(self.site.ground()))
 
     def faults(self) -> list[Finding]:
         return [found for found in self.look() if found.status != "ok"]
@@ -96,7 +104,7 @@ class Node:
                 subprocess.run(shlex.split(line), check=True, timeout=60)
 
     def edit(self, file: Path, words: str) -> None:
-        kept = [line for line in file.read_text().splitlines() if building.LIBRARY not in line]
+        kept = [line for line in file.read_text().splitlines() if LIBRARY not in line]
         added = [] if words.startswith("remove the line") else [words]
         file.write_text("".join(f"{line}\n" for line in [*kept, *added]))
 
@@ -105,7 +113,7 @@ class Node:
 def node(site: DoctorSite, built: Built, monkeypatch: pytest.MonkeyPatch) -> Node:
     # No test makes the spool of the host that it runs on.
     monkeypatch.setattr(
-        "steward.admin.plugins.spools.DEFAULT_SPOOL", str(site.directory / "default" / "shim")
+        "steward.admin.plugins.spank.DEFAULT_SPOOL", str(site.directory / "default" / "shim")
     )
     monkeypatch.setenv("PATH", f"{site.directory}/slurm:{os.environ['PATH']}")
     monkeypatch.delenv("STEWARD_CONFIG", raising=False)
@@ -198,7 +206,7 @@ def test_the_commands_of_the_doctor_mend_the_spool(
     assert all(found.status == "wrong" and found.mend for found in node.look())
     node.mend()
     assert node.faults() == []
-    spool = Path(checking.spool_of(str(node.plugstack)))
+    spool = Path(spool_of(str(node.plugstack)))
     assert spool.is_absolute()
     assert (spool.stat().st_uid, spool.stat().st_mode & 0o7777) == (0, 0o700)
     assert all(file.stat().st_uid == 0 for file in spool.iterdir())
@@ -209,7 +217,7 @@ def test_what_was_chosen_at_the_installation_is_kept(node: Node) -> None:
     another_build(node)
     node.mend()
     assert node.conf.read_text().count(f"spool={node.spool}") == 2
-    assert building.PROLOG_LIBRARY in node.conf.read_text()
+    assert PROLOG_LIBRARY in node.conf.read_text()
 
 
 def test_a_line_that_names_jobcomps_directory_is_to_be_changed(node: Node) -> None:
@@ -274,7 +282,7 @@ def test_files_that_an_included_file_includes_are_read(node: Node) -> None:
     node.conf.rename(inner)
     (Path(f"{node.plugstack}.d") / "site.conf").write_text(f"include {inner}\n")
     assert node.faults() == []
-    assert checking.spool_of(str(node.plugstack)) == str(node.spool)
+    assert spool_of(str(node.plugstack)) == str(node.spool)
     inner.write_text(inner.read_text() + f"include {inner}\n")
     assert node.faults() == []
 
@@ -378,7 +386,7 @@ def test_a_healthy_spool_is_none_of_the_daemons_faults(node: Node) -> None:
         code = 1
         try:
             os.setresuid(NOBODY, NOBODY, NOBODY)
-            code = bool(list(spools.spool_faults(str(node.spool))))
+            code = bool(list(spool_faults(str(node.spool))))
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
@@ -396,7 +404,7 @@ def test_files_that_the_agent_removes_meanwhile_disturb_nothing(node: Node) -> N
     agent.start()
     try:
         for _ in range(500):
-            assert list(spools.spool_faults(str(node.spool))) == []
+            assert list(spool_faults(str(node.spool))) == []
     finally:
         stop.set()
         agent.join()
@@ -405,7 +413,7 @@ def test_files_that_the_agent_removes_meanwhile_disturb_nothing(node: Node) -> N
 def test_job_lines_may_be_written_if_the_spool_has_another_file(node: Node) -> None:
     (node.spool / "README").touch()
     node.spool.chmod(0o755)
-    spools.require_no_spool(str(node.lines), str(node.spool))
+    require_no_spool(str(node.lines), str(node.spool))
 
 
 def test_the_printed_command_names_slurms_version_if_slurm_is_in_no_path(
@@ -413,9 +421,7 @@ def test_the_printed_command_names_slurms_version_if_slurm_is_in_no_path(
 ) -> None:
     required(node)
     monkeypatch.setenv("PATH", "/nowhere")
-    shim = checking.shim_faults(
-        node.built.version, libdir=node.libdir, plugstack=str(node.plugstack)
-    )
+    shim = shim_faults(node.built.version, libdir=node.libdir, plugstack=str(node.plugstack))
     assert any(f"--slurm {node.built.version}" in line for fault in shim for line in fault.mend)
 
 
@@ -487,10 +493,10 @@ def test_every_directory_of_the_configuration_is_known() -> None:
         gate=GateSettings(socket="/c/sock", plugin_conf="/d/conf", off_switch="/e/off"),
         cluster={"one": ClusterSettings(spool="/f", jobcomp_lines="/g/lines")},
     )
-    found = spools.daemon_directories(settings)
+    found = daemon_directories(settings)
     assert {"/a", "/b", "/c", "/d", "/e", "/f", "/g", "/var/spool/steward"} <= set(found)
     assert found["/g"] == "[cluster.one] jobcomp_lines"
-    assert spools.taken_by("/var/spool/steward-shim", found) == ""
+    assert taken_by("/var/spool/steward-shim", found) == ""
 
 
 def test_install_tells_how_to_close_a_spool_that_was_there(
@@ -527,7 +533,7 @@ def test_jobs_lines_are_not_written_into_the_spool(
 def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: str) -> None:
     """Among them what an earlier doctor advised: to give the directory to root."""
     libdir = str(node.site.directory / "lib")
-    installing.install_jobcomp(str(node.etc), libdir=libdir, lines=str(node.lines))
+    install_jobcomp(str(node.etc), libdir=libdir, lines=str(node.lines))
     os.utime(node.etc / "jobcomp.lua", (0, 0))
     node.site.shown |= {"JobCompType": "jobcomp/lua"}
     directory = node.lines.parent
@@ -535,7 +541,7 @@ def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: st
     # SlurmUser must reach it.
     for above in directory.parents:
         above.chmod(above.stat().st_mode | 0o711) if above.stat().st_uid == 0 else None
-    assert [found.status for found in plugins.jobcomp(node.site.ground())] == ["ok"]
+    assert [found.status for found in slurm_checks.jobcomp(node.site.ground())] == ["ok"]
     if harm == "root's":
         os.chown(directory, 0, 0)
     elif harm == "root's file":
@@ -551,7 +557,7 @@ def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: st
         node.lines.mkdir()
     else:
         (Path(libdir) / "jobcomp.lua").unlink()
-    found = [one for one in plugins.jobcomp(node.site.ground()) if one.status != "ok"]
+    found = [one for one in slurm_checks.jobcomp(node.site.ground()) if one.status != "ok"]
     assert found
     for line in (line for one in found for line in one.mend if "systemctl" not in line):
         words = shlex.split(line)
@@ -560,7 +566,7 @@ def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: st
         else:
             subprocess.run(words, check=True, timeout=60)
     os.utime(node.etc / "jobcomp.lua", (0, 0))
-    assert [one.status for one in plugins.jobcomp(node.site.ground())] == ["ok"]
+    assert [one.status for one in slurm_checks.jobcomp(node.site.ground())] == ["ok"]
     if harm == "link":
         status = secret.stat()
         assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (0, 0o600)

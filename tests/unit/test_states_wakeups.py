@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from steward.admin.plugins import waking
 from steward.admin.plugins.errors import NativeError
+from steward.admin.plugins.trigger import check_trigger, install_trigger
 from steward.capture.sensor import trigger_helper
 from steward.capture.sensor.trigger_helper import Refused
 from steward.capture.sensor.triggers import Wakeups
@@ -115,7 +115,7 @@ def test_the_helper_wakes(place: Place, wakeups: Wakeups) -> None:
 
 
 def test_the_helper_as_it_is_installed(place: Place, wakeups: Wakeups) -> None:
-    installed = waking.install_trigger(str(place.helper), str(place.secret))
+    installed = install_trigger(str(place.helper), str(place.secret))
     assert installed.written == (str(place.helper),)
     assert stat.S_IMODE(place.helper.stat().st_mode) == 0o755
     # slurmctld closes all descriptors before it starts it.
@@ -247,30 +247,30 @@ def test_an_alarm_ends_it_though_slurmctld_blocks_that(place: Place) -> None:
 
 def test_a_secret_is_made_once_and_for_one_user(place: Place) -> None:
     place.secret.unlink()
-    installed = waking.install_trigger(str(place.helper), str(place.secret))
+    installed = install_trigger(str(place.helper), str(place.secret))
     assert str(place.secret) in installed.written
     first = place.secret.read_bytes()
     assert len(first) > 40
     assert stat.S_IMODE(place.secret.stat().st_mode) == 0o600
-    waking.install_trigger(str(place.helper), str(place.secret))
+    install_trigger(str(place.helper), str(place.secret))
     assert place.secret.read_bytes() == first
     with pytest.raises(NativeError, match="there is no user"):
-        waking.install_trigger(str(place.helper), str(place.secret), user="no such user")
+        install_trigger(str(place.helper), str(place.secret), user="no such user")
     with pytest.raises(NativeError, match="plain, whole path"):
-        waking.install_trigger("/usr/lib exec/x", str(place.secret))
+        install_trigger("/usr/lib exec/x", str(place.secret))
 
 
 def test_what_keeps_slurmctld_from_waking_is_said(place: Place) -> None:
     user = f"me({os.geteuid()})"
 
     def wrong() -> str:
-        found = waking.check_trigger(
+        found = check_trigger(
             {"SlurmUser": user}, str(place.helper), str(place.secret), place.socket
         )
         return "; ".join(found)
 
     assert "is not there: run steward plugins install --trigger" in wrong()
-    waking.install_trigger(str(place.helper), str(place.secret))
+    install_trigger(str(place.helper), str(place.secret))
     assert wrong() == ""
     place.helper.write_text(place.helper.read_text() + "\n# changed\n")
     assert "is of another Steward" in wrong()

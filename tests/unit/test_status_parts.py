@@ -13,10 +13,10 @@ import pytest
 from submitting import wait_until
 
 from harness.site import ROOT
-from steward.admin.doctor.ground import ground_of
-from steward.admin.doctor.running import parts
-from steward.admin.status.parts import DaemonStanding, PartLine, read
-from steward.admin.status.shapes import StatusShowRequest
+from steward.admin.doctor.context import ground_of
+from steward.admin.doctor.host_checks import parts
+from steward.admin.status.requests import StatusShowRequest
+from steward.admin.status.workers import DaemonStanding, PartLine, read
 from steward.core.config import Settings
 from steward.core.leaving import leave
 from steward.daemon.registry import action_registry
@@ -25,7 +25,7 @@ from steward.slurm.settings import ClusterSettings
 SUPERVISOR = """
 import os, resource, sys, time
 from steward.core.leaving import NotLeft
-from steward.admin.status.parts import Leaving, PartLine, read
+from steward.admin.status.workers import Leaving, PartLine, read
 
 place = sys.argv[1]
 _, most = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from steward.admin.credentials.shapes import ClusterRole
-from steward.admin.status.shapes import ConsumerLine, DiskLine, StatusShowAnswer
+from steward.admin.credentials.requests import ClusterRole
+from steward.admin.status.requests import ConsumerLine, DiskLine, StatusShowAnswer
 from steward.automation.catalogue import operations
 from steward.automation.describing import read
 from steward.core.errors import UsageError

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from litestar.testing import RequestFactory
 
-from steward.admin.credentials.shapes import MeAnswer
+from steward.admin.credentials.requests import MeAnswer
 from steward.web.authentication import Doorkeeper, Rate, Visit, is_ours
 from steward.web.daemon_client import Desk
 from steward.web.errors import LoginNeeded, TooMany

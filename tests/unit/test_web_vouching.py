@@ -11,7 +11,7 @@ import pytest
 
 from harness.socket import serving
 from steward.admin.credentials.errors import NotKnown
-from steward.admin.credentials.shapes import MeAnswer, MeRequest, VouchAnswer, VouchRequest
+from steward.admin.credentials.requests import MeAnswer, MeRequest, VouchAnswer, VouchRequest
 from steward.core.access import Asker
 from steward.core.actions import Action, Registry
 from steward.core.munge.requests import digest

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from steward.admin.backup.checking import check, content
-from steward.admin.backup.making import make, named
-from steward.admin.backup.manifest import CONFIG, BackupError, Manifest
-from steward.admin.backup.restoring import restore as put_back
+from steward.admin.backup.archive import CONFIG, BackupError, Manifest, check, content
+from steward.admin.backup.creation import make, named
+from steward.admin.backup.restoration import restore as put_back
 from steward.cli import options, output
 from steward.cli.progress import Bar
 from steward.cli.text import number, size

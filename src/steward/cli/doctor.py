@@ -10,9 +10,8 @@ import typer
 
 from steward import __version__
 from steward.admin.doctor.checks import CHECKS
-from steward.admin.doctor.findings import Finding, worst, wrong
-from steward.admin.doctor.host import file_of_settings
-from steward.admin.doctor.room import DoctorAnswer, DoctorRequest
+from steward.admin.doctor.findings import DoctorAnswer, DoctorRequest, Finding, worst, wrong
+from steward.admin.doctor.host_checks import file_of_settings
 from steward.cli import options, output
 from steward.cli.asking import Asked, asking
 from steward.cli.ending import FAILED

@@ -6,18 +6,19 @@ from typing import Annotated
 import msgspec
 import typer
 
-from steward.admin.init.making import make
-from steward.admin.init.steps import Step, steps
-from steward.admin.init.wishes import (
+from steward.admin.init import (
     DEFAULT_ARCHIVE,
     DEFAULT_OUT,
     DEFAULT_STATE,
     Site,
+    Step,
     Wishes,
     is_user,
+    make,
     site_of,
+    steps,
 )
-from steward.admin.plugins.installing import DEFAULT_LINES
+from steward.admin.plugins.installation import DEFAULT_LINES
 from steward.capture.settings import LISTENER_USER
 from steward.cli.text import safe
 from steward.core.errors import UsageError

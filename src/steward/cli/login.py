@@ -11,7 +11,7 @@ def app(asked: Asked) -> None:
 
     It logs you in, once, and only for a few minutes: give it to nobody.
     """
-    from steward.admin.credentials.shapes import LoginRequest
+    from steward.admin.credentials.requests import LoginRequest
 
     answer = asked.call("credentials.login", LoginRequest())
     if asked.style.json:

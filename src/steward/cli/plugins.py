@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steward.admin.plugins.building import DEFAULT_LIBDIR
-from steward.admin.plugins.installing import DEFAULT_LINES, DEFAULT_PLUGSTACK, DEFAULT_SPOOL
+from steward.admin.plugins.build import DEFAULT_LIBDIR
+from steward.admin.plugins.installation import DEFAULT_LINES, DEFAULT_PLUGSTACK, DEFAULT_SPOOL
 from steward.capture.settings import SensorSettings
 from steward.cli import options
 from steward.cli.lazy import ADMINISTRATORS, CONTEXT, Entry, LazyGroup
@@ -14,8 +14,8 @@ from steward.core.config.file import DEFAULT_PATH
 from steward.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from steward.admin.plugins.building import SlurmVersion
-    from steward.admin.plugins.installing import Installed
+    from steward.admin.plugins.build import SlurmVersion
+    from steward.admin.plugins.installation import Installed
     from steward.core.config import Settings
     from steward.slurm.client import Slurm
 
@@ -120,13 +120,13 @@ def build(
 
     Builds for several versions lie side by side.
     """
-    from steward.admin.plugins import building
+    from steward.admin.plugins.build import build_plugins, find_headers
 
     if headers and slurm_prefix:
         raise UsageError("--headers and --slurm-prefix say the same: give one of them")
     if slurm_prefix:
         headers = os.path.join(slurm_prefix, "include")
-    built = building.build(headers or building.find_headers(), libdir, compiler=compiler)
+    built = build_plugins(headers or find_headers(), libdir, compiler=compiler)
     typer.echo(f"{built.path} is for Slurm {built.version}.")
     where = "" if libdir == DEFAULT_LIBDIR else f" --libdir {libdir}"
     typer.echo(f"On each compute node: steward plugins install --slurm {built.version}{where}")
@@ -180,25 +180,34 @@ def install(
 
     No file of the site's is changed; what is left to add to them is said.
     """
-    from steward.admin.plugins import building, checking, installing, spools, submitting
+    from steward.admin.plugins.build import LIBRARY, SUBMIT_LIBRARY, find_built
     from steward.admin.plugins.errors import NativeError
+    from steward.admin.plugins.installation import install_jobcomp, install_shim
+    from steward.admin.plugins.job_submit import install_submit, install_submit_lua
+    from steward.admin.plugins.spank import (
+        daemon_directories,
+        require_free,
+        require_no_spool,
+        spool_faults,
+        spool_of,
+    )
 
     if jobcomp:
-        spools.require_no_spool(lines, checking.spool_of(plugstack))
-        _tell(installing.install_jobcomp(jobcomp, libdir=libdir, lines=lines))
+        require_no_spool(lines, spool_of(plugstack))
+        _tell(install_jobcomp(jobcomp, libdir=libdir, lines=lines))
         return
     if trigger:
-        from steward.admin.plugins import waking
+        from steward.admin.plugins.trigger import install_trigger
 
         user = user or _slurm_user(slurm_prefix)
-        _tell(waking.install_trigger(helper, secret, user=user, python=python))
+        _tell(install_trigger(helper, secret, user=user, python=python))
         return
     if job_submit_lua:
-        _tell(submitting.install_submit_lua(job_submit_lua, libdir=libdir, cluster=cluster))
+        _tell(install_submit_lua(job_submit_lua, libdir=libdir, cluster=cluster))
         return
     version = _version(slurm, slurm_prefix)
-    library = building.SUBMIT_LIBRARY if job_submit else building.LIBRARY
-    built = building.find_built(built_in or libdir, version, library)
+    library = SUBMIT_LIBRARY if job_submit else LIBRARY
+    built = find_built(built_in or libdir, version, library)
     if built is None:
         raise NativeError(
             f"there is no build for Slurm {version} in {built_in or libdir}: "
@@ -207,17 +216,13 @@ def install(
         )
     if job_submit:
         shown = _shown_if_any(slurm_prefix)
-        _tell(submitting.install_submit(built, libdir=libdir, shown=shown))
+        _tell(install_submit(built, libdir=libdir, shown=shown))
         return
-    used = checking.spool_of(plugstack)
-    spools.require_free(spool, spools.daemon_directories(_settings(config)), used)
-    _tell(
-        installing.install_shim(
-            built, libdir=libdir, plugstack=plugstack, spool=spool, prolog=prolog
-        )
-    )
+    used = spool_of(plugstack)
+    require_free(spool, daemon_directories(_settings(config)), used)
+    _tell(install_shim(built, libdir=libdir, plugstack=plugstack, spool=spool, prolog=prolog))
     # A directory that was there before keeps its owner and mode.
-    for fault in spools.spool_faults(spool):
+    for fault in spool_faults(spool):
         for command in fault.mend:
             typer.echo(f"Now run: {command}")
     if spool != DEFAULT_SPOOL or used not in ("", spool):
@@ -247,34 +252,34 @@ def check(
     With --slurm, before an upgrade: whether the version that is to come would load the plugin,
     and, with --job-submit, whether its slurmctld would start.
     """
-    from steward.admin.plugins import checking, reaching, submitting, telling
-    from steward.admin.plugins.building import SlurmVersion
+    from steward.admin.plugins.build import SlurmVersion
+    from steward.admin.plugins.job_submit import check_reach, check_submit, conf_of
+    from steward.admin.plugins.jobcomp import check_jobcomp
+    from steward.admin.plugins.spank import check_coming, check_shim, spool_of
     from steward.cli.text import safe
 
     if jobcomp:
-        wrong = telling.check_jobcomp(_shown(slurm_prefix), jobcomp)
+        wrong = check_jobcomp(_shown(slurm_prefix), jobcomp)
         good = f"JobCompType is jobcomp/lua, and {jobcomp}/jobcomp.lua is Steward's."
     elif trigger:
-        from steward.admin.plugins import waking
+        from steward.admin.plugins.trigger import check_trigger
 
-        wrong = waking.check_trigger(_shown(slurm_prefix), helper, secret, _SENSOR.socket)
+        wrong = check_trigger(_shown(slurm_prefix), helper, secret, _SENSOR.socket)
         good = f"slurmctld can start {helper}, which wakes Steward's sensor."
     elif job_submit or job_submit_lua:
         shown, version = _shown(slurm_prefix), _version(slurm, slurm_prefix)
-        wrong = submitting.check_submit(shown, version, directory=job_submit_lua)
+        wrong = check_submit(shown, version, directory=job_submit_lua)
         if not slurm:
-            wrong += reaching.check_reach(shown, reaching.conf_of(shown, job_submit_lua))
+            wrong += check_reach(shown, conf_of(shown, job_submit_lua))
         good = f"slurmctld {version} asks the bank, by {shown.get('JobSubmitPlugins', '')}."
     elif slurm:
         version = SlurmVersion.parse(slurm)
-        wrong = checking.check_coming(version, libdir=libdir)
+        wrong = check_coming(version, libdir=libdir)
         good = f"Slurm {version} will load it after steward plugins install --slurm {version}."
     else:
         version = _version("", slurm_prefix)
-        wrong = checking.check_shim(
-            version, libdir=libdir, plugstack=plugstack, settings=_settings(config)
-        )
-        good = f"Slurm {version} loads the plugin; lines go to {checking.spool_of(plugstack)}."
+        wrong = check_shim(version, libdir=libdir, plugstack=plugstack, settings=_settings(config))
+        good = f"Slurm {version} loads the plugin; lines go to {spool_of(plugstack)}."
     for line in wrong:
         typer.echo(safe(line))
     if wrong:
@@ -302,7 +307,7 @@ def _settings(path: str) -> "Settings":
 
 
 def _version(named: str, prefix: str) -> "SlurmVersion":
-    from steward.admin.plugins.building import SlurmVersion
+    from steward.admin.plugins.build import SlurmVersion
 
     if named:
         return SlurmVersion.parse(named)
@@ -338,7 +343,7 @@ def _shown_if_any(prefix: str) -> dict[str, str]:
 
 def _slurm_user(prefix: str) -> str:
     """SlurmUser's name; whoever runs this where slurmctld does not answer."""
-    from steward.admin.plugins.telling import slurm_user
+    from steward.admin.plugins.jobcomp import slurm_user
 
     found = slurm_user(_shown_if_any(prefix))
     return found[0] if found else ""

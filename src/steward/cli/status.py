@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from steward.accounting.page.notes import duration
-from steward.admin.status.shapes import (
+from steward.admin.status.requests import (
     ConsumerLine,
     MetricsAnswer,
     MetricsRequest,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 import typer
 
-from steward.admin.credentials.shapes import (
+from steward.admin.credentials.requests import (
     TokenAnswer,
     TokenCreateRequest,
     TokenListAnswer,

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from steward.accounting.room import AccountingRoom
-from steward.admin.credentials.room import CredentialsRoom
-from steward.admin.doctor.room import DoctorRoom
+from steward.admin.credentials.context import CredentialsRoom
+from steward.admin.doctor.findings import DoctorRoom
 from steward.admin.journal import JournalRoom
-from steward.admin.status.room import StatusRoom
+from steward.admin.status.summary import StatusRoom
 from steward.archive.library import Library
 from steward.automation.room import AutomationRoom
 from steward.automation.rules.asking import RulesRoom

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from steward.admin.status.parts import Leaving
+from steward.admin.status.workers import Leaving
 from steward.core.config import Settings
 from steward.core.drivers import needed_drivers
 from steward.core.errors import StewardError, UsageError

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
-from steward.admin.status.parts import PartLine
+from steward.admin.status.workers import PartLine
 from steward.core import logs
 from steward.core.ending import adopt_orphans, end_below, end_with
 from steward.core.errors import StewardError

@@ -320,7 +320,7 @@ def run_mover(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
 
 def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
     """The process that answers requests."""
-    from steward.admin.credentials.room import CredentialsRoom, web_uids
+    from steward.admin.credentials.context import CredentialsRoom, web_uids
     from steward.core.standings import access_of
     from steward.daemon.answers import Service
     from steward.daemon.idempotency import Repeats

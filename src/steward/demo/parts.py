@@ -13,7 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from steward.accounting.page.shapes import PageAnswer
-from steward.admin.plugins import building, installing
+from steward.admin.plugins.build import build_plugins, find_headers
+from steward.admin.plugins.installation import install_shim
 from steward.agent import agent
 from steward.bank.asking_upkeep import CheckAnswer
 from steward.core.errors import StewardError
@@ -263,10 +264,10 @@ class Books:
         if os.geteuid() != 0 or not plan.contained:
             return "nodes' agents run as root, and this demo does not"
         libdir = f"{self._sandbox.directory}/lib"
-        headers = f"{plan.root}/usr/include" if plan.root else building.find_headers()
+        headers = f"{plan.root}/usr/include" if plan.root else find_headers()
         try:
-            installing.install_shim(
-                building.build(headers, libdir),
+            install_shim(
+                build_plugins(headers, libdir),
                 libdir=libdir,
                 plugstack=f"{self._sandbox.directory}/etc/plugstack.conf",
                 spool=self._lines,

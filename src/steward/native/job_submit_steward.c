@@ -165,7 +165,7 @@ static void add_names(struct line *line, const job_desc_msg_t *job)
 
 static uint32_t id_of(const job_desc_msg_t *job)
 {
-#ifdef STEWARD_STEP_ID /* said by steward.admin.plugins.building, which looks into slurm.h */
+#ifdef STEWARD_STEP_ID /* said by steward.admin.plugins.build, which looks into slurm.h */
 	uint32_t id = job->step_id.job_id;
 #else
 	uint32_t id = job->job_id;

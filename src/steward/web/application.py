@@ -19,7 +19,7 @@ from litestar.static_files import create_static_files_router
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from steward.admin.credentials.errors import NotKnown
-from steward.admin.credentials.shapes import SettingsAnswer, SettingsRequest
+from steward.admin.credentials.requests import SettingsAnswer, SettingsRequest
 from steward.core.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
 from steward.core.munge.requests import SCHEME
 from steward.core.processes import refuse_core_dumps

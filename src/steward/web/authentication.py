@@ -13,7 +13,7 @@ import msgspec
 from litestar import Request
 
 from steward.admin.credentials.errors import NotKnown
-from steward.admin.credentials.shapes import (
+from steward.admin.credentials.requests import (
     ClusterRole,
     MeAnswer,
     MeRequest,

@@ -1,6 +1,6 @@
 """What can be asked about credentials: links to log in, sessions, tokens.
 
-Their context is a :class:`steward.admin.credentials.room.CredentialsRoom`. Sessions are
+Their context is a :class:`steward.admin.credentials.context.CredentialsRoom`. Sessions are
 opened by the process that serves pages alone, and it can open one only for whom a
 link was made, or whom a proxy names that the configuration trusts, and has a ticket
 only for whose MUNGE credential it brings: it cannot be anybody without one of these.
@@ -9,9 +9,16 @@ only for whose MUNGE credential it brings: it cannot be anybody without one of t
 from datetime import timedelta
 from typing import Final
 
+from steward.admin.credentials.context import (
+    BY_PROXY,
+    BY_SHARED,
+    CredentialsRoom,
+    ticket,
+    uid_of,
+    who_asked,
+)
 from steward.admin.credentials.errors import NoSuchCredential, NotLetIn
-from steward.admin.credentials.room import BY_PROXY, BY_SHARED, CredentialsRoom, uid_of, who_asked
-from steward.admin.credentials.shapes import (
+from steward.admin.credentials.requests import (
     CloseRequest,
     ClusterRole,
     LoginAnswer,
@@ -32,7 +39,6 @@ from steward.admin.credentials.shapes import (
     VouchAnswer,
     VouchRequest,
 )
-from steward.admin.credentials.tickets import ticket
 from steward.core.access import Asker
 from steward.core.actions import Action, Answer
 from steward.core.errors import Refused, UsageError

@@ -1,18 +1,18 @@
 """What Steward can be asked about itself: the room's actions, for the registry.
 
-Their context is a :class:`steward.admin.status.room.StatusRoom`.
+Their context is a :class:`steward.admin.status.summary.StatusRoom`.
 """
 
 from typing import Final
 
 from steward.admin.status.metrics import metrics
-from steward.admin.status.shapes import (
+from steward.admin.status.requests import (
     MetricsAnswer,
     MetricsRequest,
     StatusShowAnswer,
     StatusShowRequest,
 )
-from steward.admin.status.showing import show
+from steward.admin.status.summary import show
 from steward.core.actions import Action
 
 ACTIONS: Final = (

@@ -10,14 +10,13 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from steward.admin.status.room import StatusRoom
-from steward.admin.status.shapes import (
+from steward.admin.status.requests import (
     ConsumerState,
     MetricsAnswer,
     MetricsRequest,
     StatusShowAnswer,
 )
-from steward.admin.status.showing import gather
+from steward.admin.status.summary import StatusRoom, gather
 from steward.bank.asking_standing import BankStandingAnswer
 from steward.core.access import Asker
 

@@ -8,7 +8,7 @@ from litestar import Response, get
 
 from steward.accounting.listing.shapes import JobsAnswer, JobsRequest
 from steward.admin.credentials.errors import NotKnown
-from steward.admin.status.shapes import StatusShowAnswer, StatusShowRequest
+from steward.admin.status.requests import StatusShowAnswer, StatusShowRequest
 from steward.bank.asking_views import BalanceAnswer, BalanceRequest
 from steward.core.errors import StewardError
 from steward.reports.history.shapes import NodeCountsAnswer, NodeCountsRequest

@@ -6,7 +6,7 @@ from litestar import Request, Response, get, post
 from litestar.datastructures import Cookie
 from litestar.params import FromPath
 
-from steward.admin.credentials.shapes import (
+from steward.admin.credentials.requests import (
     CloseRequest,
     OpenAnswer,
     OpenRequest,

@@ -9,7 +9,7 @@ import msgspec
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
-from steward.admin.credentials.shapes import ClusterRole
+from steward.admin.credentials.requests import ClusterRole
 from steward.automation.actions import RunAnswer, RunRequest
 from steward.core.errors import StewardError, Unavailable, UsageError
 from steward.reports.history.shapes import (

@@ -6,9 +6,9 @@ from typing import Any, Final, Literal
 import msgspec
 from litestar import Request, Response, get, post
 
-from steward.admin.doctor.room import DoctorAnswer, DoctorRequest
+from steward.admin.doctor.findings import DoctorAnswer, DoctorRequest
 from steward.admin.journal import DeadAnswer, DeadRequest, ReplayRequest
-from steward.admin.status.shapes import (
+from steward.admin.status.requests import (
     MetricsAnswer,
     MetricsRequest,
     StatusShowAnswer,

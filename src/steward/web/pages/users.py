@@ -9,7 +9,7 @@ from litestar.params import FromPath
 
 from steward.accounting.listing.shapes import JobsAnswer
 from steward.accounting.listing.shapes import JobsRequest as ListRequest
-from steward.admin.credentials.shapes import (
+from steward.admin.credentials.requests import (
     TokenAnswer,
     TokenCreateRequest,
     TokenListAnswer,

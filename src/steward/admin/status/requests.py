@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from steward.admin.status.parts import PartLine
+from steward.admin.status.workers import PartLine
 from steward.archive.sink_answers import SinkLine
 from steward.bank.asking_standing import BankStandingAnswer
 from steward.core.actions import Answer, Request, Shape

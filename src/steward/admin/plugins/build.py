@@ -170,7 +170,7 @@ def find_headers() -> str:
     )
 
 
-def build(headers: str, libdir: str, *, compiler: str = "") -> Built:
+def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> Built:
     """Compile the plugins into ``libdir``/VERSION.
 
     What is there already for the same version is replaced in one step; daemons that have it

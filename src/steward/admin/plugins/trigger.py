@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from steward.admin.plugins.errors import NativeError
-from steward.admin.plugins.installing import (
+from steward.admin.plugins.installation import (
     MARK,
     Installed,
     make_directory,
@@ -20,7 +20,7 @@ from steward.admin.plugins.installing import (
     require_plain,
     said,
 )
-from steward.admin.plugins.telling import slurm_user
+from steward.admin.plugins.jobcomp import slurm_user
 from steward.capture.sensor import trigger_helper
 from steward.core.files import replacing
 from steward.core.filesystems import may

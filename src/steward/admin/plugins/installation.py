@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from steward.admin.plugins.building import LIBRARY, PROLOG_LIBRARY, Built, source
+from steward.admin.plugins.build import LIBRARY, PROLOG_LIBRARY, Built, source
 from steward.admin.plugins.errors import NativeError
 from steward.core import files
 from steward.core.files import replacing

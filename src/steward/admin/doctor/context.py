@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from steward.admin.doctor.findings import Finding, skipped
-from steward.admin.plugins.telling import slurm_user
+from steward.admin.plugins.jobcomp import slurm_user
 from steward.core.access import Asker
 from steward.core.actions import Registry
 from steward.core.config import Settings

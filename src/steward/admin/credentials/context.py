@@ -1,26 +1,63 @@
-"""What the actions of credentials work with, and how the daemon knows a bearer."""
+"""Tickets for one request of somebody whom MUNGE names: a minute long, and kept nowhere.
+
+A ticket says whose it is, signed with a key that the daemon's processes have from the one
+that forked them, and that ends with it.
+"""
 
 import functools
+import hashlib
+import hmac
 import logging
 import os
 import pwd
+import secrets
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from steward.admin.credentials import tickets
 from steward.admin.credentials.errors import NotKnown, NotLetIn
-from steward.admin.credentials.shapes import VouchRequest
+from steward.admin.credentials.requests import VouchRequest
 from steward.admin.credentials.store import CredentialStore, Kind
 from steward.core.access import Access, Asker
 from steward.core.config import Settings
 from steward.core.errors import Refused
 from steward.core.events import utc_now
 from steward.core.listening import is_ipv6, is_within
+from steward.core.moments import micros
 from steward.core.munge.munged import Claim, Munge, MungeUnavailable
 from steward.core.munge.requests import difference, statement_over
 from steward.web.settings import WebSettings
+
+PREFIX: Final = "stm_"
+LIFE: Final = timedelta(minutes=1)
+_KEY: Final = secrets.token_bytes(32)
+
+
+def ticket(uid: int, user: str, now: datetime) -> str:
+    """A ticket for somebody, from now on."""
+    text = f"{uid}:{micros(now + LIFE)}:{user}"
+    return f"{PREFIX}{_signature(text)}:{text}"
+
+
+def whose(shown: str, now: datetime) -> tuple[int, str]:
+    """The uid and name of whoever has a ticket.
+
+    Raises:
+        NotKnown: It is none of ours, or its minute is over.
+    """
+    signature, _, text = shown.removeprefix(PREFIX).partition(":")
+    if not hmac.compare_digest(signature.encode(), _signature(text).encode()):
+        raise NotKnown("this is no ticket of the daemon that runs now: ask again")
+    uid, until_us, user = text.split(":", 2)
+    if micros(now) >= int(until_us):
+        raise NotKnown("what MUNGE vouches for is one request, and its minute is over: ask again")
+    return int(uid), user
+
+
+def _signature(text: str) -> str:
+    return hmac.new(_KEY, text.encode(), hashlib.sha256).hexdigest()
+
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +97,8 @@ class CredentialsRoom:
         Raises:
             NotKnown: Nobody whom we know.
         """
-        if secret.startswith(tickets.PREFIX):
-            uid, user = tickets.whose(secret, self.now())
+        if secret.startswith(PREFIX):
+            uid, user = whose(secret, self.now())
             return Asker(uid=uid, user=user, how="munge", by_munge=True)
         kind: Kind = "session" if secret.startswith(SESSION) else "token"
         now = self.now()

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from steward.admin.backup.manifest import BackupUnavailable
+from steward.admin.backup.archive import BackupUnavailable
 from steward.core.config import Settings
 
 BEFORE: Final = "before-restore-"

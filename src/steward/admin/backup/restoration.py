@@ -15,9 +15,8 @@ from typing import IO, Final
 
 import msgspec
 
-from steward.admin.backup.checking import each, summed
-from steward.admin.backup.choosing import BEFORE
-from steward.admin.backup.manifest import (
+from steward.admin.backup.archive import (
+    ACL_KEY,
     BYTES,
     CONFIG,
     MANIFEST,
@@ -25,8 +24,10 @@ from steward.admin.backup.manifest import (
     BackupError,
     BackupUnavailable,
     Manifest,
+    each,
+    summed,
 )
-from steward.admin.backup.writing import ACL_KEY
+from steward.admin.backup.files import BEFORE
 from steward.admin.credentials.store import end_revived
 from steward.core.config import Settings
 from steward.core.incoming import ARCHIVE_DIRECTORY, MARKER, STATE_STORE
