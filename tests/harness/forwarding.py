@@ -13,7 +13,7 @@ from servers.authority import Authority
 from steward.core.events import Event, Kept, encode
 from steward.core.incoming import Store, Stores, kept_filename
 from steward.extensions.controllers import wire
-from steward.extensions.controllers.receiving import Receiver
+from steward.extensions.controllers.receiver import Receiver
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 from steward.slurm.settings import ClusterSettings
 

@@ -29,7 +29,7 @@ from steward.extensions.jobacct_plugins import Job, JobAcctPlugin, Message, Rusa
 from steward.extensions.jobacct_plugins.consumer import Around, PluginConsumer
 from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
 from steward.extensions.jobacct_plugins.log.files import LogFiles
-from steward.extensions.jobacct_plugins.log.reading import read_lines
+from steward.extensions.jobacct_plugins.log.reader import read_lines
 from steward.extensions.jobacct_plugins.state import read_health
 from steward.slurm.settings import ClusterSettings
 

@@ -13,8 +13,8 @@ from steward.bank.records import Hold
 from steward.bank.settings import BankSettings, RemoteBankSettings
 from steward.core.events import Event
 from steward.core.waiting import Stop
-from steward.extensions.mybrc.passing import Passing
-from steward.extensions.mybrc.relaying import relay
+from steward.extensions.mybrc.outbox import relay
+from steward.extensions.mybrc.remote import Passing
 
 HELD = 51_670_000
 """SU hold of each job of :meth:`ReportingSite.show`, in micro-SU."""

@@ -19,8 +19,7 @@ from steward.core.config import RedactSettings
 from steward.core.events import JOB_SCRIPT, Event, decode
 from steward.core.incoming import Store
 from steward.core.redaction import Redactor
-from steward.extensions.torque.spool import TorqueSpool
-from steward.extensions.torque.taking import TorqueTiming
+from steward.extensions.torque.spool import TorqueSpool, TorqueTiming
 from steward.jobs import Job, JobFilter, Jobs
 
 RECORDINGS = Path(__file__).parents[1] / "fixtures" / "torque"

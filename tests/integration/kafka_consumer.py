@@ -20,10 +20,9 @@ from steward.core.events import JOB_SCRIPT, Event
 from steward.core.incoming import Store, Stores
 from steward.core.redaction import Redactor
 from steward.core.waiting import Stop
-from steward.extensions.kafka.anew import CHECK_EVERY_S
-from steward.extensions.kafka.jobs import Taking
+from steward.extensions.kafka.events import Taking
 from steward.extensions.kafka.settings import ConsumeSettings
-from steward.extensions.kafka.source import KafkaSource
+from steward.extensions.kafka.source import CHECK_EVERY_S, KafkaSource
 
 _TIMEOUT_S = PATIENCE * 60
 

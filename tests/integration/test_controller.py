@@ -43,7 +43,7 @@ from steward.core.config import Settings
 from steward.core.errors import Refused
 from steward.core.munge.munged import Munge, MungeUnavailable
 from steward.extensions.controllers import wire
-from steward.extensions.controllers.peers import Witness
+from steward.extensions.controllers.admission import Witness
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 from steward.slurm.settings import ClusterSettings
 

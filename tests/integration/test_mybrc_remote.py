@@ -28,7 +28,7 @@ from steward.bank.settings import BankSettings, RemoteBankSettings
 from steward.core.config import Settings
 from steward.core.waiting import Stop
 from steward.daemon.consumer_workers import run_mybrc, run_remote
-from steward.extensions.mybrc.outgoing import KIND, Told, told_change, told_hold
+from steward.extensions.mybrc.outbox import KIND, Told, told_change, told_hold
 
 SUBMITTED = datetime(2026, 3, 1, 10, tzinfo=UTC)
 JOBS = 120

@@ -17,7 +17,7 @@ from servers.mybrc import BY, balance, client_of, job, mybrc_settings, serving, 
 from steward.bank.ledger import open_ledger
 from steward.bank.records import Rate
 from steward.core.config import Settings
-from steward.extensions.mybrc.doorkeeper import Failures
+from steward.extensions.mybrc.users import Failures
 
 pytestmark = pytest.mark.long
 

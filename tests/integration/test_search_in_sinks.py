@@ -29,10 +29,9 @@ from steward.core.actions import Registry
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.errors import UsageError
 from steward.core.events import JOB_SCRIPT, JOB_SEEN, Event, JobFacts
-from steward.extensions.search_servers.asking import SinkSearcher
-from steward.extensions.search_servers.client import SearchClient
+from steward.extensions.search_servers.client import Reply, SearchClient
 from steward.extensions.search_servers.destination import SearchDestination
-from steward.extensions.search_servers.wire import Reply
+from steward.extensions.search_servers.search import SinkSearcher
 from steward.jobs import JobsConsumer
 from steward.slurm.settings import ClusterSettings
 

@@ -19,8 +19,8 @@ from servers.search import Elasticsearch, OpenSearch, SearchServer
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.remote.document import Document
 from steward.extensions.search_servers.destination import SearchDestination
-from steward.extensions.search_servers.encoding import environment_in, script_in
-from steward.extensions.search_servers.mapping import template
+from steward.extensions.search_servers.documents import environment_in, script_in
+from steward.extensions.search_servers.index_template import template
 from steward.extensions.search_servers.settings import SearchSinkSettings
 
 KINDS = {"elasticsearch": Elasticsearch, "opensearch": OpenSearch}

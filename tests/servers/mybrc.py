@@ -17,8 +17,8 @@ from steward.core.config import Settings
 from steward.core.serving import Timeouts
 from steward.core.waiting import Stop
 from steward.daemon.consumer_workers import run_mybrc
-from steward.extensions.mybrc.passwords import hashed
 from steward.extensions.mybrc.settings import MybrcSettings
+from steward.extensions.mybrc.users import hashed
 from steward.slurm.settings import ClusterSettings
 
 SU = 1_000_000

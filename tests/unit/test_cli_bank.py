@@ -26,7 +26,7 @@ from steward.bank.weighing import worded
 from steward.cli.bank_rate_options import factors_of, permille, times, weights
 from steward.core.errors import UsageError
 from steward.core.printable import no_formula
-from steward.extensions.mybrc.outgoing import Told, told_change
+from steward.extensions.mybrc.outbox import Told, told_change
 
 TYPED_RATES = st.from_regex(
     r"\A(cpu|mem|gres/gpu|mon|sat-sun|fri,mon)(/[0-9]{1,2}(:[0-9]{2})?-[0-9]{1,2})?=-?[0-9]{1,4}"

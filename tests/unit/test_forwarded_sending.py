@@ -20,7 +20,7 @@ from steward.core.errors import Unavailable
 from steward.core.events import Event, decode
 from steward.core.incoming import Stores
 from steward.extensions.controllers import wire
-from steward.extensions.controllers.sending import Forward
+from steward.extensions.controllers.forwarder import Forward
 from steward.extensions.controllers.settings import ForwardSettings
 from steward.slurm.settings import ClusterSettings
 

@@ -17,7 +17,7 @@ from steward.capture.nodes.aggregation import flaw_of, fold
 from steward.core.events import STEP_USAGE
 from steward.core.lines import Line
 from steward.core.moments import moment
-from steward.extensions.jobacct_plugins.log.reading import read_lines
+from steward.extensions.jobacct_plugins.log.reader import read_lines
 from steward.jobs import Jobs
 
 HUGE = 2**63 - 1

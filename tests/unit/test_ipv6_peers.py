@@ -12,7 +12,7 @@ from steward.capture.settings import NodesSettings
 from steward.core.config import Settings
 from steward.core.errors import Refused, Unavailable
 from steward.core.munge.requests import digest
-from steward.extensions.controllers.peers import Peers, Unwitnessed
+from steward.extensions.controllers.admission import Peers, Unwitnessed
 from steward.extensions.controllers.settings import ReceiveSettings
 from steward.slurm.settings import ClusterSettings
 from steward.web.settings import WebSettings

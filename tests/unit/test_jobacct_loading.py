@@ -8,14 +8,13 @@ from steward.extensions.jobacct_plugins import (
     PluginError,
     parse_parameters,
 )
-from steward.extensions.jobacct_plugins.api import ParameterError, number_of
-from steward.extensions.jobacct_plugins.loading import (
+from steward.extensions.jobacct_plugins.api import NonePlugin, ParameterError, number_of
+from steward.extensions.jobacct_plugins.registry import (
     class_of,
     known_types,
     third_parties,
     types_of,
 )
-from steward.extensions.jobacct_plugins.none import NonePlugin
 
 
 def test_what_does_nothing_does_nothing() -> None:
@@ -35,7 +34,7 @@ def test_types_are_found_among_entry_points() -> None:
 
 
 def test_what_is_no_plugin_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    from steward.extensions.jobacct_plugins import loading
+    from steward.extensions.jobacct_plugins import registry
 
     class Entry:
         value = "m:C"
@@ -61,7 +60,7 @@ def test_what_is_no_plugin_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> N
         (Wrong, "registered as"),
         (Later, "version 9"),
     ]:
-        monkeypatch.setattr(loading, "entry_of", lambda _, found=found: Entry(found))
+        monkeypatch.setattr(registry, "entry_of", lambda _, found=found: Entry(found))
         with pytest.raises(PluginError, match=why):
             class_of(TYPE)
 

@@ -25,11 +25,9 @@ from steward.core.events import (
 )
 from steward.core.lines import Line
 from steward.core.usage import AccountingExpire, StepAccounted
-from steward.extensions.jobacct_plugins.log.errors import LogUnavailable
-from steward.extensions.jobacct_plugins.log.files import LogFiles
-from steward.extensions.jobacct_plugins.log.keeping import Writer
-from steward.extensions.jobacct_plugins.log.places import days_in
-from steward.extensions.jobacct_plugins.log.reading import read_lines
+from steward.extensions.jobacct_plugins.log.files import LogFiles, LogUnavailable, days_in
+from steward.extensions.jobacct_plugins.log.reader import read_lines
+from steward.extensions.jobacct_plugins.log.state import Writer
 
 
 def records(site: LogSite, name: str = "2026-03-01.jsonl") -> list[dict[str, Any]]:

@@ -19,12 +19,9 @@ from steward.core.config import AccessSettings
 from steward.core.errors import Refused
 from steward.core.events import ACCOUNTING_EXPIRE, RUN_START, Event
 from steward.core.lines import Line
-from steward.extensions.jobacct_plugins.log.asking import (
-    DumpAnswer,
-    DumpChunk,
-)
-from steward.extensions.jobacct_plugins.log.errors import LogError
-from steward.extensions.jobacct_plugins.log.reading import read_lines
+from steward.extensions.jobacct_plugins.log.actions import DumpAnswer, DumpChunk
+from steward.extensions.jobacct_plugins.log.files import LogError
+from steward.extensions.jobacct_plugins.log.reader import read_lines
 from steward.extensions.jobacct_plugins.log.records import lines_of
 from steward.extensions.jobacct_plugins.state import PluginState, state_path
 

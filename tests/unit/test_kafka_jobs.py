@@ -35,8 +35,7 @@ from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import rows_of
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED, Redactor
-from steward.extensions.kafka.jobs import Taking
-from steward.extensions.kafka.purged import LatelyPurged
+from steward.extensions.kafka.events import LatelyPurged, Taking
 from steward.jobs import JobsConsumer
 
 MTIME_NS = 1_772_366_400_123_456_789

@@ -17,8 +17,8 @@ from steward.bank.records import ModeRule, UserBooks
 from steward.bank.settings import BankSettings
 from steward.core.config import Settings
 from steward.daemon.consumer_workers import Pusher
-from steward.extensions.mybrc.affording import Affording
-from steward.extensions.mybrc.errors import ApiError
+from steward.extensions.mybrc.answers import Affording
+from steward.extensions.mybrc.wire import ApiError
 from steward.slurm.people import People
 from steward.slurm.settings import ClusterSettings
 

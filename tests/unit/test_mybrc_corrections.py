@@ -17,8 +17,7 @@ from steward.bank.ledger import Account
 from steward.bank.records import Charge
 from steward.core.config import Settings
 from steward.core.events import RUN_END
-from steward.extensions.mybrc.noticing import Owners
-from steward.extensions.mybrc.outgoing import KIND
+from steward.extensions.mybrc.outbox import KIND, Owners
 from steward.jobs import Jobs
 from steward.slurm.people import People
 

@@ -11,10 +11,17 @@ from servers.mybrc import PASSWORD, mybrc_settings
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import open_ledger
 from steward.core.events import utc_now
-from steward.extensions.mybrc.doorkeeper import Doorkeeper, Failures, UsersFile, digest_of
-from steward.extensions.mybrc.errors import ApiError
-from steward.extensions.mybrc.passwords import hashed, matches
-from steward.extensions.mybrc.users_file import drop_user, set_user
+from steward.extensions.mybrc.users import (
+    Doorkeeper,
+    Failures,
+    UsersFile,
+    digest_of,
+    drop_user,
+    hashed,
+    matches,
+    set_user,
+)
+from steward.extensions.mybrc.wire import ApiError
 
 HERE = "192.0.2.1"
 

@@ -14,8 +14,8 @@ from servers.mybrc import mybrc_settings, with_money
 from steward.bank.ledger import open_ledger
 from steward.bank.settings import BankSettings, RemoteBankSettings
 from steward.core.waiting import Stop
-from steward.extensions.mybrc.outgoing import KIND, Told, told_change, told_hold
-from steward.extensions.mybrc.passing import Passing
+from steward.extensions.mybrc.outbox import KIND, Told, told_change, told_hold
+from steward.extensions.mybrc.remote import Passing
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger

@@ -15,8 +15,7 @@ from harness.site import Site
 from steward.bank.reconciling import reconcile
 from steward.bank.records import Hold
 from steward.core.events import JOB_SEEN, RUN_END, RUN_START, Event
-from steward.extensions.mybrc.outgoing import KIND, Message
-from steward.extensions.mybrc.relaying import relay
+from steward.extensions.mybrc.outbox import KIND, Message, relay
 
 
 @pytest.fixture

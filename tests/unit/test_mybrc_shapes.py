@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.extensions.mybrc.errors import ApiError
-from steward.extensions.mybrc.shapes import Job, job_of, login_of, merged
-from steward.extensions.mybrc.telling import links
+from steward.extensions.mybrc.answers import links
+from steward.extensions.mybrc.wire import ApiError, Job, job_of, login_of, merged
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded; charset=utf-8"

@@ -18,10 +18,8 @@ from steward.bank.records import Charge, Rate, Use
 from steward.bank.told_charges import take_back
 from steward.core.config import Settings
 from steward.core.events import utc_now
-from steward.extensions.mybrc.errors import ApiError
-from steward.extensions.mybrc.lists import partitions, users
-from steward.extensions.mybrc.shapes import JobSent
-from steward.extensions.mybrc.telling import Filters, Teller
+from steward.extensions.mybrc.answers import Filters, Teller, partitions, users
+from steward.extensions.mybrc.wire import ApiError, JobSent
 from steward.slurm.people import People
 
 if TYPE_CHECKING:

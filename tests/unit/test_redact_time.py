@@ -7,7 +7,7 @@ import pytest
 
 from steward.core.config import RedactSettings
 from steward.core.redaction import Redactor
-from steward.extensions.torque.environment import read_variables
+from steward.extensions.torque.files import read_variables
 
 SMALL, LARGE = 1 << 13, 1 << 16
 MOST_TIMES = 3 * LARGE // SMALL

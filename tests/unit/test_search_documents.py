@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from steward.archive.remote.document import Document
 from steward.core.events import JobIdentity, JobScript
 from steward.core.records import JobRecord
-from steward.extensions.search_servers.encoding import (
+from steward.extensions.search_servers.documents import (
     LONGEST_NAME,
     LONGEST_VALUE,
     MOST_VARIABLES,
@@ -22,7 +22,7 @@ from steward.extensions.search_servers.encoding import (
     script_in,
     source_of,
 )
-from steward.extensions.search_servers.mapping import mapping, template
+from steward.extensions.search_servers.index_template import mapping, template
 from steward.extensions.search_servers.settings import (
     ElasticsearchSinkSettings,
     OpenSearchSinkSettings,

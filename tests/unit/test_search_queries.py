@@ -16,7 +16,7 @@ from steward.archive.settings import FilesSinkSettings
 from steward.core.config import AnySinkSettings, ArchiveSettings, Settings
 from steward.core.errors import UsageError
 from steward.extensions.kafka.settings import KafkaSinkSettings
-from steward.extensions.search_servers.query import after_of, candidates, wanted_uses
+from steward.extensions.search_servers.search import after_of, candidates, wanted_uses
 from steward.extensions.search_servers.settings import ElasticsearchSinkSettings
 
 

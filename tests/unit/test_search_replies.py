@@ -10,10 +10,16 @@ from hypothesis import strategies as st
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.remote.document import Document
 from steward.extensions.search_servers.bulk import Bulk, Operation, Pace, delete, index
-from steward.extensions.search_servers.client import SearchClient
-from steward.extensions.search_servers.replies import BulkReply, Outcome, unavailable
+from steward.extensions.search_servers.client import (
+    BulkReply,
+    Outcome,
+    Reply,
+    SearchClient,
+    cleaned,
+    tls_failed,
+    unavailable,
+)
 from steward.extensions.search_servers.settings import ElasticsearchSinkSettings
-from steward.extensions.search_servers.wire import Reply, cleaned, tls_failed
 
 TOO_LONG = (
     b'{"status":400,"error":{"type":"document_parsing_exception","reason":"[1:26] failed to parse '

@@ -17,7 +17,7 @@ from steward.archive.remote.document import Document
 from steward.core.config import RedactSettings
 from steward.core.events import JobScript, Kept, encode, script_event
 from steward.core.redaction import Redactor
-from steward.extensions.search_servers.encoding import encoded, source_of
+from steward.extensions.search_servers.documents import encoded, source_of
 from steward.slurm.environment import read_environment
 
 NOON_NS = 1_795_262_400 * 10**9

@@ -13,7 +13,7 @@ from steward.capture.sensor.sensor import Sensor
 from steward.capture.sensor.store import StateStore
 from steward.core.events import NODE_STATE, Event, encode
 from steward.core.state_facts import NodeState
-from steward.extensions.controllers.admitting import Admitting
+from steward.extensions.controllers.admission import Admitting
 from steward.extensions.controllers.wire import Row
 from steward.slurm.machine_rows import ReservationRecord
 

@@ -13,7 +13,7 @@ from steward.capture.schedulers import MOST_SCRIPT_BYTES
 from steward.capture.spool import SpoolUnavailable
 from steward.core.events import JOB_END
 from steward.core.records import JobRecord
-from steward.extensions.torque.taking import TorqueTiming
+from steward.extensions.torque.spool import TorqueTiming
 
 __all__ = ["no_lease_signals", "site", "spool"]
 

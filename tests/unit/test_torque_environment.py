@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from steward.core.config import RedactSettings
 from steward.core.redaction import REDACTED, Redactor
-from steward.extensions.torque.environment import is_too_large, read_variables
+from steward.extensions.torque.files import is_too_large, read_variables
 from steward.slurm.environment import Environment, entries_of
 
 REDACTOR = Redactor(RedactSettings())

@@ -10,7 +10,7 @@ from harness.spool import Faults, faults, no_lease_signals
 from harness.torque import Spool, TorqueCapture, spool, wait_for
 from steward.capture.spool import CaptureLimits
 from steward.core.events import JOB_MISSED, JOB_SEEN
-from steward.extensions.torque.taking import TorqueTiming
+from steward.extensions.torque.spool import TorqueTiming
 
 __all__ = ["faults", "no_lease_signals", "spool"]
 

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.extensions.torque.records import TorqueJob, element_id, read_job
-from steward.extensions.torque.xml import TorqueRecordError, read_fields
+from steward.extensions.torque.records import (
+    TorqueJob,
+    TorqueRecordError,
+    element_id,
+    read_fields,
+    read_job,
+)
 from steward.jobs.names import MAX_RAW_ID
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "torque" / "flat"
@@ -152,7 +157,7 @@ def test_what_is_no_job_file_is_refused(data: bytes) -> None:
 
 
 def test_a_file_beyond_all_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steward.extensions.torque.xml.MOST_BYTES", len(DONE) - 1)
+    monkeypatch.setattr("steward.extensions.torque.records.MOST_BYTES", len(DONE) - 1)
     with pytest.raises(TorqueRecordError, match="larger"):
         read_fields(DONE, "7.vm")
 

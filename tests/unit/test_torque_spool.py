@@ -15,7 +15,7 @@ from harness.torque import BIG, PIECE, Player, Spool, Step, TorqueCapture, site,
 from steward.core.events import JOB_END, JOB_SCRIPT
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED
-from steward.extensions.torque.taking import TorqueTiming
+from steward.extensions.torque.spool import TorqueTiming
 
 __all__ = ["no_lease_signals", "site", "spool"]
 
@@ -318,7 +318,7 @@ def test_a_spool_that_comes_back_is_watched_again(tmp_path: Path, spool: Spool) 
 def test_scripts_are_taken_where_leases_do_not_work(
     site: TorqueCapture, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steward.extensions.torque.taking.is_written", lambda fd, remote: None)
+    monkeypatch.setattr("steward.extensions.torque.spool.is_written", lambda fd, remote: None)
     spool.script("7.vm", b"echo\n")
     spool.save("7.vm")
     site.finish()

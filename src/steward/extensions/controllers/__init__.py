@@ -5,15 +5,18 @@ from typing import TYPE_CHECKING
 from steward.core.offered import offered
 
 if TYPE_CHECKING:
-    from steward.extensions.controllers.receiving import Receiver
-    from steward.extensions.controllers.sending import Forward
+    from steward.extensions.controllers.forwarder import Forward
+    from steward.extensions.controllers.receiver import Receiver
     from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 else:
     __getattr__ = offered(
         __name__,
-        receiving=("Receiver",),
-        sending=("Forward",),
-        settings=("ForwardSettings", "ReceiveSettings"),
+        receiver=("Receiver",),
+        forwarder=("Forward",),
+        settings=(
+            "ForwardSettings",
+            "ReceiveSettings",
+        ),
     )
 
 __all__ = [

@@ -16,41 +16,52 @@ from steward.extensions.jobacct_plugins.api import (
 )
 
 if TYPE_CHECKING:
-    from steward.extensions.jobacct_plugins.asking import (
+    from steward.extensions.jobacct_plugins.actions import (
         ACTIONS,
         PluginLine,
         PluginsAnswer,
         PluginsRequest,
     )
+    from steward.extensions.jobacct_plugins.api import NonePlugin
     from steward.extensions.jobacct_plugins.consumer import Around, PluginConsumer, consumer_name
-    from steward.extensions.jobacct_plugins.loading import LOG, third_parties, types_of
-    from steward.extensions.jobacct_plugins.log.asking import (
+    from steward.extensions.jobacct_plugins.log.actions import (
         DumpAnswer,
         DumpRequest,
         ExpireAnswer,
         ExpireRequest,
     )
-    from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
+    from steward.extensions.jobacct_plugins.log.consumer import LogConsumer, LogPlugin
     from steward.extensions.jobacct_plugins.log.packing import write_parquet
-    from steward.extensions.jobacct_plugins.log.plugin import LogPlugin
-    from steward.extensions.jobacct_plugins.log.reading import JOB_LOG
-    from steward.extensions.jobacct_plugins.none import NonePlugin
+    from steward.extensions.jobacct_plugins.log.reader import JOB_LOG
+    from steward.extensions.jobacct_plugins.registry import LOG, third_parties, types_of
     from steward.extensions.jobacct_plugins.settings_check import check_settings
 else:
     __getattr__ = offered(
         __name__,
-        asking=("ACTIONS", "PluginLine", "PluginsAnswer", "PluginsRequest"),
-        consumer=("Around", "PluginConsumer", "consumer_name"),
-        loading=("LOG", "third_parties", "types_of"),
-        **{
-            "log.asking": ("DumpAnswer", "DumpRequest", "ExpireAnswer", "ExpireRequest"),
-            "log.consumer": ("LogConsumer",),
-            "log.packing": ("write_parquet",),
-            "log.plugin": ("LogPlugin",),
-            "log.reading": ("JOB_LOG",),
-        },
-        none=("NonePlugin",),
+        actions=(
+            "ACTIONS",
+            "PluginLine",
+            "PluginsAnswer",
+            "PluginsRequest",
+        ),
+        consumer=(
+            "Around",
+            "PluginConsumer",
+            "consumer_name",
+        ),
+        registry=(
+            "LOG",
+            "third_parties",
+            "types_of",
+        ),
+        api=("NonePlugin",),
         settings_check=("check_settings",),
+        **{
+            "log.actions": ("DumpAnswer", "DumpRequest", "ExpireAnswer", "ExpireRequest"),
+            "log.consumer": ("LogConsumer", "LogPlugin"),
+            "log.packing": ("write_parquet",),
+            "log.reader": ("JOB_LOG",),
+        },
     )
 
 __all__ = [

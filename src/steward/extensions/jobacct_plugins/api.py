@@ -316,3 +316,10 @@ def number_of(text: str, name: str, default: int) -> int:
                 raise ParameterError(f"{name}={value} must be a whole number of 0 or more", value)
             return int(value)
     return default
+
+
+class NonePlugin(JobAcctPlugin):
+    """Does nothing."""
+
+    plugin_name = "No job accounting plugin"
+    plugin_type = "jobacct/none"

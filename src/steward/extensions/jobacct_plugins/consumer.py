@@ -25,10 +25,9 @@ from steward.core.events import (
 )
 from steward.core.waiting import Stop
 from steward.extensions.jobacct_plugins.api import JobAcctPlugin, PluginError
-from steward.extensions.jobacct_plugins.calls import Caller, init_calls
-from steward.extensions.jobacct_plugins.guard import Guard
-from steward.extensions.jobacct_plugins.loading import class_of
-from steward.extensions.jobacct_plugins.sending import Sending
+from steward.extensions.jobacct_plugins.hooks import Caller, Guard, init_calls
+from steward.extensions.jobacct_plugins.messages import Sending
+from steward.extensions.jobacct_plugins.registry import class_of
 from steward.extensions.jobacct_plugins.state import PluginState, state_path
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from steward.core.config import Settings
 from steward.core.config.problem import Problem
 from steward.core.errors import StewardError
 from steward.extensions.jobacct_plugins.api import ParameterError, number_of
-from steward.extensions.jobacct_plugins.loading import NONE, entry_of, third_parties, types_of
-from steward.extensions.jobacct_plugins.sending import DELAY, RETRIES
+from steward.extensions.jobacct_plugins.messages import DELAY, RETRIES
+from steward.extensions.jobacct_plugins.registry import NONE, entry_of, third_parties, types_of
 
 _TYPE: Final = re.compile(r"jobacct/[A-Za-z0-9_-]{1,64}")
 

@@ -7,18 +7,27 @@ from steward.core.offered import offered
 if TYPE_CHECKING:
     from steward.extensions.kafka.client import KafkaUnavailable, Reached, check_settings
     from steward.extensions.kafka.destination import SINK_KIND
-    from steward.extensions.kafka.jobs import Taking
-    from steward.extensions.kafka.purged import LatelyPurged
+    from steward.extensions.kafka.events import LatelyPurged, Taking
     from steward.extensions.kafka.settings import ConsumeSettings, KafkaSettings, KafkaSinkSettings
     from steward.extensions.kafka.source import KafkaSource
 else:
     __getattr__ = offered(
         __name__,
-        client=("KafkaUnavailable", "Reached", "check_settings"),
+        client=(
+            "KafkaUnavailable",
+            "Reached",
+            "check_settings",
+        ),
         destination=("SINK_KIND",),
-        jobs=("Taking",),
-        purged=("LatelyPurged",),
-        settings=("ConsumeSettings", "KafkaSettings", "KafkaSinkSettings"),
+        events=(
+            "Taking",
+            "LatelyPurged",
+        ),
+        settings=(
+            "ConsumeSettings",
+            "KafkaSettings",
+            "KafkaSinkSettings",
+        ),
         source=("KafkaSource",),
     )
 

@@ -5,29 +5,43 @@ from typing import TYPE_CHECKING
 from steward.core.offered import offered
 
 if TYPE_CHECKING:
-    from steward.extensions.mybrc.affording import Affording
+    from steward.extensions.mybrc.answers import Affording, Teller
     from steward.extensions.mybrc.application import Office, make_application
     from steward.extensions.mybrc.balances import Balances
-    from steward.extensions.mybrc.doorkeeper import Doorkeeper, UsersFile
-    from steward.extensions.mybrc.errors import RemoteFailed, RemoteRejected, RemoteUnavailable
-    from steward.extensions.mybrc.passing import Passing, Remote
-    from steward.extensions.mybrc.relaying import REMOTE_BANK
+    from steward.extensions.mybrc.outbox import REMOTE_BANK
+    from steward.extensions.mybrc.remote import Passing, Remote
     from steward.extensions.mybrc.settings import MybrcSettings
-    from steward.extensions.mybrc.telling import Teller
-    from steward.extensions.mybrc.users_file import drop_user, set_user
+    from steward.extensions.mybrc.users import Doorkeeper, UsersFile, drop_user, set_user
+    from steward.extensions.mybrc.wire import RemoteFailed, RemoteRejected, RemoteUnavailable
 else:
     __getattr__ = offered(
         __name__,
-        affording=("Affording",),
-        application=("Office", "make_application"),
+        answers=(
+            "Affording",
+            "Teller",
+        ),
+        application=(
+            "Office",
+            "make_application",
+        ),
         balances=("Balances",),
-        doorkeeper=("Doorkeeper", "UsersFile"),
-        errors=("RemoteFailed", "RemoteRejected", "RemoteUnavailable"),
-        passing=("Passing", "Remote"),
-        relaying=("REMOTE_BANK",),
+        users=(
+            "Doorkeeper",
+            "UsersFile",
+            "drop_user",
+            "set_user",
+        ),
+        wire=(
+            "RemoteFailed",
+            "RemoteRejected",
+            "RemoteUnavailable",
+        ),
+        remote=(
+            "Passing",
+            "Remote",
+        ),
+        outbox=("REMOTE_BANK",),
         settings=("MybrcSettings",),
-        telling=("Teller",),
-        users_file=("drop_user", "set_user"),
     )
 
 __all__ = [

@@ -8,6 +8,7 @@ import it but what serves.
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -17,19 +18,33 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec import Components, SecurityScheme
+from litestar.openapi.spec import (
+    Components,
+    OpenAPIFormat,
+    OpenAPIMediaType,
+    OpenAPIType,
+    Operation,
+    RequestBody,
+    Schema,
+    SecurityScheme,
+)
 from litestar.params import FromPath, QueryParameter, RawBody
 
 from steward.bank.ledger.opened import Ledger
 from steward.core.errors import StewardError, Unavailable
-from steward.extensions.mybrc import described, lists
-from steward.extensions.mybrc.affording import Affording
-from steward.extensions.mybrc.doorkeeper import Doorkeeper
-from steward.extensions.mybrc.errors import ApiError
-from steward.extensions.mybrc.shapes import (
+from steward.extensions.mybrc import answers
+from steward.extensions.mybrc.answers import Affording, Filters, Teller, amount_filter, links
+from steward.extensions.mybrc.users import Doorkeeper
+from steward.extensions.mybrc.wire import (
+    DIGITS,
+    PATTERN,
+    PLACES,
     PLAIN,
+    UID,
     Answer,
+    ApiError,
     Detail,
     Job,
     JobPage,
@@ -39,7 +54,152 @@ from steward.extensions.mybrc.shapes import (
     job_of,
     login_of,
 )
-from steward.extensions.mybrc.telling import Filters, Teller, amount_filter, links
+
+SCHEME: Final = "Token"
+_INT32: Final = 2**31
+
+
+def _responses(**by_status: str) -> dict[int, ResponseSpec]:
+    return {
+        int(status.removeprefix("s")): ResponseSpec(
+            data_container=Detail, description=what, generate_examples=False
+        )
+        for status, what in by_status.items()
+    }
+
+
+USUAL: Final = _responses(
+    s400="Something about the request is wrong.",
+    s401="There is no token, or it is nobody's.",
+    s413="The body is too large.",
+    s429="Too much has failed from this address: wait.",
+    s503="The ledger's database is away: try again.",
+)
+"""What every path may answer beside its own."""
+
+ANSWERED: Final = {
+    400: ResponseSpec(
+        data_container=Answer,
+        description="Something about the question is wrong.",
+        generate_examples=False,
+    )
+}
+"""How a wrong question about a job is answered."""
+
+NOT_FOUND: Final = _responses(s404="There is no such page, or no such job.")
+REFUSED: Final = _responses(s403="This is not taken here.")
+
+
+def only(*statuses: int) -> dict[int, ResponseSpec]:
+    """Those of the usual answers that a path has."""
+    return {status: USUAL[status] for status in statuses}
+
+
+def _text(most: int, *, least: int = 0, nullable: bool = True, pattern: str = PLAIN) -> Schema:
+    # Whole numbers, and numbers as texts, are taken as the reference server takes them.
+    kinds = [OpenAPIType.STRING, OpenAPIType.NULL] if nullable else OpenAPIType.STRING
+    return Schema(type=kinds, min_length=least or None, max_length=most, pattern=pattern)
+
+
+def _count() -> Schema:
+    kinds = [OpenAPIType.INTEGER, OpenAPIType.NULL]
+    return Schema(type=kinds, minimum=-_INT32, maximum=_INT32 - 1)
+
+
+def _hours() -> Schema:
+    return Schema(type=[OpenAPIType.NUMBER, OpenAPIType.NULL])
+
+
+def _moment_schema() -> Schema:
+    return Schema(
+        type=[OpenAPIType.STRING, OpenAPIType.NULL],
+        format=OpenAPIFormat.DATE_TIME,
+        description="Times before 1970 are refused, and those of a job go on in their order.",
+    )
+
+
+def _job() -> Schema:
+    node = Schema(
+        type=OpenAPIType.OBJECT,
+        required=["name"],
+        properties={"name": _text(30, least=1, nullable=False)},
+    )
+    amount = Schema(
+        one_of=[
+            Schema(type=OpenAPIType.STRING, pattern=PATTERN),
+            Schema(type=OpenAPIType.NUMBER, minimum=0, maximum=999_999_999),
+        ],
+        description=f"At most {DIGITS} digits, {PLACES} of them decimals.",
+    )
+    return Schema(
+        title="JobSent",
+        type=OpenAPIType.OBJECT,
+        required=["jobslurmid", "userid", "accountid"],
+        properties={
+            "jobslurmid": _text(150, least=1, nullable=False),
+            "submitdate": _moment_schema(),
+            "startdate": _moment_schema(),
+            "enddate": _moment_schema(),
+            "userid": _text(10, nullable=False, pattern=UID),
+            "accountid": _text(150, nullable=False),
+            "amount": amount,
+            "jobstatus": _text(50),
+            "partition": _text(50),
+            "qos": _text(50),
+            "nodes": Schema(type=OpenAPIType.ARRAY, items=node),
+            "num_cpus": _count(),
+            "num_req_nodes": _count(),
+            "num_alloc_nodes": _count(),
+            "raw_time": _hours(),
+            "cpu_time": _hours(),
+        },
+    )
+
+
+def _login() -> Schema:
+    def word(most: int) -> Schema:
+        return Schema(type=OpenAPIType.STRING, min_length=1, max_length=most)
+
+    return Schema(
+        title="Login",
+        type=OpenAPIType.OBJECT,
+        required=["username", "password"],
+        properties={"username": word(150), "password": word(1024)},
+    )
+
+
+def _body(schema: Schema) -> RequestBody:
+    # Form data is read, too, but what a form cannot say would make its description another.
+    return RequestBody(required=True, content={"application/json": OpenAPIMediaType(schema)})
+
+
+@dataclass
+class SendsJob(Operation):
+    """An operation whose body is a job."""
+
+    def __post_init__(self) -> None:
+        self.request_body = _body(_job())
+
+
+@dataclass
+class SendsLogin(Operation):
+    """An operation whose body is a name and a password; it needs no token."""
+
+    def __post_init__(self) -> None:
+        self.request_body = _body(_login())
+        # OpenAPI's way to say that no token is needed; an empty list would be left out.
+        self.security = [{}]
+
+
+@dataclass
+class SendsFile(Operation):
+    """An operation whose body is a file."""
+
+    def __post_init__(self) -> None:
+        binary = Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY)
+        content = {"application/octet-stream": OpenAPIMediaType(binary)}
+        self.request_body = RequestBody(required=False, content=content)
+
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +269,8 @@ def make_application(office: Office) -> Litestar:
             title="myBRC REST API",
             version="v1",
             description="The myBRC REST API, as Steward's bank speaks it.",
-            components=Components(security_schemes={described.SCHEME: header}),
-            security=[{described.SCHEME: []}],
+            components=Components(security_schemes={SCHEME: header}),
+            security=[{SCHEME: []}],
             path="/schema",
             render_plugins=[JsonRenderPlugin()],
         ),
@@ -160,8 +320,8 @@ async def _admit(request: Ask) -> None:
     "/api_token_auth",
     sync_to_thread=True,
     status_code=200,
-    operation_class=described.SendsLogin,
-    responses=described.only(400, 413, 429, 503),
+    operation_class=SendsLogin,
+    responses=only(400, 413, 429, 503),
 )
 def api_token_auth(request: Ask, state: State, body: RawBody) -> TokenGiven:
     """Give a token to whoever knows a name and its password."""
@@ -175,7 +335,7 @@ def api_token_auth(request: Ask, state: State, body: RawBody) -> TokenGiven:
 @get(
     "/can_submit_job/{job_cost:str}/{user_id:str}/{account_id:str}",
     sync_to_thread=True,
-    responses={**described.USUAL, **described.ANSWERED},
+    responses={**USUAL, **ANSWERED},
 )
 def can_submit_job(
     state: State, job_cost: FromPath[str], user_id: FromPath[str], account_id: FromPath[str]
@@ -188,7 +348,7 @@ def can_submit_job(
         return Response(Answer(success=False, message=str(error)), status_code=error.status)
 
 
-@get("/jobs", sync_to_thread=True, responses={**described.USUAL, **described.NOT_FOUND})
+@get("/jobs", sync_to_thread=True, responses={**USUAL, **NOT_FOUND})
 def jobs_list(
     request: Ask,
     state: State,
@@ -222,7 +382,7 @@ def jobs_list(
     return msgspec.structs.replace(found, next=following, previous=previous)
 
 
-@post("/jobs", sync_to_thread=True, operation_class=described.SendsJob, responses=described.USUAL)
+@post("/jobs", sync_to_thread=True, operation_class=SendsJob, responses=USUAL)
 def jobs_create(request: Ask, state: State, body: RawBody) -> Job:
     """Take in a new job, and charge what it may cost."""
     office: Office = state.office
@@ -235,9 +395,9 @@ def jobs_create(request: Ask, state: State, body: RawBody) -> Job:
 @put(
     "/jobs/{jobslurmid:str}",
     sync_to_thread=True,
-    operation_class=described.SendsJob,
+    operation_class=SendsJob,
     # A job's id with a slash in it is no part of a path.
-    responses={**described.USUAL, **described.NOT_FOUND},
+    responses={**USUAL, **NOT_FOUND},
 )
 def jobs_update(request: Ask, state: State, jobslurmid: FromPath[str], body: RawBody) -> Job:
     """Take in a job, new or not, and charge the difference."""
@@ -248,20 +408,20 @@ def jobs_update(request: Ask, state: State, jobslurmid: FromPath[str], body: Raw
     return job
 
 
-@get("/users", sync_to_thread=True, responses={**described.USUAL, **described.NOT_FOUND})
+@get("/users", sync_to_thread=True, responses={**USUAL, **NOT_FOUND})
 def users_list(request: Ask, state: State, page: Page = 1) -> UserPage:
     """Show the users that the bank knows, a hundred at a time."""
     office: Office = state.office
-    found = lists.users(office.ledger, office.domain, page)
+    found = answers.users(office.ledger, office.domain, page)
     following, previous = links(str(request.url), page, found.count)
     return msgspec.structs.replace(found, next=following, previous=previous)
 
 
-@get("/partitions", sync_to_thread=True, responses={**described.USUAL, **described.NOT_FOUND})
+@get("/partitions", sync_to_thread=True, responses={**USUAL, **NOT_FOUND})
 def partitions_list(request: Ask, state: State, page: Page = 1) -> PartitionPage:
     """Show the partitions and what they cost, a hundred at a time."""
     office: Office = state.office
-    found = lists.partitions(office.ledger, office.cluster, office.now(), page)
+    found = answers.partitions(office.ledger, office.cluster, office.now(), page)
     following, previous = links(str(request.url), page, found.count)
     return msgspec.structs.replace(found, next=following, previous=previous)
 
@@ -269,8 +429,8 @@ def partitions_list(request: Ask, state: State, page: Page = 1) -> PartitionPage
 @put(
     "/upload_cpu_data/{filename:str}",
     sync_to_thread=False,
-    operation_class=described.SendsFile,
-    responses={**described.USUAL, **described.REFUSED},
+    operation_class=SendsFile,
+    responses={**USUAL, **REFUSED},
 )
 def upload_cpu_data(filename: FromPath[str]) -> Detail:
     """Refuse a file of CPU data: Steward measures use itself, and keeps no such files."""
@@ -299,7 +459,7 @@ def _said(status: int, what: str, headers: dict[str, str] | None = None) -> Resp
 def _refused(_: Ask, error: ApiError) -> Response[Detail]:
     headers = {"Retry-After": str(error.wait_s)} if error.wait_s else {}
     if error.status == 401:
-        headers["WWW-Authenticate"] = described.SCHEME
+        headers["WWW-Authenticate"] = SCHEME
     return _said(error.status, str(error), headers)
 
 

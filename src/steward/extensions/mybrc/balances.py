@@ -27,9 +27,9 @@ from steward.bank.ledger import By
 from steward.core.config import Settings
 from steward.core.moments import micros
 from steward.core.waiting import Backoff, Stop
-from steward.extensions.mybrc.errors import RemoteFailed, RemoteRejected, RemoteUnavailable
-from steward.extensions.mybrc.outgoing import KIND
-from steward.extensions.mybrc.passing import Remote, cost_of, read
+from steward.extensions.mybrc.outbox import KIND
+from steward.extensions.mybrc.remote import Remote, cost_of, read
+from steward.extensions.mybrc.wire import RemoteFailed, RemoteRejected, RemoteUnavailable
 from steward.slurm.people import People
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from steward.core.offered import offered
 if TYPE_CHECKING:
     from steward.extensions.search_servers.client import SearchClient
     from steward.extensions.search_servers.destination import SINK_KIND
-    from steward.extensions.search_servers.preparing import check_product
+    from steward.extensions.search_servers.index_template import check_product
     from steward.extensions.search_servers.settings import (
         ElasticsearchSinkSettings,
         OpenSearchSinkSettings,
@@ -18,8 +18,12 @@ else:
         __name__,
         destination=("SINK_KIND",),
         client=("SearchClient",),
-        preparing=("check_product",),
-        settings=("ElasticsearchSinkSettings", "OpenSearchSinkSettings", "SearchSinkSettings"),
+        index_template=("check_product",),
+        settings=(
+            "ElasticsearchSinkSettings",
+            "OpenSearchSinkSettings",
+            "SearchSinkSettings",
+        ),
     )
 
 __all__ = [

@@ -6,20 +6,223 @@ by us: the clients' way costs a copy more, gzip at its slowest and json in
 place of msgspec.
 """
 
+import base64
 import gzip
 import logging
+import os
+import re
+from collections.abc import Mapping
 from threading import Lock
-from typing import Final
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
-from steward.extensions.search_servers.credentials import (
-    Stamp,
-    authorization,
-    stamp_of,
-    tls_context,
-)
+import msgspec
+
+from steward.archive.errors import ArchiveUnavailable
 from steward.extensions.search_servers.settings import ElasticsearchSinkSettings, SearchSinkSettings
-from steward.extensions.search_servers.wire import Reply, Wire
+
+REQUESTS_AT_ONCE: Final = 2
+"""How many a server is sent without waiting for the first reply."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What a server answered, whatever its status.
+
+    Attributes:
+        status: The HTTP status.
+        body: The body, decompressed.
+    """
+
+    status: int
+    body: bytes
+
+
+class Wire(Protocol):
+    """One of the two clients."""
+
+    def send(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Reply:
+        """Send a request; a status that is an error is returned, too.
+
+        Raises:
+            ArchiveUnavailable: There was no reply.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+def no_answer(urls: str, what: str, advice: str = "") -> ArchiveUnavailable:
+    """The error for a server that did not answer.
+
+    Args:
+        urls: Which.
+        what: What happened.
+        advice: What to do about it, if we know.
+    """
+    text = cleaned(f"{urls} cannot be asked: {what}")
+    return ArchiveUnavailable(f"{text}: {advice}" if advice else text, urls)
+
+
+def too_slow(urls: str, timeout_s: float) -> ArchiveUnavailable:
+    """The error for a server that took longer than it may."""
+    return no_answer(urls, f"no answer within {timeout_s:g} s", "raise timeout_s if it is slow")
+
+
+def tls_failed(urls: str, what: str) -> ArchiveUnavailable:
+    """The error for a connection whose encryption failed."""
+    if "CERTIFICATE_VERIFY_FAILED" in what:
+        advice = "set ca_file to the certificate that signed the server's, and check its name"
+    elif "WRONG_VERSION_NUMBER" in what or "RECORD_LAYER" in what:
+        advice = "the server does not speak TLS on that port: write http:// or another port"
+    elif "REQUIRED" in what or "ALERT" in what.upper():
+        advice = "the server refused our side: check certificate_file and key_file"
+    else:
+        advice = "check ca_file, certificate_file and key_file"
+    return no_answer(urls, f"TLS failed ({what})", advice)
+
+
+def cleaned(text: str, longest: int = 300) -> str:
+    """What a server said, as one line of a log or a table: printable, and not endless."""
+    text = text[: 4 * longest]
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def innermost(error: BaseException) -> str:
+    """What the deepest cause of a client's error says."""
+    seen: Any = error
+    for _ in range(8):
+        inner = seen.__cause__ or getattr(seen, "reason", None) or seen.__context__
+        if not isinstance(inner, BaseException):
+            break
+        seen = inner
+    text = str(getattr(seen, "strerror", None) or seen)
+    return text or type(seen).__name__
+
+
+log = logging.getLogger(__name__)
+
+_LONGEST_SECRET: Final = 1 << 16
+_FIELD: Final = re.compile(r"[A-Za-z0-9+/=_-]+")
+_OTHERS: Final = 0o007
+
+Context = Any
+"""An ``ssl.SSLContext``, whose module is not loaded here, or None."""
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+"""What changes when one of the files does."""
+
+
+def stamp_of(settings: SearchSinkSettings) -> Stamp:
+    """What tells the files' present contents from later ones."""
+    return tuple(_stamp(path) for path in _files(settings))
+
+
+def authorization(settings: SearchSinkSettings) -> str:
+    """The value of the header Authorization; "" where there is none.
+
+    Raises:
+        ArchiveUnavailable: A file cannot be read, or does not hold what it should.
+    """
+    if settings.user:
+        both = settings.user.encode() + b":" + _secret(settings.password_file)
+        return "Basic " + base64.b64encode(both).decode("ascii")
+    if settings.api_key_file:
+        key = _secret(settings.api_key_file)
+        encoded = base64.b64encode(key) if b":" in key else key
+        text = encoded.decode("ascii", "replace")
+        if _FIELD.fullmatch(text) is None:
+            raise ArchiveUnavailable(
+                f"{settings.api_key_file} holds no API key: write id:key, or its base64",
+                settings.api_key_file,
+            )
+        return f"ApiKey {text}"
+    return ""
+
+
+def tls_context(settings: SearchSinkSettings) -> Context:
+    """How the server's certificate is checked, and ours is shown; None where no URL is https.
+
+    Raises:
+        ArchiveUnavailable: A certificate or a key cannot be read.
+    """
+    if not any(url.lower().startswith("https:") for url in settings.urls):
+        return None
+    import ssl
+
+    name = settings.ca_file
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_file or None)
+        if settings.certificate_file:
+            name = settings.certificate_file
+            _warn_of_readers(settings.key_file)
+            # Without a password OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(name, settings.key_file, password=lambda: b"")
+    except ssl.SSLError as error:
+        raise ArchiveUnavailable(
+            f"{name} cannot be used as a certificate, or not with its key ({_reason(error)}): "
+            "give PEM files, the key without a password",
+            name,
+        ) from error
+    except OSError as error:
+        raise _unreadable(error.filename or name, error) from error
+    return context
+
+
+def _files(settings: SearchSinkSettings) -> list[str]:
+    return [
+        path
+        for path in (
+            *(settings.password_file, settings.api_key_file, settings.ca_file),
+            *(settings.certificate_file, settings.key_file),
+        )
+        if path
+    ]
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None  # reading it says why
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _secret(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            secret = file.read(_LONGEST_SECRET).rstrip(b"\r\n")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not secret:
+        raise ArchiveUnavailable(f"{path} is empty: write the password or the key into it", path)
+    _warn_of_readers(path)
+    return secret
+
+
+def _warn_of_readers(path: str) -> None:
+    try:
+        is_open = os.stat(path).st_mode & _OTHERS
+    except OSError:
+        return  # reading it says why
+    if is_open:
+        log.warning("%s holds a secret and every user may read it: run 'chmod 600' on it", path)
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
+    return str(reason or error)
+
+
+def _unreadable(path: str, error: OSError) -> ArchiveUnavailable:
+    return ArchiveUnavailable(
+        f"{path} cannot be read: {error.strerror or error}: Steward's user has to be able to", path
+    )
+
 
 _SMALL: Final = 1024
 _GZIP_LEVEL: Final = 1
@@ -113,10 +316,10 @@ class SearchClient:
         urls = [_with_port(url) for url in self.settings.urls]
         timeout_s = self.settings.timeout_s
         if self.is_elasticsearch:
-            from steward.extensions.search_servers.elastic import ElasticWire
+            from steward.extensions.search_servers.product_clients import ElasticWire
 
             return ElasticWire(urls, context, timeout_s)
-        from steward.extensions.search_servers.opensearch import OpenSearchWire
+        from steward.extensions.search_servers.product_clients import OpenSearchWire
 
         return OpenSearchWire(urls, context, timeout_s)
 
@@ -128,3 +331,166 @@ def _with_port(url: str) -> str:
         return url
     port = 443 if parts.scheme == "https" else 80
     return parts._replace(netloc=f"{parts.netloc.rstrip(':')}:{port}").geturl()
+
+
+TOO_MANY: Final = 429
+TOO_LARGE: Final = 413
+CONFLICT: Final = 409
+MISSING: Final = 404
+
+_FAULTS: Final = frozenset(
+    {
+        *("null_pointer_exception", "class_cast_exception", "number_format_exception"),
+        *("array_index_out_of_bounds_exception", "index_out_of_bounds_exception"),
+        *("string_index_out_of_bounds_exception", "arithmetic_exception"),
+    }
+)
+"""A server's own mistakes with one document: it would make them again for ever."""
+
+_SHUT: Final = re.compile(r"FORBIDDEN/[578]/")
+"""A block that a person has put on an index: read-only, read, write. The disks' own is another."""
+
+_CLOSED: Final = "index_closed_exception"
+_PASSING: Final = (
+    *("validation_exception", "index_not_found_exception", "cluster_block_exception"),
+    _CLOSED,
+)
+"""What is said of a document and is true of its index: nothing is wrong with the document."""
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Why something failed, as a server says it."""
+
+    type: str = ""
+    reason: str | None = ""
+    caused_by: "Cause | None" = None
+
+    def __str__(self) -> str:
+        text = f"{self.type}: {self.reason or ''}".strip(": ")
+        inner = self.caused_by
+        while inner is not None and inner.caused_by is not None:
+            inner = inner.caused_by
+        if inner is not None and inner.reason and inner.reason not in text:
+            text += f" ({inner.reason})"
+        return cleaned(text)
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether a person has closed the index, or keeps it from being written or read."""
+        return self.type == _CLOSED or (
+            self.type == "cluster_block_exception" and bool(_SHUT.search(self.reason or ""))
+        )
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of one document of a bulk request."""
+
+    status: int
+    error: Cause | str | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the server has this version of the document, or a later one."""
+        # 404 is a deletion of what is not there.
+        return 200 <= self.status < 300 or (
+            self.status in (CONFLICT, MISSING) and not self._passing
+        )
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it will never take the document as it is."""
+        if self._passing or self.status in (TOO_MANY, 401, 403, 408):
+            return False
+        return 400 <= self.status < 500 or self.type in _FAULTS
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether a person has closed its index, or keeps it from being written."""
+        return isinstance(self.error, Cause) and self.error.is_shut
+
+    @property
+    def type(self) -> str:
+        """The kind of error; "" for none."""
+        return self.error.type if isinstance(self.error, Cause) else ""
+
+    @property
+    def why(self) -> str:
+        """The server's reason."""
+        text = cleaned(str(self.error)) if isinstance(self.error, str) else str(self.error or "")
+        return text or f"status {self.status}"
+
+    @property
+    def _passing(self) -> bool:
+        return self.type in _PASSING
+
+
+class BulkReply(msgspec.Struct, frozen=True):
+    """The reply to a bulk request: an outcome for each document, in order."""
+
+    items: tuple[dict[str, Outcome], ...] = ()
+
+    def outcomes(self) -> list[Outcome]:
+        """The outcomes."""
+        return [next(iter(item.values())) for item in self.items]
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    error: Cause | str | None = None
+
+
+def read(client: SearchClient, reply: Reply, shape: Any) -> Any:
+    """The body of a reply that succeeded, as this shape.
+
+    Raises:
+        ArchiveUnavailable: It did not succeed, or its body is something else.
+    """
+    if not 200 <= reply.status < 300:
+        raise unavailable(client, reply)
+    try:
+        return msgspec.json.decode(reply.body, type=shape)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise ArchiveUnavailable(
+            f"{client.where} does not answer as {client.product} does ({cleaned(str(error))}): "
+            "check 'urls' and what stands in between",
+            client.where,
+        ) from error
+
+
+def reason(reply: Reply) -> str:
+    """What a reply that is an error says."""
+    try:
+        error = msgspec.json.decode(reply.body, type=_Failure).error
+    except (msgspec.MsgspecError, UnicodeError):
+        # A proxy's page, most likely.
+        error = reply.body[:200].decode("utf-8", "replace")
+    text = cleaned(str(error or ""))
+    return f"{reply.status}, {text}" if text else f"status {reply.status}"
+
+
+def cause_of(reply: Reply) -> Cause:
+    """Why a request failed, as far as the server says it in its usual form."""
+    try:
+        error = msgspec.json.decode(reply.body, type=_Failure).error
+    except (msgspec.MsgspecError, UnicodeError):
+        return Cause()  # a proxy's page, most likely
+    return error if isinstance(error, Cause) else Cause()
+
+
+def unavailable(client: SearchClient, reply: Reply) -> ArchiveUnavailable:
+    """The error for a request that failed, which is tried again."""
+    of = client.settings
+    advice = {
+        401: (
+            f"it does not know us: check {of.api_key_file or of.password_file}"
+            if of.user or of.api_key_file
+            else "it wants to know who we are: set user and password_file, or api_key_file"
+        ),
+        403: (
+            f"it does not let us: grant 'manage' on {of.index}-*, and 'monitor' and "
+            "'manage_index_templates' on the cluster"
+        ),
+        TOO_MANY: "it asks for patience, and gets smaller requests",
+        TOO_LARGE: "lower batch_bytes, or raise its http.max_content_length",
+    }.get(reply.status, "")
+    text = f"{client.where} cannot be used ({reason(reply)})"
+    return ArchiveUnavailable(f"{text}: {advice}" if advice else text, client.where)

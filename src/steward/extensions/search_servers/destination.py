@@ -9,18 +9,29 @@ from typing import Any, Final
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.remote.document import Document, Refusal
 from steward.archive.remote.kinds import SinkKind, SinkSearcher
-from steward.extensions.search_servers.bulk import Bulk, Operation, Pace, delete, index, too_large
-from steward.extensions.search_servers.client import SearchClient
-from steward.extensions.search_servers.encoding import encoded, month_of, source_of
-from steward.extensions.search_servers.partials import corrections
-from steward.extensions.search_servers.preparing import (
+from steward.extensions.search_servers.bulk import (
+    Bulk,
+    Operation,
+    Pace,
+    corrections,
+    delete,
+    index,
+    too_large,
+)
+from steward.extensions.search_servers.client import (
+    MISSING,
+    REQUESTS_AT_ONCE,
+    SearchClient,
+    cause_of,
+    read,
+)
+from steward.extensions.search_servers.documents import encoded, month_of, source_of
+from steward.extensions.search_servers.index_template import (
     check_product,
     longest_request,
     put_template,
 )
-from steward.extensions.search_servers.replies import MISSING, cause_of, read
 from steward.extensions.search_servers.settings import SearchSinkSettings
-from steward.extensions.search_servers.wire import REQUESTS_AT_ONCE
 
 log = logging.getLogger(__name__)
 
@@ -213,9 +224,9 @@ def _destination(settings: SearchSinkSettings, _name: str) -> SearchDestination:
 
 def _searcher(settings: SearchSinkSettings) -> SinkSearcher:
     # The process of a sink never searches.
-    from steward.extensions.search_servers import asking
+    from steward.extensions.search_servers import search
 
-    return asking.SinkSearcher(settings)
+    return search.SinkSearcher(settings)
 
 
 SINK_KIND: Final = SinkKind(destination=_destination, searcher=_searcher)

@@ -7,6 +7,9 @@ from steward.core.offered import offered
 if TYPE_CHECKING:
     from steward.extensions.torque.spool import TORQUE
 else:
-    __getattr__ = offered(__name__, spool=("TORQUE",))
+    __getattr__ = offered(
+        __name__,
+        spool=("TORQUE",),
+    )
 
 __all__ = ["TORQUE"]

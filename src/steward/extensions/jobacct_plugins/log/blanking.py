@@ -17,10 +17,17 @@ import msgspec
 
 from steward.core.errors import StewardError
 from steward.core.moments import micros
-from steward.extensions.jobacct_plugins.log.keeping import Keeping, Purge
-from steward.extensions.jobacct_plugins.log.places import LATE, NEW, OPEN, PACKED
-from steward.extensions.jobacct_plugins.log.reading import Source, records_of
-from steward.extensions.jobacct_plugins.log.working import created, stop_with_parent, sync
+from steward.extensions.jobacct_plugins.log.files import (
+    LATE,
+    NEW,
+    OPEN,
+    PACKED,
+    created,
+    stop_with_parent,
+    sync,
+)
+from steward.extensions.jobacct_plugins.log.reader import Source, records_of
+from steward.extensions.jobacct_plugins.log.state import Keeping, Purge
 from steward.jobs.resolve import PROMPT_US, SLACK_US
 from steward.jobs.seen import PRIVATE
 

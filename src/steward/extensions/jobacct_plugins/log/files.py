@@ -5,13 +5,146 @@ batch that was not finished, and is cut off before anything else is written.
 """
 
 import contextlib
+import ctypes
 import logging
 import os
-from collections.abc import Iterable, Iterator
-from typing import Final
+import re
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, datetime, time, timedelta, tzinfo
+from typing import Any, Final
 
-from steward.extensions.jobacct_plugins.log.errors import LogUnavailable
-from steward.extensions.jobacct_plugins.log.places import NEW
+import msgspec
+
+from steward.accounting.errors import AccountingError, AccountingUnavailable
+from steward.slurm.settings import ClusterSettings
+from steward.slurm.times import zone_called
+
+
+class LogError(AccountingError):
+    """A job log cannot be used as it is; ``offender`` is its path."""
+
+
+class LogUnavailable(AccountingUnavailable):
+    """A job log cannot be read or written now; ``offender`` is its path."""
+
+
+OPEN: Final = ".jsonl"
+LATE: Final = ".late.jsonl"
+PACKED: Final = ".jsonl.zst"
+PARQUET: Final = ".parquet"
+NEW: Final = ".new"
+"""Behind the name of what is being made; it is hidden by a dot before it, too."""
+
+_NAME: Final = re.compile(r"(\d{4}-\d{2}-\d{2})(\.jsonl|\.late\.jsonl|\.jsonl\.zst|\.parquet)")
+
+
+class Day(msgspec.Struct, frozen=True, kw_only=True):
+    """One day of a log, as its directory holds it.
+
+    Attributes:
+        day: The day, ``2026-11-21``.
+        records: Paths of the files that hold its records, in the order in which to read them.
+        parquet: Path of its lines in Parquet; "" where it was not closed yet.
+        length: Size of all of its files, bytes.
+    """
+
+    day: str
+    records: tuple[str, ...]
+    parquet: str = ""
+    length: int = 0
+
+
+def day_name(day: date) -> str:
+    """A day as files are named by."""
+    return day.isoformat()
+
+
+def days_in(location: str) -> list[Day]:
+    """The days of a log, the oldest first.
+
+    Raises:
+        LogUnavailable: The directory cannot be read now.
+    """
+    found: dict[str, dict[str, os.DirEntry[str]]] = {}
+    try:
+        with os.scandir(location) as entries:
+            for entry in entries:
+                match = _NAME.fullmatch(entry.name)
+                if match and _is_date(match[1]) and entry.is_file(follow_symlinks=False):
+                    found.setdefault(match[1], {})[match[2]] = entry
+        return [_day(day, files) for day, files in sorted(found.items())]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise LogUnavailable(
+            f"the job log in {location} cannot be read: {error.strerror}", location
+        ) from error
+
+
+def _day(day: str, files: "dict[str, os.DirEntry[str]]") -> Day:
+    return Day(
+        day=day,
+        records=tuple(files[kind].path for kind in (PACKED, OPEN, LATE) if kind in files),
+        parquet=files[PARQUET].path if PARQUET in files else "",
+        length=sum(entry.stat(follow_symlinks=False).st_size for entry in files.values()),
+    )
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def units_of(path: str) -> Iterable[tuple[str, ...]]:
+    """The files that belong together, below a log's directory or for one of its files.
+
+    Args:
+        path: A log's directory, or one file of records.
+
+    Raises:
+        LogError: It is neither.
+        LogUnavailable: It cannot be read now.
+    """
+    if os.path.isdir(path):
+        units = [day.records for day in days_in(path) if day.records]
+        if not units:
+            raise LogError(f"{path} holds no job log", path)
+        return units
+    if not os.path.exists(path):
+        raise LogError(f"there is no job log {path}", path)
+    return [(path,)]
+
+
+class Calendar:
+    """Days in the zones of the clusters.
+
+    Args:
+        clusters: The settings of the clusters, by name.
+    """
+
+    def __init__(self, clusters: Mapping[str, ClusterSettings]) -> None:
+        self._zones = {name: zone_called(of.timezone) for name, of in clusters.items()}
+        self._other = zone_called("")
+
+    def day_of(self, cluster: str, moment: datetime) -> str:
+        """The name of the day that a moment is on, where the cluster is."""
+        zone = self._zones.get(cluster, self._other)
+        try:
+            return day_name(moment.astimezone(zone).date())
+        except OverflowError:
+            # At the ends of the calendar there is no such moment in every zone.
+            return day_name(moment.date())
+
+    def end_of(self, day: str) -> datetime:
+        """When a day is over in all zones."""
+        after = date.fromisoformat(day) + timedelta(days=1)
+        zones: set[tzinfo] = {*self._zones.values(), self._other}
+        return max(datetime.combine(after, time(0), zone) for zone in zones)
+
 
 log = logging.getLogger(__name__)
 
@@ -170,3 +303,27 @@ def _flush(fd: int, data: bytearray) -> int:
     while rest:
         rest = rest[os.write(fd, rest) :]
     return len(data)
+
+
+MODE: Final = 0o600
+"""Of the log's files."""
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def stop_with_parent() -> None:
+    """Let this process end with the daemon, and its files be for us alone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.umask(0o077)
+
+
+def created(path: str) -> Any:
+    """A new file, open for writing."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, MODE), "wb")
+
+
+def sync(file: Any) -> None:
+    """Have all of a file on disk."""
+    file.flush()
+    os.fsync(file.fileno())

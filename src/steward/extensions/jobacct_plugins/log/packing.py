@@ -15,11 +15,20 @@ from steward.core.drivers import PARQUET as PARQUET_DRIVER
 from steward.core.errors import StewardError
 from steward.core.lines import FIELDS, Line
 from steward.extensions.jobacct_plugins.log.blanking import Blanking, blanked_lines
-from steward.extensions.jobacct_plugins.log.errors import LogUnavailable
-from steward.extensions.jobacct_plugins.log.keeping import Keeping
-from steward.extensions.jobacct_plugins.log.places import LATE, NEW, OPEN, PACKED, PARQUET
-from steward.extensions.jobacct_plugins.log.reading import Source, lines_of_unit
-from steward.extensions.jobacct_plugins.log.working import MODE, created, stop_with_parent, sync
+from steward.extensions.jobacct_plugins.log.files import (
+    LATE,
+    MODE,
+    NEW,
+    OPEN,
+    PACKED,
+    PARQUET,
+    LogUnavailable,
+    created,
+    stop_with_parent,
+    sync,
+)
+from steward.extensions.jobacct_plugins.log.reader import Source, lines_of_unit
+from steward.extensions.jobacct_plugins.log.state import Keeping
 from steward.jobs.lines import rank_of
 
 _LEVEL: Final = 9

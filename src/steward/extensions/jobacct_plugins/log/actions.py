@@ -16,10 +16,9 @@ from steward.core.events import ACCOUNTING_EXPIRE, Event
 from steward.core.sqlite import SqliteUnavailable
 from steward.core.usage import AccountingExpire
 from steward.extensions.jobacct_plugins.consumer import location_of
-from steward.extensions.jobacct_plugins.loading import LOG, types_of
-from steward.extensions.jobacct_plugins.log.days import Calendar
-from steward.extensions.jobacct_plugins.log.places import Day, days_in
-from steward.extensions.jobacct_plugins.log.reading import raw_records
+from steward.extensions.jobacct_plugins.log.files import Calendar, Day, days_in
+from steward.extensions.jobacct_plugins.log.reader import raw_records
+from steward.extensions.jobacct_plugins.registry import LOG, types_of
 from steward.slurm.times import parse_time, zone_called
 
 _CHUNK_BYTES: Final = 256 * 1024

@@ -24,8 +24,7 @@ from steward.core.listening import listener_at
 from steward.core.tls import Context, names_of, server_context
 from steward.core.waiting import Stop
 from steward.extensions.controllers import wire
-from steward.extensions.controllers.admitting import Admitting
-from steward.extensions.controllers.peers import Peers, Unwitnessed, Witness
+from steward.extensions.controllers.admission import Admitting, Peers, Unwitnessed, Witness
 
 log = logging.getLogger(__name__)
 

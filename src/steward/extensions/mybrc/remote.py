@@ -19,13 +19,13 @@ from steward.bank.ledger import ChargeRow, OutboxItem
 from steward.bank.told_charges import TOLD
 from steward.core.config import Settings
 from steward.core.waiting import Backoff, Stop
-from steward.extensions.mybrc import amounts
-from steward.extensions.mybrc.errors import RemoteFailed, RemoteRejected, RemoteUnavailable
-from steward.extensions.mybrc.noticing import Noticing, Owners
-from steward.extensions.mybrc.outgoing import KIND, Message, Told
+from steward.extensions.mybrc import wire
+from steward.extensions.mybrc.outbox import KIND, Message, Noticing, Owners, Told
+from steward.extensions.mybrc.wire import RemoteFailed, RemoteRejected, RemoteUnavailable
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger, Transaction
+
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Remote:
             RemoteRejected: The server knows no such user or account.
         """
         name = quote(account, safe="")
-        path = f"/can_submit_job/{amounts.show(cost)}/{uid}/{name}/"
+        path = f"/can_submit_job/{wire.show(cost)}/{uid}/{name}/"
         answer = self._send("GET", path)
         try:
             return msgspec.json.decode(answer, type=Verdict)
@@ -404,7 +404,7 @@ def body_of(told: Told, amount: int, state: str) -> dict[str, Any]:
         "enddate": told.end,
         "userid": str(told.uid),
         "accountid": told.account,
-        "amount": amounts.show(max(0, amount)),
+        "amount": wire.show(max(0, amount)),
         "jobstatus": state[:_LONGEST_WORD],
         "partition": told.partition if len(told.partition) <= _LONGEST_WORD else "",
         "qos": told.qos if len(told.qos) <= _LONGEST_WORD else "",

@@ -9,8 +9,8 @@ from steward.core.access import Asker
 from steward.core.actions import Action
 from steward.core.errors import Refused
 from steward.core.sqlite import SqliteUnavailable
-from steward.extensions.jobacct_plugins.loading import known_types, third_parties, types_of
-from steward.extensions.jobacct_plugins.log.asking import DUMP, EXPIRE
+from steward.extensions.jobacct_plugins.log.actions import DUMP, EXPIRE
+from steward.extensions.jobacct_plugins.registry import known_types, third_parties, types_of
 from steward.extensions.jobacct_plugins.state import Failure, Health, read_health
 
 

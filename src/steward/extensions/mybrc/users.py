@@ -1,14 +1,10 @@
-"""Who may use the API: names and passwords in a file, tokens in the ledger, both hashed.
-
-A token is random and long, so that SHA-256 is enough for it. Whoever
-is taken out of the file is out at once, tokens and all. Who guesses is made to
-wait, by address.
-"""
+"""Hashes of passwords: scrypt's, which takes a tenth of a second and 32 MB on purpose."""
 
 import hashlib
 import hmac
 import logging
 import os
+import re
 import secrets
 import threading
 import time
@@ -16,13 +12,121 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from steward.bank.errors import BankUsage, LedgerUnavailable
-from steward.extensions.mybrc.errors import ApiError
-from steward.extensions.mybrc.passwords import hashed, matches
-from steward.extensions.mybrc.users_file import users_in
+from steward.bank.errors import BankError, BankUsage, LedgerUnavailable
+from steward.core.files import replacing
+from steward.extensions.mybrc.wire import ApiError
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger
+
+
+_KIND: Final = "scrypt"
+_COST: Final = 2**15
+_BLOCK: Final = 8
+_MEMORY: Final = 64 << 20
+_SALT: Final = 16
+_KEY: Final = 32
+
+
+def hashed(password: str) -> str:
+    """A password as a line of the users file has it behind the name."""
+    salt = secrets.token_bytes(_SALT)
+    return f"{_KIND}${_COST}${_BLOCK}${salt.hex()}${_key(password, salt, _COST, _BLOCK).hex()}"
+
+
+def matches(password: str, kept: str) -> bool:
+    """Whether a password is the one of which the hash was kept.
+
+    Raises:
+        BankUsage: What was kept is no such hash.
+    """
+    try:
+        kind, cost, block, salt, key = kept.split("$")
+        numbers = int(cost), int(block)
+        made = _key(password, bytes.fromhex(salt), *numbers)
+        is_ours = kind == _KIND
+    except ValueError as error:
+        raise BankUsage(f"{kept[:12]!r} is no hash of a password", kept) from error
+    return is_ours and hmac.compare_digest(made.hex(), key)
+
+
+def _key(password: str, salt: bytes, cost: int, block: int) -> bytes:
+    return hashlib.scrypt(
+        password.encode(), salt=salt, n=cost, r=block, p=1, maxmem=_MEMORY, dklen=_KEY
+    )
+
+
+_USER: Final = re.compile(r"[^\s:#][^\s:]{0,149}")
+_SHORTEST: Final = 8
+
+
+def users_in(text: str) -> list[tuple[str, str]]:
+    """The users of such a file, and the hashes of their passwords; ``#`` begins a comment."""
+    lines = (line.strip() for line in text.splitlines())
+    parts = (line.partition(":") for line in lines if line and not line.startswith("#"))
+    return [(user.strip(), kept.strip()) for user, colon, kept in parts if colon and user.strip()]
+
+
+def set_user(path: str, user: str, password: str) -> bool:
+    """Let a user in by a password.
+
+    Returns:
+        Whether there was no such user.
+
+    Raises:
+        BankUsage: The name or the password cannot be one.
+        BankError: The file cannot be read or written.
+    """
+    if not _USER.fullmatch(user):
+        raise BankUsage(f"{user!r} can be no name here: leave out blanks and colons", user)
+    if len(password) < _SHORTEST:
+        raise BankUsage(f"the password is too short: give {_SHORTEST} characters or more", user)
+    lines = _lines(path)
+    others = [line for line in lines if not _is_of(line, user)]
+    _write(path, [*others, f"{user}:{hashed(password)}"])
+    return len(others) == len(lines)
+
+
+def drop_user(path: str, user: str) -> bool:
+    """Let a user in no more; False if there is none of that name.
+
+    Raises:
+        BankError: The file cannot be read or written.
+    """
+    lines = _lines(path)
+    others = [line for line in lines if not _is_of(line, user)]
+    if len(others) < len(lines):
+        _write(path, others)
+    return len(others) < len(lines)
+
+
+def _is_of(line: str, user: str) -> bool:
+    return any(name == user for name, _ in users_in(line))
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeError) as error:
+        raise BankError(f"{path} cannot be read: {error}", path) from error
+
+
+def _write(path: str, lines: list[str]) -> None:
+    """Put a new file in place of the old one, with its owner; nobody sees half of it."""
+    try:
+        mode, owner, trusted = 0o600, None, frozenset[int]()
+        if os.path.exists(path):
+            old = os.stat(path)
+            mode, owner = old.st_mode & 0o7777, (old.st_uid, old.st_gid)
+            trusted = frozenset({old.st_uid})
+        with replacing(path, mode, owner=owner, trusted=trusted) as file:
+            file.writelines(f"{line}\n".encode() for line in lines)
+    except OSError as error:
+        raise BankError(f"{path} cannot be written: {error.strerror}", path) from error
+
 
 log = logging.getLogger(__name__)
 

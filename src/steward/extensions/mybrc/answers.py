@@ -1,29 +1,158 @@
-"""What clients tell of jobs, and what that costs: POST and PUT of the myBRC API.
+"""Whether a job of some cost can be submitted: ``can_submit_job`` of the myBRC API.
 
-What is told has happened, so it is charged, whatever the account has left; it
-was for ``can_submit_job`` to say no. A job that Steward itself has charged is
-not charged again for a client's word.
+The gate is asked, by whose rules it is: only it knows what is spoken for. While it does
+not answer the ledger is asked where the gate's policy is to allow, which is more than the
+old plugins would do: they let everything pass.
 """
 
 import re
+import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
-from steward.bank.errors import BankUsage
-from steward.bank.ledger import By, ToldJob
-from steward.bank.records import Charge, Use
+from steward.bank.errors import BankUsage, LedgerUnavailable, NoRate
+from steward.bank.gate.deciding import Deciding
+from steward.bank.gate.doubts import Doubts
+from steward.bank.gate.ground import Ground
+from steward.bank.gate.purses import Purses
+from steward.bank.ledger import NO_ACCOUNT, By, ToldJob
+from steward.bank.money import MICRO, plain
+from steward.bank.prices import rate_for
+from steward.bank.records import Charge, Description, Mode, Rate, Use
 from steward.bank.told_charges import TOLD, is_same_job
-from steward.extensions.mybrc import amounts
-from steward.extensions.mybrc.errors import ApiError
-from steward.extensions.mybrc.shapes import Job, JobPage, JobSent, merged
+from steward.core.config import Settings
+from steward.core.errors import StewardError
+from steward.extensions.mybrc import wire
+from steward.extensions.mybrc.wire import (
+    PLAIN,
+    Answer,
+    ApiError,
+    Job,
+    JobPage,
+    JobSent,
+    Partition,
+    PartitionPage,
+    User,
+    UserPage,
+    merged,
+)
 from steward.slurm.people import People
+from steward.slurm.picture import Picture
 
 if TYPE_CHECKING:
+    from steward.bank.gate.link import GateLink
     from steward.bank.ledger.opened import Ledger, Transaction
+
+
+_MOST_DIGITS: Final = 10
+
+
+class Affording:
+    """Answers whether jobs can be submitted.
+
+    Args:
+        settings: The whole configuration.
+        cluster: Whose jobs are asked of.
+        ledger: Knows accounts, and what is left in them.
+        link: The gate.
+        people: Knows names of users.
+    """
+
+    def __init__(
+        self, settings: Settings, cluster: str, ledger: "Ledger", link: "GateLink", people: People
+    ) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._ledger = ledger
+        self._link = link
+        self._people = people
+        # The gate's rule, without its holds: for while it does not answer.
+        self._purses = Purses()
+        self._ground = Ground(settings)
+        doubts = Doubts(settings.bank.unseen_share)
+        self._deciding = Deciding(self._purses, self._ground, doubts)
+        # Questions come from several threads.
+        self._lock = threading.Lock()
+
+    def answer(self, job_cost: str, user_id: str, account_id: str) -> Answer:
+        """Whether a job can be submitted.
+
+        Raises:
+            ApiError: Something about the question is wrong.
+        """
+        try:
+            cost = wire.cost(job_cost)
+        except BankUsage as error:
+            raise ApiError(400, str(error)) from error
+        user_id = user_id.strip()
+        if (
+            not (user_id.isascii() and user_id.isdecimal() and len(user_id) <= _MOST_DIGITS)
+            or int(user_id) >= 2**32
+        ):
+            raise ApiError(400, f"user_id {user_id[:60]!r} is no number")
+        name = account_id.strip().lower()
+        if not name or not re.fullmatch(PLAIN, name):
+            raise ApiError(400, "No account exists with such an account_id.")
+        uid = int(user_id)
+        user = self._people.user(uid)
+        asked = Description(uid=uid, account=name)
+        try:
+            verdict = self._link.would(self._cluster, asked, user, cost=cost)
+        except StewardError as gone:
+            return self._by_ledger(cost, asked, user, gone)
+        return _answered("" if verdict.ok else verdict.say, verdict.chosen)
+
+    def _by_ledger(self, cost: int, asked: Description, user: str, gone: StewardError) -> Answer:
+        """What can be said while the gate does not answer, or knows no such account yet.
+
+        The gate's own rule decides by what the ledger knows: neither holds nor slurmdbd's
+        associations.
+
+        Raises:
+            ApiError: There is no such account.
+            LedgerUnavailable: The ledger does not answer either, and the gate's policy is to
+                allow: the client then does what it does where there is no answer.
+        """
+        is_strict = self._settings.gate.policy == "deny"
+        now_us = time.time_ns() // 1000
+        try:
+            with self._lock, self._ledger.reading() as t:
+                self._purses.put(t.books(self._purses.position))
+                self._ground.put_rules(t.rules())
+                decision = self._deciding.afford(self._cluster, asked, user, cost, now_us)
+        except LedgerUnavailable:
+            if not is_strict:
+                raise
+            return Answer(success=False, message=f"What is left is not known just now: {gone}")
+        if asked.account not in self._purses.accounts:
+            return self._unknown(asked.account)
+        why = "" if decision.ok else decision.say
+        if not why and is_strict:
+            why = f"What is held is not known just now: {gone}"
+        return _answered(why, self._ground.chosen(self._cluster, asked.account))
+
+    def _unknown(self, account: str) -> Answer:
+        if self._settings.bank.unknown_accounts == "allow":
+            return Answer(success=True, message=f"The bank does not know account {account}.")
+        raise ApiError(400, f"No account exists with account_id {account}.")
+
+
+def _answered(why: str, mode: Mode | None) -> Answer:
+    """The answer where something speaks against a job, or nothing.
+
+    The client refuses jobs by its own setting: the bank's default to observe, which
+    nobody has chosen, does not take that from it.
+    """
+    if why and mode in ("off", "observe"):
+        return Answer(success=True, message=f"The bank only watches here ({mode}): {why}")
+    return Answer(success=not why, message=why or "The job can be submitted.")
+
 
 PAGE: Final = 100
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
@@ -121,7 +250,7 @@ class Teller:
             raise ApiError(404, "Invalid page.")
         return JobPage(
             count=totals.jobs,
-            total_amount=float(amounts.show(totals.amount)),
+            total_amount=float(wire.show(totals.amount)),
             total_cpu_time=totals.cpu_hours,
             results=tuple(shown(told) for told in found),
         )
@@ -254,6 +383,93 @@ def amount_filter(name: str, text: str) -> int | None:
     if not text:
         return None
     try:
-        return amounts.cost(text)
+        return wire.cost(text)
     except BankUsage as error:
         raise ApiError(400, f"{name}: {error}") from error
+
+
+_USERNAME: Final = re.compile(r"[a-zA-Z]{3,150}")
+"""What the API's own schema allows."""
+_NO_DOMAIN: Final = "localhost"
+
+
+def users(ledger: "Ledger", domain: str, number: int) -> UserPage:
+    """One page of the users that the bank knows; its links are for the caller to make.
+
+    Raises:
+        ApiError: There is no such page.
+    """
+    with ledger.reading() as t:
+        accounts = [one.name for one in t.accounts.all(unknown=True) if one.name != NO_ACCOUNT]
+        names = sorted({member.user for name in accounts for member in t.accounts.users(name)})
+    begin = _begin(number, len(names))
+    shown = (
+        # The schema has no room for names with digits or dashes in them: the address tells them.
+        User(
+            username=name if _USERNAME.fullmatch(name) else None,
+            email=name if "@" in name else f"{name}@{domain or _NO_DOMAIN}",
+        )
+        for name in names[begin : begin + PAGE]
+    )
+    return UserPage(count=len(names), results=tuple(shown))
+
+
+def partitions(ledger: "Ledger", cluster: str, now: datetime, number: int) -> PartitionPage:
+    """One page of the partitions that Slurm has or that have a rate.
+
+    Raises:
+        ApiError: There is no such page.
+    """
+    with ledger.reading() as t:
+        rates = t.rates.all()
+        picture = _pictured(t, cluster)
+    names = {rate.partition for rate in rates if rate.cluster in ("", cluster)} - {"*"}
+    every = sorted(names | set(picture.partitions))
+    begin = _begin(number, len(every))
+    shown = (
+        _partition(name, picture, _core_hour(rates, cluster, name, now))
+        for name in every[begin : begin + PAGE]
+    )
+    return PartitionPage(count=len(every), results=tuple(shown))
+
+
+def _begin(number: int, count: int) -> int:
+    begin = (number - 1) * PAGE
+    if number < 1 or (number > 1 and begin >= count):
+        raise ApiError(404, "Invalid page.")
+    return begin
+
+
+def _pictured(t: "Transaction", cluster: str) -> Picture:
+    text = t.mark(f"picture:{cluster}")
+    try:
+        return msgspec.json.decode(text, type=Picture) if text else Picture(cluster=cluster)
+    except msgspec.DecodeError:
+        # An older Steward's, until a new one is taken: names and rates are known.
+        return Picture(cluster=cluster)
+
+
+def _partition(name: str, picture: Picture, su: str | None) -> Partition:
+    of = picture.partitions.get(name)
+    if of is None:
+        return Partition(name=name, su_per_core_hour=su)
+    cores = sum(count * picture.shapes[shape].cores for shape, count in of.shapes)
+    return Partition(
+        name=name,
+        shared=not of.exclusive,
+        num_nodes=of.nodes,
+        num_cores=cores,
+        su_per_core_hour=su,
+    )
+
+
+def _core_hour(rates: list[Rate], cluster: str, partition: str, now: datetime) -> str | None:
+    """What an hour of a core costs, by its CPUs alone; None where there is no rate."""
+    try:
+        rate = rate_for(rates, cluster, partition, "", now)
+    except NoRate:
+        return None
+    weight = 0 if rate.free else rate.weights.get("cpu", 0)
+    text = plain(weight)
+    places = 2 if Fraction(weight, MICRO // 100).denominator == 1 else 6
+    return text[: text.index(".") + 1 + places]

@@ -8,6 +8,7 @@ from steward.extensions.jobacct_plugins.api import API_VERSION, JobAcctPlugin, P
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+
 GROUP: Final = "steward.jobacct"
 """The group of entry points; the name of one is what follows ``jobacct/`` in a type."""
 

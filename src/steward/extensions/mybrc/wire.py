@@ -1,7 +1,4 @@
-"""What goes over the wire of the myBRC API, and how what comes is read.
-
-Bodies are JSON, or form data of either kind, as the scripts around the old plugins send them.
-"""
+"""What an answer of the API can be, other than what was asked for."""
 
 import io
 import itertools
@@ -9,6 +6,7 @@ import math
 import re
 from datetime import UTC, datetime
 from decimal import Decimal
+from fractions import Fraction
 from functools import cache
 from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qsl
@@ -19,8 +17,109 @@ from msgspec import UNSET, Meta, UnsetType
 from multipart import MultipartError, MultipartParser, parse_options_header
 
 from steward.bank.errors import BankUsage
-from steward.extensions.mybrc import amounts
-from steward.extensions.mybrc.errors import ApiError
+from steward.bank.money import MICRO, rounded
+from steward.core.errors import StewardError, Unavailable
+
+
+class ApiError(StewardError):
+    """The request is answered with a status other than success.
+
+    Args:
+        status: HTTP's status.
+        what: What the client is told.
+        wait_s: Seconds after which it may try again; 0 to say nothing of that.
+    """
+
+    def __init__(self, status: int, what: str, wait_s: int = 0) -> None:
+        super().__init__(what)
+        self.status = status
+        self.wait_s = wait_s
+
+
+class RemoteUnavailable(Unavailable):
+    """The myBRC server elsewhere does not take anything now."""
+
+
+class RemoteRejected(StewardError):
+    """The myBRC server elsewhere does not take this one thing."""
+
+
+class RemoteFailed(StewardError):
+    """The myBRC server elsewhere fails over this one thing, for all that is known."""
+
+
+DIGITS: Final = 11
+"""How many digits an amount may have altogether."""
+
+PLACES: Final = 2
+"""How many of them may stand behind the point."""
+
+PATTERN: Final = r"^([0-9]{1,9}(\.[0-9]{1,2})?|\.[0-9]{1,2})(?!\n)$"
+"""What an amount in a job looks like, for the API's description."""
+
+_TEXT: Final = re.compile(r"[0-9]{0,40}(\.[0-9]{0,40})?", re.ASCII)
+_HUNDREDTH: Final = MICRO // 10**PLACES
+
+
+def cost(text: str) -> int:
+    """The micro-SU of a cost that somebody asks about.
+
+    Raises:
+        BankUsage: It is no decimal that is not negative, or has too many digits or places.
+    """
+    text = text.strip()
+    if not _TEXT.fullmatch(text) or not any("0" <= sign <= "9" for sign in text):
+        raise BankUsage(f"job_cost {text[:60]!r} is no decimal number that is not negative", text)
+    number = Decimal(text)
+    _measure(number, "job_cost", most_whole=DIGITS)
+    return _micros(number)
+
+
+def amount(number: Decimal) -> int:
+    """The micro-SU of a job's amount, of which 2 digits are always those behind the point.
+
+    Raises:
+        BankUsage: It is negative or no number, or has too many digits or places.
+    """
+    if not number.is_finite() or number.is_signed():
+        raise BankUsage(f"amount {str(number)[:60]} is no number that is not negative", number)
+    _measure(number, "amount", most_whole=DIGITS - PLACES)
+    return _micros(number)
+
+
+def show(micros: int) -> str:
+    """An amount as the API writes it: ``12.50``; rounded half up."""
+    hundredths = rounded(Fraction(micros, _HUNDREDTH))
+    whole, part = divmod(abs(hundredths), 10**PLACES)
+    return f"{'-' if hundredths < 0 else ''}{whole}.{part:02}"
+
+
+def fits(micros: int) -> bool:
+    """Whether an amount can be told at all."""
+    return 0 <= rounded(Fraction(micros, _HUNDREDTH)) < 10**DIGITS
+
+
+def _measure(number: Decimal, what: str, most_whole: int) -> None:
+    """Refuse what has more digits than the API allows.
+
+    Raises:
+        BankUsage: It has.
+    """
+    _, digits, exponent = number.as_tuple()
+    places = max(0, -int(exponent))
+    whole = max(0, len(digits) + int(exponent)) if any(digits) else 0
+    if whole > most_whole or len(digits) > DIGITS:
+        raise BankUsage(f"{what} {str(number)[:60]} has more than {DIGITS} digits", number)
+    if places > PLACES:
+        raise BankUsage(f"{what} {str(number)[:60]} has more than {PLACES} decimals", number)
+
+
+def _micros(number: Decimal) -> int:
+    _, digits, exponent = number.as_tuple()
+    # An integer's way: the context's precision would round what is longer.
+    whole = int("".join(map(str, digits)))
+    return whole * 10 ** (6 + int(exponent)) if whole else 0
+
 
 # Python's "$" also matches before a newline at the end, "$" in the published schemas does not.
 PLAIN: Final = r"^[^\x00-\x1f\x7f]*(?!\n)$"
@@ -209,10 +308,10 @@ def merged(sent: JobSent, before: Job | None) -> tuple[Job, int]:
     fields.update({name: value for name, value in sent_fields.items() if value is not UNSET})
     try:
         told = Decimal(fields.get("amount", "0")) if given is UNSET else given
-        micros = amounts.amount(told)
+        micros = amount(told)
     except BankUsage as error:
         raise ApiError(400, str(error)) from error
-    fields["amount"] = amounts.show(micros)
+    fields["amount"] = show(micros)
     job = Job(**fields)
     _in_order(job)
     return job, micros

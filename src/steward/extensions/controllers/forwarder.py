@@ -1,11 +1,8 @@
-"""Forwards what a controller's journal holds to the Steward that it reports to.
+"""The controller's end of the connection to the Steward that it reports to."""
 
-A consumer like any other: its cursor moves when the other side has said that
-the events are durable there, and their bytes too. While it is away the
-journal keeps both.
-"""
-
+import logging
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -14,10 +11,123 @@ from steward.core.consumers import Append, Rejected
 from steward.core.errors import Refused, Unavailable
 from steward.core.events import Event, JobScript, Kept, encode
 from steward.core.incoming import StoreError, Stores
+from steward.core.listening import host_and_port
+from steward.core.munge.munged import Munge
 from steward.core.sqlite import open_database, transaction, translated
+from steward.core.tls import client_context
 from steward.extensions.controllers import wire
-from steward.extensions.controllers.admitting import KINDS
-from steward.extensions.controllers.reaching import ReceiverLink, ReceiverUnavailable
+from steward.extensions.controllers.admission import KINDS, Unwitnessed, Witness, uids_of
+from steward.extensions.controllers.settings import ForwardSettings
+
+log = logging.getLogger(__name__)
+
+_CONNECT_S: Final = 10.0
+
+
+class ReceiverUnavailable(Unavailable):
+    """The Steward that this host reports to is away, or does not take what it sends."""
+
+
+class ReceiverLink:
+    """Sends batches for one cluster; connects when there is something to send.
+
+    Args:
+        settings: Where to, and how.
+        cluster: Whom this host reports for.
+        munge_socket: The cluster's munged; MUNGE's default if empty.
+    """
+
+    def __init__(self, settings: ForwardSettings, cluster: str, munge_socket: str) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._munge = Munge(munge_socket)
+        self._connection: socket.socket | None = None
+        self._stream: wire.Stream | None = None
+        self._witness: Witness | Unwitnessed = Unwitnessed()
+        self._nonces = b""
+        self._number = 0
+
+    def ask(self, rows: list[wire.Row]) -> wire.Answer:
+        """Send a batch and wait for the answer. After an error, :meth:`close` it.
+
+        Raises:
+            Unavailable: The other side is away, or munged is.
+            Refused: It does not let this host report, or is not who it should be.
+            WireError: It says something that makes no sense.
+        """
+        if self._stream is not None:
+            try:
+                return self._exchange(self._stream, rows)
+            except wire.WireUnavailable as error:
+                # The other side may have been restarted, or have ended what was idle for long.
+                log.debug("connecting anew: %s", error)
+                self.close()
+        return self._exchange(self._connect(), rows)
+
+    def close(self) -> None:
+        """Drop the connection; the next batch makes a new one."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._stream = None
+
+    def _exchange(self, stream: wire.Stream, rows: list[wire.Row]) -> wire.Answer:
+        self._number += 1
+        body = wire.encoded(wire.Batch(self._number, rows))
+        credential = self._witness.sign(self._nonces, self._number, body)
+        stream.send(wire.frame_of(body, credential), self._settings.timeout_s)
+        return self._answer(stream)
+
+    def _answer(self, stream: wire.Stream) -> wire.Answer:
+        frame = stream.receive(wire.LARGEST_FRAME, self._settings.timeout_s)
+        answer: wire.Answer = wire.as_kind(frame, wire.Answer, self._settings.to)
+        if answer.verdict == "refused":
+            raise Refused(f"this host may not report for cluster {self._cluster}: {answer.detail}")
+        if answer.verdict != "durable" or frame is None:
+            raise ReceiverUnavailable(
+                f"{self._settings.to} cannot take anything now: {answer.detail}", self._settings.to
+            )
+        self._witness.check(self._nonces, self._number, frame)
+        if answer.number != self._number:
+            raise wire.WireError(f"an answer to batch {answer.number} instead of {self._number}")
+        return answer
+
+    def _connect(self) -> wire.Stream:
+        """Connect, and have both sides say who they are."""
+        where = host_and_port(self._settings.to)
+        if where is None:
+            raise ReceiverUnavailable(f"{self._settings.to!r} is no address: set [forward] to")
+        try:
+            self._connection = socket.create_connection(where, _CONNECT_S)
+            self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._settings.tls:
+                of = self._settings
+                context = client_context(of.certificate_file, of.key_file, of.ca_file)
+                self._connection = context.wrap_socket(self._connection, server_hostname=where[0])
+        except OSError as error:
+            raise ReceiverUnavailable(
+                f"{self._settings.to} cannot be reached: "
+                f"{getattr(error, 'verify_message', '') or error.strerror or error}",
+                self._settings.to,
+            ) from error
+        stream = wire.Stream(self._connection, self._settings.to)
+        frame = stream.receive(wire.FIRST_FRAME, self._settings.timeout_s)
+        greeting: wire.Greeting = wire.as_kind(frame, wire.Greeting, self._settings.to)
+        if len(greeting.nonce) != wire.NONCE_BYTES:
+            raise wire.WireError(f"a nonce of {len(greeting.nonce)} bytes")
+        own = os.urandom(wire.NONCE_BYTES)
+        self._nonces = greeting.nonce + own
+        self._number = 0
+        if not self._settings.certificate_file:
+            uids = uids_of(self._settings.munge_users)
+            self._witness = Witness(self._munge, wire.FROM_CONTROLLER, uids)
+        body = wire.encoded(wire.Hello(wire.VERSION, self._cluster, own))
+        credential = self._witness.sign(self._nonces, 0, body)
+        stream.send(wire.frame_of(body, credential), self._settings.timeout_s)
+        self._answer(stream)
+        log.info("reporting to %s for cluster %s", self._settings.to, self._cluster)
+        self._stream = stream
+        return stream
+
 
 _MIGRATIONS: Final = (
     "CREATE TABLE cursor (position INTEGER NOT NULL);\nINSERT INTO cursor VALUES (0);",

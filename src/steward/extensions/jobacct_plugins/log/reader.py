@@ -16,10 +16,20 @@ import msgspec
 from steward.accounting.job_log import JobLog, PassedOver
 from steward.core.lines import Line
 from steward.core.moments import micros
-from steward.extensions.jobacct_plugins.log.assembling import RunRecords
-from steward.extensions.jobacct_plugins.log.errors import LogError, LogUnavailable
-from steward.extensions.jobacct_plugins.log.places import PACKED, days_in, units_of
-from steward.extensions.jobacct_plugins.log.records import AnyRecord, Head, head_of, record_of
+from steward.extensions.jobacct_plugins.log.files import (
+    PACKED,
+    LogError,
+    LogUnavailable,
+    days_in,
+    units_of,
+)
+from steward.extensions.jobacct_plugins.log.records import (
+    AnyRecord,
+    Head,
+    RunRecords,
+    head_of,
+    record_of,
+)
 
 _LONGEST_LINE: Final = 8 << 20
 """Bytes; a record of ours has less, and one of another must not fill the memory."""

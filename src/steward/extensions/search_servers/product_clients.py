@@ -1,0 +1,248 @@
+"""Replies of bounded size, whatever a server sends, or whoever answers in its place.
+
+Both clients read a reply whole, however large it is and however small it came
+packed; a pool of connections that reads no more stands in for theirs.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from steward.archive.errors import ArchiveUnavailable
+from steward.core.drivers import ELASTICSEARCH, OPENSEARCH
+from steward.extensions.search_servers.client import (
+    REQUESTS_AT_ONCE,
+    Context,
+    Reply,
+    innermost,
+    no_answer,
+    tls_failed,
+    too_slow,
+)
+
+LARGEST_REPLY: Final = 64 << 20
+"""Bytes: a document with the largest script, each of its bytes written as an escape, is smaller."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the clients use of a reply.
+
+    Attributes:
+        status: The HTTP status.
+        headers: Its headers.
+        data: Its body, decompressed.
+    """
+
+    status: int
+    headers: Any
+    data: bytes
+
+
+class BoundedPool:
+    """A pool of urllib3 as the clients use it.
+
+    Args:
+        pool: The pool that connects.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def urlopen(self, *args: Any, **named: Any) -> Answer:
+        """Ask, and read the reply.
+
+        Raises:
+            urllib3.exceptions.HTTPError: There was none, or it is too large.
+        """
+        from urllib3.exceptions import HTTPError
+
+        response = self._pool.urlopen(*args, **{**named, "preload_content": False})
+        data = response.read(LARGEST_REPLY + 1, decode_content=True)
+        if len(data) > LARGEST_REPLY:
+            response.close()
+            raise HTTPError(f"its reply has more than {LARGEST_REPLY >> 20} MiB")
+        response.release_conn()
+        return Answer(response.status, response.headers, data)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._pool.close()
+
+
+class ElasticWire:
+    """The client; it speaks to Elasticsearch 8 and 9 and to nothing else.
+
+    Args:
+        urls: The nodes, each with its port.
+        context: For TLS; None without.
+        timeout_s: How long one request may take, in seconds.
+
+    Raises:
+        ArchiveUnavailable: The client is not installed.
+    """
+
+    def __init__(self, urls: Sequence[str], context: Context, timeout_s: float) -> None:
+        try:
+            import elastic_transport
+            import elasticsearch
+        except ImportError as error:
+            raise ArchiveUnavailable(ELASTICSEARCH.missing, ELASTICSEARCH.part) from error
+
+        class Bytes(elastic_transport.Serializer):
+            """Passes bodies on as they are."""
+
+            def loads(self, data: bytes) -> Any:
+                return data
+
+            def dumps(self, data: Any) -> bytes:
+                return bytes(data)
+
+        class Node(elastic_transport.Urllib3HttpNode):
+            """Reads no more of a reply than is sound."""
+
+            def __init__(self, config: elastic_transport.NodeConfig) -> None:
+                super().__init__(config)
+                self.pool: Any = BoundedPool(self.pool)
+
+        kinds = (
+            *("application/json", "application/x-ndjson", "application/vnd.elasticsearch+json"),
+            *("application/vnd.elasticsearch+x-ndjson", "text/*", "application/*"),
+        )
+        # A server without security says so in every reply.
+        warnings.filterwarnings("ignore", category=elasticsearch.ElasticsearchWarning)
+        tls: dict[str, Any] = {} if context is None else {"ssl_context": context}
+        self._client = elasticsearch.Elasticsearch(
+            list(urls),
+            node_class=Node,
+            request_timeout=timeout_s,
+            max_retries=0,
+            retry_on_timeout=False,
+            http_compress=False,
+            connections_per_node=REQUESTS_AT_ONCE,
+            serializers={kind: Bytes() for kind in kinds},
+            **tls,
+        )
+        self._where = ", ".join(urls)
+        self._timeout_s = timeout_s
+
+    def send(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Reply:
+        """Send a request; see :class:`steward.extensions.search_servers.client.Wire`."""
+        import elastic_transport
+        from elasticsearch import ApiError, UnsupportedProductError
+
+        try:
+            answer = self._client.perform_request(method, target, headers=headers, body=body)
+        except UnsupportedProductError as error:
+            raise ArchiveUnavailable(
+                f'{self._where} is not Elasticsearch: set kind = "opensearch" if it is OpenSearch',
+                self._where,
+            ) from error
+        except ApiError as error:
+            return Reply(error.meta.status, _bytes(error.body))
+        except elastic_transport.ConnectionTimeout as error:
+            raise too_slow(self._where, self._timeout_s) from error
+        except elastic_transport.TlsError as error:
+            raise tls_failed(self._where, innermost(error)) from error
+        except elastic_transport.TransportError as error:
+            raise no_answer(self._where, innermost(error)) from error
+        return Reply(answer.meta.status, _bytes(answer.body))
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._client.close()
+
+
+def _bytes(body: Any) -> bytes:
+    return body if isinstance(body, bytes) else b""
+
+
+class OpenSearchWire:
+    """The client; it speaks to OpenSearch 2 and 3.
+
+    Args:
+        urls: The nodes, each with its port.
+        context: For TLS; None without.
+        timeout_s: How long one request may take, in seconds.
+
+    Raises:
+        ArchiveUnavailable: The client is not installed.
+    """
+
+    def __init__(self, urls: Sequence[str], context: Context, timeout_s: float) -> None:
+        try:
+            import opensearchpy
+        except ImportError as error:
+            raise ArchiveUnavailable(OPENSEARCH.missing, OPENSEARCH.part) from error
+
+        class Replying(opensearchpy.Urllib3HttpConnection):
+            """Gives out every reply with its status, as bytes, and no more of it than is sound."""
+
+            def _create_urllib3_pool(self) -> None:
+                super()._create_urllib3_pool()
+                self.pool = BoundedPool(self.pool)
+
+            def perform_request(self, *args: Any, **named: Any) -> Any:
+                named["ignore"] = range(300, 600)
+                status, _, text = super().perform_request(*args, **named)
+                return status, {}, Reply(status, text.encode("utf-8", "surrogatepass"))
+
+        class Bytes(opensearchpy.serializer.Serializer):
+            """Passes bodies on as they are."""
+
+            mimetype = "application/json"
+
+            def loads(self, s: Any) -> Any:
+                return s
+
+            def dumps(self, data: Any) -> Any:
+                return data
+
+        tls: dict[str, Any] = {} if context is None else {"ssl_context": context}
+        self._client = opensearchpy.OpenSearch(
+            list(urls),
+            connection_class=Replying,
+            serializer=Bytes(),
+            timeout=timeout_s,
+            max_retries=0,
+            # With no retry left this only has a node that was silent counted as dead.
+            retry_on_timeout=True,
+            http_compress=False,
+            pool_maxsize=REQUESTS_AT_ONCE,
+            **tls,
+        )
+        self._where = ", ".join(urls)
+        self._timeout_s = timeout_s
+
+    def send(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Reply:
+        """Send a request; see :class:`steward.extensions.search_servers.client.Wire`."""
+        from opensearchpy import exceptions
+
+        try:
+            reply = self._client.transport.perform_request(
+                method, target, body=body, headers=headers
+            )
+        except exceptions.ConnectionTimeout as error:
+            raise too_slow(self._where, self._timeout_s) from error
+        except exceptions.SSLError as error:
+            raise tls_failed(self._where, innermost(_cause(error))) from error
+        except exceptions.OpenSearchException as error:
+            raise no_answer(self._where, innermost(_cause(error))) from error
+        assert isinstance(reply, Reply)
+        return reply
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._client.close()
+
+
+def _cause(error: Exception) -> BaseException:
+    """What the client was told, where it says so."""
+    # An error of its transport has it as ``info``, which raises where there is none.
+    info = error.args[2] if len(error.args) > 2 else None
+    return info if isinstance(info, BaseException) else error
