@@ -189,11 +189,11 @@ class Site:
 
                 return EventsRoom(self.settings.state_dir, **common)
             case "history":
-                from steward.reports.history.room import HistoryRoom
+                from steward.reports.history.context import HistoryRoom
 
                 return HistoryRoom(self.settings, **common)
             case "reports":
-                from steward.reports.room import ReportsRoom
+                from steward.reports.context import ReportsRoom
 
                 return ReportsRoom(self.settings, **common)
             case _:

@@ -26,9 +26,9 @@ from steward.core.events import utc_now
 from steward.core.moments import micros
 from steward.core.sqlite import SqliteUnavailable
 from steward.reports.actions import ACTIONS
-from steward.reports.history.reading import HistoryReader
-from steward.reports.room import ReportsRoom
-from steward.reports.shapes import ClusterRow
+from steward.reports.context import ReportsRoom
+from steward.reports.history.reader import HistoryReader
+from steward.reports.requests import ClusterRow
 from steward.sandbox import Sandbox
 
 pytestmark = [

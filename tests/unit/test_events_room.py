@@ -25,7 +25,7 @@ from steward.core.events import (
 )
 from steward.core.records import JobRecord
 from steward.core.state_facts import NodeState, PartitionState, RuleExecution
-from steward.reports.descriptions import words
+from steward.reports.event_texts import words
 from steward.reports.events import EventsAnswer, EventTold
 
 ADA = Asker(uid=1000, user="ada")

@@ -13,7 +13,7 @@ from harness.site import ADA, Site
 from steward.admin.credentials.requests import MeAnswer
 from steward.core.access import Asker
 from steward.core.errors import Refused
-from steward.reports.history.shapes import NodesAnswer, NodesRequest
+from steward.reports.history.requests import NodesAnswer, NodesRequest
 from steward.web.authentication import Visit
 from steward.web.daemon_client import Desk
 from steward.web.node_map import KnownNodes

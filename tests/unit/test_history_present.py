@@ -16,7 +16,7 @@ from steward.core.leaving import leave
 from steward.core.sqlite import open_database, transaction
 from steward.core.state_facts import NodesNow, PartitionState, nodes_now_path
 from steward.reports.history.consumer import database_path
-from steward.reports.history.tables import MIGRATIONS
+from steward.reports.history.spans import MIGRATIONS
 
 
 @pytest.fixture

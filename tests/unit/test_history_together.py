@@ -10,7 +10,7 @@ import pytest
 from harness import history
 from harness.events import at, us
 from harness.site import Site
-from steward.reports.history.reading import HistoryReader
+from steward.reports.history.reader import HistoryReader
 from steward.reports.history.spans import REMOVED, NodeSpan
 
 NODES = [f"n{number}" for number in range(6)]

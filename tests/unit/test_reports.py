@@ -13,7 +13,7 @@ from harness.events import at
 from harness.history import GIB
 from harness.site import ADA, BELA, COORDINATOR, ROOT, Site
 from steward.core.errors import Refused, UsageError
-from steward.reports.shapes import ClusterRow
+from steward.reports.requests import ClusterRow
 
 HOUR = 3600
 DAY = {"since": at(0).isoformat(), "until": at(4 * HOUR).isoformat()}

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from harness.events import NOON, at, us
 from steward.core.errors import UsageError
-from steward.reports.hours import HOUR_S, Hours, hours
-from steward.reports.periods import asked, cut
+from steward.reports.capacity import HOUR_S, Hours, hours
+from steward.reports.requests import By, asked, cut
 from steward.reports.runs import Periods, Piece
-from steward.reports.shapes import By
 
 BERLIN = ZoneInfo("Europe/Berlin")
 MOMENTS = st.datetimes(

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from steward.reports.history.shapes import NodeThen
+from steward.reports.history.requests import NodeThen
 from steward.web.node_map import Group, counts, node_map, node_state, said
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)

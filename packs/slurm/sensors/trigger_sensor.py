@@ -29,7 +29,7 @@ from steward.client.asking import action, call
 from steward.client.place import Place
 from steward.core.events import NODE_STATE
 from steward.reports.events import EventsAnswer, EventsRequest
-from steward.reports.history.shapes import NodesAnswer, NodesRequest, NodeThen
+from steward.reports.history.requests import NodesAnswer, NodesRequest, NodeThen
 from steward.slurm.node_states import without_use
 from steward.slurm.nodelists import expand, fold
 

@@ -12,10 +12,10 @@ from steward.cli.lazy import CONTEXT
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
 from steward.core.errors import Unavailable
-from steward.reports.descriptions import words
+from steward.reports.event_texts import words
 from steward.reports.events import EventsAnswer, EventsRequest, EventTold
-from steward.reports.history.shapes import EventsAnswer as PastAnswer
-from steward.reports.history.shapes import EventsRequest as PastRequest
+from steward.reports.history.requests import EventsAnswer as PastAnswer
+from steward.reports.history.requests import EventsRequest as PastRequest
 
 _EVERY_S = 1.0
 _PATIENCE_S = 30.0

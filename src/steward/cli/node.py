@@ -11,9 +11,9 @@ from steward.cli.text import number, size
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
 from steward.core.errors import Missing
-from steward.reports.descriptions import words
+from steward.reports.event_texts import words
 from steward.reports.events import EventTold
-from steward.reports.history.shapes import (
+from steward.reports.history.requests import (
     EventsAnswer,
     EventsRequest,
     JobThen,

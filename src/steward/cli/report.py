@@ -14,7 +14,7 @@ from steward.cli.output import Column
 from steward.cli.times import show as show_time
 from steward.cli.times import zone_to_ask_in
 from steward.core.errors import UsageError
-from steward.reports.shapes import (
+from steward.reports.requests import (
     AccountRow,
     AccountsRequest,
     By,

@@ -22,9 +22,9 @@ from steward.core.journal.store import rows_of
 from steward.core.standings import access_of
 from steward.core.waiting import Stop
 from steward.jobs.queries import clusters_of
+from steward.reports.context import ReportsRoom
 from steward.reports.events import EventsRoom
-from steward.reports.history.room import HistoryRoom
-from steward.reports.room import ReportsRoom
+from steward.reports.history.context import HistoryRoom
 
 _HOMES: Final = {
     "archive": ("steward.archive.actions",),

@@ -57,7 +57,7 @@ def _needed(settings: Settings) -> Iterator[str]:
     yield "steward.automation.rules.book"
     yield "steward.automation.rules.rendering"
     yield "jinja2.async_utils"
-    yield "steward.reports.history.reading"
+    yield "steward.reports.history.reader"
     yield "steward.accounting.page.gathering"
     if settings.bank.enabled:
         yield "steward.bank.ledger.opened"

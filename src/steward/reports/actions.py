@@ -11,14 +11,11 @@ from steward.core.actions import Action
 from steward.core.errors import Refused, UsageError
 from steward.core.moments import micros
 from steward.reports import usage
-from steward.reports.capacity import Capacity, Parts, Reserved, names_of
-from steward.reports.history.reading import HistoryReader
+from steward.reports.capacity import Capacity, Parts, Reserved, hours, names_of
+from steward.reports.context import ReportsRoom
+from steward.reports.history.reader import HistoryReader
 from steward.reports.history.spans import OPEN_US, NodesAlike, NodeSpan, ReservationSpan
-from steward.reports.hours import hours
-from steward.reports.periods import asked, cut
-from steward.reports.room import ReportsRoom
-from steward.reports.runs import ALL, OF_CAPACITY, WITHOUT_USED, Periods, Run
-from steward.reports.shapes import (
+from steward.reports.requests import (
     AccountsAnswer,
     AccountsRequest,
     ClusterAnswer,
@@ -36,7 +33,10 @@ from steward.reports.shapes import (
     WaitsRequest,
     WasteAnswer,
     WasteRequest,
+    asked,
+    cut,
 )
+from steward.reports.runs import ALL, OF_CAPACITY, WITHOUT_USED, Periods, Run
 
 _US: Final = 1_000_000
 Rows = Callable[[Iterable[Run], Periods, Any], Sequence[Any]]

@@ -7,15 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from steward.reports.requests import AccountRow, JobsRow, PartitionRow, UserRow, WaitRow, WasteRow
 from steward.reports.runs import Periods, Piece, Run, memory_of
-from steward.reports.shapes import (
-    AccountRow,
-    JobsRow,
-    PartitionRow,
-    UserRow,
-    WaitRow,
-    WasteRow,
-)
 from steward.slurm.states import FINISHED
 
 _US: Final = 1_000_000

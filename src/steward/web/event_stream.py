@@ -10,9 +10,9 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from steward.admin.credentials.errors import NotKnown
 from steward.core.errors import Refused, Unavailable
-from steward.reports.descriptions import EventWords, words
+from steward.reports.event_texts import EventWords, words
 from steward.reports.events import EventsAnswer, EventsRequest, EventTold
-from steward.reports.history.shapes import EventsRequest as PastRequest
+from steward.reports.history.requests import EventsRequest as PastRequest
 from steward.web.authentication import Visit
 from steward.web.errors import TooMany
 

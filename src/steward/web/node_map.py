@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 from markupsafe import Markup, escape
 
-from steward.reports.history.shapes import NodesAnswer, NodesRequest, NodeThen
+from steward.reports.history.requests import NodesAnswer, NodesRequest, NodeThen
 from steward.slurm.node_states import parse
 from steward.web.authentication import Visit
 

@@ -31,19 +31,17 @@ from steward.core.moments import micros
 from steward.core.sqlite import Connection, make_for_owner, open_database, transaction, translated
 from steward.core.state_facts import NodeState, PartitionState, ReservationState, RuleExecution
 from steward.reports.history.spans import (
+    MIGRATIONS,
+    NODE_COLUMNS,
     OPEN_US,
     REMOVED,
+    RESERVATION_COLUMNS,
     NodeSpan,
     ReservationSpan,
     active_span,
     ended_us,
-    next_span,
-)
-from steward.reports.history.tables import (
-    MIGRATIONS,
-    NODE_COLUMNS,
-    RESERVATION_COLUMNS,
     insertion,
+    next_span,
     spans_of,
 )
 

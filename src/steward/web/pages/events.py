@@ -9,7 +9,7 @@ from litestar import Request, Response, get
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 
 from steward.reports.history.consumer import KEPT
-from steward.reports.history.shapes import EventsAnswer, EventsRequest
+from steward.reports.history.requests import EventsAnswer, EventsRequest
 from steward.web import query
 from steward.web.authentication import Visit
 from steward.web.event_stream import EVERY_S, STREAMS, news, rows_of, watched

@@ -11,7 +11,7 @@ from steward.admin.credentials.errors import NotKnown
 from steward.admin.status.requests import StatusShowAnswer, StatusShowRequest
 from steward.bank.asking_views import BalanceAnswer, BalanceRequest
 from steward.core.errors import StewardError
-from steward.reports.history.shapes import NodeCountsAnswer, NodeCountsRequest
+from steward.reports.history.requests import NodeCountsAnswer, NodeCountsRequest
 from steward.web.authentication import Visit
 from steward.web.daemon_client import Crowded, DaemonAway
 from steward.web.node_map import Count, counted

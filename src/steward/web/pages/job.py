@@ -30,7 +30,7 @@ from steward.core.errors import StewardError, UsageError
 from steward.core.moments import micros, moment
 from steward.core.printable import safe
 from steward.jobs.names import JobNameError, parse
-from steward.reports.history.shapes import JobEventsRequest
+from steward.reports.history.requests import JobEventsRequest
 from steward.slurm.changing import read_comment
 from steward.slurm.states import FINISHED, WAITING
 from steward.web import query

@@ -12,7 +12,7 @@ from litestar.params import FromPath
 from steward.admin.credentials.requests import ClusterRole
 from steward.automation.actions import RunAnswer, RunRequest
 from steward.core.errors import StewardError, Unavailable, UsageError
-from steward.reports.history.shapes import (
+from steward.reports.history.requests import (
     EventsAnswer,
     EventsRequest,
     NodeAnswer,

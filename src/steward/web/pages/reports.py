@@ -10,7 +10,7 @@ from litestar import Request, Response, get
 from litestar.params import FromPath
 
 from steward.core.printable import no_formula, safe
-from steward.reports.shapes import (
+from steward.reports.requests import (
     AccountsRequest,
     By,
     ClusterRequest,

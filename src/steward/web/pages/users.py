@@ -22,7 +22,7 @@ from steward.bank.money import MICRO
 from steward.core.errors import Refused, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now
 from steward.core.scopes import SCOPES
-from steward.reports.shapes import WasteAnswer, WasteRequest
+from steward.reports.requests import WasteAnswer, WasteRequest
 from steward.web.authentication import Visit
 from steward.web.errors import NoSuchPage
 from steward.web.formats import zone_of

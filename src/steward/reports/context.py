@@ -12,9 +12,9 @@ from steward.core.events import utc_now
 from steward.core.moments import micros
 from steward.core.sqlite import SqliteUnavailable
 from steward.jobs.line_queries import LineFilter
-from steward.reports.history.reading import HistoryReader, history_of
+from steward.reports.history.reader import HistoryReader, history_of
+from steward.reports.requests import Period, ReportRequest
 from steward.reports.runs import Run, runs
-from steward.reports.shapes import Period, ReportRequest
 from steward.slurm.times import zone_called
 
 

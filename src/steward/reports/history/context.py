@@ -11,7 +11,7 @@ from steward.core.errors import Refused
 from steward.core.events import BANK_THRESHOLD, CONTROLLER_STATE, Event, utc_now
 from steward.reports.events import PRIVATE, EventsRoom
 from steward.reports.history.consumer import KEPT
-from steward.reports.history.reading import HistoryReader, Visible, history_of
+from steward.reports.history.reader import HistoryReader, Visible, history_of
 from steward.slurm.times import parse_time, zone_called
 
 

@@ -15,8 +15,16 @@ from steward.core.moments import moment
 from steward.core.sqlite import Connection, SqliteUnavailable, open_reader, translated
 from steward.core.state_facts import NodesNow, nodes_now_path
 from steward.reports.history.consumer import FORGOTTEN, database_path
-from steward.reports.history.spans import OPEN_US, REMOVED, NodesAlike, NodeSpan, ReservationSpan
-from steward.reports.history.tables import NODE_COLUMNS, RESERVATION_COLUMNS, spans_of
+from steward.reports.history.spans import (
+    NODE_COLUMNS,
+    OPEN_US,
+    REMOVED,
+    RESERVATION_COLUMNS,
+    NodesAlike,
+    NodeSpan,
+    ReservationSpan,
+    spans_of,
+)
 from steward.slurm.node_states import without_use
 
 Position = tuple[int, int]
