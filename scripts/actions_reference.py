@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from steward.automation.catalogue import operations
-from steward.automation.describing import ParameterDescription, parameters_of
-from steward.automation.operation import Operation
+from steward.automation.operation import Operation, ParameterDescription, operations, parameters_of
 
 _FOR = {
     "everyone": "everyone",

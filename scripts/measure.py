@@ -105,7 +105,7 @@ def _is_docstring(node: ast.AST) -> bool:
 
 def count_tables_of_actions(trees: Iterable[ast.Module]) -> int:
     """Count the assignments outside functions that name ten actions or more."""
-    from steward.automation.catalogue import operations
+    from steward.automation.operation import operations
     from steward.daemon.registry import every_action
 
     names = {action.name for action in every_action()} | set(operations())

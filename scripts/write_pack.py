@@ -9,9 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from steward.automation.catalogue import operations
-from steward.automation.describing import ParameterDescription, parameters_of
-from steward.automation.operation import Operation
+from steward.automation.operation import Operation, ParameterDescription, operations, parameters_of
 
 PACK: Final = Path(__file__).resolve().parent.parent / "packs" / "slurm"
 _REASONS: Final = {

@@ -12,10 +12,9 @@ import msgspec
 from harness.events import NOON, make_event
 from harness.site import Site
 from steward.automation.rules.consumer import RulesConsumer
-from steward.automation.rules.hand import Found, Look
-from steward.automation.rules.store import Store
-from steward.automation.rules.tables import Execution
-from steward.automation.running import Ran
+from steward.automation.rules.execution import Found, Look
+from steward.automation.rules.store import Execution, Store
+from steward.automation.runner import Ran
 from steward.automation.settings import ActionsSettings, RulesSettings
 from steward.core.events import NODE_STATE, Event
 from steward.core.state_facts import NodeState
@@ -94,7 +93,7 @@ class World:
 
 
 class WorldsHand:
-    """Handler that runs actions on a World: a :class:`steward.automation.rules.hand.Hand`."""
+    """Handler that runs actions on a World: a :class:`steward.automation.rules.execution.Hand`."""
 
     def __init__(self, world: World, clock: Callable[[], datetime]) -> None:
         self._world = world

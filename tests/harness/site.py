@@ -177,7 +177,7 @@ class Site:
 
                 return Library(self.settings, order=self.append, refilled=self.refilled, **common)
             case "automation":
-                from steward.automation.room import AutomationRoom
+                from steward.automation.actions import AutomationRoom
 
                 return AutomationRoom(self.settings, access=self.access, registry=self.registry)
             case "bank":

@@ -13,7 +13,7 @@ from acting import SLEEP, ActingSite, Hook, healthy, site
 from steward_daemon import STEWARD, Daemon
 from submitting import PATIENCE, submit_to, wait_until
 
-from steward.automation.catalogue import operations
+from steward.automation.operation import operations
 from steward.core.config.file import Loaded, render
 from steward.sandbox import Sandbox
 

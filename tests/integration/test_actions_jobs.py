@@ -10,7 +10,7 @@ import pytest
 from acting import SLEEP, USERS, ActingSite, site
 from submitting import state_of, submit_to, wait_until
 
-from steward.automation.running import Runner
+from steward.automation.runner import Runner
 from steward.core.access import Access, Asker
 from steward.core.actions import Registry
 from steward.slurm.changing import Changing

@@ -14,7 +14,7 @@ from sensing import python_of
 from steward_daemon import Daemon
 from submitting import PATIENCE, submit_to, wait_until
 
-from steward.automation.catalogue import operations
+from steward.automation.operation import operations
 from steward.automation.settings import ActionsSettings
 from steward.capture.settings import SensorSettings
 from steward.core.config import AccessSettings

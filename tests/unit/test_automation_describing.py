@@ -8,11 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.automation.catalogue import operation, operations
-from steward.automation.describing import ParameterDescription, parameters_of, read
-from steward.automation.describing import given as plain
 from steward.automation.errors import UnknownOperation, WrongParameters
-from steward.automation.operation import Operation, Parameters
+from steward.automation.operation import (
+    Operation,
+    ParameterDescription,
+    Parameters,
+    operation,
+    operations,
+    parameters_of,
+    read_parameters,
+)
+from steward.automation.operation import given_parameters as plain
 from steward.cli.action import parse
 from steward.core.errors import UsageError
 
@@ -43,7 +49,7 @@ EVERY = Operation(ref="test.every", help="x", gives="x", parameters=Every, run=l
 
 
 def values(**given: Any) -> dict[str, Any]:
-    return plain(read(EVERY, {"text": "t", **given}))
+    return plain(read_parameters(EVERY, {"text": "t", **given}))
 
 
 def test_each_kind_is_described() -> None:
@@ -113,7 +119,7 @@ def test_texts_are_read_as_what_they_should_be(name: str, text: Any, value: Any)
 )
 def test_what_cannot_be_read_is_told_by_its_name(given_: dict[str, Any], said: str) -> None:
     with pytest.raises(WrongParameters) as caught:
-        read(EVERY, given_)
+        read_parameters(EVERY, given_)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -196,7 +202,7 @@ def test_any_words_are_read_or_refused(words: list[str]) -> None:
 def test_hostile_parameters_are_read_or_refused(parameters: dict[str, Any]) -> None:
     for one in operations().values():
         try:
-            found = plain(read(one, parameters))
+            found = plain(read_parameters(one, parameters))
         except WrongParameters:
             continue
         assert set(parameters) <= set(found)

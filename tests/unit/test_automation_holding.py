@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from steward.automation.holding import (
+from steward.automation.job_holds import (
     is_half_requeued,
     is_held,
     is_kept,
     is_kept_by_admin,
     requeue_text,
 )
-from steward.automation.operations.job_targets import targets
-from steward.automation.reasons import ours
+from steward.automation.node_reasons import ours
+from steward.automation.operations.jobs import targets
 from steward.core.records import JobRecord
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from steward.automation.errors import NotYours
-from steward.automation.programs import ProgramsFileError, listed, need_listed
+from steward.automation.operations.programs import ProgramsFileError, listed, need_listed
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the list is root's")
 

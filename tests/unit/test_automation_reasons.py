@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.automation.reasons import LONGEST, is_ours, is_slurms, ours, parted, says, signed_by
+from steward.automation.node_reasons import (
+    LONGEST,
+    is_ours,
+    is_slurms,
+    ours,
+    parted,
+    says,
+    signed_by,
+)
 from steward.core.errors import UsageError
 
 

@@ -14,7 +14,7 @@ from steward.automation.errors import (
     UnknownOperation,
     WrongParameters,
 )
-from steward.automation.running import Runner
+from steward.automation.runner import Runner
 from steward.automation.settings import ActionsSettings
 from steward.core.access import Access, Asker, Standing
 from steward.core.config import AccessSettings

@@ -9,9 +9,9 @@ import pytest
 
 from harness.rules import DRAIN, MAIL, RulesSite, failure
 from steward.automation.errors import NotYours
-from steward.automation.rules import asking
-from steward.automation.rules.asking import RulesRoom
-from steward.automation.rules.shapes import (
+from steward.automation.rules import actions
+from steward.automation.rules.actions import ACTIONS, RulesRoom
+from steward.automation.rules.requests import (
     CheckRequest,
     HistoryRequest,
     ListRequest,
@@ -43,7 +43,7 @@ def site(tmp_path: Path) -> RulesSite:
 
 
 def test_rules_are_for_operators(site: RulesSite) -> None:
-    registry = Registry(asking.ACTIONS, {"rules": lambda: room_of(site.settings)})
+    registry = Registry(ACTIONS, {"rules": lambda: room_of(site.settings)})
     for name, request in (
         ("rules.check", CheckRequest()),
         ("rules.list", ListRequest()),
@@ -59,14 +59,14 @@ def test_rules_are_for_operators(site: RulesSite) -> None:
 def test_rules_are_switched_by_administrators(site: RulesSite) -> None:
     room = room_of(site.settings)
     with pytest.raises(NotYours):
-        asking.disable(room, OLGA, SwitchRequest(rule="mail"))
-    answer = asking.disable(room, CARL, SwitchRequest(rule="mail"))
+        actions.disable(room, OLGA, SwitchRequest(rule="mail"))
+    answer = actions.disable(room, CARL, SwitchRequest(rule="mail"))
     assert (answer.enabled, answer.was) == (False, True)
-    lines = {one.rule: one for one in asking.list_(room, OLGA, ListRequest()).rules}
+    lines = {one.rule: one for one in actions.list_(room, OLGA, ListRequest()).rules}
     assert (lines["mail"].enabled, lines["mail"].switched_by) == (False, "carl")
     assert (lines["drain"].enabled, lines["drain"].switched_by) == (True, "")
     with pytest.raises(UsageError, match="there are drain, mail"):
-        asking.enable(room, CARL, SwitchRequest(rule="none"))
+        actions.enable(room, CARL, SwitchRequest(rule="none"))
 
 
 def test_history_is_told_newest_first_and_narrowed(site: RulesSite) -> None:
@@ -75,7 +75,7 @@ def test_history_is_told_newest_first_and_narrowed(site: RulesSite) -> None:
     room = room_of(site.settings)
 
     def ids(**given: Any) -> list[int]:
-        return [one.id for one in asking.history(room, OLGA, HistoryRequest(**given)).executions]
+        return [one.id for one in actions.history(room, OLGA, HistoryRequest(**given)).executions]
 
     assert ids() == [4, 3, 2, 1]
     assert len(ids(rule="mail")) == 2
@@ -88,7 +88,7 @@ def test_history_is_told_newest_first_and_narrowed(site: RulesSite) -> None:
 
 def test_where_nothing_ever_ran_there_is_nothing(tmp_path: Path) -> None:
     room = room_of(Settings(state_dir=str(tmp_path)))
-    assert asking.history(room, Asker(uid=0), HistoryRequest()).executions == ()
+    assert actions.history(room, Asker(uid=0), HistoryRequest()).executions == ()
     assert not (tmp_path / "rules.db").exists()
 
 
@@ -109,7 +109,7 @@ EVENT = {
     ],
 )
 def test_an_event_is_tried_in_any_form(site: RulesSite, event: dict[str, Any]) -> None:
-    answer = asking.try_(room_of(site.settings), OLGA, TryRequest(event=event))
+    answer = actions.try_(room_of(site.settings), OLGA, TryRequest(event=event))
     assert [(one.rule, one.matches) for one in answer.rules] == [("drain", True), ("mail", True)]
     assert answer.rules[1].parameters == {"to": ["root"], "subject": "n1"}
     assert site.world.done == []
@@ -118,7 +118,7 @@ def test_an_event_is_tried_in_any_form(site: RulesSite, event: dict[str, Any]) -
 def test_why_a_rule_is_not_about_an_event(site: RulesSite) -> None:
     body = {**EVENT["body"], "failed": False}  # type: ignore[dict-item]
     event = {**EVENT, "body": body}
-    answer = asking.try_(room_of(site.settings), OLGA, TryRequest(event=event, rule="mail"))
+    answer = actions.try_(room_of(site.settings), OLGA, TryRequest(event=event, rule="mail"))
     assert [one.why_not for one in answer.rules] == ["trigger.failed is False, not equals True"]
 
 
@@ -141,7 +141,7 @@ def test_why_a_rule_is_not_about_an_event(site: RulesSite) -> None:
 )
 def test_what_is_no_event_is_told(site: RulesSite, event: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        asking.try_(room_of(site.settings), OLGA, TryRequest(event=event))
+        actions.try_(room_of(site.settings), OLGA, TryRequest(event=event))
 
 
 @pytest.fixture
@@ -208,4 +208,4 @@ def test_what_was_seen_is_shown_safely(
 def test_the_site_may_leave_out_what_is_shipped(tmp_path: Path) -> None:
     site = RulesSite(tmp_path, shipped=True)
     room = room_of(site.settings)
-    assert asking.check(room, OLGA, CheckRequest()).rules == 5
+    assert actions.check(room, OLGA, CheckRequest()).rules == 5

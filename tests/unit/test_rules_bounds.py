@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from harness.events import NOON
 from harness.rules import DRAIN, MAIL, RulesSite, World, failure, with_care
 from steward.automation.errors import NotYours
-from steward.automation.rules import caps
-from steward.automation.rules.hand import Found, Look
-from steward.automation.rules.tables import Execution
+from steward.automation.rules import limits
+from steward.automation.rules.execution import Found, Look
+from steward.automation.rules.limits import Taken, nodes_taken, partition_taken
+from steward.automation.rules.store import Execution
 from steward.core.events import Event
 
 
@@ -104,8 +105,8 @@ def test_what_a_cap_holds_back_counts_for_the_rate(tmp_path: Path) -> None:
 )
 def test_what_an_update_takes_away(action: str, infos: object, takes: bool, kept_by: str) -> None:
     given = {"nodes": "n[1-2]", "partition": "debug", "infos": infos}
-    assert bool(caps.nodes_taken(action, given) or caps.partition_taken(action, given)) is takes
-    assert caps.kept_by(action, given) == kept_by
+    assert bool(nodes_taken(action, given) or partition_taken(action, given)) is takes
+    assert limits.kept_by(action, given) == kept_by
 
 
 def test_when_a_node_has_come_back() -> None:
@@ -116,12 +117,12 @@ def test_when_a_node_has_come_back() -> None:
         members={"debug": frozenset({"n1"})},
         seen=NOON,
     )
-    assert look.has_back(caps.Taken("n1", "r"))
-    assert look.has_back(caps.Taken("n1", "r", "debug"))
-    assert look.has_back(caps.Taken("gone", "r", "*"))
-    assert not look.has_back(caps.Taken("n2", "r", "debug"))
-    assert not look.has_back(caps.Taken("n1", "r", "*"))
-    assert not look.has_back(caps.Taken("n3", "r"))
+    assert look.has_back(Taken("n1", "r"))
+    assert look.has_back(Taken("n1", "r", "debug"))
+    assert look.has_back(Taken("gone", "r", "*"))
+    assert not look.has_back(Taken("n2", "r", "debug"))
+    assert not look.has_back(Taken("n1", "r", "*"))
+    assert not look.has_back(Taken("n3", "r"))
 
 
 def test_a_small_cluster_may_lose_one_node(tmp_path: Path) -> None:

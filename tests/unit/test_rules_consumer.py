@@ -120,7 +120,7 @@ def test_what_ended_long_ago_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_criteria_that_take_ages_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steward.automation.rules.deciding.LIMIT_S", 0.05)
+    monkeypatch.setattr("steward.automation.rules.decisions.LIMIT_S", 0.05)
     slow = MAIL.replace(
         "criteria:", "criteria:\n  trigger.reason: {type: regex, pattern: '(a+)+$'}"
     ).replace("name: mail", "name: slow")

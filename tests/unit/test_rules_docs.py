@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from steward.automation.rules.book import SHIPPED
-from steward.automation.rules.care import KEYS
-from steward.automation.rules.checking import problems
+from steward.automation.rules.actions import tried
 from steward.automation.rules.criteria import in_long
-from steward.automation.rules.reading import read
+from steward.automation.rules.parser import KEYS, read_rule
+from steward.automation.rules.rulebook import SHIPPED, problems
 from steward.automation.rules.triggers import TYPES
-from steward.automation.rules.trying import tried
 
 PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
 TEXT = PAGE.read_text()
@@ -24,12 +22,12 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_the_rules_that_are_shown_are_right(text: str) -> None:
-    assert list(problems(read(text, "docs/rules.md"))) == []
+    assert list(problems(read_rule(text, "docs/rules.md"))) == []
 
 
 def test_the_event_that_is_shown_is_one() -> None:
     (event,) = blocks("json")
-    rules = [read(text, "docs/rules.md") for text in blocks("yaml")]
+    rules = [read_rule(text, "docs/rules.md") for text in blocks("yaml")]
     answer = tried(json.loads(event), rules, set(), explicit=False)
     assert [line.matches for line in answer.rules] == [False, True]
     assert answer.rules[1].parameters == {"nodes": "n7", "reason": "failed 3 times"}
@@ -60,7 +58,7 @@ def test_the_shipped_rules_are_told() -> None:
     section = TEXT.split("## The rules that come with Steward")[1].split("\n## ")[0]
     told = dict(re.findall(r"^\| `(\w+)` \| .* \| (yes|no) \|$", section, re.MULTILINE))
     there = {
-        path.stem: "yes" if read(path.read_text(), path.name).enabled else "no"
+        path.stem: "yes" if read_rule(path.read_text(), path.name).enabled else "no"
         for path in Path(SHIPPED).glob("*.yaml")
     }
     assert told == there

@@ -10,9 +10,8 @@ import pytest
 
 from harness.rules import DRAIN, MAIL, Killed, RulesSite, failure, ran, with_care
 from steward.automation.errors import NotYours
-from steward.automation.rules.hand import Found
-from steward.automation.rules.store import Store
-from steward.automation.rules.tables import Execution
+from steward.automation.rules.execution import Found
+from steward.automation.rules.store import Execution, Store
 from steward.core.events import Event
 from steward.slurm import SlurmUnavailable
 
@@ -180,7 +179,7 @@ def test_a_slow_action_holds_up_its_own_rule_alone(tmp_path: Path) -> None:
 def test_an_action_that_never_comes_back_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steward.automation.rules.executing.GRACE_S", 0.05)
+    monkeypatch.setattr("steward.automation.rules.execution.GRACE_S", 0.05)
     site = RulesSite(tmp_path, MAIL)
     hangs = threading.Event()
     site.world.ran = lambda one: (hangs.wait(60), None)[1] if one.event.endswith(":1") else None

@@ -15,8 +15,8 @@ from harness.site import Site
 from steward.accounting.settings import MailSettings
 from steward.automation.audit import Audit, AuditBegun
 from steward.automation.errors import WrongParameters
-from steward.automation.rules.hand import RunnersHand, message_of
-from steward.automation.rules.tables import Execution
+from steward.automation.rules.execution import RunnersHand, message_of
+from steward.automation.rules.store import Execution
 from steward.core.actions import Registry
 from steward.core.events import utc_now
 from steward.core.standings import access_of

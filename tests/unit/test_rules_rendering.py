@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from steward.automation.rules.bounded import TookTooLong, within
-from steward.automation.rules.rendering import RenderError, is_template, problem, render
+from steward.automation.rules.criteria import TookTooLong, within
+from steward.automation.rules.templates import RenderError, is_template, problem, render
 
 PAYLOAD = {
     "node": "n1",

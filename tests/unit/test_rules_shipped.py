@@ -10,16 +10,16 @@ from jsonschema import Draft4Validator
 
 from harness.events import NOON
 from harness.rules import RulesSite, failure
-from steward.automation.catalogue import operation
-from steward.automation.describing import read as read_parameters
-from steward.automation.rules import book
+from steward.automation.operation import operation
+from steward.automation.operation import read_parameters as read_parameters
+from steward.automation.rules import rulebook
 from steward.automation.settings import RulesSettings
 from steward.core.bank_facts import BankThreshold
 from steward.core.events import BANK_THRESHOLD, RUN_END, Event
 from steward.core.records import JobRecord
 from steward.core.usage import RunFact
 
-SHIPPED = sorted(Path(book.SHIPPED).glob("*.yaml"))
+SHIPPED = sorted(Path(rulebook.SHIPPED).glob("*.yaml"))
 
 STACKSTORMS = {
     "type": "object",
@@ -57,7 +57,7 @@ def test_stackstorm_would_take_it(path: Path) -> None:
 
 
 def test_all_five_are_there_and_right() -> None:
-    found = book.load(RulesSettings(directories=()))
+    found = rulebook.load(RulesSettings(directories=()))
     assert found.troubles == ()
     # Nobody gets a mail, and no node is drained, before an administrator wants it.
     assert {name: rule.enabled for name, rule in found.rules.items()} == {

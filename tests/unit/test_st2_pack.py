@@ -16,7 +16,7 @@ import yaml
 import write_pack
 from packages import stackstorm
 from steward import __version__
-from steward.automation.catalogue import operations
+from steward.automation.operation import operations
 from steward.automation.rules.triggers import TYPES
 
 ROOT = Path(__file__).resolve().parent.parent.parent

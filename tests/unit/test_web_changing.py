@@ -6,8 +6,7 @@ import pytest
 
 from steward.admin.credentials.requests import ClusterRole
 from steward.admin.status.requests import ConsumerLine, DiskLine, StatusShowAnswer
-from steward.automation.catalogue import operations
-from steward.automation.describing import read
+from steward.automation.operation import operations, read_parameters
 from steward.core.errors import UsageError
 from steward.web.formats import pretty
 from steward.web.pages.nodes import VERBS, lines_of, run_request, verbs_of
@@ -43,7 +42,7 @@ def test_every_form_fills_in_what_its_operation_takes(name: str) -> None:
     assert known.right == verb.needs
     asked = run_request(verb, "c1", GIVEN, dry_run=True)
     # Whatever it does not know, or misses, it refuses.
-    read(known, asked.parameters)
+    read_parameters(known, asked.parameters)
     assert (asked.cluster, asked.dry_run, asked.force) == ("c1", True, False)
 
 

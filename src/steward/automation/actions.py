@@ -1,7 +1,7 @@
 """What automation can be asked: its actions, for the registry.
 
-Their context is a :class:`steward.automation.room.AutomationRoom`. What is done to
-a cluster is an operation, see :mod:`steward.automation.catalogue`; ``automation.run``
+Their context is a :class:`steward.automation.actions.AutomationRoom`. What is done to
+a cluster is an operation, see :mod:`steward.automation.operation`; ``automation.run``
 is the one way in to all of them.
 """
 
@@ -11,15 +11,36 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from steward.automation.audit import Audit, AuditRow, Ending
-from steward.automation.catalogue import operation, operations
-from steward.automation.describing import ParameterDescription, parameters_of
 from steward.automation.errors import AuditUnavailable, NotYours
-from steward.automation.operation import Operation, Right
-from steward.automation.room import AutomationRoom
-from steward.core.access import Asker
-from steward.core.actions import Action, Answer, Request, Shape
+from steward.automation.operation import (
+    Operation,
+    ParameterDescription,
+    Right,
+    operation,
+    operations,
+    parameters_of,
+)
+from steward.automation.runner import Runner
+from steward.core.access import Access, Asker
+from steward.core.actions import Action, Answer, Registry, Request, Shape
+from steward.core.config import Settings
 from steward.core.events import utc_now
 from steward.slurm.times import parse_time, zone_called
+
+
+class AutomationRoom:
+    """The context of automation's actions; to be used by one thread at a time.
+
+    Args:
+        settings: The whole configuration.
+        access: Who may see and do what.
+        registry: What other rooms can be asked for.
+    """
+
+    def __init__(self, settings: Settings, *, access: Access, registry: Registry) -> None:
+        self.settings = settings
+        self.access = access
+        self.runner = Runner(settings, access, registry)
 
 
 class RunRequest(Request, frozen=True, kw_only=True):

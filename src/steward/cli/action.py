@@ -26,7 +26,7 @@ from steward.core.errors import UsageError
 
 if TYPE_CHECKING:
     from steward.automation.audit import AuditRow
-    from steward.automation.describing import ParameterDescription
+    from steward.automation.operation import ParameterDescription
 
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
 

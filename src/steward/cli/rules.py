@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steward.automation.rules.shapes import (
+from steward.automation.rules.requests import (
     CheckAnswer,
     CheckRequest,
     HistoryAnswer,
@@ -31,7 +31,7 @@ from steward.cli.times import zone_to_ask_in
 from steward.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from steward.automation.rules.tables import Execution
+    from steward.automation.rules.store import Execution
 
 _LONGEST = 1024 * 1024
 
@@ -81,8 +81,8 @@ def check(
 
 
 def _checked(files: list[str]) -> CheckAnswer:
-    from steward.automation.rules.asking import checked
-    from steward.automation.rules.book import load_file
+    from steward.automation.rules.actions import checked
+    from steward.automation.rules.rulebook import load_file
 
     found = [load_file(path, trusted=True) for path in files]
     rules = [rule for rule, _ in found if rule is not None]
@@ -176,8 +176,8 @@ def _print_tried(line: TriedLine) -> None:
 
 
 def _tried(given: dict[str, Any], path: str) -> TryAnswer:
-    from steward.automation.rules.book import load_file
-    from steward.automation.rules.trying import tried
+    from steward.automation.rules.actions import tried
+    from steward.automation.rules.rulebook import load_file
 
     rule, wrong = load_file(path, trusted=True)
     if rule is None:

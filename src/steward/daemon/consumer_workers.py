@@ -96,7 +96,7 @@ def _run_rules(settings: Settings, stop: Stop, beat: Beat) -> None:
 
 def _rules_consumer(settings: Settings) -> Consumer:
     from steward.automation.rules.consumer import RulesConsumer
-    from steward.automation.rules.hand import RunnersHand
+    from steward.automation.rules.execution import RunnersHand
     from steward.core.standings import access_of
     from steward.daemon.registry import action_registry
 

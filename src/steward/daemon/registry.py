@@ -10,8 +10,8 @@ from steward.admin.doctor.findings import DoctorRoom
 from steward.admin.journal import JournalRoom
 from steward.admin.status.summary import StatusRoom
 from steward.archive.library import Library
-from steward.automation.room import AutomationRoom
-from steward.automation.rules.asking import RulesRoom
+from steward.automation.actions import AutomationRoom
+from steward.automation.rules.actions import RulesRoom
 from steward.bank.room import BankRoom, accounts_led
 from steward.core.actions import Action, Registry
 from steward.core.config import Settings
@@ -33,7 +33,7 @@ _HOMES: Final = {
     "bank": ("steward.bank.actions",),
     "automation": ("steward.automation.actions",),
     "events": ("steward.reports.events",),
-    "rules": ("steward.automation.rules.asking",),
+    "rules": ("steward.automation.rules.actions",),
     "history": ("steward.reports.history.actions",),
     "reports": ("steward.reports.actions",),
     "credentials": ("steward.admin.credentials.actions",),

@@ -18,7 +18,7 @@ from steward.archive.catalog.consumer import Catalogue
 from steward.archive.contents import contents_of
 from steward.archive.files.sink import FilesSink
 from steward.archive.sinks import make_sink
-from steward.automation.catalogue import operations
+from steward.automation.operation import operations
 from steward.capture.captured_jobs import Known
 from steward.capture.crash_recovery import recover
 from steward.capture.schedulers import SpoolPlan, scheduler_called
@@ -54,8 +54,8 @@ def preload(settings: Settings) -> None:
 
 def _needed(settings: Settings) -> Iterator[str]:
     yield "ClusterShell.NodeSet"
-    yield "steward.automation.rules.book"
-    yield "steward.automation.rules.rendering"
+    yield "steward.automation.rules.rulebook"
+    yield "steward.automation.rules.templates"
     yield "jinja2.async_utils"
     yield "steward.reports.history.reader"
     yield "steward.accounting.page.gathering"

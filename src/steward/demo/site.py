@@ -15,8 +15,8 @@ import msgspec
 from steward.accounting.page.shapes import PageAnswer
 from steward.admin.journal import StatusAnswer
 from steward.archive.shapes import JobLine
-from steward.automation.rules.shapes import HistoryAnswer
-from steward.automation.rules.tables import Execution
+from steward.automation.rules.requests import HistoryAnswer
+from steward.automation.rules.store import Execution
 from steward.client import Client
 from steward.core.errors import Missing, StewardError, Unavailable
 from steward.demo import parts

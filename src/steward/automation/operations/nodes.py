@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 
 from steward.automation.errors import DoneInPart, NotYours, WrongParameters
-from steward.automation.guarding import is_out, need_ours, reasons_for
+from steward.automation.node_reasons import is_out, need_ours, reasons_for
 from steward.automation.operation import Doing, Operation, Parameters
 from steward.core.errors import StewardError
 

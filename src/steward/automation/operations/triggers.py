@@ -6,7 +6,7 @@ import msgspec
 
 from steward.automation.errors import DoneInPart, WrongParameters
 from steward.automation.operation import Doing, Operation, Parameters
-from steward.automation.programs import need_listed
+from steward.automation.operations.programs import need_listed
 from steward.slurm import EventNeverFires, SlurmError, UnknownEvent, UnknownJob, UnknownTrigger
 
 

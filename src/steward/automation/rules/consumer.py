@@ -10,14 +10,12 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from steward.automation.rules import book
-from steward.automation.rules.deciding import Deciding
-from steward.automation.rules.executing import Executing
-from steward.automation.rules.hand import MakeHand
+from steward.automation.rules import rulebook
+from steward.automation.rules.decisions import Deciding
+from steward.automation.rules.execution import Executing, MakeHand, Telling
 from steward.automation.rules.model import Rule
-from steward.automation.rules.store import Store
-from steward.automation.rules.tables import Execution
-from steward.automation.rules.telling import Telling
+from steward.automation.rules.rulebook import Book, Signature
+from steward.automation.rules.store import Execution, Store
 from steward.automation.rules.triggers import KINDS, TYPE_OF, WINDOWS, trigger_of
 from steward.core.config import Settings
 from steward.core.consumers import Append
@@ -67,8 +65,8 @@ class RulesConsumer:
             *(self._store, self._telling, settings.rules, settings.actions.timeout_s),
             *(make_hand, clock),
         )
-        self._book = book.Book(rules={})
-        self._signature: book.Signature | None = None
+        self._book = Book(rules={})
+        self._signature: Signature | None = None
         self._reload_at = self._forget_at = 0.0
 
     def cursor(self) -> int:
@@ -131,11 +129,11 @@ class RulesConsumer:
         return switched_on(self._book, self._store)
 
     def _reload(self) -> None:
-        signature = book.signature(self._settings)
+        signature = rulebook.signature(self._settings)
         if signature == self._signature:
             return
         self._signature = signature
-        self._book = book.load(self._settings)
+        self._book = rulebook.load(self._settings)
         for trouble in self._book.troubles:
             log.error("%s", trouble.what)
         log.info("%d rules, %d on", len(self._book.rules), len(self._switched_on()))
@@ -153,7 +151,7 @@ class RulesConsumer:
         return self._forget_at - now
 
 
-def switched_on(rules: book.Book, store: Store) -> dict[str, Rule]:
+def switched_on(rules: Book, store: Store) -> dict[str, Rule]:
     """The rules that are on: as their files say, or whoever switched them."""
     switches = store.switches()
     return {

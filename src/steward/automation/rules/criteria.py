@@ -8,15 +8,20 @@ not there) does not match.
 import fnmatch
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
+from types import FrameType
 from typing import Any, Final
 
 import msgspec
 
+from steward.automation.errors import AutomationError
 from steward.automation.rules.model import Criterion
-from steward.automation.rules.rendering import render_text
+from steward.automation.rules.templates import render_text
 
 Payload = Mapping[str, Any]
 
@@ -178,3 +183,49 @@ def in_long(name: str) -> str | None:
     name = name.lower()
     name = _SHORT.get(name, name)
     return name if name in _COMPARES or name in _TIMES or name == "search" else None
+
+
+class TookTooLong(AutomationError):
+    """Something was ended because it took longer than it may."""
+
+
+class _Alarm(BaseException):
+    """Raised in the midst of it; not an Exception, so that templates do not catch it."""
+
+
+@contextmanager
+def within(limit_s: float, what: str) -> Iterator[None]:
+    """End what is in the block after so many seconds.
+
+    Alarms reach the main thread alone, so in others there is no bound; rules are decided in
+    the main thread of their process.
+
+    Args:
+        limit_s: The most seconds.
+        what: What is being done, for the message.
+
+    Raises:
+        TookTooLong: It was ended.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    is_over = False
+
+    def ring(_signal: int, _frame: FrameType | None) -> None:
+        if not is_over:
+            raise _Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, limit_s)
+            yield
+        finally:
+            # One that rings from here on finds it over.
+            is_over = True
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+    except _Alarm:
+        raise TookTooLong(f"{what} took longer than {limit_s:g} s", what) from None
+    finally:
+        signal.signal(signal.SIGALRM, before)

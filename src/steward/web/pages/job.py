@@ -24,7 +24,7 @@ from steward.accounting.page.wording import (
 )
 from steward.archive.answers import EnvAnswer, EnvRequest, ShowAnswer, ShowRequest
 from steward.automation.actions import RunAnswer, RunRequest
-from steward.automation.holding import is_held
+from steward.automation.job_holds import is_held
 from steward.bank.asking_jobs import ExplainRequest
 from steward.core.errors import StewardError, UsageError
 from steward.core.moments import micros, moment

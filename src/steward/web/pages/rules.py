@@ -8,14 +8,14 @@ from litestar.params import FromPath
 
 from steward.automation.actions import AuditAnswer, AuditRequest
 from steward.automation.audit import AuditRow
-from steward.automation.rules.shapes import (
+from steward.automation.rules.requests import (
     HistoryAnswer,
     HistoryRequest,
     ListAnswer,
     ListRequest,
     SwitchRequest,
 )
-from steward.automation.rules.tables import Execution
+from steward.automation.rules.store import Execution
 from steward.core.errors import UsageError
 from steward.web import query
 from steward.web.authentication import Visit

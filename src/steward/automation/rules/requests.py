@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from steward.automation.rules.tables import Execution
+from steward.automation.rules.store import Execution
 from steward.core.actions import Answer, Request, Shape
 
 

@@ -7,7 +7,7 @@ nobody ends by it what Slurm would not let them end.
 from collections.abc import Iterable
 from typing import Final
 
-from steward.automation.reasons import is_ours
+from steward.automation.node_reasons import is_ours
 from steward.core.records import JobRecord
 from steward.slurm import WAITING
 

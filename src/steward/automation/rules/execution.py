@@ -1,31 +1,324 @@
-"""Runs what rules have decided on: each execution started once, in the open and in bounds.
-
-All that is written is written by the one thread that decides; hands do the waiting,
-a thread for each execution that is under way. A rule's executions come one after
-the other, those of different rules side by side, so that a slow action holds up
-its own rule alone.
-"""
+"""What a rule's action is done with: by one thread at a time, which may wait long."""
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol, cast
 
 import msgspec
 
-from steward.automation.rules import caps
-from steward.automation.rules.hand import Found, Hand, Look, MakeHand, message_of
+from steward.automation.audit import AuditRow
+from steward.automation.errors import RuleError
+from steward.automation.operation import operation
+from steward.automation.rules.limits import (
+    Taken,
+    nodes_taken,
+    over_cap,
+    partition_taken,
+    takes_nodes,
+)
 from steward.automation.rules.model import Care, Rule
-from steward.automation.rules.store import Store
-from steward.automation.rules.tables import HELD_BACK, Execution
-from steward.automation.rules.telling import Telling
-from steward.automation.running import Ran
+from steward.automation.rules.store import HELD_BACK, Execution, Store
+from steward.automation.runner import Ran, Runner
 from steward.automation.settings import RulesSettings
+from steward.core.access import Access, this_user
+from steward.core.actions import Registry
+from steward.core.config import Settings
+from steward.core.consumers import Append
 from steward.core.errors import StewardError, Unavailable
+from steward.core.events import RULE_EXECUTION, Event, utc_now
+from steward.core.sqlite import transaction
+from steward.core.state_facts import RuleExecution
+from steward.jobs.outbox import Outbox
+
+_CLOCKS_S: Final = 1.0
+_MOST_ROWS: Final = 1000
+
+Traces = Literal["ended", "not-begun", "done", "not-done", "running", "unseen"]
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What Slurm shows of nodes.
+
+    Attributes:
+        wanted: Those that an action would take away.
+        available: Those that take jobs: their state lets them, no reservation has them, and
+            every partition of theirs is up.
+        names: All of them.
+        members: The nodes of each partition that is up.
+        seen: When the look began.
+    """
+
+    wanted: frozenset[str]
+    available: frozenset[str]
+    names: frozenset[str]
+    members: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
+    seen: datetime
+
+    def has_back(self, taken: Taken) -> bool:
+        """Whether a node that was taken is seen to be given back, or is gone."""
+        if taken.node not in self.names:
+            return True
+        if taken.node not in self.available:
+            return False
+        return not taken.kept_by or taken.node in self.members.get(taken.kept_by, ())
+
+    @property
+    def total(self) -> int:
+        """How many nodes there are."""
+        return len(self.names)
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an action that was started, and of whose end nobody told.
+
+    Attributes:
+        traces: ``ended`` (the audit log tells how), ``not-begun`` (nothing was changed),
+            ``done`` and ``not-done`` (Slurm shows it), ``running`` (whoever runs it lives),
+            or ``unseen``.
+        row: What the audit log has of it.
+    """
+
+    traces: Traces
+    row: AuditRow | None = None
+
+
+class Hand(Protocol):
+    """Does what rules want done; any of it may wait for Slurm or for others."""
+
+    def look(self, one: Execution) -> Look:
+        """What Slurm shows of the nodes that an action would take away."""
+        ...
+
+    def run(self, one: Execution, timeout_s: float | None) -> Ran:
+        """Run an action."""
+        ...
+
+    def check(self, one: Execution) -> bool | None:
+        """Whether what an action was to change is so; None where that cannot be seen."""
+        ...
+
+    def find(self, one: Execution) -> Found:
+        """What became of an action of which only its start is known."""
+        ...
+
+
+MakeHand = Callable[[], Hand]
+
+
+class RunnersHand:
+    """A hand of its own Runner.
+
+    Args:
+        settings: The whole configuration.
+        access: Who may see and do what.
+        registry: What other rooms can be asked for; of this hand alone.
+    """
+
+    def __init__(self, settings: Settings, access: Access, registry: Registry) -> None:
+        self._settings = settings
+        self._runner = Runner(settings, access, registry)
+        self._asker = this_user()
+
+    def look(self, one: Execution) -> Look:
+        """See :class:`Hand`.
+
+        Raises:
+            StewardError: A node is unknown, or Slurm does not answer.
+        """
+        from steward.slurm import Machine
+        from steward.slurm.node_states import is_available
+        from steward.slurm.nodelists import expand
+
+        if one.cluster not in self._settings.cluster:
+            raise RuleError(
+                f"there is no cluster {one.cluster!r} in the configuration", one.cluster
+            )
+        seen = utc_now()
+        machine = Machine(one.cluster, self._settings.cluster[one.cluster])
+        nodes = machine.nodes()
+        listed = nodes_taken(one.action, one.parameters)
+        wanted = set(machine.node_names(listed)) if listed else set()
+        partition = partition_taken(one.action, one.parameters)
+        wanted |= {name for name, node in nodes.items() if partition in node.partitions}
+        up = {name for name, of in machine.partitions().items() if of.state == "UP"}
+        reserved = [held.nodes for held in machine.reservations().values() if held.nodes]
+        held = {name for listed in reserved for name in expand(listed)}
+        return Look(
+            wanted=frozenset(wanted),
+            available=frozenset(
+                name
+                for name, node in nodes.items()
+                if is_available(node.state) and name not in held and up.issuperset(node.partitions)
+            ),
+            names=frozenset(nodes),
+            members={
+                part: frozenset(name for name, node in nodes.items() if part in node.partitions)
+                for part in up
+            },
+            seen=seen,
+        )
+
+    def run(self, one: Execution, timeout_s: float | None) -> Ran:
+        """See :class:`Hand`.
+
+        Raises:
+            StewardError: What stood against it; nothing was changed.
+        """
+        return self._runner.run(
+            one.action,
+            one.parameters,
+            self._asker,
+            cluster=self._cluster(one),
+            dry_run=one.dry_run,
+            speaker=_speaker(one),
+            timeout_s=timeout_s,
+        )
+
+    def check(self, one: Execution) -> bool | None:
+        """See :class:`Hand`.
+
+        Raises:
+            StewardError: It cannot be asked now.
+        """
+        return self._runner.check(
+            one.action,
+            one.parameters,
+            self._asker,
+            cluster=self._cluster(one),
+            speaker=_speaker(one),
+        )
+
+    def find(self, one: Execution) -> Found:
+        """See :class:`Hand`.
+
+        The audit log has a row of every change before it is made, so that what has
+        no row was not begun.
+
+        Raises:
+            StewardError: It cannot be asked now.
+        """
+        if one.dry_run or not operation(one.action).changes:
+            return Found(traces="not-begun")
+        row = self._row_of(one)
+        if row is None:
+            return Found(traces="not-begun")
+        if row.status == "running":
+            return Found(traces="running", row=row)
+        if row.status != "unfinished":
+            return Found(traces="ended", row=row)
+        is_done = self.check(one)
+        if is_done is None:
+            return Found(traces="unseen", row=row)
+        return Found(traces="done" if is_done else "not-done", row=row)
+
+    def _row_of(self, one: Execution) -> AuditRow | None:
+        assert one.started is not None, one
+        rows = self._runner.audit.rows(
+            limit=_MOST_ROWS,
+            since=one.started - timedelta(seconds=_CLOCKS_S),
+            ref=one.action,
+            cluster=self._cluster(one),
+            uid=self._asker.uid,
+        )
+        # A rule's executions come one after the other, so the first one since is this one's.
+        mine = [row for row in rows if row.speaker == _speaker(one) and row.at >= one.started]
+        return mine[-1] if mine else None
+
+    def _cluster(self, one: Execution) -> str:
+        return one.cluster if one.cluster in self._settings.cluster else ""
+
+
+def _speaker(one: Execution) -> str:
+    return f"rule {one.rule}"
+
+
+def message_of(ran: Ran) -> str:
+    """What is told of a run in one line."""
+    if ran.message:
+        return ran.message
+    told: Any = ran.result
+    return told if isinstance(told, str) else ""
+
+
+SOURCE: Final = "rules"
+
+
+class Telling:
+    """Records ends together with the events that tell of them, and sends those.
+
+    Args:
+        store: The history.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._outbox = Outbox(store.connection, store.path)
+        self._untold: list[Event] = []
+
+    def put(self, ended: Iterable[Execution]) -> list[Event]:
+        """Have executions told that ended, within a transaction; what is to be sent after it."""
+        events = [_event_of(one) for one in ended]
+        if events:
+            self._outbox.put(events)
+        return events
+
+    def end(
+        self,
+        one: Execution,
+        status: str,
+        now: datetime,
+        *,
+        message: str = "",
+        result: Any = None,
+        audit: int = 0,
+    ) -> None:
+        """Record how an execution ended, and have it told."""
+        with transaction(self._store.connection, self._store.path):
+            ended = self._store.end(one, status, now, message=message, result=result, audit=audit)
+            self._outbox.put([_event_of(ended)])
+        self._untold.append(_event_of(ended))
+
+    def send(self, append: Append, upto: int | None = None, events: Sequence[Event] = ()) -> None:
+        """Tell what there is, then move the cursor.
+
+        Args:
+            append: Appends to the journal.
+            upto: Where the cursor is to be; None to leave it.
+            events: What was put, once that is committed.
+
+        Raises:
+            Unavailable: The journal is away.
+        """
+        # What could not be sent stays in the outbox, which sends it with the next.
+        untold, self._untold = [*self._untold, *events], []
+        self._outbox.send(append, upto, untold)
+
+
+def _event_of(one: Execution) -> Event:
+    at = one.ended or one.made
+    return Event(
+        kind=RULE_EXECUTION,
+        cluster=one.cluster,
+        key=f"{RULE_EXECUTION}:{one.rule}:{one.event}",
+        at=at,
+        seen_at=at,
+        source=SOURCE,
+        body=RuleExecution(
+            execution=one.id,
+            rule=one.rule,
+            event=one.event,
+            action=one.action,
+            status=cast("Any", one.status),
+            parameters=one.parameters,
+            message=one.message,
+        ),
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +502,7 @@ class Executing:
         elif self._is_stale(one):
             why = f"it waited too long; {one.message}".rstrip("; ")
             self._end(one, "failed" if one.tries else HELD_BACK, why)
-        elif not one.dry_run and caps.takes_nodes(one.action):
+        elif not one.dry_run and takes_nodes(one.action):
             self._do("look", one, lambda hand: hand.look(one), self._looked)
         else:
             self._start(one, frozenset())
@@ -225,7 +518,7 @@ class Executing:
         rule = self._rules.get(one.rule)
         if rule is None:
             return
-        why = caps.over_cap(
+        why = over_cap(
             rule,
             set(look.wanted),
             self._store.taken(one.cluster),

@@ -18,6 +18,7 @@ from steward.automation.errors import RuleError
 if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment
 
+
 SIGNS: Final = ("{{", "{%", "{#")
 """What makes a text a template."""
 

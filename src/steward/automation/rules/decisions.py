@@ -9,12 +9,10 @@ from typing import Any, Final
 import msgspec
 
 from steward.automation.errors import RuleError
-from steward.automation.rules.bounded import TookTooLong, within
-from steward.automation.rules.criteria import Missed, look_up, missed
+from steward.automation.rules.criteria import Missed, TookTooLong, look_up, missed, within
 from steward.automation.rules.model import Rule, as_duration
-from steward.automation.rules.rendering import render
-from steward.automation.rules.store import Store
-from steward.automation.rules.tables import HELD_BACK, Execution
+from steward.automation.rules.store import HELD_BACK, Execution, Store
+from steward.automation.rules.templates import render
 from steward.automation.rules.triggers import Trigger, subject_of
 from steward.core.events import Event
 

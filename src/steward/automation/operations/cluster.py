@@ -1,4 +1,4 @@
-"""Operations on reservations: put nodes into one, take them out again."""
+"""slurm.config.get: Slurm's configuration as slurmctld shows it."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
@@ -8,7 +8,92 @@ import msgspec
 from steward.automation.errors import WrongParameters
 from steward.automation.operation import Doing, Operation, Parameters
 from steward.automation.operations.nodes import NodeList
-from steward.slurm import UnknownReservation
+from steward.slurm import UnknownPartition, UnknownReservation, WrongUpdate
+
+
+class ConfigGet(Parameters, frozen=True, kw_only=True):
+    """slurm.config.get."""
+
+    item: Annotated[
+        str,
+        msgspec.Meta(description="One setting, in snake_case (topology_plugin); all if empty."),
+    ] = ""
+
+
+def get_config(doing: Doing, asked: ConfigGet) -> dict[str, Any]:
+    """Settings and their values."""
+    items = doing.machine.config_items()
+    if not asked.item:
+        return items
+    if asked.item not in items:
+        raise WrongParameters(
+            f"Slurm's configuration has no {asked.item!r}: slurm.config.get without item shows all",
+            asked.item,
+        )
+    return {asked.item: items[asked.item]}
+
+
+CONFIG_OPERATIONS: Final = (
+    Operation(
+        ref="slurm.config.get",
+        help="Show one or all settings of Slurm.",
+        gives="Each setting's name and value.",
+        parameters=ConfigGet,
+        run=get_config,
+        pack=True,
+    ),
+)
+
+
+class PartitionUpdate(Parameters, frozen=True, kw_only=True):
+    """slurm.partition.update."""
+
+    partition: Annotated[str, msgspec.Meta(description="Its name.")]
+    infos: Annotated[
+        dict[str, Any],
+        msgspec.Meta(
+            description="What to set, by the names that 'scontrol update_partition partition' takes: "
+            '{"state": "DRAIN", "max_time": "1-00:00:00"}.'
+        ),
+    ]
+
+
+def update_partition(doing: Doing, asked: PartitionUpdate) -> dict[str, Any]:
+    """Change a partition."""
+    from steward.slurm.machine_changing import partition_infos
+
+    try:
+        infos = partition_infos(asked.infos)
+    except WrongUpdate as error:
+        raise WrongParameters(f"slurm.partition.update: {error}") from error
+    known = doing.machine.partitions()
+    if asked.partition not in known:
+        names = ", ".join(known)
+        raise UnknownPartition(
+            f"there is no partition {asked.partition!r}: there are {names}", (), asked.partition
+        )
+    before = known[asked.partition]
+    told = {"partition": asked.partition, "old_state": before.state}
+    if doing.dry_run:
+        return {**told, "state": before.state, "would_change": True}
+    doing.begin()
+    doing.changing.update_partition(asked.partition, infos)
+    after = doing.machine.partitions()[asked.partition]
+    return {**told, "state": after.state, "changed": True}
+
+
+PARTITION_OPERATIONS: Final = (
+    Operation(
+        ref="slurm.partition.update",
+        help="Change something of a partition.",
+        gives="The partition's state before and after.",
+        parameters=PartitionUpdate,
+        run=update_partition,
+        right="administrator",
+        changes=True,
+    ),
+)
+
 
 Name = Annotated[str, msgspec.Meta(description="The reservation's name.")]
 _NAME: Final = "steward"
@@ -155,7 +240,7 @@ def _is_unreserved(doing: Doing, asked: Unreserve) -> bool | None:
     return has is None or not set(doing.machine.node_names(asked.nodes)) & set(has)
 
 
-OPERATIONS: Final = (
+RESERVATION_OPERATIONS: Final = (
     Operation(
         ref="slurm.node.reserve",
         help="Put nodes into a reservation, new or there.",

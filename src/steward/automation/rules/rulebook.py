@@ -8,14 +8,105 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from steward.automation.errors import RuleError
-from steward.automation.rules import checking, reading
-from steward.automation.rules.model import Rule
+from steward.automation.errors import RuleError, UnknownOperation, WrongParameters
+from steward.automation.operation import operation, parameters_of, read_parameters
+from steward.automation.rules.limits import takes_nodes
+from steward.automation.rules.model import Key, Rule
+from steward.automation.rules.parser import LONGEST, read_rule
+from steward.automation.rules.templates import fields_of, is_template
+from steward.automation.rules.triggers import TYPES
 from steward.automation.settings import RulesSettings
+
+
+def problems(rule: Rule) -> Iterator[str]:
+    """All that is wrong, each with file, line and key."""
+    try:
+        called = operation(rule.action)
+    except UnknownOperation as error:
+        yield f"{rule.at('action', 'ref')}: {error}"
+        return
+    yield from _parameters(rule)
+    yield from _fields(rule)
+    if rule.care.most_nodes_percent is not None and not takes_nodes(called.ref):
+        where = rule.at("context", "steward", "most_nodes_percent")
+        yield f"{where}: {rule.action} takes no nodes away"
+
+
+def differences(rule: Rule) -> Iterator[str]:
+    """What StackStorm, given the same file, lacks or does otherwise, each with file, line and key.
+
+    The rule is right for Steward.
+    """
+    dispatched = TYPES[rule.trigger].dispatched
+    if not dispatched:
+        yield f"{rule.at('trigger', 'type')}: the slurm pack has no trigger {rule.trigger}"
+    if rule.wanted:
+        where = rule.at("trigger", "parameters")
+        yield f"{where}: StackStorm never fires such a rule: compare the fields in criteria"
+    for criterion in rule.criteria:
+        for field in criterion.path[:1] if dispatched else ():
+            if field not in dispatched:
+                yield _undispatched(rule, str(field), ("criteria", criterion.key))
+    for key, text in _templates(rule.parameters, ("action", "parameters")):
+        for field in sorted(fields_of(text) - dispatched if dispatched else ()):
+            yield _undispatched(rule, field, key)
+    if not rule.action.startswith("slurm."):
+        yield f"{rule.at('action', 'ref')}: StackStorm calls it slurm.{rule.action}"
+    for key in rule.lines:
+        if key[:2] == ("context", "steward") and len(key) == 3:
+            yield f"{rule.at(*key)}: StackStorm passes over it"
+
+
+def _undispatched(rule: Rule, field: str, key: Key) -> str:
+    return f"{rule.at(*key)}: the slurm pack's {rule.trigger} has no field {field!r}"
+
+
+def _parameters(rule: Rule) -> Iterator[str]:
+    called = operation(rule.action)
+    known = {one.name: one for one in parameters_of(called)}
+    for name in rule.parameters:
+        if name not in known:
+            names = ", ".join(known) or "none"
+            where = rule.at("action", "parameters", name)
+            yield f"{where}: {rule.action} has no such parameter: {names}"
+    for one in known.values():
+        if one.required and rule.parameters.get(one.name) in (None, ""):
+            yield f"{rule.at('action', 'parameters')}: {rule.action} needs {one.name!r}"
+    if not any(_is_rendered(value) for value in rule.parameters.values()):
+        try:
+            read_parameters(called, rule.parameters)
+        except WrongParameters as error:
+            if set(rule.parameters) <= set(known):
+                yield f"{rule.at('action', 'parameters')}: {error}"
+
+
+def _fields(rule: Rule) -> Iterator[str]:
+    """Fields that templates name and the trigger has not."""
+    fields = TYPES[rule.trigger].fields
+    for key, text in _templates(rule.parameters, ("action", "parameters")):
+        for field in sorted(fields_of(text) - fields):
+            known = ", ".join(sorted(fields))
+            yield f"{rule.at(*key)}: {rule.trigger} has no field {field!r}: {known}"
+
+
+def _templates(value: Any, key: Key) -> Iterator[tuple[Key, str]]:
+    if is_template(value):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            yield from _templates(one, (*key, name))
+    elif isinstance(value, list):
+        for index, one in enumerate(value):
+            yield from _templates(one, (*key, index))
+
+
+def _is_rendered(value: Any) -> bool:
+    return any(True for _ in _templates(value, ()))
+
 
 SHIPPED: Final = os.path.join(os.path.dirname(__file__), "shipped")
 _ENDING: Final = ".yaml"
@@ -90,10 +181,10 @@ def load_file(
         trusted: Whether it does not matter who may write it: it is only looked at.
     """
     try:
-        rule = reading.read(_text(path, trusted=trusted or shipped), path, shipped=shipped)
+        rule = read_rule(_text(path, trusted=trusted or shipped), path, shipped=shipped)
     except RuleError as error:
         return None, [Trouble(path=path, what=str(error))]
-    wrong = [Trouble(path=path, what=what) for what in checking.problems(rule)]
+    wrong = [Trouble(path=path, what=what) for what in problems(rule)]
     return (None if wrong else rule), wrong
 
 
@@ -139,7 +230,7 @@ def _claims(path: str) -> set[str]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
-            data = file.read(reading.LONGEST)
+            data = file.read(LONGEST)
     except OSError:
         return found
     return found | {name.decode() for name in _NAMED.findall(data)}
@@ -162,8 +253,8 @@ def _text(path: str, *, trusted: bool) -> str:
             raise RuleError(f"{path}:1: it is no file", path)
         if not trusted:
             _need_owned(path, status)
-        data = file.read(reading.LONGEST + 1)
-    if len(data) > reading.LONGEST:
+        data = file.read(LONGEST + 1)
+    if len(data) > LONGEST:
         raise RuleError(f"{path}:1: it is larger than any rule needs", path)
     try:
         return data.decode()

@@ -1,19 +1,229 @@
-"""Rules, read from YAML of StackStorm's form.
+"""YAML as plain values, with the line of each: what PyYAML's loader does not tell.
 
-What StackStorm takes is taken, by its names; what Steward adds stands under
-``context: steward:``, which StackStorm passes over. Every error names file, line
-and key.
+A file is somebody's mistake at worst, but it may be a large one: a key that is there
+twice, an anchor that unfolds to a million values.
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import yaml
+
 from steward.automation.errors import RuleError
-from steward.automation.rules import care, criteria, rendering
-from steward.automation.rules.model import Criterion, Rule
+from steward.automation.rules import criteria, templates
+from steward.automation.rules.criteria import CONDITIONS, REGULAR, TIMED, in_long
+from steward.automation.rules.model import Care, Criterion, Key, OnUnknown, Rate, Rule
+from steward.automation.rules.templates import is_template
 from steward.automation.rules.triggers import TYPES
-from steward.automation.rules.yaml_tree import Lines, Tree
+
+_MOST_VALUES: Final = 5000
+_DEEPEST: Final = 40
+
+Lines = dict[Key, int]
+
+
+class Tree:
+    """A document's values and lines.
+
+    Args:
+        text: The document.
+        path: Its file, for messages.
+
+    Raises:
+        RuleError: It is no YAML, holds a key twice, or is too large.
+    """
+
+    def __init__(self, text: str, path: str) -> None:
+        self._path = path
+        self._count = 0
+        self.lines: Lines = {}
+        try:
+            self._loader = yaml.SafeLoader(text)
+        except yaml.reader.ReaderError as error:
+            line = text.count("\n", 0, error.position) + 1
+            raise RuleError(f"{path}:{line}: a letter that YAML does not allow", path) from error
+        try:
+            node = self._loader.get_single_node()
+            self.value = None if node is None else self._value(node, ())
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            line = mark.line + 1 if mark else 1
+            raise RuleError(f"{path}:{line}: {error.problem or error.context}", path) from error
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            # A number that is none after all; more brackets than anybody writes.
+            what = str(error).splitlines()[0] if str(error) else "it is nested too deeply"
+            raise RuleError(f"{path}:1: {what}", path) from error
+        finally:
+            self._loader.dispose()
+
+    def _value(self, node: yaml.Node, key: Key) -> Any:
+        self._count += 1
+        if self._count > _MOST_VALUES or len(key) > _DEEPEST:
+            raise self._wrong(node, "the file holds more than any rule needs")
+        self.lines.setdefault(key, node.start_mark.line + 1)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, key)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(one, (*key, index)) for index, one in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name_node, value_node in node.value:
+            if not isinstance(name_node, yaml.ScalarNode) or name_node.tag.endswith(":merge"):
+                raise self._wrong(name_node, "a key must be plain text")
+            name = name_node.value
+            if name in found:
+                raise self._wrong(name_node, f"the key {name!r} is there twice")
+            self.lines[(*key, name)] = name_node.start_mark.line + 1
+            found[name] = self._value(value_node, (*key, name))
+        return found
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        if node.tag == "tag:yaml.org,2002:timestamp":
+            return node.value
+        value = self._loader.construct_object(node)
+        if value is None or isinstance(value, str | bool | int | float):
+            return value
+        raise self._wrong(node, f"the tag {node.tag!r} is none that a rule may hold")
+
+    def _wrong(self, node: yaml.Node, what: str) -> RuleError:
+        return RuleError(f"{self._path}:{node.start_mark.line + 1}: {what}", self._path)
+
+
+Wrong = Callable[..., RuleError]
+"""Makes the error for what is wrong at a key: ``wrong(what, *key)``."""
+
+_AT: Final = ("context", "steward")
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)\s*([smhd]?)")
+_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_LONGEST_S: Final = 366 * 86400.0
+_MOST_RETRIES: Final = 20
+_MOST_RATE: Final = 100_000
+
+
+def read_limits(found: dict[str, Any], type_: str, wrong: Wrong) -> Care:
+    """What a rule says of Steward's own keys.
+
+    Raises:
+        RuleError: A key is unknown, or its value makes no sense.
+    """
+    reader = _LimitsReader(found, type_, wrong)
+    for name in found:
+        if name not in KEYS:
+            raise wrong(f"there is no key {name!r} here: {', '.join(KEYS)}", *_AT, name)
+    given = {name: KEYS[name](reader, name) for name in found}
+    return Care(**{_FIELDS.get(name, name): value for name, value in given.items()})
+
+
+class _LimitsReader:
+    def __init__(self, found: dict[str, Any], type_: str, wrong: Wrong) -> None:
+        self._found = found
+        self._type = type_
+        self._wrong = wrong
+
+    def duration(self, name: str) -> float:
+        seconds = _duration(self._found[name])
+        if seconds is None:
+            raise self._wrong("a duration is wanted: 90s, 10m, 1h, 1d", *_AT, name)
+        return seconds
+
+    def some_time(self, name: str) -> float:
+        seconds = self.duration(name)
+        if not seconds:
+            raise self._wrong("it must be above 0", *_AT, name)
+        return seconds
+
+    def rate(self, name: str) -> Rate:
+        text = self._found[name]
+        count, sign, length = str(text).replace(" ", "").partition("/")
+        # "30/h" is thirty in one hour.
+        seconds = _duration(f"1{length}" if length in _SECONDS and length else length)
+        if not sign or not count.isdecimal() or len(count) > 6 or not seconds:
+            raise self._wrong("a rate is wanted: 10/1h, 100/d", *_AT, name)
+        if int(count) > _MOST_RATE:
+            raise self._wrong(f"a rate is {_MOST_RATE} at the most", *_AT, name)
+        return Rate(int(count), seconds)
+
+    def percent(self, name: str) -> float:
+        value = self._found[name]
+        if isinstance(value, str) and re.fullmatch(r"\d{1,3}(\.\d+)?%", value):
+            value = float(value[:-1])
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
+            raise self._wrong("a share in percent is wanted, 0 to 100", *_AT, name)
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        value = self._found[name]
+        if not isinstance(value, bool):
+            raise self._wrong("true or false is wanted", *_AT, name)
+        return value
+
+    def unknown(self, name: str) -> OnUnknown:
+        value = self._found[name]
+        if value not in ("end", "repeat"):
+            raise self._wrong("'end' or 'repeat' is wanted", *_AT, name)
+        kept: OnUnknown = value
+        return kept
+
+    def count(self, name: str) -> int:
+        value = self._found[name]
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_RETRIES:
+            raise self._wrong(f"a number is wanted, 0 to {_MOST_RETRIES}", *_AT, name)
+        return value
+
+    def paths(self, name: str) -> tuple[tuple[str | int, ...], ...]:
+        value = self._found[name]
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or not texts:
+            raise self._wrong("fields are wanted: trigger.node", *_AT, name)
+        return tuple(self._path(text, name) for text in texts)
+
+    def _path(self, text: Any, name: str) -> tuple[str | int, ...]:
+        prefix, _, field = text.partition(".") if isinstance(text, str) else ("", "", "")
+        if prefix != "trigger" or field not in TYPES[self._type].fields:
+            known = ", ".join(sorted(TYPES[self._type].fields))
+            raise self._wrong(f"{text!r} is no field of {self._type}: trigger.…, with {known}",
+                              *_AT, name)  # fmt: skip
+        return (field,)
+
+
+KEYS: Final[dict[str, Callable[[_LimitsReader, str], Any]]] = {
+    "rate_limit": _LimitsReader.rate,
+    "dedup_window": _LimitsReader.duration,
+    "dedup_by": _LimitsReader.paths,
+    "most_nodes_percent": _LimitsReader.percent,
+    "dry_run": _LimitsReader.flag,
+    "on_unknown": _LimitsReader.unknown,
+    "retries": _LimitsReader.count,
+    "backoff": _LimitsReader.duration,
+    "timeout": _LimitsReader.some_time,
+    "max_age": _LimitsReader.some_time,
+}
+"""The keys, and what reads each."""
+_FIELDS: Final = {
+    "dedup_window": "dedup_window_s",
+    "backoff": "backoff_s",
+    "timeout": "timeout_s",
+    "max_age": "max_age_s",
+}
+
+
+def _duration(value: Any) -> float | None:
+    """Seconds of ``90``, ``90s``, ``10m``, ``1h``, ``1d``; None for what is no duration."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        seconds = float(value)
+    else:
+        match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None:
+            return None
+        seconds = float(match[1]) * _SECONDS[match[2]]
+    return seconds if math.isfinite(seconds) and 0 <= seconds <= _LONGEST_S else None
+
 
 LONGEST: Final = 256 * 1024
 """The most bytes that a rule's file may have."""
@@ -33,7 +243,7 @@ _STEP: Final = re.compile(
 )
 
 
-def read(text: str, path: str, *, shipped: bool = False) -> Rule:
+def read_rule(text: str, path: str, *, shipped: bool = False) -> Rule:
     """The rule that a file's text is.
 
     Args:
@@ -45,10 +255,10 @@ def read(text: str, path: str, *, shipped: bool = False) -> Rule:
         RuleError: It is none; the message begins with file and line and names the key.
     """
     tree = Tree(text, path)
-    return _Reader(tree.lines, path).rule(tree.value, shipped=shipped)
+    return _RuleReader(tree.lines, path).rule(tree.value, shipped=shipped)
 
 
-class _Reader:
+class _RuleReader:
     """Reads one file; knows where its keys stand."""
 
     def __init__(self, lines: Lines, path: str) -> None:
@@ -84,7 +294,7 @@ class _Reader:
             criteria=self.criteria(self.mapping(found, "criteria"), type_),
             action=self.text(action, "ref", "action"),
             parameters=parameters,
-            care=care.read(self.mapping(context, "steward", "context"), type_, self.wrong),
+            care=read_limits(self.mapping(context, "steward", "context"), type_, self.wrong),
             path=self._path,
             shipped=shipped,
             lines=self._empty.lines,
@@ -120,7 +330,7 @@ class _Reader:
             raise self.wrong("a criterion is a mapping: 'type: …', 'pattern: …'", *at)
         self.known(found, {"type", "pattern", "condition"}, *at)
         name = self.text(found, "type", *at)
-        long = criteria.in_long(name)
+        long = in_long(name)
         if long is None:
             known = ", ".join(criteria.operators())
             raise self.wrong(f"{name!r} is no operator: {known}", *at, "type")
@@ -136,15 +346,15 @@ class _Reader:
             path=path,
             type=long,
             pattern=pattern,
-            is_template=rendering.is_template(pattern),
+            is_template=is_template(pattern),
         )
 
     def search(
         self, key: str, path: tuple[str | int, ...], found: dict[str, Any], at: tuple[str, ...]
     ) -> Criterion:
         condition = self.text(found, "condition", *at)
-        if condition not in criteria.CONDITIONS:
-            known = ", ".join(sorted(criteria.CONDITIONS))
+        if condition not in CONDITIONS:
+            known = ", ".join(sorted(CONDITIONS))
             raise self.wrong(f"the condition is one of: {known}", *at, "condition")
         inner = []
         for name, one in self.mapping(found, "pattern", *at).items():
@@ -166,15 +376,15 @@ class _Reader:
             return
         if pattern is None and operator != "nequals":
             raise self.wrong("a pattern is wanted", *where)
-        if rendering.is_template(pattern):
-            if operator in criteria.REGULAR | criteria.TIMED:
+        if is_template(pattern):
+            if operator in REGULAR | TIMED:
                 # What a payload holds would be looked at as an expression.
                 raise self.wrong(f"{operator!r} takes no template as its pattern", *where)
             self.template(pattern, *where)
-        elif operator in criteria.TIMED:
+        elif operator in TIMED:
             if isinstance(pattern, bool) or not isinstance(pattern, int | float):
                 raise self.wrong(f"{operator!r} takes a number of seconds", *where)
-        elif operator in criteria.REGULAR:
+        elif operator in REGULAR:
             if not isinstance(pattern, str):
                 raise self.wrong(f"{operator!r} takes text", *where)
             try:
@@ -208,7 +418,7 @@ class _Reader:
 
     def templates(self, value: Any, *key: str | int) -> None:
         """Refuse what is no template, wherever it stands in a value."""
-        if rendering.is_template(value):
+        if is_template(value):
             self.template(value, *key)
         elif isinstance(value, dict):
             for name, one in value.items():
@@ -218,7 +428,7 @@ class _Reader:
                 self.templates(one, *key, index)
 
     def template(self, text: str, *key: str | int) -> None:
-        what = rendering.problem(text)
+        what = templates.problem(text)
         if what is not None:
             raise self.wrong(what, *key)
 
