@@ -363,18 +363,7 @@ def _short(text: str) -> str:
 
 
 _WHERE: Final = (
-    *(
-        "config",
-        "jobs",
-        "jobs_changing",
-        "steps",
-        "nodes",
-        "reservations",
-        "triggers",
-        "partitions",
-        "scripts",
-    ),
-    *("bank", "notify", "programs"),
+    *("cluster", "jobs", "job_changes", "nodes", "triggers", "bank", "notifications", "programs"),
 )
 
 

@@ -478,3 +478,5 @@ SCRIPT_OPERATIONS: Final = (
         on_cluster=False,
     ),
 )
+
+OPERATIONS: Final = (*JOB_OPERATIONS, *STEP_OPERATIONS, *SCRIPT_OPERATIONS)
